@@ -1,0 +1,143 @@
+// What a plan needs: ids to rows in the order of the lookup, distinct rows, and runs of equal rows.
+// One thread each: they run beside training, on the planner's.
+#include "core.h"
+
+namespace {
+
+int bits_of(uint64_t x) { return x == 0 ? 0 : 64 - __builtin_clzll(x); }
+
+// Sorts keys by the bits [low, low + width), keeping the order of equals; least digit first.
+void radix_sort(std::vector<uint64_t>& keys, int low, int width) {
+  constexpr int kMaxDigit = 11;
+  const int passes = (width + kMaxDigit - 1) / kMaxDigit;
+  if (passes == 0 || keys.size() < 2) return;
+  const int digit = (width + passes - 1) / passes;
+  const size_t buckets = size_t{1} << digit;
+  const uint64_t mask = buckets - 1;
+
+  std::vector<uint32_t> counts(passes * buckets);
+  for (const uint64_t key : keys)
+    for (int p = 0; p < passes; ++p) ++counts[p * buckets + ((key >> (low + p * digit)) & mask)];
+
+  std::vector<uint64_t> sorted(keys.size());
+  for (int p = 0; p < passes; ++p) {
+    uint32_t* begin = &counts[p * buckets];
+    uint32_t total = 0;
+    for (size_t b = 0; b < buckets; ++b) {
+      const uint32_t count = begin[b];
+      begin[b] = total;
+      total += count;
+    }
+    const int shift = low + p * digit;
+    for (const uint64_t key : keys) sorted[begin[(key >> shift) & mask]++] = key;
+    keys.swap(sorted);
+  }
+}
+
+// Rows too wide to share 64 bits with their position.
+void sort_by_comparison(const int64_t* rows, int64_t n, int32_t* order) {
+  for (int64_t i = 0; i < n; ++i) order[i] = static_cast<int32_t>(i);
+  std::stable_sort(order, order + n, [rows](int32_t a, int32_t b) { return rows[a] < rows[b]; });
+}
+
+}  // namespace
+
+// Fills distinct [U], inverse [n], order [n], starts [U + 1]; returns U. Rows are not negative.
+HOTROWS_API int64_t hotrows_unique(const int64_t* rows, int64_t n, int64_t* distinct, int32_t* inverse,
+                                   int32_t* order, int32_t* starts) {
+  uint64_t all = 0;
+  for (int64_t i = 0; i < n; ++i) all |= static_cast<uint64_t>(rows[i]);
+  const int row_bits = bits_of(all), index_bits = bits_of(static_cast<uint64_t>(n));
+
+  if (row_bits + index_bits <= 64) {
+    std::vector<uint64_t> keys(n);
+    for (int64_t i = 0; i < n; ++i)
+      keys[i] = static_cast<uint64_t>(rows[i]) << index_bits | static_cast<uint64_t>(i);
+    radix_sort(keys, index_bits, row_bits);
+    const uint64_t mask = (uint64_t{1} << index_bits) - 1;
+    for (int64_t i = 0; i < n; ++i) order[i] = static_cast<int32_t>(keys[i] & mask);
+    // The sorted keys still hold their rows: runs need no random read.
+    int64_t u = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const int64_t row = static_cast<int64_t>(keys[i] >> index_bits);
+      if (i == 0 || row != distinct[u - 1]) {
+        distinct[u] = row;
+        starts[u++] = static_cast<int32_t>(i);
+      }
+      inverse[order[i]] = static_cast<int32_t>(u - 1);
+    }
+    starts[u] = static_cast<int32_t>(n);
+    return u;
+  }
+
+  sort_by_comparison(rows, n, order);
+  int64_t u = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t row = rows[order[i]];
+    if (i == 0 || row != distinct[u - 1]) {
+      distinct[u] = row;
+      starts[u++] = static_cast<int32_t>(i);
+    }
+    inverse[order[i]] = static_cast<int32_t>(u - 1);
+  }
+  starts[u] = static_cast<int32_t>(n);
+  return u;
+}
+
+// One id per feature and sample: rows in the order of bags. Returns the first bad n, or -1.
+HOTROWS_API int64_t hotrows_resolve_single(const int64_t* ids, int64_t batch_size, const int64_t* features,
+                                           const int64_t* first_rows, const int64_t* num_rows,
+                                           int64_t num_all, int64_t num_columns, int64_t* rows) {
+  constexpr int64_t kBlock = 64;  // samples whose vectors' rows stay in the first-level cache
+  int64_t bad = INT64_MAX;
+  for (int64_t b0 = 0; b0 < batch_size; b0 += kBlock) {
+    const int64_t b1 = std::min(b0 + kBlock, batch_size);
+    for (int64_t k = 0; k < num_columns; ++k) {
+      const int64_t* column = ids + features[k] * batch_size;
+      for (int64_t b = b0; b < b1; ++b) {
+        const int64_t n = b * num_columns + k;
+        if (static_cast<uint64_t>(column[b]) >= static_cast<uint64_t>(num_rows[k])) bad = std::min(bad, n);
+        rows[n] = column[b] + first_rows[k];
+      }
+    }
+  }
+  int64_t n = num_columns * batch_size;
+  for (int64_t k = num_columns; k < num_all; ++k) {
+    const int64_t* column = ids + features[k] * batch_size;
+    for (int64_t b = 0; b < batch_size; ++b, ++n) {
+      if (static_cast<uint64_t>(column[b]) >= static_cast<uint64_t>(num_rows[k])) bad = std::min(bad, n);
+      rows[n] = column[b] + first_rows[k];
+    }
+  }
+  return bad == INT64_MAX ? -1 : bad;
+}
+
+// Any number of ids per bag. rows, source: [N']; bag_starts: [M + 1]. Returns the first bad n, or -1.
+HOTROWS_API int64_t hotrows_resolve_jagged(const int64_t* ids, const int64_t* offsets, int64_t batch_size,
+                                           const int64_t* features, const int64_t* first_rows,
+                                           const int64_t* num_rows, int64_t num_all, int64_t num_columns,
+                                           int64_t* rows, int64_t* source, int32_t* bag_starts) {
+  int64_t n = 0, m = 0, bad = -1;
+  const auto take = [&](int64_t k, int64_t from) {
+    const int64_t id = ids[from];
+    if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(num_rows[k]) && bad < 0) bad = n;
+    rows[n] = id + first_rows[k];
+    source[n++] = from;
+  };
+  for (int64_t b = 0; b < batch_size; ++b) {
+    for (int64_t k = 0; k < num_columns; ++k) {
+      bag_starts[m++] = static_cast<int32_t>(n);
+      const int64_t* ends = offsets + features[k] * batch_size + b;
+      for (int64_t from = ends[0]; from < ends[1]; ++from) take(k, from);
+    }
+  }
+  for (int64_t k = num_columns; k < num_all; ++k) {
+    const int64_t* ends = offsets + features[k] * batch_size;
+    for (int64_t from = ends[0]; from < ends[batch_size]; ++from) {
+      bag_starts[m++] = static_cast<int32_t>(n);
+      take(k, from);
+    }
+  }
+  bag_starts[m] = static_cast<int32_t>(n);
+  return bad;
+}

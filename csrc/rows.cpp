@@ -1,0 +1,387 @@
+// What touches rows: pool, the sum of gradients, the fused update, and the first values of new rows.
+//
+// A record is [weights | float32 state | int32 step], see record.py. Work is split by bags or by
+// distinct rows, so every sum is made by one thread in the order of the batch: results do not depend
+// on the number of threads. Rows are far apart in memory; each loop asks for the one it needs a few
+// turns later.
+#include "core.h"
+
+namespace {
+
+using namespace hotrows;
+
+constexpr int64_t kAhead = 16;  // turns between asking for a row and using it
+
+struct Layout {
+  int64_t dim, itemsize, state_offset, state_width, step_offset, stride;
+};
+
+inline float from_bfloat16(uint16_t x) {
+  const uint32_t bits = static_cast<uint32_t>(x) << 16;
+  float out;
+  std::memcpy(&out, &bits, 4);
+  return out;
+}
+
+inline uint16_t round_to_nearest(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7F800000) == 0x7F800000) return static_cast<uint16_t>(bits >> 16 | (bits & 0xFFFF ? 1 : 0));
+  return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
+// Rounds up with the probability of the part cut off, so that the mean is x.
+inline uint16_t round_stochastically(float x, uint64_t random) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if ((bits & 0x7F800000) != 0x7F800000) bits += static_cast<uint32_t>(random >> 48);
+  return static_cast<uint16_t>(bits >> 16);
+}
+
+template <bool kWrite>
+inline void prefetch_bytes(const uint8_t* from, int64_t size) {
+  for (int64_t at = 0; at < size; at += 64) kWrite ? prefetch_for_write(from + at) : prefetch(from + at);
+  kWrite ? prefetch_for_write(from + size - 1) : prefetch(from + size - 1);
+}
+
+// Widths known when compiled keep a row in registers; 0 stands for any other.
+#define HOTROWS_FOR_WIDTH(dim, call) \
+  switch (dim) {                     \
+    case 1: call(1); break;          \
+    case 8: call(8); break;          \
+    case 16: call(16); break;        \
+    case 32: call(32); break;        \
+    case 64: call(64); break;        \
+    case 128: call(128); break;      \
+    default: call(0); break;         \
+  }
+
+// ---- pool ---------------------------------------------------------------------------------------
+
+template <int kDim, bool kHalf>
+inline void add_row(float* out, const uint8_t* record, float scale, int64_t dim) {
+  const int64_t width = kDim ? kDim : dim;
+  const float* full = reinterpret_cast<const float*>(record);
+  const uint16_t* half = reinterpret_cast<const uint16_t*>(record);
+  for (int64_t d = 0; d < width; ++d) out[d] += scale * (kHalf ? from_bfloat16(half[d]) : full[d]);
+}
+
+template <int kDim, bool kHalf>
+inline void set_row(float* out, const uint8_t* record, int64_t dim) {
+  const int64_t width = kDim ? kDim : dim;
+  if constexpr (kHalf) {
+    const uint16_t* half = reinterpret_cast<const uint16_t*>(record);
+    for (int64_t d = 0; d < width; ++d) out[d] = from_bfloat16(half[d]);
+  } else {
+    std::memcpy(out, record, static_cast<size_t>(width) * 4);
+  }
+}
+
+template <int kDim, bool kHalf>
+void pool(const uint8_t* records, const Layout& layout, const int64_t* slots, const int32_t* inverse,
+          int64_t num_ids, const int32_t* bag_starts, const float* weights, int64_t num_bags, float* out) {
+  const int64_t dim = kDim ? kDim : layout.dim, size = dim * layout.itemsize;
+  const auto record = [&](int64_t n) { return records + slots[inverse[n]] * layout.stride; };
+#pragma omp parallel for schedule(static)
+  for (int64_t m = 0; m < num_bags; ++m) {
+    const int64_t begin = bag_starts ? bag_starts[m] : m, end = bag_starts ? bag_starts[m + 1] : m + 1;
+    float* vector = out + m * dim;
+    if (!bag_starts && !weights) {
+      if (begin + kAhead < num_ids) prefetch_bytes<false>(record(begin + kAhead), size);
+      set_row<kDim, kHalf>(vector, record(begin), dim);
+      continue;
+    }
+    std::fill(vector, vector + dim, 0.0f);
+    for (int64_t n = begin; n < end; ++n) {
+      if (n + kAhead < num_ids) prefetch_bytes<false>(record(n + kAhead), size);
+      add_row<kDim, kHalf>(vector, record(n), weights ? weights[n] : 1.0f, dim);
+    }
+  }
+}
+
+// ---- gradients ----------------------------------------------------------------------------------
+
+// One pack's runs of equal rows, and the gradients of its vectors.
+struct Runs {
+  const int32_t* order;
+  const int32_t* starts;
+  const int32_t* bags;
+  const float* weights;
+  const float* grad;
+  int64_t num_rows;
+
+  const float* vector(int64_t at, int64_t dim) const {
+    const int64_t n = order[at];
+    return grad + (bags ? bags[n] : n) * dim;
+  }
+};
+
+template <int kDim>
+inline void sum_run(const Runs& runs, int64_t u, int64_t num_ids, int64_t dim, float* __restrict out) {
+  const int64_t width = kDim ? kDim : dim;
+  for (int64_t d = 0; d < width; ++d) out[d] = 0.0f;
+  for (int64_t at = runs.starts[u]; at < runs.starts[u + 1]; ++at) {
+    if (at + kAhead < num_ids) prefetch_bytes<false>(reinterpret_cast<const uint8_t*>(runs.vector(at + kAhead, width)), width * 4);
+    const float* vector = runs.vector(at, width);
+    if (runs.weights) {
+      const float scale = runs.weights[runs.order[at]];
+      for (int64_t d = 0; d < width; ++d) out[d] += scale * vector[d];
+    } else {
+      for (int64_t d = 0; d < width; ++d) out[d] += vector[d];
+    }
+  }
+}
+
+// The first row of each thread's share: shares hold about the same number of ids plus rows.
+int64_t share_begin(const int32_t* starts, int64_t num_rows, int thread, int num_threads) {
+  const int64_t total = starts[num_rows] + num_rows, target = total * thread / num_threads;
+  int64_t low = 0, high = num_rows;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    starts[middle] + middle < target ? low = middle + 1 : high = middle;
+  }
+  return low;
+}
+
+template <int kDim>
+void sum_gradients(const Runs& runs, int64_t dim, float* out) {
+  const int64_t width = kDim ? kDim : dim, num_ids = runs.starts[runs.num_rows];
+#pragma omp parallel
+  {
+    const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    const int64_t end = share_begin(runs.starts, runs.num_rows, thread + 1, threads);
+    for (int64_t u = share_begin(runs.starts, runs.num_rows, thread, threads); u < end; ++u)
+      sum_run<kDim>(runs, u, num_ids, width, out + u * width);
+  }
+}
+
+// ---- row optimizers: w and state of one row, g its summed gradient --------------------------------
+
+struct Sgd {
+  float lr, weight_decay;
+  explicit Sgd(const double* h) : lr(h[0]), weight_decay(h[1]) {}
+  template <int kDim>
+  void apply(float* __restrict w, float*, int32_t*, const float* __restrict g, int64_t dim) const {
+    const int64_t width = kDim ? kDim : dim;
+    for (int64_t d = 0; d < width; ++d) w[d] = w[d] - lr * g[d];
+  }
+};
+
+struct Adagrad {
+  float lr, weight_decay, eps;
+  explicit Adagrad(const double* h) : lr(h[0]), weight_decay(h[1]), eps(h[2]) {}
+  template <int kDim>
+  void apply(float* __restrict w, float* __restrict state, int32_t*, const float* __restrict g, int64_t dim) const {
+    const int64_t width = kDim ? kDim : dim;
+    for (int64_t d = 0; d < width; ++d) {
+      const float s = state[d] + g[d] * g[d];
+      state[d] = s;
+      w[d] = w[d] - lr * g[d] / (std::sqrt(s) + eps);
+    }
+  }
+};
+
+struct RowWiseAdagrad {
+  float lr, weight_decay, eps;
+  explicit RowWiseAdagrad(const double* h) : lr(h[0]), weight_decay(h[1]), eps(h[2]) {}
+  template <int kDim>
+  void apply(float* __restrict w, float* __restrict state, int32_t*, const float* __restrict g, int64_t dim) const {
+    const int64_t width = kDim ? kDim : dim;
+    constexpr int64_t kLanes = 16;
+    float lanes[kLanes] = {};
+    int64_t d = 0;
+    for (; d + kLanes <= width; d += kLanes)
+      for (int64_t k = 0; k < kLanes; ++k) lanes[k] += g[d + k] * g[d + k];
+    for (int64_t k = 0; d + k < width; ++k) lanes[k] += g[d + k] * g[d + k];
+    for (int64_t half = kLanes / 2; half > 0; half /= 2)
+      for (int64_t k = 0; k < half; ++k) lanes[k] += lanes[k + half];
+    state[0] += lanes[0] / static_cast<float>(width);
+    const float rate = lr / (std::sqrt(state[0]) + eps);
+    for (int64_t k = 0; k < width; ++k) w[k] = w[k] - rate * g[k];
+  }
+};
+
+struct Adam {
+  double lr, beta1, beta2;
+  float weight_decay, eps, one_minus_beta1, one_minus_beta2, rate;
+  explicit Adam(const double* h)
+      : lr(h[0]), beta1(h[2]), beta2(h[3]), weight_decay(h[1]), eps(h[4]), one_minus_beta1(1 - h[2]),
+        one_minus_beta2(1 - h[3]), rate(h[0] * std::sqrt(h[6]) / h[5]) {}
+  template <int kDim>
+  void apply(float* __restrict w, float* __restrict state, int32_t* step, const float* __restrict g, int64_t dim) const {
+    const int64_t width = kDim ? kDim : dim;
+    float r = rate;
+    if (step) {
+      const double t = ++*step;
+      r = static_cast<float>(lr * std::sqrt(1 - std::pow(beta2, t)) / (1 - std::pow(beta1, t)));
+    }
+    float *__restrict m = state, *__restrict v = state + width;
+    for (int64_t d = 0; d < width; ++d) {
+      m[d] = m[d] + one_minus_beta1 * (g[d] - m[d]);
+      v[d] = v[d] + one_minus_beta2 * (g[d] * g[d] - v[d]);
+      w[d] = w[d] - r * m[d] / (std::sqrt(v[d]) + eps);
+    }
+  }
+};
+
+struct Ftrl {
+  float lr, weight_decay, l1, l2, beta;
+  explicit Ftrl(const double* h) : lr(h[0]), weight_decay(0), l1(h[2]), l2(h[3]), beta(h[4]) {}
+  template <int kDim>
+  void apply(float* __restrict w, float* __restrict state, int32_t*, const float* __restrict g, int64_t dim) const {
+    const int64_t width = kDim ? kDim : dim;
+    float *__restrict n = state, *__restrict z = state + width;
+    for (int64_t d = 0; d < width; ++d) {
+      const float more = n[d] + g[d] * g[d], root = std::sqrt(more);
+      z[d] = z[d] + (g[d] - (root - std::sqrt(n[d])) / lr * w[d]);
+      n[d] = more;
+      const float shrunk = (std::copysign(l1, z[d]) - z[d]) / ((beta + root) / lr + l2);
+      w[d] = std::fabs(z[d]) <= l1 ? 0.0f : shrunk;
+    }
+  }
+};
+
+// ---- update -------------------------------------------------------------------------------------
+
+// Which random stream rounds each row: tables of the pack end to end, each with its key.
+struct Rounding {
+  const int64_t* first_rows;
+  const int64_t* keys;
+  int64_t num_tables, step;
+
+  uint64_t key(int64_t row) const {
+    const int64_t table = std::upper_bound(first_rows, first_rows + num_tables + 1, row) - first_rows - 1;
+    const uint64_t id = static_cast<uint64_t>(row - first_rows[table]);
+    return mix64(static_cast<uint64_t>(keys[table]) ^ mix64(id)) ^ 0x6A09E667F3BCC908ull;
+  }
+};
+
+struct Target {
+  uint8_t* records;
+  Layout layout;
+  const int64_t* slots;
+  const int64_t* rows;
+  uint8_t* record(int64_t u) const { return records + slots[u] * layout.stride; }
+};
+
+template <class Optimizer, int kDim>
+void update_row(const Optimizer& optimizer, const Target& target, const Rounding& rounding, int64_t u, float* g,
+                float* scratch) {
+  const Layout& layout = target.layout;
+  const int64_t width = kDim ? kDim : layout.dim;
+  uint8_t* record = target.record(u);
+  float* state = reinterpret_cast<float*>(record + layout.state_offset);
+  int32_t* step = layout.step_offset >= 0 ? reinterpret_cast<int32_t*>(record + layout.step_offset) : nullptr;
+  const bool half = layout.itemsize == 2;
+  uint16_t* narrow = reinterpret_cast<uint16_t*>(record);
+  float* w = half ? scratch : reinterpret_cast<float*>(record);
+  if (half)
+    for (int64_t d = 0; d < width; ++d) w[d] = from_bfloat16(narrow[d]);
+  if (optimizer.weight_decay != 0)
+    for (int64_t d = 0; d < width; ++d) g[d] = g[d] + optimizer.weight_decay * w[d];
+  optimizer.template apply<kDim>(w, state, step, g, width);
+  if (half) {
+    const uint64_t key = rounding.key(target.rows[u]), first = static_cast<uint64_t>(rounding.step * width);
+    for (int64_t d = 0; d < width; ++d) narrow[d] = round_stochastically(w[d], random_bits(key, first + d));
+  }
+}
+
+template <class Optimizer, int kDim>
+void update(const Optimizer& optimizer, const Target& target, const Runs& runs, const Rounding& rounding) {
+  const int64_t width = kDim ? kDim : target.layout.dim, num_ids = runs.starts[runs.num_rows];
+#pragma omp parallel
+  {
+    constexpr int64_t kInline = kDim ? kDim : 1;
+    float g_inline[kInline], w_inline[kInline];
+    std::vector<float> heap(kDim ? 0 : 2 * width);
+    float* g = kDim ? g_inline : heap.data();
+    float* w = kDim ? w_inline : heap.data() + width;
+    const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
+    const int64_t end = share_begin(runs.starts, runs.num_rows, thread + 1, threads);
+    for (int64_t u = share_begin(runs.starts, runs.num_rows, thread, threads); u < end; ++u) {
+      if (u + kAhead < end) prefetch_bytes<true>(target.record(u + kAhead), target.layout.stride);
+      sum_run<kDim>(runs, u, num_ids, width, g);
+      update_row<Optimizer, kDim>(optimizer, target, rounding, u, g, w);
+    }
+  }
+}
+
+template <class Optimizer>
+void update_any_width(const double* hyper, const Target& target, const Runs& runs, const Rounding& rounding) {
+  const Optimizer optimizer(hyper);
+#define CALL(kDim) update<Optimizer, kDim>(optimizer, target, runs, rounding)
+  HOTROWS_FOR_WIDTH(target.layout.dim, CALL)
+#undef CALL
+}
+
+double unit(uint64_t bits) { return static_cast<double>(bits >> 40) * 0x1p-24; }
+
+}  // namespace
+
+HOTROWS_API void hotrows_pool(const uint8_t* records, const int64_t* layout_ints, const int64_t* slots,
+                              const int32_t* inverse, int64_t num_ids, const int32_t* bag_starts,
+                              const float* weights, int64_t num_bags, float* out) {
+  Layout layout;
+  std::memcpy(&layout, layout_ints, sizeof layout);
+#define CALL(kDim)                                                                                       \
+  layout.itemsize == 2                                                                                   \
+      ? pool<kDim, true>(records, layout, slots, inverse, num_ids, bag_starts, weights, num_bags, out)   \
+      : pool<kDim, false>(records, layout, slots, inverse, num_ids, bag_starts, weights, num_bags, out)
+  HOTROWS_FOR_WIDTH(layout.dim, CALL)
+#undef CALL
+}
+
+HOTROWS_API void hotrows_sum_gradients(const float* grad, int64_t dim, const int32_t* order, const int32_t* starts,
+                                       int64_t num_rows, const int32_t* bags, const float* weights, float* out) {
+  const Runs runs{order, starts, bags, weights, grad, num_rows};
+#define CALL(kDim) sum_gradients<kDim>(runs, dim, out)
+  HOTROWS_FOR_WIDTH(dim, CALL)
+#undef CALL
+}
+
+// kind: 0 sgd, 1 adagrad, 2 rowwise_adagrad, 3 adam, 4 ftrl.
+HOTROWS_API void hotrows_update(uint8_t* records, const int64_t* layout_ints, const int64_t* slots,
+                                const int64_t* rows, int64_t num_rows, const int32_t* order,
+                                const int32_t* starts, const int32_t* bags, const float* weights,
+                                const float* grad, int kind, const double* hyper, int64_t step,
+                                const int64_t* first_rows, const int64_t* keys, int64_t num_tables) {
+  Target target{records, {}, slots, rows};
+  std::memcpy(&target.layout, layout_ints, sizeof target.layout);
+  const Runs runs{order, starts, bags, weights, grad, num_rows};
+  const Rounding rounding{first_rows, keys, num_tables, step};
+  switch (kind) {
+    case 0: update_any_width<Sgd>(hyper, target, runs, rounding); break;
+    case 1: update_any_width<Adagrad>(hyper, target, runs, rounding); break;
+    case 2: update_any_width<RowWiseAdagrad>(hyper, target, runs, rounding); break;
+    case 3: update_any_width<Adam>(hyper, target, runs, rounding); break;
+    case 4: update_any_width<Ftrl>(hyper, target, runs, rounding); break;
+  }
+}
+
+// kind: 0 constant, 1 uniform, 2 normal. `records` points at the first record to fill.
+HOTROWS_API void hotrows_initialize(uint8_t* records, const int64_t* layout_ints, int64_t num_records,
+                                    int64_t first_id, int64_t key, int kind, double scale, const float* state) {
+  Layout layout;
+  std::memcpy(&layout, layout_ints, sizeof layout);
+  constexpr double kTwoPi = 6.283185307179586;
+#pragma omp parallel for schedule(static)
+  for (int64_t k = 0; k < num_records; ++k) {
+    uint8_t* record = records + k * layout.stride;
+    const uint64_t row = mix64(static_cast<uint64_t>(key) ^ mix64(static_cast<uint64_t>(first_id + k)));
+    for (int64_t d = 0; d < layout.dim; ++d) {
+      double w = scale;
+      if (kind == 1) w = 2 * scale * unit(random_bits(row, d)) - scale;
+      if (kind == 2)
+        w = scale * std::sqrt(-2 * std::log(1 - unit(random_bits(row, 2 * d)))) *
+            std::cos(kTwoPi * unit(random_bits(row, 2 * d + 1)));
+      const float weight = static_cast<float>(w);
+      if (layout.itemsize == 2)
+        reinterpret_cast<uint16_t*>(record)[d] = round_to_nearest(weight);
+      else
+        reinterpret_cast<float*>(record)[d] = weight;
+    }
+    std::memset(record + layout.dim * layout.itemsize, 0, layout.state_offset - layout.dim * layout.itemsize);
+    std::memcpy(record + layout.state_offset, state, layout.state_width * 4);
+    if (layout.step_offset >= 0) std::memset(record + layout.step_offset, 0, 4);
+  }
+}

@@ -1,0 +1,61 @@
+"""The tensors of one step.
+
+Letters of shapes, the same everywhere: B samples, F features, N ids, M bags (the vectors a lookup
+returns), U unique rows, D width of a vector, W width of a stored row, S width of its state, C slots,
+P ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Dense values, ids and labels of B samples.
+
+    features: names of the features that carry ids, in the order of `ids`.
+    ids: [N] int64, feature after feature, each with its samples in order.
+    offsets: [F * B + 1] int64; the ids of feature f and sample b are
+        ids[offsets[f * B + b] : offsets[f * B + b + 1]]. None: every sample has one id per feature,
+        so ids are [F * B].
+    dense: [B, num_dense] float32.
+    labels: [B] float32, None where they are unknown.
+    weights: [N] float32, what each id's vector is multiplied with when pooled; None: 1.
+    first_sample: the number of the first sample in its part of the data, for messages.
+    """
+
+    features: tuple[str, ...]
+    ids: Tensor
+    dense: Tensor
+    labels: Tensor | None = None
+    offsets: Tensor | None = None
+    weights: Tensor | None = None
+    first_sample: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ids.dtype != torch.int64:
+            raise ValueError(f"ids must be int64, not {self.ids.dtype}: convert with ids.long()")
+        if self.dense.dtype != torch.float32 or self.dense.dim() != 2:
+            raise ValueError(
+                f"dense must be [B, num_dense] float32, not {list(self.dense.shape)} "
+                f"{self.dense.dtype}"
+            )
+        asked = len(self.features) * self.size
+        if self.offsets is None and self.ids.numel() != asked:
+            raise ValueError(
+                f"{len(self.features)} features of {self.size} samples need {asked} ids, "
+                f"not {self.ids.numel()}; pass offsets where samples have several ids or none"
+            )
+        if self.offsets is not None and self.offsets.numel() != asked + 1:
+            raise ValueError(
+                f"offsets must have F * B + 1 = {asked + 1} entries, not {self.offsets.numel()}"
+            )
+
+    @property
+    def size(self) -> int:
+        """B, the number of samples."""
+        return self.dense.shape[0]

@@ -1,0 +1,111 @@
+"""The ops on the native core: the same names, arguments and results as in `reference`."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from hotrows import native
+from hotrows.native import pointer
+
+_KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl")
+_INITIALIZERS = ("constant", "uniform", "normal")
+_MAX_IDS = 2**31 - 1
+
+
+def resolve(ids, offsets, batch_size, features, first_rows, num_rows, num_columns):
+    ids, features = ids.contiguous(), features.contiguous()
+    size, count, columns = (ctypes.c_int64(n) for n in (batch_size, features.numel(), num_columns))
+    tables = [pointer(t) for t in (features, first_rows, num_rows)]
+    if offsets is None:
+        rows = torch.empty(features.numel() * batch_size, dtype=torch.int64)
+        bad = _int64(native.load().hotrows_resolve_single)(
+            pointer(ids), size, *tables, count, columns, pointer(rows)
+        )
+        empty = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
+        return rows, *empty, torch.tensor([bad])
+    num_ids, num_sequence_ids = _count(offsets, batch_size, features, num_columns)
+    rows = torch.empty(num_ids, dtype=torch.int64)
+    source = torch.empty(num_ids, dtype=torch.int64)
+    num_bags = num_columns * batch_size + num_sequence_ids
+    bag_starts = torch.empty(num_bags + 1, dtype=torch.int32)
+    bad = _int64(native.load().hotrows_resolve_jagged)(
+        pointer(ids), pointer(offsets.contiguous()), size, *tables, count, columns,
+        pointer(rows), pointer(source), pointer(bag_starts),
+    )  # fmt: skip
+    return rows, source, bag_starts, torch.tensor([bad])
+
+
+def unique(rows: Tensor):
+    n = rows.numel()
+    if n > _MAX_IDS:
+        raise ValueError(f"a batch may hold at most {_MAX_IDS:,} ids in a pack, not {n:,}")
+    rows = rows.contiguous()
+    distinct = torch.empty(n, dtype=torch.int64)
+    inverse, order = (torch.empty(n, dtype=torch.int32) for _ in range(2))
+    starts = torch.empty(n + 1, dtype=torch.int32)
+    found = _int64(native.load().hotrows_unique)(
+        pointer(rows), ctypes.c_int64(n), *(pointer(t) for t in (distinct, inverse, order, starts))
+    )
+    return distinct[:found].clone(), inverse, order, starts[: found + 1].clone()
+
+
+def pool(records, layout, slots, inverse, bag_starts, weights):
+    num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
+    out = torch.empty(num_bags, layout[0])
+    native.load().hotrows_pool(
+        pointer(records), _ints(layout), pointer(slots), pointer(inverse),
+        ctypes.c_int64(inverse.numel()), pointer(bag_starts), pointer(weights),
+        ctypes.c_int64(num_bags), pointer(out),
+    )  # fmt: skip
+    return out
+
+
+def sum_gradients(grad, order, starts, bags, weights):
+    grad = grad.contiguous()
+    num_rows = starts.numel() - 1
+    out = torch.empty(num_rows, grad.shape[1])
+    native.load().hotrows_sum_gradients(
+        pointer(grad), ctypes.c_int64(grad.shape[1]), pointer(order), pointer(starts),
+        ctypes.c_int64(num_rows), pointer(bags), pointer(weights), pointer(out),
+    )  # fmt: skip
+    return out
+
+
+def update(
+    records, layout, slots, rows, order, starts, bags, weights, grad, kind, hyper, step,
+    first_rows, keys,
+):  # fmt: skip
+    grad = grad.contiguous()
+    native.load().hotrows_update(
+        pointer(records), _ints(layout), pointer(slots), pointer(rows),
+        ctypes.c_int64(rows.numel()), pointer(order), pointer(starts), pointer(bags),
+        pointer(weights), pointer(grad), ctypes.c_int(_KINDS.index(kind)),
+        (ctypes.c_double * len(hyper))(*hyper), ctypes.c_int64(step), pointer(first_rows),
+        pointer(keys), ctypes.c_int64(keys.numel()),
+    )  # fmt: skip
+
+
+def initialize(records, layout, first_record, num_records, first_id, key, kind, scale, state):
+    native.load().hotrows_initialize(
+        pointer(records[first_record:]), _ints(layout), ctypes.c_int64(num_records),
+        ctypes.c_int64(first_id), ctypes.c_int64(key), ctypes.c_int(_INITIALIZERS.index(kind)),
+        ctypes.c_double(scale), (ctypes.c_float * len(state))(*state),
+    )  # fmt: skip
+
+
+def _count(offsets: Tensor, batch_size: int, features: Tensor, num_columns: int) -> tuple[int, int]:
+    """How many ids the pack's features have in this batch, and how many of them in sequences."""
+    ends = offsets[features * batch_size + batch_size] - offsets[features * batch_size]
+    return int(ends.sum()), int(ends[num_columns:].sum())
+
+
+def _ints(layout: list[int]):
+    return (ctypes.c_int64 * len(layout))(*layout)
+
+
+def _int64(function):
+    function.restype = ctypes.c_int64
+    return function

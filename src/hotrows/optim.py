@@ -1,0 +1,133 @@
+"""Row optimizers: what an update does to a row that a batch has read.
+
+Each is a frozen value; the arithmetic lives in `ops.update`. All are lazy: a row that a batch does
+not read keeps its weights and its state, so weight decay and the decay of moments act on the rows
+read, when they are read. Gradients of equal rows are summed before the optimizer sees them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True)
+class SGD:
+    """w -= lr * (g + weight_decay * w)."""
+
+    lr: float = 0.05
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = "sgd"
+
+    def state_width(self, dim: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
+class Adagrad:
+    """s += g^2; w -= lr * g / (sqrt(s) + eps), element by element (Duchi et al. 2011)."""
+
+    lr: float = 0.02
+    eps: float = 1e-10
+    initial_accumulator: float = 0.0
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = "adagrad"
+
+    def state_width(self, dim: int) -> int:
+        return dim
+
+
+@dataclass(frozen=True)
+class RowWiseAdagrad:
+    """s += mean(g^2); w -= lr * g / (sqrt(s) + eps): Adagrad with one sum per row."""
+
+    lr: float = 0.02
+    eps: float = 1e-10
+    initial_accumulator: float = 0.0
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = "rowwise_adagrad"
+
+    def state_width(self, dim: int) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Adam on the rows read (Kingma and Ba 2015; torch.optim.SparseAdam).
+
+    per_row_step: the bias correction counts the updates of each row (an int32 in its record)
+    instead of the updates of the model.
+    """
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    per_row_step: bool = False
+    kind: ClassVar[str] = "adam"
+
+    def state_width(self, dim: int) -> int:
+        return 2 * dim
+
+
+@dataclass(frozen=True)
+class FTRL:
+    """FTRL-Proximal (McMahan et al. 2013): sparse weights through l1; for wide, linear parts.
+
+    n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / lr * w;
+    w = 0 where |z| <= l1, else (sign(z) * l1 - z) / ((beta + sqrt(n')) / lr + l2).
+    """
+
+    lr: float = 0.05
+    l1: float = 0.0
+    l2: float = 0.0
+    beta: float = 1.0
+    initial_accumulator: float = 0.0
+    kind: ClassVar[str] = "ftrl"
+
+    def state_width(self, dim: int) -> int:
+        return 2 * dim
+
+
+RowOptimizer = SGD | Adagrad | RowWiseAdagrad | Adam | FTRL
+BY_NAME: dict[str, type] = {kind.kind: kind for kind in (SGD, Adagrad, RowWiseAdagrad, Adam, FTRL)}
+
+
+def hyper_parameters(optimizer: RowOptimizer, step: int, lr_scale: float = 1.0) -> list[float]:
+    """The numbers the update kernel takes, in the order of `ops.reference.update`.
+
+    step: updates made before this one; lr_scale: what a schedule multiplies the rate with.
+    """
+    lr = optimizer.lr * lr_scale
+    if isinstance(optimizer, SGD):
+        return [lr, optimizer.weight_decay]
+    if isinstance(optimizer, Adam):
+        # beta^t by repeated rounding would drift: Python's pow on float64 is the one source.
+        corrections = [1 - optimizer.beta1 ** (step + 1), 1 - optimizer.beta2 ** (step + 1)]
+        betas = [optimizer.beta1, optimizer.beta2]
+        return [lr, optimizer.weight_decay, *betas, optimizer.eps, *corrections]
+    if isinstance(optimizer, FTRL):
+        return [lr, 0.0, optimizer.l1, optimizer.l2, optimizer.beta]
+    return [lr, optimizer.weight_decay, optimizer.eps]
+
+
+def initial_state(optimizer: RowOptimizer, dim: int) -> list[float]:
+    """The state of a new row: S numbers."""
+    accumulator = getattr(optimizer, "initial_accumulator", 0.0)
+    if isinstance(optimizer, FTRL):
+        return [accumulator] * dim + [0.0] * dim
+    return [accumulator] * optimizer.state_width(dim)
+
+
+def to_json(optimizer: RowOptimizer) -> dict:
+    return {"kind": optimizer.kind, **dataclasses.asdict(optimizer)}
+
+
+def from_json(fields: dict) -> RowOptimizer:
+    given = dict(fields)
+    kind = given.pop("kind")
+    if kind not in BY_NAME:
+        raise ValueError(f"row optimizer must be one of {sorted(BY_NAME)}, not {kind!r}")
+    return BY_NAME[kind](**given)

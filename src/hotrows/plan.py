@@ -1,0 +1,64 @@
+"""All that ids alone decide about a batch: which rows it needs, who owns them, where they sit.
+
+Made ahead of time, frozen, and obeyed by everything that touches a row. Within a pack, a lookup
+returns M vectors, one per bag of ids:
+
+    bag  0 .. B*F-1   the sparse features, sample after sample: bag b*F + f
+         B*F ..       the sequence features, one bag per element, feature after feature
+
+Equal rows stand in runs: `order` lists the ids by row, and those of rows[u] are
+order[starts[u] : starts[u + 1]], in the order of the batch. Gradients are summed along the runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class PackPlan:
+    """One pack's share of a plan.
+
+    rows: [U] int64, the distinct rows of the pack that the batch reads, ascending.
+    slots: [U] int64, the place of each of them in fast memory.
+    owner_starts: P + 1 ints; rank p owns rows[owner_starts[p] : owner_starts[p + 1]].
+    inverse: [N] int32, rows[inverse[n]] is the row of id n.
+    order: [N] int32, starts: [U + 1] int32, the runs of equal rows.
+    bag_starts: [M + 1] int32, the ids of each bag; None: one id per bag, N = M.
+    bags: [N] int32, the bag of each id; None likewise.
+    weights: [N] float32, what each vector is multiplied with; None: 1.
+    sequence_starts: first bag of each sequence feature and the end, per sample: {name: [B + 1] int64}.
+    """
+
+    rows: Tensor
+    slots: Tensor
+    owner_starts: tuple[int, ...]
+    inverse: Tensor
+    order: Tensor
+    starts: Tensor
+    num_bags: int
+    bag_starts: Tensor | None = None
+    bags: Tensor | None = None
+    weights: Tensor | None = None
+    sequence_starts: dict[str, Tensor] | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """U, the number of distinct rows."""
+        return self.rows.numel()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of one batch on one rank.
+
+    packs: one PackPlan per pack, in the order of the packing.
+    step: the number of the update this batch will make, from 0; batch_size: B; rank: who trains it.
+    """
+
+    packs: tuple[PackPlan, ...]
+    step: int
+    batch_size: int
+    rank: int = 0

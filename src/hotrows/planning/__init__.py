@@ -1,0 +1,1 @@
+"""Decides: sees row numbers, never row values."""

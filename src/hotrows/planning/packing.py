@@ -1,0 +1,104 @@
+"""Packing: tables of equal attributes are laid end to end and served by one operator (PICASSO, 2.2).
+
+Tables agree when dim, dtype, row optimizer and initializer agree. A pack numbers its rows through:
+table t's id i is row first_rows[t] + i. A thousand features cost as many operators as there are
+packs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hotrows.schema import Table
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Tables of equal attributes, end to end.
+
+    tables: in order; first_rows: T + 1 row numbers, where each table begins and the last one ends.
+    columns: (feature, table index) for each vector a sample gets from this pack, in order;
+    sequences: the same for features whose vectors stay apart.
+    """
+
+    name: str
+    tables: tuple[Table, ...]
+    first_rows: tuple[int, ...]
+    columns: tuple[tuple[str, int], ...]
+    sequences: tuple[tuple[str, int], ...]
+
+    @property
+    def dim(self) -> int:
+        return self.tables[0].dim
+
+    @property
+    def rows(self) -> int:
+        return self.first_rows[-1]
+
+    @functools.cached_property
+    def column_of(self) -> dict[tuple[str, str], int]:
+        """(feature, role) to which of a sample's vectors it is."""
+        return _positions(self.columns, self.tables)
+
+    @functools.cached_property
+    def sequence_of(self) -> dict[tuple[str, str], int]:
+        """The same for sequences."""
+        return _positions(self.sequences, self.tables)
+
+
+def pack_tables(tables: Sequence[Table], sequences: Sequence[str] = ()) -> tuple[Pack, ...]:
+    """Groups tables into packs, in the order in which their attributes first appear.
+
+    tables: every one with its optimizer filled in. sequences: names of the sequence features.
+    """
+    _check_names(tables)
+    groups: dict[tuple, list[Table]] = {}
+    for table in tables:
+        key = (table.dim, table.dtype, table.optimizer, table.initializer)
+        groups.setdefault(key, []).append(table)
+    return tuple(_pack(number, group, sequences) for number, group in enumerate(groups.values()))
+
+
+def describe(packs: Sequence[Pack]) -> str:
+    """The pack assignment as text, a line per pack and one per table."""
+    lines = []
+    for pack in packs:
+        first = pack.tables[0]
+        kind = first.optimizer.kind if first.optimizer else "no optimizer"
+        lines.append(
+            f"{pack.name}: {len(pack.tables)} tables, {pack.rows:,} rows, dim {pack.dim}, "
+            f"{first.dtype}, {kind}"
+        )
+        for table, row in zip(pack.tables, pack.first_rows, strict=False):
+            lines.append(
+                f"  {table.name}: rows {row:,} to {row + table.rows - 1:,}, read by "
+                f"{', '.join(table.features)}"
+            )
+    return "\n".join(lines)
+
+
+def _pack(number: int, tables: list[Table], sequences: Sequence[str]) -> Pack:
+    first_rows = [0]
+    for table in tables:
+        first_rows.append(first_rows[-1] + table.rows)
+    reads = [(feature, t) for t, table in enumerate(tables) for feature in table.features]
+    return Pack(
+        name=f"pack-{number}",
+        tables=tuple(tables),
+        first_rows=tuple(first_rows),
+        columns=tuple(read for read in reads if read[0] not in sequences),
+        sequences=tuple(read for read in reads if read[0] in sequences),
+    )
+
+
+def _positions(reads, tables: tuple[Table, ...]) -> dict[tuple[str, str], int]:
+    return {(name, tables[t].role): position for position, (name, t) in enumerate(reads)}
+
+
+def _check_names(tables: Sequence[Table]) -> None:
+    names = [table.name for table in tables]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"table names must be unique, but these stand twice: {', '.join(twice)}")

@@ -1,0 +1,167 @@
+"""Planner: a batch's ids to its Plan, through packing alone; never reads a row's value.
+
+Packs whose tables have the same sizes and readers (the vectors and the linear weights of the same
+features, say) ask for the same row numbers, so one PackPlan serves them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hotrows import ops
+from hotrows.batch import Batch
+from hotrows.plan import PackPlan, Plan
+from hotrows.planning.packing import Pack
+
+
+class Planner:
+    """Makes plans for one packing.
+
+    packs: the packing. pooling: `sum` or `mean` by feature; `sum` where a feature is not named.
+    """
+
+    def __init__(self, packs: Sequence[Pack], pooling: Mapping[str, str] | None = None) -> None:
+        self.packs = tuple(packs)
+        self.pooling = dict(pooling or {})
+        self._reads: dict[tuple[str, ...], list[_Reads]] = {}
+
+    def plan(self, batch: Batch, step: int = 0) -> Plan:
+        """The plan of a batch; ValueError names the feature, value and sample of an id outside."""
+        made: dict[tuple, PackPlan] = {}
+        plans = []
+        for reads in self._reads_of(batch.features):
+            if reads.signature not in made:
+                made[reads.signature] = self._plan_pack(reads, batch)
+            plans.append(made[reads.signature])
+        return Plan(packs=tuple(plans), step=step, batch_size=batch.size)
+
+    def _reads_of(self, features: tuple[str, ...]) -> list[_Reads]:
+        """Where each pack finds its features in a batch: the same for every batch of a run."""
+        if features not in self._reads:
+            self._reads[features] = [_reads(pack, features) for pack in self.packs]
+        return self._reads[features]
+
+    def _plan_pack(self, reads: _Reads, batch: Batch) -> PackPlan:
+        rows, source, bag_starts, bad = ops.resolve(
+            batch.ids, batch.offsets, batch.size, reads.features, reads.first_rows,
+            reads.num_rows, reads.num_columns,
+        )  # fmt: skip
+        if int(bad) >= 0:
+            raise _outside(int(bad), reads, batch, source)
+        distinct, inverse, order, starts = ops.unique(rows)
+        single = batch.offsets is None
+        bags = None if single else ops.reference.bags_of(bag_starts).int()
+        return PackPlan(
+            rows=distinct,
+            slots=distinct,  # every row is resident: its slot is its row
+            owner_starts=(0, distinct.numel()),
+            inverse=inverse,
+            order=order,
+            starts=starts,
+            num_bags=rows.numel() if single else bag_starts.numel() - 1,
+            bag_starts=None if single else bag_starts,
+            bags=bags,
+            weights=self._weights(reads, batch, source, bag_starts, bags),
+            sequence_starts=_sequence_starts(reads, batch),
+        )
+
+    def _weights(
+        self, reads: _Reads, batch: Batch, source: Tensor, bag_starts: Tensor, bags: Tensor | None
+    ) -> Tensor | None:
+        """[N] float32: the user's weights, times 1 / length in the bags that are averaged."""
+        given = batch.weights
+        if bags is None:
+            return None if given is None else _by_bag(given, reads, batch.size)
+        weights = None if given is None else given[source]
+        means = [self.pooling.get(name) == "mean" for name in reads.names[: reads.num_columns]]
+        if any(means):
+            lengths = bag_starts.diff().clamp(min=1).float()
+            scale = torch.ones_like(lengths)
+            pooled = len(means) * batch.size
+            averaged = torch.tensor(means).repeat(batch.size)
+            scale[:pooled] = torch.where(averaged, 1 / lengths[:pooled], 1.0)
+            mean_weights = scale[bags.long()]
+            weights = mean_weights if weights is None else weights * mean_weights
+        return weights
+
+
+@dataclass(frozen=True)
+class _Reads:
+    """What a pack reads of a batch: for each column, then each sequence, its feature and table."""
+
+    names: tuple[str, ...]
+    features: Tensor  # [K] position in the batch
+    first_rows: Tensor  # [K]
+    num_rows: Tensor  # [K]
+    num_columns: int
+    signature: tuple
+
+
+def _reads(pack: Pack, features: tuple[str, ...]) -> _Reads:
+    reads = pack.columns + pack.sequences
+    names = tuple(feature for feature, _ in reads)
+    absent = sorted(set(names) - set(features))
+    if absent:
+        raise ValueError(
+            f"the model reads features {absent}, but the batch has only {list(features)}"
+        )
+    positions = [features.index(name) for name in names]
+    first_rows = [pack.first_rows[table] for _, table in reads]
+    num_rows = [pack.tables[table].rows for _, table in reads]
+    return _Reads(
+        names=names,
+        features=torch.tensor(positions, dtype=torch.int64),
+        first_rows=torch.tensor(first_rows, dtype=torch.int64),
+        num_rows=torch.tensor(num_rows, dtype=torch.int64),
+        num_columns=len(pack.columns),
+        signature=(tuple(positions), tuple(first_rows), tuple(num_rows), len(pack.columns)),
+    )
+
+
+def _sequence_starts(reads: _Reads, batch: Batch) -> dict[str, Tensor] | None:
+    """The first bag of each sample's elements, by sequence feature: [B + 1]."""
+    if reads.num_columns == len(reads.names):
+        return None
+    found, first = {}, reads.num_columns * batch.size
+    for k in range(reads.num_columns, len(reads.names)):
+        if batch.offsets is None:
+            starts = torch.arange(batch.size + 1)
+        else:
+            at = int(reads.features[k]) * batch.size
+            starts = batch.offsets[at : at + batch.size + 1] - batch.offsets[at]
+        found[reads.names[k]] = starts + first
+        first += int(starts[-1])
+    return found
+
+
+def _by_bag(per_id: Tensor, reads: _Reads, batch_size: int) -> Tensor:
+    picked = per_id.view(-1, batch_size)[reads.features]
+    columns, sequences = picked[: reads.num_columns], picked[reads.num_columns :]
+    return torch.cat([columns.t().reshape(-1), sequences.reshape(-1)])
+
+
+def _outside(n: int, reads: _Reads, batch: Batch, source: Tensor) -> ValueError:
+    """The message for an id that its table does not hold."""
+    if batch.offsets is None:
+        pooled = reads.num_columns * batch.size
+        k, sample = (
+            (n % reads.num_columns, n // reads.num_columns)
+            if n < pooled
+            else (reads.num_columns + (n - pooled) // batch.size, (n - pooled) % batch.size)
+        )
+        value = batch.ids[int(reads.features[k]) * batch.size + sample]
+    else:
+        at = int(source[n])
+        bag = int(torch.searchsorted(batch.offsets, at, right=True)) - 1
+        feature, sample = divmod(bag, batch.size)
+        k = reads.features.tolist().index(feature)
+        value = batch.ids[at]
+    return ValueError(
+        f"feature {reads.names[k]!r} has id {int(value):,} in sample "
+        f"{batch.first_sample + sample:,}, but its table holds ids 0 to {int(reads.num_rows[k]) - 1:,}; "
+        f"map unseen values to an unknown id when preparing the data, or declare more rows"
+    )

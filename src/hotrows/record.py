@@ -1,0 +1,76 @@
+"""A stored row: its weights, its aligned float32 optimizer state, an optional int32 step.
+
+    byte 0         state_offset          step_offset     stride
+    | D weights    | S float32 of state  | int32 step    |
+
+Weights may be bfloat16; state is always float32 and starts at a multiple of four bytes. Rows travel
+whole: fetched, cached, evicted and saved with their state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class RecordLayout:
+    """Where the parts of a record stand, in bytes.
+
+    dim: weights per row (D); dtype: theirs; state_width: float32 numbers of state (S);
+    has_step: whether an int32 step of its own follows.
+    """
+
+    dim: int
+    dtype: str = "float32"
+    state_width: int = 0
+    has_step: bool = False
+
+    @property
+    def state_offset(self) -> int:
+        return _aligned(self.dim * _DTYPES[self.dtype].itemsize)
+
+    @property
+    def step_offset(self) -> int:
+        return self.state_offset + 4 * self.state_width
+
+    @property
+    def stride(self) -> int:
+        """Bytes per record, a multiple of four."""
+        return self.step_offset + 4 * self.has_step
+
+    def to_json(self) -> dict:
+        return {**asdict(self), "stride": self.stride}
+
+    def as_ints(self) -> list[int]:
+        """dim, bytes per weight, state offset, state width, step offset (-1: none), stride."""
+        step_offset = self.step_offset if self.has_step else -1
+        itemsize = _DTYPES[self.dtype].itemsize
+        return [self.dim, itemsize, self.state_offset, self.state_width, step_offset, self.stride]
+
+
+class RecordViews(NamedTuple):
+    """The parts of [R, stride] bytes of records, as views: writing to them writes the records."""
+
+    weights: Tensor  # [R, D] float32 or bfloat16
+    state: Tensor  # [R, S] float32
+    step: Tensor | None  # [R] int32
+
+
+def views(records: Tensor, layout: list[int]) -> RecordViews:
+    """Splits [R, stride] uint8 records into their parts, without a copy."""
+    dim, itemsize, state_offset, state_width, step_offset, _ = layout
+    weights = records.view(torch.float32 if itemsize == 4 else torch.bfloat16)[:, :dim]
+    first = state_offset // 4
+    state = records.view(torch.float32)[:, first : first + state_width]
+    step = records.view(torch.int32)[:, step_offset // 4] if step_offset >= 0 else None
+    return RecordViews(weights, state, step)
+
+
+def _aligned(size: int) -> int:
+    return (size + 3) // 4 * 4

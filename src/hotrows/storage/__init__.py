@@ -1,0 +1,1 @@
+"""Holds rows; decides nothing."""

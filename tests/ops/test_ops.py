@@ -1,0 +1,224 @@
+"""The native core against the reference: same results, on odd shapes, duplicates and nothing."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from hotrows import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad, native, ops
+from hotrows.ops import reference
+from hotrows.optim import hyper_parameters, initial_state
+from hotrows.record import RecordLayout, views
+
+OPTIMIZERS = [
+    SGD(),
+    SGD(weight_decay=0.1),
+    Adagrad(initial_accumulator=0.1),
+    RowWiseAdagrad(weight_decay=0.01),
+    Adam(),
+    Adam(per_row_step=True),
+    FTRL(l1=0.01, l2=0.1),
+]
+DIMS = [1, 3, 8, 16, 17, 64, 130]
+FIRST_ROWS = torch.tensor([0, 20, 60])
+KEYS = torch.tensor([123456789, -987654321])
+
+needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
+
+
+def layout_of(optimizer, dim, dtype="float32"):
+    has_step = getattr(optimizer, "per_row_step", False)
+    return RecordLayout(dim, dtype, optimizer.state_width(dim), has_step)
+
+
+def new_records(layout, state, rows=60):
+    records = torch.zeros(rows, layout.stride, dtype=torch.uint8)
+    reference.initialize(records, layout.as_ints(), 0, rows, 0, 42, "uniform", 0.1, state)
+    return records
+
+
+def bags(lengths):
+    """Lengths of bags to bag_starts [M + 1] and the bag of each id [N], both int32."""
+    starts = torch.tensor([0, *lengths]).cumsum(0).int()
+    return starts, reference.bags_of(starts).int()
+
+
+@needs_core
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.integers(0, 40) | st.integers(0, 2**40), max_size=300))
+def test_unique_equals_the_reference(rows):
+    rows = torch.tensor(rows, dtype=torch.int64)
+    for fast, slow in zip(ops.unique(rows), reference.unique(rows), strict=True):
+        assert torch.equal(fast, slow)
+
+
+@needs_core
+def test_unique_of_rows_too_wide_to_share_a_word_with_their_position():
+    rows = torch.randint(2**61, 2**62, (5000,)).repeat(2)
+    for fast, slow in zip(ops.unique(rows), reference.unique(rows), strict=True):
+        assert torch.equal(fast, slow)
+
+
+def test_unique_of_a_small_batch():
+    distinct, inverse, order, starts = ops.unique(torch.tensor([7, 3, 7]))
+    assert distinct.tolist() == [3, 7]
+    assert inverse.tolist() == [1, 0, 1]
+    assert order.tolist() == [1, 0, 2]
+    assert starts.tolist() == [0, 1, 3]
+
+
+@needs_core
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_resolve_equals_the_reference(data):
+    batch_size, num_features = data.draw(st.integers(0, 9)), data.draw(st.integers(1, 4))
+    reads = data.draw(st.lists(st.integers(0, num_features - 1), max_size=5))
+    num_columns = data.draw(st.integers(0, len(reads)))
+    jagged = data.draw(st.booleans())
+    count = num_features * batch_size
+    lengths = data.draw(st.lists(st.integers(0, 4), min_size=count, max_size=count))
+    num_ids = sum(lengths) if jagged else count
+    ids = torch.tensor(data.draw(st.lists(st.integers(-1, 20), min_size=num_ids, max_size=num_ids)))
+    offsets = torch.tensor([0, *lengths]).cumsum(0) if jagged else None
+    sizes = torch.tensor([19] * len(reads), dtype=torch.int64)
+    first_rows = torch.arange(len(reads)) * 19
+    args = (ids.long(), offsets, batch_size, torch.tensor(reads, dtype=torch.int64), first_rows)
+    fast, slow = (module.resolve(*args, sizes, num_columns) for module in (ops, reference))
+    assert int(fast[3]) == int(slow[3])
+    for one, other in zip(fast[:3], slow[:3], strict=True):
+        assert torch.equal(one, other)
+
+
+@needs_core
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dim", DIMS)
+def test_pool_equals_the_reference(dim, dtype):
+    layout = RecordLayout(dim, dtype, state_width=dim)
+    records, ints = new_records(layout, [0.0] * dim), layout.as_ints()
+    distinct, inverse, _, _ = reference.unique(torch.randint(0, 60, (90,)))
+    starts, _ = bags([0, 5, 1, 0, 83, 1, 0])
+    for bag_starts in (None, starts):
+        for weights in (None, torch.rand(90)):
+            args = (records, ints, distinct, inverse, bag_starts, weights)
+            assert_close(ops.pool(*args), reference.pool(*args), rtol=1e-5, atol=1e-6)
+
+
+@needs_core
+@pytest.mark.parametrize("dim", DIMS)
+def test_sum_gradients_equals_the_reference(dim):
+    _, _, order, run_starts = reference.unique(torch.randint(0, 12, (90,)))
+    starts, bag = bags([0, 5, 1, 0, 83, 1, 0])
+    for bag_of, grad in ((None, torch.randn(90, dim)), (bag, torch.randn(7, dim))):
+        for weights in (None, torch.rand(90)):
+            args = (grad, order, run_starts, bag_of, weights)
+            assert_close(ops.sum_gradients(*args), reference.sum_gradients(*args))
+
+
+@needs_core
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:24])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dim", [1, 3, 16, 33])
+def test_update_equals_the_reference(optimizer, dtype, dim):
+    layout = layout_of(optimizer, dim, dtype)
+    slow = new_records(layout, initial_state(optimizer, dim))
+    fast = slow.clone()
+    for step in range(4):
+        rows, _, order, starts = reference.unique(torch.randint(0, 60, (90,)))
+        bag_starts, bag = bags([0, 5, 1, 0, 83, 1, 0])
+        grad = torch.randn(bag_starts.numel() - 1, dim)
+        for module, records in ((ops, fast), (reference, slow)):
+            module.update(
+                records, layout.as_ints(), rows, rows, order, starts, bag, torch.ones(90),
+                grad, optimizer.kind, hyper_parameters(optimizer, step), step, FIRST_ROWS, KEYS,
+            )  # fmt: skip
+    fast_parts, slow_parts = (views(records, layout.as_ints()) for records in (fast, slow))
+    assert_close(fast_parts.state, slow_parts.state, rtol=1e-4, atol=1e-5)
+    # One ulp in float32 may tip a stochastic rounding to the next bfloat16.
+    slack = {"rtol": 1e-4, "atol": 1e-5} if dtype == "float32" else {"rtol": 1e-2, "atol": 1e-3}
+    assert_close(fast_parts.weights, slow_parts.weights, **slack)
+    if layout.has_step:
+        assert torch.equal(fast_parts.step, slow_parts.step)
+
+
+@needs_core
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:24])
+def test_update_of_nothing_changes_nothing(optimizer):
+    layout = layout_of(optimizer, 3)
+    records = new_records(layout, initial_state(optimizer, 3))
+    before = records.clone()
+    rows, _, order, starts = reference.unique(torch.empty(0, dtype=torch.int64))
+    ops.update(
+        records, layout.as_ints(), rows, rows, order, starts, None, None, torch.empty(0, 3),
+        optimizer.kind, hyper_parameters(optimizer, 0), 0, FIRST_ROWS, KEYS,
+    )  # fmt: skip
+    assert torch.equal(records, before)
+
+
+@needs_core
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:24])
+def test_any_number_of_threads_gives_the_same_bits(optimizer, threads):
+    layout = layout_of(optimizer, 16)
+    rows, _, order, starts = reference.unique(torch.randint(0, 60, (3000,)))
+    grad, results = torch.randn(3000, 16), []
+    for count in (1, 2, 3, 5):
+        threads(count)
+        records = new_records(layout, initial_state(optimizer, 16))
+        ops.update(
+            records, layout.as_ints(), rows, rows, order, starts, None, None, grad,
+            optimizer.kind, hyper_parameters(optimizer, 0), 0, FIRST_ROWS, KEYS,
+        )  # fmt: skip
+        results.append(records)
+    assert all(torch.equal(records, results[0]) for records in results)
+
+
+@needs_core
+@pytest.mark.parametrize("kind", ["constant", "uniform", "normal"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_initialize_equals_the_reference(kind, dtype):
+    layout = RecordLayout(5, dtype, state_width=3, has_step=True)
+    fast = torch.zeros(30, layout.stride, dtype=torch.uint8)
+    slow = fast.clone()
+    for module, records in ((ops, fast), (reference, slow)):
+        module.initialize(records, layout.as_ints(), 3, 20, 7, -99, kind, 0.5, [1.0, 2.0, 3.0])
+    fast_parts, slow_parts = (views(records, layout.as_ints()) for records in (fast, slow))
+    assert_close(fast_parts.weights, slow_parts.weights, rtol=1e-6, atol=1e-7)
+    assert torch.equal(fast_parts.state, slow_parts.state)
+    assert not fast[:3].any() and not fast[23:].any()
+
+
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_a_new_row_depends_on_its_table_and_id_alone(kind):
+    layout = RecordLayout(4)
+    together = torch.zeros(20, layout.stride, dtype=torch.uint8)
+    alone = torch.zeros(1, layout.stride, dtype=torch.uint8)
+    ops.initialize(together, layout.as_ints(), 0, 20, 0, 7, kind, 0.1, [])
+    ops.initialize(alone, layout.as_ints(), 0, 1, 13, 7, kind, 0.1, [])
+    assert torch.equal(together[13], alone[0])
+
+
+def test_initial_weights_have_the_declared_spread():
+    layout = RecordLayout(50)
+    records = torch.zeros(2000, layout.stride, dtype=torch.uint8)
+    ops.initialize(records, layout.as_ints(), 0, 2000, 0, 7, "normal", 0.3, [])
+    weights = views(records, layout.as_ints()).weights
+    assert abs(float(weights.mean())) < 0.005 and abs(float(weights.std()) - 0.3) < 0.005
+    ops.initialize(records, layout.as_ints(), 0, 2000, 0, 7, "uniform", 0.3, [])
+    assert float(weights.min()) < -0.299 and float(weights.max()) > 0.299
+    assert abs(float(weights.mean())) < 0.005
+
+
+def test_stochastic_rounding_keeps_the_mean():
+    layout = RecordLayout(64, "bfloat16")
+    records = torch.zeros(500, layout.stride, dtype=torch.uint8)
+    weights = views(records, layout.as_ints()).weights
+    rows, _, order, starts = reference.unique(torch.arange(500))
+    move = 1e-3  # far below half a step of bfloat16 at 1
+    for step in range(20):
+        weights[:] = 1.0
+        ops.update(
+            records, layout.as_ints(), rows, rows, order, starts, None, None,
+            torch.full((500, 64), -move), "sgd", [1.0, 0.0], step,
+            torch.tensor([0, 500]), torch.tensor([5]),
+        )  # fmt: skip
+        assert abs(float(weights.float().mean()) - (1 + move)) < 2e-4
