@@ -58,43 +58,44 @@ inline void prefetch_bytes(const uint8_t* from, int64_t size) {
 
 // ---- pool ---------------------------------------------------------------------------------------
 
-template <int kDim, bool kHalf>
-inline void add_row(float* out, const uint8_t* record, float scale, int64_t dim) {
-  const int64_t width = kDim ? kDim : dim;
-  const float* full = reinterpret_cast<const float*>(record);
-  const uint16_t* half = reinterpret_cast<const uint16_t*>(record);
-  for (int64_t d = 0; d < width; ++d) out[d] += scale * (kHalf ? from_bfloat16(half[d]) : full[d]);
-}
-
-template <int kDim, bool kHalf>
-inline void set_row(float* out, const uint8_t* record, int64_t dim) {
-  const int64_t width = kDim ? kDim : dim;
-  if constexpr (kHalf) {
-    const uint16_t* half = reinterpret_cast<const uint16_t*>(record);
-    for (int64_t d = 0; d < width; ++d) out[d] = from_bfloat16(half[d]);
-  } else {
-    std::memcpy(out, record, static_cast<size_t>(width) * 4);
+// Distinct rows, in ascending order, to a dense [U, D] block that the caches hold.
+template <int kDim>
+void collect(const uint8_t* records, const Layout& layout, const int64_t* slots, int64_t num_rows,
+             float* __restrict out) {
+  const int64_t width = kDim ? kDim : layout.dim, size = width * layout.itemsize;
+#pragma omp parallel for schedule(static)
+  for (int64_t u = 0; u < num_rows; ++u) {
+    if (u + kAhead < num_rows) prefetch_bytes<false>(records + slots[u + kAhead] * layout.stride, size);
+    const uint8_t* record = records + slots[u] * layout.stride;
+    if (layout.itemsize == 2) {
+      const uint16_t* half = reinterpret_cast<const uint16_t*>(record);
+      for (int64_t d = 0; d < width; ++d) out[u * width + d] = from_bfloat16(half[d]);
+    } else {
+      std::memcpy(out + u * width, record, static_cast<size_t>(size));
+    }
   }
 }
 
-template <int kDim, bool kHalf>
-void pool(const uint8_t* records, const Layout& layout, const int64_t* slots, const int32_t* inverse,
-          int64_t num_ids, const int32_t* bag_starts, const float* weights, int64_t num_bags, float* out) {
-  const int64_t dim = kDim ? kDim : layout.dim, size = dim * layout.itemsize;
-  const auto record = [&](int64_t n) { return records + slots[inverse[n]] * layout.stride; };
+// The block's rows to the vector of each bag.
+template <int kDim>
+void pool(const float* __restrict rows, int64_t dim, const int32_t* inverse, int64_t num_ids,
+          const int32_t* bag_starts, const float* weights, int64_t num_bags, float* __restrict out) {
+  const int64_t width = kDim ? kDim : dim;
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < num_bags; ++m) {
     const int64_t begin = bag_starts ? bag_starts[m] : m, end = bag_starts ? bag_starts[m + 1] : m + 1;
-    float* vector = out + m * dim;
+    float* vector = out + m * width;
     if (!bag_starts && !weights) {
-      if (begin + kAhead < num_ids) prefetch_bytes<false>(record(begin + kAhead), size);
-      set_row<kDim, kHalf>(vector, record(begin), dim);
+      if (begin + kAhead < num_ids) prefetch(rows + inverse[begin + kAhead] * width);
+      std::memcpy(vector, rows + inverse[begin] * width, static_cast<size_t>(width) * 4);
       continue;
     }
-    std::fill(vector, vector + dim, 0.0f);
+    std::fill(vector, vector + width, 0.0f);
     for (int64_t n = begin; n < end; ++n) {
-      if (n + kAhead < num_ids) prefetch_bytes<false>(record(n + kAhead), size);
-      add_row<kDim, kHalf>(vector, record(n), weights ? weights[n] : 1.0f, dim);
+      if (n + kAhead < num_ids) prefetch(rows + inverse[n + kAhead] * width);
+      const float* row = rows + inverse[n] * width;
+      const float scale = weights ? weights[n] : 1.0f;
+      for (int64_t d = 0; d < width; ++d) vector[d] += scale * row[d];
     }
   }
 }
@@ -318,15 +319,16 @@ double unit(uint64_t bits) { return static_cast<double>(bits >> 40) * 0x1p-24; }
 
 }  // namespace
 
+// scratch: [U, D].
 HOTROWS_API void hotrows_pool(const uint8_t* records, const int64_t* layout_ints, const int64_t* slots,
-                              const int32_t* inverse, int64_t num_ids, const int32_t* bag_starts,
-                              const float* weights, int64_t num_bags, float* out) {
+                              int64_t num_rows, const int32_t* inverse, int64_t num_ids,
+                              const int32_t* bag_starts, const float* weights, int64_t num_bags,
+                              float* scratch, float* out) {
   Layout layout;
   std::memcpy(&layout, layout_ints, sizeof layout);
-#define CALL(kDim)                                                                                       \
-  layout.itemsize == 2                                                                                   \
-      ? pool<kDim, true>(records, layout, slots, inverse, num_ids, bag_starts, weights, num_bags, out)   \
-      : pool<kDim, false>(records, layout, slots, inverse, num_ids, bag_starts, weights, num_bags, out)
+#define CALL(kDim)                                              \
+  collect<kDim>(records, layout, slots, num_rows, scratch);     \
+  pool<kDim>(scratch, layout.dim, inverse, num_ids, bag_starts, weights, num_bags, out)
   HOTROWS_FOR_WIDTH(layout.dim, CALL)
 #undef CALL
 }

@@ -55,10 +55,11 @@ def unique(rows: Tensor):
 def pool(records, layout, slots, inverse, bag_starts, weights):
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
     out = torch.empty(num_bags, layout[0])
+    scratch = torch.empty(slots.numel(), layout[0])
     native.load().hotrows_pool(
-        pointer(records), _ints(layout), pointer(slots), pointer(inverse),
-        ctypes.c_int64(inverse.numel()), pointer(bag_starts), pointer(weights),
-        ctypes.c_int64(num_bags), pointer(out),
+        pointer(records), _ints(layout), pointer(slots), ctypes.c_int64(slots.numel()),
+        pointer(inverse), ctypes.c_int64(inverse.numel()), pointer(bag_starts), pointer(weights),
+        ctypes.c_int64(num_bags), pointer(scratch), pointer(out),
     )  # fmt: skip
     return out
 

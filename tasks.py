@@ -1,0 +1,100 @@
+"""Sets up a virtual environment in `.venv` and runs one task in it. Needs Python and a compiler only.
+
+    python3 tasks.py demo     make synthetic Criteo data, train DLRM on it, show what came out
+    python3 tasks.py test     run the tests
+    python3 tasks.py lint     run the linter, the type checker and the import contract
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+VENV = HERE / ".venv"
+BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
+PYTHON = BIN / "python"
+DEMO = HERE / "demo"
+DEMO_ROWS = 1_000_000
+
+
+def main(arguments: list[str]) -> int:
+    tasks = {"demo": demo, "test": test, "lint": lint}
+    if not arguments or arguments[0] not in tasks:
+        print(__doc__.strip())
+        return 2
+    if sys.version_info < (3, 10):
+        print(f"hotrows needs Python 3.10 or later, not {sys.version.split()[0]}")
+        return 2
+    set_up()
+    return tasks[arguments[0]](arguments[1:])
+
+
+def set_up() -> None:
+    """Installs the repository with all it needs, with the versions of constraints.txt."""
+    if not PYTHON.exists():
+        print(f"making a virtual environment in {VENV}", flush=True)
+        venv.create(VENV, with_pip=True, clear=True)
+    # torch by itself and first: no other package then brings a build of its own choice.
+    pip("-c", "constraints.txt", "torch")
+    pip("-c", "constraints.txt", ".[dev]")
+    pip("--no-deps", "--force-reinstall", ".")
+
+
+def pip(*arguments: str) -> None:
+    command = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    subprocess.run([*command, *arguments], cwd=HERE, check=True)
+
+
+def demo(arguments: list[str]) -> int:
+    """The main job: data in, a trained model out."""
+    rows = arguments[0] if arguments else str(DEMO_ROWS)
+    shutil.rmtree(DEMO, ignore_errors=True)
+    steps = [
+        ["synth", "criteo", "--rows", rows, "--out", DEMO / "raw"],
+        ["prepare", DEMO / "raw" / "train.txt", "--schema", "criteo", "--out", DEMO / "data"],
+        ["train", DEMO / "data", "--model", "dlrm", "--run", DEMO / "run"],
+        ["eval", DEMO / "run"],
+    ]
+    for step in steps:
+        print(f"\n$ hotrows {' '.join(map(str, step))}", flush=True)
+        code = run("-m", "hotrows", *step)
+        if code:
+            return code
+    return 0
+
+
+def test(arguments: list[str]) -> int:
+    return run("-m", "pytest", *arguments)
+
+
+def lint(arguments: list[str]) -> int:
+    checks = [
+        ["-m", "ruff", "check", "."],
+        ["-m", "ruff", "format", "--check", "."],
+        ["-m", "mypy"],
+        ["-m", "importlinter.cli"],
+    ]
+    return max(run(*check) for check in checks)
+
+
+def run(*arguments: str | Path) -> int:
+    """Runs Python of the environment; Ctrl-C goes to it, and its exit code comes back."""
+    process = subprocess.Popen([PYTHON, *arguments], cwd=HERE)
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            continue
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except subprocess.CalledProcessError as error:
+        print(f"set-up failed: {' '.join(map(str, error.cmd))} gave {error.returncode}")
+        sys.exit(1)
