@@ -1,0 +1,31 @@
+"""The bytes of a record."""
+
+import torch
+
+from hotrows.record import RecordLayout, views
+
+
+def test_state_is_aligned_behind_narrow_weights():
+    layout = RecordLayout(dim=3, dtype="bfloat16", state_width=2, has_step=True)
+    assert (layout.state_offset, layout.step_offset, layout.stride) == (8, 16, 20)
+    assert layout.as_ints() == [3, 2, 8, 2, 16, 20]
+
+
+def test_views_write_the_record():
+    layout = RecordLayout(dim=3, dtype="bfloat16", state_width=2, has_step=True)
+    records = torch.zeros(4, layout.stride, dtype=torch.uint8)
+    parts = views(records, layout.as_ints())
+    parts.weights[1] = torch.tensor([1.0, 2.0, 3.0])
+    parts.state[1] = torch.tensor([4.0, 5.0])
+    parts.step[1] = 6
+    again = records[1].clone()
+    assert again[:6].view(torch.bfloat16).tolist() == [1, 2, 3]
+    assert again[8:16].view(torch.float32).tolist() == [4, 5]
+    assert again[16:].view(torch.int32).tolist() == [6]
+    assert not records[0].any() and not records[2:].any()
+
+
+def test_a_layout_describes_itself():
+    assert RecordLayout(dim=16, state_width=16).to_json() == {
+        "dim": 16, "dtype": "float32", "state_width": 16, "has_step": False, "stride": 128,
+    }  # fmt: skip
