@@ -62,29 +62,29 @@ def demo(arguments: list[str]) -> int:
     ]
     for step in steps:
         print(f"\n$ hotrows {' '.join(map(str, step))}", flush=True)
-        code = run("-m", "hotrows", *step)
+        code = run(PYTHON, "-m", "hotrows", *step)
         if code:
             return code
     return 0
 
 
 def test(arguments: list[str]) -> int:
-    return run("-m", "pytest", *arguments)
+    return run(PYTHON, "-m", "pytest", *arguments)
 
 
 def lint(arguments: list[str]) -> int:
     checks = [
-        ["-m", "ruff", "check", "."],
-        ["-m", "ruff", "format", "--check", "."],
-        ["-m", "mypy"],
-        ["-m", "importlinter.cli"],
+        [BIN / "ruff", "check", "."],
+        [BIN / "ruff", "format", "--check", "."],
+        [BIN / "mypy"],
+        [BIN / "lint-imports", "--no-cache"],
     ]
     return max(run(*check) for check in checks)
 
 
-def run(*arguments: str | Path) -> int:
-    """Runs Python of the environment; Ctrl-C goes to it, and its exit code comes back."""
-    process = subprocess.Popen([PYTHON, *arguments], cwd=HERE)
+def run(*command: str | Path) -> int:
+    """Runs a command of the environment; Ctrl-C goes to it, and its exit code comes back."""
+    process = subprocess.Popen(command, cwd=HERE)
     while True:
         try:
             return process.wait()

@@ -14,8 +14,9 @@ from hotrows.schema import (
     Table,
     Uniform,
 )
+from hotrows.version import VERSION
 
-__version__ = "0.1.0"
+__version__ = VERSION
 
 __all__ = [
     "FTRL",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import platform
+import sys
 import warnings
 from pathlib import Path
 
@@ -47,9 +48,7 @@ def pointer(tensor) -> ctypes.c_void_p:
 
 
 def _open(stem: str) -> ctypes.CDLL | None:
-    import hotrows
-
-    for folder in hotrows.__path__:
+    for folder in sys.modules["hotrows"].__path__:  # two, where the package is installed to be edited
         path = Path(folder) / _FOLDER / f"{stem}.so"
         if path.exists():
             return ctypes.CDLL(str(path))

@@ -21,7 +21,7 @@ def resolve(ids, offsets, batch_size, features, first_rows, num_rows, num_column
     tables = [pointer(t) for t in (features, first_rows, num_rows)]
     if offsets is None:
         rows = torch.empty(features.numel() * batch_size, dtype=torch.int64)
-        bad = _int64(native.load().hotrows_resolve_single)(
+        bad = _int64(_core().hotrows_resolve_single)(
             pointer(ids), size, *tables, count, columns, pointer(rows)
         )
         empty = torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.int32)
@@ -31,7 +31,7 @@ def resolve(ids, offsets, batch_size, features, first_rows, num_rows, num_column
     source = torch.empty(num_ids, dtype=torch.int64)
     num_bags = num_columns * batch_size + num_sequence_ids
     bag_starts = torch.empty(num_bags + 1, dtype=torch.int32)
-    bad = _int64(native.load().hotrows_resolve_jagged)(
+    bad = _int64(_core().hotrows_resolve_jagged)(
         pointer(ids), pointer(offsets.contiguous()), size, *tables, count, columns,
         pointer(rows), pointer(source), pointer(bag_starts),
     )  # fmt: skip
@@ -46,7 +46,7 @@ def unique(rows: Tensor):
     distinct = torch.empty(n, dtype=torch.int64)
     inverse, order = (torch.empty(n, dtype=torch.int32) for _ in range(2))
     starts = torch.empty(n + 1, dtype=torch.int32)
-    found = _int64(native.load().hotrows_unique)(
+    found = _int64(_core().hotrows_unique)(
         pointer(rows), ctypes.c_int64(n), *(pointer(t) for t in (distinct, inverse, order, starts))
     )
     return distinct[:found].clone(), inverse, order, starts[: found + 1].clone()
@@ -56,7 +56,7 @@ def pool(records, layout, slots, inverse, bag_starts, weights):
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
     out = torch.empty(num_bags, layout[0])
     scratch = torch.empty(slots.numel(), layout[0])
-    native.load().hotrows_pool(
+    _core().hotrows_pool(
         pointer(records), _ints(layout), pointer(slots), ctypes.c_int64(slots.numel()),
         pointer(inverse), ctypes.c_int64(inverse.numel()), pointer(bag_starts), pointer(weights),
         ctypes.c_int64(num_bags), pointer(scratch), pointer(out),
@@ -68,7 +68,7 @@ def sum_gradients(grad, order, starts, bags, weights):
     grad = grad.contiguous()
     num_rows = starts.numel() - 1
     out = torch.empty(num_rows, grad.shape[1])
-    native.load().hotrows_sum_gradients(
+    _core().hotrows_sum_gradients(
         pointer(grad), ctypes.c_int64(grad.shape[1]), pointer(order), pointer(starts),
         ctypes.c_int64(num_rows), pointer(bags), pointer(weights), pointer(out),
     )  # fmt: skip
@@ -80,7 +80,7 @@ def update(
     first_rows, keys,
 ):  # fmt: skip
     grad = grad.contiguous()
-    native.load().hotrows_update(
+    _core().hotrows_update(
         pointer(records), _ints(layout), pointer(slots), pointer(rows),
         ctypes.c_int64(rows.numel()), pointer(order), pointer(starts), pointer(bags),
         pointer(weights), pointer(grad), ctypes.c_int(_KINDS.index(kind)),
@@ -90,7 +90,7 @@ def update(
 
 
 def initialize(records, layout, first_record, num_records, first_id, key, kind, scale, state):
-    native.load().hotrows_initialize(
+    _core().hotrows_initialize(
         pointer(records[first_record:]), _ints(layout), ctypes.c_int64(num_records),
         ctypes.c_int64(first_id), ctypes.c_int64(key), ctypes.c_int(_INITIALIZERS.index(kind)),
         ctypes.c_double(scale), (ctypes.c_float * len(state))(*state),
@@ -101,6 +101,12 @@ def _count(offsets: Tensor, batch_size: int, features: Tensor, num_columns: int)
     """How many ids the pack's features have in this batch, and how many of them in sequences."""
     ends = offsets[features * batch_size + batch_size] - offsets[features * batch_size]
     return int(ends.sum()), int(ends[num_columns:].sum())
+
+
+def _core() -> ctypes.CDLL:
+    core = native.load()
+    assert core is not None, "these ops are registered only where the core was built"
+    return core
 
 
 def _ints(layout: list[int]):

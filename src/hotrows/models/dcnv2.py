@@ -1,0 +1,59 @@
+"""DCN-V2 (Wang et al. 2021): explicit crosses of bounded degree beside, or below, a deep network.
+
+    parallel    x = [vectors, dense] -+-> cross -+-> logit
+                                      +-> deep  -+
+    stacked     x -> cross -> deep -> logit
+
+The last layer of either is a linear one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hotrows.models import tables
+from hotrows.models.vectors import Vectors
+from hotrows.nn import MLP, CrossNetwork
+from hotrows.schema import Schema
+
+
+class DCNv2(nn.Module):
+    """num_crosses: layers of the cross network; rank: of their matrices, None for full ones.
+
+    hidden: sizes of the deep network's layers; structure: `parallel` or `stacked`.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        num_crosses: int = 3,
+        rank: int | None = None,
+        hidden: Sequence[int] = (400, 400, 400),
+        dropout: float = 0.0,
+        structure: str = "parallel",
+    ) -> None:
+        super().__init__()
+        tables.check(schema, "DCNv2")
+        if structure not in ("parallel", "stacked") or not hidden:
+            raise ValueError(
+                f"DCNv2 needs structure 'parallel' or 'stacked' and at least one hidden size, "
+                f"not structure={structure!r}, hidden={tuple(hidden)}"
+            )
+        self.structure = structure
+        self.tables = tables.vector_tables(schema, dim)
+        width = len(schema.sparse) * dim + len(schema.dense)
+        self.cross = CrossNetwork(width, num_crosses, rank)
+        self.deep = MLP((width, *hidden), dropout=dropout, last_activation="relu")
+        self.last = MLP((hidden[-1] + (width if structure == "parallel" else 0), 1))
+
+    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+        x = torch.cat([vectors.stack().flatten(1), dense], dim=1)
+        crossed = self.cross(x)
+        if self.structure == "stacked":
+            return self.last(self.deep(crossed)).squeeze(1).float()
+        deep = self.deep(x)
+        return self.last(torch.cat([crossed.to(deep.dtype), deep], dim=1)).squeeze(1).float()

@@ -1,0 +1,46 @@
+"""DeepFM (Guo et al. 2017): a factorization machine and a deep network on the same vectors.
+
+    logit = linear weights + second order of the vectors + MLP([vectors, dense])
+
+The dense features take part in the linear and in the deep part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hotrows.models import tables
+from hotrows.models.vectors import Vectors
+from hotrows.nn import MLP, FactorizationMachine
+from hotrows.schema import Schema
+
+
+class DeepFM(nn.Module):
+    """hidden: sizes of the deep network's hidden layers."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        hidden: Sequence[int] = (400, 400, 400),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        tables.check(schema, "DeepFM")
+        self.tables = tables.vector_tables(schema, dim) + tables.linear_tables(schema)
+        width = len(schema.sparse) * dim + len(schema.dense)
+        self.linear = MLP((len(schema.dense), 1)) if schema.dense else None
+        self.pairs = FactorizationMachine()
+        self.deep = MLP((width, *hidden, 1), dropout=dropout, batch_norm=batch_norm)
+
+    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+        stacked = vectors.stack()
+        deep = self.deep(torch.cat([stacked.flatten(1), dense], dim=1))
+        first = vectors.stack(tables.LINEAR).sum((1, 2))
+        if self.linear is not None:
+            first = first + self.linear(dense).squeeze(1)
+        return deep.squeeze(1).float() + first + self.pairs(stacked)

@@ -1,0 +1,47 @@
+"""DLRM (Naumov et al. 2019): dot products between sparse features and the dense ones as one vector.
+
+    dense -> bottom MLP -> [B, D] -+-> dot products of all pairs -> top MLP -> logit
+    ids   -> vectors    [B, F, D] -+
+
+The bottom vector itself stands in front of the products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from hotrows.models import tables
+from hotrows.models.vectors import Vectors
+from hotrows.nn import MLP, DotInteraction
+from hotrows.schema import Schema
+
+
+class DLRM(nn.Module):
+    """bottom and top: sizes of the hidden layers; `dim` and 1 follow behind them.
+
+    dropout: of the top's hidden layers.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        bottom: Sequence[int] = (512, 256, 64),
+        top: Sequence[int] = (512, 256),
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        tables.check(schema, "DLRM")
+        if not schema.dense:
+            raise ValueError("DLRM needs dense features for its bottom layers; try DeepFM")
+        self.tables = tables.vector_tables(schema, dim)
+        num_pairs = DotInteraction.num_outputs(len(schema.sparse), dim)
+        self.bottom = MLP((len(schema.dense), *bottom, dim), last_activation="relu")
+        self.interaction = DotInteraction()
+        self.top = MLP((num_pairs, *top, 1), dropout=dropout)
+
+    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+        pairs = self.interaction(self.bottom(dense), vectors.stack())
+        return self.top(pairs).squeeze(1).float()

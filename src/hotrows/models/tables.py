@@ -1,0 +1,64 @@
+"""The tables a model declares for the sparse features of a schema: one per vocabulary and role.
+
+Vectors start in [-0.001, 0.001): little beside Adagrad's first step (0.02), so that a rare id says
+almost nothing until it is trained. One initializer for all keeps the tables in one pack, where a
+scale of 1 / sqrt(rows), as in DLRM, would give each table a pack of its own.
+"""
+
+from __future__ import annotations
+
+from hotrows.optim import RowOptimizer
+from hotrows.schema import Constant, Initializer, Schema, Table, Uniform, vocabulary_of
+
+VECTOR = "vector"
+LINEAR = "linear"
+FIRST_VECTORS = Uniform(0.001)
+
+
+def vector_tables(
+    schema: Schema, dim: int, optimizer: RowOptimizer | None = None
+) -> tuple[Table, ...]:
+    """One vector of `dim` per sparse feature."""
+    return _tables(schema, dim, VECTOR, "", FIRST_VECTORS, optimizer)
+
+
+def linear_tables(schema: Schema, optimizer: RowOptimizer | None = None) -> tuple[Table, ...]:
+    """One weight per sparse feature, 0 at first: the linear part of a model."""
+    return _tables(schema, 1, LINEAR, ".linear", Constant(0.0), optimizer)
+
+
+def check(schema: Schema, model: str) -> None:
+    """Refuses schemas that a model of sparse and dense features cannot train on."""
+    if schema.sequences:
+        names = ", ".join(feature.name for feature in schema.sequences)
+        raise ValueError(
+            f"{model} pools no sequences, but the schema has {names}: declare them as Sparse, "
+            f"whose ids are pooled, or leave them out"
+        )
+    if not schema.sparse:
+        raise ValueError(f"{model} needs at least one sparse feature; the schema has none")
+
+
+def _tables(
+    schema: Schema,
+    dim: int,
+    role: str,
+    suffix: str,
+    initializer: Initializer,
+    optimizer: RowOptimizer | None,
+) -> tuple[Table, ...]:
+    readers: dict[str, list[str]] = {}
+    for feature in schema.sparse:
+        readers.setdefault(vocabulary_of(feature), []).append(feature.name)
+    return tuple(
+        Table(
+            name=vocabulary + suffix,
+            rows=schema.rows_of(features[0]),
+            dim=dim,
+            features=tuple(features),
+            role=role,
+            initializer=initializer,
+            optimizer=optimizer,
+        )
+        for vocabulary, features in readers.items()
+    )

@@ -1,0 +1,20 @@
+"""Layers: ordinary modules on dense tensors and looked-up vectors; they never see an id."""
+
+from hotrows.nn.cross_network import CrossNetwork
+from hotrows.nn.dot_interaction import DotInteraction
+from hotrows.nn.dropout import Dropout
+from hotrows.nn.factorization_machine import FactorizationMachine
+from hotrows.nn.linear import PathLinear
+from hotrows.nn.linear_paths import choose_linear_paths, use_linear_paths
+from hotrows.nn.mlp import MLP
+
+__all__ = [
+    "MLP",
+    "CrossNetwork",
+    "DotInteraction",
+    "Dropout",
+    "FactorizationMachine",
+    "PathLinear",
+    "choose_linear_paths",
+    "use_linear_paths",
+]

@@ -1,0 +1,35 @@
+"""The interaction of DLRM: dot products of all pairs of a sample's vectors (Naumov et al. 2019)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hotrows.ops import interaction
+
+
+class DotInteraction(nn.Module):
+    """bottom [B, D] and vectors [B, F, D] -> [B, D + (F + 1) F / 2], of bottom's dtype.
+
+    The bottom vector, then the products of all pairs of the F + 1 vectors. Vectors may be float32
+    where bottom is bfloat16, as under autocast: each gradient has the dtype of what it belongs to.
+    """
+
+    def forward(self, bottom: Tensor, vectors: Tensor) -> Tensor:
+        return _DotInteraction.apply(bottom, vectors)
+
+    @staticmethod
+    def num_outputs(num_vectors: int, dim: int) -> int:
+        return dim + num_vectors * (num_vectors + 1) // 2
+
+
+class _DotInteraction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, bottom, vectors):
+        ctx.save_for_backward(bottom, vectors)
+        return interaction.dot_interaction(bottom, vectors)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return interaction.dot_interaction_backward(grad, *ctx.saved_tensors)

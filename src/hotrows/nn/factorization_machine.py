@@ -1,0 +1,30 @@
+"""The second-order term of a factorization machine (Rendle 2010)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hotrows.ops import interaction
+
+
+class FactorizationMachine(nn.Module):
+    """The sum of the dot products of all pairs of a sample's vectors: [B, F, D] -> [B], float32.
+
+    Computed in F D steps as 0.5 * sum over d of (sum of v)^2 - sum of v^2.
+    """
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        return _SecondOrder.apply(vectors)
+
+
+class _SecondOrder(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, vectors):
+        ctx.save_for_backward(vectors)
+        return interaction.second_order(vectors)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return interaction.second_order_backward(grad, *ctx.saved_tensors)

@@ -1,0 +1,145 @@
+"""Which path computes each product of a model's linear layers: measured once, then written down.
+
+Choices are a flat table of strings, fit for JSON:
+
+    {"forward float32 367x512": "onednn", "weight_gradient float32 367x512": "torch", ...}
+
+A run keeps its table: paths differ in rounding, so a resumed run reads it instead of measuring.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from hotrows.nn import products
+from hotrows.nn.linear import DTYPES, PathLinear, Paths
+
+_MOST_SAMPLES = 8192  # enough to leave the caches; more would only take longer
+_LEAST_GAIN = 0.03  # a path wins where it saves this share of the plain one's time, noise aside
+_ROUNDS = range(4, 30)
+_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
+
+
+def choose_linear_paths(
+    model: nn.Module,
+    batch_size: int,
+    dtype: torch.dtype = torch.float32,
+    seconds: float = 1.5,
+) -> dict[str, str]:
+    """Measures the paths of every product of the model's `nn.Linear` layers, for about `seconds`.
+
+    A path may win only where its result agrees with the plain one. Large layers come first: on a
+    machine too busy to measure, what is left after three times `seconds` stays plain. The model is
+    not touched.
+    """
+    shapes = {(m.in_features, m.out_features) for m in _linears(model)}
+    work = {shape: shape[0] * shape[1] for shape in sorted(shapes, reverse=True)}
+    deadline = time.perf_counter() + 3 * seconds
+    choices = {}
+    for shape in sorted(work, key=lambda shape: -work[shape]):
+        share = seconds * work[shape] / sum(work.values()) / len(products.BY_PRODUCT)
+        for product, *arguments in _examples(shape, min(batch_size, _MOST_SAMPLES), dtype):
+            names = products.paths_for(product, shape[1])
+            runs = {name: _run(products.BY_PRODUCT[product][name], arguments) for name in names}
+            late = time.perf_counter() > deadline
+            best = products.PLAIN if late else _fastest(runs, share, _TOLERANCE[dtype])
+            choices[_key(product, dtype, shape)] = best
+    return choices
+
+
+def use_linear_paths(model: nn.Module, choices: Mapping[str, str]) -> None:
+    """Makes every `nn.Linear` of the model compute its products on the chosen paths.
+
+    Layers without a choice stay plain, and so does everything on a GPU. Parameters keep their
+    identity and their names; optimizers made before keep working.
+    """
+    _check(choices)
+    for layer in _linears(model):
+        shape = (layer.in_features, layer.out_features)
+        by_dtype = {name: _paths(choices, dtype, shape) for name, dtype in DTYPES.items()}
+        layer.__class__ = PathLinear
+        cast(PathLinear, layer).paths = by_dtype
+
+
+def _linears(model: nn.Module) -> Iterator[nn.Linear]:
+    for module in model.modules():
+        if isinstance(module, nn.Linear) and type(module) in (nn.Linear, PathLinear):
+            yield module
+
+
+def _examples(shape: tuple[int, int], size: int, dtype: torch.dtype) -> list[tuple]:
+    """Each product with random arguments; hidden layers end in a ReLU, the last one does not."""
+    generator = torch.Generator().manual_seed(0)
+    num_inputs, num_outputs = shape
+
+    def normal(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=generator).to(dtype)
+
+    x, grad = normal(size, num_inputs), normal(size, num_outputs)
+    weight, bias = normal(num_outputs, num_inputs), normal(num_outputs)
+    return [
+        ("forward", x, weight, bias, num_outputs > 1),
+        ("input_gradient", grad, weight),
+        ("weight_gradient", grad, x),
+    ]
+
+
+def _run(path: Callable[..., Tensor], arguments: list) -> Callable[[], Tensor]:
+    return lambda: path(*arguments)
+
+
+@torch.no_grad()
+def _fastest(runs: dict[str, Callable[[], Tensor]], seconds: float, tolerance: float) -> str:
+    """The path with the shortest of its times, all taking turns; the plain one on a near tie."""
+    expected = runs[products.PLAIN]()
+    able = {name: run for name, run in runs.items() if _agrees(run, expected, tolerance)}
+    times = dict.fromkeys(able, float("inf"))
+    begin = time.perf_counter()
+    for done in range(_ROUNDS.stop):
+        if done >= _ROUNDS.start and time.perf_counter() - begin > seconds:
+            break
+        for name, run in able.items():
+            times[name] = min(times[name], _time(run))
+    best = min(times, key=lambda name: times[name])
+    gains = times[best] < times[products.PLAIN] * (1 - _LEAST_GAIN)
+    return best if gains else products.PLAIN
+
+
+def _time(run: Callable[[], Tensor]) -> float:
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def _agrees(run: Callable[[], Tensor], expected: Tensor, tolerance: float) -> bool:
+    try:
+        got = run()
+    except RuntimeError:  # a build of PyTorch without this kernel
+        return False
+    same = got.shape == expected.shape and got.dtype == expected.dtype
+    return same and bool((got - expected).abs().max() <= tolerance * expected.abs().max())
+
+
+def _key(product: str, dtype: torch.dtype, shape: tuple[int, int]) -> str:
+    return f"{product} {str(dtype).removeprefix('torch.')} {shape[0]}x{shape[1]}"
+
+
+def _paths(choices: Mapping[str, str], dtype: torch.dtype, shape: tuple[int, int]) -> Paths:
+    chosen = (choices.get(_key(p, dtype, shape), products.PLAIN) for p in products.BY_PRODUCT)
+    return Paths(*chosen)
+
+
+def _check(choices: Mapping[str, str]) -> None:
+    for key, name in choices.items():
+        product = key.split(" ")[0]
+        known = products.paths_for(product, 1) if product in products.BY_PRODUCT else []
+        if name not in known:
+            raise ValueError(
+                f"linear path {name!r} for {key!r} is not offered by PyTorch {torch.__version__} "
+                f"here, only {known}; resume with the PyTorch that wrote the run, or measure anew"
+            )

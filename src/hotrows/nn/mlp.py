@@ -1,0 +1,84 @@
+"""Layers of perceptrons: Linear, batch normalisation, activation, dropout, again and again."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hotrows.nn.dropout import Dropout
+from hotrows.nn.linear import can_chain, chain
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "none": lambda x: x,
+}
+
+
+class MLP(nn.Module):
+    """Linear layers of the given sizes: [B, sizes[0]] -> [B, sizes[-1]].
+
+    activation: after every layer but the last; last_activation: after the last.
+    dropout: the share of hidden activations dropped in training; batch_norm: before activations.
+    Weights start at N(0, sqrt(2 / (in + out))) as in DLRM, biases at 0.
+
+    Where `use_linear_paths` has chosen paths, a layer and its ReLU are one function, and so are all
+    layers together where nothing else stands between them; else every part is PyTorch's own.
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        activation: str = "relu",
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+        last_activation: str = "none",
+    ) -> None:
+        super().__init__()
+        _check(sizes, activation, last_activation)
+        pairs = list(itertools.pairwise(sizes))
+        self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairs)
+        self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[1:-1] if batch_norm)
+        self.dropout = Dropout(dropout)
+        self.activations = (activation,) * (len(pairs) - 1) + (last_activation,)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for layer in self.layers:
+            assert isinstance(layer, nn.Linear)
+            nn.init.xavier_normal_(layer.weight)
+            nn.init.zeros_(layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._is_chain() and can_chain(x, self.layers):
+            return chain(x, self.layers, [name == "relu" for name in self.activations])
+        last = len(self.layers) - 1
+        for place, (layer, name) in enumerate(zip(self.layers, self.activations, strict=True)):
+            norm = self.norms[place] if self.norms and place < last else None
+            x = _perceptron(x, layer, norm, name)
+            if place < last:
+                x = self.dropout(x)
+        return x
+
+    def _is_chain(self) -> bool:
+        drops = self.training and self.dropout.p > 0
+        return not drops and not self.norms and set(self.activations) <= {"relu", "none"}
+
+
+def _perceptron(x: Tensor, layer: nn.Module, norm: nn.Module | None, activation: str) -> Tensor:
+    if norm is None and activation == "relu" and can_chain(x, [layer]):
+        return chain(x, [layer], relu=[True])
+    x = layer(x)
+    return ACTIVATIONS[activation](x if norm is None else norm(x))
+
+
+def _check(sizes: Sequence[int], *activations: str) -> None:
+    if len(sizes) < 2 or min(sizes) < 1:
+        raise ValueError(f"MLP needs at least two positive sizes, not {tuple(sizes)}")
+    for name in activations:
+        if name not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {sorted(ACTIVATIONS)}, not {name!r}")

@@ -1,0 +1,122 @@
+"""The three products of a linear layer, and the paths that compute each.
+
+    forward           Y = X W^T + b, then max(Y, 0) where the layer ends in a ReLU    [B, N]
+    input gradient    dX = dY W                                                      [B, K]
+    weight gradient   dW = dY^T X                                                    [N, K]
+
+Which path is fastest depends on the processor, the shape and the dtype, and not on the vendor's
+name: `linear_paths` measures. Path `torch` is plain PyTorch, the specification of the others.
+X is [B, K], W is [N, K], all of one dtype. Each path adds in an order fixed by the shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+PLAIN = "torch"
+_CHUNKS = 8
+
+
+def forward_torch(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    y = F.linear(x, weight, bias)
+    return y.relu_() if relu else y
+
+
+def forward_onednn(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    return _onednn(x, weight, bias, "relu" if relu else "none")
+
+
+def forward_sum(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
+    """For N = 1."""
+    y = torch.mv(x, weight[0]).unsqueeze_(1)
+    if bias is not None:
+        y += bias
+    return y.relu_() if relu else y
+
+
+def input_gradient_torch(grad: Tensor, weight: Tensor) -> Tensor:
+    return grad.mm(weight)
+
+
+def input_gradient_onednn(grad: Tensor, weight: Tensor) -> Tensor:
+    return _onednn(grad, weight.t())
+
+
+def input_gradient_onednn_copied(grad: Tensor, weight: Tensor) -> Tensor:
+    return _onednn(grad, weight.t().contiguous())
+
+
+def input_gradient_outer(grad: Tensor, weight: Tensor) -> Tensor:
+    """For N = 1."""
+    return grad * weight
+
+
+def weight_gradient_torch(grad: Tensor, x: Tensor) -> Tensor:
+    return grad.t().mm(x)
+
+
+def weight_gradient_turned(grad: Tensor, x: Tensor) -> Tensor:
+    """The transpose of X^T dY."""
+    return x.t().mm(grad).t().contiguous()
+
+
+def weight_gradient_onednn(grad: Tensor, x: Tensor) -> Tensor:
+    return _onednn(grad.t(), x.t())
+
+
+def weight_gradient_onednn_turned(grad: Tensor, x: Tensor) -> Tensor:
+    return _onednn(x.t(), grad.t()).t().contiguous()
+
+
+def weight_gradient_chunked(grad: Tensor, x: Tensor) -> Tensor:
+    """Chunks of samples side by side, then their sum: small N and K keep all threads busy."""
+    size = x.shape[0] // _CHUNKS * _CHUNKS
+    chunks = [t[:size].view(_CHUNKS, -1, t.shape[1]) for t in (grad, x)]
+    total = torch.bmm(chunks[0].transpose(1, 2), chunks[1]).sum(0)
+    return total if size == x.shape[0] else total + grad[size:].t().mm(x[size:])
+
+
+FORWARD: dict[str, Callable[..., Tensor]] = {
+    PLAIN: forward_torch,
+    "onednn": forward_onednn,
+    "sum": forward_sum,
+}
+INPUT_GRADIENT: dict[str, Callable[..., Tensor]] = {
+    PLAIN: input_gradient_torch,
+    "onednn": input_gradient_onednn,
+    "onednn_copied": input_gradient_onednn_copied,
+    "outer": input_gradient_outer,
+}
+WEIGHT_GRADIENT: dict[str, Callable[..., Tensor]] = {
+    PLAIN: weight_gradient_torch,
+    "turned": weight_gradient_turned,
+    "onednn": weight_gradient_onednn,
+    "onednn_turned": weight_gradient_onednn_turned,
+    "chunked": weight_gradient_chunked,
+}
+BY_PRODUCT = {
+    "forward": FORWARD,
+    "input_gradient": INPUT_GRADIENT,
+    "weight_gradient": WEIGHT_GRADIENT,
+}
+_ONE_OUTPUT = ("sum", "outer")
+
+
+def paths_for(product: str, num_outputs: int) -> list[str]:
+    """The paths that this PyTorch offers for a product of a layer with N outputs."""
+    names = BY_PRODUCT[product]
+    if not has_onednn():
+        names = {name: path for name, path in names.items() if "onednn" not in name}
+    return [name for name in names if num_outputs == 1 or name not in _ONE_OUTPUT]
+
+
+def has_onednn() -> bool:
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: str = "none") -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, after, [], "")

@@ -1,0 +1,101 @@
+"""The native interactions against their specification, forward and backward."""
+
+import itertools
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from hotrows import native
+from hotrows.nn import DotInteraction, FactorizationMachine
+from hotrows.ops import cpu_interaction, interaction, reference_interaction
+
+needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
+DTYPES = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+]
+SHAPES = list(itertools.product((0, 1, 7), (0, 1, 26, 27), (1, 3, 16, 17, 64)))
+
+
+def tolerance(dtype):
+    return {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-4}
+
+
+def sample(size, count, width, bottom_dtype, vectors_dtype):
+    leaf = torch.randn(size, count * width + 5)  # samples stand apart
+    vectors = leaf[:, : count * width].unflatten(1, (count, width)).to(vectors_dtype)
+    return torch.randn(size, width).to(bottom_dtype), vectors
+
+
+@needs_core
+@pytest.mark.parametrize("dtypes", DTYPES, ids=str)
+def test_native_dot_interaction_equals_the_reference(dtypes):
+    for size, count, width in SHAPES:
+        bottom, vectors = sample(size, count, width, *dtypes)
+        got = cpu_interaction.dot_interaction(bottom, vectors)
+        expected = reference_interaction.dot_interaction(bottom, vectors)
+        assert_close(got, expected, **tolerance(dtypes[0]))
+        grad = torch.randn(expected.shape).to(dtypes[0])
+        got = cpu_interaction.dot_interaction_backward(grad, bottom, vectors)
+        expected = reference_interaction.dot_interaction_backward(grad, bottom, vectors)
+        assert_close(got, expected, **tolerance(dtypes[0]))
+
+
+@needs_core
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_native_second_order_equals_the_reference(dtype):
+    for size, count, width in SHAPES:
+        _, vectors = sample(size, count, width, dtype, dtype)
+        got = cpu_interaction.second_order(vectors)
+        assert_close(got, reference_interaction.second_order(vectors), rtol=1e-4, atol=1e-3)
+        grad = torch.randn(size)
+        got = cpu_interaction.second_order_backward(grad, vectors)
+        expected = reference_interaction.second_order_backward(grad, vectors)
+        assert_close(got, expected, **tolerance(dtype))
+
+
+def test_gradients_are_those_of_the_function():
+    bottom = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    vectors = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(DotInteraction(), (bottom, vectors))
+    assert torch.autograd.gradcheck(FactorizationMachine(), (vectors,))
+
+
+def test_the_triangle_comes_row_after_row():
+    bottom, vectors = torch.tensor([[1.0, 2.0]]), torch.tensor([[[3.0, 4.0], [5.0, 6.0]]])
+    assert DotInteraction()(bottom, vectors).tolist() == [[1, 2, 11, 17, 39]]
+    assert FactorizationMachine()(vectors).tolist() == [39]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_number_of_threads_changes_no_bit(threads, dtype):
+    bottom, vectors = sample(100, 26, 16, dtype, torch.float32)
+    grad = torch.randn(100, 16 + 351).to(dtype)
+    results = []
+    for count in (1, 2):
+        threads(count)
+        results.append(
+            [
+                interaction.dot_interaction(bottom, vectors),
+                *interaction.dot_interaction_backward(grad, bottom, vectors),
+                interaction.second_order(vectors),
+            ]
+        )
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
+@needs_core
+def test_bfloat16_is_rounded_to_nearest_even_and_keeps_nan_and_infinity():
+    values = torch.tensor([1.00390625, 1.01171875, float("nan"), float("inf"), -3.1415927])
+    bottom = torch.ones(5, 1, dtype=torch.bfloat16)
+    got = cpu_interaction.dot_interaction(bottom, values.view(5, 1, 1))
+    assert_close(got[:, 1], values.bfloat16(), rtol=0, atol=0, equal_nan=True)
+
+
+def test_what_the_core_does_not_take_falls_back_to_the_reference():
+    bottom, vectors = torch.randn(2, 3), torch.randn(2, 4, 3).bfloat16()
+    assert not cpu_interaction.takes(bottom, vectors)
+    expected = reference_interaction.dot_interaction(bottom, vectors)
+    assert torch.equal(interaction.dot_interaction(bottom, vectors), expected)
