@@ -1,0 +1,255 @@
+// Raw delimited text: lines into fields, fields into numbers.
+//
+// A chunk holds whole lines and ends with a line break. Threads take ranges of it that begin at a
+// line; each stops at its first bad line, and the first of these in the order of the file is the
+// chunk's problem, so the same line is reported whatever the number of threads.
+#include "text.h"
+
+#include <charconv>
+#include <limits>
+#include <string>
+
+namespace hotrows {
+namespace {
+
+enum Problem : int64_t { kNone = 0, kColumns = 1, kUnclosed = 2, kAfterQuote = 3 };
+
+struct Layout {
+  char delimiter;
+  bool quoted;            // whether a field may stand in double quotes
+  int64_t num_columns;    // fields that every line must have
+  const int32_t* wanted;  // [num_columns], the column's place in the output, or -1
+};
+
+struct Found {
+  Problem problem = kNone;
+  int64_t row = 0, column = 0;
+};
+
+// Reads a field in double quotes, which starts at `p`, and writes its value over itself: a doubled
+// quote becomes one. Returns where the field ends, at a delimiter or line break.
+char* unquote(char* p, char delimiter, uint32_t* length, Problem* problem) {
+  char* const value = p;
+  char* to = p;
+  for (++p; *p != '\n'; ++p) {
+    if (*p == '"' && *++p != '"') {
+      *length = static_cast<uint32_t>(to - value);
+      char* end = p;
+      if (*end == '\r' && end[1] == '\n') ++end;
+      if (*end != delimiter && *end != '\n') *problem = kAfterQuote;
+      return end;
+    }
+    *to++ = *p;
+  }
+  *problem = kUnclosed;
+  return p;
+}
+
+// Cuts one line, which starts at `p`, into the fields of row `row`; returns the start of the next.
+char* cut_line(char* p, char* text, const Layout& layout, int64_t row, int64_t num_rows,
+               uint32_t* starts, uint32_t* lengths, Found* found) {
+  const char delimiter = layout.delimiter;
+  for (int64_t column = 0;; ++column) {
+    char* const start = p;
+    uint32_t length;
+    if (layout.quoted && *p == '"') {
+      Problem problem = kNone;
+      p = unquote(p, delimiter, &length, &problem);
+      if (problem != kNone) {
+        *found = {problem, row, column};
+        return p;
+      }
+    } else {
+      while (*p != delimiter && *p != '\n') ++p;
+      length = static_cast<uint32_t>(p - start);
+      if (*p == '\n' && length > 0 && p[-1] == '\r') --length;
+    }
+    const int32_t place = column < layout.num_columns ? layout.wanted[column] : -1;
+    if (place >= 0) {
+      starts[place * num_rows + row] = static_cast<uint32_t>(start - text);
+      lengths[place * num_rows + row] = length;
+    }
+    if (*p == '\n') {
+      if (column + 1 != layout.num_columns) *found = {kColumns, row, column};
+      return p + 1;
+    }
+    ++p;
+  }
+}
+
+int64_t count_lines(const char* p, const char* end) { return std::count(p, end, '\n'); }
+
+// Where part `i` of `n` of the text begins: at the start of a line.
+char* part_start(char* text, int64_t size, int64_t i, int64_t n) {
+  const int64_t middle = size * i / n;
+  if (middle == 0) return text;
+  void* line_break = std::memchr(text + middle - 1, '\n', static_cast<size_t>(size - middle + 1));
+  return line_break ? static_cast<char*>(line_break) + 1 : text + size;
+}
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+// The number of decimal digits from `p` on.
+int64_t digits(const char* p, const char* end) {
+  const char* const start = p;
+  while (p < end && is_digit(*p)) ++p;
+  return p - start;
+}
+
+// Whether [p, end) is a decimal number without a sign; tells whether it is a plain integer.
+bool is_number(const char* p, const char* end, bool* integer) {
+  const int64_t whole = digits(p, end);
+  p += whole;
+  *integer = p == end;
+  int64_t fraction = 0;
+  if (p < end && *p == '.') {
+    fraction = digits(++p, end);
+    p += fraction;
+  }
+  if (whole + fraction == 0) return false;
+  if (p < end && (*p == 'e' || *p == 'E')) {
+    ++p;
+    if (p < end && (*p == '+' || *p == '-')) ++p;
+    const int64_t exponent = digits(p, end);
+    if (exponent == 0) return false;
+    p += exponent;
+  }
+  return p == end;
+}
+
+double parse_decimal(const char* p, const char* end) {
+  double value = 0;
+  const auto result = std::from_chars(p, end, value);
+  if (result.ec == std::errc()) return value;
+  return std::strtod(std::string(p, end).c_str(), nullptr);  // over- or underflow: infinity or zero
+}
+
+// The number in a field: NaN where it is empty. False for text, and for what float32 cannot hold.
+bool parse_number(Field field, double* value) {
+  const char* p = field.data;
+  const char* end = p + field.length;
+  while (p < end && *p == ' ') ++p;
+  while (p < end && end[-1] == ' ') --end;
+  if (p == end) {
+    *value = std::numeric_limits<double>::quiet_NaN();
+    return true;
+  }
+  const bool negative = *p == '-';
+  if (negative || *p == '+') ++p;
+  bool integer;
+  if (!is_number(p, end, &integer)) return false;
+  double magnitude;
+  if (integer && end - p <= 18) {
+    int64_t whole = 0;
+    for (; p < end; ++p) whole = whole * 10 + (*p - '0');
+    magnitude = static_cast<double>(whole);
+  } else {
+    magnitude = parse_decimal(p, end);
+  }
+  *value = (negative ? -magnitude : magnitude) + 0.0;  // never a negative zero
+  return std::isfinite(static_cast<float>(magnitude));
+}
+
+}  // namespace
+}  // namespace hotrows
+
+using namespace hotrows;
+
+// Cuts num_rows lines into fields. starts, lengths: [columns in use, num_rows]. Returns 0, or what is
+// wrong with the first bad line (1: its number of columns, 2: a quote never closed, 3: text after a
+// closing quote) with problem = {row, column; for 1 the last one}.
+HOTROWS_API int64_t hotrows_tokenize(char* text, int64_t size, int64_t delimiter, int64_t quoted,
+                                     int64_t num_columns, const int32_t* wanted, int64_t num_rows,
+                                     uint32_t* starts, uint32_t* lengths, int64_t* problem,
+                                     int64_t threads) {
+  const Layout layout{static_cast<char>(delimiter), quoted != 0, num_columns, wanted};
+  std::vector<int64_t> first_row(threads + 1, 0);
+  std::vector<Found> found(threads);
+#pragma omp parallel for schedule(static, 1) num_threads(threads)
+  for (int64_t i = 0; i < threads; ++i) {
+    first_row[i + 1] =
+        count_lines(part_start(text, size, i, threads), part_start(text, size, i + 1, threads));
+  }
+  for (int64_t i = 0; i < threads; ++i) first_row[i + 1] += first_row[i];
+  std::vector<char*> bounds(threads + 1);
+  for (int64_t i = 0; i <= threads; ++i) bounds[i] = part_start(text, size, i, threads);
+#pragma omp parallel for schedule(static, 1) num_threads(threads)
+  for (int64_t i = 0; i < threads; ++i) {
+    char* p = bounds[i];
+    for (int64_t row = first_row[i]; row < first_row[i + 1] && found[i].problem == kNone; ++row) {
+      p = cut_line(p, text, layout, row, num_rows, starts, lengths, &found[i]);
+    }
+  }
+  for (const Found& f : found) {
+    if (f.problem == kNone) continue;
+    problem[0] = f.row;
+    problem[1] = f.column;
+    return f.problem;
+  }
+  return kNone;
+}
+
+// Parses the fields of `columns` [num_features] as numbers into values [num_features, num_rows], NaN
+// where they are empty. Returns the first row that holds something else, with *feature the first such
+// feature of it, or -1.
+HOTROWS_API int64_t hotrows_parse_numbers(const char* text, int64_t size, const uint32_t* starts,
+                                          const uint32_t* lengths, int64_t num_rows,
+                                          const int32_t* columns, int64_t num_features,
+                                          double* values, int64_t* feature, int64_t threads) {
+  const Fields fields{text, size, starts, lengths, num_rows};
+  std::vector<int64_t> bad(num_features, num_rows);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+  for (int64_t f = 0; f < num_features; ++f) {
+    for (int64_t row = 0; row < num_rows; ++row) {
+      if (parse_number(fields.at(columns[f], row), &values[f * num_rows + row])) continue;
+      bad[f] = row;
+      break;
+    }
+  }
+  const auto first = std::min_element(bad.begin(), bad.end());
+  if (first == bad.end() || *first == num_rows) return -1;
+  *feature = first - bad.begin();
+  return *first;
+}
+
+// Adds the chosen rows of values [num_features, num_rows] to moments [num_features, 3]: count, mean
+// and sum of squared differences from it (Welford 1962), row after row. NaN counts as absent.
+HOTROWS_API int64_t hotrows_add_moments(const double* values, int64_t num_features,
+                                        int64_t num_rows, const uint8_t* chosen, double* moments,
+                                        int64_t threads) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+  for (int64_t f = 0; f < num_features; ++f) {
+    double count = moments[3 * f], mean = moments[3 * f + 1], squares = moments[3 * f + 2];
+    for (int64_t row = 0; row < num_rows; ++row) {
+      const double value = values[f * num_rows + row];
+      if (!chosen[row] || std::isnan(value)) continue;
+      const double difference = value - mean;
+      count += 1;
+      mean += difference / count;
+      squares += difference * (value - mean);
+    }
+    moments[3 * f] = count;
+    moments[3 * f + 1] = mean;
+    moments[3 * f + 2] = squares;
+  }
+  return 0;
+}
+
+// dense [num_rows, num_features] = (values - shift) / divisor, or log(1 + max(value, 0)) where `logs`;
+// 0 where the value is missing.
+HOTROWS_API int64_t hotrows_transform(const double* values, int64_t num_features, int64_t num_rows,
+                                      const uint8_t* logs, const double* shift,
+                                      const double* divisor, float* dense, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t row = 0; row < num_rows; ++row) {
+    for (int64_t f = 0; f < num_features; ++f) {
+      const double value = values[f * num_rows + row];
+      double result = 0;
+      if (!std::isnan(value)) {
+        result = logs[f] ? std::log1p(std::max(value, 0.0)) : (value - shift[f]) / divisor[f];
+      }
+      dense[row * num_features + f] = static_cast<float>(result);
+    }
+  }
+  return 0;
+}

@@ -1,0 +1,27 @@
+// A chunk of raw text cut into fields: for each column in use, where the field of every row stands.
+#pragma once
+
+#include "core.h"
+
+namespace hotrows {
+
+struct Field {
+  const char* data;
+  uint32_t length;
+};
+
+// starts and lengths are [columns in use, num_rows]; the text is `size` bytes of whole lines.
+struct Fields {
+  const char* text;
+  int64_t size;
+  const uint32_t* starts;
+  const uint32_t* lengths;
+  int64_t num_rows;
+
+  Field at(int64_t column, int64_t row) const {
+    const int64_t i = column * num_rows + row;
+    return {text + starts[i], lengths[i]};
+  }
+};
+
+}  // namespace hotrows

@@ -1,0 +1,19 @@
+"""Data: raw text into encoded shards, and shards into batches."""
+
+from hotrows.data.description import Description, describe
+from hotrows.data.encoded import EncodedData, Part
+from hotrows.data.encoding import Encoder
+from hotrows.data.loader import Loader
+from hotrows.data.prepare import prepare
+from hotrows.data.writing import write_encoded
+
+__all__ = [
+    "Description",
+    "EncodedData",
+    "Encoder",
+    "Loader",
+    "Part",
+    "describe",
+    "prepare",
+    "write_encoded",
+]

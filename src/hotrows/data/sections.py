@@ -1,0 +1,115 @@
+"""A file of named arrays that can be memory-mapped: what shards and vocabularies are stored in.
+
+    byte 0   magic      b"HOTROWS\\n"
+         8   version    uint32, 1
+        12   length     uint32, bytes of the header
+        16   checksum   uint32, crc32 of the header
+        20   header     JSON: {..., "size": bytes after the header, "sections": [
+                            {"name", "dtype", "shape", "offset", "crc32"}, ...]}
+             data       from the first multiple of 64 after the header
+
+Numbers are little-endian. A section starts at a multiple of 64 bytes; its `offset` counts from the
+start of the data. Opening checks magic, version, header and size; `check` reads every byte.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MAGIC = b"HOTROWS\n"
+VERSION = 1
+_PREFIX = struct.Struct("<8sIII")
+_ALIGNMENT = 64
+
+
+class Sections:
+    """An open file: `header`, and its arrays by name, mapped read-only."""
+
+    def __init__(self, path: Path, header: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
+        self.path = path
+        self.header = header
+        self._arrays = arrays
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._arrays[name]
+
+    def check(self) -> None:
+        """Compares every section with its checksum; an error names the first that differs."""
+        for section in self.header["sections"]:
+            found = zlib.crc32(_bytes_of(self[section["name"]]))
+            if found != section["crc32"]:
+                raise ValueError(
+                    f"{self.path}: section {section['name']!r} is damaged (crc32 {found:08x}, "
+                    f"expected {section['crc32']:08x}); prepare the data again"
+                )
+
+
+def write_sections(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes the arrays, and a header with `header` in it."""
+    sections, offset = [], 0
+    for name, array in arrays.items():
+        place = {"name": name, "dtype": array.dtype.str, "shape": array.shape, "offset": offset}
+        sections.append({**place, "crc32": zlib.crc32(_bytes_of(array))})
+        offset = _aligned(offset + array.nbytes)
+    text = json.dumps({**header, "size": offset, "sections": sections}).encode()
+    with open(path, "wb") as file:
+        file.write(_PREFIX.pack(MAGIC, VERSION, len(text), zlib.crc32(text)) + text)
+        for array in arrays.values():
+            file.write(b"\0" * (_aligned(file.tell()) - file.tell()))
+            file.write(_bytes_of(array))
+        file.write(b"\0" * (_aligned(file.tell()) - file.tell()))
+
+
+def open_sections(path: Path) -> Sections:
+    """Maps a file; an error where it is not one, was cut off, or is of another version."""
+    try:
+        mapped = np.memmap(path, np.uint8, "r").view(np.ndarray)
+    except FileNotFoundError:
+        raise ValueError(f"{path} is missing; prepare the data again") from None
+    except ValueError:
+        mapped = np.empty(0, np.uint8)  # an empty file cannot be mapped
+    header, start = _read_header(path, mapped)
+    if len(mapped) != start + header["size"]:
+        raise ValueError(
+            f"{path} is cut off or was added to: expected {start + header['size']:,} bytes, found "
+            f"{len(mapped):,}; prepare the data again"
+        )
+    arrays = {of["name"]: _array(mapped[start:], of) for of in header["sections"]}
+    return Sections(path, header, arrays)
+
+
+def _read_header(path: Path, mapped: np.ndarray) -> tuple[dict[str, Any], int]:
+    """The header, and where the data starts."""
+    if len(mapped) < _PREFIX.size or mapped[: len(MAGIC)].tobytes() != MAGIC:
+        raise ValueError(f"{path} is no file of prepared data, or was cut off; prepare it again")
+    _, version, length, checksum = _PREFIX.unpack(mapped[: _PREFIX.size].tobytes())
+    if version != VERSION:
+        raise ValueError(
+            f"{path} has format version {version}, this hotrows reads {VERSION}; prepare the data "
+            f"again with this version"
+        )
+    text = mapped[_PREFIX.size : _PREFIX.size + length].tobytes()
+    if zlib.crc32(text) != checksum:
+        raise ValueError(f"{path}: the header is damaged or cut off; prepare the data again")
+    return json.loads(text), _aligned(_PREFIX.size + length)
+
+
+def _array(data: np.ndarray, section: dict[str, Any]) -> np.ndarray:
+    dtype, shape = np.dtype(section["dtype"]), tuple(section["shape"])
+    size = int(np.prod(shape)) * dtype.itemsize
+    return data[section["offset"] : section["offset"] + size].view(dtype).reshape(shape)
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def _aligned(size: int) -> int:
+    return (size + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT

@@ -1,0 +1,219 @@
+"""Bad input: one sentence that names file, line, column and value, and nothing left behind."""
+
+import errno
+import gzip
+
+import pytest
+
+from hotrows.data import EncodedData, prepare, sections
+from hotrows.schema import Schema, Sequence, Sparse
+from tests.data.raw import SCHEMA, use_plain_python, write
+
+GOOD = ("0", "1", "user", "item")
+HEADED = Schema(features=SCHEMA.features, delimiter=",", name="headed")
+
+
+@pytest.fixture(params=["native", "plain"], autouse=True)
+def both(request, monkeypatch):
+    if request.param == "plain":
+        use_plain_python(monkeypatch)
+
+
+def refused(tmp_path, schema=SCHEMA, name="raw", threads=2, **options) -> str:
+    """The message with which preparing the file is refused; nothing may be left of it."""
+    with pytest.raises(ValueError) as error:
+        prepare([tmp_path / name], schema, tmp_path / "out", threads=threads, **options)
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "out.part").exists()
+    assert "\n" not in str(error.value)
+    return str(error.value).replace(str(tmp_path) + "/", "")
+
+
+def test_too_few_columns(tmp_path):
+    write(tmp_path / "raw", [GOOD, GOOD, GOOD[:3]])
+    assert refused(tmp_path).startswith(r"raw line 3, expected 4 columns between '\t', found 3; ")
+
+
+def test_too_many_columns(tmp_path):
+    write(tmp_path / "raw", [GOOD, (*GOOD, "more")])
+    assert "raw line 2, expected 4 columns" in refused(tmp_path)
+
+
+def test_a_blank_line_between_rows(tmp_path):
+    (tmp_path / "raw").write_bytes(b"0\t1\ta\tb\n\n0\t1\ta\tb\n")
+    assert "raw line 2, expected 4 columns between '\\t', found 1" in refused(tmp_path)
+
+
+def test_a_letter_in_a_number(tmp_path):
+    write(tmp_path / "raw", [GOOD, ("0", "12a", "user", "item")])
+    assert refused(tmp_path).startswith(
+        "raw line 2, column 'price': expected a number, found '12a';"
+    )
+
+
+@pytest.mark.parametrize("value", ["2", "", "yes", "0.5", "-1"])
+def test_a_label_other_than_0_or_1(tmp_path, value):
+    write(tmp_path / "raw", [GOOD, (value, "x", "user", "item")])
+    found = repr(value) if value else "nothing"
+    expected = f"raw line 2, column 'label': expected a label 0 or 1, found {found};"
+    assert refused(tmp_path).startswith(expected)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_the_smallest_line_is_named_whatever_the_threads(tmp_path, threads):
+    rows = [GOOD] * 1000
+    rows[400], rows[600], rows[999] = ("0", "x", "", ""), ("2", "1", "", ""), ("0",)
+    write(tmp_path / "raw", rows)
+    assert "line 401, column 'price'" in refused(tmp_path, threads=threads)
+    rows[400], rows[399] = GOOD, ("0", "1")
+    write(tmp_path / "raw", rows)
+    assert "line 400, expected 4 columns" in refused(tmp_path, threads=threads)
+
+
+def test_lines_are_counted_in_each_file(tmp_path):
+    write(tmp_path / "one", [GOOD] * 5)
+    write(tmp_path / "two", [GOOD, ("7", *GOOD[1:])])
+    with pytest.raises(ValueError, match="two line 2, column 'label'"):
+        prepare([tmp_path / "one", tmp_path / "two"], SCHEMA, tmp_path / "out")
+
+
+def test_a_header_counts_as_a_line(tmp_path):
+    write(tmp_path / "raw", [("label", "price", "user", "item"), GOOD, ("0", "?", "", "")], ",")
+    assert "raw line 3, column 'price'" in refused(tmp_path, HEADED)
+
+
+def test_a_header_without_a_column(tmp_path):
+    write(tmp_path / "raw", [("label", "price", "item"), ("0", "1", "x")], ",")
+    message = refused(tmp_path, HEADED)
+    assert "raw line 1: the header lacks the columns ['user']" in message
+    assert "'label', 'price', 'item'" in message
+
+
+def test_a_header_without_a_label(tmp_path):
+    write(tmp_path / "raw", [("price", "user", "item"), ("1", "a", "b")], ",")
+    assert "the header lacks the columns ['label']" in refused(tmp_path, HEADED)
+
+
+def test_a_header_that_names_a_column_twice(tmp_path):
+    write(tmp_path / "raw", [("label", "price", "user", "item", "user"), (*GOOD, "x")], ",")
+    assert "the header names the columns ['user'] twice" in refused(tmp_path, HEADED)
+
+
+def test_a_header_alone(tmp_path):
+    write(tmp_path / "raw", [("label", "price", "user", "item")], ",")
+    assert "raw file raw has no lines after its header" in refused(tmp_path, HEADED)
+
+
+def test_no_label_column(tmp_path):
+    write(tmp_path / "raw", [GOOD[1:]])
+    assert "the column of the label, 'label', is missing" in refused(tmp_path)
+
+
+def test_quotes(tmp_path):
+    write(tmp_path / "raw", [("label", "price", "user", "item"), ("0", "1", '"a', "b")], ",")
+    assert "raw line 2, column 'user': the quoted field does not end" in refused(tmp_path, HEADED)
+    write(tmp_path / "raw", [("label", "price", "user", "item"), ("0", "1", '"a"b', "b")], ",")
+    assert "column 'user': the quoted field is followed by text" in refused(tmp_path, HEADED)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n\n\r\n"])
+def test_an_empty_file(tmp_path, content):
+    (tmp_path / "raw").write_bytes(content)
+    assert "raw file raw" in refused(tmp_path)
+
+
+def test_a_missing_file_and_a_folder(tmp_path):
+    assert "raw file raw does not exist" in refused(tmp_path)
+    (tmp_path / "raw").mkdir()
+    assert "raw is a folder" in refused(tmp_path)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(ValueError, match="no raw files to prepare"):
+        prepare([], SCHEMA, tmp_path / "out")
+
+
+def test_gzip_that_is_cut_off_or_damaged(tmp_path):
+    whole = gzip.compress(b"0\t1\tuser\titem\n" * 10_000)
+    (tmp_path / "raw").write_bytes(whole[: len(whole) // 2])
+    assert "raw is no whole gzip file" in refused(tmp_path)
+    (tmp_path / "raw").write_bytes(whole[:20] + b"garbage" + whole[27:])
+    assert "raw is no whole gzip file" in refused(tmp_path)
+    (tmp_path / "raw").write_bytes(b"\x1f\x8bgarbage")
+    assert "raw is no whole gzip file" in refused(tmp_path)
+
+
+def test_no_row_to_train_on(tmp_path):
+    write(tmp_path / "raw", [GOOD])
+    assert "the training part has none of the 1 rows" in refused(
+        tmp_path, split="position:0.5,0,0.5"
+    )
+
+
+def test_sequences_wait(tmp_path):
+    schema = Schema(features=(Sequence("history"),), columns=("label", "history"))
+    assert "sequences are not yet prepared from raw text" in refused(tmp_path, schema)
+
+
+def test_features_that_disagree_about_a_vocabulary(tmp_path):
+    features = (Sparse("a", vocabulary="v"), Sparse("b", vocabulary="v", min_count=2))
+    schema = Schema(features=features, columns=("label", "a", "b"))
+    assert "features 'a' and 'b' share vocabulary 'v'" in refused(tmp_path, schema)
+
+
+@pytest.mark.parametrize("delimiter", ["::", "", "\n", '"', "ä"])
+def test_other_delimiters(tmp_path, delimiter):
+    write(tmp_path / "raw", [GOOD])
+    schema = Schema(features=SCHEMA.features, columns=SCHEMA.columns, delimiter=delimiter)
+    assert "the delimiter must be one character" in refused(tmp_path, schema)
+
+
+def test_a_folder_in_the_way_is_left_alone(tmp_path):
+    write(tmp_path / "raw", [GOOD] * 9)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("")
+    with pytest.raises(ValueError, match="out exists and is no empty folder"):
+        prepare([tmp_path / "raw"], SCHEMA, tmp_path / "out")
+    assert (tmp_path / "out" / "precious").exists()
+    (tmp_path / "out" / "precious").unlink()
+    prepare([tmp_path / "raw"], SCHEMA, tmp_path / "out", split="fraction:1,0,0")
+
+
+def test_a_run_beside_is_left_alone(tmp_path):
+    write(tmp_path / "raw", [GOOD])
+    (tmp_path / "out.part").mkdir()
+    with pytest.raises(ValueError, match=r"out\.part exists"):
+        prepare([tmp_path / "raw"], SCHEMA, tmp_path / "out")
+    assert (tmp_path / "out.part").exists()
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    write(tmp_path / "raw", [GOOD] * 9)
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sections, "_bytes_of", full)
+    assert "the disk of out is full" in refused(tmp_path, split="fraction:1,0,0")
+
+
+def test_an_interruption_leaves_nothing(tmp_path):
+    write(tmp_path / "raw", [GOOD] * 9)
+
+    def interrupt(stage, done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare([tmp_path / "raw"], SCHEMA, tmp_path / "out", progress=interrupt)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["raw"]
+
+
+def test_opening_what_is_no_prepared_data(tmp_path):
+    with pytest.raises(ValueError, match="holds no prepared data"):
+        EncodedData.open(tmp_path)
+    (tmp_path / "data.json").write_text("{")
+    with pytest.raises(ValueError, match="damaged"):
+        EncodedData.open(tmp_path)
+    (tmp_path / "data.json").write_text('{"version": 99}')
+    with pytest.raises(ValueError, match="format version 99"):
+        EncodedData.open(tmp_path)

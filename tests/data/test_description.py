@@ -1,0 +1,60 @@
+"""describe: sizes, rates and skew, checked against counts that are known."""
+
+import json
+
+import numpy as np
+import pytest
+
+from hotrows.data import describe, prepare
+from hotrows.data.description import row_counts, zipf_exponent
+from hotrows.schema import Schema, Sparse
+from tests.data.raw import SCHEMA, write
+
+
+def test_rates_and_counts_of_a_small_file(tmp_path):
+    rows = [("1", "", "a", "x"), ("0", "1", "a", "y"), ("0", "", "b", ""), ("0", "1", "c", "z")]
+    raw = write(tmp_path / "raw", rows)
+    data = prepare([raw], SCHEMA, tmp_path / "out", split="position:0.75,0,0.25")
+    found = describe(data, dim=4)
+    assert (found.parts["train"].rows, found.parts["train"].click_rate) == (3, 1 / 3)
+    assert (found.parts["test"].rows, found.parts["test"].click_rate) == (1, 0)
+    assert found.parts["validation"].click_rate is None
+    price, user, item = found.fields
+    assert price.missing == {"train": 2 / 3, "test": 0}
+    assert (user.unknown, item.missing["train"]) == ({"train": 0, "test": 1}, 1 / 3)
+    of_user = found.vocabularies[0]
+    assert (of_user.rows, of_user.lookups, of_user.top) == (5, 3, 2 / 3)  # 3 reserved, a, b
+    assert of_user.curve[0] == (1 / 5, 2 / 3)
+    assert of_user.curve[-1] == (1, 1)
+    assert found.table_bytes == 4 * 4 * (5 + 5)
+    assert row_counts(data)["item"].tolist() == [0, 1, 0, 1, 1]
+    json.dumps(found.to_json(), allow_nan=False)
+
+
+def test_unknown_values_count_where_they_are_looked_up(tmp_path):
+    schema = Schema(
+        features=(Sparse("user", min_count=2, num_unknown=2),), columns=("label", "user")
+    )
+    raw = write(tmp_path / "raw", [("0", user) for user in "aabcd"])
+    data = prepare([raw], schema, tmp_path / "out", split="fraction:1,0,0")
+    assert row_counts(data)["user"].tolist() == [0, 0, 2, 1, 2]
+    assert describe(data).vocabularies[0].num_distinct == 4
+
+
+@pytest.mark.parametrize("exponent", [0.8, 1.05, 1.4])
+def test_the_exponent_of_a_zipf_law_is_found(exponent):
+    counts = np.floor(1e9 * np.arange(1, 10_001) ** -exponent).astype(np.int64)
+    assert zipf_exponent(counts) == pytest.approx(exponent, abs=0.02)
+
+
+def test_hottest_rows_of_a_known_law(tmp_path):
+    counts = [1000, 100, 10] + [1] * 97
+    rows = [("0", f"v{i}") for i, count in enumerate(counts) for _ in range(count)]
+    schema = Schema(features=(Sparse("v"),), columns=("label", "v"))
+    data = prepare(
+        [write(tmp_path / "raw", rows)], schema, tmp_path / "out", split="fraction:1,0,0"
+    )
+    (found,) = describe(data).vocabularies
+    assert found.rows == 103
+    assert found.hottest[0.01] == 1000 / 1207
+    assert found.hottest[0.1] == 1117 / 1207  # the ten hottest of 103

@@ -1,0 +1,132 @@
+"""Loader: batches are a pure function of seed, epoch and position."""
+
+import numpy as np
+import pytest
+import torch
+
+from hotrows.batch import Batch
+from hotrows.data import Loader, order, shards, write_encoded
+from hotrows.schema import Dense, Schema, Sparse
+from tests.data.raw import use_plain_python
+
+ROWS = 1000
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Rows that tell their number in every column, in shards of 300."""
+    schema = Schema(
+        features=(Dense("x"), Sparse("narrow", rows=200), Sparse("middle", rows=ROWS),
+                  Sparse("wide", rows=100_000), Sparse("widest", rows=1 << 40)),
+    )  # fmt: skip
+    number = torch.arange(ROWS)
+    batch = Batch(
+        features=tuple(f.name for f in schema.sparse),
+        ids=torch.cat([number % 200, number, number * 97, number * (1 << 30)]),
+        dense=number.float()[:, None],
+        labels=(number % 3 == 0).float(),
+    )
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(shards.ShardWriter.__init__, "__defaults__", (300,))
+        return write_encoded(tmp_path_factory.mktemp("loader") / "out", schema, {"train": [batch]})
+
+
+@pytest.fixture(autouse=True)
+def small_pools(monkeypatch):
+    monkeypatch.setattr(order.pools, "__defaults__", (0, 64, 3))
+
+
+@pytest.fixture(params=["native", "plain"])
+def both(request, monkeypatch):
+    if request.param == "plain":
+        use_plain_python(monkeypatch)
+
+
+def same(one: Batch, other: Batch) -> bool:
+    pairs = ((one.ids, other.ids), (one.dense, other.dense), (one.labels, other.labels))
+    return one.first_sample == other.first_sample and all(torch.equal(*pair) for pair in pairs)
+
+
+def numbers(batches) -> list[int]:
+    return torch.cat([batch.dense[:, 0] for batch in batches]).int().tolist()
+
+
+def test_unshuffled_batches_are_in_order(data):
+    batches = list(Loader(data.parts["train"], 128, shuffle=False).batches(0))
+    assert [batch.size for batch in batches] == [128] * 7 + [ROWS - 7 * 128]
+    assert [batch.first_sample for batch in batches] == list(range(0, ROWS, 128))
+    assert numbers(batches) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_the_columns_of_a_row_stay_together(data, both, shuffle):
+    for batch in Loader(data.parts["train"], 77, shuffle=shuffle).batches(0):
+        number = batch.dense[:, 0].long()
+        expected = [number % 200, number, number * 97, number * (1 << 30)]
+        assert torch.equal(batch.ids, torch.cat(expected))
+        assert torch.equal(batch.labels, (number % 3 == 0).float())
+        assert batch.offsets is None
+
+
+@pytest.mark.parametrize("batch_size", [1, 64, 77, 1000, 5000])
+def test_shuffling_reads_every_row_once(data, batch_size):
+    loader = Loader(data.parts["train"], batch_size, shuffle=True, seed=5)
+    batches = list(loader.batches(0))
+    assert len(batches) == len(loader)
+    assert sorted(numbers(batches)) == list(range(ROWS))
+    assert numbers(batches) != list(range(ROWS))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_an_epoch_can_be_entered_at_any_batch(data, shuffle):
+    loader = Loader(data.parts["train"], 77, shuffle=shuffle)
+    whole = list(loader.batches(2))
+    for first in (0, 1, 5, len(loader) - 1, len(loader), 99):
+        rest = list(loader.batches(2, first))
+        assert len(rest) == max(0, len(loader) - first)
+        assert all(same(*pair) for pair in zip(whole[first:], rest, strict=True))
+
+
+def test_seed_and_epoch_decide_the_order(data):
+    def order_of(seed, epoch):
+        return numbers(Loader(data.parts["train"], 50, shuffle=True, seed=seed).batches(epoch))
+
+    assert order_of(1, 0) == order_of(1, 0)
+    orders = [order_of(1, 0), order_of(1, 1), order_of(2, 0), order_of(-1, 0)]
+    assert len({tuple(of) for of in orders}) == 4
+
+
+def test_pools_mix_blocks_from_everywhere():
+    (first, *others) = order.pools(10_000, 0, 0, block_rows=100, blocks_per_pool=20)
+    assert [pool.rows for pool in (first, *others)] == [2000] * 5
+    starts = [start for start, _ in first.blocks]
+    assert min(starts) < 2000
+    assert max(starts) > 8000
+
+
+def test_a_short_last_block_may_stand_anywhere():
+    pools = list(order.pools(950, 0, 0, block_rows=100, blocks_per_pool=3))
+    assert [pool.first for pool in pools] == np.cumsum([0, *(p.rows for p in pools[:-1])]).tolist()
+    blocks = sorted(block for pool in pools for block in pool.blocks)
+    assert blocks == [(at, min(at + 100, 950)) for at in range(0, 950, 100)]
+
+
+def test_permutations_are_those_of_every_version():
+    assert order.permutation(8, 0, 1).tolist() == [7, 0, 6, 2, 1, 4, 3, 5]
+    assert order.permutation(1, 3).tolist() == [0]
+    assert order.permutation(0, 3).tolist() == []
+    counts = np.zeros((4, 4))
+    for seed in range(2000):
+        counts[range(4), order.permutation(4, seed)] += 1
+    assert np.abs(counts / 2000 - 0.25).max() < 0.05
+
+
+def test_an_empty_part_has_no_batch(data):
+    loader = Loader(data.parts["test"], 10, shuffle=True)
+    assert len(loader) == 0
+    assert list(loader.batches(0)) == []
+
+
+def test_a_batch_size_of_zero_is_refused(data):
+    with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
+        Loader(data.parts["train"], 0, shuffle=False)
