@@ -40,6 +40,23 @@ void sort_by_comparison(const int64_t* rows, int64_t n, int32_t* order) {
   std::stable_sort(order, order + n, [rows](int32_t a, int32_t b) { return rows[a] < rows[b]; });
 }
 
+// row_at(i): the i-th row in ascending order, which stands at order[i]. Returns how many are distinct.
+template <class RowAt>
+int64_t find_runs(int64_t n, const int32_t* order, RowAt row_at, int64_t* distinct, int32_t* inverse,
+                  int32_t* starts) {
+  int64_t u = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t row = row_at(i);
+    if (i == 0 || row != distinct[u - 1]) {
+      distinct[u] = row;
+      starts[u++] = static_cast<int32_t>(i);
+    }
+    inverse[order[i]] = static_cast<int32_t>(u - 1);
+  }
+  starts[u] = static_cast<int32_t>(n);
+  return u;
+}
+
 }  // namespace
 
 // Fills distinct [U], inverse [n], order [n], starts [U + 1]; returns U. Rows are not negative.
@@ -49,39 +66,19 @@ HOTROWS_API int64_t hotrows_unique(const int64_t* rows, int64_t n, int64_t* dist
   for (int64_t i = 0; i < n; ++i) all |= static_cast<uint64_t>(rows[i]);
   const int row_bits = bits_of(all), index_bits = bits_of(static_cast<uint64_t>(n));
 
-  if (row_bits + index_bits <= 64) {
-    std::vector<uint64_t> keys(n);
-    for (int64_t i = 0; i < n; ++i)
-      keys[i] = static_cast<uint64_t>(rows[i]) << index_bits | static_cast<uint64_t>(i);
-    radix_sort(keys, index_bits, row_bits);
-    const uint64_t mask = (uint64_t{1} << index_bits) - 1;
-    for (int64_t i = 0; i < n; ++i) order[i] = static_cast<int32_t>(keys[i] & mask);
-    // The sorted keys still hold their rows: runs need no random read.
-    int64_t u = 0;
-    for (int64_t i = 0; i < n; ++i) {
-      const int64_t row = static_cast<int64_t>(keys[i] >> index_bits);
-      if (i == 0 || row != distinct[u - 1]) {
-        distinct[u] = row;
-        starts[u++] = static_cast<int32_t>(i);
-      }
-      inverse[order[i]] = static_cast<int32_t>(u - 1);
-    }
-    starts[u] = static_cast<int32_t>(n);
-    return u;
+  if (row_bits + index_bits > 64) {
+    sort_by_comparison(rows, n, order);
+    return find_runs(n, order, [&](int64_t i) { return rows[order[i]]; }, distinct, inverse, starts);
   }
-
-  sort_by_comparison(rows, n, order);
-  int64_t u = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const int64_t row = rows[order[i]];
-    if (i == 0 || row != distinct[u - 1]) {
-      distinct[u] = row;
-      starts[u++] = static_cast<int32_t>(i);
-    }
-    inverse[order[i]] = static_cast<int32_t>(u - 1);
-  }
-  starts[u] = static_cast<int32_t>(n);
-  return u;
+  std::vector<uint64_t> keys(n);
+  for (int64_t i = 0; i < n; ++i)
+    keys[i] = static_cast<uint64_t>(rows[i]) << index_bits | static_cast<uint64_t>(i);
+  radix_sort(keys, index_bits, row_bits);
+  const uint64_t mask = (uint64_t{1} << index_bits) - 1;
+  for (int64_t i = 0; i < n; ++i) order[i] = static_cast<int32_t>(keys[i] & mask);
+  // The sorted keys still hold their rows: runs need no random read.
+  return find_runs(
+      n, order, [&](int64_t i) { return static_cast<int64_t>(keys[i] >> index_bits); }, distinct, inverse, starts);
 }
 
 // One id per feature and sample: rows in the order of bags. Returns the first bad n, or -1.
