@@ -60,7 +60,10 @@ class Vectors:
             raise ValueError(f"no table has the role {role!r}; roles: {self._roles()}")
         p, first = found[0]
         if found == [(p, first + i) for i in range(len(found))]:
-            return self._pooled(p)[:, first : first + len(found)]
+            pooled = self._pooled(p)
+            # A slice of everything would cost a copy of the gradient on the way back.
+            whole = len(found) == pooled.shape[1]
+            return pooled if whole else pooled[:, first : first + len(found)]
         return torch.stack([self[feature, role] for feature in features], 1)
 
     def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, Tensor]:
@@ -74,9 +77,10 @@ class Vectors:
 
     def _pooled(self, p: int) -> Tensor:
         """The pooled vectors of a pack, [B, F, D]."""
-        leaf, size = self.leaves[p], self._plan.batch_size
-        num_columns = len(self._packs[p].columns)
-        return leaf[: size * num_columns].view(size, num_columns, leaf.shape[1])
+        leaf, size, pack = self.leaves[p], self._plan.batch_size, self._packs[p]
+        num_columns = len(pack.columns)
+        pooled = leaf[: size * num_columns] if pack.sequences else leaf
+        return pooled.view(size, num_columns, leaf.shape[1])
 
     def _find(self, feature: str, role: str) -> tuple[int, int]:
         for p, pack in enumerate(self._packs):

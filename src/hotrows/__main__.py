@@ -1,0 +1,5 @@
+"""`python -m hotrows`: the command line."""
+
+from hotrows.cli import main
+
+main()

@@ -1,0 +1,130 @@
+"""TrainConfig: how a model is trained, as one frozen value that round-trips to JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hotrows import optim
+from hotrows.optim import RowOptimizer
+
+PRECISIONS = ("float32", "bfloat16")
+LINEAR_PATHS = ("measured", "plain")
+DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How a model is trained. What is None is chosen from the size of the data: see `settle`.
+
+    model: a name in `hotrows.models.BY_NAME`; model_options: arguments of its class.
+    epochs: how often all training samples are read; steps: batches in all, in place of epochs.
+    row_optimizer: for tables that bring none of their own.
+    dense_optimizer: `adam`, `adagrad` or `sgd`; dense_lr: its rate; clip_norm: largest norm of the
+        dense gradients.
+    precision: of the dense part's matrices; table_dtype: of stored weights. Sums, state and the
+        dense parameters are float32 either way.
+    evaluate_every: steps between evaluations. None: three times within the first epoch, and at the
+        end of every one.
+    checkpoint_every: steps between checkpoints beside those at evaluations, the end and Ctrl-C.
+    warmup_steps: both rates rise evenly from 0 to their value over so many steps.
+    decay_factor: what both rates are multiplied with after `decay_patience` evaluations without a
+        better score; stop_patience: after how many such evaluations training stops. None: never.
+    plan_depth: how many batches are planned ahead; changes no bit of the result.
+    linear_paths: `measured` at the start of a run, or `plain` PyTorch. Paths differ in rounding, so
+        two runs of equal settings have equal bits for sure only with `plain`; a resumed run always.
+    """
+
+    model: str = "dlrm"
+    model_options: dict[str, Any] = field(default_factory=dict)
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int | None = None
+    row_optimizer: RowOptimizer | None = None
+    dense_optimizer: str = "adam"
+    dense_lr: float | None = None
+    clip_norm: float | None = None
+    precision: str = "float32"
+    table_dtype: str = "float32"
+    seed: int = 0
+    shuffle: bool = True
+    evaluate_every: int | None = None
+    checkpoint_every: int | None = None
+    warmup_steps: int = 0
+    decay_factor: float = 0.3
+    decay_patience: int | None = 2
+    stop_patience: int | None = 4
+    plan_depth: int = 2
+    linear_paths: str = "measured"
+
+    def __post_init__(self) -> None:
+        _check_choice("precision", self.precision, PRECISIONS)
+        _check_choice("table_dtype", self.table_dtype, PRECISIONS)
+        _check_choice("linear_paths", self.linear_paths, LINEAR_PATHS)
+        _check_choice("dense_optimizer", self.dense_optimizer, DENSE_OPTIMIZERS)
+        for name in ("epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every"):
+            _check_at_least(name, getattr(self, name), 1)
+        for name in ("decay_patience", "stop_patience"):
+            _check_at_least(name, getattr(self, name), 1)
+        for name in ("warmup_steps", "plan_depth"):
+            _check_at_least(name, getattr(self, name), 0)
+        for name in ("dense_lr", "clip_norm", "decay_factor"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be above 0, not {value}")
+
+    def to_json(self) -> str:
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        if self.row_optimizer is not None:
+            fields["row_optimizer"] = optim.to_json(self.row_optimizer)
+        return json.dumps(fields, indent=2)
+
+    @staticmethod
+    def from_json(text: str) -> TrainConfig:
+        fields = json.loads(text)
+        known = {f.name for f in dataclasses.fields(TrainConfig)}
+        unknown = sorted(fields.keys() - known)
+        if unknown:
+            raise ValueError(
+                f"a training configuration has no field {unknown[0]!r}; it has {sorted(known)}"
+            )
+        if fields.get("row_optimizer") is not None:
+            fields["row_optimizer"] = optim.from_json(fields["row_optimizer"])
+        return TrainConfig(**fields)
+
+    def save(self, path: Path) -> None:
+        path.write_text(self.to_json() + "\n")
+
+    @staticmethod
+    def load(path: Path) -> TrainConfig:
+        return TrainConfig.from_json(path.read_text())
+
+
+def settle(config: TrainConfig, num_samples: int) -> TrainConfig:
+    """Fills in what the config leaves open, from the number of training samples."""
+    batch_size = config.batch_size or _batch_size(num_samples)
+    return dataclasses.replace(
+        config,
+        batch_size=batch_size,
+        row_optimizer=config.row_optimizer or optim.Adagrad(lr=0.015),
+        dense_lr=config.dense_lr or 1e-3,
+    )
+
+
+def _batch_size(num_samples: int) -> int:
+    """The largest power of two that leaves 500 steps an epoch, from 128 to 8,192."""
+    fitting = max(num_samples // 500, 1)
+    return min(max(1 << (fitting.bit_length() - 1), 128), 8192)
+
+
+def _check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
+    if given not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {given!r}")
+
+
+def _check_at_least(name: str, given: int | None, least: int) -> None:
+    if given is not None and given < least:
+        raise ValueError(f"{name} must be at least {least}, not {given}")

@@ -1,0 +1,1 @@
+"""Says when; knows nothing of embeddings."""

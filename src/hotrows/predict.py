@@ -1,0 +1,101 @@
+"""Predictor: a model and its tables as one thing that turns batches into probabilities.
+
+Predictions are made in float32 whatever the precision of training was: half of a rounding's width
+would make ties of samples that the model tells apart. They change no state: no row, no parameter,
+no random number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+
+import torch
+from torch import Tensor
+
+from hotrows import models, nn
+from hotrows.batch import Batch
+from hotrows.config import TrainConfig
+from hotrows.data import Loader, Part
+from hotrows.embedding import Embedding
+from hotrows.metrics import Metrics, measure
+from hotrows.pipeline.stream import ahead
+from hotrows.schema import Schema, Table
+
+EVALUATION_BATCH = 8192
+
+
+class Predictor:
+    """The model that `config` names, for data of `schema`, with its tables.
+
+    model: the dense part, an `nn.Module`; embedding: the tables. Both begin as the seed says, and
+    the caller's random state stays as it is.
+    """
+
+    def __init__(self, config: TrainConfig, schema: Schema) -> None:
+        self.config = config
+        self.schema = schema
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.model = models.build(config.model, schema, **config.model_options)
+            self.random_state = torch.get_rng_state()
+        tables: tuple[Table, ...] = self.model.tables  # type: ignore[assignment]
+        self.embedding = Embedding(
+            [dataclasses.replace(table, dtype=config.table_dtype) for table in tables],
+            optimizer=config.row_optimizer,
+            seed=config.seed,
+            sequences=[feature.name for feature in schema.sequences],
+            pooling={feature.name: feature.pooling for feature in schema.sparse},
+        )
+
+    def measure_choices(self) -> dict:
+        """Finds the fastest path of each linear layer on this machine, and takes it.
+
+        For the precision of training, and for the float32 of predictions; none where the config
+        asks for plain paths.
+        """
+        assert self.config.batch_size is not None, "settle the config first"
+        choices: dict[str, str] = {}
+        measured = self.config.linear_paths == "measured"
+        for precision in sorted({self.config.precision, "float32"}) if measured else ():
+            dtype = getattr(torch, precision)
+            choices |= nn.choose_linear_paths(self.model, self.config.batch_size, dtype)
+        nn.use_linear_paths(self.model, choices)
+        return choices
+
+    def logits(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tensor]]:
+        """Each batch with its [B] logits; the next batches are planned meanwhile."""
+        training = self.model.training
+        self.model.eval()
+        planned = ahead(batches, lambda b: (b, self.embedding.plan(b)), self.config.plan_depth)
+        try:
+            with closing(planned):  # type: ignore[type-var]
+                for batch, plan in planned:
+                    with torch.no_grad():
+                        yield batch, self.model(self.embedding.lookup(plan), batch.dense)
+        finally:
+            self.model.train(training)
+
+    def predict(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
+        """The probabilities of each batch, [B] float32, in order."""
+        for _, logits in self.logits(batches):
+            yield logits.float().sigmoid()
+
+    def evaluate(
+        self, part: Part, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Metrics:
+        """Metrics over a whole part of the data; progress: called with samples done and in all."""
+        if not part.rows:
+            raise ValueError("this part of the data has no rows: prepare it with another split")
+        loader = Loader(part, EVALUATION_BATCH, shuffle=False)
+        logits = torch.empty(part.rows)
+        labels = torch.empty(part.rows)
+        done = 0
+        for batch, found in self.logits(loader.batches(0)):
+            assert batch.labels is not None
+            logits[done : done + batch.size] = found
+            labels[done : done + batch.size] = batch.labels
+            done += batch.size
+            progress(done, part.rows)
+        return measure(logits, labels)

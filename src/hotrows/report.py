@@ -1,0 +1,227 @@
+"""Pictures: how a run went, and how skewed the accesses of a data set are.
+
+Drawn with matplotlib (`pip install hotrows[report]`) on its Agg canvas, without a display and
+without touching pyplot's state. Where it is missing, one sentence is said and nothing is drawn.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hotrows import run_folder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from hotrows.data.description import Description, VocabularyUse
+
+log = logging.getLogger("hotrows")
+
+BLUE, ORANGE, GREEN, GRAY, INK = "#2563a8", "#d9730d", "#2f855a", "#8a8f98", "#22252a"
+_NAMED = 8
+_STYLE: dict[Any, Any] = {
+    "font.size": 10.5,
+    "font.family": "sans-serif",
+    "axes.edgecolor": "#c4c8ce",
+    "axes.labelcolor": INK,
+    "axes.titlesize": 11.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 10,
+    "axes.titlecolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e7e9ec",
+    "xtick.color": "#5b616a",
+    "ytick.color": "#5b616a",
+    "text.color": INK,
+    "legend.frameon": False,
+    "svg.hashsalt": "hotrows",
+}
+
+
+def draw_run(run: Path, picture: Path | None = None) -> Path | None:
+    """Draws loss, AUC and throughput of a run over its steps; into RUN/report.png by default."""
+    records = run_folder.read_metrics(run)
+    steps = [r for r in records if r["kind"] == "train"]
+    evaluations = [r for r in records if r["kind"] == "evaluation"]
+    if not steps:
+        return None
+    figure = _figure(12.5, 4.6)
+    if figure is None:
+        return None
+    with _style():
+        loss, auc, speed = figure.subplots(1, 3)
+        _draw_loss(loss, steps, evaluations)
+        _draw_auc(auc, evaluations)
+        _draw_speed(speed, steps)
+        for axes in (loss, auc, speed):
+            axes.set_xlim(0, steps[-1]["step"] * 1.02)
+            axes.xaxis.set_major_formatter(_short)
+            axes.set_xlabel("step")
+        _title(figure, *_run_title(run))
+        return _save(figure, picture or run / "report.png")
+
+
+def draw_skew(description: Description, picture: Path) -> Path | None:
+    """Draws, per vocabulary, which share of its lookups the hottest rows serve.
+
+    A cache that holds the hottest 1 % of its rows serves the share that stands above 1 %.
+    """
+    figure = _figure(9.5, 6.2)
+    if figure is None:
+        return None
+    with _style():
+        _draw_skew(figure.subplots(), description.vocabularies)
+        below = "share of a vocabulary's lookups that its hottest rows serve, in the training part"
+        _title(figure, "Skew of the lookups", below)
+        return _save(figure, picture)
+
+
+def _draw_loss(axes: Axes, steps: list[dict], evaluations: list[dict]) -> None:
+    axes.set_title("Log loss")
+    x, y = _column(steps, "loss")
+    axes.plot(x, y, color=BLUE, alpha=0.25, linewidth=1)
+    axes.plot(x, _smooth(y), color=BLUE, linewidth=2, label="training")
+    x, y = _column(evaluations, "log_loss")
+    if x:
+        axes.plot(x, y, "o-", color=ORANGE, linewidth=2, markersize=5, label="validation")
+    axes.legend(loc="upper right")
+
+
+def _draw_auc(axes: Axes, evaluations: list[dict]) -> None:
+    axes.set_title("AUC on validation")
+    x, y = _column(evaluations, "auc")
+    if not x:
+        axes.text(0.5, 0.5, "no evaluation", transform=axes.transAxes, ha="center", color=GRAY)
+        return
+    axes.plot(x, y, "o-", color=ORANGE, linewidth=2, markersize=5)
+    best = max(range(len(y)), key=lambda i: y[i])
+    axes.plot(x[best], y[best], "o", color=GREEN, markersize=10, clip_on=False)
+    axes.margins(y=0.18)
+    side = "right" if x[best] > x[-1] / 2 else "left"
+    axes.annotate(
+        f"best {y[best]:.4f}", (x[best], y[best]), xytext=(0, 11), textcoords="offset points",
+        ha=side, color=GREEN, fontweight="bold",
+    )  # fmt: skip
+
+
+def _draw_speed(axes: Axes, steps: list[dict]) -> None:
+    axes.set_title("Throughput, samples/s")
+    x, y = _column(steps, "samples_per_second")
+    axes.plot(x, y, color=BLUE, linewidth=1.6)
+    median = float(np.median(y))
+    axes.axhline(median, color=GRAY, linewidth=1, linestyle="--")
+    axes.set_ylim(0, max(y) * 1.22)
+    axes.yaxis.set_major_formatter(_short)
+    stalled = sum(r["stall_seconds"] for r in steps) / max(sum(r["seconds"] for r in steps), 1e-9)
+    axes.text(
+        0.98, 0.96, f"median {_short(median)}, {stalled:.1%} waiting for data",
+        transform=axes.transAxes, ha="right", va="top", color="#5b616a",
+    )  # fmt: skip
+
+
+def _draw_skew(axes: Axes, vocabularies: Sequence[VocabularyUse]) -> None:
+    """The largest ones in colour and by name: they are what memory is spent on."""
+    import matplotlib
+
+    largest = sorted(vocabularies, key=lambda used: -used.rows)
+    named, others = largest[:_NAMED], largest[_NAMED:]
+    colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.88, max(len(named), 1)))
+    for used in others:
+        axes.plot(*_points(used), color="#d3d7dc", linewidth=1)
+    for used, color in zip(named, colors, strict=False):
+        label = f"{used.name}  {_short(used.rows)} rows"
+        axes.plot(*_points(used), color=color, linewidth=2, label=label)
+    if others:
+        axes.plot([], [], color="#d3d7dc", label=f"{len(others)} smaller ones")
+    axes.set_xscale("log")
+    axes.set_xlim(min(used.curve[0][0] for used in vocabularies), 1)
+    axes.set_ylim(0, 1.01)
+    axes.xaxis.set_major_formatter(_percent)
+    axes.yaxis.set_major_formatter(_percent)
+    axes.set_xlabel("share of the rows, hottest first")
+    axes.set_ylabel("share of the lookups")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def _points(used: VocabularyUse) -> tuple[list[float], list[float]]:
+    return [rows for rows, _ in used.curve], [lookups for _, lookups in used.curve]
+
+
+def _smooth(values: list[float]) -> list[float]:
+    """A running mean over a thirtieth of the run, shorter at its beginning."""
+    width = max(len(values) // 30, 1)
+    sums = np.cumsum([0.0, *values])
+    first = np.maximum(np.arange(len(values)) + 1 - width, 0)
+    last = np.arange(len(values)) + 1
+    return list((sums[last] - sums[first]) / (last - first))
+
+
+def _column(records: list[dict], name: str) -> tuple[list[int], list[float]]:
+    present = [(r["step"], r[name]) for r in records if r.get(name) is not None]
+    return [step for step, _ in present], [value for _, value in present]
+
+
+def _run_title(run: Path) -> tuple[str, str]:
+    config = run_folder.read_config(run)
+    words = [f"batch {config.batch_size:,}", f"{config.precision}", f"seed {config.seed}"]
+    if (run / "result.json").exists():
+        test = run_folder.read_json(run / "result.json")["test"] or {}
+        if test.get("auc") is not None:
+            words.insert(0, f"test AUC {test['auc']:.4f}, log loss {test['log_loss']:.4f}")
+    return f"{run.name}: {config.model}", "   ·   ".join(words)
+
+
+def _title(figure: Figure, title: str, below: str) -> None:
+    height = figure.get_figheight()
+    figure.text(0.012, 1 - 0.24 / height, title, fontsize=15, fontweight="bold", va="center")
+    figure.text(0.012, 1 - 0.54 / height, below, fontsize=10.5, va="center", color="#5b616a")
+    layout = {"rect": (0.006, 0.01, 0.988, 1 - 0.84 / height), "w_pad": 0.12}
+    figure.get_layout_engine().set(**layout)  # type: ignore[union-attr]
+
+
+def _figure(width: float, height: float) -> Figure | None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        log.info("matplotlib is not installed, so no picture is drawn: pip install hotrows[report]")
+        return None
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def _style() -> Any:
+    import matplotlib
+
+    return matplotlib.rc_context(_STYLE)
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    FigureCanvasAgg(figure)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, format="png", dpi=130)
+    return path
+
+
+def _short(value: float, place: float | None = None) -> str:
+    """1,234 as 1.2k, 45,000,000 as 45M."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            return f"{value / unit:.3g}{name}"
+    return f"{value:g}"
+
+
+def _percent(value: float, place: float | None = None) -> str:
+    digits = max(0, -math.floor(math.log10(value * 100))) if 0 < value < 0.01 else 0
+    return f"{value * 100:.{digits}f} %"

@@ -1,0 +1,470 @@
+"""Training: a run from prepared data to a trained model in a run folder.
+
+    trainer = Trainer(data, TrainConfig(model="deepfm"), run="runs/a")
+    result = trainer.fit()                       # or train(data, config, run)
+    predictor = load_run("runs/a")               # later: the best checkpoint, ready to predict
+
+The step is that of the design: lookup, model, loss, backward, update, dense optimizer. The batches
+and plans of the next steps are made on a background thread meanwhile. Going on with a run gives the
+same bits as never having stopped it: a checkpoint holds the number of batches trained (not
+planned), rows, parameters, optimizer and random state, and where the schedule stands. The
+validation part alone decides (learning rate, early stop, best); the test part only reports.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hotrows import checkpoint, native, nn, report, run_folder
+from hotrows.batch import Batch
+from hotrows.config import TrainConfig, settle
+from hotrows.data import EncodedData, Loader
+from hotrows.metrics import Metrics
+from hotrows.pipeline.stream import ahead
+from hotrows.plan import Plan
+from hotrows.predict import Predictor
+from hotrows.run_folder import MetricsLog
+from hotrows.schema import Schema
+from hotrows.standing import (
+    Standing,
+    after_evaluation,
+    after_step,
+    evaluation_is_due,
+    lr_scale,
+    stops_early,
+)
+
+log = logging.getLogger("hotrows")
+
+Planned = Iterator[tuple[Batch, Plan]]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is, for a progress bar.
+
+    stage: `train` or `evaluate`; done and total: steps, or samples when evaluating.
+    loss, samples_per_second: of the last interval of training.
+    validation: what the evaluation after this step has found.
+    """
+
+    stage: str
+    done: int
+    total: int
+    loss: float | None = None
+    samples_per_second: float | None = None
+    validation: Metrics | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    validation, test: metrics of the best checkpoint; None where the part is empty.
+    samples_per_second: of training alone; evaluations and checkpoints are not counted.
+    """
+
+    run: Path
+    steps: int
+    best_step: int
+    stopped_early: bool
+    samples_per_second: float | None
+    validation: Metrics | None
+    test: Metrics | None
+
+    def to_json(self) -> dict[str, Any]:
+        metrics = {"validation": self.validation, "test": self.test}
+        plain = {part: found.to_json() if found else None for part, found in metrics.items()}
+        return {**dataclasses.asdict(self), **plain, "run": self.run.name}
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was asked to stop and has saved itself; resume it to go on."""
+
+
+def train(
+    data: EncodedData,
+    config: TrainConfig,
+    run: Path | str,
+    *,
+    resume: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Result:
+    """Trains a model into the folder `run`: `Trainer(...).fit()`."""
+    return Trainer(data, config, run, resume=resume, progress=progress).fit()
+
+
+def load_run(run: Path | str, which: str = "best") -> Predictor:
+    """The model of a run from its `best` or `last` checkpoint, ready to evaluate and predict."""
+    run = Path(run)
+    config, data = run_folder.read_config(run), run_folder.read_json(run / "data.json")
+    folder = checkpoint.folder_of(run, which)
+    predictor = Predictor(config, Schema.load(run / "schema.json"))
+    checkpoint.load(folder, predictor.embedding, predictor.model, data["fingerprint"])
+    nn.use_linear_paths(predictor.model, run_folder.read_json(run / "choices.json"))
+    return predictor
+
+
+class Trainer:
+    """One run: a model, its tables, its optimizers and its folder.
+
+    data: prepared data; run: a new folder, or with `resume` one to go on with.
+    progress: called after every step, and after every batch of an evaluation.
+
+    Asks malloc to keep freed memory, for the whole process: a step frees and takes the same large
+    blocks again and again.
+    """
+
+    def __init__(
+        self,
+        data: EncodedData,
+        config: TrainConfig,
+        run: Path | str,
+        *,
+        resume: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.data, self.run = data, Path(run)
+        self.config = settle(config, _num_training_samples(data))
+        begun = run_folder.check(self.run, resume)
+        if begun:
+            run_folder.check_same(self.run, self.config, data)
+        self.loader = _loader(data, self.config)
+        self.total_steps = self.config.steps or self.config.epochs * len(self.loader)
+        self.predictor = Predictor(self.config, data.schema)
+        self.model, self.embedding = self.predictor.model, self.predictor.embedding
+        self.dense_optimizer = _dense_optimizer(self.config, self.model)
+        self.standing = Standing()
+        self._random_state = self.predictor.random_state
+        self._saved: Standing | None = None
+        self._progress = progress or (lambda _: None)
+        self._interval, self._whole = _Interval(), _Interval()
+        self._last_interval: dict[str, float] = {}
+        self._asked: Callable[[], bool] = lambda: False
+        if begun:
+            self._read_checkpoint()
+        else:
+            run_folder.begin(self.run, self.config, data, self.predictor.measure_choices())
+
+    @property
+    def stopped_early(self) -> bool:
+        return self.standing.step < self.total_steps and stops_early(self.standing, self.config)
+
+    def evaluate(self, part: str) -> Metrics:
+        """Metrics over the whole `train`, `validation` or `test` part; disturbs no training."""
+        if part not in self.data.parts:
+            raise ValueError(f"part must be one of {', '.join(self.data.parts)}, not {part!r}")
+        return self.predictor.evaluate(self.data.parts[part], self._evaluation_progress)
+
+    def fit(self) -> Result:
+        """Trains to the end, goes back to the best checkpoint, and reports on the test part.
+
+        Ctrl-C (or SIGTERM) saves a checkpoint after the current step and raises `Interrupted`; a
+        second one interrupts at once.
+        """
+        _keep_freed_memory()
+        with ExitStack() as stack:
+            self._asked = stack.enter_context(_stop_signals())
+            self._log = stack.enter_context(closing(self._open_log()))
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            torch.set_rng_state(self._random_state)
+            planned = ahead(self._batches(), self._plan, self.config.plan_depth)
+            stack.callback(planned.close)  # type: ignore[attr-defined]
+            try:
+                self._train(planned)
+                return self._finish()
+            except _Asked:
+                self._save()
+                raise Interrupted(
+                    f"stopped after step {self.standing.step:,} of {self.total_steps:,}; "
+                    f"the checkpoint is in {self.run}"
+                ) from None
+
+    def _train(self, planned: Planned) -> None:
+        while True:
+            if self._evaluation_is_due():
+                self._validate()
+                self._save()
+            elif self._checkpoint_is_due():
+                self._save()
+            if self.standing.step >= self.total_steps or stops_early(self.standing, self.config):
+                return
+            if self._asked():
+                raise _Asked
+            self._timed_step(planned)
+
+    def _step(self, plan: Plan, batch: Batch) -> Tensor:
+        scale = lr_scale(self.standing, self.config)
+        vectors = self.embedding.lookup(plan)
+        with self._autocast():
+            logits = self.model(vectors, batch.dense)
+        assert batch.labels is not None
+        loss = functional.binary_cross_entropy_with_logits(logits.float(), batch.labels)
+        loss.backward()
+        self.embedding.update(plan, vectors, scale)
+        self._dense_step(scale)
+        return loss.detach()
+
+    def _dense_step(self, scale: float) -> None:
+        assert self.config.dense_lr is not None
+        if self.config.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        for group in self.dense_optimizer.param_groups:
+            group["lr"] = self.config.dense_lr * scale
+        self.dense_optimizer.step()
+        self.dense_optimizer.zero_grad(set_to_none=True)
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.config.precision == "float32":
+            return nullcontext()
+        return torch.autocast("cpu", dtype=torch.bfloat16)
+
+    def _timed_step(self, planned: Planned) -> None:
+        begin = time.perf_counter()
+        batch, plan = next(planned)
+        ready = time.perf_counter()
+        loss = self._step(plan, batch)
+        end = time.perf_counter()
+        self.standing = after_step(self.standing)
+        for interval in (self._interval, self._whole):
+            interval.add(loss, batch.size, seconds=end - begin, stalled=ready - begin)
+        if self._interval.steps == self._interval_steps or self._evaluation_is_due():
+            self._write_interval()
+        self._step_progress()
+
+    def _batches(self) -> Iterator[tuple[int, Batch]]:
+        """The batches still to train, each with its step."""
+        step = self.standing.step
+        while step < self.total_steps:
+            epoch, first = divmod(step, len(self.loader))
+            batches = self.loader.batches(epoch, first)
+            for batch in islice(batches, self.total_steps - step):
+                yield step, batch
+                step += 1
+
+    def _plan(self, item: tuple[int, Batch]) -> tuple[Batch, Plan]:
+        step, batch = item
+        return batch, self.embedding.plan(batch, step)
+
+    def _evaluation_is_due(self) -> bool:
+        return evaluation_is_due(self.standing, self.config, len(self.loader), self.total_steps)
+
+    def _checkpoint_is_due(self) -> bool:
+        every = self.config.checkpoint_every
+        return every is not None and self.standing.step > 0 and self.standing.step % every == 0
+
+    def _validate(self) -> None:
+        if not self.data.parts["validation"].rows:
+            self.standing = dataclasses.replace(self.standing, evaluated_at=self.standing.step)
+            return
+        metrics = self.evaluate("validation")
+        self.standing = after_evaluation(self.standing, metrics, self.config, len(self.loader))
+        fields = {"epoch": self._epoch, **metrics.to_json()}
+        self._log.write("evaluation", self.standing.step, fields)
+        self._step_progress(validation=metrics)
+
+    def _save(self) -> None:
+        """Writes a checkpoint, unless this very standing has one: the last, perhaps the best."""
+        if self._saved == self.standing:
+            return
+        tensors = _optimizer_tensors(self.dense_optimizer)
+        tensors["random_state"] = torch.get_rng_state()
+        state = checkpoint.State(self.standing.step, self.standing.to_json(), tensors)
+        name = checkpoint.save(self.run, self.embedding, self.model, state, self.data.fingerprint)
+        before = checkpoint.pointed(self.run)
+        is_best = self.standing.best is None or self.standing.best_step == self.standing.step
+        best = name if is_best or before is None else before.best
+        checkpoint.point(self.run, checkpoint.Pointer(last=name, best=best))
+        self._saved = self.standing
+
+    def _read_checkpoint(self) -> None:
+        nn.use_linear_paths(self.model, run_folder.read_json(self.run / "choices.json"))
+        if checkpoint.pointed(self.run) is None:
+            return  # it was stopped before its first one
+        folder = checkpoint.folder_of(self.run, "last")
+        state = checkpoint.load(folder, self.embedding, self.model, self.data.fingerprint)
+        self.standing = self._saved = Standing.from_json(state.fields)
+        self._random_state = state.tensors.pop("random_state")
+        _load_optimizer(self.dense_optimizer, state.tensors)
+
+    def _finish(self) -> Result:
+        pointer = checkpoint.pointed(self.run)
+        if pointer is not None and pointer.best != pointer.last:
+            folder = checkpoint.folder_of(self.run, "best")
+            checkpoint.load(folder, self.embedding, self.model, self.data.fingerprint)
+        result = Result(
+            run=self.run,
+            steps=self.standing.step,
+            best_step=self.standing.best_step if self.standing.best else self.standing.step,
+            stopped_early=self.stopped_early,
+            samples_per_second=self._whole.samples_per_second,
+            validation=self.standing.best,
+            test=self.evaluate("test") if self.data.parts["test"].rows else None,
+        )
+        run_folder.write_json(self.run / "result.json", result.to_json())
+        report.draw_run(self.run)
+        return result
+
+    @property
+    def _epoch(self) -> float:
+        return round(self.standing.step / len(self.loader), 4)
+
+    @property
+    def _interval_steps(self) -> int:
+        """Steps between lines of metrics: 200 lines a run, but one in 100 steps at least."""
+        return min(max(self.total_steps // 200, 1), 100)
+
+    def _open_log(self) -> MetricsLog:
+        return MetricsLog(self.run, self.standing.step, self.standing.evaluated_at)
+
+    def _write_interval(self) -> None:
+        interval, self._interval = self._interval, _Interval()
+        loss = interval.mean_loss
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"training diverged: the loss is {loss} at step {self.standing.step:,}; lower the "
+                f"learning rates ({self.config.row_optimizer}, dense_lr={self.config.dense_lr}), "
+                f"warm up, or set clip_norm"
+            )
+        scale = lr_scale(self.standing, self.config)
+        assert self.config.row_optimizer is not None and self.config.dense_lr is not None
+        self._last_interval = {"loss": loss, "samples_per_second": interval.samples_per_second}
+        fields = {
+            "epoch": self._epoch,
+            **self._last_interval,
+            "lr": self.config.row_optimizer.lr * scale,
+            "dense_lr": self.config.dense_lr * scale,
+            "stall_seconds": interval.stalled,
+            "seconds": interval.seconds,
+        }
+        self._log.write("train", self.standing.step, fields)
+
+    def _step_progress(self, validation: Metrics | None = None) -> None:
+        step, total = self.standing.step, self.total_steps
+        self._progress(Progress("train", step, total, validation=validation, **self._last_interval))
+
+    def _evaluation_progress(self, done: int, total: int) -> None:
+        if self._asked():
+            raise _Asked
+        self._progress(Progress("evaluate", done, total))
+
+
+class _Asked(Exception):
+    """Leaves the loop after Ctrl-C."""
+
+
+@dataclass
+class _Interval:
+    """Sums over some steps of training."""
+
+    steps: int = 0
+    samples: int = 0
+    loss: Tensor | float = 0.0
+    seconds: float = 0.0
+    stalled: float = 0.0
+
+    def add(self, loss: Tensor, samples: int, *, seconds: float, stalled: float) -> None:
+        self.steps += 1
+        self.samples += samples
+        self.loss = self.loss + loss
+        self.seconds += seconds
+        self.stalled += stalled
+
+    @property
+    def mean_loss(self) -> float:
+        return float(self.loss) / self.steps
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.seconds if self.seconds else 0.0
+
+
+@contextmanager
+def _stop_signals() -> Iterator[Callable[[], bool]]:
+    """Remembers the first Ctrl-C or SIGTERM for the loop to ask about; the second acts as before.
+
+    A step interrupted in its middle would leave rows of one pack updated and those of another not.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    asked = threading.Event()
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+    def remember(number: int, frame: Any) -> None:
+        asked.set()
+        restore()
+
+    for number in before:
+        signal.signal(number, remember)
+    try:
+        yield asked.is_set
+    finally:
+        restore()
+
+
+def _num_training_samples(data: EncodedData) -> int:
+    if not data.parts["train"].rows:
+        raise ValueError(
+            f"the training part of {data.path} has no rows: prepare the data with another split"
+        )
+    return data.parts["train"].rows
+
+
+def _loader(data: EncodedData, config: TrainConfig) -> Loader:
+    assert config.batch_size is not None
+    part = data.parts["train"]
+    return Loader(part, config.batch_size, shuffle=config.shuffle, seed=config.seed)
+
+
+def _dense_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
+        "adam": torch.optim.Adam,
+        "adagrad": torch.optim.Adagrad,
+        "sgd": torch.optim.SGD,
+    }
+    return kinds[config.dense_optimizer](model.parameters(), lr=config.dense_lr, fused=True)
+
+
+def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Its state by `parameter number.name`."""
+    return {
+        f"{parameter}.{name}": value
+        for parameter, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        parameter, name = key.split(".", 1)
+        state.setdefault(int(parameter), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
+
+
+def _keep_freed_memory() -> None:
+    library = native.load()
+    if library is not None:
+        library.hotrows_keep_freed_memory()

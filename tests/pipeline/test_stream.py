@@ -1,0 +1,84 @@
+"""ahead keeps order, passes errors in their place, and leaves no thread behind."""
+
+import threading
+import time
+from contextlib import closing
+
+import pytest
+
+from hotrows.pipeline.stream import ahead
+
+
+def threads():
+    return [t for t in threading.enumerate() if t.name == "hotrows-ahead"]
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2, 7, 100])
+def test_any_depth_gives_the_serial_result(depth):
+    assert list(ahead(range(20), lambda i: i * i, depth)) == [i * i for i in range(20)]
+    assert not threads()
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_an_error_arrives_in_its_place(depth):
+    def make(i):
+        if i == 3:
+            raise ValueError("item 3 is bad")
+        return i
+
+    stream = ahead(range(10), make, depth)
+    assert [next(stream) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="item 3 is bad"):
+        next(stream)
+    assert not threads()
+
+
+def test_an_error_of_the_items_arrives_too():
+    def items():
+        yield 1
+        raise OSError("the disk is gone")
+
+    stream = ahead(items(), lambda i: i, 2)
+    assert next(stream) == 1
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(stream)
+
+
+def test_at_most_depth_things_wait():
+    made = []
+    with closing(ahead(range(100), made.append, 3)) as stream:
+        next(stream)
+        time.sleep(0.1)
+        assert len(made) == 4  # one used, three waiting
+
+
+def test_things_are_made_while_the_caller_works():
+    second = threading.Event()
+    with closing(ahead(range(5), lambda i: second.set() if i == 1 else None, 2)) as stream:
+        next(stream)
+        assert second.wait(5)
+
+
+def test_closing_early_ends_the_thread():
+    stream = ahead(iter(int, 1), lambda i: i, 2)  # endless
+    assert next(stream) == 0
+    assert threads()
+    stream.close()
+    assert not threads()
+
+
+def test_a_stream_never_started_has_no_thread():
+    ahead(range(3), str, 2)
+    assert not threads()
+
+
+def test_a_keyboard_interrupt_of_the_caller_ends_the_thread():
+    with pytest.raises(KeyboardInterrupt), closing(ahead(iter(int, 1), str, 2)) as stream:
+        next(stream)
+        raise KeyboardInterrupt
+    assert not threads()
+
+
+def test_a_negative_depth_is_refused():
+    with pytest.raises(ValueError, match="depth must be 0"):
+        ahead([], str, -1)
