@@ -1,0 +1,1 @@
+"""One file per question; `results/` holds the answers. How to run them stands in README.md."""

@@ -1,0 +1,56 @@
+"""What every arm shares: its arguments, and the line of JSON it prints."""
+
+import argparse
+import json
+import resource
+import sys
+from collections.abc import Callable
+from importlib.metadata import version
+
+from benchmarks.workload import WORKLOADS, measure
+
+OPTIMIZERS = ("adagrad", "rowwise", "sgd", "adam")
+
+
+def parse(**own: tuple[str, ...]) -> argparse.Namespace:
+    """The arguments of all arms, and of one: `own` choices, the first of which is the default."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--workload", choices=WORKLOADS, default="A")
+    parser.add_argument("--model", choices=("dlrm", "deepfm", "mlp"), default="dlrm")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adagrad")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--batch-size", type=int, help="default: the workload's")
+    parser.add_argument("--embedding-only", action="store_true", help="leave out the model")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--windows", type=int, default=5, help="windows of time that are measured")
+    parser.add_argument("--max-seconds", type=float, default=60, help="to wait for quiet windows")
+    for name, choices in own.items():
+        parser.add_argument(f"--{name}", choices=choices, default=choices[0])
+    args = parser.parse_args()
+    args.workload = WORKLOADS[args.workload]
+    args.batch_size = args.batch_size or args.workload.batch_size
+    return args
+
+
+def report(args: argparse.Namespace, step: Callable[[int], float | None], *packages: str) -> None:
+    """Times `step(k)`, which trains on one batch and returns its loss or None; prints figures."""
+    losses = []
+    timing = measure(
+        lambda k: losses.append(step(k)), windows=args.windows, max_seconds=args.max_seconds
+    )
+    figures = {
+        "samples_per_s": args.batch_size / timing.median,
+        "ms": timing.median * 1e3,
+        "ms_lowest": timing.lowest * 1e3,
+        "ms_highest": timing.highest * 1e3,
+        "other_cores": timing.other_cores,
+        "peak_rss_mb": _peak_rss_mb(),
+        "loss": [losses[0], losses[-1]],
+        "versions": {package: version(package) for package in packages},
+    }
+    print(json.dumps(figures))
+
+
+def _peak_rss_mb() -> float:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20

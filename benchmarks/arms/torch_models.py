@@ -1,0 +1,69 @@
+"""The dense part of each model for the arms built on PyTorch: from looked-up vectors to logits.
+
+All call it as `model(dense, vectors, first)`: `vectors` [B, F, D] are the fields' rows, `first` [B]
+is the sum of the first-order weights, which only DeepFM has.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.workload import DEEPFM_DEEP, DIM, DLRM_BOTTOM, DLRM_TOP, MLP, Workload
+
+Layer = Callable[[int, int, bool], nn.Module]  # (inputs, outputs, whether a ReLU follows)
+
+
+def linear(inputs: int, outputs: int, relu: bool) -> nn.Module:
+    layer = nn.Linear(inputs, outputs)
+    return nn.Sequential(layer, nn.ReLU()) if relu else layer
+
+
+def dense_model(name: str, workload: Workload, layer: Layer = linear) -> nn.Module:
+    model = {"dlrm": Dlrm, "deepfm": DeepFm, "mlp": Mlp}[name]
+    return model(workload.num_dense, len(workload.num_rows), layer)
+
+
+class Dlrm(nn.Module):
+    def __init__(self, num_dense: int, num_fields: int, layer: Layer) -> None:
+        super().__init__()
+        num_pairs = num_fields * (num_fields + 1) // 2
+        self.bottom = _layers((num_dense, *DLRM_BOTTOM), layer, last_relu=True)
+        self.top = _layers((num_pairs + DIM, *DLRM_TOP), layer)
+        left, right = torch.tril_indices(num_fields + 1, num_fields + 1, offset=-1)
+        self.register_buffer("pairs", left * (num_fields + 1) + right)
+
+    def forward(self, dense: Tensor, vectors: Tensor, first: None = None) -> Tensor:
+        bottom = self.bottom(dense)
+        all_vectors = torch.cat([bottom.unsqueeze(1), vectors], 1)
+        dots = torch.bmm(all_vectors, all_vectors.transpose(1, 2)).flatten(1)
+        return self.top(torch.cat([bottom, dots.index_select(1, self.pairs)], 1)).squeeze(1)
+
+
+class DeepFm(nn.Module):
+    def __init__(self, num_dense: int, num_fields: int, layer: Layer) -> None:
+        super().__init__()
+        self.deep = _layers((num_fields * DIM + num_dense, *DEEPFM_DEEP), layer)
+        self.first = nn.Linear(num_dense, 1)
+
+    def forward(self, dense: Tensor, vectors: Tensor, first: Tensor) -> Tensor:
+        pairs = 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
+        deep = self.deep(torch.cat([vectors.flatten(1), dense], 1))
+        return (deep + self.first(dense)).squeeze(1) + pairs + first
+
+
+class Mlp(nn.Module):
+    def __init__(self, num_dense: int, num_fields: int, layer: Layer) -> None:
+        super().__init__()
+        assert num_dense == 0
+        self.layers = _layers((num_fields * DIM, *MLP), layer)
+
+    def forward(self, dense: Tensor, vectors: Tensor, first: None = None) -> Tensor:
+        return self.layers(vectors.flatten(1)).squeeze(1)
+
+
+def _layers(sizes: tuple[int, ...], layer: Layer, last_relu: bool = False) -> nn.Module:
+    last = len(sizes) - 2
+    pairs = enumerate(pairwise(sizes))
+    return nn.Sequential(*[layer(i, o, n < last or last_relu) for n, (i, o) in pairs])

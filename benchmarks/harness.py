@@ -1,0 +1,225 @@
+"""Compares arms side by side: in turn, over several rounds, each time in a process of its own.
+
+    round 1: A B C    round 2: A B C    round 3: A B C
+
+A machine drifts: other load, clock rates, memory. Arms that run in turn drift together, so what is
+compared is always two runs of one round; the figures are medians over the rounds.
+"""
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+
+from benchmarks.peers import python_of
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results"
+OURS = "ours"  # the environment that runs this script
+TIMEOUT = 1200  # seconds for one arm in one round
+
+
+@dataclass(frozen=True)
+class Arm:
+    environment: str
+    module: str  # in benchmarks/arms
+    arguments: str = ""
+    note: str = ""  # how it differs from what it is compared with
+
+
+ARMS = {
+    "hotrows": Arm(OURS, "hotrows_arm"),
+    "plain-torch": Arm(OURS, "plain_torch"),
+    "fbgemm": Arm("torchrec", "fbgemm", "--api tbe"),
+    "torchrec": Arm("torchrec", "fbgemm", "--api torchrec"),
+    "glued": Arm("torchrec", "glued"),
+    "tensorflow": Arm("tensorflow", "tensorflow"),
+    "deepctr-torch": Arm("ctr", "ctr_libraries", "--library deepctr-torch", "dense Adam"),
+    "fuxictr": Arm("ctr", "ctr_libraries", "--library fuxictr", "dense Adam"),
+    "torch-rechub": Arm("ctr", "ctr_libraries", "--library torch-rechub", "dense Adam"),
+}
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One setting, and the peers that can run it; hotrows always can."""
+
+    setting: str  # arguments of every arm
+    peers: tuple[str, ...]
+    baseline: str = "plain-torch"
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return ("hotrows", *self.peers)
+
+
+def main(question: str, comparisons: dict[str, Comparison]) -> None:
+    """The command line of a benchmark: runs, prints and writes its comparisons, one by one."""
+    benchmark = Path(sys.argv[0]).stem
+    args = _arguments(question, comparisons)
+    for name in args.comparisons or comparisons:
+        comparison = comparisons[name]
+        arms = [arm for arm in comparison.arms if not args.arms or arm in args.arms]
+        print(f"\n{benchmark}-{name}: {comparison.setting}, {args.threads} threads", flush=True)
+        setting = (
+            f"{comparison.setting} --threads {args.threads}"
+            f" --windows {args.windows} --max-seconds {args.max_seconds}"
+        )
+        rounds = run(arms, setting, args.rounds, args.threads)
+        figures = summarize(rounds, args.baseline or comparison.baseline)
+        print(table(figures))
+        if not args.quick:
+            facts = {"question": question, "setting": setting, "num_rounds": args.rounds}
+            write(f"{benchmark}-{name}", facts | conditions(args.threads) | {"arms": figures})
+
+
+def run(arms: Iterable[str], setting: str, num_rounds: int, threads: int) -> dict[str, list[dict]]:
+    """Each arm's figures, round by round. An arm that fails is left out of later rounds."""
+    rounds = {arm: [] for arm in arms}
+    for number in range(1, num_rounds + 1):
+        for arm, figures in rounds.items():
+            if any("error" in seen for seen in figures):
+                continue
+            figures.append(_measure(ARMS[arm], setting, threads))
+            speed = figures[-1].get("samples_per_s")
+            outcome = figures[-1]["error"] if speed is None else f"{speed:,.0f} samples/s"
+            print(f"  round {number}: {arm}: {outcome}", flush=True)
+    return rounds
+
+
+def summarize(rounds: dict[str, list[dict]], baseline: str) -> dict[str, dict]:
+    """The medians over the rounds; `ratio` is the median of the speeds relative to the baseline's.
+
+    speeds of a = [10, 20], of the baseline = [5, 20]  ->  a's ratio is the median of [2, 1], 1.5
+    """
+    return {
+        arm: asdict(ARMS[arm]) | _medians(figures, rounds.get(baseline, [])) | {"rounds": figures}
+        for arm, figures in rounds.items()
+    }
+
+
+def table(figures: dict[str, dict]) -> str:
+    speed = f"{'samples/s':>11} {'(lowest - highest)':>21}"
+    lines = [f"{'arm':14} {speed} {'ms':>9} {'ratio':>6} {'MB':>7}"]
+    for arm, row in figures.items():
+        if "error" in row:
+            lines.append(f"{arm:14} failed: {row['error']}")
+            continue
+        spread = f"({row['samples_per_s_lowest']:,.0f} - {row['samples_per_s_highest']:,.0f})"
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
+        busy = "" if row["other_cores"] < 0.12 else f"others used {row['other_cores']:.2f} cores"
+        lines.append(
+            f"{arm:14} {row['samples_per_s']:11,.0f} {spread:>21} {row['ms']:9.1f} {ratio:>6}"
+            f" {row['peak_rss_mb']:7,.0f}  {'; '.join(filter(None, [row['note'], busy]))}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+def conditions(threads: int) -> dict:
+    """Where and when: what a figure means nothing without."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "commit": _git("rev-parse", "HEAD"),
+        "uncommitted_changes": bool(_git("status", "--porcelain", ":!benchmarks/results")),
+        "machine": {
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "memory_gib": round(memory / 2**30, 1),
+            "system": platform.system(),
+        },
+        "python": platform.python_version(),
+        "threads": threads,
+        "omp_wait_policy": os.environ.get("OMP_WAIT_POLICY", "default"),
+    }
+
+
+def write(name: str, result: dict) -> None:
+    """Writes aside and renames, so that a result is whole or absent."""
+    RESULTS.mkdir(exist_ok=True)
+    aside = RESULTS / f"{name}.json.partial"
+    aside.write_text(json.dumps(result, indent=1) + "\n")
+    aside.replace(RESULTS / f"{name}.json")
+
+
+def _arguments(question: str, comparisons: dict[str, Comparison]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=question)
+    parser.add_argument("comparisons", nargs="*", metavar="COMPARISON", help=", ".join(comparisons))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, help="only these")
+    parser.add_argument("--baseline", choices=ARMS, help="of the ratios; default: the comparison's")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--windows", type=int, default=5, help="measured in each round")
+    parser.add_argument("--max-seconds", type=float, default=60, help="of waiting for quiet ones")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help="one short round; nothing is written")
+    args = parser.parse_args()
+    if unknown := set(args.comparisons) - set(comparisons):
+        parser.error(f"no comparison {sorted(unknown)}; there are {', '.join(comparisons)}")
+    if args.quick:
+        args.rounds, args.windows, args.max_seconds = 1, 2, 5
+    return args
+
+
+def _measure(arm: Arm, setting: str, threads: int) -> dict:
+    python = sys.executable if arm.environment == OURS else python_of(arm.environment)
+    if not Path(python).exists():
+        return {"error": f"run `python -m benchmarks.peers {arm.environment}` first"}
+    command = f"-m benchmarks.arms.{arm.module} {arm.arguments} {setting}".split()
+    environment = os.environ | {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    try:
+        done = subprocess.run(
+            [python, "-W", "ignore", *command],
+            cwd=ROOT,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"took more than {TIMEOUT} s"}
+    if done.returncode:
+        last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        message = last_line.replace(f"{python}: ", "").replace(f"{ROOT}/", "")  # no local paths
+        return {"error": f"exit status {done.returncode}: {message}"}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _medians(figures: list[dict], baseline: list[dict]) -> dict:
+    for seen in figures:
+        if "error" in seen:
+            return {"error": seen["error"]}
+    speeds = [seen["samples_per_s"] for seen in figures]
+    pairs = zip(speeds, (seen.get("samples_per_s") for seen in baseline), strict=False)
+    ratios = [speed / base for speed, base in pairs if base]
+    return {
+        "samples_per_s": median(speeds),
+        "samples_per_s_lowest": min(speeds),
+        "samples_per_s_highest": max(speeds),
+        "ms": median(seen["ms"] for seen in figures),
+        "ratio": median(ratios) if ratios else None,
+        "peak_rss_mb": max(seen["peak_rss_mb"] for seen in figures),
+        "other_cores": max(seen["other_cores"] for seen in figures),
+    }
+
+
+def _git(*arguments: str) -> str | None:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    return None if done.returncode else done.stdout.strip()
+
+
+def _cpu() -> str:
+    if Path("/proc/cpuinfo").exists():
+        facts = dict(
+            line.replace("\t", "").split(":", 1)
+            for line in Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+        )
+        model = facts.get("model name", platform.machine()).strip()
+        return f"{model}, family{facts.get('cpu family', '')} model{facts.get('model', '')}"
+    return platform.processor()

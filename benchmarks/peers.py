@@ -1,0 +1,99 @@
+"""Makes the virtual environments in which the peers are measured, under `benchmarks/.envs/`.
+
+    python -m benchmarks.peers [NAME ...]
+
+The peers cannot share one environment with each other or with us, so each gets its own. A finished
+environment is left alone; one whose recipe has changed is made anew.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import venv
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ENVIRONMENTS = Path(__file__).parent / ".envs"
+TORCH = "torch==2.13.0"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    installs: tuple[tuple[str, ...], ...]  # the arguments of each `pip install`, in order
+    imports: str  # what must be importable in the end
+
+
+# torch comes first, and stands in every install that follows dependencies: none replaces it.
+# What stands after --no-deps would pull CUDA builds of torch or FBGEMM, or pins old packages.
+RECIPES = {
+    "torchrec": Recipe(
+        installs=(
+            (TORCH, "numpy"),
+            (TORCH, "tensordict", "pyre-extensions", "tqdm", "orjson", "pyvers", "cloudpickle"),
+            (TORCH, "torchmetrics"),
+            ("--no-deps", "fbgemm-gpu-cpu==1.8.0", "torchrec==1.8.0"),
+        ),
+        imports="torchrec, fbgemm_gpu",
+    ),
+    "tensorflow": Recipe(
+        installs=(
+            ("tensorflow-cpu==2.21.0", "numpy"),
+            ("--no-deps", "tf-keras==2.21.0"),
+        ),
+        imports="tensorflow, tf_keras",
+    ),
+    "ctr": Recipe(
+        installs=(
+            (TORCH, "numpy", "requests", "scikit-learn", "tqdm"),
+            (TORCH, "fuxictr==2.3.10", "ray[data]>=2.52"),
+            ("--no-deps", "deepctr-torch==0.3.0", "torch-rechub==0.9.0"),
+        ),
+        imports="deepctr_torch.models, fuxictr.pytorch.models, torch_rechub.models.ranking",
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the environments of the peers.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RECIPES)}")
+    parser.add_argument("--torch-index", help="package index that has CPU builds of torch")
+    args = parser.parse_args()
+    for name in args.names or RECIPES:
+        make(name, args.torch_index)
+
+
+def python_of(name: str) -> Path:
+    """The interpreter of one environment."""
+    return ENVIRONMENTS / name / "bin" / "python"
+
+
+def make(name: str, torch_index: str | None = None) -> None:
+    """Makes one environment, unless it is there, made by the same recipe."""
+    recipe = RECIPES[name]
+    folder = ENVIRONMENTS / name
+    made_by = folder / "recipe.json"
+    if made_by.exists() and made_by.read_text() == json.dumps(asdict(recipe)):
+        print(f"{name}: already made")
+        return
+    print(f"{name}: making the environment")
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.create(folder, with_pip=True)
+    for packages in recipe.installs:
+        index = ["--extra-index-url", torch_index] if torch_index else []
+        _run(name, "-m", "pip", "install", "--quiet", *index, *packages)
+    _run(name, "-W", "ignore", "-c", f"import {recipe.imports}")
+    made_by.write_text(json.dumps(asdict(recipe)))
+    print(f"{name}: done")
+
+
+def _run(name: str, *arguments: str) -> None:
+    command = [str(python_of(name)), *arguments]
+    print("  python", *arguments)
+    if subprocess.run(command, check=False).returncode:
+        sys.exit(f"{name}: the command above failed; the environment is not usable")
+
+
+if __name__ == "__main__":
+    main()
