@@ -1,8 +1,8 @@
 """Sets up a virtual environment in `.venv` and runs one task in it. Needs Python and a compiler only.
 
-    python3 tasks.py demo     make synthetic Criteo data, train DLRM on it, show what came out
-    python3 tasks.py test     run the tests
-    python3 tasks.py lint     run the linter, the type checker and the import contract
+python3 tasks.py demo     make synthetic Criteo data, train DLRM on it, show what came out
+python3 tasks.py test     run the tests
+python3 tasks.py lint     run the linter, the type checker and the import contract
 """
 
 from __future__ import annotations

@@ -13,7 +13,18 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 TARGET = HERE.parent / "src" / "hotrows" / "_native"
-FLAGS = "-std=c++17 -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math -Wall -Wextra -fvisibility=hidden -fPIC -fopenmp".split()
+FLAGS = [
+    "-std=c++17",
+    "-O3",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-Wall",
+    "-Wextra",
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-fopenmp",
+]
 LEVELS = {
     "core_v2": ["-march=x86-64-v2"],
     "core_v3": ["-march=x86-64-v3"],

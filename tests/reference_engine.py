@@ -20,7 +20,9 @@ class ReferenceEngine:
     def __init__(self, tables: list[Table], weights: dict[str, Tensor], pooling=None) -> None:
         self.tables = tables
         self.pooling = pooling or {}
-        self.bags = {t.name: nn.EmbeddingBag(t.rows, t.dim, mode="sum", sparse=True) for t in tables}
+        self.bags = {
+            t.name: nn.EmbeddingBag(t.rows, t.dim, mode="sum", sparse=True) for t in tables
+        }
         for name, bag in self.bags.items():
             bag.weight.data.copy_(weights[name])
         self.optimizers = {t.name: _optimizer(t.optimizer, self.bags[t.name]) for t in tables}

@@ -91,7 +91,9 @@ def compare(engine, reference, batches):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:40])
 def test_ten_steps_equal_plain_pytorch(optimizer):
     engine, reference = engines(mixed_tables(optimizer))
-    compare(engine, reference, [single_batch(size) for size in (33, 64, 1, 17, 64, 9, 64, 64, 5, 2)])
+    compare(
+        engine, reference, [single_batch(size) for size in (33, 64, 1, 17, 64, 9, 64, 64, 5, 2)]
+    )
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:40])
@@ -207,9 +209,7 @@ def test_bfloat16_weights_train_close_to_float32():
 
 def test_tables_begin_the_same_however_they_are_packed():
     alone = Embedding([Table("b", 9, 4, ("b",), initializer=Normal(0.1))], seed=5)
-    packed = Embedding(
-        [Table(n, 9, 4, (n,), initializer=Normal(0.1)) for n in ("a", "b")], seed=5
-    )
+    packed = Embedding([Table(n, 9, 4, (n,), initializer=Normal(0.1)) for n in ("a", "b")], seed=5)
     assert torch.equal(alone.weights("b"), packed.weights("b"))
     assert not torch.equal(packed.weights("a"), packed.weights("b"))
 

@@ -117,8 +117,12 @@ class Embedding:
         self.packs = packing.pack_tables(self.tables, sequences)
         self.seed = seed
         self._planner = Planner(self.packs, pooling)
-        self._keys = [[_table_key(seed, table.name) for table in pack.tables] for pack in self.packs]
-        self.stores = tuple(_store(pack, keys) for pack, keys in zip(self.packs, self._keys, strict=True))
+        self._keys = [
+            [_table_key(seed, table.name) for table in pack.tables] for pack in self.packs
+        ]
+        self.stores = tuple(
+            _store(pack, keys) for pack, keys in zip(self.packs, self._keys, strict=True)
+        )
         self._first_rows = [torch.tensor(pack.first_rows) for pack in self.packs]
         self._key_tensors = [torch.tensor(keys) for keys in self._keys]
 

@@ -48,7 +48,9 @@ def pointer(tensor) -> ctypes.c_void_p:
 
 
 def _open(stem: str) -> ctypes.CDLL | None:
-    for folder in sys.modules["hotrows"].__path__:  # two, where the package is installed to be edited
+    for folder in sys.modules[
+        "hotrows"
+    ].__path__:  # two, where the package is installed to be edited
         path = Path(folder) / _FOLDER / f"{stem}.so"
         if path.exists():
             return ctypes.CDLL(str(path))

@@ -208,9 +208,7 @@ class Schema:
     def with_rows(self, rows: dict[str, int]) -> Schema:
         """The same schema with the size of every vocabulary filled in."""
         sized = tuple(
-            f
-            if isinstance(f, Dense)
-            else dataclasses.replace(f, rows=rows[vocabulary_of(f)])
+            f if isinstance(f, Dense) else dataclasses.replace(f, rows=rows[vocabulary_of(f)])
             for f in self.features
         )
         return dataclasses.replace(self, features=sized)

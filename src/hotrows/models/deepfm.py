@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hotrows.models import tables
 from hotrows.models.vectors import Vectors
-from hotrows.nn import MLP, FactorizationMachine
+from hotrows.nn import MLP, FactorizationMachine, linear_from_zero
 from hotrows.schema import Schema
 
 
@@ -33,7 +33,7 @@ class DeepFM(nn.Module):
         tables.check(schema, "DeepFM")
         self.tables = tables.vector_tables(schema, dim) + tables.linear_tables(schema)
         width = len(schema.sparse) * dim + len(schema.dense)
-        self.linear = MLP((len(schema.dense), 1)) if schema.dense else None
+        self.linear = linear_from_zero(len(schema.dense)) if schema.dense else None
         self.pairs = FactorizationMachine()
         self.deep = MLP((width, *hidden, 1), dropout=dropout, batch_norm=batch_norm)
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from hotrows.models import tables
 from hotrows.models.vectors import Vectors
-from hotrows.nn import MLP
+from hotrows.nn import MLP, linear_from_zero
 from hotrows.optim import FTRL, RowOptimizer
 from hotrows.schema import Schema
 
@@ -37,7 +37,7 @@ class WideDeep(nn.Module):
         tables.check(schema, "WideDeep")
         self.tables = tables.vector_tables(schema, dim) + tables.linear_tables(schema, wide)
         width = len(schema.sparse) * dim + len(schema.dense)
-        self.wide = MLP((len(schema.dense), 1)) if schema.dense else None
+        self.wide = linear_from_zero(len(schema.dense)) if schema.dense else None
         self.deep = MLP((width, *hidden, 1), dropout=dropout)
 
     def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from hotrows.nn.dropout import Dropout
 from hotrows.nn.factorization_machine import FactorizationMachine
 from hotrows.nn.linear import PathLinear
 from hotrows.nn.linear_paths import choose_linear_paths, use_linear_paths
-from hotrows.nn.mlp import MLP
+from hotrows.nn.mlp import MLP, linear_from_zero
 
 __all__ = [
     "MLP",
@@ -16,5 +16,6 @@ __all__ = [
     "FactorizationMachine",
     "PathLinear",
     "choose_linear_paths",
+    "linear_from_zero",
     "use_linear_paths",
 ]

@@ -76,6 +76,18 @@ def _perceptron(x: Tensor, layer: nn.Module, norm: nn.Module | None, activation:
     return ACTIVATIONS[activation](x if norm is None else norm(x))
 
 
+def linear_from_zero(num_inputs: int) -> MLP:
+    """One linear layer, [B, K] -> [B, 1], that says nothing before it is trained.
+
+    For linear parts that are added to a logit: their inputs are not scaled, and weights drawn at
+    random would be noise that few steps cannot undo.
+    """
+    layer = MLP((num_inputs, 1))
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+    return layer
+
+
 def _check(sizes: Sequence[int], *activations: str) -> None:
     if len(sizes) < 2 or min(sizes) < 1:
         raise ValueError(f"MLP needs at least two positive sizes, not {tuple(sizes)}")
