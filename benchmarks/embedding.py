@@ -8,36 +8,37 @@ million, in a thousand tables. Offsets and jagged tensors are made beforehand, a
 
 from benchmarks.harness import Comparison, main
 
+INLINE = "hotrows-inline"
 FUSED = ("fbgemm", "torchrec")
 
 COMPARISONS = {
     "sgd": Comparison(
         "--workload A --optimizer sgd --embedding-only",
-        peers=("plain-torch", *FUSED, "tensorflow"),
+        peers=(INLINE, "plain-torch", *FUSED, "tensorflow"),
         baseline="fbgemm",
     ),
     "rowwise": Comparison(
         "--workload A --optimizer rowwise --embedding-only",
-        peers=FUSED,
+        peers=(INLINE, *FUSED),
         baseline="fbgemm",
     ),
     "adagrad": Comparison(
         "--workload A --optimizer adagrad --embedding-only",
-        peers=("plain-torch", *FUSED, "tensorflow"),
+        peers=(INLINE, "plain-torch", *FUSED, "tensorflow"),
         baseline="fbgemm",
     ),
     "adam": Comparison(
         "--workload A --optimizer adam --embedding-only",
-        peers=("plain-torch",),  # the others have no sparse Adam on the CPU
+        peers=(INLINE, "plain-torch"),  # the others have no sparse Adam on the CPU
     ),
     "many-tables-adagrad": Comparison(
         "--workload B --optimizer adagrad --embedding-only",
-        peers=("plain-torch", *FUSED, "tensorflow"),
+        peers=(INLINE, "plain-torch", *FUSED, "tensorflow"),
         baseline="fbgemm",
     ),
     "many-tables-rowwise": Comparison(
         "--workload B --optimizer rowwise --embedding-only",
-        peers=FUSED,
+        peers=(INLINE, *FUSED),
         baseline="fbgemm",
     ),
 }

@@ -36,6 +36,7 @@ class Arm:
 
 ARMS = {
     "hotrows": Arm(OURS, "hotrows_arm"),
+    "hotrows-inline": Arm(OURS, "hotrows_arm", "--plan inline", "plans in the step itself"),
     "plain-torch": Arm(OURS, "plain_torch"),
     "fbgemm": Arm("torchrec", "fbgemm", "--api tbe"),
     "torchrec": Arm("torchrec", "fbgemm", "--api torchrec"),

@@ -112,7 +112,7 @@ def _embedding_step(args: Namespace, model, embedding, planned: Iterator):
     def step(k: int) -> None:
         _, plan = next(planned)
         vectors = embedding.lookup(plan)
-        vectors.leaves[0].backward(gradient)
+        vectors.leaves[0].grad = gradient  # a model's backward leaves its own here, uncopied
         embedding.update(plan, vectors)
 
     return step
