@@ -269,7 +269,7 @@ def _vocabulary_table(found: Description) -> Table:
 @click.option("--seed", type=int, help="Of first values and of the order of rows. [0]")
 @click.option("--shuffle/--no-shuffle", default=None, help="Read rows in random order. [shuffle]")
 @click.option(
-    "--linear-paths", type=click.Choice(LINEAR_PATHS), help="plain: bits as of any run. [measured]"
+    "--linear-paths", type=click.Choice(LINEAR_PATHS), help="plain: bits as of any run. [auto]"
 )
 @click.option("--evaluate-every", type=int, help="Steps. [quarters of epoch 1, ends of epochs]")
 @click.option("--checkpoint-every", type=int, help="Steps. [at evaluations alone]")

@@ -12,7 +12,7 @@ from hotrows import optim
 from hotrows.optim import RowOptimizer
 
 PRECISIONS = ("float32", "bfloat16")
-LINEAR_PATHS = ("measured", "plain")
+LINEAR_PATHS = ("auto", "measured", "plain")
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
 
 
@@ -34,8 +34,9 @@ class TrainConfig:
     decay_factor: what both rates are multiplied with after `decay_patience` evaluations without a
         better score; stop_patience: after how many such evaluations training stops. None: never.
     plan_depth: how many batches are planned ahead; changes no bit of the result.
-    linear_paths: `measured` at the start of a run, or `plain` PyTorch. Paths differ in rounding, so
-        two runs of equal settings have equal bits for sure only with `plain`; a resumed run always.
+    linear_paths: `measured` at the start of a run, `plain` PyTorch, or `auto`: measured where a run
+        is long enough to gain from it. Paths differ in rounding, so two runs of equal settings have
+        equal bits for sure only with `plain`; a resumed run always.
     """
 
     model: str = "dlrm"
@@ -58,7 +59,7 @@ class TrainConfig:
     decay_patience: int | None = 2
     stop_patience: int | None = 4
     plan_depth: int = 2
-    linear_paths: str = "measured"
+    linear_paths: str = "auto"
 
     def __post_init__(self) -> None:
         _check_choice("precision", self.precision, PRECISIONS)

@@ -24,6 +24,7 @@ from hotrows.pipeline.stream import ahead
 from hotrows.schema import Schema, Table
 
 EVALUATION_BATCH = 8192
+_WORTH_MEASURING = 3e11  # multiply-adds forward: some ten seconds of training on two cores
 
 
 class Predictor:
@@ -49,20 +50,25 @@ class Predictor:
             pooling={feature.name: feature.pooling for feature in schema.sparse},
         )
 
-    def measure_choices(self) -> dict:
+    def measure_choices(self, num_samples: int) -> dict:
         """Finds the fastest path of each linear layer on this machine, and takes it.
 
         For the precision of training, and for the float32 of predictions; none where the config
-        asks for plain paths.
+        asks for plain paths, or where training `num_samples` is over too soon to gain from it.
         """
         assert self.config.batch_size is not None, "settle the config first"
         choices: dict[str, str] = {}
-        measured = self.config.linear_paths == "measured"
-        for precision in sorted({self.config.precision, "float32"}) if measured else ():
-            dtype = getattr(torch, precision)
-            choices |= nn.choose_linear_paths(self.model, self.config.batch_size, dtype)
+        if self._measures(num_samples):
+            for precision in sorted({self.config.precision, "float32"}):
+                dtype = getattr(torch, precision)
+                choices |= nn.choose_linear_paths(self.model, self.config.batch_size, dtype)
         nn.use_linear_paths(self.model, choices)
         return choices
+
+    def _measures(self, num_samples: int) -> bool:
+        if self.config.linear_paths != "auto":
+            return self.config.linear_paths == "measured"
+        return num_samples * nn.products_per_sample(self.model) >= _WORTH_MEASURING
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tensor]]:
         """Each batch with its [B] logits; the next batches are planned meanwhile."""

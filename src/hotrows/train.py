@@ -159,7 +159,8 @@ class Trainer:
         if begun:
             self._read_checkpoint()
         else:
-            run_folder.begin(self.run, self.config, data, self.predictor.measure_choices())
+            choices = self.predictor.measure_choices(self.total_steps * self.loader.batch_size)
+            run_folder.begin(self.run, self.config, data, choices)
 
     @property
     def stopped_early(self) -> bool:

@@ -5,7 +5,7 @@ from hotrows.nn.dot_interaction import DotInteraction
 from hotrows.nn.dropout import Dropout
 from hotrows.nn.factorization_machine import FactorizationMachine
 from hotrows.nn.linear import PathLinear
-from hotrows.nn.linear_paths import choose_linear_paths, use_linear_paths
+from hotrows.nn.linear_paths import choose_linear_paths, products_per_sample, use_linear_paths
 from hotrows.nn.mlp import MLP, linear_from_zero
 
 __all__ = [
@@ -17,5 +17,6 @@ __all__ = [
     "PathLinear",
     "choose_linear_paths",
     "linear_from_zero",
+    "products_per_sample",
     "use_linear_paths",
 ]
