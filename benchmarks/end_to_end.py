@@ -46,6 +46,10 @@ COMPARISONS = {
         "--workload A --model deepfm --optimizer adam",
         peers=("plain-torch", *CTR_LIBRARIES),
     ),
+    "461-tables-adagrad": Comparison(
+        "--workload B461 --model mlp --optimizer adagrad",
+        peers=("plain-torch", "fbgemm", "tensorflow"),
+    ),
     "many-tables-adagrad": Comparison(
         "--workload B --model mlp --optimizer adagrad",
         peers=(*PYTORCH, "tensorflow", "glued"),

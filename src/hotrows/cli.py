@@ -258,7 +258,7 @@ def _vocabulary_table(found: Description) -> Table:
 @click.option("--resume", is_flag=True, help="Go on with --run, with its settings.")
 @click.option("--epochs", type=int, help="How often all rows are read. [1]")
 @click.option("--steps", type=int, help="Batches in all, in place of --epochs.")
-@click.option("--batch-size", type=int, help="Rows a step. [128 to 8192, by the rows there are]")
+@click.option("--batch-size", type=int, help="Rows a step. [64 to 8192, by the rows there are]")
 @click.option("--optimizer", type=click.Choice(sorted(optim.BY_NAME)), help="Of rows. [adagrad]")
 @click.option("--lr", type=float, help="Learning rate of rows.")
 @click.option("--dense-optimizer", type=click.Choice(DENSE_OPTIMIZERS), help="[adam]")

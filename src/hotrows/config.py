@@ -110,15 +110,15 @@ def settle(config: TrainConfig, num_samples: int) -> TrainConfig:
     return dataclasses.replace(
         config,
         batch_size=batch_size,
-        row_optimizer=config.row_optimizer or optim.Adagrad(lr=0.015),
+        row_optimizer=config.row_optimizer or optim.Adagrad(),
         dense_lr=config.dense_lr or 1e-3,
     )
 
 
 def _batch_size(num_samples: int) -> int:
-    """The largest power of two that leaves 500 steps an epoch, from 128 to 8,192."""
+    """The largest power of two that leaves 500 steps an epoch, from 64 to 8,192."""
     fitting = max(num_samples // 500, 1)
-    return min(max(1 << (fitting.bit_length() - 1), 128), 8192)
+    return min(max(1 << (fitting.bit_length() - 1), 64), 8192)
 
 
 def _check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:

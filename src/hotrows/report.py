@@ -66,6 +66,7 @@ def draw_run(run: Path, picture: Path | None = None) -> Path | None:
         _draw_speed(speed, steps)
         for axes in (loss, auc, speed):
             axes.set_xlim(0, steps[-1]["step"] * 1.02)
+            axes.xaxis.get_major_locator().set_params(integer=True)
             axes.xaxis.set_major_formatter(_short)
             axes.set_xlabel("step")
         _title(figure, *_run_title(run))
@@ -219,7 +220,7 @@ def _short(value: float, place: float | None = None) -> str:
     for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:
             return f"{value / unit:.3g}{name}"
-    return f"{value:g}"
+    return f"{value:.4g}"
 
 
 def _percent(value: float, place: float | None = None) -> str:
