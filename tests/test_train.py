@@ -422,7 +422,7 @@ def test_a_config_round_trips_through_json():
 
 
 @pytest.mark.parametrize(
-    ("rows", "batch_size"), [(1, 128), (8_000, 128), (200_000, 256), (10**6, 1024), (10**8, 8192)]
+    ("rows", "batch_size"), [(1, 64), (8_000, 64), (200_000, 256), (10**6, 1024), (10**8, 8192)]
 )
 def test_the_batch_grows_with_the_data(rows, batch_size):
     assert settle(TrainConfig(), rows).batch_size == batch_size

@@ -108,7 +108,7 @@ def test_pool_equals_the_reference(dim, dtype):
 @pytest.mark.parametrize("dim", DIMS)
 def test_sum_gradients_equals_the_reference(dim):
     _, _, order, run_starts = reference.unique(torch.randint(0, 12, (90,)))
-    starts, bag = bags([0, 5, 1, 0, 83, 1, 0])
+    _, bag = bags([0, 5, 1, 0, 83, 1, 0])
     for bag_of, grad in ((None, torch.randn(90, dim)), (bag, torch.randn(7, dim))):
         for weights in (None, torch.rand(90)):
             args = (grad, order, run_starts, bag_of, weights)

@@ -1,0 +1,44 @@
+"""Real rows, where they lie beside the checkout: does a model trained on the defaults predict clicks?
+
+One-hot logistic regression reaches AUC 0.744 on the same 2,000 rows of Criteo (trained on 8,000 to the
+end; here 800 of them validate), and 0.717 on 2,000 rows of Avazu.
+"""
+
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from hotrows.config import TrainConfig
+from hotrows.data import prepare, schemas
+from hotrows.train import train
+
+DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+def prepared(name, schema, folder):
+    raw = DATA / name
+    if not raw.exists():
+        pytest.skip(f"{name} does not lie beside this checkout; its licence keeps it out of it")
+    return prepare([raw], schemas.BY_NAME[schema], folder / "data", split="position:0.8")
+
+
+def auc_of(data, model, folder):
+    """The mean over four seeds: one seed's is within 0.015 of another's on so few rows."""
+    runs = [
+        train(data, TrainConfig(model=model, seed=seed), folder / f"{model}-{seed}")
+        for seed in range(4)
+    ]
+    return mean(run.test.auc for run in runs)
+
+
+@pytest.mark.parametrize("model", ["deepfm", "dlrm"])
+def test_ten_thousand_rows_of_criteo(model, tmp_path):
+    data = prepared("criteo_kaggle_10k.tsv", "criteo", tmp_path)
+    assert data.parts["test"].rows == 2000
+    assert auc_of(data, model, tmp_path) >= 0.73
+
+
+def test_fourteen_thousand_rows_of_avazu(tmp_path):
+    data = prepared("avazu_14k.csv", "avazu", tmp_path)
+    assert auc_of(data, "deepfm", tmp_path) >= 0.70
