@@ -36,13 +36,17 @@ def main(arguments: list[str]) -> int:
 
 def set_up() -> None:
     """Installs the repository with all it needs, with the versions of constraints.txt."""
-    if not PYTHON.exists():
-        print(f"making a virtual environment in {VENV}", flush=True)
-        venv.create(VENV, with_pip=True, clear=True)
+    asked = (HERE / "pyproject.toml").read_text() + (HERE / "constraints.txt").read_text()
+    installed = VENV / "installed"
+    if PYTHON.exists() and installed.exists() and installed.read_text() == asked:
+        pip("--no-deps", "--force-reinstall", ".")
+        return
+    print(f"installing into {VENV}; this takes some minutes the first time", flush=True)
+    venv.create(VENV, with_pip=True, clear=True)
     # torch by itself and first: no other package then brings a build of its own choice.
     pip("-c", "constraints.txt", "torch")
     pip("-c", "constraints.txt", ".[dev]")
-    pip("--no-deps", "--force-reinstall", ".")
+    installed.write_text(asked)
 
 
 def pip(*arguments: str) -> None:
