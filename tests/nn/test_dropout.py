@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 from hotrows import native
 from hotrows.nn.dropout import Dropout
+from hotrows.ops.dropout import dropout, dropout_reference
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -45,3 +46,10 @@ def test_evaluation_nothing_and_everything():
     assert torch.equal(Dropout(0.0)(x), x)
     assert not Dropout(1.0)(x).any()
     assert Dropout(0.5)(x[:0]).shape == (0, 3)
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(0,), (1,), (7, 3), (4, 1027)])
+def test_the_core_drops_what_the_reference_drops(shape, dtype):
+    x, key = torch.randn(shape).to(dtype), 2**61 + 12345
+    assert torch.equal(dropout(x, key, 20_000), dropout_reference(x, key, 20_000))

@@ -18,7 +18,7 @@ class Dropout(nn.Dropout):
         dropped = round(self.p * ops.LEVELS)
         if not self.training or dropped == 0:
             return input
-        if dropped == ops.LEVELS or not ops.takes(input):
+        if dropped == ops.LEVELS:
             return super().forward(input)
         return _Dropout.apply(input, int(torch.randint(2**62, ())), dropped)
 
