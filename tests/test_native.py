@@ -6,6 +6,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import hotrows
 
 PACKAGE = Path(hotrows.__file__).parent
@@ -61,3 +63,9 @@ def test_importing_is_quick_and_needs_torch_and_numpy_alone():
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.strip() == "True []"
+
+
+def test_every_public_name_is_there():
+    assert all(getattr(hotrows, name) is not None for name in hotrows.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        hotrows.nothing  # noqa: B018

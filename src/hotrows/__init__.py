@@ -1,4 +1,11 @@
-"""hotrows: trains wide-and-deep recommender models at the speed of the fastest memory."""
+"""hotrows: trains wide-and-deep recommender models at the speed of the fastest memory.
+
+The names below are the engine, and importing them takes torch and numpy alone. `prepare`, `Trainer`,
+`TrainConfig` and `load_run` are loaded when they are first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from hotrows.batch import Batch
 from hotrows.embedding import Embedding, Vectors
@@ -15,6 +22,11 @@ from hotrows.schema import (
     Uniform,
 )
 from hotrows.version import VERSION
+
+if TYPE_CHECKING:
+    from hotrows.config import TrainConfig
+    from hotrows.data.prepare import prepare
+    from hotrows.train import Trainer, load_run
 
 __version__ = VERSION
 
@@ -35,6 +47,23 @@ __all__ = [
     "Sequence",
     "Sparse",
     "Table",
+    "TrainConfig",
+    "Trainer",
     "Uniform",
     "Vectors",
+    "load_run",
+    "prepare",
 ]
+
+_LOADED_LATER = {
+    "TrainConfig": "hotrows.config",
+    "Trainer": "hotrows.train",
+    "load_run": "hotrows.train",
+    "prepare": "hotrows.data.prepare",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LOADED_LATER:
+        raise AttributeError(f"module 'hotrows' has no attribute {name!r}")
+    return getattr(import_module(_LOADED_LATER[name]), name)
