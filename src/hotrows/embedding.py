@@ -24,7 +24,7 @@ from hotrows.plan import Plan
 from hotrows.planning import packing
 from hotrows.planning.packing import Pack
 from hotrows.planning.planner import Planner
-from hotrows.record import RecordLayout
+from hotrows.record import layout_of
 from hotrows.schema import Table
 from hotrows.storage.store import MemoryStore, NewRows
 
@@ -181,14 +181,8 @@ class Embedding:
 def _store(pack: Pack, keys: Sequence[int]) -> MemoryStore:
     first = pack.tables[0]
     assert first.optimizer is not None
-    layout = RecordLayout(
-        dim=first.dim,
-        dtype=first.dtype,
-        state_width=first.optimizer.state_width(first.dim),
-        has_step=getattr(first.optimizer, "per_row_step", False),
-    )
     new = [NewRows(t.rows, key, t.initializer) for t, key in zip(pack.tables, keys, strict=True)]
-    return MemoryStore(layout, new, optim.initial_state(first.optimizer, first.dim))
+    return MemoryStore(layout_of(first), new, optim.initial_state(first.optimizer, first.dim))
 
 
 def _table_key(seed: int, name: str) -> int:

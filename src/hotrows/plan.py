@@ -51,14 +51,36 @@ class PackPlan:
 
 
 @dataclass(frozen=True)
+class Moves:
+    """What a batch brings into fast memory, and what leaves to make room: one group of packs' share.
+
+    rows_in: [m] int64, ascending; slots_in: [m] int64, where each of them goes.
+    rows_out: [e] int64, ascending; slots_out: [e] int64, where each of them is until then.
+    passes_through: the batch has more rows than there are slots: it moves nothing, and rows without
+        a slot (-1 in `PackPlan.slots`) are read from the store and written back around the update.
+    """
+
+    rows_in: Tensor
+    slots_in: Tensor
+    rows_out: Tensor
+    slots_out: Tensor
+    passes_through: bool = False
+
+
+@dataclass(frozen=True)
 class Plan:
     """The plan of one batch on one rank.
 
     packs: one PackPlan per pack, in the order of the packing.
     step: the number of the update this batch will make, from 0; batch_size: B; rank: who trains it.
+    moves: one per group of packs that read the same rows; None: every row is resident.
+    waits_for: the number of the batch, in the order of planning, that must have left the pipeline
+        before a row of this one moves; -1: none.
     """
 
     packs: tuple[PackPlan, ...]
     step: int
     batch_size: int
     rank: int = 0
+    moves: tuple[Moves, ...] | None = None
+    waits_for: int = -1

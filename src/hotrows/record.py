@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hotrows.schema import Table
+
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -52,6 +54,17 @@ class RecordLayout:
         step_offset = self.step_offset if self.has_step else -1
         itemsize = _DTYPES[self.dtype].itemsize
         return [self.dim, itemsize, self.state_offset, self.state_width, step_offset, self.stride]
+
+
+def layout_of(table: Table) -> RecordLayout:
+    """The record of a table whose optimizer is filled in."""
+    assert table.optimizer is not None
+    return RecordLayout(
+        dim=table.dim,
+        dtype=table.dtype,
+        state_width=table.optimizer.state_width(table.dim),
+        has_step=getattr(table.optimizer, "per_row_step", False),
+    )
 
 
 class RecordViews(NamedTuple):

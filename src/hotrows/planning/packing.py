@@ -11,6 +11,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hotrows.record import layout_of
 from hotrows.schema import Table
 
 
@@ -59,6 +60,46 @@ def pack_tables(tables: Sequence[Table], sequences: Sequence[str] = ()) -> tuple
         key = (table.dim, table.dtype, table.optimizer, table.initializer)
         groups.setdefault(key, []).append(table)
     return tuple(_pack(number, group, sequences) for number, group in enumerate(groups.values()))
+
+
+@dataclass(frozen=True)
+class Group:
+    """Packs that read the same rows: one slot serves all of them, and their records move together.
+
+    packs: their numbers; rows: how many each of them has.
+    strides: bytes of each pack's record; offsets: where it begins in the record of the group.
+    lookups: vectors that a sample gets from each pack (sequences count once).
+    """
+
+    packs: tuple[int, ...]
+    rows: int
+    strides: tuple[int, ...]
+    lookups: int
+
+    @property
+    def stride(self) -> int:
+        """Bytes of a record of the group: the records of its packs, one after the other."""
+        return sum(self.strides)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        return tuple(sum(self.strides[:p]) for p in range(len(self.strides)))
+
+
+def group_packs(packs: Sequence[Pack]) -> tuple[Group, ...]:
+    """Groups packs by the rows that they read, in order of appearance; optimizers are filled in."""
+    groups: dict[tuple, list[int]] = {}
+    for p, pack in enumerate(packs):
+        groups.setdefault((pack.first_rows, pack.columns, pack.sequences), []).append(p)
+    return tuple(
+        Group(
+            packs=tuple(members),
+            rows=packs[members[0]].rows,
+            strides=tuple(layout_of(packs[p].tables[0]).stride for p in members),
+            lookups=len(packs[members[0]].columns) + len(packs[members[0]].sequences),
+        )
+        for members in groups.values()
+    )
 
 
 def describe(packs: Sequence[Pack]) -> str:

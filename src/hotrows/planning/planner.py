@@ -39,19 +39,31 @@ class Planner:
             plans.append(made[reads.signature])
         return Plan(packs=tuple(plans), step=step, batch_size=batch.size)
 
+    def rows(self, batch: Batch) -> list[Tensor]:
+        """The rows that a batch reads, [N] int64 with repeats, for each group of packs: a look ahead.
+
+        Groups come in the order of `packing.group_packs`. Ids are checked as `plan` checks them.
+        """
+        reads = {of.signature: of for of in self._reads_of(batch.features)}
+        return [self._resolve(of, batch)[0] for of in reads.values()]
+
     def _reads_of(self, features: tuple[str, ...]) -> list[_Reads]:
         """Where each pack finds its features in a batch: the same for every batch of a run."""
         if features not in self._reads:
             self._reads[features] = [_reads(pack, features) for pack in self.packs]
         return self._reads[features]
 
-    def _plan_pack(self, reads: _Reads, batch: Batch) -> PackPlan:
+    def _resolve(self, reads: _Reads, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         rows, source, bag_starts, bad = ops.resolve(
             batch.ids, batch.offsets, batch.size, reads.features, reads.first_rows,
             reads.num_rows, reads.num_columns,
         )  # fmt: skip
         if int(bad) >= 0:
             raise _outside(int(bad), reads, batch, source)
+        return rows, source, bag_starts
+
+    def _plan_pack(self, reads: _Reads, batch: Batch) -> PackPlan:
+        rows, source, bag_starts = self._resolve(reads, batch)
         distinct, inverse, order, starts = ops.unique(rows)
         single = batch.offsets is None
         bags = None if single else ops.reference.bags_of(bag_starts).int()
