@@ -135,7 +135,7 @@ inline void sum_run(const Runs& runs, int64_t u, int64_t num_ids, int64_t dim, f
 
 // The first row of each thread's share: shares hold about the same number of ids plus rows.
 int64_t share_begin(const int32_t* starts, int64_t num_rows, int thread, int num_threads) {
-  const int64_t total = starts[num_rows] + num_rows, target = total * thread / num_threads;
+  const int64_t total = starts[num_rows] - starts[0] + num_rows, target = starts[0] + total * thread / num_threads;
   int64_t low = 0, high = num_rows;
   while (low < high) {
     const int64_t middle = (low + high) / 2;
@@ -250,11 +250,12 @@ struct Rounding {
   const int64_t* keys;
   int64_t num_tables, step;
 
-  uint64_t key(int64_t row) const {
+  uint64_t row_key(int64_t row) const {
     const int64_t table = std::upper_bound(first_rows, first_rows + num_tables + 1, row) - first_rows - 1;
     const uint64_t id = static_cast<uint64_t>(row - first_rows[table]);
-    return mix64(static_cast<uint64_t>(keys[table]) ^ mix64(id)) ^ 0x6A09E667F3BCC908ull;
+    return mix64(static_cast<uint64_t>(keys[table]) ^ mix64(id));
   }
+  uint64_t key(int64_t row) const { return row_key(row) ^ 0x6A09E667F3BCC908ull; }
 };
 
 struct Target {
@@ -360,16 +361,20 @@ HOTROWS_API void hotrows_update(uint8_t* records, const int64_t* layout_ints, co
   }
 }
 
-// kind: 0 constant, 1 uniform, 2 normal. `records` points at the first record to fill.
-HOTROWS_API void hotrows_initialize(uint8_t* records, const int64_t* layout_ints, int64_t num_records,
-                                    int64_t first_id, int64_t key, int kind, double scale, const float* state) {
+// Record n gets the first value of row rows[n]; tables of a pack end to end, each with its key.
+// kind: 0 constant, 1 uniform, 2 normal.
+HOTROWS_API void hotrows_initialize(uint8_t* records, const int64_t* layout_ints, const int64_t* rows,
+                                    int64_t num_records, const int64_t* first_rows, const int64_t* keys,
+                                    int64_t num_tables, int kind, double scale, const float* state) {
   Layout layout;
   std::memcpy(&layout, layout_ints, sizeof layout);
   constexpr double kTwoPi = 6.283185307179586;
-#pragma omp parallel for schedule(static)
+  const Rounding tables{first_rows, keys, num_tables, 0};
+  // Few rows are made beside training, on a thread of their own: a second team would be in its way.
+#pragma omp parallel for schedule(static) if (num_records > 1 << 16)
   for (int64_t k = 0; k < num_records; ++k) {
     uint8_t* record = records + k * layout.stride;
-    const uint64_t row = mix64(static_cast<uint64_t>(key) ^ mix64(static_cast<uint64_t>(first_id + k)));
+    const uint64_t row = tables.row_key(rows[k]);
     for (int64_t d = 0; d < layout.dim; ++d) {
       double w = scale;
       if (kind == 1) w = 2 * scale * unit(random_bits(row, d)) - scale;
@@ -385,5 +390,21 @@ HOTROWS_API void hotrows_initialize(uint8_t* records, const int64_t* layout_ints
     std::memset(record + layout.dim * layout.itemsize, 0, layout.state_offset - layout.dim * layout.itemsize);
     std::memcpy(record + layout.state_offset, state, layout.state_width * 4);
     if (layout.step_offset >= 0) std::memset(record + layout.step_offset, 0, 4);
+  }
+}
+
+// target[target_rows[n]] = source[source_rows[n]], `size` bytes each; null rows stand for 0, 1, 2, ...
+// One thread: rows move beside training.
+HOTROWS_API void hotrows_copy_rows(const uint8_t* source, int64_t source_stride, const int64_t* source_rows,
+                                   uint8_t* target, int64_t target_stride, const int64_t* target_rows,
+                                   int64_t num_rows, int64_t size) {
+  const auto from = [=](int64_t n) { return source + (source_rows ? source_rows[n] : n) * source_stride; };
+  const auto to = [=](int64_t n) { return target + (target_rows ? target_rows[n] : n) * target_stride; };
+  for (int64_t n = 0; n < num_rows; ++n) {
+    if (n + kAhead < num_rows) {
+      if (source_rows) prefetch_bytes<false>(from(n + kAhead), size);
+      if (target_rows) prefetch_bytes<true>(to(n + kAhead), size);
+    }
+    std::memcpy(to(n), from(n), static_cast<size_t>(size));
   }
 }

@@ -7,6 +7,9 @@
         model.safetensors          the dense part
         trainer.safetensors        its optimizer's state, the random state
 
+Tables in a file store stay there: the manifest has the numbers of the stores' own checkpoints (see
+`hotrows.storage.file`) in place of the records.
+
 A folder is written aside, synced and renamed, then the pointer moves, then folders that nothing
 points at go: a crash at any moment leaves a whole checkpoint. Records are found by table and id, so
 a table may have more rows when it is loaded than when it was saved; the new ones keep their first
@@ -68,6 +71,7 @@ def save(
     part = folder.with_name(name + ".part")
     try:
         part.mkdir(parents=True)
+        generations = embedding.checkpoint()
         tables, files = _write_packs(part, embedding)
         model_bytes = tensors_to_bytes(_contiguous(model.state_dict()))
         files["model.safetensors"] = _write(part / "model.safetensors", [model_bytes])
@@ -79,6 +83,7 @@ def save(
             "fingerprint": fingerprint,
             "tables": tables,
             "files": files,
+            "stores": generations,
             "state": state.fields,
         }
         _write(part / "manifest.json", [_to_json(manifest)])
@@ -133,17 +138,28 @@ def folder_of(run: Path, which: str = "best") -> Path:
 
 
 def load(
-    folder: Path, embedding: Embedding, model: nn.Module, fingerprint: str | None = None
+    folder: Path,
+    embedding: Embedding,
+    model: nn.Module,
+    fingerprint: str | None = None,
+    read_only: bool = False,
 ) -> State:
     """Reads the checkpoint in `folder` into `embedding` and `model`.
 
     fingerprint: of the data at hand; None accepts a checkpoint of any, for tables that have grown.
-    After an error the rows and parameters are in no usable state.
+    read_only: a file store is read as it was then, and keeps what was trained since. After an error
+    the rows and parameters are in no usable state.
     """
     manifest = _read_manifest(folder)
     _check_fingerprint(folder, manifest, fingerprint)
     _check_sizes(folder, manifest)
-    _read_packs(folder, manifest, embedding)
+    _check_stores(folder, manifest, embedding)
+    stores = manifest.get("stores")
+    if stores:
+        (embedding.view if read_only else embedding.restore)(stores)
+    else:
+        _read_packs(folder, manifest, embedding)
+        embedding.forget_plans()
     parameters = tensors_from_bytes(_read(folder, manifest, "model.safetensors"))
     _check_parameters(folder, parameters, model)
     model.load_state_dict(parameters)
@@ -154,6 +170,21 @@ def load(
 def read_state(folder: Path) -> dict[str, Any]:
     """The plain values of the trainer's state alone."""
     return _read_manifest(folder)["state"]
+
+
+def generations(folder: Path) -> list[int]:
+    """The numbers of the file stores' own checkpoints; none where rows are in memory."""
+    return _read_manifest(folder).get("stores") or []
+
+
+def _check_stores(folder: Path, manifest: dict, embedding: Embedding) -> None:
+    in_files = embedding.caching is not None and embedding.caching.path is not None
+    if bool(manifest.get("stores")) != in_files:
+        where = "in a file store" if manifest.get("stores") else "in the checkpoint itself"
+        raise ValueError(
+            f"checkpoint {folder} has its rows {where}; load it with the store that the run was "
+            f"begun with"
+        )
 
 
 def _free_name(run: Path, step: int) -> str:
@@ -167,7 +198,10 @@ def _free_name(run: Path, step: int) -> str:
 
 
 def _write_packs(folder: Path, embedding: Embedding) -> tuple[list[dict], dict[str, dict]]:
-    tables, files = [], {}
+    tables: list[dict] = []
+    files: dict[str, dict] = {}
+    if embedding.files:
+        return tables, files
     for pack, store in zip(embedding.packs, embedding.stores, strict=True):
         file = f"{pack.name}.records"
         files[file] = _write(folder / file, _chunks(_bytes_of(store.records)))

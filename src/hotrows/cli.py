@@ -29,6 +29,7 @@ from hotrows import data, models, nn, optim, report, run_folder
 from hotrows.config import DENSE_OPTIMIZERS, LINEAR_PATHS, PRECISIONS, TrainConfig
 from hotrows.data import schemas, synth
 from hotrows.data.description import Description, describe
+from hotrows.data.profile import pays, row_bytes
 from hotrows.environment import environment
 from hotrows.metrics import Metrics
 from hotrows.train import Progress as TrainProgress
@@ -36,6 +37,23 @@ from hotrows.train import Trainer, load_run
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+class _Bytes(click.ParamType):
+    """A size such as 64MiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        from hotrows.planning.budget import parse_bytes
+
+        try:
+            return value if isinstance(value, int) else parse_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+_BYTES = _Bytes()
 
 
 @dataclass
@@ -235,6 +253,143 @@ def _vocabulary_table(found: Description) -> Table:
     return table
 
 
+def _profile_options(command: Callable) -> Callable:
+    """The options that say which rows are hot."""
+    options = (
+        click.argument("folder", metavar="DATA", type=FOLDER),
+        click.option(
+            "--fast-memory",
+            type=_BYTES,
+            required=True,
+            metavar="SIZE",
+            help="What hot rows may take, such as 64MiB.",
+        ),
+        click.option(
+            "--model", type=click.Choice(sorted(models.BY_NAME)), default="dlrm", show_default=True
+        ),
+        click.option(
+            "--option",
+            "options",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="An argument of the model, such as dim=32; may be repeated.",
+        ),
+        click.option(
+            "--optimizer",
+            type=click.Choice(sorted(optim.BY_NAME)),
+            default="adagrad",
+            show_default=True,
+            help="Of rows; its state takes fast memory too.",
+        ),
+        click.option(
+            "--table-dtype", type=click.Choice(PRECISIONS), default="float32", show_default=True
+        ),
+        click.option(
+            "--sample",
+            type=float,
+            default=0.05,
+            show_default=True,
+            help="The share of training rows that is counted; as much again is measured.",
+        ),
+        click.option(
+            "--confidence", type=float, default=0.999, show_default=True, help="Of intervals."
+        ),
+        click.option("--seed", type=int, default=0, show_default=True, help="Of the samples."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@cli.command(
+    "profile",
+    cls=_Taught,
+    epilog="""
+    hotrows profile enc --fast-memory 64MiB
+    hotrows profile enc --fast-memory 1GiB --model deepfm --option dim=32 --optimizer adam
+    """,
+)
+@_profile_options
+@click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
+def profile_command(folder: Path, as_json: bool, **given: Any) -> None:
+    """Find the hot rows of prepared data.
+
+    Chooses the rows that fast memory should hold by their accesses in a sample of DATA, and
+    measures on another sample how many lookups they serve, and how many samples need no other row.
+    """
+    with _bar() as progress:
+        found = _profiled(data.EncodedData.open(folder), progress, **given)
+    worthwhile, reason = pays(found)
+    if as_json:
+        figures = {**found.to_json(), "pays": worthwhile, "reason": reason}
+        click.echo(json.dumps(figures, indent=2))
+        return
+    Console(width=None if sys.stdout.isatty() else 120).print(_hot_table(found))
+    click.echo(f"hot rows         {found.hot_rows:,}, {found.bytes / 2**20:,.1f} MiB")
+    click.echo(f"hot lookups      {found.lookups} at {100 * found.confidence:g} % confidence")
+    click.echo(f"all-hot samples  {found.samples}")
+    click.echo(reason)
+
+
+def _hot_table(found: data.Profile) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("vocabulary", "rows", "hot rows", "MiB", "share of lookups"):
+        table.add_column(column, justify="left" if column == "vocabulary" else "right")
+    for of in found.vocabularies:
+        hot = (f"{of.hot_rows:,}", f"{of.bytes / 2**20:,.2f}", str(of.lookups))
+        table.add_row(of.name, f"{of.rows:,}", *hot)
+    return table
+
+
+@cli.command(
+    "regroup",
+    cls=_Taught,
+    epilog="""
+    hotrows regroup enc --out enc-hot --fast-memory 64MiB
+    hotrows train enc-hot --model dlrm
+    """,
+)
+@_profile_options
+@click.option("--out", type=FOLDER, required=True, help="A new folder for the regrouped data.")
+@click.option("--force", is_flag=True, help="Even where it would not pay.")
+def regroup_command(folder: Path, out: Path, force: bool, **given: Any) -> None:
+    """Lay out data in hot and cold rows.
+
+    Profiles DATA and writes it anew: first the samples that read hot rows alone, then the others,
+    so that most batches train without slow memory. Refused where too few samples are all-hot.
+    """
+    encoded = data.EncodedData.open(folder)
+    with _bar() as progress:
+        found = _profiled(encoded, progress, **given)
+        regrouped = data.regroup(encoded, found, out, force=force, progress=progress)
+    hot, cold = regrouped.hot_and_cold()
+    share = hot.rows / (hot.rows + cold.rows)
+    click.echo(
+        f"{out}: {hot.rows:,} all-hot and {cold.rows:,} cold training rows ({share:.1%} hot)"
+    )
+
+
+def _profiled(
+    encoded: data.EncodedData,
+    progress: Callable[..., None],
+    *,
+    model: str,
+    options: Sequence[str],
+    optimizer: str,
+    table_dtype: str,
+    **given: Any,
+) -> data.Profile:
+    """The profile for the tables of a model."""
+    built = models.build(model, encoded.schema, **dict(map(_option, options)))
+    tables = [dataclasses.replace(table, dtype=table_dtype) for table in built.tables]  # type: ignore
+    return data.profile(
+        encoded,
+        bytes_per_row=row_bytes(tables, encoded.schema, optim.BY_NAME[optimizer]()),
+        progress=progress,
+        **given,
+    )
+
+
 @cli.command(
     "train",
     cls=_Taught,
@@ -242,6 +397,7 @@ def _vocabulary_table(found: Description) -> Table:
     hotrows train enc --model deepfm
     hotrows train enc --model deepfm --epochs 1 --seed 1 --batch-size 512 --run runs/a
     hotrows train enc --model dlrm --optimizer rowwise_adagrad --lr 0.03 --precision bfloat16
+    hotrows train enc --model dlrm --fast-memory 2GiB --store file:tables --run runs/b
     hotrows train enc --run runs/a --resume
     """,
 )
@@ -271,6 +427,19 @@ def _vocabulary_table(found: Description) -> Table:
 @click.option(
     "--linear-paths", type=click.Choice(LINEAR_PATHS), help="plain: bits as of any run. [auto]"
 )
+@click.option(
+    "--fast-memory", type=_BYTES, help="Rows held in memory, such as 2GiB. [all]", metavar="SIZE"
+)
+@click.option("--store", help="Where all rows live: memory, or file:PATH. [memory]")
+@click.option(
+    "--policy",
+    help="Which rows stay in fast memory: lookahead, lookahead:BATCHES, lru, frequency, hot. "
+    "[lookahead]",
+)
+@click.option("--in-flight", type=int, help="Batches that may move rows at once. [4]")
+@click.option(
+    "--trace", type=FILE, help="Write the times of every stage here, for Perfetto, and a picture."
+)
 @click.option("--evaluate-every", type=int, help="Steps. [quarters of epoch 1, ends of epochs]")
 @click.option("--checkpoint-every", type=int, help="Steps. [at evaluations alone]")
 @click.option("--warmup-steps", type=int, help="Steps over which learning rates rise. [0]")
@@ -278,7 +447,12 @@ def _vocabulary_table(found: Description) -> Table:
 @click.option("--decay-patience", type=int, help="Evaluations that make a plateau. [2]")
 @click.option("--stop-patience", type=int, help="Evaluations without a better AUC to stop at. [4]")
 def train_command(
-    folder: Path, run: Path | None, resume: bool, options: tuple[str, ...], **given: Any
+    folder: Path,
+    run: Path | None,
+    resume: bool,
+    trace: Path | None,
+    options: tuple[str, ...],
+    **given: Any,
 ) -> None:
     """Train a model on prepared data.
 
@@ -295,7 +469,12 @@ def train_command(
     try:
         with _bar() as progress:
             trainer = Trainer(
-                encoded, config, run, resume=resume, progress=_train_progress(progress)
+                encoded,
+                config,
+                run,
+                resume=resume,
+                progress=_train_progress(progress),
+                trace=trace,
             )
             result = trainer.fit()
     except KeyboardInterrupt as stopped:
@@ -480,6 +659,11 @@ def _train_progress(progress: Callable[..., None]) -> Callable[[TrainProgress], 
         note = ""
         if now.loss is not None and now.samples_per_second is not None:
             note = f"loss {now.loss:.4f}  {now.samples_per_second:,.0f} samples/s"
+        if now.hit_rate is not None:
+            note += f"  hits {now.hit_rate:.1%}  in {_megabytes(now.bytes_in)}"
+            note += f"  out {_megabytes(now.bytes_out)}"
+        if now.waited is not None and now.waited > 0.01:
+            note += f"  waits {now.waited:.0%} ({now.waited_for})"
         progress("evaluating" if now.stage == "evaluate" else "training", now.done, now.total, note)
         if now.validation is not None:
             found = now.validation
@@ -490,6 +674,10 @@ def _train_progress(progress: Callable[..., None]) -> Callable[[TrainProgress], 
             )
 
     return show
+
+
+def _megabytes(per_second: float | None) -> str:
+    return f"{(per_second or 0) / 1e6:,.1f} MB/s"
 
 
 def _messages() -> Console:

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from hotrows import optim
+from hotrows.embedding import Caching
 from hotrows.optim import RowOptimizer
+from hotrows.planning import policy
 
 PRECISIONS = ("float32", "bfloat16")
 LINEAR_PATHS = ("auto", "measured", "plain")
+HOT_COLD = ("scheduled", "sequential")
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
 
 
@@ -33,7 +36,17 @@ class TrainConfig:
     warmup_steps: both rates rise evenly from 0 to their value over so many steps.
     decay_factor: what both rates are multiplied with after `decay_patience` evaluations without a
         better score; stop_patience: after how many such evaluations training stops. None: never.
-    plan_depth: how many batches are planned ahead; changes no bit of the result.
+    plan_depth: how many batches are planned ahead, beside training; 0: every stage in turn, on one
+        thread. Changes no bit of the result, and neither do fast_memory, store, policy, in_flight
+        and lookahead_memory.
+    fast_memory: bytes of rows held in fast memory, the rest being in the store; None: all rows.
+    store: where all rows live: `memory`, or `file:PATH`, a new folder.
+    policy: which rows stay in fast memory: `lookahead`, `lookahead:200` (batches), `lru`,
+        `frequency`, `hot` (data regrouped by popularity).
+    hot_cold: of regrouped data: hot and cold batches in blocks whose length follows the loss on the
+        validation part (`scheduled`), or all cold, then all hot ones of an epoch (`sequential`).
+    in_flight: how many batches may move rows at once. lookahead_memory: bytes of ids waiting in the
+        look ahead; None: a quarter of fast_memory, 64 MiB at least.
     linear_paths: `measured` at the start of a run, `plain` PyTorch, or `auto`: measured where a run
         is long enough to gain from it. Paths differ in rounding, so two runs of equal settings have
         equal bits for sure only with `plain`; a resumed run always.
@@ -59,12 +72,19 @@ class TrainConfig:
     decay_patience: int | None = 2
     stop_patience: int | None = 4
     plan_depth: int = 2
+    fast_memory: int | None = None
+    store: str = "memory"
+    policy: str = "lookahead"
+    hot_cold: str = "scheduled"
+    in_flight: int = 4
+    lookahead_memory: int | None = None
     linear_paths: str = "auto"
 
     def __post_init__(self) -> None:
         _check_choice("precision", self.precision, PRECISIONS)
         _check_choice("table_dtype", self.table_dtype, PRECISIONS)
         _check_choice("linear_paths", self.linear_paths, LINEAR_PATHS)
+        _check_choice("hot_cold", self.hot_cold, HOT_COLD)
         _check_choice("dense_optimizer", self.dense_optimizer, DENSE_OPTIMIZERS)
         for name in ("epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every"):
             _check_at_least(name, getattr(self, name), 1)
@@ -72,10 +92,29 @@ class TrainConfig:
             _check_at_least(name, getattr(self, name), 1)
         for name in ("warmup_steps", "plan_depth"):
             _check_at_least(name, getattr(self, name), 0)
+        for name in ("fast_memory", "in_flight", "lookahead_memory"):
+            _check_at_least(name, getattr(self, name), 1)
+        if self.store != "memory" and self.fast_memory is None:
+            raise ValueError(
+                f"store={self.store!r} needs fast_memory: how many bytes of rows memory may hold"
+            )
         for name in ("dense_lr", "clip_norm", "decay_factor"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, not {value}")
+        self.caching()  # what it refuses is refused here
+
+    def caching(self) -> Caching | None:
+        """How rows are kept; None: all of them in memory."""
+        if self.fast_memory is None:
+            return None
+        return Caching(
+            self.fast_memory,
+            self.store,
+            policy.parse(self.policy),
+            self.in_flight,
+            self.lookahead_memory,
+        )
 
     def to_json(self) -> str:
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

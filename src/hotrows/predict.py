@@ -8,7 +8,7 @@ no random number.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 
 import torch
@@ -21,7 +21,7 @@ from hotrows.data import Loader, Part
 from hotrows.embedding import Embedding
 from hotrows.metrics import Metrics, measure
 from hotrows.pipeline.stream import ahead
-from hotrows.schema import Schema, Table
+from hotrows.schema import Schema, Table, vocabulary_of
 
 EVALUATION_BATCH = 8192
 _WORTH_MEASURING = 3e11  # multiply-adds forward: some ten seconds of training on two cores
@@ -31,10 +31,18 @@ class Predictor:
     """The model that `config` names, for data of `schema`, with its tables.
 
     model: the dense part, an `nn.Module`; embedding: the tables. Both begin as the seed says, and
-    the caller's random state stays as it is.
+    the caller's random state stays as it is. read_only: tables in a file are not opened for training.
+    hot_ids: by vocabulary, what the policy `hot` keeps in fast memory.
     """
 
-    def __init__(self, config: TrainConfig, schema: Schema) -> None:
+    def __init__(
+        self,
+        config: TrainConfig,
+        schema: Schema,
+        *,
+        read_only: bool = False,
+        hot_ids: Mapping[str, Tensor] | None = None,
+    ) -> None:
         self.config = config
         self.schema = schema
         with torch.random.fork_rng(devices=[]):
@@ -42,12 +50,17 @@ class Predictor:
             self.model = models.build(config.model, schema, **config.model_options)
             self.random_state = torch.get_rng_state()
         tables: tuple[Table, ...] = self.model.tables  # type: ignore[assignment]
+        caching = config.caching()
+        if caching is not None and hot_ids is not None:
+            caching = dataclasses.replace(caching, hot_ids=_by_table(hot_ids, tables, schema))
         self.embedding = Embedding(
             [dataclasses.replace(table, dtype=config.table_dtype) for table in tables],
             optimizer=config.row_optimizer,
             seed=config.seed,
             sequences=[feature.name for feature in schema.sequences],
             pooling={feature.name: feature.pooling for feature in schema.sparse},
+            caching=caching,
+            read_only=read_only,
         )
 
     def measure_choices(self, num_samples: int) -> dict:
@@ -105,3 +118,11 @@ class Predictor:
             done += batch.size
             progress(done, part.rows)
         return measure(logits, labels)
+
+
+def _by_table(
+    hot_ids: Mapping[str, Tensor], tables: Sequence[Table], schema: Schema
+) -> dict[str, Tensor]:
+    """The hot ids of each table, from those of the vocabulary that its features read."""
+    vocabularies = {f.name: vocabulary_of(f) for f in schema.id_features}
+    return {table.name: hot_ids[vocabularies[table.features[0]]] for table in tables}

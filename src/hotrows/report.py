@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from hotrows.data.description import Description, VocabularyUse
+    from hotrows.pipeline.trace import Event
 
 log = logging.getLogger("hotrows")
 
@@ -71,6 +72,42 @@ def draw_run(run: Path, picture: Path | None = None) -> Path | None:
             axes.set_xlabel("step")
         _title(figure, *_run_title(run))
         return _save(figure, picture or run / "report.png")
+
+
+def draw_timeline(events: Sequence[Event], picture: Path, batches: int = 12) -> Path | None:
+    """Draws when each stage of the last whole batches of a run was at work, a row per lane."""
+    trained = [event.batch for event in events if event.stage == "train"][-batches - 4 :]
+    shown = [event for event in events if event.batch in set(trained[2 : 2 + batches])]
+    figure = _figure(12.5, 3.4) if shown else None
+    if figure is None:
+        return None
+    with _style():
+        axes = figure.subplots()
+        lanes = list(dict.fromkeys(event.lane for event in events))
+        stages = list(dict.fromkeys(event.stage for event in events))
+        colors = dict(zip(stages, (GRAY, BLUE, "#7fb0de", GREEN, ORANGE, "#b8860b"), strict=False))
+        first = min(event.begin for event in shown)
+        for stage in stages:
+            own = [event for event in shown if event.stage == stage]
+            axes.barh(
+                [lanes.index(event.lane) for event in own],
+                [(event.end - event.begin) * 1e3 for event in own],
+                left=[(event.begin - first) * 1e3 for event in own],
+                color=colors.get(stage, INK), height=0.62, linewidth=0.6, label=stage,
+                edgecolor="white" if stage == "train" else colors.get(stage, INK),
+            )  # fmt: skip
+        for event in shown:
+            if event.stage == "train":
+                middle = (event.begin + event.end) / 2 - first
+                axes.text(middle * 1e3, lanes.index(event.lane), str(event.batch), ha="center",
+                          va="center", color="white", fontsize=9)  # fmt: skip
+        axes.set_yticks(range(len(lanes)), lanes)
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("milliseconds")
+        axes.legend(ncols=len(stages), loc="upper center", bbox_to_anchor=(0.5, -0.22))
+        _title(figure, "Timeline", "what each lane did; numbers are batches")
+        return _save(figure, picture)
 
 
 def draw_skew(description: Description, picture: Path) -> Path | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotrows.config import TrainConfig
+from hotrows.data.hot_cold import Position
 from hotrows.metrics import Metrics
 
 
@@ -21,6 +22,7 @@ class Standing:
     step: batches trained; evaluated_at: the step of the last evaluation.
     lr_decay: what plateaus have left of the learning rates; stale: evaluations since the best one.
     best: what the checkpoint of best_step scored; peak: the highest score so far.
+    position: in the blocks of hot and cold batches, where the data is regrouped.
     """
 
     step: int = 0
@@ -30,14 +32,18 @@ class Standing:
     best_step: int = 0
     best: Metrics | None = None
     peak: float | None = None
+    position: Position | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "best": self.best.to_json() if self.best else None}
+        best = self.best.to_json() if self.best else None
+        position = self.position.to_json() if self.position else None
+        return {**dataclasses.asdict(self), "best": best, "position": position}
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> Standing:
         best = Metrics.from_json(fields["best"]) if fields["best"] else None
-        return Standing(**{**fields, "best": best})
+        position = Position.from_json(fields["position"]) if fields.get("position") else None
+        return Standing(**{**fields, "best": best, "position": position})
 
 
 def after_step(standing: Standing) -> Standing:

@@ -4,8 +4,9 @@
     result = trainer.fit()                       # or train(data, config, run)
     predictor = load_run("runs/a")               # later: the best checkpoint, ready to predict
 
-The step is that of the design: lookup, model, loss, backward, update, dense optimizer. The batches
-and plans of the next steps are made on a background thread meanwhile. Going on with a run gives the
+The step is that of the design: lookup, model, loss, backward, update, dense optimizer. The next
+batches are loaded and planned beside it, and their rows brought into fast memory where it does not
+hold all (see `hotrows.stages`). Going on with a run gives the
 same bits as never having stopped it: a checkpoint holds the number of batches trained (not
 planned), rows, parameters, optimizer and random state, and where the schedule stands. The
 validation part alone decides (learning rate, early stop, best); the test part only reports.
@@ -19,9 +20,10 @@ import math
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -30,12 +32,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hotrows import checkpoint, native, nn, report, run_folder
+from hotrows import checkpoint, native, nn, report, run_folder, stages
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig, settle
 from hotrows.data import EncodedData, Loader
+from hotrows.data.hot_cold import SEQUENTIAL, HotColdLoader, Position, advance, next_block
+from hotrows.data.profile import Profile
+from hotrows.embedding import Moved
 from hotrows.metrics import Metrics
-from hotrows.pipeline.stream import ahead
+from hotrows.pipeline.runner import Overlapped, Serial
+from hotrows.pipeline.trace import Event, write_trace
 from hotrows.plan import Plan
 from hotrows.predict import Predictor
 from hotrows.run_folder import MetricsLog
@@ -51,7 +57,7 @@ from hotrows.standing import (
 
 log = logging.getLogger("hotrows")
 
-Planned = Iterator[tuple[Batch, Plan]]
+Runner = Serial | Overlapped
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,9 @@ class Progress:
 
     stage: `train` or `evaluate`; done and total: steps, or samples when evaluating.
     loss, samples_per_second: of the last interval of training.
+    hit_rate: the share of rows that were in fast memory already; bytes_in, bytes_out: moved per
+        second; waited: the share of the interval spent waiting; waited_for: mostly for this stage.
+        All of the last interval, None where every row is in memory.
     validation: what the evaluation after this step has found.
     """
 
@@ -68,6 +77,11 @@ class Progress:
     total: int
     loss: float | None = None
     samples_per_second: float | None = None
+    hit_rate: float | None = None
+    bytes_in: float | None = None
+    bytes_out: float | None = None
+    waited: float | None = None
+    waited_for: str | None = None
     validation: Metrics | None = None
 
 
@@ -114,8 +128,10 @@ def load_run(run: Path | str, which: str = "best") -> Predictor:
     run = Path(run)
     config, data = run_folder.read_config(run), run_folder.read_json(run / "data.json")
     folder = checkpoint.folder_of(run, which)
-    predictor = Predictor(config, Schema.load(run / "schema.json"))
-    checkpoint.load(folder, predictor.embedding, predictor.model, data["fingerprint"])
+    predictor = Predictor(_for_reading(config), Schema.load(run / "schema.json"), read_only=True)
+    checkpoint.load(
+        folder, predictor.embedding, predictor.model, data["fingerprint"], read_only=True
+    )
     nn.use_linear_paths(predictor.model, run_folder.read_json(run / "choices.json"))
     return predictor
 
@@ -125,6 +141,8 @@ class Trainer:
 
     data: prepared data; run: a new folder, or with `resume` one to go on with.
     progress: called after every step, and after every batch of an evaluation.
+    trace: a file for the times of every stage of the last batches, which Perfetto opens; a picture
+        of them goes beside it.
 
     Asks malloc to keep freed memory, for the whole process: a step frees and takes the same large
     blocks again and again.
@@ -138,23 +156,27 @@ class Trainer:
         *,
         resume: bool = False,
         progress: Callable[[Progress], None] | None = None,
+        trace: Path | None = None,
     ) -> None:
         self.data, self.run = data, Path(run)
         self.config = settle(config, _num_training_samples(data))
         begun = run_folder.check(self.run, resume)
         if begun:
             run_folder.check_same(self.run, self.config, data)
+        else:
+            _check_new_store(self.config)
         self.loader = _loader(data, self.config)
         self.total_steps = self.config.steps or self.config.epochs * len(self.loader)
-        self.predictor = Predictor(self.config, data.schema)
+        self.predictor = Predictor(self.config, data.schema, hot_ids=_hot_ids(data))
         self.model, self.embedding = self.predictor.model, self.predictor.embedding
         self.dense_optimizer = _dense_optimizer(self.config, self.model)
-        self.standing = Standing()
+        self.standing = Standing(position=_first_position(data, self.config))
         self._random_state = self.predictor.random_state
         self._saved: Standing | None = None
         self._progress = progress or (lambda _: None)
         self._interval, self._whole = _Interval(), _Interval()
-        self._last_interval: dict[str, float] = {}
+        self._last_interval: dict[str, Any] = {}
+        self._trace, self._events = trace, list[Event]()
         self._asked: Callable[[], bool] = lambda: False
         if begun:
             self._read_checkpoint()
@@ -184,30 +206,55 @@ class Trainer:
             self._log = stack.enter_context(closing(self._open_log()))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.set_rng_state(self._random_state)
-            planned = ahead(self._batches(), self._plan, self.config.plan_depth)
-            stack.callback(planned.close)  # type: ignore[attr-defined]
-            try:
-                self._train(planned)
-                return self._finish()
-            except _Asked:
-                self._save()
-                raise Interrupted(
-                    f"stopped after step {self.standing.step:,} of {self.total_steps:,}; "
-                    f"the checkpoint is in {self.run}"
-                ) from None
+            stack.callback(self.embedding.close)
+            stack.callback(self._write_trace)
+            if self.embedding.caches:
+                self.embedding.warm()
+            done = False
+            while not done:
+                with closing(self._start()) as runner:
+                    done = self._train_guarded(runner)
+                    self._events += runner.events
+            return self._finish()
 
-    def _train(self, planned: Planned) -> None:
+    def _start(self) -> Runner:
+        """A runner of the batches still to train."""
+        future = (batch for _, batch in self._batches()) if self.embedding.caches else None
+        return stages.start(
+            self.embedding, self._batches(), future, plan_depth=self.config.plan_depth,
+            trace=self._trace is not None,
+        )  # fmt: skip
+
+    def _train_guarded(self, runner: Runner) -> bool:
+        try:
+            return self._train(runner)
+        except _Asked:
+            with runner.paused():
+                self._save()
+            raise Interrupted(
+                f"stopped after step {self.standing.step:,} of {self.total_steps:,}; "
+                f"the checkpoint is in {self.run}"
+            ) from None
+
+    def _train(self, runner: Runner) -> bool:
+        """Trains on what the runner hands out; whether that was all there is to train."""
         while True:
             if self._evaluation_is_due():
-                self._validate()
-                self._save()
+                with runner.paused():
+                    self._validate()
+                    self._save()
             elif self._checkpoint_is_due():
-                self._save()
+                with runner.paused():
+                    self._save()
             if self.standing.step >= self.total_steps or stops_early(self.standing, self.config):
-                return
+                return True
             if self._asked():
                 raise _Asked
-            self._timed_step(planned)
+            self._timed_step(runner)
+            if self._block_has_ended():
+                assert next(runner, None) is None, "a block's runner hands out its batches alone"
+                self._set_rate()
+                return False
 
     def _step(self, plan: Plan, batch: Batch) -> Tensor:
         scale = lr_scale(self.standing, self.config)
@@ -235,22 +282,35 @@ class Trainer:
             return nullcontext()
         return torch.autocast("cpu", dtype=torch.bfloat16)
 
-    def _timed_step(self, planned: Planned) -> None:
-        begin = time.perf_counter()
-        batch, plan = next(planned)
+    def _timed_step(self, runner: Runner) -> None:
+        begin, waited = time.perf_counter(), runner.stalled.copy()
+        work = next(runner)
         ready = time.perf_counter()
-        loss = self._step(plan, batch)
+        loss = self._step(work.plan, work.batch)
         end = time.perf_counter()
         self.standing = after_step(self.standing)
+        if isinstance(self.loader, HotColdLoader):
+            assert self.standing.position is not None
+            position = advance(self.standing.position, 1, len(self.loader.hot), len(self.loader.cold))
+            self.standing = dataclasses.replace(self.standing, position=position)
         for interval in (self._interval, self._whole):
-            interval.add(loss, batch.size, seconds=end - begin, stalled=ready - begin)
+            interval.add(loss, work.batch.size, seconds=end - begin, stalled=ready - begin)
+            interval.waited += runner.stalled - waited
+            interval.move(self.embedding.moved(work.plan))
         if self._interval.steps == self._interval_steps or self._evaluation_is_due():
             self._write_interval()
         self._step_progress()
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
-        """The batches still to train, each with its step."""
+        """The batches still to train, each with its step; of regrouped data, of this block alone."""
         step = self.standing.step
+        if isinstance(self.loader, HotColdLoader):
+            assert self.standing.position is not None
+            hot, cold = self.loader.hot, self.loader.cold
+            block = next_block(self.standing.position, len(hot), len(cold))
+            batches = self.loader.block(*dataclasses.astuple(block))
+            yield from enumerate(islice(batches, self.total_steps - step), step)
+            return
         while step < self.total_steps:
             epoch, first = divmod(step, len(self.loader))
             batches = self.loader.batches(epoch, first)
@@ -258,16 +318,27 @@ class Trainer:
                 yield step, batch
                 step += 1
 
-    def _plan(self, item: tuple[int, Batch]) -> tuple[Batch, Plan]:
-        step, batch = item
-        return batch, self.embedding.plan(batch, step)
+    def _block_has_ended(self) -> bool:
+        position = self.standing.position
+        return position is not None and position.done == 0
+
+    def _set_rate(self) -> None:
+        """Between blocks, where they are scheduled: the loss decides how long the next one is."""
+        position = self.standing.position
+        assert position is not None
+        if position.rate is None or not self.data.parts["validation"].rows:
+            return
+        rate = position.rate.after(self.evaluate("validation").log_loss)
+        position = dataclasses.replace(position, rate=rate)
+        self.standing = dataclasses.replace(self.standing, position=position)
 
     def _evaluation_is_due(self) -> bool:
         return evaluation_is_due(self.standing, self.config, len(self.loader), self.total_steps)
 
     def _checkpoint_is_due(self) -> bool:
         every = self.config.checkpoint_every
-        return every is not None and self.standing.step > 0 and self.standing.step % every == 0
+        periodic = every is not None and self.standing.step > 0 and self.standing.step % every == 0
+        return periodic or self.embedding.wants_checkpoint
 
     def _validate(self) -> None:
         if not self.data.parts["validation"].rows:
@@ -290,24 +361,34 @@ class Trainer:
         before = checkpoint.pointed(self.run)
         is_best = self.standing.best is None or self.standing.best_step == self.standing.step
         best = name if is_best or before is None else before.best
-        checkpoint.point(self.run, checkpoint.Pointer(last=name, best=best))
+        pointer = checkpoint.Pointer(last=name, best=best)
+        checkpoint.point(self.run, pointer)
+        self._retain()
         self._saved = self.standing
+
+    def _retain(self) -> None:
+        """File stores keep the checkpoints that this run may go back to."""
+        folders = [checkpoint.folder_of(self.run, which) for which in ("last", "best")]
+        self.embedding.retain([checkpoint.generations(folder) for folder in folders])
 
     def _read_checkpoint(self) -> None:
         nn.use_linear_paths(self.model, run_folder.read_json(self.run / "choices.json"))
-        if checkpoint.pointed(self.run) is None:
-            return  # it was stopped before its first one
+        if checkpoint.pointed(self.run) is None:  # it was stopped before its first one
+            self.embedding.restore([None] * len(self.embedding.files))
+            return
         folder = checkpoint.folder_of(self.run, "last")
         state = checkpoint.load(folder, self.embedding, self.model, self.data.fingerprint)
         self.standing = self._saved = Standing.from_json(state.fields)
         self._random_state = state.tensors.pop("random_state")
         _load_optimizer(self.dense_optimizer, state.tensors)
+        self._retain()
 
     def _finish(self) -> Result:
         pointer = checkpoint.pointed(self.run)
         if pointer is not None and pointer.best != pointer.last:
             folder = checkpoint.folder_of(self.run, "best")
-            checkpoint.load(folder, self.embedding, self.model, self.data.fingerprint)
+            fingerprint = self.data.fingerprint
+            checkpoint.load(folder, self.embedding, self.model, fingerprint, read_only=True)
         result = Result(
             run=self.run,
             steps=self.standing.step,
@@ -330,6 +411,11 @@ class Trainer:
         """Steps between lines of metrics: 200 lines a run, but one in 100 steps at least."""
         return min(max(self.total_steps // 200, 1), 100)
 
+    def _write_trace(self) -> None:
+        if self._trace is not None:
+            write_trace(self._events, self._trace)
+            report.draw_timeline(self._events, self._trace.with_suffix(".png"))
+
     def _open_log(self) -> MetricsLog:
         return MetricsLog(self.run, self.standing.step, self.standing.evaluated_at)
 
@@ -345,6 +431,8 @@ class Trainer:
         scale = lr_scale(self.standing, self.config)
         assert self.config.row_optimizer is not None and self.config.dense_lr is not None
         self._last_interval = {"loss": loss, "samples_per_second": interval.samples_per_second}
+        if self.embedding.caches:
+            self._last_interval |= interval.moved()
         fields = {
             "epoch": self._epoch,
             **self._last_interval,
@@ -352,6 +440,7 @@ class Trainer:
             "dense_lr": self.config.dense_lr * scale,
             "stall_seconds": interval.stalled,
             "seconds": interval.seconds,
+            **{f"waited_{stage.replace(' ', '_')}": s for stage, s in interval.waited.items()},
         }
         self._log.write("train", self.standing.step, fields)
 
@@ -378,6 +467,8 @@ class _Interval:
     loss: Tensor | float = 0.0
     seconds: float = 0.0
     stalled: float = 0.0
+    waited: Counter[str] = field(default_factory=Counter)
+    moves: Moved = field(default_factory=Moved)
 
     def add(self, loss: Tensor, samples: int, *, seconds: float, stalled: float) -> None:
         self.steps += 1
@@ -385,6 +476,20 @@ class _Interval:
         self.loss = self.loss + loss
         self.seconds += seconds
         self.stalled += stalled
+
+    def move(self, moved: Moved) -> None:
+        self.moves = Moved(*(a + b for a, b in zip(self.moves, moved, strict=True)))
+
+    def moved(self) -> dict[str, Any]:
+        """The fields of `Progress` that say how the cache fares."""
+        reason = self.waited.most_common(1)
+        return {
+            "hit_rate": 1 - self.moves.rows_in / max(self.moves.rows, 1),
+            "bytes_in": self.moves.bytes_in / self.seconds,
+            "bytes_out": self.moves.bytes_out / self.seconds,
+            "waited": self.stalled / self.seconds,
+            "waited_for": reason[0][0] if reason else None,
+        }
 
     @property
     def mean_loss(self) -> float:
@@ -423,6 +528,24 @@ def _stop_signals() -> Iterator[Callable[[], bool]]:
         restore()
 
 
+def _check_new_store(config: TrainConfig) -> None:
+    """A run begins with a store of its own."""
+    caching = config.caching()
+    path = caching.path if caching else None
+    if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(
+            f"store {path} exists already: go on with its run (resume=True, --resume), or name a new "
+            f"folder; delete it if no run needs it"
+        )
+
+
+def _for_reading(config: TrainConfig) -> TrainConfig:
+    """The config of a run, for looking things up alone: what fits in memory needs no cache."""
+    if config.store == "memory":
+        return dataclasses.replace(config, fast_memory=None)
+    return config
+
+
 def _num_training_samples(data: EncodedData) -> int:
     if not data.parts["train"].rows:
         raise ValueError(
@@ -431,10 +554,27 @@ def _num_training_samples(data: EncodedData) -> int:
     return data.parts["train"].rows
 
 
-def _loader(data: EncodedData, config: TrainConfig) -> Loader:
+def _loader(data: EncodedData, config: TrainConfig) -> Loader | HotColdLoader:
     assert config.batch_size is not None
+    if data.halves is not None:
+        hot, cold = data.halves
+        shuffle, seed = config.shuffle, config.seed
+        return HotColdLoader(hot, cold, config.batch_size, shuffle=shuffle, seed=seed)
     part = data.parts["train"]
     return Loader(part, config.batch_size, shuffle=config.shuffle, seed=config.seed)
+
+
+def _first_position(data: EncodedData, config: TrainConfig) -> Position | None:
+    if data.halves is None:
+        return None
+    return Position() if config.hot_cold == "scheduled" else SEQUENTIAL
+
+
+def _hot_ids(data: EncodedData) -> dict[str, Tensor] | None:
+    """The ids that regrouped data holds for hot, by vocabulary."""
+    if data.halves is None:
+        return None
+    return {name: torch.from_numpy(ids) for name, ids in Profile.of(data).hot.items()}
 
 
 def _dense_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:

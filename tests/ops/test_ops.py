@@ -34,7 +34,9 @@ def layout_of(optimizer, dim, dtype="float32"):
 
 def new_records(layout, state, rows=60):
     records = torch.zeros(rows, layout.stride, dtype=torch.uint8)
-    reference.initialize(records, layout.as_ints(), 0, rows, 0, 42, "uniform", 0.1, state)
+    first_rows, keys = torch.tensor([0, rows]), torch.tensor([42])
+    of = (torch.arange(rows), first_rows, keys)
+    reference.initialize(records, layout.as_ints(), *of, "uniform", 0.1, state)
     return records
 
 
@@ -177,14 +179,36 @@ def test_any_number_of_threads_gives_the_same_bits(optimizer, threads):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_initialize_equals_the_reference(kind, dtype):
     layout = RecordLayout(5, dtype, state_width=3, has_step=True)
-    fast = torch.zeros(30, layout.stride, dtype=torch.uint8)
+    wider = layout.stride + 8  # records may be parts of longer ones
+    fast = torch.zeros(30, wider, dtype=torch.uint8)
     slow = fast.clone()
+    rows = torch.tensor([0, 59, 20, 19, 7])
     for module, records in ((ops, fast), (reference, slow)):
-        module.initialize(records, layout.as_ints(), 3, 20, 7, -99, kind, 0.5, [1.0, 2.0, 3.0])
-    fast_parts, slow_parts = (views(records, layout.as_ints()) for records in (fast, slow))
+        part = records[3:8, 4 : 4 + layout.stride]
+        module.initialize(
+            part, layout.as_ints(), rows, FIRST_ROWS, KEYS, kind, 0.5, [1.0, 2.0, 3.0]
+        )
+    fast_parts, slow_parts = (
+        views(records[:, 4 : 4 + layout.stride], layout.as_ints()) for records in (fast, slow)
+    )
     assert_close(fast_parts.weights, slow_parts.weights, rtol=1e-6, atol=1e-7)
     assert torch.equal(fast_parts.state, slow_parts.state)
-    assert not fast[:3].any() and not fast[23:].any()
+    assert fast[3:8].any(1).all() and not fast[:3].any() and not fast[8:].any()
+    assert not fast[:, :4].any() and not fast[:, -4:].any()
+
+
+@needs_core
+@pytest.mark.parametrize("size", [4, 60, 132])
+def test_copy_rows_equals_the_reference(size):
+    source = torch.randint(0, 256, (50, size + 12), dtype=torch.uint8)[:, 8 : 8 + size]
+    chosen, to = torch.randperm(50)[:20], torch.randperm(40)[:20]
+    for source_rows, target_rows in ((chosen, to), (chosen, None), (None, torch.randperm(50))):
+        fast, slow = (torch.zeros(50, size + 4, dtype=torch.uint8) for _ in range(2))
+        ops.copy_rows(source, source_rows, fast[:, 4:], target_rows)
+        reference.copy_rows(source, source_rows, slow[:, 4:], target_rows)
+        assert torch.equal(fast, slow) and fast.any()
+    ops.copy_rows(source, chosen[:0], fast[:, 4:], None)  # nothing to copy
+    assert torch.equal(fast, slow)
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
@@ -192,18 +216,23 @@ def test_a_new_row_depends_on_its_table_and_id_alone(kind):
     layout = RecordLayout(4)
     together = torch.zeros(20, layout.stride, dtype=torch.uint8)
     alone = torch.zeros(1, layout.stride, dtype=torch.uint8)
-    ops.initialize(together, layout.as_ints(), 0, 20, 0, 7, kind, 0.1, [])
-    ops.initialize(alone, layout.as_ints(), 0, 1, 13, 7, kind, 0.1, [])
+    two, one = (torch.tensor([0, 5, 25]), torch.tensor([8, 7])), (torch.tensor([0, 20]),)
+    ops.initialize(together, layout.as_ints(), torch.arange(5, 25), *two, kind, 0.1, [])
+    ops.initialize(
+        alone, layout.as_ints(), torch.tensor([13]), *one, torch.tensor([7]), kind, 0.1, []
+    )
     assert torch.equal(together[13], alone[0])
+    assert not torch.equal(together[12], alone[0])
 
 
 def test_initial_weights_have_the_declared_spread():
     layout = RecordLayout(50)
     records = torch.zeros(2000, layout.stride, dtype=torch.uint8)
-    ops.initialize(records, layout.as_ints(), 0, 2000, 0, 7, "normal", 0.3, [])
+    of = (torch.arange(2000), torch.tensor([0, 2000]), torch.tensor([7]))
+    ops.initialize(records, layout.as_ints(), *of, "normal", 0.3, [])
     weights = views(records, layout.as_ints()).weights
     assert abs(float(weights.mean())) < 0.005 and abs(float(weights.std()) - 0.3) < 0.005
-    ops.initialize(records, layout.as_ints(), 0, 2000, 0, 7, "uniform", 0.3, [])
+    ops.initialize(records, layout.as_ints(), *of, "uniform", 0.3, [])
     assert float(weights.min()) < -0.299 and float(weights.max()) > 0.299
     assert abs(float(weights.mean())) < 0.005
 

@@ -69,6 +69,7 @@ class EncodedData:
 
     schema: as declared, with the rows of every vocabulary filled in.
     parts: "train", "validation" and "test"; a part may have no rows.
+    halves: where the data is regrouped, the all-hot and the cold rows of "train", in this order.
     fingerprint: of schema, vocabularies and statistics; equal where a value gets the same id.
     """
 
@@ -81,6 +82,21 @@ class EncodedData:
     vocabularies: dict[str, StoredVocabulary]
     statistics: dict[str, Statistics]
     encodes_raw: bool
+    halves: tuple[Part, Part] | None = None
+
+    @property
+    def hot_rows(self) -> int | None:
+        """How many training rows are all-hot; None where the data is not regrouped."""
+        return None if self.halves is None else self.halves[0].rows
+
+    def hot_and_cold(self) -> tuple[Part, Part]:
+        """The all-hot and the cold rows of the training part; `missing` tells of ids alone."""
+        if self.halves is None:
+            raise ValueError(
+                f"{self.path} is not regrouped into hot and cold rows; do so with "
+                f"`hotrows regroup {self.path} --out FOLDER --fast-memory SIZE`"
+            )
+        return self.halves
 
     @staticmethod
     def open(path: Path | str) -> EncodedData:
@@ -137,25 +153,40 @@ def write_manifest(
     (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
 
 
+def write_regrouped(folder: Path, source: Path, hot: Written, cold: Written) -> None:
+    """Writes data.json: that of `source`, its training part laid out anew as `hot`, then `cold`."""
+    manifest = read_manifest(source)
+    halves = {"hot": _part_to_json(hot), "cold": _part_to_json(cold)}
+    for half in halves.values():
+        half["missing"] = {name: half["missing"][name] for name in half["unknown"]}
+    shards = [shard for half in halves.values() for shard in half["shards"]]
+    manifest["parts"]["train"]["shards"] = shards
+    text = json.dumps({**manifest, "halves": halves}, indent=1)
+    (folder / _MANIFEST).write_text(text + "\n")
+
+
 def _from_manifest(path: Path, manifest: dict[str, Any]) -> EncodedData:
     schema = Schema.from_json(json.dumps(manifest["schema"]))
-    features = tuple(f.name for f in schema.sparse)
-    parts = {}
-    for name in NAMES:
-        of = dict(manifest["parts"].get(name, {"shards": []}))
+
+    def part(name: str, stored: Mapping[str, Any]) -> Part:
+        of = dict(stored)
         shards = tuple((shard["file"], shard["rows"]) for shard in of.pop("shards"))
         of.pop("rows", None)
-        parts[name] = Part(name, path, features, len(schema.dense), shards, **of)
+        features = tuple(f.name for f in schema.sparse)
+        return Part(name, path, features, len(schema.dense), shards, **of)
+
+    halves = manifest.get("halves")
     return EncodedData(
         path=path,
         schema=schema,
-        parts=parts,
+        parts={name: part(name, manifest["parts"].get(name, {"shards": []})) for name in NAMES},
         fingerprint=manifest["fingerprint"],
         split=manifest["split"],
         seed=manifest["seed"],
         vocabularies={n: StoredVocabulary(**of) for n, of in manifest["vocabularies"].items()},
         statistics={n: Statistics(**of) for n, of in manifest["statistics"].items()},
         encodes_raw=manifest["encodes_raw"],
+        halves=halves and (part("hot", halves["hot"]), part("cold", halves["cold"])),
     )
 
 

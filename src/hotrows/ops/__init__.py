@@ -22,8 +22,9 @@ _SCHEMAS = (
     "update(Tensor(a!) records, int[] layout, Tensor slots, Tensor rows, Tensor order, "
     "Tensor starts, Tensor? bags, Tensor? weights, Tensor grad, str kind, float[] hyper, int step, "
     "Tensor first_rows, Tensor keys) -> ()",
-    "initialize(Tensor(a!) records, int[] layout, int first_record, int num_records, "
-    "int first_id, int key, str kind, float scale, float[] state) -> ()",
+    "initialize(Tensor(a!) records, int[] layout, Tensor rows, Tensor first_rows, Tensor keys, "
+    "str kind, float scale, float[] state) -> ()",
+    "copy_rows(Tensor source, Tensor? source_rows, Tensor(a!) target, Tensor? target_rows) -> ()",
 )
 
 _library = torch.library.Library("hotrows", "DEF")
@@ -40,3 +41,4 @@ pool = torch.ops.hotrows.pool
 sum_gradients = torch.ops.hotrows.sum_gradients
 update = torch.ops.hotrows.update
 initialize = torch.ops.hotrows.initialize
+copy_rows = torch.ops.hotrows.copy_rows

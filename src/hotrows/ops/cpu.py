@@ -57,7 +57,7 @@ def pool(records, layout, slots, inverse, bag_starts, weights):
     out = torch.empty(num_bags, layout[0])
     scratch = torch.empty(slots.numel(), layout[0])
     _core().hotrows_pool(
-        pointer(records), _ints(layout), pointer(slots), ctypes.c_int64(slots.numel()),
+        pointer(records), _layout(records, layout), pointer(slots), ctypes.c_int64(slots.numel()),
         pointer(inverse), ctypes.c_int64(inverse.numel()), pointer(bag_starts), pointer(weights),
         ctypes.c_int64(num_bags), pointer(scratch), pointer(out),
     )  # fmt: skip
@@ -81,7 +81,7 @@ def update(
 ):  # fmt: skip
     grad = grad.contiguous()
     _core().hotrows_update(
-        pointer(records), _ints(layout), pointer(slots), pointer(rows),
+        pointer(records), _layout(records, layout), pointer(slots), pointer(rows),
         ctypes.c_int64(rows.numel()), pointer(order), pointer(starts), pointer(bags),
         pointer(weights), pointer(grad), ctypes.c_int(_KINDS.index(kind)),
         (ctypes.c_double * len(hyper))(*hyper), ctypes.c_int64(step), pointer(first_rows),
@@ -89,11 +89,21 @@ def update(
     )  # fmt: skip
 
 
-def initialize(records, layout, first_record, num_records, first_id, key, kind, scale, state):
+def initialize(records, layout, rows, first_rows, keys, kind, scale, state):
     _core().hotrows_initialize(
-        pointer(records[first_record:]), _ints(layout), ctypes.c_int64(num_records),
-        ctypes.c_int64(first_id), ctypes.c_int64(key), ctypes.c_int(_INITIALIZERS.index(kind)),
-        ctypes.c_double(scale), (ctypes.c_float * len(state))(*state),
+        pointer(records), _layout(records, layout), pointer(rows), ctypes.c_int64(rows.numel()),
+        pointer(first_rows), pointer(keys), ctypes.c_int64(keys.numel()),
+        ctypes.c_int(_INITIALIZERS.index(kind)), ctypes.c_double(scale),
+        (ctypes.c_float * len(state))(*state),
+    )  # fmt: skip
+
+
+def copy_rows(source, source_rows, target, target_rows):
+    count = next(len(of) for of in (source_rows, target_rows, source) if of is not None)
+    _core().hotrows_copy_rows(
+        pointer(source), ctypes.c_int64(source.stride(0)), pointer(source_rows),
+        pointer(target), ctypes.c_int64(target.stride(0)), pointer(target_rows),
+        ctypes.c_int64(count), ctypes.c_int64(source.shape[1]),
     )  # fmt: skip
 
 
@@ -109,8 +119,9 @@ def _core() -> ctypes.CDLL:
     return core
 
 
-def _ints(layout: list[int]):
-    return (ctypes.c_int64 * len(layout))(*layout)
+def _layout(records: Tensor, layout: list[int]):
+    """The layout as the core reads it, with the distance at which these records stand."""
+    return (ctypes.c_int64 * len(layout))(*layout[:-1], records.stride(0))
 
 
 def _int64(function):

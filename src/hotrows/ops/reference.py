@@ -110,9 +110,10 @@ def sum_gradients(
 ) -> Tensor:
     """The gradient of each distinct row: out[u] = sum over its run of weights[n] * grad[bag of n].
 
-    grad: [M, D] float32. Returns [U, D]. Summed in the order of the run, so the result is one.
+    grad: [M, D] float32; starts: [U + 1], of any consecutive runs. Returns [U, D]. Summed in the
+    order of the run, so the result is one.
     """
-    n = order.long()
+    n = order[int(starts[0]) : int(starts[-1])].long()
     terms = grad[n if bags is None else bags.long()[n]]
     if weights is not None:
         terms = terms * weights[n, None]
@@ -174,23 +175,22 @@ def update(
 def initialize(
     records: Tensor,
     layout: list[int],
-    first_record: int,
-    num_records: int,
-    first_id: int,
-    key: int,
+    rows: Tensor,
+    first_rows: Tensor,
+    keys: Tensor,
     kind: str,
     scale: float,
     state: list[float],
 ) -> None:
     """Fills records with new rows: weights from the counter-based generator, the given state.
 
-    The row of id `first_id + k` goes to record `first_record + k`. kind: `uniform`, `normal` or
-    `constant`; key: `table_key`. A row depends on (key, id) alone.
+    rows: [R] int64, the row of the pack that each record becomes; first_rows: [T + 1], keys: [T] of
+    the pack's tables. kind: `uniform`, `normal` or `constant`. A row depends on the key of its table
+    and on its id there alone.
     """
-    stored = views(records[first_record : first_record + num_records], layout)
+    stored = views(records, layout)
     dim = layout[0]
-    ids = torch.arange(first_id, first_id + num_records)
-    row_keys = mix64(key ^ mix64(ids))[:, None]
+    row_keys = _row_keys(rows, first_rows, keys)[:, None]
     if kind == "constant":
         stored.weights[:] = scale
     elif kind == "uniform":
@@ -206,6 +206,20 @@ def initialize(
     stored.state[:] = torch.tensor(state, dtype=torch.float32)
     if stored.step is not None:
         stored.step[:] = 0
+
+
+def copy_rows(
+    source: Tensor, source_rows: Tensor | None, target: Tensor, target_rows: Tensor | None
+) -> None:
+    """target[target_rows] = source[source_rows]: whole rows; None stands for 0, 1, 2, ...
+
+    source: [R, n], target: [R', n] uint8; their rows may be parts of longer ones.
+    """
+    rows = source if source_rows is None else source[source_rows]
+    if target_rows is None:
+        target[: len(rows)] = rows
+    else:
+        target[target_rows] = rows[: len(target_rows)]
 
 
 def mix64(x: Tensor | int) -> Tensor:

@@ -1,7 +1,9 @@
 """Where the rows of a pack live for good.
 
-`MemoryStore` holds every record in host memory, so a row's slot is its row number. Stores obey
-plans: they read and write records at slots, and know nothing of ids, batches or optimizers.
+`MemoryStore` holds every record of a pack in host memory, so a row's slot is its row number.
+`HostStore` and `FileStore` (in `storage.file`) stand behind a cache and serve a group of packs that
+read the same rows: they `read` and `write` records of the group, its packs' records side by side.
+Stores obey plans: they know nothing of ids, batches or optimizers.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,33 +20,44 @@ from hotrows import native, ops
 from hotrows.record import RecordLayout, RecordViews, views
 from hotrows.schema import Constant, Initializer, Normal
 
+_CHUNK = 1 << 20  # rows
+
 
 @dataclass(frozen=True)
-class NewRows:
-    """How the rows of one table begin: `num_rows` of them, from the stream `key`."""
+class FirstValues:
+    """How the rows of a pack begin: from the stream of their table, wherever and whenever.
 
-    num_rows: int
-    key: int
+    first_rows: [T + 1], keys: [T] of the pack's tables; state: of a new row, S numbers.
+    """
+
+    layout: RecordLayout
+    first_rows: Tensor
+    keys: Tensor
     initializer: Initializer
+    state: tuple[float, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.first_rows[-1])
+
+    def fill(self, records: Tensor, rows: Tensor) -> None:
+        """Makes records [m, stride] the first ones of `rows` [m] int64."""
+        kind, scale = _kind(self.initializer)
+        ops.initialize(
+            records, self.layout.as_ints(), rows, self.first_rows, self.keys, kind, scale,
+            list(self.state),
+        )  # fmt: skip
 
 
 class MemoryStore:
     """All records of a pack in host memory, [R, stride] bytes, on huge pages where there are any."""
 
-    def __init__(
-        self, layout: RecordLayout, tables: Sequence[NewRows], state: Sequence[float]
-    ) -> None:
-        self.layout = layout
-        num_rows = sum(table.num_rows for table in tables)
-        self.records = _empty(num_rows, layout.stride)
-        first = 0
-        for table in tables:
-            kind, scale = _kind(table.initializer)
-            ops.initialize(
-                self.records, layout.as_ints(), first, table.num_rows, 0, table.key, kind, scale,
-                list(state),
-            )  # fmt: skip
-            first += table.num_rows
+    def __init__(self, first: FirstValues) -> None:
+        self.layout = first.layout
+        self.records = empty_records(first.num_rows, self.layout.stride)
+        for begin in range(0, first.num_rows, _CHUNK):
+            end = min(begin + _CHUNK, first.num_rows)
+            first.fill(self.records[begin:end], torch.arange(begin, end))
 
     @property
     def views(self) -> RecordViews:
@@ -55,14 +69,50 @@ class MemoryStore:
         return self.records.numel()
 
 
-def _empty(num_rows: int, stride: int) -> Tensor:
+class Store(Protocol):
+    """Slow memory behind a cache: records of a group of packs, `stride` bytes each.
+
+    One thread may read while another writes other rows.
+    """
+
+    stride: int
+
+    def read(self, rows: Tensor, out: Tensor) -> None:
+        """Fills out [m, stride] uint8 with the records of `rows` [m] int64, distinct, ascending."""
+
+    def write(self, rows: Tensor, records: Tensor, keeps: bool = False) -> None:
+        """Stores the records of `rows`; keeps: the writer holds them on, and writes before it reads."""
+
+
+class HostStore:
+    """The memory stores of a group's packs as slow memory."""
+
+    def __init__(self, stores: Sequence[MemoryStore]) -> None:
+        self.stores = tuple(stores)
+        self.stride = sum(store.layout.stride for store in stores)
+
+    def read(self, rows: Tensor, out: Tensor) -> None:
+        for store, part in zip(self.stores, self._parts(out), strict=True):
+            ops.copy_rows(store.records, rows, part, None)
+
+    def write(self, rows: Tensor, records: Tensor, keeps: bool = False) -> None:
+        for store, part in zip(self.stores, self._parts(records), strict=True):
+            ops.copy_rows(part, None, store.records, rows)
+
+    def _parts(self, records: Tensor) -> tuple[Tensor, ...]:
+        return records.split([store.layout.stride for store in self.stores], 1)
+
+
+def empty_records(num_rows: int, stride: int) -> Tensor:
+    """[num_rows, stride] bytes of memory, on huge pages where there are any."""
     try:
         records = torch.empty(num_rows, stride, dtype=torch.uint8)
     except RuntimeError as error:
         raise ValueError(
-            f"tables of {num_rows:,} rows of {stride} bytes need {num_rows * stride / 2**30:.1f} "
-            f"GiB of memory, which this machine does not give; use a smaller dim, a row optimizer "
-            f"with less state, or a larger min_count when preparing the data"
+            f"{num_rows:,} rows of {stride} bytes need {num_rows * stride / 2**30:.1f} GiB of "
+            f"memory, which this machine does not give; keep the tables in a file "
+            f"(store='file:PATH' with fast_memory), or use a smaller dim, a row optimizer with less "
+            f"state, or a larger min_count when preparing the data"
         ) from error
     library = native.load()
     if library is not None and records.numel():

@@ -1,0 +1,107 @@
+"""How many rows must be fetched per batch, and what does planning cost? Policies side by side.
+
+    python -m benchmarks.misses [STREAM ...] [--quick]
+
+Planning alone, no row moves. Every policy starts from the same warm cache, the most popular rows;
+the second half of the batches counts. `belady` knows the whole future and is the floor. In flight 4
+is how training runs: rows of the three batches before and after are pinned; 1 pins none.
+"""
+
+import argparse
+import time
+
+import numpy as np
+import torch
+
+from benchmarks.harness import conditions, write
+from benchmarks.streams import STREAMS, Stream
+from hotrows.planning.policy import Frequency, Hot, Lookahead
+from hotrows.planning.slots import SlotMap
+
+SHARES = (0.02, 0.05, 0.10)
+IN_FLIGHT = (4, 1)
+BATCHES = 2_000
+POLICIES = ("belady", "lookahead", "two-batch", "lru", "frequency", "hot")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("streams", nargs="*", default=list(STREAMS), metavar="STREAM")
+    parser.add_argument("--batches", type=int, default=BATCHES)
+    parser.add_argument("--quick", action="store_true", help="200 batches; nothing is written")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    for name in args.streams:
+        figures = measure(STREAMS[name], 200 if args.quick else args.batches)
+        if not args.quick:
+            setting = {"stream": vars(STREAMS[name]), "batches": args.batches}
+            write(f"misses-{name}", {**conditions(1), **setting, "figures": figures})
+
+
+def measure(stream: Stream, num_batches: int) -> list[dict]:
+    batches = [torch.from_numpy(rows) for rows in stream.batches(num_batches)]
+    distinct = [torch.from_numpy(np.unique(rows.numpy())) for rows in batches]
+    popular = torch.from_numpy(stream.by_popularity())
+    figures = []
+    print(f"\n{stream.name}: {stream.rows:,} rows, {len(batches[0]):,} lookups a batch")
+    print(f"{'cache':>6} {'flight':>6} {'policy':10} {'misses':>9} {'belady':>7} {'ns':>5} {'window':>7}")
+    for share in SHARES:
+        for in_flight in IN_FLIGHT:
+            floor = None
+            for name in POLICIES:
+                found = replay(name, stream, int(stream.rows * share), in_flight, batches, distinct, popular)
+                floor = floor or found["misses_per_batch"]
+                found |= {"cache": share, "in_flight": in_flight, "over_belady": found["misses_per_batch"] / floor}
+                figures.append(found)
+                print(
+                    f"{share:6.0%} {in_flight:6} {name:10} {found['misses_per_batch']:9,.1f} "
+                    f"{found['over_belady']:7.3f} {found['ns_per_lookup']:5.1f} {found['window'] or '':>7}",
+                    flush=True,
+                )
+    return figures
+
+
+def replay(name, stream, num_slots, in_flight, batches, distinct, popular) -> dict:
+    """Plans all batches; `ns_per_lookup` is the thread's own time in the slot map."""
+    policy = _policy(name, num_slots, len(distinct[0]), in_flight, popular)
+    slots = SlotMap(num_slots, policy, in_flight)
+    slots.warm(popular[:num_slots])
+    fed, half, misses, windows = 0, len(batches) // 2, 0, []
+    begin = time.thread_time()
+    for batch, rows in enumerate(distinct):
+        while slots.wants():
+            if fed == len(batches):
+                slots.end()
+            else:
+                slots.feed(batches[fed])
+                fed += 1
+        if batch == half:
+            misses = slots.misses
+        slots.take(rows)
+        windows.append(slots.window)
+    seconds = time.thread_time() - begin
+    lookups = sum(map(len, batches))
+    return {
+        "policy": name,
+        "slots": num_slots,
+        "misses_per_batch": (slots.misses - misses) / (len(batches) - half),
+        "ns_per_lookup": seconds / lookups * 1e9,
+        "window": windows[half],
+        "metadata_bytes": slots.num_bytes,
+    }
+
+
+def _policy(name, num_slots, num_distinct, in_flight, popular):
+    kept = num_slots - min(num_slots // 2, (in_flight + 1) * num_distinct)
+    return {
+        "belady": lambda: Lookahead(None),
+        "lookahead": lambda: Lookahead("auto"),
+        "two-batch": lambda: Lookahead(2),
+        "lru": lambda: Lookahead(0),
+        "frequency": lambda: Frequency(),
+        "hot": lambda: Hot(popular[:kept]),
+    }[name]()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Runners: take batches through the stages and hand each to the caller to train.
+
+`Serial` runs every stage of a batch before the next batch begins: the specification. `Overlapped`
+gives each lane a thread of its own and lets the schedule decide. Both yield the same works, ready to
+be trained, in the same order; a work is trained when the next one is asked for.
+
+    runner = Overlapped(stages, run_ahead=2)
+    for work in runner: train(work)         # close it early through contextlib.closing
+    with runner.paused(): ...               # nothing moves meanwhile: evaluate, flush, save
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from hotrows.pipeline.schedule import Stage, Work, may_run
+from hotrows.pipeline.trace import Event
+
+TRAIN = "train"
+_KEPT_EVENTS = 20_000
+
+
+class NoMore(Exception):
+    """Raised by the first stage: there is no further batch."""
+
+
+class _Runner:
+    """What both runners share.
+
+    stages: in order; one of them is `train`. first: the number of the first batch.
+    stalled: seconds in which the caller waited, by the stage that it waited for.
+    """
+
+    def __init__(self, stages: Sequence[Stage], first: int = 0, trace: bool = False) -> None:
+        self.stages = tuple(stages)
+        self.train = [stage.name for stage in stages].index(TRAIN)
+        self.stalled: Counter[str] = Counter()
+        self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS if trace else 0)
+        self._first = first
+        self._done = [first] * len(stages)
+        self._trained_since = 0.0
+
+    def __iter__(self) -> Iterator[Work]:
+        return self
+
+    def __next__(self) -> Work:
+        raise NotImplementedError
+
+    def _run(self, s: int, work: Work) -> None:
+        stage, begin = self.stages[s], time.perf_counter()
+        assert stage.run is not None
+        stage.run(work)
+        self._note(s, work.number, begin)
+
+    def _note(self, s: int, batch: int, begin: float) -> None:
+        stage = self.stages[s]
+        self.events.append(Event(stage.name, stage.lane, batch, begin, time.perf_counter()))
+
+
+class Serial(_Runner):
+    """One batch after the other, on the caller's thread."""
+
+    _work: Work | None = None
+
+    def __next__(self) -> Work:
+        if self._work is not None:
+            self._note(self.train, self._work.number, self._trained_since)
+            self._through(self._work, self.train + 1, len(self.stages))
+        work = Work(self._done[0])
+        self._work = None
+        try:
+            self._through(work, 0, self.train)
+        except NoMore:
+            raise StopIteration from None
+        self._work, self._trained_since = work, time.perf_counter()
+        return work
+
+    def _through(self, work: Work, begin: int, end: int) -> None:
+        for s in range(begin, end):
+            before = time.perf_counter()
+            self._run(s, work)
+            self.stalled[self.stages[s].name] += time.perf_counter() - before
+            self._done[s] += 1
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        yield
+
+    def close(self) -> None:
+        pass
+
+
+class Overlapped(_Runner):
+    """A thread per lane; the caller is the lane of `train`.
+
+    run_ahead: how many batches may be planned beyond those that have entered.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], first: int = 0, trace: bool = False, run_ahead: int = 2
+    ) -> None:
+        super().__init__(stages, first, trace)
+        self._run_ahead = run_ahead
+        self._works: dict[int, Work] = {}
+        self._end: int | None = None  # the number of batches, once it is known
+        self._error: BaseException | None = None
+        self._paused = self._closed = False
+        self._running = 0
+        self._handed: int | None = None
+        self._changed = threading.Condition()
+        self._enters = next((s for s, stage in enumerate(stages) if stage.enters), self.train)
+        lanes = dict.fromkeys(stage.lane for stage in stages if stage.name != TRAIN)
+        self._threads = [
+            threading.Thread(target=self._lane, args=(lane,), name=f"hotrows-{lane}", daemon=True)
+            for lane in lanes
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def __next__(self) -> Work:
+        with self._changed:
+            self._finish_training()
+            number = self._done[self.train]
+            while not self._ready(number):
+                if self._error is not None:
+                    raise self._error
+                if self._end is not None and number >= self._end and self._drained():
+                    raise StopIteration
+                missing = self._missing(number)
+                before = time.perf_counter()
+                self._changed.wait()
+                self.stalled[missing] += time.perf_counter() - before
+            self._handed, self._trained_since = number, time.perf_counter()
+            return self._works[number]
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing moves within; the work handed out last counts as trained."""
+        with self._changed:
+            self._finish_training()
+            self._paused = True
+            self._changed.wait_for(lambda: not self._running)
+            if self._error is not None:
+                raise self._error
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._paused = False
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Ends the threads; batches that are not trained are dropped where they are."""
+        with self._changed:
+            self._finish_training()
+            self._closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _ready(self, number: int) -> bool:
+        return self._error is None and self._done[self.train - 1] > number
+
+    def _drained(self) -> bool:
+        return self._done[-1] == self._end
+
+    def _missing(self, number: int) -> str:
+        """The stage that batch `number` has not gone through, and the caller waits for."""
+        last = self.stages[-1].name
+        return next((st.name for st, n in zip(self.stages, self._done, strict=True) if n <= number), last)
+
+    def _finish_training(self) -> None:
+        if self._handed is not None:
+            self._note(self.train, self._handed, self._trained_since)
+            self._done[self.train] += 1
+            if self.train == len(self.stages) - 1:
+                del self._works[self._handed]
+            self._handed = None
+            self._changed.notify_all()
+
+    def _lane(self, lane: str) -> None:
+        own = [s for s, stage in enumerate(self.stages) if stage.lane == lane]
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._over() or self._next_of(own) is not None)
+                if self._over():
+                    return
+                s = self._next_of(own)
+                assert s is not None
+                work = self._works.setdefault(self._done[s], Work(self._done[s]))
+                self._running += 1
+            error: BaseException | None = None
+            try:
+                self._run(s, work)
+            except BaseException as raised:
+                error = raised
+            with self._changed:
+                self._running -= 1
+                self._record(s, work, error)
+                self._changed.notify_all()
+
+    def _record(self, s: int, work: Work, error: BaseException | None) -> None:
+        if isinstance(error, NoMore):
+            self._end = work.number
+            del self._works[work.number]
+        elif error is not None:
+            self._error = self._error or error
+        else:
+            self._done[s] += 1
+            if s == len(self.stages) - 1:
+                del self._works[work.number]
+
+    def _over(self) -> bool:
+        return self._closed or self._error is not None or (self._end is not None and self._drained())
+
+    def _next_of(self, own: Sequence[int]) -> int | None:
+        """The stage of this lane that may run now, the one nearest to the end first."""
+        if self._paused:
+            return None
+        for s in reversed(own):
+            batch = self._done[s]
+            if s == 0 and (self._end is not None or batch >= self._done[self._enters] + self._run_ahead):
+                continue
+            work = self._works.get(batch)
+            waits_for = work.waits_for if work is not None else -1
+            if (s == 0 or work is not None) and may_run(self.stages, s, batch, waits_for, self._done):
+                return s
+        return None

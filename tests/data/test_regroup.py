@@ -1,0 +1,177 @@
+"""Regrouped data: every row once, the all-hot ones first, all else as it was."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hotrows import cli
+from hotrows.batch import Batch
+from hotrows.data import EncodedData, Profile, describe, profile, regroup, write_encoded
+from hotrows.data.profile import pays
+from hotrows.data.shards import ShardWriter
+from hotrows.schema import Dense, Schema, Sparse
+from tests.data.raw import files_of, read
+
+BYTES = {"a": 64, "b": 64}
+SCHEMA = Schema(
+    features=(Dense("number"), Sparse("a", rows=20_000), Sparse("b", rows=70_000)),
+    name="regrouped",
+)
+
+
+def encoded(folder, rows, seed=0, schema=SCHEMA):
+    """Data whose dense value is the number of the row."""
+
+    def batch(rows):
+        random = torch.Generator().manual_seed(seed)
+        ids = (20_000 ** torch.rand(2 * rows, generator=random)).long()
+        numbers = torch.arange(rows).float()
+        return Batch(("a", "b"), ids, numbers[:, None], (numbers % 3 == 0).float())
+
+    return write_encoded(folder, schema, {"train": [batch(rows)], "test": [batch(30)]})
+
+
+@pytest.fixture
+def data(tmp_path):
+    return encoded(tmp_path / "enc", 3000)
+
+
+@pytest.fixture
+def found(data):
+    """A profile by which about half of the samples are all-hot."""
+    return profile(data, bytes_per_row=BYTES, fast_memory=64 * 1200, sample=0.5)
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch):
+    monkeypatch.setattr(ShardWriter.__init__, "__defaults__", (700,))
+    monkeypatch.setattr(sys.modules["hotrows.data.regroup"], "_CHUNK_ROWS", 256)
+
+
+def test_every_row_stands_once_and_in_order(data, found, tmp_path):
+    regrouped = regroup(data, found, tmp_path / "hot")
+    ids, dense, labels = read(data)
+    is_hot = np.isin(ids[0], found.hot["a"]) & np.isin(ids[1], found.hot["b"])
+    order = np.concatenate([np.flatnonzero(is_hot), np.flatnonzero(~is_hot)])
+    assert 0.2 < is_hot.mean() < 0.9
+    for now, before in zip(read(regrouped), (ids.T, dense, labels), strict=True):
+        assert np.array_equal(now.T if now.shape == ids.shape else now, before[order])
+    hot, cold = regrouped.hot_and_cold()
+    assert regrouped.hot_rows == hot.rows == is_hot.sum()
+    assert hot.rows + cold.rows == regrouped.parts["train"].rows == 3000
+    assert hot.clicks == labels[is_hot].sum()
+    assert hot.clicks + cold.clicks == regrouped.parts["train"].clicks == data.parts["train"].clicks
+    assert [name[:4] for name, _ in hot.shards] == ["hot-"] * len(hot.shards)
+    assert regrouped.parts["train"].shards == hot.shards + cold.shards
+    assert len(cold.shards) > 1
+
+
+@settings(
+    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(rows=st.integers(2, 2000), seed=st.integers(0, 99), budget=st.integers(0, 2000))
+def test_any_profile_parts_the_rows(tmp_path_factory, rows, seed, budget):
+    folder = tmp_path_factory.mktemp("any")
+    data = encoded(folder / "enc", rows, seed)
+    found = profile(data, bytes_per_row=BYTES, fast_memory=64 * budget + 1, seed=seed)
+    regrouped = regroup(data, found, folder / "hot", force=True)
+    _, (numbers,), _ = (column.T for column in read(regrouped))
+    assert sorted(numbers) == list(range(rows))
+    halves = np.split(numbers, [regrouped.hot_rows])
+    assert all((np.diff(half) > 0).all() for half in halves)
+
+
+def test_all_else_stays(data, found, tmp_path):
+    regrouped = regroup(data, found, tmp_path / "hot")
+    assert regrouped.fingerprint == data.fingerprint
+    assert regrouped.schema == data.schema
+    assert regrouped.parts["test"].shards == data.parts["test"].shards
+    assert describe(regrouped) == describe(data)
+    before, now = files_of(data.path), files_of(regrouped.path)
+    kept = [name for name in before if name.startswith(("test", "vocabulary"))]
+    assert all(now[name] == before[name] for name in kept)
+    assert len(kept) == 3
+    regrouped.check()
+    assert Profile.of(regrouped).to_json() == found.to_json()
+    assert data.hot_rows is None
+
+
+def test_files_are_copied_where_links_are_not_possible(data, found, tmp_path, monkeypatch):
+    linked = files_of(regroup(data, found, tmp_path / "linked").path)
+
+    def refuse(source, target):
+        raise OSError("another file system")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert files_of(regroup(data, found, tmp_path / "copied").path) == linked
+
+
+def test_an_interrupted_run_leaves_nothing(data, found, tmp_path):
+    def interrupt(stage, done, total):
+        if done > 1000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        regroup(data, found, tmp_path / "hot", progress=interrupt)
+    assert [path.name for path in tmp_path.iterdir()] == ["enc"]
+
+
+def test_progress_ends_at_the_last_row(data, found, tmp_path):
+    told = []
+    regroup(data, found, tmp_path / "hot", progress=lambda *now: told.append(now))
+    assert told[-1] == ("regrouping", 3000, 3000)
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+
+
+def test_what_does_not_pay_is_refused_unless_forced(data, tmp_path):
+    found = profile(data, bytes_per_row=BYTES, fast_memory=64, sample=0.5)
+    assert not pays(found)[0]
+    with pytest.raises(ValueError, match="would not pay: 0.0 %.* or regroup anyway with force"):
+        regroup(data, found, tmp_path / "hot")
+    regrouped = regroup(data, found, tmp_path / "hot", force=True)
+    assert regrouped.hot_rows == 0
+    assert np.array_equal(read(regrouped)[1], read(data)[1])
+
+
+def test_wrong_data_is_refused(data, found, tmp_path):
+    regrouped = regroup(data, found, tmp_path / "hot")
+    with pytest.raises(ValueError, match=r"hot is regrouped already \([\d,]+ of 3,000 training"):
+        regroup(regrouped, found, tmp_path / "again")
+    with pytest.raises(ValueError, match="exists and is no empty folder"):
+        regroup(data, found, tmp_path / "hot")
+    larger = SCHEMA.with_rows({"a": 20_000, "b": 80_000})
+    other = encoded(tmp_path / "other", 3000, schema=larger)
+    with pytest.raises(ValueError, match="the profile is of other data than"):
+        regroup(other, found, tmp_path / "third")
+    with pytest.raises(ValueError, match="is not regrouped into hot and cold rows; do so with"):
+        data.hot_and_cold()
+
+
+def test_the_commands(data, tmp_path, capsys):
+    def hotrows(*arguments):
+        with pytest.raises(SystemExit) as left:
+            cli.main([str(argument) for argument in arguments])
+            raise SystemExit(0)
+        return left.value.code, capsys.readouterr()
+
+    given = ("--fast-memory", "75KiB", "--option", "dim=8", "--sample", "0.5")
+    code, said = hotrows("profile", data.path, *given)
+    assert code == 0
+    assert "hot rows         1,200, 0.1 MiB" in said.out
+    assert said.out.splitlines()[-1].startswith("regrouping pays: ")
+    code, said = hotrows("profile", data.path, *given, "--json")
+    figures = json.loads(said.out)
+    assert (figures["pays"], figures["hot_rows"], figures["bytes"]) == (True, 1200, 64 * 1200)
+    code, said = hotrows("regroup", data.path, "--out", tmp_path / "hot", *given)
+    regrouped = EncodedData.open(tmp_path / "hot")
+    cold = 3000 - regrouped.hot_rows
+    assert f"{regrouped.hot_rows:,} all-hot and {cold:,} cold training rows" in said.out
+    code, said = hotrows("regroup", data.path, "--out", tmp_path / "hot", *given)
+    assert (code, said.out) == (1, "")
+    assert "exists and is no empty folder" in said.err

@@ -1,0 +1,145 @@
+"""Runners hand out every batch once, in order, and end, pause and fail in an orderly way."""
+
+import json
+import random
+import threading
+import time
+from contextlib import closing
+
+import pytest
+
+from hotrows.pipeline.runner import NoMore, Overlapped, Serial
+from hotrows.pipeline.schedule import Stage
+from hotrows.pipeline.trace import write_trace
+
+
+class Log:
+    """Stages that note what they do, in_flight of them at most, each after a random while."""
+
+    def __init__(self, batches, in_flight=3, fails=None, slow=0.0):
+        self.ran, self.fails, self.slow = [], fails, slow
+        self.lock, self.random = threading.Lock(), random.Random(batches)
+        self.batches, self.in_flight = batches, in_flight
+        lanes = {"plan": "plan", "collect": "move", "insert": "move", "write": "write"}
+        names = ["plan", "collect", "insert", "train", "write"]
+        self.stages = [
+            Stage(name, lanes.get(name, name), name == "collect", self._run(name)) for name in names
+        ]
+
+    def _run(self, name):
+        def run(work):
+            if name == "plan":
+                if work.number == self.batches:
+                    raise NoMore
+                work.waits_for = work.number - self.in_flight
+            if (name, work.number) == self.fails:
+                raise ValueError(f"{name} of batch {work.number} is bad")
+            time.sleep(self.random.random() * self.slow)
+            self.note(name, work.number)
+
+        return None if name == "train" else run
+
+    def note(self, name, batch):
+        with self.lock:
+            self.ran.append((name, batch))
+
+    def train(self, runner):
+        for work in runner:
+            self.note("train", work.number)
+
+
+
+def no_threads():
+    return not [t for t in threading.enumerate() if t.name.startswith("hotrows-")]
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+@pytest.mark.parametrize("batches", [0, 1, 2, 7])
+@pytest.mark.parametrize("in_flight", [1, 2, 4])
+def test_every_stage_of_every_batch_runs_in_a_legal_order(kind, batches, in_flight):
+    log = Log(batches, in_flight, slow=0.002)
+    with closing([Serial, Overlapped][kind](log.stages)) as runner:
+        log.train(runner)
+    at = {work: number for number, work in enumerate(log.ran)}
+    names = [stage.name for stage in log.stages]
+    assert len(at) == len(log.ran) == batches * len(names)
+    for batch in range(batches):
+        assert [at[name, batch] for name in names] == sorted(at[name, batch] for name in names)
+        for name in names:
+            assert batch == 0 or at[name, batch - 1] < at[name, batch]
+        if batch >= in_flight:
+            assert at["write", batch - in_flight] < at["collect", batch]
+    assert no_threads()
+
+
+def test_stages_run_beside_training():
+    log = Log(8, in_flight=4)
+    with closing(Overlapped(log.stages)) as runner:
+        for work in runner:
+            time.sleep(0.02)
+            if work.number == 4:
+                assert ("insert", 5) in log.ran and ("write", 3) in log.ran
+
+
+@pytest.mark.parametrize("kind", [Serial, Overlapped])
+@pytest.mark.parametrize("stage", ["plan", "collect", "insert", "write"])
+def test_an_error_of_any_stage_reaches_the_caller(kind, stage):
+    log = Log(9, fails=(stage, 2))
+    with (
+        pytest.raises(ValueError, match=f"{stage} of batch 2 is bad"),
+        closing(kind(log.stages)) as runner,
+    ):
+        log.train(runner)
+    assert no_threads()
+
+
+def test_nothing_moves_while_paused():
+    log = Log(30, slow=0.003)
+    with closing(Overlapped(log.stages)) as runner:
+        for work in runner:
+            log.note("train", work.number)
+            if work.number % 5 == 0:
+                with runner.paused():
+                    before = list(log.ran)
+                    time.sleep(0.01)
+                    assert log.ran == before
+    assert len(log.ran) == 30 * 5
+
+
+@pytest.mark.parametrize("kind", [Serial, Overlapped])
+def test_leaving_early_ends_the_threads(kind):
+    log = Log(1000)
+    with closing(kind(log.stages)) as runner:
+        for work in runner:
+            if work.number == 3:
+                break
+    assert no_threads()
+
+
+def test_numbers_go_on_where_an_earlier_runner_ended():
+    log = Log(10)
+    with closing(Overlapped(log.stages, first=6)) as runner:
+        assert [work.number for work in runner] == [6, 7, 8, 9]
+
+
+def test_the_caller_knows_what_it_waited_for():
+    log = Log(5, slow=0.0)
+    log.stages[1] = Stage("collect", "move", True, lambda work: time.sleep(0.02))
+    with closing(Overlapped(log.stages)) as runner:
+        log.train(runner)
+    assert runner.stalled.most_common(1)[0][0] == "collect"
+    assert runner.stalled["collect"] > 0.05
+
+
+@pytest.mark.parametrize("kind", [Serial, Overlapped])
+def test_a_trace_has_every_stage_of_every_batch(kind, tmp_path):
+    log = Log(3)
+    with closing(kind(log.stages, trace=True)) as runner:
+        log.train(runner)
+    write_trace(runner.events, tmp_path / "trace.json")
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    spans = {event["name"] for event in trace if event["ph"] == "X"}
+    assert spans == {f"{stage.name} {batch}" for stage in log.stages for batch in range(3)}
+    lanes = {e["args"]["name"] for e in trace if e["ph"] == "M"}
+    assert lanes == {"plan", "move", "train", "write"}
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in trace if event["ph"] == "X")

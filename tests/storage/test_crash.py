@@ -1,0 +1,305 @@
+"""A store survives whatever ends its process: killed anywhere, or cut off from power.
+
+The child plays a script on a store and reports each step that is done; the parent, which can play
+the same script on a dictionary, then opens what is left and compares every row. To kill at more
+moments: HOTROWS_TEST_KILLS=1000 HOTROWS_TEST_CHECKPOINTS=9 pytest tests/storage/test_crash.py
+"""
+
+import os
+import random
+import signal
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from hotrows import native
+from hotrows.storage import file as file_module
+from hotrows.storage.file import FileStore
+from hotrows.storage.log import Disk
+from tests.storage.test_file import ENGINES, META, assert_rows, engine, first_values, write
+
+NUM_ROWS, STRIDE = 120, 36
+CHANGES = ("pwrite", "truncate", "sync", "replace", "unlink")
+NUM_KILLS = int(os.environ.get("HOTROWS_TEST_KILLS", "40"))
+NUM_CHECKPOINTS = int(os.environ.get("HOTROWS_TEST_CHECKPOINTS", "4"))
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+def script(seed, length):
+    """Steps of training: writes, then now and then a checkpoint that is retained, merged, gone to."""
+    chance, step, num_checkpoints = random.Random(seed), 0, 0
+    for _ in range(length):
+        for _ in range(chance.randint(1, 3)):
+            step += 1
+            rows = sorted(chance.sample(range(NUM_ROWS), chance.randint(1, NUM_ROWS // 2)))
+            yield "write", (rows, 1000 * seed + step, chance.random() < 0.3)
+        num_checkpoints += 1
+        yield "checkpoint", None
+        yield "retain", chance.random() < 0.3
+        if chance.random() < 0.6:
+            yield "merge", None
+        if chance.random() < 0.25:
+            yield "restore", chance.random() < 0.5
+
+
+class Books:
+    """What the caller of a store knows: the rows at its checkpoints, and which of them it keeps."""
+
+    def __init__(self):
+        self.steps, self.versions, self.last, self.best = {}, {}, None, None
+
+    def play(self, store, action, argument):
+        """Plays a step, on a store too if there is one; returns what is to be reported of it."""
+        if action == "write":
+            rows, step, keeps = argument
+            if store:
+                write(store, rows, step, keeps)
+            self.steps |= dict.fromkeys(rows, step)
+        if action == "checkpoint":
+            return store.checkpoint()
+        if action == "retain":
+            wanted = self.wanted(argument)
+            store.retain(wanted)
+            self.retained(argument)
+        if action == "merge":
+            store.merge_now()
+        if action == "restore":
+            store.restore(self.target(argument))
+            self.restored(argument)
+        return 0
+
+    def checkpointed(self, generation):
+        self.last, self.versions[generation] = generation, dict(self.steps)
+
+    def wanted(self, is_best):
+        best = self.last if is_best or self.best is None else self.best
+        return {best, self.last}
+
+    def retained(self, is_best):
+        wanted = self.wanted(is_best)
+        self.best = min(wanted)
+        self.versions = {g: self.versions[g] for g in wanted}
+
+    def target(self, to_best):
+        return self.best if to_best else self.last
+
+    def restored(self, to_best):
+        target = self.target(to_best)
+        self.last, self.steps = target, dict(self.versions[target])
+        self.versions = {g: steps for g, steps in self.versions.items() if g <= target}
+        self.best = min(self.versions)
+
+    def follow(self, action, argument, result):
+        """The same as `play`, from what a child reported."""
+        if action == "write":
+            self.play(None, action, argument)
+        if action == "checkpoint":
+            self.checkpointed(result)
+        if action == "retain":
+            self.retained(argument)
+        if action == "restore":
+            self.restored(argument)
+
+
+def play(store, steps, report, books):
+    for action, argument in steps:
+        result = books.play(store, action, argument)
+        if action == "checkpoint":
+            books.checkpointed(result)
+        report(result)
+
+
+@contextmanager
+def child(work):
+    """Runs work(report) in a process of its own; gives its number and the pipe of its reports."""
+    reading, writing = os.pipe()
+    number = os.fork()
+    if not number:
+        code = 1
+        try:
+            os.close(reading)
+            work(lambda result: os.write(writing, int(result).to_bytes(8, "little")))
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        yield number, pipe
+
+
+def reports(pipe):
+    data = pipe.read()
+    return [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data) // 8 * 8, 8)]
+
+
+def check_what_is_left(path, steps, results, books):
+    """Follows the reports; then every checkpoint that must be there is, with all of its rows."""
+    steps = list(steps)
+    for (action, argument), result in zip(steps, results, strict=False):
+        books.follow(action, argument, result)
+    unfinished = steps[len(results)] if len(results) < len(steps) else (None, None)
+    sure = set(books.versions)
+    if unfinished[0] == "retain":
+        sure &= books.wanted(unfinished[1])
+    if unfinished[0] == "restore":
+        sure = {g for g in sure if g <= books.target(unfinished[1])}
+    store = FileStore.open(path, NUM_ROWS, STRIDE, first_values, META)
+    assert sure <= set(store.generations)
+    for generation in sure:
+        with store.view(generation) as view:
+            assert_rows(view, books.versions[generation])
+    target = max(sure, default=None)
+    store.restore(target)
+    books.steps = dict(books.versions.get(target, {}))
+    books.versions = {g: books.versions[g] for g in sure}
+    books.last, books.best = target, min(sure, default=None)
+    assert_rows(store, books.steps)
+    return store
+
+
+class Crash:
+    """Ends the process at the n-th change of the disk; `half`: with half of a write done.
+
+    power: what was not synced is lost, each write and renaming by chance.
+    """
+
+    def __init__(self, at, half=False, power=False):
+        self.left, self.half, self.chance = at, half, random.Random(at) if power else None
+        self.unsynced = []  # (path or None, how to take it back)
+
+    def install(self, patch):
+        for name in CHANGES:
+            patch.setattr(Disk, name, staticmethod(self.wrap(name, getattr(Disk, name))))
+        patch.setattr(file_module, "sweep", self.wrap("sweep", file_module.sweep))
+
+    def wrap(self, name, call):
+        def change(*arguments):
+            self.left -= 1
+            if self.left < 0:
+                if self.half and name == "pwrite":
+                    fd, bytes_, offset = arguments
+                    size = len(bytes_) // 2 // 512 * 512
+                    os.pwrite(fd, bytes_[:size], offset)
+                self.lose_power()
+                os._exit(9)
+            if self.chance:
+                self.remember(name, *arguments)
+            return call(*arguments)
+
+        return change
+
+    def remember(self, name, *arguments):
+        if name == "pwrite":
+            fd, bytes_, offset = arguments
+            copy, before = os.dup(fd), os.pread(fd, len(bytes_), offset)
+            before = before.ljust(len(bytes_), b"\0")
+            self.unsynced.append((os.fstat(fd).st_ino, lambda: os.pwrite(copy, before, offset)))
+        if name == "replace":
+            source, target = arguments
+            before = target.read_bytes() if target.exists() else None
+            folder = os.stat(target.parent).st_ino
+            self.unsynced.append((folder, lambda: before and target.write_bytes(before)))
+        if name == "sync":
+            synced = os.fstat(arguments[0]).st_ino
+            self.unsynced = [(file, undo) for file, undo in self.unsynced if file != synced]
+
+    def lose_power(self):
+        for _, take_back in reversed(self.unsynced):
+            if self.chance.random() < 0.7:
+                take_back()
+
+
+def crash_at(path, at, seed, with_core, half=False, power=False):
+    """Whether the script came to its end before the n-th change; what is left is checked."""
+    steps = list(script(seed, NUM_CHECKPOINTS))
+
+    def work(report):
+        with pytest.MonkeyPatch.context() as patch:
+            store = FileStore.create(path, NUM_ROWS, STRIDE, first_values, META, log_rows=100)
+            Crash(at, half, power).install(patch)
+            play(store, steps, report, Books())
+
+    with child(work) as (number, pipe):
+        results = reports(pipe)
+        status = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+    assert status in (0, 9), "the child failed; see its traceback"
+    books = Books()
+    store = check_what_is_left(path, steps, results, books)
+    play(store, script(seed + 1, 2), lambda result: None, books)  # and on from there
+    store.merge_now()
+    for generation, expected in books.versions.items():
+        with store.view(generation) as view:
+            assert_rows(view, expected)
+    store.restore(books.best)
+    assert_rows(store, books.versions[books.best])
+    store.close()
+    return status == 0
+
+
+@pytest.mark.parametrize("with_core", ENGINES, ids=["plain", "core"])
+@pytest.mark.parametrize("how", ["between", "half", "power"])
+def test_a_crash_at_any_change_of_the_disk_loses_no_checkpoint(tmp_path, with_core, how):
+    if with_core and how == "power":
+        pytest.skip("the core's own writes are not watched one by one")
+    with engine(with_core, 3000, 3000):
+        for at in range(10_000):
+            half, power = how == "half", how == "power"
+            if crash_at(tmp_path / str(at), at, at % 3, with_core, half, power):
+                break
+        assert at > 50
+
+
+@pytest.mark.parametrize("with_core", ENGINES, ids=["plain", "core"])
+def test_a_store_killed_at_any_time_comes_back_to_its_last_checkpoint(tmp_path, with_core):
+    path, chance, books = tmp_path / "store", random.Random(5), Books()
+    num_finished = 0
+    with engine(with_core, 400, 900):
+        FileStore.create(path, NUM_ROWS, STRIDE, first_values, META).close()
+        for seed in range(NUM_KILLS):
+            steps = [step for step in script(seed, 300) if step[0] != "merge"]  # in the background
+
+            def work(report, steps=steps):
+                store = FileStore.open(path, NUM_ROWS, STRIDE, first_values, META)
+                store.restore(books.last)
+                play(store, steps, report, books)
+
+            with child(work) as (number, pipe):
+                time.sleep(chance.uniform(0.0, 0.15))
+                os.kill(number, signal.SIGKILL)
+                results = reports(pipe)
+                os.waitpid(number, 0)
+            num_finished += len(results)
+            check_what_is_left(path, steps, results, books).close(merge=False)
+    assert num_finished > NUM_KILLS
+
+
+def test_creation_that_was_interrupted_is_done_again(tmp_path):
+    for at in range(100):
+        path = tmp_path / str(at)
+
+        def work(report, path=path, at=at):
+            with pytest.MonkeyPatch.context() as patch:
+                Crash(at).install(patch)
+                FileStore.create(path, NUM_ROWS, STRIDE, first_values, META)
+
+        with child(work) as (number, pipe):
+            reports(pipe)
+            code = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+        if (path / "store.json").exists():
+            store = FileStore.open(path, NUM_ROWS, STRIDE, first_values, META)
+            store.restore(None)
+        else:
+            with pytest.raises(ValueError, match="store.json is missing"):
+                FileStore.open(path, NUM_ROWS, STRIDE, first_values, META)
+            store = FileStore.create(path, NUM_ROWS, STRIDE, first_values, META)
+        assert_rows(store, {})
+        store.close()
+        if code == 0:
+            return
+    raise AssertionError("creation never ended")
