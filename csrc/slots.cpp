@@ -24,12 +24,11 @@
 
 namespace {
 
-using hotrows::mix64;
 using hotrows::prefetch;
 using hotrows::prefetch_for_write;
 
 constexpr int64_t kBlock = 64, kFar = 32, kNear = 16;  // rows prefetched ahead
-constexpr int kMetBits = 13;
+constexpr int kMetBits = 14;
 constexpr int32_t kUnknown = -1;
 
 // Asks for large pages: the table is read at random.
@@ -60,89 +59,104 @@ struct LargePages {
 template <class T>
 using Large = std::vector<T, LargePages<T>>;
 
-// Entries by row, by linear probing; an entry's place rises with its hash, so growing copies in order.
-template <class Entry>
+// Values by row, by linear probing; rows and values stand apart, so that probing stays in one line.
+// Multiplying by the golden ratio spreads rows that lie close more evenly than chance would, and a
+// row's place rises with its hash: growing copies in order.
+template <class Value>
 class RowTable {
  public:
-  RowTable() : cells_(kLeast) {}
+  static constexpr size_t kNone = SIZE_MAX;
 
-  void prefetch(int64_t row) const { prefetch_for_write(&cells_[home(row)]); }
-
-  Entry* find(int64_t row) {
-    size_t p = home(row);
-    while (cells_[p].row != row) {
-      if (cells_[p].row < 0) return nullptr;
-      p = after(p);
-    }
-    return &cells_[p];
+  void prefetch(int64_t row) const {
+    const size_t p = home(row);
+    ::prefetch(&rows_[p]);
+    prefetch_for_write(&values_[p]);
   }
 
-  // The entry of a row, made where there was none; `reserve` has made room.
-  Entry& put(int64_t row) {
+  // Where a row stands, until one is put or erased.
+  size_t find(int64_t row) const {
     size_t p = home(row);
-    while (cells_[p].row != row) {
-      if (cells_[p].row < 0) {
-        cells_[p].row = row;
+    while (rows_[p] != row) {
+      if (rows_[p] < 0) return kNone;
+      p = after(p);
+    }
+    return p;
+  }
+
+  // The same, for a row that may be new; `reserve` has made room.
+  size_t put(int64_t row) {
+    size_t p = home(row);
+    while (rows_[p] != row) {
+      if (rows_[p] < 0) {
+        rows_[p] = row;
+        values_[p] = Value();
         ++size_;
         break;
       }
       p = after(p);
     }
-    return cells_[p];
+    return p;
   }
+
+  Value& operator[](size_t p) { return values_[p]; }
 
   void reserve(size_t more) {
-    if ((size_ + more) * 4 <= cells_.size() * 3) return;
-    Large<Entry> old(std::max(cells_.size(), size_ + more) * 3 / 2);
-    old.swap(cells_);
+    if ((size_ + more) * 4 <= rows_.size() * 3) return;
+    const size_t wider = std::max(rows_.size(), size_ + more) * 3 / 2;
+    Large<int64_t> rows(wider, kEmpty);
+    Large<Value> values(wider);
+    rows.swap(rows_);
+    values.swap(values_);
     size_ = 0;
-    for (const Entry& entry : old)
-      if (entry.row >= 0) put(entry.row) = entry;
+    for (size_t p = 0; p < rows.size(); ++p)
+      if (rows[p] >= 0) values_[put(rows[p])] = values[p];
   }
 
-  // Moves back the entries behind it that stand away from home, so that probing needs no tombstones.
-  void erase(Entry* entry) {
-    size_t hole = entry - cells_.data();
-    for (size_t p = after(hole); cells_[p].row >= 0; p = after(p)) {
-      const size_t from = home(cells_[p].row);
+  // Moves back the rows behind it that stand away from home, so that probing needs no tombstones.
+  void erase(size_t hole) {
+    for (size_t p = after(hole); rows_[p] >= 0; p = after(p)) {
+      const size_t from = home(rows_[p]);
       const bool stays = hole < p ? hole < from && from <= p : hole < from || from <= p;
       if (stays) continue;
-      cells_[hole] = cells_[p];
+      rows_[hole] = rows_[p];
+      values_[hole] = values_[p];
       hole = p;
     }
-    cells_[hole] = Entry();
+    rows_[hole] = kEmpty;
     --size_;
   }
 
   template <class Visit>
   void each(Visit visit) const {
-    for (const Entry& entry : cells_)
-      if (entry.row >= 0) visit(entry);
+    for (size_t p = 0; p < rows_.size(); ++p)
+      if (rows_[p] >= 0) visit(rows_[p], values_[p]);
   }
 
   void clear() {
-    std::fill(cells_.begin(), cells_.end(), Entry());
+    std::fill(rows_.begin(), rows_.end(), kEmpty);
     size_ = 0;
   }
 
   size_t size() const { return size_; }
-  size_t bytes() const { return cells_.capacity() * sizeof(Entry); }
+  size_t bytes() const { return rows_.capacity() * sizeof(int64_t) + values_.capacity() * sizeof(Value); }
 
  private:
+  static constexpr int64_t kEmpty = -1;
   static constexpr size_t kLeast = 256;
 
   size_t home(int64_t row) const {
-    return static_cast<size_t>(static_cast<unsigned __int128>(mix64(row)) * cells_.size() >> 64);
+    const uint64_t hash = static_cast<uint64_t>(row) * hotrows::kGolden;
+    return static_cast<size_t>(static_cast<unsigned __int128>(hash) * rows_.size() >> 64);
   }
-  size_t after(size_t p) const { return p + 1 == cells_.size() ? 0 : p + 1; }
+  size_t after(size_t p) const { return p + 1 == rows_.size() ? 0 : p + 1; }
 
-  Large<Entry> cells_;
+  Large<int64_t> rows_ = Large<int64_t>(kLeast, kEmpty);
+  Large<Value> values_ = Large<Value>(kLeast);
   size_t size_ = 0;
 };
 
 // A row that has a slot or uses to come: first, last: numbers of uses; newest: the last one's batch.
 struct Known {
-  int64_t row = -1;
   int32_t slot = -1;
   uint32_t first = 0, last = 0;
   int32_t newest = -1;
@@ -208,12 +222,31 @@ bool is_older(const Victim& a, const Victim& b) {
   return std::tie(a.rank, a.last_use, a.row) < std::tie(b.rank, b.last_use, b.row);
 }
 
-struct Member {
-  int64_t row = -1;
-};
+// Sorts by merging what already rises: rows that were last used together leave in order.
+template <class Item, class Less>
+void sort_runs(std::vector<Item>& items, std::vector<Item>& spare, Less less) {
+  std::vector<size_t> ends;
+  for (size_t i = 1; i < items.size(); ++i)
+    if (less(items[i], items[i - 1])) ends.push_back(i);
+  ends.push_back(items.size());
+  spare.resize(items.size());
+  while (ends.size() > 1) {
+    size_t begin = 0, kept = 0;
+    for (size_t r = 0; r < ends.size(); r += 2) {
+      const size_t middle = ends[r], end = ends[std::min(r + 1, ends.size() - 1)];
+      const auto at = items.begin();
+      std::merge(at + begin, at + middle, at + middle, at + end, spare.begin() + begin, less);
+      begin = ends[kept++] = end;
+    }
+    ends.resize(kept);
+    items.swap(spare);
+  }
+}
+
+struct Nothing {};
 
 struct Counted {
-  int64_t row = -1, count = 0;
+  int64_t row, count;
 };
 
 enum Case : int64_t { kMismatch = -1, kOverlapped = 0, kDrained = 1, kPassesThrough = 2 };
@@ -239,7 +272,7 @@ class SlotMap {
       int64_t count = 0;
       for (int64_t i = i0; i < std::min(i0 + kBlock, n); ++i) {
         if (i + kFar < n) table_.prefetch(rows[i + kFar]);
-        Known& row = table_.put(rows[i]);
+        Known& row = table_[table_.put(rows[i])];
         if (row.newest == batch) continue;
         is_first[count] = row.newest < taken_;
         if (!is_first[count]) {
@@ -276,7 +309,7 @@ class SlotMap {
         row.slot = num_resident_ < num_slots() ? static_cast<int32_t>(num_resident_++) : victims_[v++].slot;
         rows_in[*num_in] = rows[i];
         slots_in[(*num_in)++] = row.slot;
-        wanted_[row.slot] = wanted_rows_.size() > 0 && wanted_rows_.find(rows[i]) != nullptr;
+        wanted_[row.slot] = is_wanted(rows[i]);
       }
       slots[i] = row.slot;
       if (row.slot < 0) continue;
@@ -286,7 +319,7 @@ class SlotMap {
     ++taken_;
     close_bucket(batch, n);
     if (which == kPassesThrough) {
-      for (int64_t i = 0; i < n; ++i) forget_unless_used(rows[i]);
+      for (int64_t i = 0; i < n; ++i) forget_unless_used(table_.find(rows[i]));
     }
     *num_out = leave(rows_out, slots_out);
     return which;
@@ -297,7 +330,7 @@ class SlotMap {
     std::vector<Item> items(n);
     for (int64_t i = 0; i < n; ++i) {
       table_.reserve(1);
-      Known& row = table_.put(rows[i]);
+      Known& row = table_[table_.put(rows[i])];
       row.slot = static_cast<int32_t>(i);
       slots_[i] = {rows[i], ages[i], row.newest < taken_ ? kUnknown : batch_of(row.first)};
       items[i] = {row.slot, ages[i]};
@@ -323,7 +356,7 @@ class SlotMap {
     }
     for (int64_t s = 0; s < num_resident_; ++s) {
       if (s + kFar < num_resident_) wanted_rows_.prefetch(slots_[s + kFar].row);
-      wanted_[s] = wanted_rows_.find(slots_[s].row) != nullptr;
+      wanted_[s] = is_wanted(slots_[s].row);
     }
     idle_[0] = idle_[1] = Queue();
     for (const Item item : idle) list(item);
@@ -333,13 +366,9 @@ class SlotMap {
   void count(const int64_t* rows, int64_t n) {
     for (int64_t i = 0; i < n; ++i) {
       if (i + kFar < n) counts_.prefetch(rows[i + kFar]);
-      Counted* counted = counts_.find(rows[i]);
-      while (counted == nullptr && counts_.size() == static_cast<size_t>(num_counted_)) halve_counts();
-      if (counted == nullptr) {
-        counts_.reserve(1);
-        counted = &counts_.put(rows[i]);
-      }
-      ++counted->count;
+      if (counts_.size() == static_cast<size_t>(num_counted_) && counts_.find(rows[i]) == counts_.kNone) halve_counts();
+      counts_.reserve(1);
+      ++counts_[counts_.put(rows[i])];
     }
   }
 
@@ -347,7 +376,7 @@ class SlotMap {
   int64_t most_counted(int64_t n, int64_t* rows) const {
     std::vector<Counted> all;
     all.reserve(counts_.size());
-    counts_.each([&](const Counted& of) { all.push_back(of); });
+    counts_.each([&](int64_t row, int64_t count) { all.push_back({row, count}); });
     n = std::min<int64_t>(n, all.size());
     std::nth_element(all.begin(), all.begin() + n, all.end(), [](const Counted& a, const Counted& b) {
       return a.count != b.count ? a.count > b.count : a.row < b.row;
@@ -372,6 +401,8 @@ class SlotMap {
  private:
   int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
   Bucket& bucket(int32_t batch) { return buckets_[batch & (buckets_.size() - 1)]; }
+
+  bool is_wanted(int64_t row) const { return wanted_rows_.size() > 0 && wanted_rows_.find(row) != wanted_rows_.kNone; }
 
   // A row without a known use is idle: in queue 1 where the policy wants it, else in queue 0.
   bool is_idle(Item item, int queue) const {
@@ -483,9 +514,11 @@ class SlotMap {
     for (int64_t i = 0; i < std::min(n, kFar); ++i) table_.prefetch(rows[i]);
     for (int64_t i = 0; i < n; ++i) {
       if (i + kFar < n) table_.prefetch(rows[i + kFar]);
-      Known* row = found_[i] = table_.find(rows[i]);
-      if (row == nullptr || row->newest < batch || row->first - begin >= static_cast<uint32_t>(n)) return -1;
-      num_misses += row->slot < 0;
+      const size_t at = table_.find(rows[i]);
+      if (at == table_.kNone) return -1;
+      const Known& row = *(found_[i] = &table_[at]);
+      if (row.newest < batch || row.first - begin >= static_cast<uint32_t>(n)) return -1;
+      num_misses += row.slot < 0;
     }
     return num_misses;
   }
@@ -583,30 +616,32 @@ class SlotMap {
 
   // Takes the victims' slots from them; returns how many there were.
   int64_t leave(int64_t* rows_out, int64_t* slots_out) {
-    std::sort(victims_.begin(), victims_.end(), [](const Victim& a, const Victim& b) { return a.row < b.row; });
+    sort_runs(victims_, spare_, [](const Victim& a, const Victim& b) { return a.row < b.row; });
     for (size_t v = 0; v < victims_.size(); ++v) {
       if (v + kNear < victims_.size()) table_.prefetch(victims_[v + kNear].row);
       rows_out[v] = victims_[v].row;
       slots_out[v] = victims_[v].slot;
-      table_.find(victims_[v].row)->slot = -1;
-      forget_unless_used(victims_[v].row);
+      const size_t at = table_.find(rows_out[v]);
+      table_[at].slot = -1;
+      forget_unless_used(at);
     }
     return static_cast<int64_t>(victims_.size());
   }
 
-  void forget_unless_used(int64_t row) {
-    Known* known = table_.find(row);
-    if (known->slot < 0 && known->newest < taken_) table_.erase(known);
+  void forget_unless_used(size_t at) {
+    if (table_[at].slot < 0 && table_[at].newest < taken_) table_.erase(at);
   }
 
   void halve_counts() {
-    RowTable<Counted> kept;
-    counts_.each([&](const Counted& of) {
-      if (of.count < 2) return;
-      kept.reserve(1);
-      kept.put(of.row).count = of.count / 2;
-    });
-    counts_ = std::move(kept);
+    while (counts_.size() == static_cast<size_t>(num_counted_)) {
+      RowTable<int64_t> kept;
+      counts_.each([&](int64_t row, int64_t count) {
+        if (count < 2) return;
+        kept.reserve(1);
+        kept[kept.put(row)] = count / 2;
+      });
+      counts_ = std::move(kept);
+    }
   }
 
   const int32_t past_, future_, window_;
@@ -626,11 +661,11 @@ class SlotMap {
   int32_t farthest_ = 0;      // no bucket behind it holds any
   std::vector<std::vector<int32_t>> used_;  // slots of the batches that still pin theirs
 
-  RowTable<Member> wanted_rows_;
-  RowTable<Counted> counts_;
+  RowTable<Nothing> wanted_rows_;
+  RowTable<int64_t> counts_;
   std::vector<int64_t> met_ = std::vector<int64_t>(size_t{1} << kMetBits), fresh_;
   std::vector<Known*> found_;
-  std::vector<Victim> victims_;
+  std::vector<Victim> victims_, spare_;
 };
 
 SlotMap* map_of(void* handle) { return static_cast<SlotMap*>(handle); }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hotrows import optim
-from hotrows.embedding import Caching
+from hotrows.embedding import FILE, Caching
 from hotrows.optim import RowOptimizer
 from hotrows.planning import policy
 
@@ -151,7 +151,13 @@ def settle(config: TrainConfig, num_samples: int) -> TrainConfig:
         batch_size=batch_size,
         row_optimizer=config.row_optimizer or optim.Adagrad(),
         dense_lr=config.dense_lr or 1e-3,
+        store=_absolute(config.store),
     )
+
+
+def _absolute(store: str) -> str:
+    """The store, wherever the run is gone on with."""
+    return f"{FILE}{Path(store[len(FILE) :]).resolve()}" if store.startswith(FILE) else store
 
 
 def _batch_size(num_samples: int) -> int:

@@ -36,7 +36,16 @@ _ENCODERS = "encoders"
 
 # Fields that may change when a run goes on: they say how long it lasts and how it is driven, and
 # decide no bit of the steps before.
-_FREE = ("epochs", "steps", "checkpoint_every", "plan_depth")
+_FREE = (
+    "epochs",
+    "steps",
+    "checkpoint_every",
+    "plan_depth",
+    "fast_memory",
+    "policy",
+    "in_flight",
+    "lookahead_memory",
+)
 
 
 def check(run: Path, resume: bool) -> bool:

@@ -210,12 +210,15 @@ class Trainer:
             stack.callback(self._write_trace)
             if self.embedding.caches:
                 self.embedding.warm()
-            done = False
-            while not done:
-                with closing(self._start()) as runner:
-                    done = self._train_guarded(runner)
-                    self._events += runner.events
-            return self._finish()
+            try:
+                while not self._train_block():
+                    pass
+                return self._finish()
+            except _Asked:
+                raise Interrupted(
+                    f"stopped after step {self.standing.step:,} of {self.total_steps:,}; "
+                    f"the checkpoint is in {self.run}"
+                ) from None
 
     def _start(self) -> Runner:
         """A runner of the batches still to train."""
@@ -225,16 +228,17 @@ class Trainer:
             trace=self._trace is not None,
         )  # fmt: skip
 
-    def _train_guarded(self, runner: Runner) -> bool:
-        try:
-            return self._train(runner)
-        except _Asked:
-            with runner.paused():
-                self._save()
-            raise Interrupted(
-                f"stopped after step {self.standing.step:,} of {self.total_steps:,}; "
-                f"the checkpoint is in {self.run}"
-            ) from None
+    def _train_block(self) -> bool:
+        """Trains all there is, of regrouped data the next block; whether that was the end."""
+        with closing(self._start()) as runner:
+            try:
+                return self._train(runner)
+            except _Asked:
+                with runner.paused():
+                    self._save()
+                raise
+            finally:
+                self._events += runner.events
 
     def _train(self, runner: Runner) -> bool:
         """Trains on what the runner hands out; whether that was all there is to train."""
