@@ -4,7 +4,7 @@
 
 A table is written whole, then read as a cache in front of it reads: some thousand random rows at a
 time, ascending. Beside it stand the two plain ways, through the system's page cache, which is
-emptied of the table before each. Half of the rows of a window are read again by no one else.
+emptied of the table before each.
 """
 
 import argparse

@@ -32,6 +32,8 @@ from hotrows.data.description import Description, describe
 from hotrows.data.profile import pays, row_bytes
 from hotrows.environment import environment
 from hotrows.metrics import Metrics
+from hotrows.planning.budget import format_bytes, parse_bytes
+from hotrows.simulate import Simulation, SlowMemory, advise, simulate
 from hotrows.train import Progress as TrainProgress
 from hotrows.train import Trainer, load_run
 
@@ -45,8 +47,6 @@ class _Bytes(click.ParamType):
     name = "size"
 
     def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        from hotrows.planning.budget import parse_bytes
-
         try:
             return value if isinstance(value, int) else parse_bytes(value)
         except ValueError as error:
@@ -325,7 +325,7 @@ def profile_command(folder: Path, as_json: bool, **given: Any) -> None:
         click.echo(json.dumps(figures, indent=2))
         return
     Console(width=None if sys.stdout.isatty() else 120).print(_hot_table(found))
-    click.echo(f"hot rows         {found.hot_rows:,}, {found.bytes / 2**20:,.1f} MiB")
+    click.echo(f"hot rows         {found.hot_rows:,}, {format_bytes(found.bytes)}")
     click.echo(f"hot lookups      {found.lookups} at {100 * found.confidence:g} % confidence")
     click.echo(f"all-hot samples  {found.samples}")
     click.echo(reason)
@@ -333,10 +333,10 @@ def profile_command(folder: Path, as_json: bool, **given: Any) -> None:
 
 def _hot_table(found: data.Profile) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("vocabulary", "rows", "hot rows", "MiB", "share of lookups"):
+    for column in ("vocabulary", "rows", "hot rows", "bytes", "share of lookups"):
         table.add_column(column, justify="left" if column == "vocabulary" else "right")
     for of in found.vocabularies:
-        hot = (f"{of.hot_rows:,}", f"{of.bytes / 2**20:,.2f}", str(of.lookups))
+        hot = (f"{of.hot_rows:,}", format_bytes(of.bytes), str(of.lookups))
         table.add_row(of.name, f"{of.rows:,}", *hot)
     return table
 
@@ -388,6 +388,126 @@ def _profiled(
         progress=progress,
         **given,
     )
+
+
+@cli.command(
+    "simulate",
+    cls=_Taught,
+    epilog="""
+    hotrows simulate enc --fast-memory 64MiB --fast-memory 256MiB
+    hotrows simulate enc --batches 1000 --picture curves.png
+    hotrows simulate enc --samples-per-second 300000 --reads-per-second 60000
+    """,
+)
+@click.argument("folder", metavar="DATA", type=FOLDER)
+@click.option(
+    "--model", type=click.Choice(sorted(models.BY_NAME)), default="dlrm", show_default=True
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument of the model, such as dim=32; may be repeated.",
+)
+@click.option("--optimizer", type=click.Choice(sorted(optim.BY_NAME)), help="Of rows. [adagrad]")
+@click.option("--table-dtype", type=click.Choice(PRECISIONS), default="float32", show_default=True)
+@click.option("--batch-size", type=click.IntRange(1), help="Rows a step. [as train chooses]")
+@click.option(
+    "--fast-memory",
+    type=_BYTES,
+    multiple=True,
+    metavar="SIZE",
+    help="Such as 64MiB; may be repeated. [1, 2, 5, 10, 20 and 50 % of the tables]",
+)
+@click.option("--batches", type=click.IntRange(1), help="How many are replayed. [an epoch]")
+@click.option("--in-flight", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of rows.")
+@click.option("--samples-per-second", type=float, help="Of training with all rows in memory.")
+@click.option(
+    "--reads-per-second",
+    type=float,
+    default=SlowMemory.reads_per_second,
+    show_default=True,
+    help="Rows that slow memory reads at random.",
+)
+@click.option(
+    "--bytes-per-second",
+    type=float,
+    default=SlowMemory.bytes_per_second,
+    show_default=True,
+    help="What slow memory writes in sequence.",
+)
+@click.option("--writes-per-second", type=float, help="Rows, where they are written at random.")
+@click.option("--picture", type=FILE, help="Draw misses over fast memory into this PNG.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def simulate_command(
+    folder: Path,
+    options: tuple[str, ...],
+    optimizer: str | None,
+    samples_per_second: float | None,
+    reads_per_second: float,
+    bytes_per_second: float,
+    writes_per_second: float | None,
+    picture: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Say how much fast memory training needs.
+
+    Replays the ids of the training part through caches of several sizes and policies, LRU and
+    Bélády's optimum among them; no table is allocated. The first quarter of the batches fills the
+    caches and is not counted.
+    """
+    with _bar() as progress:
+        found = simulate(
+            data.EncodedData.open(folder),
+            model_options=dict(map(_option, options)),
+            row_optimizer=optim.BY_NAME[optimizer]() if optimizer else None,
+            progress=progress,
+            **given,
+        )
+    slow = SlowMemory(reads_per_second, bytes_per_second, writes_per_second)
+    advice = advise(found, samples_per_second=samples_per_second, slow=slow)
+    drawn = report.draw_curves(found, picture, advice.knee) if picture else None
+    if as_json:
+        figures = {**found.to_json(), "advice": dataclasses.asdict(advice)}
+        click.echo(json.dumps(figures, indent=2))
+        return
+    speeds = {
+        policy: advise(found, policy, samples_per_second=samples_per_second, slow=slow).speeds
+        for policy in found.policies
+    }
+    Console(width=None if sys.stdout.isatty() else 120).print(_simulation_table(found, speeds))
+    click.echo(
+        f"{found.rows:,.0f} distinct rows a batch of {found.batch_size:,}, {found.untouched:,.0f} of "
+        f"them never read before; means of batches {found.skipped:,} to {found.batches:,}"
+    )
+    if drawn:
+        click.echo(f"picture    {drawn}")
+    click.echo(advice.sentence)
+
+
+def _simulation_table(found: Simulation, speeds: dict[str, dict[int, float] | None]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    columns = ("policy", "fast memory", "of all rows", "lookups hit", "rows hit", "misses")
+    for column in (*columns, "MiB read", "MiB written", "speed"):
+        if column != "speed" or any(speeds.values()):
+            table.add_column(column, justify="left" if column == "policy" else "right")
+    for of in found.measured:
+        speed = speeds[of.policy]
+        table.add_row(
+            of.policy,
+            format_bytes(of.fast_memory),
+            f"{of.share:.1%}",
+            f"{of.lookups_hit:.2%}",
+            f"{of.rows_hit:.1%}",
+            f"{of.misses:,.0f}",
+            f"{of.bytes_read / 2**20:,.2f}",
+            f"{of.bytes_written / 2**20:,.2f}",
+            *([f"{speed[of.fast_memory]:.0%}"] if speed else []),
+        )
+    return table
 
 
 @cli.command(

@@ -300,8 +300,7 @@ class Embedding:
         for group, cache, slots in zip(self.groups, self.caches, self._slots, strict=True):
             rows = self._hot_rows(group)
             if rows is not None:
-                moves = slots.warm(rows)
-                cache.insert(moves, cache.collect(moves))
+                cache.warm(slots.warm(rows))
 
     def _policy(self, group: Group) -> Policy:
         assert self.caching is not None

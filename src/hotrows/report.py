@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hotrows import run_folder
+from hotrows.planning.budget import format_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from hotrows.data.description import Description, VocabularyUse
     from hotrows.pipeline.trace import Event
+    from hotrows.simulate import Simulation
 
 log = logging.getLogger("hotrows")
 
@@ -123,6 +125,46 @@ def draw_skew(description: Description, picture: Path) -> Path | None:
         below = "share of a vocabulary's lookups that its hottest rows serve, in the training part"
         _title(figure, "Skew of the lookups", below)
         return _save(figure, picture)
+
+
+def draw_curves(found: Simulation, picture: Path, knee: int | None = None) -> Path | None:
+    """Draws what each policy misses over fast memory; a line stands at the knee."""
+    figure = _figure(9.5, 5.6)
+    if figure is None:
+        return None
+    with _style():
+        axes = figure.subplots()
+        for name, (color, line) in _lines(found.policies).items():
+            sizes = [of.fast_memory for of in found.of(name)]
+            misses = [of.misses for of in found.of(name)]
+            axes.plot(sizes, misses, line, color=color, linewidth=2, markersize=5, label=name)
+        axes.axhline(found.untouched, color=GRAY, linewidth=1, linestyle=":", label="first touches")
+        if knee is not None:
+            axes.axvline(knee, color=GRAY, linewidth=1, linestyle="--")
+            axes.annotate(f"knee {format_bytes(knee)}", (knee, 0), xytext=(5, 6), color="#5b616a",
+                          textcoords="offset points")  # fmt: skip
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda size, _: format_bytes(int(size)))
+        axes.yaxis.set_major_formatter(_short)
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("fast memory")
+        axes.set_ylabel("misses per batch (distinct rows)")
+        axes.legend(loc="upper right")
+        below = (
+            f"{found.model}, {format_bytes(found.table_bytes)} of tables, {found.rows:,.0f} distinct "
+            f"rows a batch of {found.batch_size:,}, batches {found.skipped:,} to {found.batches:,}"
+        )
+        _title(figure, "Misses by fast memory", below)
+        return _save(figure, picture)
+
+
+def _lines(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Colour and line of each policy: ours stands out, the bounds are gray."""
+    known = {"lookahead": (BLUE, "o-"), "lru": (GRAY, "o--"), "belady": (INK, "o--")}
+    others = iter(
+        [(ORANGE, "o-"), (GREEN, "o-"), ("#b8860b", "o-"), ("#8b5fbf", "o-")] * len(policies)
+    )
+    return {name: known[name] if name in known else next(others) for name in policies}
 
 
 def _draw_loss(axes: Axes, steps: list[dict], evaluations: list[dict]) -> None:

@@ -88,8 +88,8 @@ def test_a_use_beyond_the_window_is_not_known(kind):
     trace = [(1,), (2,), (3,), (2,), (1,)]
     assert moves_of(replay(kind(2, Lookahead(1)), trace))[2] == ([3], [1])  # sees 2, not 1
     assert moves_of(replay(kind(2, Lookahead(2)), trace))[2] == ([3], [1])  # 1 is farther
-    assert moves_of(replay(kind(2, Lookahead(0)), trace[:3] + [(1,)]))[2] == ([3], [1])
-    assert moves_of(replay(kind(2, Lookahead(1)), trace[:3] + [(1,)]))[2] == ([3], [2])
+    assert moves_of(replay(kind(2, Lookahead(0)), [*trace[:3], (1,)]))[2] == ([3], [1])
+    assert moves_of(replay(kind(2, Lookahead(1)), [*trace[:3], (1,)]))[2] == ([3], [2])
 
 
 @every_map

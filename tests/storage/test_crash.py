@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 import pytest
 
-from hotrows import native
 from hotrows.storage import file as file_module
 from hotrows.storage.file import FileStore
 from hotrows.storage.log import Disk
@@ -29,13 +28,12 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 
 def script(seed, length):
     """Steps of training: writes, then now and then a checkpoint that is retained, merged, gone to."""
-    chance, step, num_checkpoints = random.Random(seed), 0, 0
+    chance, step = random.Random(seed), 0
     for _ in range(length):
         for _ in range(chance.randint(1, 3)):
             step += 1
             rows = sorted(chance.sample(range(NUM_ROWS), chance.randint(1, NUM_ROWS // 2)))
             yield "write", (rows, 1000 * seed + step, chance.random() < 0.3)
-        num_checkpoints += 1
         yield "checkpoint", None
         yield "retain", chance.random() < 0.3
         if chance.random() < 0.6:
@@ -201,7 +199,7 @@ class Crash:
             before = before.ljust(len(bytes_), b"\0")
             self.unsynced.append((os.fstat(fd).st_ino, lambda: os.pwrite(copy, before, offset)))
         if name == "replace":
-            source, target = arguments
+            _, target = arguments
             before = target.read_bytes() if target.exists() else None
             folder = os.stat(target.parent).st_ino
             self.unsynced.append((folder, lambda: before and target.write_bytes(before)))

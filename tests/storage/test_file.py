@@ -1,10 +1,8 @@
 """The store on disk equals a dictionary with versions, whatever the order of what is done to it."""
 
 import errno
-import json
 import os
 import random
-import resource
 import subprocess
 import sys
 import textwrap
@@ -75,7 +73,9 @@ def assert_rows(store, steps, without=()):
         if row in steps:
             expected[i] = new_values([row], store.stride, steps[row])
     found = read(store, rows)
-    bad = [row for row, same in zip(rows, (found == expected).all(1).tolist(), strict=True) if not same]
+    bad = [
+        row for row, same in zip(rows, (found == expected).all(1).tolist(), strict=True) if not same
+    ]
     assert not bad, f"rows {bad[:10]} differ"
 
 
@@ -183,3 +183,466 @@ def test_the_core_and_plain_python_open_each_others_folders(tmp_path, first):
                            "checkpoint", "retain", "merge", "view", "check"]:  # fmt: skip
                 played.act(action, chance)
     played.store.close()
+
+
+@pytest.fixture
+def store(tmp_path, with_core):
+    store = FileStore.create(tmp_path / "store", 1000, 32, first_values, META)
+    yield store
+    store.close(merge=False)
+
+
+def test_untouched_rows_cost_no_request(store):
+    assert_rows(store, {})
+    assert store.counters["requests"] == store.counters["bytes_read"] == 0
+    assert store.counters["rows_read"] == store.counters["rows_initialised"] == 1000
+    assert store.num_bytes < 200_000
+
+
+def test_a_merged_row_comes_from_base_and_its_log_is_gone(store):
+    write(store, [3, 999], 1)
+    store.retain([store.checkpoint()])
+    store.merge_now()
+    assert sorted(os.listdir(store.path)) == ["base", "lock", "log-2", "store.json"]
+    assert_rows(store, {3: 1, 999: 1})
+    assert store.counters["rows_initialised"] == 998
+
+
+def test_rows_that_the_writer_holds_on_take_no_memory_and_are_in_the_checkpoint(store):
+    write(store, [1, 2], 1)
+    write(store, [2, 3], 2, keeps=True)
+    assert len(store._logs[0].index) == 2
+    store.restore(store.checkpoint())
+    assert_rows(store, {1: 1, 2: 2, 3: 2})
+
+
+def test_a_long_log_wants_a_checkpoint(tmp_path):
+    store = FileStore.create(tmp_path / "store", 1000, 32, first_values, META, log_rows=150)
+    write(store, range(100), 1)
+    assert not store.wants_checkpoint
+    write(store, range(100), 2)
+    assert store.wants_checkpoint
+    store.checkpoint()
+    assert not store.wants_checkpoint
+    store.close()
+
+
+def test_old_bytes_are_kept_once_however_long_a_checkpoint_is_retained(store):
+    write(store, range(1000), 1)
+    best = store.checkpoint()
+    for step in range(2, 12):
+        write(store, range(500), step)
+        store.retain([best, store.checkpoint()])
+        store.merge_now()
+    undo = sum(file.stat().st_size for file in store.path.glob("undo-*"))
+    assert undo < 500 * 45
+    with store.view(best) as view:
+        assert_rows(view, dict.fromkeys(range(1000), 1))
+    store.retain([store.checkpoint()])
+    assert not list(store.path.glob("undo-*"))
+
+
+def test_a_view_holds_merging_and_restoring(store):
+    write(store, [1], 1)
+    first = store.checkpoint()
+    write(store, [1, 2], 2)
+    store.retain([first, store.checkpoint()])
+    view = store.view(first)
+    with pytest.raises(ValueError, match="has open views"):
+        store.merge_now()
+    with pytest.raises(ValueError, match="has open views"):
+        store.restore(None)
+    write(store, [1], 3)
+    assert_rows(view, {1: 1})
+    assert_rows(store, {1: 3, 2: 2})
+    view.close()
+    store.merge_now()
+    with pytest.raises(ValueError, match="view of a store is closed"):
+        read(view, [1])
+
+
+def test_an_earlier_checkpoint_is_read_by_another_process(tmp_path):
+    path = tmp_path / "store"
+    with FileStore.create(path, 1000, 32, first_values, META) as store:
+        write(store, [1, 2], 1)
+        best = store.checkpoint()
+        write(store, [2, 3], 2)
+        store.retain([best, store.checkpoint()])
+    code = f"""
+        from tests.storage.test_file import *
+        with FileStore.view_at({str(path)!r}, 1000, 32, first_values, META, {best}) as view:
+            assert_rows(view, {{1: 1, 2: 1}})
+    """
+    before = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
+    run_python(code)
+    assert before == {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
+
+
+def test_a_reader_a_writer_and_merging_at_once(tmp_path, with_core):
+    num_rows, steps, failures = 2000, {}, []
+
+    def keep_reading(steps, without):
+        try:
+            for _ in range(5):
+                assert_rows(store, steps, without)
+        except BaseException as error:
+            failures.append(error)
+
+    with engine(with_core, 20_000, 20_000):
+        store = FileStore.create(tmp_path / "store", num_rows, 32, first_values, META)
+        best = None
+        for step in range(30):
+            written = range(step % 2, num_rows, 2)
+            reader = threading.Thread(target=keep_reading, args=(dict(steps), set(written)))
+            reader.start()
+            for begin in range(0, num_rows // 2, 100):
+                write(store, written[begin : begin + 100], step)
+            last = store.checkpoint()
+            best = last if step % 7 == 0 else best
+            store.retain([best, last])
+            reader.join()
+            assert not failures, failures
+            steps |= dict.fromkeys(written, step)
+        assert_rows(store, steps)
+        store.close()
+
+
+@pytest.mark.skipif(not native.load(), reason="no core")
+@pytest.mark.parametrize("stride", [4, 36, 512, 4096, 70_000])
+@pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.parametrize("shorten", [0, 1, 3])
+@pytest.mark.parametrize("ring", [False, True])
+def test_records_are_whole_however_reads_fall_out(tmp_path, stride, direct, shorten, ring):
+    chance = np.random.default_rng(stride)
+    records = chance.integers(0, 256, (2500 if stride < 70_000 else 50, stride), dtype=np.uint8)
+    path = tmp_path / "records"
+    path.write_bytes(records.tobytes() + bytes(-records.size % 4096))
+    align = file_module.alignment(path) if direct else 1
+    file, fetcher = RecordFile(path, stride, align), Fetcher(stride, ring)
+    native.load().hotrows_file_fetcher_shorten(fetcher._handle, shorten)
+    for count in [1, 2, 40, len(records)]:
+        wanted = chance.permutation(len(records))[:count]
+        out = np.zeros_like(records)
+        fetcher.fetch(file, wanted * stride, np.arange(len(wanted)), out)
+        assert (out[: len(wanted)] == records[wanted]).all()
+    file.close()
+
+
+@pytest.mark.skipif(not native.load(), reason="no core")
+@pytest.mark.parametrize("ring", [False, True])
+def test_failed_reads_name_the_file_and_the_place(tmp_path, ring):
+    path = tmp_path / "records"
+    path.write_bytes(bytes(8192))
+    places, out = np.arange(0, 40_000, 8), np.empty((5000, 8), np.uint8)
+    file, fetcher = RecordFile(path, 8), Fetcher(8, ring)
+    with pytest.raises(
+        ValueError, match=r"records is cut off: it ends before byte [\d,]+ is whole"
+    ):
+        fetcher.fetch(file, places, np.arange(5000), out)
+    file.close()
+    with pytest.raises(OSError, match=r"records: reading at byte 0 failed \(Bad file descriptor\)"):
+        fetcher.fetch(file, places[:10], np.arange(10), out)
+
+
+def test_short_reads_are_read_on_and_failed_ones_name_the_file(tmp_path, monkeypatch):
+    with engine(False):
+        store = FileStore.create(tmp_path / "store", 100, 32, first_values, META)
+        write(store, range(50), 1)
+        with monkeypatch.context() as patch:
+            pread = os.pread
+            patch.setattr(Disk, "pread", lambda fd, size, at: pread(fd, min(size, 7), at))
+            assert_rows(store, dict.fromkeys(range(50), 1))
+            store.restore(store.checkpoint())
+            assert_rows(store, dict.fromkeys(range(50), 1))
+
+            def fail(fd, size, at):
+                raise OSError(errno.EIO, "")
+
+            patch.setattr(Disk, "pread", fail)
+            with pytest.raises(OSError, match=r"log-1: reading at byte \d+ failed.*check the disk"):
+                read(store, [1])
+        assert_rows(store, dict.fromkeys(range(50), 1))
+        store.close()
+
+
+@contextmanager
+def full_disk(room):
+    """Writes stop when so many bytes are written; one that does not fit is done in part."""
+    left = [room]
+
+    def pwrite(fd, data, at):
+        data = memoryview(data)[: left[0] // 512 * 512]
+        if not data:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left[0] -= len(data)
+        return os.pwrite(fd, data, at)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Disk, "pwrite", pwrite)
+        yield
+
+
+NO_ROOM = r"no room for [\d,]+ bytes .*earlier checkpoints are whole; make room, then resume"
+
+
+@pytest.mark.parametrize("room", [0, 100, 512, 4096, 20_000, 40_000])
+def test_a_full_disk_spares_what_was_durable(store, room):
+    write(store, range(0, 1000, 2), 1)
+    first = store.checkpoint()
+    write(store, [1], 2)
+    with full_disk(room):
+        with pytest.raises(OSError, match=NO_ROOM) as found:
+            for _ in range(10):
+                write(store, range(300), 3)
+        assert found.value.errno == errno.ENOSPC
+    write(store, [1, 5], 4)  # there is room again
+    steps = dict.fromkeys(range(0, 1000, 2), 1)
+    second = store.checkpoint()
+    store.retain([first, second])
+    store.merge_now()
+    with store.view(first) as view:
+        assert_rows(view, steps)
+    store.restore(second)
+    found = read(store, [1, 5, 998])
+    assert torch.equal(found[:2], new_values([1, 5], 32, 4))
+    store.restore(first)
+    assert_rows(store, steps)
+
+
+def test_a_full_disk_at_a_checkpoint_or_a_merge_can_be_overcome(tmp_path):
+    with engine(False):
+        store = FileStore.create(tmp_path / "store", 1000, 32, first_values, META)
+        write(store, range(0, 1000, 3), 1)
+        steps = dict.fromkeys(range(0, 1000, 3), 1)
+        with full_disk(100), pytest.raises(OSError, match=f"store.json.part: {NO_ROOM}"):
+            store.checkpoint()
+        first = store.checkpoint()
+        write(store, range(100), 2)
+        second = store.checkpoint()
+        store._num_views = 1  # nothing is merged in the background for now
+        store.retain([first, second])
+        store._num_views = 0
+        for room in range(0, 10_000, 1000):
+            with full_disk(room), pytest.raises(OSError, match=NO_ROOM):
+                store.merge_now()
+        assert_rows(store, steps | dict.fromkeys(range(100), 2))
+        with store.view(first) as view:
+            assert_rows(view, steps)
+        store.merge_now()
+        assert_rows(store, steps | dict.fromkeys(range(100), 2))
+        store.restore(first)
+        assert_rows(store, steps)
+        store.close()
+
+
+def test_what_failed_in_the_background_is_said_at_the_next_checkpoint(tmp_path):
+    with engine(False):
+        store = FileStore.create(tmp_path / "store", 1000, 32, first_values, META)
+        write(store, range(0, 1000, 3), 1)
+        generation = store.checkpoint()
+        with full_disk(1000):
+            store.retain([generation])
+            store._thread.join()
+        with pytest.raises(OSError, match=NO_ROOM):
+            store.checkpoint()
+        store.retain([store.checkpoint()])
+        store.close()
+        assert not list((tmp_path / "store").glob("log-1"))
+
+
+def test_a_failed_sync_makes_the_store_be_opened_anew(store, monkeypatch):
+    write(store, [1], 1)
+    first = store.checkpoint()
+    write(store, [1], 2)
+
+    def fail(fd):
+        raise OSError(errno.EIO, "no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Disk, "sync", fail)
+        with pytest.raises(OSError, match="log-2: writing failed"):
+            store.checkpoint()
+    with pytest.raises(ValueError, match="open the store anew"):
+        store.checkpoint()
+    store.restore(first)
+    assert_rows(store, {1: 1})
+
+
+def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path):
+    code = f"""
+        import resource
+        from tests.storage.test_file import *
+
+        def limit(size):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+        for with_core in [False, True]:
+            with engine(with_core):
+                path = Path({str(tmp_path)!r}) / str(with_core)
+                store = FileStore.create(path, 20_000, 128, first_values, META)
+                write(store, range(0, 20_000, 3), 1)
+                first = store.checkpoint()
+                limit(98_304)
+                with pytest.raises(OSError, match=NO_ROOM):
+                    write(store, range(10_000), 2)
+                write(store, range(100), 3)
+                second = store.checkpoint()
+                store._num_views = 1
+                store.retain([second])
+                store._num_views = 0
+                with pytest.raises(OSError, match=f"base: {{NO_ROOM}}"):
+                    store.merge_now()
+                limit(resource.RLIM_INFINITY)
+                steps = dict.fromkeys(range(0, 20_000, 3), 1) | dict.fromkeys(range(100), 3)
+                assert_rows(store, steps)
+                store.merge_now()
+                assert_rows(store, steps)
+                store.close()
+    """
+    run_python(code)
+
+
+def test_a_table_of_100_gb_is_made_at_once(tmp_path, with_core):
+    begin, rows = time.perf_counter(), 100 * 10**9 // 128
+    with pytest.warns(RuntimeWarning, match="may grow to 9"):
+        store = FileStore.create(tmp_path / "store", rows, 128, first_values, META, log_rows=1000)
+    assert time.perf_counter() - begin < 5
+    last = [0, rows // 2, rows - 1]
+    write(store, last[1:], 1)
+    store.retain([store.checkpoint()])
+    store.merge_now()
+    assert torch.equal(read(store, last)[1:], new_values(last[1:], 128, 1))
+    assert store.num_bytes < 2_000_000
+    store.close()
+
+
+def test_a_store_that_cannot_fit_is_refused(tmp_path):
+    with pytest.raises(OSError, match=r"no room for [\d,]+ bytes"):
+        FileStore.create(tmp_path / "a", 1000, 32, first_values, META, log_rows=10**15)
+    with (
+        pytest.warns(RuntimeWarning, match="may grow to"),
+        pytest.raises(OSError, match=r"base: no room for [\d,]+ bytes"),
+    ):
+        FileStore.create(tmp_path / "b", 2**50, 4096, first_values, META, log_rows=10)
+
+
+def test_two_cannot_open_one_store(store):
+    with pytest.raises(ValueError, match="has the store in .* open; close it there first"):
+        FileStore.open(store.path, 1000, 32, first_values, META)
+    code = f"""
+        from tests.storage.test_file import *
+        with pytest.raises(ValueError, match="another process"):
+            FileStore.open({str(store.path)!r}, 1000, 32, first_values, META)
+    """
+    run_python(code)
+
+
+@pytest.mark.parametrize(
+    "rows, stride, meta, message",
+    [
+        (999, 32, META, r"store.json says rows 1000, but 999 was asked for; open it as it was"),
+        (1000, 36, META, "says stride 32, but 36"),
+        (1000, 32, {"tables": ["user"]}, r"says meta \{'tables': \['user', 'item'\]\}, but"),
+    ],
+)
+def test_another_store_is_refused(store, rows, stride, meta, message):
+    store.close()
+    with pytest.raises(ValueError, match=message):
+        FileStore.open(store.path, rows, stride, first_values, meta)
+
+
+def change(path, at, size=1):
+    data = bytearray(path.read_bytes())
+    data[at : at + size] = bytes(255 - byte for byte in data[at : at + size])
+    path.write_bytes(data)
+
+
+def test_damage_is_found_and_named(store):
+    arguments = (store.path, 1000, 32, first_values, META)
+    write(store, range(100), 1)
+    write(store, range(50, 120), 2)
+    generation = store.checkpoint()
+    store.close()
+    log, description = store.path / "log-1", store.path / "store.json"
+    whole, segment = log.read_bytes(), 4096  # the first one is as long
+    for at in [0, 9, 20, 33, 64, 64 + 800, 64 + 800 + 3199, segment + 64]:
+        change(log, at)
+        with FileStore.open(*arguments) as damaged:
+            with pytest.raises(ValueError, match=r"log-1 is damaged: the segment at byte [\d,]+"):
+                damaged.restore(generation)
+            with pytest.raises(ValueError, match="restore again"):
+                read(damaged, [0])
+        log.write_bytes(whole)
+    log.write_bytes(whole[:-4096])
+    with (
+        FileStore.open(*arguments) as damaged,
+        pytest.raises(ValueError, match="log-1 is (cut off|damaged)"),
+    ):
+        damaged.restore(generation)
+    log.unlink()
+    with (
+        FileStore.open(*arguments) as damaged,
+        pytest.raises(ValueError, match="log-1 is missing"),
+    ):
+        damaged.restore(generation)
+    log.write_bytes(whole)
+    change(store.path / "base", 9)
+    with pytest.raises(ValueError, match="base is damaged, or of another store"):
+        FileStore.open(*arguments)
+    change(store.path / "base", 9)
+    text = description.read_text()
+    for other, message in [
+        (text[:-5], "is damaged"),
+        ("[]", "is not the description of a hotrows file store"),
+        (text.replace('"format": 1', '"format": 9'), "says format 9, but 1 was asked for"),
+        (text.replace('"merged"', '"mangled"'), "is damaged"),
+    ]:
+        description.write_text(other)
+        with pytest.raises(ValueError, match=message):
+            FileStore.open(*arguments)
+    description.write_text(text)
+    with FileStore.open(*arguments) as opened:
+        opened.restore(generation)
+        assert_rows(opened, dict.fromkeys(range(100), 1) | dict.fromkeys(range(50, 120), 2))
+
+
+def test_what_makes_no_sense_is_refused(store, tmp_path):
+    with pytest.raises(ValueError, match="distinct, ascending and from 0 to 999"):
+        write(store, [3, 3], 1)
+    for rows in [[-1, 2], [5, 1000]]:
+        with pytest.raises(ValueError, match="distinct, ascending and from 0 to 999"):
+            read(store, rows)
+    with pytest.raises(ValueError, match=r"records of \[2, 32\] uint8, not \[2, 31\]"):
+        store.read(torch.tensor([1, 2]), torch.empty(2, 31, dtype=torch.uint8))
+    with pytest.raises(ValueError, match="has no checkpoint 1 to go to; it has none"):
+        store.restore(1)
+    with pytest.raises(ValueError, match="has no checkpoint 7 to go to"):
+        store.retain([7])
+    first, last = store.checkpoint(), store.checkpoint()
+    store.retain([last])
+    for go in [store.restore, store.view]:
+        with pytest.raises(ValueError, match=rf"has no checkpoint {first} to go to; it has \[2\]"):
+            go(first)
+    with pytest.raises(ValueError, match="is not empty; delete it"):
+        FileStore.create(store.path.parent, 10, 4, first_values, META)
+    with pytest.raises(ValueError, match="a multiple of 4 bytes"):
+        FileStore.create(tmp_path / "odd", 10, 6, first_values, META)
+    store.close()
+    with pytest.raises(ValueError, match="it is closed; open it anew"):
+        read(store, [1])
+    opened = FileStore.open(store.path, 1000, 32, first_values, META)
+    with pytest.raises(ValueError, match=r"restore\(generation\) or restore\(None\)"):
+        read(opened, [1])
+    opened.close()
+
+
+def run_python(code):
+    root = Path(__file__).parents[2]
+    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root}"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr

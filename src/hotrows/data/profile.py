@@ -35,6 +35,7 @@ from hotrows.data.prepare import Progress
 from hotrows.data.sections import open_sections, write_sections
 from hotrows.data.shards import Rows
 from hotrows.optim import RowOptimizer
+from hotrows.planning.budget import format_bytes
 from hotrows.record import layout_of
 from hotrows.schema import Schema, Table, vocabulary_of
 
@@ -187,10 +188,10 @@ def profile(
 
 def pays(found: Profile) -> tuple[bool, str]:
     """Whether data is worth regrouping by a profile, and why."""
-    budget = _in_words(found.fast_memory)
+    budget = format_bytes(found.fast_memory)
     if all(of.hot_rows == of.rows for of in found.vocabularies):
         return False, (
-            f"regrouping would not pay: all {found.hot_rows:,} rows ({_in_words(found.bytes)}) fit "
+            f"regrouping would not pay: all {found.hot_rows:,} rows ({format_bytes(found.bytes)}) fit "
             f"in {budget}; train on the data as it is"
         )
     of_samples = f"{found.samples} of the samples are all-hot with {budget}"
@@ -509,11 +510,3 @@ def _check(
             f"bytes_per_row must say how many bytes a row of every vocabulary takes; {wrong} are "
             f"missing or 0: row_bytes(model.tables, data.schema, optimizer) gives them"
         )
-
-
-def _in_words(size: int) -> str:
-    """64 MiB, 1.5 GiB, 900 bytes."""
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size / unit:,.4g} {name}"
-    return f"{size:,} bytes"

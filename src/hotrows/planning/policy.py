@@ -153,8 +153,8 @@ class Window:
         most_bytes: int | None = None,
     ) -> None:
         given = policy.window if isinstance(policy, Lookahead) else 0
-        self.batches = in_flight if given == "auto" else given
         self._grows = given == "auto"
+        self.batches = in_flight if isinstance(given, str) else given
         self._num_slots, self._least = num_slots, in_flight
         self._future_pins, self._most_bytes = future_pins, most_bytes
         self._misses, self._seen = 0.0, 0
@@ -178,7 +178,7 @@ class Window:
 
     def after(self, num_rows: int, num_misses: int) -> None:
         """Follows a batch of that many distinct rows and misses."""
-        if not self._grows:
+        if not self._grows or self.batches is None:
             return
         self._seen += 1
         counted = max(num_misses, num_rows * self.LEAST_MISSES)

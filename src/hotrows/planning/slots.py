@@ -143,10 +143,10 @@ class SlotMap:
         passes_through = case == _PASSES_THROUGH
         num_misses = int((slots < 0).sum()) if passes_through else num_in.value
         self._leave(rows, num_misses)
-        sizes = (num_in.value, num_in.value, num_out.value, num_out.value)
-        parts = [part[:size].clone() for part, size in zip(pairs, sizes, strict=True)]
-        drained = passes_through or case == _DRAINED
-        return Taken(slots, Moves(*parts, passes_through), self._wait(batch, drained))
+        rows_in, slots_in = (part[: num_in.value].clone() for part in pairs[:2])
+        rows_out, slots_out = (part[: num_out.value].clone() for part in pairs[2:])
+        moves = Moves(rows_in, slots_in, rows_out, slots_out, passes_through)
+        return Taken(slots, moves, self._wait(batch, passes_through or case == _DRAINED))
 
     def __del__(self) -> None:
         if getattr(self, "_handle", None) is not None:

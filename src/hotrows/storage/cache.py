@@ -15,6 +15,7 @@ looks through, changing nothing. The map from rows to slots by which batches are
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -82,6 +83,16 @@ class Cache:
         self._scatter(moves.slots_in, transit.staged)
         self._row_of[moves.slots_in] = moves.rows_in
         self._residents = None
+
+    def warm(self, moves: Moves) -> None:
+        """Fills empty slots before the first batch, a part of the rows at a time."""
+        for begin, end in chunks(moves.rows_in.numel()):
+            part = dataclasses.replace(
+                moves, rows_in=moves.rows_in[begin:end], slots_in=moves.slots_in[begin:end]
+            )
+            transit = self.collect(part)
+            self.insert(part, transit)
+            self.write_back(transit)
 
     def write_back(self, transit: Transit) -> None:
         if self._leaving.pop(id(transit), None) is not None and transit.rows.numel():

@@ -52,6 +52,7 @@ from hotrows.storage.log import (
     explained,
     full,
     read_whole,
+    runs,
     segments,
     sweep,
     sync_folder,
@@ -105,7 +106,7 @@ class FileStore:
         form: Form,
         first_values: FirstValues,
         log_rows: int | None,
-        lock: int,
+        lock: RecordFile,
         state: State,
     ) -> None:
         """For `create` and `open`."""
@@ -147,7 +148,7 @@ class FileStore:
             store._logs = (store._new_log(1),)
             store._save(State())
         except BaseException:
-            os.close(lock)
+            lock.close()
             raise
         store._broken = None
         return store
@@ -165,7 +166,7 @@ class FileStore:
         try:
             return cls(path, form, first_values, log_rows, lock, state)
         except BaseException:
-            os.close(lock)
+            lock.close()
             raise
 
     @staticmethod
@@ -179,7 +180,7 @@ class FileStore:
 
     def read(self, rows: Tensor, out: Tensor) -> None:
         """Fills out [m, stride] uint8 with the records of `rows` [m] int64, distinct, ascending."""
-        numbers, bytes_ = _checked(rows, out, self._form)
+        numbers, bytes_ = _checked(rows, out, self._form, filled=True)
         with self._reading:
             self._check()
             initialised = _read(
@@ -298,10 +299,12 @@ class FileStore:
                         Disk.unlink(file)
                 self._logs = self._open_logs()
             self._broken = None
+            self._start_merging()
 
     def view(self, generation: int) -> View:
         """The state at a restorable checkpoint, to read from; merging waits until it is closed."""
         with self._writing:
+            _check_restorable(self.path, self._state, generation)
             self._stop_merging()
             with self._saving:
                 view = View(
@@ -318,7 +321,8 @@ class FileStore:
     @property
     def num_bytes(self) -> int:
         """Bytes on disk; rows that were never written take none."""
-        return sum(file.stat().st_blocks * 512 for file in self.path.iterdir())
+        with self._saving:  # no file goes meanwhile
+            return sum(file.stat().st_blocks * 512 for file in self.path.iterdir())
 
     @property
     def counters(self) -> dict[str, int]:
@@ -334,7 +338,7 @@ class FileStore:
 
     def close(self, merge: bool = True) -> None:
         """Finishes merging, or drops what is unfinished of it, and gives the folder free."""
-        if self._lock_file < 0:
+        if not self._lock_file.is_open:
             return
         try:
             if merge and self._broken is None and not self._num_views:
@@ -345,8 +349,7 @@ class FileStore:
                 self._broken = "it is closed; open it anew"
                 self._close_logs()
                 self._base.close()
-                os.close(self._lock_file)
-                self._lock_file = -1
+                self._lock_file.close()
 
     def __enter__(self) -> FileStore:
         return self
@@ -392,7 +395,10 @@ class FileStore:
         return log if log.number <= last and log.number != self._state.open else None
 
     def _merge(self, log: Log) -> bool:
-        """Moves a generation into `base`; False where it was told to stop, and is to be repeated."""
+        """Moves a generation into `base`; False where it was told to stop, and is to be repeated.
+
+        In memory are all row numbers of the log, and some MERGE_BYTES of its records at a time.
+        """
         parts = list(segments(log.path, log.number, self.stride, log.end, records=False))
         if not self._keep_old_bytes(log, parts):
             return False
@@ -553,7 +559,7 @@ class View:
         """Fills out [m, stride] uint8 with the records of `rows` [m] int64, distinct, ascending."""
         if not self._open:
             raise ValueError("this view of a store is closed; open another")
-        numbers, bytes_ = _checked(rows, out, self._form)
+        numbers, bytes_ = _checked(rows, out, self._form, filled=True)
         _read(self._sources, self._base, self._reader, self._first_values, numbers, bytes_)
 
     def close(self) -> None:
@@ -641,10 +647,11 @@ class Base:
                 self._bits[at] |= np.uint8(1 << bit)
             else:
                 self._bits[at] &= np.uint8(255 - (1 << bit))
-        begin, end = int(rows[0]) >> 3, (int(rows[-1]) >> 3) + 1
-        begin, end = begin - begin % BLOCK, _up(end, BLOCK)
-        self._plain.write(self._bits[begin:end], BLOCK + begin)
-        self.bytes_written += end - begin
+        blocks = np.unique(rows // (8 * BLOCK))
+        for first, last in runs(blocks, 1):
+            begin, end = int(blocks[first]) * BLOCK, (int(blocks[last - 1]) + 1) * BLOCK
+            self._plain.write(self._bits[begin:end], BLOCK + begin)
+            self.bytes_written += end - begin
 
     def fetch(
         self, fetcher: Fetcher, rows: np.ndarray, targets: np.ndarray, out: np.ndarray
@@ -734,7 +741,11 @@ def _open_undo(path: Path, number: int, stride: int) -> Undo:
     return Undo(path / f"undo-{number}", number, stride)
 
 
-def _checked(rows: Tensor, records: Tensor, form: Form) -> tuple[np.ndarray, np.ndarray]:
+def _checked(
+    rows: Tensor, records: Tensor, form: Form, filled: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and records as arrays; filled: the records are to be written to."""
+    assert records.is_contiguous() or not filled, "records that are read stand side by side"
     if records.shape != (rows.numel(), form.stride) or records.dtype != torch.uint8:
         raise ValueError(
             f"{rows.numel():,} rows have records of [{rows.numel()}, {form.stride}] uint8, not "
@@ -776,16 +787,16 @@ def _log_rows(form: Form, log_rows: int | None) -> int:
     return max(65536, form.rows * form.stride // BLOCK) if log_rows is None else log_rows
 
 
-def _lock(path: Path) -> int:
-    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+def _lock(path: Path) -> RecordFile:
+    file = RecordFile(path / "lock", 0, flags=os.O_RDWR | os.O_CREAT)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        os.close(fd)
+        file.close()
         raise ValueError(
             f"another process, or this one, has the store in {path} open; close it there first"
         ) from None
-    return fd
+    return file
 
 
 def _read_state(path: Path, form: Form) -> State:

@@ -33,7 +33,7 @@ BLOCK = 4096
 KEEPS, BARE = 1, 2  # flags: the writer held the rows on; the rows have no records
 ABSENT, UNTOUCHED = -1, -2  # places of a row: not in this file; in it, as one without a record
 
-_HEADER = struct.Struct("<8sqqIII24x")
+_HEADER = struct.Struct("<8sqqIII28x")
 _MAGIC = b"hotrowsL"
 _SECTOR = 512
 _SWEEP_THREADS = 4
@@ -56,7 +56,7 @@ class RecordFile:
     """An open file of records of `stride` bytes. align: of direct I/O; 1 where reads are plain."""
 
     def __init__(self, path: Path, stride: int, align: int = 1, flags: int = os.O_RDWR) -> None:
-        self.path, self.stride, self.align = path, stride, align
+        self.path, self.stride, self.align, self.fd = path, stride, align, -1
         direct = getattr(os, "O_DIRECT", 0) if align > 1 else 0
         try:
             self.fd = os.open(path, flags | direct | os.O_CLOEXEC, 0o666)
@@ -81,8 +81,16 @@ class RecordFile:
         with explained(self.path, 0):
             Disk.sync(self.fd)
 
+    @property
+    def is_open(self) -> bool:
+        return self.fd >= 0
+
     def close(self) -> None:
-        os.close(self.fd)
+        if self.is_open:
+            os.close(self.fd)
+            self.fd = -1
+
+    __del__ = close  # of a store that failed half-way, or that nobody closed
 
 
 class Fetcher:

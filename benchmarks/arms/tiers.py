@@ -1,0 +1,227 @@
+"""One way of keeping the tables, trained for a while: `benchmarks.tiers` runs it in its own process."""
+
+import json
+import resource
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import hotrows
+from benchmarks.tiers import BATCH, SCHEMA, popular_rows, stream, stride, table_bytes
+from benchmarks.workload import CRITEO_KAGGLE, DATA, DLRM_BOTTOM, DLRM_TOP, LEARNING_RATE
+from hotrows import models, native
+from hotrows.data import Loader
+from hotrows.embedding import Caching, Embedding
+from hotrows.nn import choose_linear_paths, use_linear_paths
+from hotrows.planning.policy import Frequency, Hot, Lookahead
+from hotrows.stages import start
+from hotrows.storage.file import FileStore
+
+# What is known of a resident row, and of a row that is looked ahead at, costs memory too.
+SLOT_BYTES = 72
+POLICIES = {
+    "": Lookahead("auto"),
+    "two-batch": Lookahead(2),
+    "frequency": Frequency(),
+    "hot": Hot(torch.empty(0, dtype=torch.int64)),
+    "lru": Lookahead(0),
+    "lru-serial": Lookahead(0),
+    "uncached": Lookahead(0),
+}
+
+
+def main() -> None:
+    arm, setting = sys.argv[1], json.loads(sys.argv[2])
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    core = native.load()
+    if core is not None:
+        core.hotrows_keep_freed_memory()
+    model = _model(setting)
+    arm, _, prepares = arm.partition(":")
+    embedding = _embedding(arm, setting, model)
+    if prepares:  # makes the files, outside the limit
+        embedding.close()
+        print("{}")
+        return
+    loader = Loader(stream(setting["samples"]).parts["train"], BATCH, shuffle=False)
+    step = _step(model, setting)
+    serial = arm.endswith("serial")
+    if embedding.caches and "uncached" not in arm:
+        embedding.warm()
+    with closing(
+        start(
+            embedding,
+            enumerate(loader.batches(0)),
+            loader.batches(0),
+            plan_depth=0 if serial else 2,
+            link=_link(setting) if arm.startswith("link") else None,
+        )
+    ) as runner:
+        print(json.dumps(_timed(runner, embedding, step, setting)))
+    embedding.close()
+
+
+def _model(setting: dict):
+    dim = setting["dim"]
+    return models.build(
+        "dlrm", SCHEMA, dim=dim, bottom=DLRM_BOTTOM[:-1], top=DLRM_TOP[:-1]
+    )
+
+
+def _embedding(arm: str, setting: dict, model) -> Embedding:
+    kind = {"adagrad": hotrows.Adagrad, "rowwise": hotrows.RowWiseAdagrad}[setting["optimizer"]]
+    optimizer = kind(lr=LEARNING_RATE)
+    tables = model.tables
+    if arm == "memory":
+        return Embedding(tables, optimizer=optimizer)
+    if arm == "file-mapped":
+        return _mapped(tables, optimizer, setting)
+    where, _, policy = arm.partition("-")
+    budget = int(setting["share"] * table_bytes(setting))
+    if where == "file":  # all that is known of rows counts; elsewhere the arena alone is fast
+        lookahead = budget // 5 if policy == "" else 0
+        rows = (budget - lookahead) // (stride(setting) + SLOT_BYTES)
+        fast = rows * stride(setting)
+    else:
+        lookahead, fast = 1 << 30, budget
+    if policy == "uncached":
+        fast = stride(setting)
+    path = DATA / f"tiers-store-{setting['dim']}-{setting['optimizer']}"
+    caching = Caching(
+        fast,
+        f"file:{path}" if where == "file" else "memory",
+        POLICIES[policy],
+        in_flight=1 if policy == "lru-serial" else 4,
+        lookahead_memory=max(lookahead, 1),
+        hot_ids=_hot_ids(tables, fast // stride(setting)),
+    )
+    if where != "file":
+        return Embedding(tables, optimizer=optimizer, caching=caching)
+    new = not path.exists()
+    embedding = Embedding(tables, optimizer=optimizer, caching=caching)
+    (store,) = embedding.files
+    if new:
+        _fill(store)
+        checkpoint = store.checkpoint()
+        store.retain([checkpoint])
+        store.merge_now()
+    embedding.restore([max(store.generations)])
+    return embedding
+
+
+def _fill(store: FileStore, chunk: int = 1 << 18) -> None:
+    """Writes every row: no hole is left, and no first value is made later."""
+    for begin in range(0, store.num_rows, chunk):
+        rows = torch.arange(begin, min(begin + chunk, store.num_rows))
+        records = torch.empty(len(rows), store.stride, dtype=torch.uint8)
+        store.read(rows, records)
+        store.write(rows, records, keeps=True)
+
+
+def _mapped(tables, optimizer, setting: dict) -> Embedding:
+    """Tables in memory, that memory mapped from a file: the page cache is the cache."""
+    from hotrows.storage import store
+
+    path = DATA / f"tiers-mapped-{setting['dim']}-{setting['optimizer']}"
+    size = table_bytes(setting)
+    new = not path.exists() or path.stat().st_size != size
+
+    def mapped(num_rows: int, width: int) -> torch.Tensor:
+        path.touch()
+        flat = torch.from_file(str(path), shared=True, size=num_rows * width, dtype=torch.uint8)
+        return flat.view(num_rows, width)
+
+    store.empty_records = mapped
+    if not new:
+        store.FirstValues.fill = lambda self, records, rows: None
+    return Embedding(tables, optimizer=optimizer)
+
+
+def _hot_ids(tables, slots: int) -> dict[str, torch.Tensor]:
+    """The most popular ids of all tables together, as a profile of the whole stream would find."""
+    rows = torch.from_numpy(np.load(popular_rows(), mmap_mode="r")[:slots].astype(np.int64))
+    firsts = torch.tensor([0, *CRITEO_KAGGLE]).cumsum(0)
+    found = {}
+    for table, first, end in zip(tables, firsts, firsts[1:], strict=False):
+        found[table.name] = rows[(rows >= first) & (rows < end)] - first
+    return found
+
+
+def _link(setting: dict):
+    speed = setting["gigabytes_per_s"] * 1e9
+
+    def link(size: int) -> None:
+        time.sleep(size / speed)
+
+    return link
+
+
+def _step(model, setting: dict):
+    use_linear_paths(model, choose_linear_paths(model, BATCH, torch.float32))
+    optimizer = torch.optim.Adagrad(model.parameters(), LEARNING_RATE, fused=True)
+
+    def step(embedding, work) -> float:
+        vectors = embedding.lookup(work.plan)
+        logits = model(vectors, work.batch.dense)
+        loss = binary_cross_entropy_with_logits(logits.float(), work.batch.labels)
+        loss.backward()
+        embedding.update(work.plan, vectors)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def _timed(runner, embedding, step, setting: dict) -> dict:
+    for _, work in zip(range(setting["warmup"]), runner, strict=False):
+        step(embedding, work)
+    speeds, misses, waited = [], [], []
+    for _ in range(setting["windows"]):
+        begin, idle, rows_in = time.perf_counter(), runner.stalled.total(), 0
+        for _, work in zip(range(setting["steps"]), runner, strict=False):
+            step(embedding, work)
+            rows_in += embedding.moved(work.plan).rows_in
+            if embedding.wants_checkpoint:
+                with runner.paused():
+                    embedding.retain([embedding.checkpoint()])
+        seconds = time.perf_counter() - begin
+        speeds.append(setting["steps"] * BATCH / seconds)
+        misses.append(rows_in / setting["steps"])
+        waited.append((runner.stalled.total() - idle) / seconds)
+    return {
+        "samples_per_s": median(speeds),
+        "lowest": min(speeds),
+        "highest": max(speeds),
+        "misses_per_batch": median(misses) if embedding.caches else None,
+        "waited": median(waited),
+        "waited_for": dict(runner.stalled),
+        "fast_bytes": embedding.fast_bytes,
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "own_bytes": _status("RssAnon") * 1024,
+        "read_bytes": _bytes_read(),
+        "versions": {"torch": torch.__version__},
+    }
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def _bytes_read() -> int | None:
+    """What this process has read from disks so far."""
+    path = Path("/proc/self/io")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes")), None)
+
+
+if __name__ == "__main__":
+    main()
