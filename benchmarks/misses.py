@@ -44,14 +44,22 @@ def measure(stream: Stream, num_batches: int) -> list[dict]:
     popular = torch.from_numpy(stream.by_popularity())
     figures = []
     print(f"\n{stream.name}: {stream.rows:,} rows, {len(batches[0]):,} lookups a batch")
-    print(f"{'cache':>6} {'flight':>6} {'policy':10} {'misses':>9} {'belady':>7} {'ns':>5} {'window':>7}")
+    print(
+        f"{'cache':>6} {'flight':>6} {'policy':10} {'misses':>9} {'belady':>7} {'ns':>5} {'window':>7}"
+    )
     for share in SHARES:
         for in_flight in IN_FLIGHT:
             floor = None
             for name in POLICIES:
-                found = replay(name, stream, int(stream.rows * share), in_flight, batches, distinct, popular)
+                found = replay(
+                    name, stream, int(stream.rows * share), in_flight, batches, distinct, popular
+                )
                 floor = floor or found["misses_per_batch"]
-                found |= {"cache": share, "in_flight": in_flight, "over_belady": found["misses_per_batch"] / floor}
+                found |= {
+                    "cache": share,
+                    "in_flight": in_flight,
+                    "over_belady": found["misses_per_batch"] / floor,
+                }
                 figures.append(found)
                 print(
                     f"{share:6.0%} {in_flight:6} {name:10} {found['misses_per_batch']:9,.1f} "

@@ -6,7 +6,8 @@ DLRM at Criteo Kaggle's cardinalities (33.8 M rows) on a stream of fresh samples
 process of its own and trains on the same samples in the same order; ratios are to `memory`, which
 holds everything. Arms of a file get the same bytes of memory, page cache included, by a memory
 cgroup: what the process itself needs (measured: that of `memory` without its tables, and 96 MiB for
-the stream that it reads) and a tenth of the tables. Every row of the file was written before: no holes. Caches begin with the most popular rows.
+the stream that it reads) and a tenth of the tables. Every row of the file was written before: no
+holes. Caches begin with the most popular rows.
 
 `link` arms keep the tables in host memory behind a link slowed down to the declared speed, in the
 place of a bus; `uncached` moves every row of every batch over it and back.
@@ -36,24 +37,23 @@ SCHEMA = hotrows.Schema(
     + tuple(hotrows.Sparse(f"C{f}", rows=rows) for f, rows in enumerate(CRITEO_KAGGLE)),
     name="criteo-shaped",
 )
+PUBLISHED = ("", "-two-batch", "-frequency", "-hot", "-lru", "-uncached")
+TIERS = ("memory", "arena", "file", "file-lru-serial", "file-mapped")
 COMPARISONS = {
-    "dim16": {
-        "dim": 16, "optimizer": "adagrad",
-        "arms": ("memory", "arena", "file", "file-lru-serial", "file-mapped"),
-    },
-    "dim64": {
-        "dim": 64, "optimizer": "rowwise",
-        "arms": ("memory", "arena", "file", "file-lru-serial", "file-mapped"),
-    },
+    "dim16": {"dim": 16, "optimizer": "adagrad", "arms": TIERS},
+    "dim64": {"dim": 64, "optimizer": "rowwise", "arms": TIERS},
     "published-file": {
-        "dim": 16, "optimizer": "adagrad",
-        "arms": ("memory", "file", "file-two-batch", "file-frequency", "file-hot", "file-lru", "file-uncached"),
+        "dim": 16,
+        "optimizer": "adagrad",
+        "arms": ("memory", *(f"file{policy}" for policy in PUBLISHED)),
     },
     "published-link": {
-        "dim": 16, "optimizer": "adagrad", "gigabytes_per_s": 0.25,
-        "arms": ("memory", "link", "link-two-batch", "link-frequency", "link-hot", "link-lru", "link-uncached"),
+        "dim": 16,
+        "optimizer": "adagrad",
+        "gigabytes_per_s": 0.25,
+        "arms": ("memory", *(f"link{policy}" for policy in PUBLISHED)),
     },
-}  # fmt: skip
+}
 
 
 def main() -> None:
@@ -198,7 +198,9 @@ def popular_rows() -> Path:
         weights = [np.arange(1.0, rows + 1) ** -1.05 for rows in CRITEO_KAGGLE]
         chance = np.concatenate([(of / of.sum()).astype(np.float32) for of in weights])
         firsts = np.cumsum([0, *CRITEO_KAGGLE])
-        row_of = np.concatenate([permutation(rows) + first for rows, first in zip(CRITEO_KAGGLE, firsts, strict=False)])
+        row_of = np.concatenate(
+            [permutation(rows) + first for rows, first in zip(CRITEO_KAGGLE, firsts, strict=False)]
+        )
         np.save(path, row_of[np.argsort(-chance, kind="stable")[: 8 << 20]].astype(np.int32))
     return path
 

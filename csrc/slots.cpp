@@ -83,7 +83,8 @@ class RowTable {
     return p;
   }
 
-  // The same, for a row that may be new; `reserve` has made room.
+  // The same, for a row that may be new; `reserve` has made room: for all of them at once where they
+  // come in the order of another table, or they would crowd its first places.
   size_t put(int64_t row) {
     size_t p = home(row);
     while (rows_[p] != row) {
@@ -328,8 +329,8 @@ class SlotMap {
   // Rows ascending and their ages, below 0: into the first slots.
   void warm(const int64_t* rows, const int32_t* ages, int64_t n) {
     std::vector<Item> items(n);
+    table_.reserve(n);
     for (int64_t i = 0; i < n; ++i) {
-      table_.reserve(1);
       Known& row = table_[table_.put(rows[i])];
       row.slot = static_cast<int32_t>(i);
       slots_[i] = {rows[i], ages[i], row.newest < taken_ ? kUnknown : batch_of(row.first)};
@@ -350,10 +351,8 @@ class SlotMap {
                  return a.last_use != b.last_use ? a.last_use < b.last_use : slots_[a.slot].row < slots_[b.slot].row;
                });
     wanted_rows_.clear();
-    for (int64_t i = 0; i < n; ++i) {
-      wanted_rows_.reserve(1);
-      wanted_rows_.put(rows[i]);
-    }
+    wanted_rows_.reserve(n);
+    for (int64_t i = 0; i < n; ++i) wanted_rows_.put(rows[i]);
     for (int64_t s = 0; s < num_resident_; ++s) {
       if (s + kFar < num_resident_) wanted_rows_.prefetch(slots_[s + kFar].row);
       wanted_[s] = is_wanted(slots_[s].row);
@@ -635,10 +634,9 @@ class SlotMap {
   void halve_counts() {
     while (counts_.size() == static_cast<size_t>(num_counted_)) {
       RowTable<int64_t> kept;
+      kept.reserve(counts_.size());
       counts_.each([&](int64_t row, int64_t count) {
-        if (count < 2) return;
-        kept.reserve(1);
-        kept[kept.put(row)] = count / 2;
+        if (count > 1) kept[kept.put(row)] = count / 2;
       });
       counts_ = std::move(kept);
     }

@@ -31,6 +31,7 @@ from hotrows.batch import Batch
 from hotrows.optim import Adagrad, RowOptimizer
 from hotrows.plan import PackPlan, Plan
 from hotrows.planning import packing
+from hotrows.planning.budget import divide
 from hotrows.planning.packing import Group, Pack
 from hotrows.planning.planner import Planner
 from hotrows.planning.policy import Hot, Lookahead, Policy
@@ -41,12 +42,6 @@ from hotrows.storage.cache import CHUNK_ROWS, Cache, chunks
 from hotrows.storage.file import FileStore, View
 from hotrows.storage.store import FirstValues, HostStore, MemoryStore, Store
 
-try:  # TEMP
-    from hotrows.planning.budget import divide
-except ImportError:
-    def divide(fast_memory, groups):
-        share = fast_memory // len(groups)
-        return [max(1, min(g.rows, share // g.stride)) for g in groups]
 log = logging.getLogger("hotrows")
 
 FILE = "file:"
@@ -89,7 +84,6 @@ class Caching:
         if self.lookahead_memory is not None:
             return self.lookahead_memory
         return max(self.fast_memory // 4, 64 << 20)
-
 
 
 class Vectors:
@@ -200,12 +194,16 @@ class Embedding:
         self.files: tuple[FileStore, ...] = ()
         self.caches: tuple[Cache, ...] = ()
         self._slots: tuple[SlotMap, ...] = ()
+        slots: list[int] = []
+        if caching is not None:  # too little fast memory is refused before a store is made
+            slots = (
+                [1] * len(self.groups) if read_only else divide(caching.fast_memory, self.groups)
+            )
         if caching is None or caching.path is None:
             self.stores = tuple(MemoryStore(first) for first in self._first)
         elif not read_only:
             self.files = tuple(self._open(group, g) for g, group in enumerate(self.groups))
         if caching is not None:
-            slots = [1] * len(self.groups) if read_only else divide(caching.fast_memory, self.groups)
             self.caches = tuple(map(self._cache, self.groups, slots, range(len(slots))))
             self.forget_plans()
 

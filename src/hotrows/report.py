@@ -137,12 +137,16 @@ def draw_curves(found: Simulation, picture: Path, knee: int | None = None) -> Pa
         for name, (color, line) in _lines(found.policies).items():
             sizes = [of.fast_memory for of in found.of(name)]
             misses = [of.misses for of in found.of(name)]
-            axes.plot(sizes, misses, line, color=color, linewidth=2, markersize=5, label=name)
+            size = 8 if name == "belady" else 5  # seen behind a policy that comes up to it
+            axes.plot(
+                sizes, misses, line, color=color, linewidth=2, markersize=size, label=name,
+                zorder=2 if name == "belady" else 3,
+            )  # fmt: skip
         axes.axhline(found.untouched, color=GRAY, linewidth=1, linestyle=":", label="first touches")
         if knee is not None:
             axes.axvline(knee, color=GRAY, linewidth=1, linestyle="--")
-            axes.annotate(f"knee {format_bytes(knee)}", (knee, 0), xytext=(5, 6), color="#5b616a",
-                          textcoords="offset points")  # fmt: skip
+            axes.annotate(f"knee {format_bytes(knee)}", (knee, 0), xytext=(-5, 9), color="#5b616a",
+                          textcoords="offset points", ha="right")  # fmt: skip
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda size, _: format_bytes(int(size)))
         axes.yaxis.set_major_formatter(_short)
@@ -160,7 +164,7 @@ def draw_curves(found: Simulation, picture: Path, knee: int | None = None) -> Pa
 
 def _lines(policies: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Colour and line of each policy: ours stands out, the bounds are gray."""
-    known = {"lookahead": (BLUE, "o-"), "lru": (GRAY, "o--"), "belady": (INK, "o--")}
+    known = {"lookahead": (BLUE, "o-"), "lru": (GRAY, "o--"), "belady": (INK, "s:")}
     others = iter(
         [(ORANGE, "o-"), (GREEN, "o-"), ("#b8860b", "o-"), ("#8b5fbf", "o-")] * len(policies)
     )

@@ -131,7 +131,7 @@ class Advice:
     speeds: by size, the share of the speed in memory; None where that speed is not known.
     knee: the smallest size after which doubling it gains less than 5 % of speed, or, where speed is
         not known, saves fewer misses than 5 % of a batch's rows; None: not within the sizes.
-    fast_memory: the size the sentence speaks of: the first one at the knee or behind it.
+    fast_memory: the size the sentence speaks of: the first one at the knee or behind it, or the last.
     """
 
     policy: str
@@ -164,6 +164,8 @@ def simulate(
     policies: by name; a Hot is given the most frequent rows of the first tenth of the batches.
     progress: stage, done and total.
     """
+    if not data.parts["train"].rows:
+        raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
     config = settle(
         TrainConfig(
             model=model, model_options=dict(model_options or {}), row_optimizer=row_optimizer,
@@ -176,7 +178,8 @@ def simulate(
     groups = group_packs(packs)
     trace = _trace(data, config, Planner(packs), groups, batches, note)
     table_bytes = sum(group.rows * group.stride for group in groups)
-    sizes = sorted(set(fast_memory)) or [max(int(s * table_bytes), 4096) for s in SHARES]
+    least = sum(group.stride for group in groups)
+    sizes = sorted(set(fast_memory or (max(int(s * table_bytes), least) for s in SHARES)))
     chosen = {**policies, **{name: POLICIES[name] for name in BOUNDS if name not in policies}}
     measured = []
     for n, (name, size) in enumerate((name, size) for name in chosen for size in sizes):
@@ -220,11 +223,11 @@ def advise(
         step = found.batch_size / samples_per_second
         points = speeds = {of.fast_memory: step / max(step, slow.seconds(of)) for of in rows}
         end = 1.0
-    curve = {**{size: at for size, at in points.items() if size < found.table_bytes}}
+    curve = {size: at for size, at in points.items() if size < found.table_bytes}
     curve[found.table_bytes] = end
     knee = _knee(curve, relative=speeds is not None)
     sizes = sorted(points)
-    size = next((s for s in sizes if knee is not None and s >= knee), sizes[-1])
+    size = next((size for size in sizes if size >= (knee or 0)), sizes[-1])
     at = next(of for of in rows if of.fast_memory == size)
     if speeds is not None:
         expect = f"expect {speeds[size]:.0%} of in-memory speed".replace("%", " %")

@@ -111,12 +111,15 @@ class _Plan:
             future = (batch for _, batch in again)
         self._batches: Iterator[Numbered] = iter(batches)
         self._future = iter(future)
+        self._begun = False
 
     def __call__(self, work: Work) -> None:
         step, work.batch = next(self._batches, (0, None))
         if work.batch is None:
             raise NoMore
-        while self._embedding.wants:
+        # Batches trained before these may have ended: the first feed says that there are more.
+        while self._embedding.wants or not self._begun:
+            self._begun = True
             coming = next(self._future, None)
             if coming is None:
                 self._embedding.feed_end()

@@ -20,8 +20,7 @@ import math
 import signal
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -160,6 +159,8 @@ class Trainer:
     ) -> None:
         self.data, self.run = data, Path(run)
         self.config = settle(config, _num_training_samples(data))
+        if self.config.fast_memory is not None and self.config.policy == "hot":
+            data.hot_and_cold()  # says so where it is not regrouped, before a store is made
         begun = run_folder.check(self.run, resume)
         if begun:
             run_folder.check_same(self.run, self.config, data)
@@ -256,7 +257,8 @@ class Trainer:
                 raise _Asked
             self._timed_step(runner)
             if self._block_has_ended():
-                assert next(runner, None) is None, "a block's runner hands out its batches alone"
+                surplus = next(runner, None)  # returns once all of the block is written back
+                assert surplus is None, "a block's runner hands out its batches alone"
                 self._set_rate()
                 return False
 
@@ -287,7 +289,7 @@ class Trainer:
         return torch.autocast("cpu", dtype=torch.bfloat16)
 
     def _timed_step(self, runner: Runner) -> None:
-        begin, waited = time.perf_counter(), runner.stalled.copy()
+        begin, before = time.perf_counter(), runner.stalled.copy()
         work = next(runner)
         ready = time.perf_counter()
         loss = self._step(work.plan, work.batch)
@@ -295,11 +297,13 @@ class Trainer:
         self.standing = after_step(self.standing)
         if isinstance(self.loader, HotColdLoader):
             assert self.standing.position is not None
-            position = advance(self.standing.position, 1, len(self.loader.hot), len(self.loader.cold))
+            position = advance(
+                self.standing.position, 1, len(self.loader.hot), len(self.loader.cold)
+            )
             self.standing = dataclasses.replace(self.standing, position=position)
         for interval in (self._interval, self._whole):
             interval.add(loss, work.batch.size, seconds=end - begin, stalled=ready - begin)
-            interval.waited += runner.stalled - waited
+            interval.wait(before, runner.stalled)
             interval.move(self.embedding.moved(work.plan))
         if self._interval.steps == self._interval_steps or self._evaluation_is_due():
             self._write_interval()
@@ -327,13 +331,16 @@ class Trainer:
         return position is not None and position.done == 0
 
     def _set_rate(self) -> None:
-        """Between blocks, where they are scheduled: the loss decides how long the next one is."""
+        """Between blocks, where they are scheduled: the loss decides how long the next one is.
+
+        Ctrl-C waits for it: the checkpoint would be one of a block's end with the rate of before.
+        """
         position = self.standing.position
         assert position is not None
         if position.rate is None or not self.data.parts["validation"].rows:
             return
-        rate = position.rate.after(self.evaluate("validation").log_loss)
-        position = dataclasses.replace(position, rate=rate)
+        found = self.predictor.evaluate(self.data.parts["validation"], self._show_evaluation)
+        position = dataclasses.replace(position, rate=position.rate.after(found.log_loss))
         self.standing = dataclasses.replace(self.standing, position=position)
 
     def _evaluation_is_due(self) -> bool:
@@ -455,6 +462,9 @@ class Trainer:
     def _evaluation_progress(self, done: int, total: int) -> None:
         if self._asked():
             raise _Asked
+        self._show_evaluation(done, total)
+
+    def _show_evaluation(self, done: int, total: int) -> None:
         self._progress(Progress("evaluate", done, total))
 
 
@@ -471,7 +481,7 @@ class _Interval:
     loss: Tensor | float = 0.0
     seconds: float = 0.0
     stalled: float = 0.0
-    waited: Counter[str] = field(default_factory=Counter)
+    waited: dict[str, float] = field(default_factory=dict)
     moves: Moved = field(default_factory=Moved)
 
     def add(self, loss: Tensor, samples: int, *, seconds: float, stalled: float) -> None:
@@ -481,18 +491,23 @@ class _Interval:
         self.seconds += seconds
         self.stalled += stalled
 
+    def wait(self, before: Mapping[str, float], now: Mapping[str, float]) -> None:
+        """before, now: seconds waited for each stage since the runner began."""
+        for stage, seconds in now.items():
+            more = seconds - before.get(stage, 0.0)
+            self.waited[stage] = self.waited.get(stage, 0.0) + more
+
     def move(self, moved: Moved) -> None:
         self.moves = Moved(*(a + b for a, b in zip(self.moves, moved, strict=True)))
 
     def moved(self) -> dict[str, Any]:
         """The fields of `Progress` that say how the cache fares."""
-        reason = self.waited.most_common(1)
         return {
             "hit_rate": 1 - self.moves.rows_in / max(self.moves.rows, 1),
             "bytes_in": self.moves.bytes_in / self.seconds,
             "bytes_out": self.moves.bytes_out / self.seconds,
             "waited": self.stalled / self.seconds,
-            "waited_for": reason[0][0] if reason else None,
+            "waited_for": max(self.waited, key=self.waited.__getitem__, default=None),
         }
 
     @property
@@ -544,10 +559,13 @@ def _check_new_store(config: TrainConfig) -> None:
 
 
 def _for_reading(config: TrainConfig) -> TrainConfig:
-    """The config of a run, for looking things up alone: what fits in memory needs no cache."""
+    """The config of a run, for looking things up alone: what fits in memory needs no cache.
+
+    A file store is read without a policy's help, `hot` having no data at hand that says what is.
+    """
     if config.store == "memory":
         return dataclasses.replace(config, fast_memory=None)
-    return config
+    return dataclasses.replace(config, policy="lru")
 
 
 def _num_training_samples(data: EncodedData) -> int:

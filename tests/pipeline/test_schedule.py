@@ -18,7 +18,9 @@ def waits(batches, in_flight):
 
 
 def table(batches, in_flight):
-    return [" ".join(f"{s}{b}" for s, b in cycle) for cycle in cycles(STAGES, waits(batches, in_flight))]
+    return [
+        " ".join(f"{s}{b}" for s, b in cycle) for cycle in cycles(STAGES, waits(batches, in_flight))
+    ]
 
 
 def test_four_in_flight_fill_every_lane():

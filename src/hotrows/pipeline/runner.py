@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -38,7 +38,7 @@ class _Runner:
     def __init__(self, stages: Sequence[Stage], first: int = 0, trace: bool = False) -> None:
         self.stages = tuple(stages)
         self.train = [stage.name for stage in stages].index(TRAIN)
-        self.stalled: Counter[str] = Counter()
+        self.stalled: defaultdict[str, float] = defaultdict(float)
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS if trace else 0)
         self._first = first
         self._done = [first] * len(stages)
@@ -171,7 +171,9 @@ class Overlapped(_Runner):
     def _missing(self, number: int) -> str:
         """The stage that batch `number` has not gone through, and the caller waits for."""
         last = self.stages[-1].name
-        return next((st.name for st, n in zip(self.stages, self._done, strict=True) if n <= number), last)
+        return next(
+            (st.name for st, n in zip(self.stages, self._done, strict=True) if n <= number), last
+        )
 
     def _finish_training(self) -> None:
         if self._handed is not None:
@@ -215,7 +217,9 @@ class Overlapped(_Runner):
                 del self._works[work.number]
 
     def _over(self) -> bool:
-        return self._closed or self._error is not None or (self._end is not None and self._drained())
+        return (
+            self._closed or self._error is not None or (self._end is not None and self._drained())
+        )
 
     def _next_of(self, own: Sequence[int]) -> int | None:
         """The stage of this lane that may run now, the one nearest to the end first."""
@@ -223,10 +227,14 @@ class Overlapped(_Runner):
             return None
         for s in reversed(own):
             batch = self._done[s]
-            if s == 0 and (self._end is not None or batch >= self._done[self._enters] + self._run_ahead):
+            if s == 0 and (
+                self._end is not None or batch >= self._done[self._enters] + self._run_ahead
+            ):
                 continue
             work = self._works.get(batch)
             waits_for = work.waits_for if work is not None else -1
-            if (s == 0 or work is not None) and may_run(self.stages, s, batch, waits_for, self._done):
+            if (s == 0 or work is not None) and may_run(
+                self.stages, s, batch, waits_for, self._done
+            ):
                 return s
         return None

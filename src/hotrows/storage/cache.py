@@ -110,12 +110,12 @@ class Cache:
     def flush(self) -> None:
         """Writes every trained row to the store and keeps it in its slot; the pipeline rests."""
         self.settle()
-        slots = (self._state == _CHANGED).nonzero().squeeze(1)
-        rows, order = self._row_of[slots].sort()
-        slots = slots[order]
-        for begin, end in chunks(slots.numel()):
-            self.store.write(rows[begin:end], self._gather(slots[begin:end]), keeps=True)
-        self._state[slots] = _FLUSHED
+        for begin, end in chunks(self.num_slots):
+            changed = (self._state[begin:end] == _CHANGED).nonzero().squeeze(1) + begin
+            rows, order = self._row_of[changed].sort()
+            if rows.numel():
+                self.store.write(rows, self._gather(changed[order]), keeps=True)
+            self._state[changed] = _FLUSHED
 
     def clear(self) -> None:
         """Forgets every row; what was not flushed is lost."""

@@ -161,10 +161,10 @@ class FileStore:
         """Opens a store, whether or not it was closed; `restore` then says which state to use."""
         path = Path(path)
         form = Form(rows, stride, json.loads(json.dumps(meta)))
-        state = _read_state(path, form)
+        _read_state(path, form)  # or says what is wrong with it
         lock = _lock(path)
-        try:
-            return cls(path, form, first_values, log_rows, lock, state)
+        try:  # until now another process may have written it
+            return cls(path, form, first_values, log_rows, lock, _read_state(path, form))
         except BaseException:
             lock.close()
             raise

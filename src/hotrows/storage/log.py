@@ -35,7 +35,6 @@ ABSENT, UNTOUCHED = -1, -2  # places of a row: not in this file; in it, as one w
 
 _HEADER = struct.Struct("<8sqqIII28x")
 _MAGIC = b"hotrowsL"
-_SECTOR = 512
 _SWEEP_THREADS = 4
 _CUT_OFF = -100000  # what the core answers where a file ends too early
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -71,10 +70,10 @@ class RecordFile:
         with explained(self.path, len(left)):
             while left:
                 done = Disk.pwrite(self.fd, left, offset)
-                if done < len(left):  # direct I/O goes on from a whole sector
-                    done -= done % _SECTOR
-                    if not done:
-                        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                if done < len(left) and self.align > 1:  # direct I/O goes on from a whole block
+                    done -= done % BLOCK
+                if not done:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 left, offset = left[done:], offset + done
 
     def sync(self) -> None:
