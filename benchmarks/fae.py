@@ -44,13 +44,13 @@ CONFIG = TrainConfig(
     linear_paths="plain",
 )
 ARMS = ("plain", "scheduled", "sequential")
-SHARE = 0.1  # of the tables is hot, by bytes
+SHARE = 0.2  # of the tables is hot, by bytes
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
-    parser.add_argument("--seeds", type=int, choices=T_95, default=5)
+    parser.add_argument("--seeds", type=int, choices=T_95, default=10)
     parser.add_argument("--share", type=float, default=SHARE, help="of the tables that is hot")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="two seeds; nothing is written")

@@ -1,6 +1,7 @@
 """Runs on regrouped data: each row once an epoch, no batch mixed, the bits of plain training in that
 order, whatever interrupts them."""
 
+import contextlib
 import dataclasses
 import itertools
 import random
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from hotrows import optim, report
+from hotrows import checkpoint, optim, report
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig, settle
 from hotrows.data import profile, regroup, write_encoded
@@ -187,17 +188,13 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(data, whole, tmp_path, poli
     while result is None:
         progress = interrupt_after(calls.randint(1, 40))
         trainer = Trainer(data[1], config, run, resume=run.exists(), progress=progress)
-        try:
+        with contextlib.suppress(Interrupted):
             result = trainer.fit()
-        except Interrupted:
-            pass
     assert_same_run(run, result, whole[hot_cold])
     assert trainer.standing == last_standing(whole[hot_cold][0])
 
 
 def last_standing(run):
-    from hotrows import checkpoint
-
     return Standing.from_json(checkpoint.read_state(checkpoint.folder_of(run, "last")))
 
 
@@ -265,8 +262,10 @@ def test_steps_may_end_a_run_within_a_block_and_lengthen_it_later(data, whole, t
 def test_an_all_hot_batch_moves_no_row(data, steps, tmp_path):
     trainer = Trainer(data[1], behind_a_cache(CONFIG, "hot", 80), tmp_path / "run")
     trainer.fit()
-    moved = [trainer.embedding.moved(plan) for plan, _ in steps]
-    by_kind = {kind: [m for m, k in zip(moved, kinds(steps), strict=True) if k == kind] for kind in "hc"}  # fmt: skip
+    moved = zip(kinds(steps), (trainer.embedding.moved(plan) for plan, _ in steps), strict=True)
+    by_kind = {"h": [], "c": []}
+    for kind, of in moved:
+        by_kind[kind].append(of)
     assert all(m[1:] == (0, 0, 0) for m in by_kind["h"])
     assert all(m.rows_in > 0 for m in by_kind["c"])
 
@@ -275,6 +274,8 @@ def test_an_all_hot_batch_moves_no_row(data, steps, tmp_path):
 def test_policy_hot_needs_regrouped_data(data, tmp_path, store):
     path = tmp_path / "store"
     config = behind_a_cache(CONFIG, "hot", 24, f"file:{path}" if store == "file" else "memory")
-    with pytest.raises(ValueError, match="is not regrouped into hot and cold rows; do so with `hotrows"):
+    with pytest.raises(
+        ValueError, match="is not regrouped into hot and cold rows; do so with `hotrows"
+    ):
         Trainer(data[0], config, tmp_path / "run")
     assert not list(tmp_path.iterdir())  # the next try finds nothing in its way

@@ -31,6 +31,7 @@ from hotrows.data import schemas, synth
 from hotrows.data.description import Description, describe
 from hotrows.data.profile import pays, row_bytes
 from hotrows.environment import environment
+from hotrows.export import export
 from hotrows.metrics import Metrics
 from hotrows.planning.budget import format_bytes, parse_bytes
 from hotrows.simulate import Simulation, SlowMemory, advise, simulate
@@ -671,6 +672,30 @@ def predict_command(run: Path, raw: Path, out: Path | None, which: str) -> None:
             write("".join(f"{p:.7g}\n" for p in probabilities.tolist()))
             done += len(probabilities)
             progress("predicting", done, None)
+
+
+@cli.command(
+    "export",
+    cls=_Taught,
+    epilog="""
+    hotrows export runs/a --out model
+    hotrows export runs/a --out model --checkpoint last
+    """,
+)
+@click.argument("run", type=FOLDER)
+@click.option("--out", type=FOLDER, required=True, help="A new folder for the model.")
+@click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best")
+def export_command(run: Path, out: Path, which: str) -> None:
+    """Write a trained model as plain files.
+
+    Safetensors and JSON that PyTorch reads without hotrows: the dense part of RUN, and a file of
+    weights for each of its tables.
+    """
+    with _bar() as progress:
+        export(run, out, which, progress=progress)
+    files = list((out / "tables").iterdir())
+    size = format_bytes(sum(file.stat().st_size for file in files))
+    click.echo(f"{out}: model.safetensors and {len(files):,} tables, {size}")
 
 
 @cli.command("doctor", cls=_Taught, epilog="hotrows doctor\nhotrows doctor --batch-size 2048")

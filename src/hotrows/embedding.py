@@ -18,7 +18,7 @@ import dataclasses
 import hashlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from hotrows.planning.packing import Group, Pack
 from hotrows.planning.planner import Planner
 from hotrows.planning.policy import Hot, Lookahead, Policy
 from hotrows.planning.slots import SlotMap
-from hotrows.record import RecordLayout, layout_of
+from hotrows.record import RecordLayout, layout_of, views
 from hotrows.schema import Table
 from hotrows.storage.cache import CHUNK_ROWS, Cache, chunks
 from hotrows.storage.file import FileStore, View
@@ -434,19 +434,30 @@ class Embedding:
             cache.flush()
 
     def weights(self, table: str) -> Tensor:
-        """[rows, dim]: the weights of a table: a view of its records, behind a cache a copy."""
+        """[rows, dim] as stored: the weights of a table: a view of its records, behind a cache a copy."""
+        if self.caches:
+            return torch.cat(list(self.weight_chunks(table)))
+        p, first, end = self._rows_of(table)
+        return self.stores[p].views.weights[first:end]
+
+    def weight_chunks(self, table: str) -> Iterator[Tensor]:
+        """The weights of a table, [m, dim] as stored, some rows at a time; the pipeline rests."""
+        p, first, end = self._rows_of(table)
+        g, i = self._place(p)
+        for begin, stop in chunks(end - first):
+            if self.caches:
+                rows = torch.arange(first + begin, first + stop)
+                own = self.caches[g].read(rows).split(list(self.groups[g].strides), 1)[i]
+                yield views(own, self._first[p].layout.as_ints()).weights
+            else:
+                yield self.stores[p].views.weights[first + begin : first + stop]
+
+    def _rows_of(self, table: str) -> tuple[int, int, int]:
+        """The pack of a table, its first row there, and the row after its last."""
         for p, pack in enumerate(self.packs):
             for t, found in enumerate(pack.tables):
                 if found.name == table:
-                    first, end = pack.first_rows[t], pack.first_rows[t + 1]
-                    if not self.caches:
-                        return self.stores[p].views.weights[first:end]
-                    return torch.cat(
-                        [
-                            self._weights(p, torch.arange(first + begin, first + stop))
-                            for begin, stop in chunks(end - first)
-                        ]
-                    )
+                    return p, pack.first_rows[t], pack.first_rows[t + 1]
         raise KeyError(f"no table {table!r}; tables: {[found.name for found in self.tables]}")
 
     def describe(self) -> str:
