@@ -8,8 +8,10 @@ One epoch of synthetic Criteo, every row in memory: only the order of the sample
     scheduled     all-hot and cold batches in blocks whose length follows the validation loss
     sequential    all cold batches, then all hot ones: the schedule off
 
-A seed sets first values and order. The test part is measured at the end of the epoch; no checkpoint
-is chosen. A difference is that of two runs of one seed; its interval is Student's, over the seeds.
+A seed sets first values and order. The test part is measured at the end of the epoch, and before its
+last batch: that one has the rows that are left over, and however few they are, its step is a whole
+one. No checkpoint is chosen. A difference is that of two runs of one seed; its interval is Student's,
+over the seeds.
 """
 
 import argparse
@@ -27,6 +29,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare, profile, regroup, schemas
 from hotrows.data.profile import row_bytes
 from hotrows.data.synth import synth_criteo
+from hotrows.metrics import Metrics
 from hotrows.optim import Adagrad
 from hotrows.planning.budget import format_bytes
 from hotrows.predict import Predictor
@@ -44,6 +47,7 @@ CONFIG = TrainConfig(
     linear_paths="plain",
 )
 ARMS = ("plain", "scheduled", "sequential")
+COMPARED = ("auc", "log_loss", "auc_before_last", "log_loss_before_last")
 SHARE = 0.2  # of the tables is hot, by bytes
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 
@@ -109,7 +113,13 @@ def regrouped(data: EncodedData, share: float, out: Path) -> tuple[EncodedData, 
 def measure(arm: str, data: EncodedData, hot: EncodedData, seed: int, run: Path) -> dict:
     """One run: how good it is at the end of the epoch, and where its time went."""
     given, config = (data, CONFIG) if arm == "plain" else (hot, replace(CONFIG, hot_cold=arm))
-    trainer = Trainer(given, replace(config, seed=seed), run)
+    before_last: list[Metrics] = []
+
+    def look(now):
+        if now.stage == "train" and now.done == now.total - 1:
+            before_last.append(evaluate(given.parts["test"]))
+
+    trainer = Trainer(given, replace(config, seed=seed), run, progress=look)
     evaluate, seconds = trainer.predictor.evaluate, []
 
     def timed(part, progress):
@@ -126,6 +136,11 @@ def measure(arm: str, data: EncodedData, hot: EncodedData, seed: int, run: Path)
         "seed": seed,
         "auc": result.test.auc,
         "log_loss": result.test.log_loss,
+        "calibration": result.test.calibration,
+        "auc_before_last": before_last[0].auc,
+        "log_loss_before_last": before_last[0].log_loss,
+        "calibration_before_last": before_last[0].calibration,
+        "last_batch": _last_batch(arm, given),
         "training_seconds": training,
         "evaluation_seconds": sum(seconds),
         "evaluations": len(seconds),
@@ -135,13 +150,21 @@ def measure(arm: str, data: EncodedData, hot: EncodedData, seed: int, run: Path)
     return figures
 
 
+def _last_batch(arm: str, data: EncodedData) -> int:
+    """The samples of the last batch: of the training part, of its hot or of its cold half."""
+    hot, cold = data.halves or (None, None)
+    last = {"plain": data.parts["train"], "sequential": hot, "scheduled": cold}[arm]
+    return last.rows % CONFIG.batch_size or CONFIG.batch_size
+
+
 def summarize(arm: str, runs: list[dict]) -> dict:
     """Means and standard deviations over the seeds, and what differs from plain."""
     own = [by_arm[arm] for by_arm in runs]
     figures: dict = {"runs": own}
-    for name in ("training_seconds", "evaluation_share", "evaluations"):
-        figures[name] = mean(one[name] for one in own)
-    for name in ("auc", "log_loss"):
+    for name in own[0]:
+        if name not in (*COMPARED, "seed"):
+            figures[name] = mean(one[name] for one in own)
+    for name in COMPARED:
         noise = stdev(by_arm["plain"][name] for by_arm in runs)
         more = [by_arm[arm][name] - by_arm["plain"][name] for by_arm in runs]
         half = T_95[len(runs)] * stdev(more) / len(runs) ** 0.5
@@ -160,16 +183,17 @@ def summarize(arm: str, runs: list[dict]) -> dict:
 def table(arms: dict[str, dict]) -> str:
     lines = []
     for arm, of in arms.items():
-        for name in ("auc", "log_loss"):
+        for name in COMPARED:
             m = of[name]
             low, high = m["interval_95_in_seed_noise"]
             lines.append(
-                f"{arm:11} {name:9} {m['mean']:.6f} ± {m['deviation']:.6f}  {m['more_than_plain']:+.6f} "
+                f"{arm:11} {name:20} {m['mean']:.6f} ± {m['deviation']:.6f}  {m['more_than_plain']:+.6f} "
                 f"= {m['in_seed_noise']:+.2f} seed deviations ({low:+.2f} to {high:+.2f})"
             )
         lines.append(
-            f"{'':11} training {of['training_seconds']:.1f} s, {of['evaluations']:.0f} evaluations, "
-            f"{of['evaluation_share']:.1%} of the time"
+            f"{'':11} calibration {of['calibration']:.3f} ({of['calibration_before_last']:.3f} before "
+            f"the last batch of {of['last_batch']:.0f}), training {of['training_seconds']:.1f} s, "
+            f"{of['evaluations']:.0f} evaluations, {of['evaluation_share']:.1%} of the time"
         )
     return "\n".join(lines)
 

@@ -20,21 +20,22 @@ from hotrows.planning.slots import SlotMap
 
 SHARES = (0.02, 0.05, 0.10)
 IN_FLIGHT = (4, 1)
-BATCHES = 2_000
+BATCHES = {"zipf": 4_000, "drift": 4_000, "criteo": 10_000}  # several windows, for the last of them
 POLICIES = ("belady", "lookahead", "two-batch", "lru", "frequency", "hot")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("streams", nargs="*", default=list(STREAMS), metavar="STREAM")
-    parser.add_argument("--batches", type=int, default=BATCHES)
+    parser.add_argument("--batches", type=int, help="of the stream")
     parser.add_argument("--quick", action="store_true", help="200 batches; nothing is written")
     args = parser.parse_args()
     torch.set_num_threads(1)
     for name in args.streams:
-        figures = measure(STREAMS[name], 200 if args.quick else args.batches)
+        num_batches = 200 if args.quick else args.batches or BATCHES[name]
+        figures = measure(STREAMS[name], num_batches)
         if not args.quick:
-            setting = {"stream": vars(STREAMS[name]), "batches": args.batches}
+            setting = {"stream": vars(STREAMS[name]), "batches": num_batches}
             write(f"misses-{name}", {**conditions(1), **setting, "figures": figures})
 
 
@@ -63,7 +64,8 @@ def measure(stream: Stream, num_batches: int) -> list[dict]:
                 figures.append(found)
                 print(
                     f"{share:6.0%} {in_flight:6} {name:10} {found['misses_per_batch']:9,.1f} "
-                    f"{found['over_belady']:7.3f} {found['ns_per_lookup']:5.1f} {found['window'] or '':>7}",
+                    f"{found['over_belady']:7.3f} {found['ns_per_lookup']:5.1f} "
+                    f"{found['window'] or '':>7}",
                     flush=True,
                 )
     return figures

@@ -38,7 +38,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.quick:
         args.gib, args.calls, args.rounds = 0.25, 10, 1
-    figures = {}
+    figures, load = {}, os.getloadavg()[0]
     for stride in args.strides:
         folder = Path(tempfile.mkdtemp(dir=args.folder))
         try:
@@ -47,6 +47,7 @@ def main() -> None:
             shutil.rmtree(folder)
     if not args.quick:
         facts = {"question": QUESTION, "gib": args.gib, "rows_per_call": ROWS_PER_CALL}
+        facts["load_before"] = load  # of the whole machine: figures of a busy one say little
         write("store", facts | conditions(1) | {"arms": figures})
 
 

@@ -83,6 +83,6 @@ def scaled(sizes: tuple[int, ...], scale: int) -> tuple[int, ...]:
 
 STREAMS = {
     "zipf": Stream("zipf", (2_500_000,), 10_240),
-    "criteo": Stream("criteo", scaled(CRITEO_KAGGLE, 8), 1_024),
+    "criteo": Stream("criteo", scaled(CRITEO_KAGGLE, 32), 256),
     "drift": Stream("drift", (2_500_000,), 10_240, drift=0.0002),
 }

@@ -37,7 +37,7 @@ namespace {
 constexpr int64_t kPage = 4096;
 constexpr int64_t kChunk = 1 << 20;       // bytes of a file that one thread rewrites at a time
 constexpr int64_t kSweepGap = 32 << 10;   // unchanged bytes that are cheaper rewritten than left out
-constexpr int64_t kReadGap = 16 << 10;     // unwanted bytes that are cheaper read than left out
+constexpr int64_t kReadGap = 16 << 10;    // unwanted bytes that are cheaper read than left out
 constexpr int64_t kRequest = 64 << 10;    // longest request
 constexpr int64_t kDepth = 128;           // requests in flight
 constexpr int64_t kReadThreads = 16;

@@ -131,9 +131,9 @@ def plain(optimizer, batches=24, size=12, dtype="float32"):
     return _PLAIN[key]
 
 
-def caching_of(share, policy=POLICIES[0], in_flight=4, path=None, **options):
+def caching_of(share, policy=POLICIES[0], in_flight=4, path=None, like=None, **options):
     store = "memory" if path is None else f"file:{path}"
-    size = fast_memory(engine(), share)
+    size = fast_memory(like or engine(), share)
     return Caching(size, store, policy, in_flight, hot_ids=hot_ids(), **options)
 
 
@@ -159,7 +159,8 @@ def test_policies_sizes_and_runners(policy, share, in_flight, plan_depth):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("share", [0.0, 0.15])
 def test_optimizers_and_stored_types(optimizer, dtype, share):
-    check(caching_of(share), optimizer, dtype=dtype)
+    like = engine(optimizer=optimizer, dtype=dtype)
+    check(caching_of(share, like=like), optimizer, dtype=dtype)
 
 
 @pytest.mark.parametrize("policy", POLICIES[:2], ids=repr)

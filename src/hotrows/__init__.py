@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hotrows.batch import Batch
-from hotrows.embedding import Embedding, Vectors
+from hotrows.embedding import Caching, Embedding, Vectors
 from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from hotrows.plan import PackPlan, Plan
 from hotrows.schema import (
@@ -36,6 +36,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "Batch",
+    "Caching",
     "Constant",
     "Dense",
     "Embedding",

@@ -191,6 +191,7 @@ def _draw_auc(axes: Axes, evaluations: list[dict]) -> None:
     axes.plot(x, y, "o-", color=ORANGE, linewidth=2, markersize=5)
     best = max(range(len(y)), key=lambda i: y[i])
     axes.plot(x[best], y[best], "o", color=GREEN, markersize=10, clip_on=False)
+    axes.ticklabel_format(axis="y", useOffset=False)
     axes.margins(y=0.18)
     side = "right" if x[best] > x[-1] / 2 else "left"
     axes.annotate(

@@ -177,10 +177,10 @@ def test_old_counts_fade_where_there_is_no_more_room(kind):
 def test_the_window_sizes_itself_by_slots_per_miss(kind):
     slots = kind(100, Lookahead(), in_flight=2)
     replay(slots, [tuple(range(i, i + 10)) for i in range(0, 3000, 10)])  # nothing but misses
-    assert slots.window == 20
+    assert slots.window == 30
     idle = kind(100, Lookahead())
     replay(idle, [tuple(range(64))] * 500)  # hardly a miss: one in sixteen is reckoned with
-    assert 40 < idle.window <= 50
+    assert 60 < idle.window <= 75
 
 
 def test_the_window_grows_by_four_batches_at_most():

@@ -40,8 +40,8 @@ def divide(fast_memory: int, groups: Sequence[Group]) -> list[int]:
     least = sum(group.stride for group in groups)
     if fast_memory < least:
         raise ValueError(
-            f"fast memory must hold a row of each of the {len(groups)} groups of tables, "
-            f"{least:,} bytes at least, but fast_memory is {fast_memory:,}"
+            f"fast memory must hold a row of every group of tables, {least:,} bytes at least, but "
+            f"fast_memory is {fast_memory:,}"
         )
     slots = [1] * len(groups)
     left = fast_memory - least

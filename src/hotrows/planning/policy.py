@@ -134,7 +134,7 @@ def num_counted(num_slots: int) -> int:
 class Window:
     """How many batches past the next one a cache looks at, and whether it may look at one more.
 
-    "auto" is 2 * slots / misses per batch, twice the time in which misses turn the cache over (a
+    "auto" is 3 * slots / misses per batch, three times what misses take to turn the cache over (a
     mean over about 100 batches, no less than a sixteenth of the batch, so that a cache that hardly
     misses does not look ever farther). It is no less than in_flight and grows by 4 a batch at most.
 
@@ -142,7 +142,7 @@ class Window:
     before nothing past them is looked at; None: no bound.
     """
 
-    GROWTH, MEMORY, LEAST_MISSES = 4, 100, 1 / 16
+    TURNOVERS, GROWTH, MEMORY, LEAST_MISSES = 3, 4, 100, 1 / 16
 
     def __init__(
         self,
@@ -183,5 +183,5 @@ class Window:
         self._seen += 1
         counted = max(num_misses, num_rows * self.LEAST_MISSES)
         self._misses += (counted - self._misses) / min(self._seen, self.MEMORY)
-        fits = int(2 * self._num_slots / self._misses) if self._misses else self.batches
+        fits = int(self.TURNOVERS * self._num_slots / self._misses) if self._misses else self.batches
         self.batches = max(self._least, min(fits, self.batches + self.GROWTH))

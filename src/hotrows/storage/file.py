@@ -306,12 +306,14 @@ class FileStore:
         with self._writing:
             _check_restorable(self.path, self._state, generation)
             self._stop_merging()
-            with self._saving:
-                view = View(
+            self._num_views += 1
+            try:
+                return View(
                     self.path, self._form, self._state, generation, self._first_values, self._leave
                 )
-                self._num_views += 1
-            return view
+            except BaseException:
+                self._leave()
+                raise
 
     @property
     def generations(self) -> list[int]:
@@ -472,7 +474,8 @@ class FileStore:
         for number in sorted((g for g in state.undo if g > generation), reverse=True):
             path = self.path / f"undo-{number}"
             for part in segments(path, number, self.stride, path.stat().st_size, keep=True):
-                if part.records is not None and not part.bare:
+                if not part.bare:
+                    assert part.records is not None
                     self._base.write(part.rows, part.records)
                 self._base.mark(part.rows, not part.bare)
         self._base.sync()
