@@ -71,7 +71,8 @@ def main() -> None:
     arms = {arm: summarize(arm, runs) for arm in ARMS}
     print(table(arms))
     if not args.quick:
-        setting = {"rows": ROWS, "config": {**vars(CONFIG), "row_optimizer": str(Adagrad())}}
+        setting = {"rows": ROWS, "min_count": MIN_COUNT, "share": args.share}
+        setting |= {"config": {**vars(CONFIG), "row_optimizer": str(Adagrad())}}
         facts = {"question": QUESTION, **setting, "num_seeds": num_seeds}
         write("fae-accuracy", facts | conditions(args.threads) | {"layout": layout, "arms": arms})
 
