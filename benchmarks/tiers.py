@@ -39,6 +39,7 @@ SCHEMA = hotrows.Schema(
 )
 PUBLISHED = ("", "-two-batch", "-frequency", "-hot", "-lru", "-uncached")
 TIERS = ("memory", "arena", "file", "file-lru-serial", "file-mapped")
+SLOW = ("file-mapped", "file-uncached", "link-uncached")  # seconds a step: fewer of them
 COMPARISONS = {
     "dim16": {"dim": 16, "optimizer": "adagrad", "arms": TIERS},
     "dim64": {"dim": 64, "optimizer": "rowwise", "arms": TIERS},
@@ -92,7 +93,8 @@ def compare(name: str, args: argparse.Namespace) -> None:
                 kind = "file-mapped" if arm == "file-mapped" else "file"
                 prepared = run(f"{kind}:prepare", setting)
                 assert "error" not in prepared, prepared
-            figures[arm] = run(arm, setting, limit)
+            slow = {"warmup": 20, "windows": 3, "steps": 5} if arm in SLOW else {}
+            figures[arm] = run(arm, setting | slow, limit)
         if "error" in figures[arm]:
             print(f"  {arm:16} failed: {figures[arm]['error']}", flush=True)
             continue

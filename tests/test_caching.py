@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows import FTRL, SGD, Adagrad, Adam, Batch, Constant, Embedding, RowWiseAdagrad, Table
-from hotrows.embedding import Caching
 from hotrows.pipeline.runner import NoMore
 from hotrows.pipeline.schedule import Work, may_run
 from hotrows.planning.policy import Frequency, Hot, Lookahead, Newest
 from hotrows.planning.slots import SlotMap
 from hotrows.stages import start, training_stages
+from hotrows.tiers import Caching
 
 FEATURES = ("user", "item", "shop", "last_item")
 ROWS = {"user": 60, "item": 300, "shop": 3, "last_item": 300}
@@ -86,7 +86,7 @@ def train_plainly(embedding, batches):
 def train_behind_a_cache(embedding, batches, plan_depth=2, warm=False, pause=lambda step: None):
     losses = []
     if warm:
-        embedding.warm()
+        embedding.tiers.warm()
     with closing(start(embedding, enumerate(batches), plan_depth=plan_depth)) as runner:
         for step, work in enumerate(runner):
             losses.append(train(embedding, step, work.batch, work.plan))
@@ -97,7 +97,7 @@ def train_behind_a_cache(embedding, batches, plan_depth=2, warm=False, pause=lam
 
 def records(embedding):
     """All records, weights and state, as they are at present."""
-    if not embedding.caches:
+    if not embedding.tiers:
         found = [store.records for store in embedding.stores]
         return [
             torch.cat([found[p] for p in group.packs], 1)
@@ -105,7 +105,7 @@ def records(embedding):
         ]  # fmt: skip
     return [
         cache.read(torch.arange(group.rows))
-        for group, cache in zip(embedding.groups, embedding.caches, strict=True)
+        for group, cache in zip(embedding.groups, embedding.tiers.caches, strict=True)
     ]
 
 
@@ -185,9 +185,9 @@ def test_evaluations_and_flushes_in_between_change_nothing(warm, in_file, tmp_pa
             expected = reference.lookup(reference.plan(probe)).leaves
             assert same(embedding.lookup(embedding.plan(probe)).leaves, expected)
         if step % 5 == 3:
-            embedding.flush()
+            embedding.tiers.flush()
         if in_file and step % 7 == 4:
-            embedding.checkpoint()
+            embedding.tiers.checkpoint()
 
     train_behind_a_cache(embedding, batches, warm=warm, pause=pause)
     assert same(records(embedding), records(reference))
@@ -263,8 +263,8 @@ def test_without_either_side_of_the_pin_training_is_wrong(side):
 
     def is_wrong(policy, share, **pins):
         embedding = engine(caching_of(share, policy, 4))
-        embedding._slots = tuple(
-            SlotMap(cache.num_slots, policy, 4, **pins) for cache in embedding.caches
+        embedding.tiers.slots = tuple(
+            SlotMap(cache.num_slots, policy, 4, **pins) for cache in embedding.tiers.caches
         )
         return not same(run_in_some_order(embedding, stream(), lambda ready: ready[0]), losses)
 

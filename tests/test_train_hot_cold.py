@@ -262,11 +262,11 @@ def test_steps_may_end_a_run_within_a_block_and_lengthen_it_later(data, whole, t
 def test_an_all_hot_batch_moves_no_row(data, steps, tmp_path):
     trainer = Trainer(data[1], behind_a_cache(CONFIG, "hot", 80), tmp_path / "run")
     trainer.fit()
-    moved = zip(kinds(steps), (trainer.embedding.moved(plan) for plan, _ in steps), strict=True)
+    moved = zip(kinds(steps), (trainer.tiers.moved(plan) for plan, _ in steps), strict=True)
     by_kind = {"h": [], "c": []}
     for kind, of in moved:
         by_kind[kind].append(of)
-    assert all(m[1:] == (0, 0, 0) for m in by_kind["h"])
+    assert all((m.rows_in, m.bytes_in, m.bytes_out) == (0, 0, 0) for m in by_kind["h"])
     assert all(m.rows_in > 0 for m in by_kind["c"])
 
 

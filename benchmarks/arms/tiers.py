@@ -17,11 +17,12 @@ from benchmarks.tiers import BATCH, SCHEMA, popular_rows, stream, stride, table_
 from benchmarks.workload import CRITEO_KAGGLE, DATA, DLRM_BOTTOM, DLRM_TOP, LEARNING_RATE
 from hotrows import models, native
 from hotrows.data import Loader
-from hotrows.embedding import Caching, Embedding
+from hotrows.embedding import Embedding
 from hotrows.nn import choose_linear_paths, use_linear_paths
 from hotrows.planning.policy import Frequency, Hot, Lookahead
 from hotrows.stages import start
 from hotrows.storage.file import FileStore
+from hotrows.tiers import Caching
 
 # What planning knows of a row costs memory too, and so do plans of batches in flight, the index of
 # the log, and merging it: all of it comes out of the share.
@@ -55,8 +56,8 @@ def main() -> None:
     loader = Loader(stream(setting["samples"]).parts["train"], BATCH, shuffle=False)
     step = _step(model, setting)
     serial = arm.endswith("serial")
-    if embedding.caches and "uncached" not in arm:
-        embedding.warm()
+    if embedding.tiers and "uncached" not in arm:
+        embedding.tiers.warm()
     with closing(
         start(
             embedding,
@@ -107,13 +108,13 @@ def _embedding(arm: str, setting: dict, model) -> Embedding:
         return Embedding(tables, optimizer=optimizer, caching=caching)
     new = not path.exists()
     embedding = Embedding(tables, optimizer=optimizer, caching=caching)
-    (store,) = embedding.files
+    (store,) = embedding.tiers.files
     if new:
         _fill(store)
         checkpoint = store.checkpoint()
         store.retain([checkpoint])
         store.merge_now()
-    embedding.restore([max(store.generations)])
+    embedding.tiers.restore([max(store.generations)])
     return embedding
 
 
@@ -189,10 +190,11 @@ def _timed(runner, embedding, step, setting: dict) -> dict:
         begin, idle, rows_in = time.perf_counter(), sum(runner.stalled.values()), 0
         for _, work in zip(range(setting["steps"]), runner, strict=False):
             step(embedding, work)
-            rows_in += embedding.moved(work.plan).rows_in
-            if embedding.wants_checkpoint:
+            tiers = embedding.tiers
+            rows_in += tiers.moved(work.plan).rows_in if tiers else 0
+            if tiers and tiers.wants_checkpoint:
                 with runner.paused():
-                    embedding.retain([embedding.checkpoint()])
+                    tiers.retain([tiers.checkpoint()])
         seconds = time.perf_counter() - begin
         speeds.append(setting["steps"] * BATCH / seconds)
         misses.append(rows_in / setting["steps"])
@@ -201,10 +203,9 @@ def _timed(runner, embedding, step, setting: dict) -> dict:
         "samples_per_s": median(speeds),
         "lowest": min(speeds),
         "highest": max(speeds),
-        "misses_per_batch": median(misses) if embedding.caches else None,
+        "misses_per_batch": median(misses) if embedding.tiers else None,
         "waited": median(waited),
         "waited_for": dict(runner.stalled),
-        "fast_bytes": embedding.fast_bytes,
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "own_bytes": _status("RssAnon") * 1024,
         "read_bytes": _bytes_read(),

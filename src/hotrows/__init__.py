@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hotrows.batch import Batch
-from hotrows.embedding import Caching, Embedding, Vectors
+from hotrows.embedding import Embedding
 from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from hotrows.plan import PackPlan, Plan
 from hotrows.schema import (
@@ -21,6 +21,8 @@ from hotrows.schema import (
     Table,
     Uniform,
 )
+from hotrows.tiers import Caching
+from hotrows.vectors import Vectors
 from hotrows.version import VERSION
 
 if TYPE_CHECKING:

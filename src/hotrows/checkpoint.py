@@ -71,7 +71,7 @@ def save(
     part = folder.with_name(name + ".part")
     try:
         part.mkdir(parents=True)
-        generations = embedding.checkpoint()
+        generations = embedding.tiers.checkpoint() if embedding.tiers else []
         tables, files = _write_packs(part, embedding)
         model_bytes = tensors_to_bytes(_contiguous(model.state_dict()))
         files["model.safetensors"] = _write(part / "model.safetensors", [model_bytes])
@@ -155,11 +155,12 @@ def load(
     _check_sizes(folder, manifest)
     _check_stores(folder, manifest, embedding)
     stores = manifest.get("stores")
-    if stores:
-        (embedding.view if read_only else embedding.restore)(stores)
+    if embedding.tiers and stores:
+        (embedding.tiers.view if read_only else embedding.tiers.restore)(stores)
     else:
         _read_packs(folder, manifest, embedding)
-        embedding.forget_plans()
+        if embedding.tiers:
+            embedding.tiers.forget_plans()
     parameters = tensors_from_bytes(_read(folder, manifest, "model.safetensors"))
     _check_parameters(folder, parameters, model)
     model.load_state_dict(parameters)
@@ -178,7 +179,7 @@ def generations(folder: Path) -> list[int]:
 
 
 def _check_stores(folder: Path, manifest: dict, embedding: Embedding) -> None:
-    in_files = embedding.caching is not None and embedding.caching.path is not None
+    in_files = embedding.tiers is not None and embedding.tiers.caching.path is not None
     if bool(manifest.get("stores")) != in_files:
         where = "in a file store" if manifest.get("stores") else "in the checkpoint itself"
         raise ValueError(
@@ -200,7 +201,7 @@ def _free_name(run: Path, step: int) -> str:
 def _write_packs(folder: Path, embedding: Embedding) -> tuple[list[dict], dict[str, dict]]:
     tables: list[dict] = []
     files: dict[str, dict] = {}
-    if embedding.files:
+    if not embedding.stores:
         return tables, files
     for pack, store in zip(embedding.packs, embedding.stores, strict=True):
         file = f"{pack.name}.records"

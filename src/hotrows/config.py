@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from hotrows import optim
-from hotrows.embedding import FILE, Caching
 from hotrows.optim import RowOptimizer
 from hotrows.planning import policy
+from hotrows.tiers import FILE, Caching
 
 PRECISIONS = ("float32", "bfloat16")
 LINEAR_PATHS = ("auto", "measured", "plain")

@@ -25,7 +25,6 @@ from torch import Tensor
 from hotrows import models, ops
 from hotrows.config import TrainConfig, settle
 from hotrows.data import EncodedData, Loader
-from hotrows.embedding import Caching
 from hotrows.optim import RowOptimizer
 from hotrows.pipeline.stream import ahead
 from hotrows.planning.budget import divide, format_bytes
@@ -34,6 +33,7 @@ from hotrows.planning.planner import Planner
 from hotrows.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Policy
 from hotrows.planning.slots import SlotMap, Taken
 from hotrows.schema import Table
+from hotrows.tiers import Caching
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 POLICIES: dict[str, Policy] = {

@@ -20,6 +20,7 @@ from hotrows.batch import Batch
 from hotrows.embedding import Embedding
 from hotrows.pipeline.runner import TRAIN, NoMore, Overlapped, Serial
 from hotrows.pipeline.schedule import Stage, Work
+from hotrows.tiers import Tiers
 
 Numbered = tuple[int, Batch]  # the step that it will make, and the batch
 
@@ -35,10 +36,11 @@ def training_stages(
     future: the same batches once more, for the look ahead; where they can be read only once, leave
     it out, and those looked at wait in memory. link: called with the bytes of each transfer.
     """
-    plan = _Plan(embedding, batches, future) if embedding.caches else _PlainPlan(embedding, batches)
-    if not embedding.caches:
-        return [Stage("plan", "plan", run=plan), Stage(TRAIN, TRAIN)]
-    caches = embedding.caches
+    if embedding.tiers is None:
+        plain = _PlainPlan(embedding, batches)
+        return [Stage("plan", "plan", run=plain), Stage(TRAIN, TRAIN)]
+    plan = _Plan(embedding, embedding.tiers, batches, future)
+    caches = embedding.tiers.caches
 
     def collect(work: Work) -> None:
         moved = zip(caches, work.plan.moves, strict=True)
@@ -80,9 +82,10 @@ def start(
     plan_depth: batches planned beyond those that move rows; 0: everything in turn, on one thread.
     """
     stages = training_stages(embedding, batches, future, link)
+    first = embedding.tiers.num_planned if embedding.tiers else 0
     if plan_depth == 0:
-        return Serial(stages, embedding.num_planned, trace)
-    return Overlapped(stages, embedding.num_planned, trace, plan_depth)
+        return Serial(stages, first, trace)
+    return Overlapped(stages, first, trace, plan_depth)
 
 
 class _PlainPlan:
@@ -103,9 +106,13 @@ class _Plan:
     """Feeds batches ahead as far as the policy wants, then plans the moves of the next one."""
 
     def __init__(
-        self, embedding: Embedding, batches: Iterable[Numbered], future: Iterable[Batch] | None
+        self,
+        embedding: Embedding,
+        tiers: Tiers,
+        batches: Iterable[Numbered],
+        future: Iterable[Batch] | None,
     ) -> None:
-        self._embedding = embedding
+        self._embedding, self._tiers = embedding, tiers
         if future is None:
             batches, again = tee(batches)
             future = (batch for _, batch in again)
@@ -118,12 +125,12 @@ class _Plan:
         if work.batch is None:
             raise NoMore
         # Batches trained before these may have ended: the first feed says that there are more.
-        while self._embedding.wants or not self._begun:
+        while self._tiers.wants or not self._begun:
             self._begun = True
             coming = next(self._future, None)
             if coming is None:
-                self._embedding.feed_end()
+                self._tiers.feed_end()
             else:
-                self._embedding.feed(coming)
-        work.plan = self._embedding.plan_moves(work.batch, step)
+                self._tiers.feed(self._embedding.rows(coming))
+        work.plan = self._tiers.take(self._embedding.plan(work.batch, step))
         work.waits_for = work.plan.waits_for

@@ -37,7 +37,6 @@ from hotrows.config import TrainConfig, settle
 from hotrows.data import EncodedData, Loader
 from hotrows.data.hot_cold import SEQUENTIAL, HotColdLoader, Position, advance, next_block
 from hotrows.data.profile import Profile
-from hotrows.embedding import Moved
 from hotrows.metrics import Metrics
 from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.trace import Event, write_trace
@@ -53,6 +52,7 @@ from hotrows.standing import (
     lr_scale,
     stops_early,
 )
+from hotrows.tiers import Moved
 
 log = logging.getLogger("hotrows")
 
@@ -170,6 +170,7 @@ class Trainer:
         self.total_steps = self.config.steps or self.config.epochs * len(self.loader)
         self.predictor = Predictor(self.config, data.schema, hot_ids=_hot_ids(data))
         self.model, self.embedding = self.predictor.model, self.predictor.embedding
+        self.tiers = self.embedding.tiers
         self.dense_optimizer = _dense_optimizer(self.config, self.model)
         self.standing = Standing(position=_first_position(data, self.config))
         self._random_state = self.predictor.random_state
@@ -209,8 +210,8 @@ class Trainer:
             torch.set_rng_state(self._random_state)
             stack.callback(self.embedding.close)
             stack.callback(self._write_trace)
-            if self.embedding.caches:
-                self.embedding.warm()
+            if self.tiers:
+                self.tiers.warm()
             try:
                 while not self._train_block():
                     pass
@@ -223,7 +224,7 @@ class Trainer:
 
     def _start(self) -> Runner:
         """A runner of the batches still to train."""
-        future = (batch for _, batch in self._batches()) if self.embedding.caches else None
+        future = (batch for _, batch in self._batches()) if self.tiers else None
         return stages.start(
             self.embedding, self._batches(), future, plan_depth=self.config.plan_depth,
             trace=self._trace is not None,
@@ -304,7 +305,8 @@ class Trainer:
         for interval in (self._interval, self._whole):
             interval.add(loss, work.batch.size, seconds=end - begin, stalled=ready - begin)
             interval.wait(before, runner.stalled)
-            interval.move(self.embedding.moved(work.plan))
+            if self.tiers:
+                interval.moves += self.tiers.moved(work.plan)
         if self._interval.steps == self._interval_steps or self._evaluation_is_due():
             self._write_interval()
         self._step_progress()
@@ -349,7 +351,7 @@ class Trainer:
     def _checkpoint_is_due(self) -> bool:
         every = self.config.checkpoint_every
         periodic = every is not None and self.standing.step > 0 and self.standing.step % every == 0
-        return periodic or self.embedding.wants_checkpoint
+        return periodic or (self.tiers is not None and self.tiers.wants_checkpoint)
 
     def _validate(self) -> None:
         if not self.data.parts["validation"].rows:
@@ -379,13 +381,15 @@ class Trainer:
 
     def _retain(self) -> None:
         """File stores keep the checkpoints that this run may go back to."""
-        folders = [checkpoint.folder_of(self.run, which) for which in ("last", "best")]
-        self.embedding.retain([checkpoint.generations(folder) for folder in folders])
+        if self.tiers:
+            folders = [checkpoint.folder_of(self.run, which) for which in ("last", "best")]
+            self.tiers.retain([checkpoint.generations(folder) for folder in folders])
 
     def _read_checkpoint(self) -> None:
         nn.use_linear_paths(self.model, run_folder.read_json(self.run / "choices.json"))
         if checkpoint.pointed(self.run) is None:  # it was stopped before its first one
-            self.embedding.restore([None] * len(self.embedding.files))
+            if self.tiers:
+                self.tiers.restore(None)
             return
         folder = checkpoint.folder_of(self.run, "last")
         state = checkpoint.load(folder, self.embedding, self.model, self.data.fingerprint)
@@ -442,7 +446,7 @@ class Trainer:
         scale = lr_scale(self.standing, self.config)
         assert self.config.row_optimizer is not None and self.config.dense_lr is not None
         self._last_interval = {"loss": loss, "samples_per_second": interval.samples_per_second}
-        if self.embedding.caches:
+        if self.tiers:
             self._last_interval |= interval.moved()
         fields = {
             "epoch": self._epoch,
@@ -496,9 +500,6 @@ class _Interval:
         for stage, seconds in now.items():
             more = seconds - before.get(stage, 0.0)
             self.waited[stage] = self.waited.get(stage, 0.0) + more
-
-    def move(self, moved: Moved) -> None:
-        self.moves = Moved(*(a + b for a, b in zip(self.moves, moved, strict=True)))
 
     def moved(self) -> dict[str, Any]:
         """The fields of `Progress` that say how the cache fares."""

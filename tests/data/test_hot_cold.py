@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from hotrows.batch import Batch
 from hotrows.data import HotColdLoader, profile, regroup, write_encoded
-from hotrows.data.hot_cold import SEQUENTIAL, Block, Position, Rate, advance, next_block
+from hotrows.data.hot_cold import (
+    SEQUENTIAL,
+    Block,
+    Position,
+    Rate,
+    _even,
+    advance,
+    next_block,
+)
 from hotrows.schema import Dense, Schema, Sparse
 
 ROWS = 1000
@@ -170,3 +178,7 @@ def test_any_run_trains_every_batch_once_an_epoch(num_hot, num_cold, losses, ste
             position = Position(position.epoch, position.hot, position.cold, 0, rate)
     each = [("hot", i) for i in range(num_hot)] + [("cold", i) for i in range(num_cold)]
     assert sorted(trained) == sorted((epoch, *of) for epoch in (0, 1) for of in each)
+
+
+def test_samples_are_dealt_evenly_to_the_batches():
+    assert [_even(rows, 300) for rows in (1000, 300, 301, 1, 0)] == [250, 300, 151, 1, 1]

@@ -10,6 +10,7 @@ import random
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -174,7 +175,8 @@ class Crash:
 
     def __init__(self, at, half=False, power=False):
         self.left, self.half, self.chance = at, half, random.Random(at) if power else None
-        self.unsynced = []  # (path or None, how to take it back)
+        self.unsynced = []  # (file, how to take it back)
+        self.one = threading.RLock()  # at a time: training and merging both change the disk
 
     def install(self, patch):
         for name in CHANGES:
@@ -183,19 +185,23 @@ class Crash:
 
     def wrap(self, name, call):
         def change(*arguments):
-            self.left -= 1
-            if self.left < 0:
-                if self.half and name == "pwrite":
-                    fd, bytes_, offset = arguments
-                    size = len(bytes_) // 2 // 512 * 512
-                    os.pwrite(fd, bytes_[:size], offset)
-                self.lose_power()
-                os._exit(9)
-            if self.chance:
-                self.remember(name, *arguments)
-            return call(*arguments)
+            with self.one:
+                return self.change(name, call, *arguments)
 
         return change
+
+    def change(self, name, call, *arguments):
+        self.left -= 1
+        if self.left < 0:
+            if self.half and name == "pwrite":
+                fd, bytes_, offset = arguments
+                size = len(bytes_) // 2 // 512 * 512
+                os.pwrite(fd, bytes_[:size], offset)
+            self.lose_power()
+            os._exit(9)
+        if self.chance:
+            self.remember(name, *arguments)
+        return call(*arguments)
 
     def remember(self, name, *arguments):
         if name == "pwrite":

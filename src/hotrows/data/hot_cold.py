@@ -128,16 +128,18 @@ def advance(position: Position, trained: int, num_hot: int, num_cold: int) -> Po
 
 
 class HotColdLoader:
-    """Batches of `batch_size` samples that are all hot or all cold.
+    """Batches of at most `batch_size` samples that are all hot or all cold.
 
-    The last batch of each kind in an epoch may be smaller. shuffle: each kind by itself.
+    The samples of a kind are dealt evenly to as few batches as hold them: each kind would else end
+    every epoch with what is left over, and a step on a few samples counts as much as any other.
+    shuffle: each kind by itself.
     """
 
     def __init__(
         self, hot: Part, cold: Part, batch_size: int, *, shuffle: bool, seed: int = 0
     ) -> None:
-        self.hot = Loader(hot, batch_size, shuffle=shuffle, seed=seed)
-        self.cold = Loader(cold, batch_size, shuffle=shuffle, seed=seed)
+        self.hot = Loader(hot, _even(hot.rows, batch_size), shuffle=shuffle, seed=seed)
+        self.cold = Loader(cold, _even(cold.rows, batch_size), shuffle=shuffle, seed=seed)
         self.batch_size = batch_size
 
     def __len__(self) -> int:
@@ -158,6 +160,12 @@ class HotColdLoader:
         for batch in islice(self.cold.batches(epoch, cold_from), max(0, cold_to - cold_from)):
             first_sample = batch.first_sample + self.hot.part.rows  # as the training part counts
             yield dataclasses.replace(batch, first_sample=first_sample)
+
+
+def _even(rows: int, batch_size: int) -> int:
+    """1,000 rows in batches of at most 300: four, of 250 rows each."""
+    num_batches = max(-(-rows // batch_size), 1)
+    return max(-(-rows // num_batches), 1)
 
 
 def _whole_block(position: Position, num_hot: int, num_cold: int) -> Block:

@@ -183,5 +183,7 @@ class Window:
         self._seen += 1
         counted = max(num_misses, num_rows * self.LEAST_MISSES)
         self._misses += (counted - self._misses) / min(self._seen, self.MEMORY)
-        fits = int(self.TURNOVERS * self._num_slots / self._misses) if self._misses else self.batches
+        fits = (
+            int(self.TURNOVERS * self._num_slots / self._misses) if self._misses else self.batches
+        )
         self.batches = max(self._least, min(fits, self.batches + self.GROWTH))

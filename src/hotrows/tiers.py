@@ -1,0 +1,309 @@
+"""Tiers: the rows of a model in two tiers, a cache in fast memory in front of a store.
+
+For every group of packs that read the same rows there is a cache with its slots, a map that plans
+which row sits in which slot, and a store where all rows live. The map is ahead of the caches by as
+many batches as are planned; caches and stores only obey it.
+
+    tiers.feed(rows)             the rows of batches to come, as far ahead as `wants` says
+    plan = tiers.take(plan)      the next batch's plan, with its slots and moves
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrows.plan import Plan
+from hotrows.planning.budget import divide
+from hotrows.planning.packing import Group, Pack
+from hotrows.planning.policy import Hot, Lookahead, Policy
+from hotrows.planning.slots import SlotMap
+from hotrows.storage.cache import Cache
+from hotrows.storage.file import FileStore, View
+from hotrows.storage.store import FirstValues, HostStore, MemoryStore, Store
+
+FILE = "file:"
+
+
+@dataclass(frozen=True)
+class Caching:
+    """How rows are kept where fast memory does not hold all of them; changes no bit of any result.
+
+    fast_memory: bytes of the records held in fast memory.
+    store: where all rows live: `memory`, or `file:PATH`, a folder made when training begins.
+    policy: which rows stay. in_flight: how many batches may be on their way at once.
+    lookahead_memory: bytes of ids waiting in the window of `Lookahead`; None: a quarter of
+        `fast_memory`, 64 MiB at least.
+    hot_ids: by table, the ids that the policy `Hot` keeps, the most popular first; under any policy
+        the cache begins with them.
+    """
+
+    fast_memory: int
+    store: str = "memory"
+    policy: Policy = Lookahead()  # noqa: RUF009  (frozen)
+    in_flight: int = 4
+    lookahead_memory: int | None = None
+    hot_ids: Mapping[str, Tensor] | None = None
+
+    def __post_init__(self) -> None:
+        if self.store != "memory" and not (self.path and str(self.path) != "."):
+            raise ValueError(f"store must be 'memory' or 'file:PATH', not {self.store!r}")
+        if self.in_flight < 1:
+            raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of a file store."""
+        return Path(self.store[len(FILE) :]) if self.store.startswith(FILE) else None
+
+    @property
+    def lookahead_bytes(self) -> int:
+        if self.lookahead_memory is not None:
+            return self.lookahead_memory
+        return max(self.fast_memory // 4, 64 << 20)
+
+
+@dataclass(frozen=True)
+class Moved:
+    """What batches moved: distinct rows, those that were not in fast memory, bytes in and out."""
+
+    rows: int = 0
+    rows_in: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    def __add__(self, other: Moved) -> Moved:
+        return Moved(
+            self.rows + other.rows,
+            self.rows_in + other.rows_in,
+            self.bytes_in + other.bytes_in,
+            self.bytes_out + other.bytes_out,
+        )
+
+
+class Tiers:
+    """Caches, slot maps and stores of all groups.
+
+    packs, groups: the packing; first_values: how the rows of each pack begin; seed: theirs.
+    stores: what holds the packs in host memory; none where they live in files. read_only: files are
+    not opened for training: `view` says what is read.
+    """
+
+    def __init__(
+        self,
+        caching: Caching,
+        packs: Sequence[Pack],
+        groups: Sequence[Group],
+        first_values: Sequence[FirstValues],
+        stores: Sequence[MemoryStore],
+        seed: int,
+        read_only: bool = False,
+    ) -> None:
+        self.caching, self.groups = caching, tuple(groups)
+        self._packs, self._first_values, self._seed = packs, first_values, seed
+        # Too little fast memory is refused before a store is made.
+        num_slots = [1] * len(groups) if read_only else divide(caching.fast_memory, groups)
+        self.files: tuple[FileStore, ...] = ()
+        if caching.path is not None and not read_only:
+            self.files = tuple(map(self._open, range(len(groups))))
+        self.caches = tuple(
+            Cache(num_slots[g], group.strides, self._store(g, stores))
+            for g, group in enumerate(groups)
+        )
+        self.forget_plans()
+
+    # ---- planning
+
+    @property
+    def wants(self) -> bool:
+        """Whether another batch should be fed before moves are planned."""
+        return any(slots.wants() for slots in self.slots)
+
+    def feed(self, rows: Sequence[Tensor]) -> None:
+        """Shows planning a batch that will come: the rows, [N] with repeats, of each group."""
+        for slots, of in zip(self.slots, rows, strict=True):
+            slots.feed(of)
+
+    def feed_end(self) -> None:
+        """No batch comes after those fed."""
+        for slots in self.slots:
+            slots.end()
+
+    def take(self, plan: Plan) -> Plan:
+        """The plan of the next batch with its slots, and with the rows that it moves."""
+        packs, taken = list(plan.packs), []
+        for group, slots in zip(self.groups, self.slots, strict=True):
+            found = slots.take(plan.packs[group.packs[0]].rows)
+            taken.append(found)
+            for p in group.packs:
+                packs[p] = dataclasses.replace(packs[p], slots=found.slots)
+        return dataclasses.replace(
+            plan,
+            packs=tuple(packs),
+            moves=tuple(found.moves for found in taken),
+            waits_for=max(found.waits_for for found in taken),
+        )
+
+    def moved(self, plan: Plan) -> Moved:
+        """What a plan moves; rows that pass through come in twice and go out once."""
+        total = Moved()
+        for group, moves in zip(self.groups, plan.moves or (), strict=False):
+            part = plan.packs[group.packs[0]]
+            passing = int((part.slots < 0).sum()) if moves.passes_through else 0
+            rows_in, rows_out = moves.rows_in.numel(), moves.rows_out.numel()
+            total += Moved(
+                rows=part.num_rows,
+                rows_in=rows_in + passing,
+                bytes_in=(rows_in + 2 * passing) * group.stride,
+                bytes_out=(rows_out + passing) * group.stride,
+            )
+        return total
+
+    @property
+    def num_planned(self) -> int:
+        """How many batches have been planned since the plans were last forgotten."""
+        return self.slots[0].taken
+
+    def forget_plans(self) -> None:
+        """Empties the caches; batches planned and not trained are forgotten, what they fed too.
+
+        What was not flushed is lost.
+        """
+        share = self.caching.lookahead_bytes // len(self.groups)
+        for cache in self.caches:
+            cache.clear()
+        self.slots = tuple(
+            SlotMap(
+                cache.num_slots, self._policy(group), self.caching.in_flight, lookahead_bytes=share
+            )
+            for group, cache in zip(self.groups, self.caches, strict=True)
+        )
+
+    def warm(self) -> None:
+        """Fills the caches with the hot ids, where there are any; before the first batch is fed."""
+        for group, cache, slots in zip(self.groups, self.caches, self.slots, strict=True):
+            rows = self._hot_rows(group)
+            if rows is not None:
+                cache.warm(slots.warm(rows))
+
+    def _policy(self, group: Group) -> Policy:
+        if not isinstance(self.caching.policy, Hot):
+            return self.caching.policy
+        rows = self._hot_rows(group)
+        if rows is None:
+            raise ValueError(
+                "policy 'hot' needs to know which rows are hot: train on data that `hotrows "
+                "regroup` has laid out, or pass Caching(hot_ids=...)"
+            )
+        return Hot(rows)
+
+    def _hot_rows(self, group: Group) -> Tensor | None:
+        """The rows of a group that are hot."""
+        if self.caching.hot_ids is None:
+            return None
+        pack = self._packs[group.packs[0]]
+        of_tables = zip(pack.tables, pack.first_rows, strict=False)
+        return torch.cat([self.caching.hot_ids[table.name] + first for table, first in of_tables])
+
+    # ---- the stores; the pipeline rests
+
+    def flush(self) -> None:
+        """Writes all trained rows to the stores."""
+        for cache in self.caches:
+            cache.flush()
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether a file store has gathered so much since its last checkpoint that it wants one."""
+        return any(store.wants_checkpoint for store in self.files)
+
+    def checkpoint(self) -> list[int]:
+        """Makes the file stores durable as they are; returns the number of each one's checkpoint."""
+        self.flush()
+        return [store.checkpoint() for store in self.files]
+
+    def retain(self, checkpoints: Sequence[Sequence[int]]) -> None:
+        """These checkpoints of the file stores will be asked for again, no other."""
+        for store, *generations in zip(self.files, *checkpoints, strict=True):
+            store.retain(sorted(set(generations)))
+
+    def restore(self, checkpoint: Sequence[int] | None) -> None:
+        """Brings the file stores back to a checkpoint of theirs; None: as they began."""
+        for g, store in enumerate(self.files):
+            store.restore(None if checkpoint is None else checkpoint[g])
+        self.forget_plans()
+
+    def view(self, checkpoint: Sequence[int]) -> None:
+        """Reads the file stores as they were at a checkpoint, and trains no more."""
+        self.close()
+        for g, (cache, generation) in enumerate(zip(self.caches, checkpoint, strict=True)):
+            cache.clear()
+            view = FileStore.view_at(*self._file_arguments(g), generation)
+            cache.store = _ReadOnly(self.groups[g].stride, view)
+
+    def close(self) -> None:
+        """Closes the file stores; nothing may be looked up afterwards."""
+        for store in (*self.files, *(cache.store for cache in self.caches)):
+            if isinstance(store, FileStore | _ReadOnly):
+                store.close()
+        self.files = ()
+
+    def _store(self, g: int, stores: Sequence[MemoryStore]) -> Store:
+        if self.files:
+            return self.files[g]
+        if self.caching.path is not None:
+            return _ReadOnly(self.groups[g].stride)
+        return HostStore([stores[p] for p in self.groups[g].packs])
+
+    def _open(self, g: int) -> FileStore:
+        arguments = self._file_arguments(g)
+        exists = arguments[0].exists()
+        return FileStore.open(*arguments) if exists else FileStore.create(*arguments)
+
+    def _file_arguments(self, g: int) -> tuple[Path, int, int, Callable, dict[str, Any]]:
+        """Where a group's file store is and what it holds, as `FileStore` takes it."""
+        assert self.caching.path is not None
+        group = self.groups[g]
+        tables = [
+            {"name": table.name, "rows": table.rows, **self._first_values[p].layout.to_json()}
+            for p in group.packs
+            for table in self._packs[p].tables
+        ]
+        meta = {"seed": self._seed, "tables": tables}
+        path = self.caching.path / f"group-{g}"
+        return path, group.rows, group.stride, self._fill(group), meta
+
+    def _fill(self, group: Group) -> Callable[[Tensor, Tensor], None]:
+        """What makes records the first ones of their rows: fill(rows, records)."""
+
+        def fill(rows: Tensor, records: Tensor) -> None:
+            for p, own in zip(group.packs, records.split(list(group.strides), 1), strict=True):
+                self._first_values[p].fill(own, rows)
+
+        return fill
+
+
+class _ReadOnly:
+    """A file store that is not open for training; source: one of its checkpoints, once it is known."""
+
+    def __init__(self, stride: int, source: View | None = None) -> None:
+        self.stride = stride
+        self._source = source
+
+    def read(self, rows: Tensor, out: Tensor) -> None:
+        if self._source is None:
+            raise ValueError("the tables are in a file store: load a checkpoint of the run first")
+        self._source.read(rows, out)
+
+    def write(self, rows: Tensor, records: Tensor, keeps: bool = False) -> None:
+        raise ValueError("this file store is open for reading alone; train with `Trainer`")
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()

@@ -1,0 +1,78 @@
+"""Vectors: what a lookup returns, one autograd leaf per pack and the features as views of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hotrows.plan import Plan
+
+if TYPE_CHECKING:
+    from hotrows.planning.packing import Pack
+
+
+class Vectors:
+    """leaves: one per pack, [M, D] float32, in the order of the plan's packs."""
+
+    def __init__(self, packs: Sequence[Pack], plan: Plan, leaves: tuple[Tensor, ...]) -> None:
+        self.leaves = leaves
+        self._packs = packs
+        self._plan = plan
+        self._columns: dict[int, tuple[Tensor, ...]] = {}
+
+    def __getitem__(self, key: str | tuple[str, str]) -> Tensor:
+        """[B, D]: the vectors of a feature, or of (feature, role)."""
+        feature, role = (key, "vector") if isinstance(key, str) else key
+        p, column = self._find(feature, role)
+        if p not in self._columns:
+            self._columns[p] = self._pooled(p).unbind(1)
+        return self._columns[p][column]
+
+    def stack(self, role: str = "vector", features: Sequence[str] | None = None) -> Tensor:
+        """[B, F, D]: the vectors of several features, of all in that role by default.
+
+        A view of the leaf where they stand together in one pack, as they do unless asked for out
+        of order.
+        """
+        if features is None:
+            features = [name for pack in self._packs for name, table in pack.columns
+                        if pack.tables[table].role == role]  # fmt: skip
+        found = [self._find(feature, role) for feature in features]
+        if not found:
+            raise ValueError(f"no table has the role {role!r}; roles: {self._roles()}")
+        p, first = found[0]
+        if found == [(p, first + i) for i in range(len(found))]:
+            pooled = self._pooled(p)
+            # A slice of everything would cost a copy of the gradient on the way back.
+            whole = len(found) == pooled.shape[1]
+            return pooled if whole else pooled[:, first : first + len(found)]
+        return torch.stack([self[feature, role] for feature in features], 1)
+
+    def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, Tensor]:
+        """The vectors of a sequence feature, [N, D], and where each sample's begin, [B + 1]."""
+        for p, pack in enumerate(self._packs):
+            starts = self._plan.packs[p].sequence_starts
+            if starts is not None and (feature, role) in pack.sequence_of:
+                begin = starts[feature]
+                return self.leaves[p][int(begin[0]) : int(begin[-1])], begin - begin[0]
+        raise KeyError(f"no sequence feature {feature!r} with role {role!r} was looked up")
+
+    def _pooled(self, p: int) -> Tensor:
+        """The pooled vectors of a pack, [B, F, D]."""
+        leaf, size, pack = self.leaves[p], self._plan.batch_size, self._packs[p]
+        num_columns = len(pack.columns)
+        pooled = leaf[: size * num_columns] if pack.sequences else leaf
+        return pooled.view(size, num_columns, leaf.shape[1])
+
+    def _find(self, feature: str, role: str) -> tuple[int, int]:
+        for p, pack in enumerate(self._packs):
+            column = pack.column_of.get((feature, role))
+            if column is not None:
+                return p, column
+        raise KeyError(f"no table of role {role!r} is read by feature {feature!r}")
+
+    def _roles(self) -> list[str]:
+        return sorted({table.role for pack in self._packs for table in pack.tables})
