@@ -24,10 +24,6 @@ from hotrows.stages import start
 from hotrows.storage.file import FileStore
 from hotrows.tiers import Caching
 
-# What planning knows of a row costs memory too, and so do plans of batches in flight, the index of
-# the log, and merging it: all of it comes out of the share.
-SLOT_BYTES = 76
-OTHER_BYTES = 192 << 20
 POLICIES = {
     "": Lookahead("auto"),
     "two-batch": Lookahead(2),
@@ -86,13 +82,8 @@ def _embedding(arm: str, setting: dict, model) -> Embedding:
         return _mapped(tables, optimizer, setting)
     where, _, policy = arm.partition("-")
     budget = int(setting["share"] * table_bytes(setting))
-    if where == "file":  # all that is known of rows counts; elsewhere the arena alone is fast
-        budget -= OTHER_BYTES
-        lookahead = budget // 5 if policy == "" else 0
-        rows = (budget - lookahead) // (stride(setting) + SLOT_BYTES)
-        fast = rows * stride(setting)
-    else:
-        lookahead, fast = 1 << 30, budget
+    lookahead = budget // 4
+    fast = budget if policy == "" else budget + lookahead  # the same bytes, all of them for rows
     if policy == "uncached":
         fast = stride(setting)
     path = DATA / f"tiers-store-{setting['dim']}-{setting['optimizer']}"
@@ -101,7 +92,7 @@ def _embedding(arm: str, setting: dict, model) -> Embedding:
         f"file:{path}" if where == "file" else "memory",
         POLICIES[policy],
         in_flight=1 if policy == "lru-serial" else 4,
-        lookahead_memory=max(lookahead, 1),
+        lookahead_memory=lookahead,
         hot_ids=_hot_ids(tables, fast // stride(setting)),
     )
     if where != "file":
@@ -183,9 +174,10 @@ def _step(model, setting: dict):
 
 
 def _timed(runner, embedding, step, setting: dict) -> dict:
+    speeds, misses, waited, own, num_checkpoints = [], [], [], 0, 0
     for _, work in zip(range(setting["warmup"]), runner, strict=False):
         step(embedding, work)
-    speeds, misses, waited = [], [], []
+        own = max(own, _own_bytes())
     for _ in range(setting["windows"]):
         begin, idle, rows_in = time.perf_counter(), sum(runner.stalled.values()), 0
         for _, work in zip(range(setting["steps"]), runner, strict=False):
@@ -195,6 +187,7 @@ def _timed(runner, embedding, step, setting: dict) -> dict:
             if tiers and tiers.wants_checkpoint:
                 with runner.paused():
                     tiers.retain([tiers.checkpoint()])
+                num_checkpoints += 1
         seconds = time.perf_counter() - begin
         speeds.append(setting["steps"] * BATCH / seconds)
         misses.append(rows_in / setting["steps"])
@@ -207,15 +200,17 @@ def _timed(runner, embedding, step, setting: dict) -> dict:
         "waited": median(waited),
         "waited_for": dict(runner.stalled),
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "own_bytes": _status("RssAnon") * 1024,
+        "own_bytes": own,
+        "checkpoints": num_checkpoints,
         "read_bytes": _bytes_read(),
         "versions": {"torch": torch.__version__},
     }
 
 
-def _status(name: str) -> int:
+def _own_bytes() -> int:
+    """Memory of this process that is no file's."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 
 def _bytes_read() -> int | None:
