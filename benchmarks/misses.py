@@ -20,7 +20,7 @@ from hotrows.planning.slots import SlotMap
 
 SHARES = (0.02, 0.05, 0.10)
 IN_FLIGHT = (4, 1)
-BATCHES = {"zipf": 4_000, "drift": 4_000, "criteo": 10_000}  # several windows, for the last of them
+BATCHES = {"zipf": 2_500, "drift": 2_500, "criteo": 10_000}  # several windows, for the last of them
 POLICIES = ("belady", "lookahead", "two-batch", "lru", "frequency", "hot")
 
 
