@@ -247,12 +247,18 @@ class Tiers:
             view = FileStore.view_at(*self._file_arguments(g), generation)
             cache.store = _ReadOnly(self.groups[g].stride, view)
 
-    def close(self) -> None:
-        """Closes the file stores; nothing may be looked up afterwards."""
-        for store in (*self.files, *(cache.store for cache in self.caches)):
-            if isinstance(store, FileStore | _ReadOnly):
-                store.close()
+    def stop_writing(self) -> None:
+        """Closes the file stores that are open for training."""
+        for store in self.files:
+            store.close()
         self.files = ()
+
+    def close(self) -> None:
+        """Closes whatever is open; nothing may be looked up afterwards."""
+        self.stop_writing()
+        for cache in self.caches:
+            if isinstance(cache.store, _ReadOnly):
+                cache.store.close()
 
     def _store(self, g: int, stores: Sequence[MemoryStore]) -> Store:
         if self.files:

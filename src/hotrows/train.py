@@ -199,6 +199,7 @@ class Trainer:
     def fit(self) -> Result:
         """Trains to the end, goes back to the best checkpoint, and reports on the test part.
 
+        Tables in a file store can be read afterwards, no longer trained.
         Ctrl-C (or SIGTERM) saves a checkpoint after the current step and raises `Interrupted`; a
         second one interrupts at once.
         """
@@ -208,9 +209,9 @@ class Trainer:
             self._log = stack.enter_context(closing(self._open_log()))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.set_rng_state(self._random_state)
-            stack.callback(self.embedding.close)
             stack.callback(self._write_trace)
             if self.tiers:
+                stack.callback(self.tiers.stop_writing)
                 self.tiers.warm()
             try:
                 while not self._train_block():
@@ -400,7 +401,8 @@ class Trainer:
 
     def _finish(self) -> Result:
         pointer = checkpoint.pointed(self.run)
-        if pointer is not None and pointer.best != pointer.last:
+        in_files = self.tiers is not None and self.tiers.files
+        if pointer is not None and (pointer.best != pointer.last or in_files):
             folder = checkpoint.folder_of(self.run, "best")
             fingerprint = self.data.fingerprint
             checkpoint.load(folder, self.embedding, self.model, fingerprint, read_only=True)
