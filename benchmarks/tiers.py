@@ -102,6 +102,9 @@ def compare(name: str, args: argparse.Namespace) -> None:
         print(f"  {arm:16} {in_words(figures[arm])}", flush=True)
     facts = {"question": __doc__.splitlines()[0], "setting": setting}
     figures = earlier(name, setting) | figures
+    for found in figures.values():
+        if "error" not in found:
+            found["ratio"] = found["samples_per_s"] / figures["memory"]["samples_per_s"]
     write(f"tiers-{name}", facts | conditions(2) | {"arms": figures})
 
 

@@ -50,7 +50,8 @@ def main() -> None:
         print("{}")
         return
     loader = Loader(stream(setting["samples"]).parts["train"], BATCH, shuffle=False)
-    step = _step(model, setting)
+    link = _link(setting) if arm.startswith("link") else None
+    step = _step(model, link)
     serial = arm.endswith("serial")
     if embedding.tiers and "uncached" not in arm:
         embedding.tiers.warm()
@@ -60,7 +61,7 @@ def main() -> None:
             enumerate(loader.batches(0)),
             loader.batches(0),
             plan_depth=0 if serial else 2,
-            link=_link(setting) if arm.startswith("link") else None,
+            link=link,
         )
     ) as runner:
         print(json.dumps(_timed(runner, embedding, step, setting)))
@@ -156,11 +157,14 @@ def _link(setting: dict):
     return link
 
 
-def _step(model, setting: dict):
+def _step(model, link):
     use_linear_paths(model, choose_linear_paths(model, BATCH, torch.float32))
     optimizer = torch.optim.Adagrad(model.parameters(), LEARNING_RATE, fused=True)
 
     def step(embedding, work) -> float:
+        if link and work.plan.moves[0].passes_through:  # its rows cross the link within the step
+            moved = embedding.tiers.moved(work.plan)
+            link(moved.bytes_in + moved.bytes_out)
         vectors = embedding.lookup(work.plan)
         logits = model(vectors, work.batch.dense)
         loss = binary_cross_entropy_with_logits(logits.float(), work.batch.labels)
