@@ -58,7 +58,7 @@ def _measure(policy, part, popular, batches: int) -> dict[str, float]:
     tables = models.build("dlrm", SCHEMA, dim=16).tables
     packs = packing.pack_tables([replace(table, optimizer=Adagrad()) for table in tables])
     planner, num_slots = Planner(packs), packs[0].rows // 10
-    slots = SlotMap(num_slots, policy, 4, lookahead_bytes=1 << 30)
+    slots = SlotMap(num_slots, policy, 4, lookahead_bytes=num_slots * 128 // 4)
     slots.warm(popular[:num_slots])
     near, far = (Loader(part, BATCH, shuffle=False).batches(0) for _ in range(2))
     spent = dict.fromkeys(PARTS, 0.0)
