@@ -141,7 +141,7 @@ def measure(arm: str, data: EncodedData, hot: EncodedData, seed: int, run: Path)
         "auc_before_last": before_last[0].auc,
         "log_loss_before_last": before_last[0].log_loss,
         "calibration_before_last": before_last[0].calibration,
-        "last_batch": _last_batch(arm, given),
+        "last_batch": _last_batch(arm, trainer.loader),
         "training_seconds": training,
         "evaluation_seconds": sum(seconds),
         "evaluations": len(seconds),
@@ -151,11 +151,11 @@ def measure(arm: str, data: EncodedData, hot: EncodedData, seed: int, run: Path)
     return figures
 
 
-def _last_batch(arm: str, data: EncodedData) -> int:
+def _last_batch(arm: str, loader) -> int:
     """The samples of the last batch: of the training part, of its hot or of its cold half."""
-    hot, cold = data.halves or (None, None)
-    last = {"plain": data.parts["train"], "sequential": hot, "scheduled": cold}[arm]
-    return last.rows % CONFIG.batch_size or CONFIG.batch_size
+    last = {"plain": loader, "sequential": "hot", "scheduled": "cold"}[arm]
+    last = getattr(loader, last) if isinstance(last, str) else last
+    return last.part.rows - (len(last) - 1) * last.batch_size
 
 
 def summarize(arm: str, runs: list[dict]) -> dict:

@@ -45,6 +45,7 @@ SLOW = ("file-mapped", "file-uncached", "link-uncached")  # seconds a step: fewe
 COMPARISONS = {
     "dim16": {"dim": 16, "optimizer": "adagrad", "arms": TIERS},
     "dim64": {"dim": 64, "optimizer": "rowwise", "arms": TIERS},
+    "sustained": {"dim": 16, "optimizer": "adagrad", "arms": ("memory", "file")},  # --steps 100
     "published-file": {
         "dim": 16,
         "optimizer": "adagrad",
