@@ -104,15 +104,18 @@ def compare(name: str, args: argparse.Namespace) -> None:
         figures[arm]["ratio"] = figures[arm]["samples_per_s"] / figures["memory"]["samples_per_s"]
         print(f"  {arm:16} {in_words(figures[arm])}", flush=True)
     facts = {"question": __doc__.splitlines()[0], "setting": setting}
-    figures = earlier(name, setting) | figures
+    run_of = {"date": conditions(2)["date"], "memory": figures["memory"]["samples_per_s"]}
     for found in figures.values():
-        if "error" not in found:
-            found["ratio"] = found["samples_per_s"] / figures["memory"]["samples_per_s"]
+        found["run"] = run_of
+    figures = earlier(name, setting) | figures
     write(f"tiers-{name}", facts | conditions(2) | {"arms": figures})
 
 
 def earlier(name: str, setting: dict) -> dict[str, dict]:
-    """The arms of an earlier run of the same setting, which this one does not repeat."""
+    """The arms of an earlier run of the same setting, which this one does not repeat.
+
+    `run` says which run an arm is from; its ratio is to the `memory` of that run.
+    """
     path = RESULTS / f"tiers-{name}.json"
     found = json.loads(path.read_text()) if path.exists() else {}
     return found["arms"] if found.get("setting") == setting else {}

@@ -32,6 +32,7 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
 from hotrows.embedding import Embedding
+from hotrows.storage.log import sync_folder
 
 FORMAT = 1
 _CHUNK = 16 << 20
@@ -87,9 +88,9 @@ def save(
             "state": state.fields,
         }
         _write(part / "manifest.json", [_to_json(manifest)])
-        _sync_folder(part)
+        sync_folder(part)
         os.replace(part, folder)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
     except BaseException as error:
         shutil.rmtree(part, ignore_errors=True)
         if isinstance(error, OSError):
@@ -107,7 +108,7 @@ def point(run: Path, pointer: Pointer) -> None:
     part = path.with_name(path.name + ".part")
     _write(part, [_to_json({"last": pointer.last, "best": pointer.best})])
     os.replace(part, path)
-    _sync_folder(run)
+    sync_folder(run)
     for folder in (run / _FOLDER).iterdir():
         if folder.name not in (pointer.last, pointer.best):
             shutil.rmtree(folder)
@@ -231,14 +232,6 @@ def _write(path: Path, chunks) -> dict[str, int]:
         file.flush()
         os.fsync(file.fileno())
     return {"bytes": size, "crc32": checksum}
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _bytes_of(records: Tensor) -> memoryview:

@@ -26,6 +26,7 @@ from typing import Any
 
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Encoder
+from hotrows.data.aside import link_or_copy
 from hotrows.environment import environment
 from hotrows.schema import Schema
 
@@ -139,15 +140,7 @@ def _keep_encoders(run: Path, data: EncodedData) -> None:
         target = run / _ENCODERS / file
         target.parent.mkdir(parents=True, exist_ok=True)
         target.unlink(missing_ok=True)
-        _link_or_copy(data.path / file, target)
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    """The same file in two folders: a hard link, or a copy across file systems."""
-    try:
-        os.link(source, target)
-    except OSError:
-        target.write_bytes(source.read_bytes())
+        link_or_copy(data.path / file, target)
 
 
 def read_config(run: Path) -> TrainConfig:

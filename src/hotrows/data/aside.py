@@ -34,3 +34,11 @@ def written_aside(out: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """The same file in two folders: a hard link, or a copy across file systems."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

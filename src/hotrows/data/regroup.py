@@ -9,14 +9,12 @@ later run. Ids, vocabularies and fingerprint stay, so a model trains on either l
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from hotrows.data.aside import written_aside
+from hotrows.data.aside import link_or_copy, written_aside
 from hotrows.data.encoded import EncodedData, Part, write_regrouped
 from hotrows.data.prepare import Progress
 from hotrows.data.profile import HOT_FILE, Profile, all_hot, pays
@@ -47,7 +45,7 @@ def regroup(
             _append(hot, rows, np.flatnonzero(found))
             _append(cold, rows, np.flatnonzero(~found))
         for file in _kept(data):
-            _link_or_copy(data.path / file, folder / file)
+            link_or_copy(data.path / file, folder / file)
         profile.save(folder / HOT_FILE)
         write_regrouped(folder, data.path, hot.close(), cold.close())
     return EncodedData.open(out)
@@ -91,10 +89,3 @@ def _kept(data: EncodedData) -> Iterator[str]:
         if name != "train":
             yield from (file for file, _ in part.shards)
     yield from (vocabulary.file for vocabulary in data.vocabularies.values())
-
-
-def _link_or_copy(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
