@@ -7,6 +7,7 @@ P ranks.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +24,11 @@ class Batch:
         ids[offsets[f * B + b] : offsets[f * B + b + 1]]. None: every sample has one id per feature,
         so ids are [F * B].
     dense: [B, num_dense] float32.
-    labels: [B] float32, None where they are unknown.
+    labels: [B] float32, of several tasks [B, T]; nan where a task's is missing, None where they are
+        unknown.
     weights: [N] float32, what each id's vector is multiplied with when pooled; None: 1.
+    sample_weights: [B] float32, of each sample in the loss and in metrics; None: 1.
+    groups: [B] int64, equal where samples are of one group (a user's), for grouped AUC.
     first_sample: the number of the first sample in its part of the data, for messages.
     """
 
@@ -35,6 +39,8 @@ class Batch:
     offsets: Tensor | None = None
     weights: Tensor | None = None
     first_sample: int = 0
+    sample_weights: Tensor | None = None
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.ids.dtype != torch.int64:
@@ -59,3 +65,8 @@ class Batch:
     def size(self) -> int:
         """B, the number of samples."""
         return self.dense.shape[0]
+
+    def pin_memory(self) -> Batch:
+        """The same batch in page-locked memory, for copies to a device that need not wait."""
+        tensors = {name: of for name, of in vars(self).items() if isinstance(of, Tensor)}
+        return dataclasses.replace(self, **{name: of.pin_memory() for name, of in tensors.items()})

@@ -3,6 +3,20 @@
 Frozen values; a schema round-trips to JSON. An id is a user's value after encoding: 0 is padding,
 1 is a missing value, the next `num_unknown` ids stand for values never seen in training, and the
 values of the training part follow by falling frequency.
+
+    Schema(
+        label=Label("liked", column="rating", at_least=4),
+        time=Time("stamp", utc_offset=8),
+        group="user",
+        features=(
+            Dense("price"),
+            Sparse("user", min_count=5),
+            Sparse("hour", transform="hour"),
+            Sparse("genres", many=True, separator="|", pooling="mean"),
+            Sparse("item"),
+            Sequence("history", vocabulary="item", max_length=100),
+        ),
+    )
 """
 
 from __future__ import annotations
@@ -19,6 +33,10 @@ if TYPE_CHECKING:
 PADDING = 0
 MISSING = 1
 FIRST_UNKNOWN = 2
+
+DENSE_TRANSFORMS = ("log", "standard", "none", "missing")
+TIME_TRANSFORMS = ("hour", "weekday", "weekend", "day")
+SPARSE_TRANSFORMS = ("none", "log", "bucket", *TIME_TRANSFORMS)
 
 
 @dataclass(frozen=True)
@@ -84,7 +102,8 @@ class Dense:
     """A column of numbers, one per sample.
 
     transform: `log` is log(1 + max(x, 0)), `standard` (x - mean) / deviation over the training
-    part, `none` the number itself. A missing value becomes 0 after the transform.
+    part, `none` the number itself; a missing value becomes 0 after these. `missing` is 1 where the
+    value is missing and 0 elsewhere: an indicator, beside the feature that holds the value.
     """
 
     name: str
@@ -92,22 +111,24 @@ class Dense:
     transform: str = "log"
 
     def __post_init__(self) -> None:
-        if self.transform not in ("log", "standard", "none"):
-            raise ValueError(
-                f"feature {self.name!r}: transform must be 'log', 'standard' or 'none', "
-                f"not {self.transform!r}"
-            )
+        _check_one_of(self, "transform", DENSE_TRANSFORMS)
 
 
 @dataclass(frozen=True)
 class Sparse:
-    """A column of ids, one per sample.
+    """A column of ids: one per sample, or with `many` a list of them, pooled into one vector.
 
     vocabulary: the id space; features that name the same one share it. The feature's own by default.
     rows: how many ids the vocabulary has, reserved ones counted; `prepare` fills it in.
-    num_unknown: how many ids are reserved for values never seen in training (hashed over them).
+    num_unknown: how many ids are reserved for values never seen in training (hashed over them);
+        with 0 such a value is an error.
     min_count: a value seen less often in the training part counts as unknown.
-    pooling: how a sample's several vectors become one, `sum` or `mean`.
+    pooling: how a sample's several vectors become one, `sum` or `mean`; of no id: zeros.
+    many: a cell holds a list; of text, between separators. max_length: longer lists keep their last.
+    transform: what the id is made of. `none`: the value as it stands. Of a number x: `log` is
+        floor(log(x)^2) above 2, floor(x) else; `bucket` how many of `boundaries` are at most x.
+        `hour` (0 to 23), `weekday` (Monday is 0), `weekend` (0, 1) and `day` (of the month) are made
+        of the schema's `time`.
     """
 
     name: str
@@ -117,12 +138,27 @@ class Sparse:
     num_unknown: int = 1
     min_count: int = 1
     pooling: str = "sum"
+    many: bool = False
+    separator: str = "|"
+    max_length: int | None = None
+    transform: str = "none"
+    boundaries: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "boundaries", tuple(self.boundaries))
         _check_ids(self)
-        if self.pooling not in ("sum", "mean"):
+        _check_one_of(self, "pooling", ("sum", "mean"))
+        _check_one_of(self, "transform", SPARSE_TRANSFORMS)
+        if self.many and self.transform != "none":
             raise ValueError(
-                f"feature {self.name!r}: pooling must be 'sum' or 'mean', not {self.pooling!r}"
+                f"feature {self.name!r}: a list (many=True) takes transform 'none' alone, "
+                f"not {self.transform!r}"
+            )
+        rising = all(a < b for a, b in zip(self.boundaries, self.boundaries[1:], strict=False))
+        if (self.transform == "bucket") != bool(self.boundaries) or not rising:
+            raise ValueError(
+                f"feature {self.name!r}: transform 'bucket', and it alone, needs boundaries that "
+                f"rise, not {self.boundaries}"
             )
 
 
@@ -130,7 +166,8 @@ class Sparse:
 class Sequence:
     """A column of lists of ids; its vectors stay apart, `[N, D]` with offsets.
 
-    max_length: longer lists keep their last ids.
+    separator: what stands between the ids of a cell of text. max_length: longer lists keep their
+    last ids. The rest as in `Sparse`.
     """
 
     name: str
@@ -140,9 +177,44 @@ class Sequence:
     num_unknown: int = 1
     min_count: int = 1
     max_length: int | None = None
+    separator: str = "|"
 
     def __post_init__(self) -> None:
         _check_ids(self)
+
+
+@dataclass(frozen=True)
+class Label:
+    """A column that says 0 or 1.
+
+    positive: the values that count as 1, all others as 0; at_least: numbers from here on count as 1,
+    smaller ones as 0. With neither the column itself holds 0 or 1.
+    """
+
+    name: str
+    column: str | None = None
+    positive: tuple[str, ...] = ()
+    at_least: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "positive", tuple(self.positive))
+        if self.positive and self.at_least is not None:
+            raise ValueError(f"label {self.name!r}: give either positive= or at_least=, not both")
+
+
+@dataclass(frozen=True)
+class Time:
+    """The column that says when.
+
+    format: `unix` (seconds since 1970), `unix_ms` (milliseconds), or as in strptime of the fields
+        %Y %y %m %d %H %M %S and other characters that stand for themselves. Columns of timestamps
+        (Parquet, Arrow) need none.
+    utc_offset: hours to add before `hour`, `weekday`, `weekend` and `day` are read off.
+    """
+
+    column: str
+    format: str = "unix"
+    utc_offset: float = 0.0
 
 
 Feature = Dense | Sparse | Sequence
@@ -154,30 +226,75 @@ class Schema:
     """The columns of a data set and what each is for.
 
     features: dense, sparse and sequence features, in the order of the batch.
-    label: the column that is 0 or 1.
+    label: the column that is 0 or 1, or a `Label`, or several of them: a task each.
     columns: the raw file's columns in order, where it has no header line; None: a header names them.
     delimiter: what separates the columns of a raw line.
+    weight: the column of a sample's weight in the loss and in metrics; None: 1.
+    group: the column by whose values AUC is grouped, such as the user; None: it is not.
+    time: the column that says when: what a split by time and features of time read.
+    missing: values that mean missing, beside the empty one.
+    strip: whether spaces around values are left out.
     """
 
     features: tuple[Feature, ...]
-    label: str = "label"
+    label: str | Label | tuple[str | Label, ...] = "label"
     columns: tuple[str, ...] | None = None
     delimiter: str = "\t"
     name: str = "custom"
+    weight: str | None = None
+    group: str | None = None
+    time: Time | None = None
+    missing: tuple[str, ...] = ()
+    strip: bool = False
 
     def __post_init__(self) -> None:
-        names = [feature.name for feature in self.features]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ValueError(f"schema {self.name!r}: feature names must be unique, twice: {twice}")
+        for name in ("features", "columns", "missing"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        if isinstance(self.label, list):
+            object.__setattr__(self, "label", tuple(self.label))
+        for what, of in (("feature", self.features), ("label", self.labels)):
+            names = [named.name for named in of]
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"schema {self.name!r}: {what} names must be unique, twice: {twice}")
+        if not self.labels:
+            raise ValueError(f"schema {self.name!r} needs at least one label")
+        if self.time is None:
+            timed = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
+            if timed:
+                raise ValueError(
+                    f"schema {self.name!r}: features {timed} are made of the time; say which column "
+                    f"that is: time=Time(COLUMN)"
+                )
         if self.columns is not None:
-            asked = [column_of(feature) for feature in self.features] + [self.label]
-            absent = [column for column in asked if column not in self.columns]
+            absent = [column for column in self.raw_columns if column not in self.columns]
             if absent:
                 raise ValueError(
                     f"schema {self.name!r}: columns {absent} are used by features or as the label "
                     f"but do not stand in `columns`"
                 )
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """The labels, one per task."""
+        given = self.label if isinstance(self.label, tuple) else (self.label,)
+        return tuple(Label(label) if isinstance(label, str) else label for label in given)
+
+    @property
+    def raw_columns(self) -> tuple[str, ...]:
+        """Every raw column that is read, each once: of features, labels, weight, group and time."""
+        others = (self.weight, self.group, self.time and self.time.column)
+        asked = [self.column_of(feature) for feature in self.features]
+        asked += [column_of(label) for label in self.labels]
+        return tuple(dict.fromkeys([*asked, *(column for column in others if column)]))
+
+    def column_of(self, feature: Feature) -> str:
+        """The raw column a feature reads; a feature of time reads the column of the time."""
+        if isinstance(feature, Sparse) and feature.transform in TIME_TRANSFORMS:
+            assert self.time is not None
+            return self.time.column
+        return column_of(feature)
 
     @property
     def dense(self) -> tuple[Dense, ...]:
@@ -228,9 +345,11 @@ class Schema:
             if kind not in _KINDS:
                 raise ValueError(f"feature kind must be one of {sorted(_KINDS)}, not {kind!r}")
             features.append(_KINDS[kind](**given))
-        if fields.get("columns") is not None:
-            fields["columns"] = tuple(fields["columns"])
-        return Schema(features=tuple(features), **fields)
+        if fields.get("time") is not None:
+            fields["time"] = Time(**fields["time"])
+        given = fields.pop("label", "label")
+        label = tuple(map(_label, given)) if isinstance(given, list) else _label(given)
+        return Schema(features=tuple(features), label=label, **fields)
 
     def save(self, path: Path) -> None:
         path.write_text(self.to_json() + "\n")
@@ -240,9 +359,9 @@ class Schema:
         return Schema.from_json(path.read_text())
 
 
-def column_of(feature: Feature) -> str:
-    """The raw column a feature reads: its own name unless it says another."""
-    return feature.column or feature.name
+def column_of(named: Feature | Label) -> str:
+    """The raw column of a feature or label: its own name unless it says another."""
+    return named.column or named.name
 
 
 def vocabulary_of(feature: Sparse | Sequence) -> str:
@@ -250,9 +369,41 @@ def vocabulary_of(feature: Sparse | Sequence) -> str:
     return feature.vocabulary or feature.name
 
 
-def _check_ids(feature: Sparse | Sequence) -> None:
-    if feature.num_unknown < 1 or feature.min_count < 1:
+def is_list(feature: Feature) -> bool:
+    """Whether a sample has any number of ids of the feature, not one."""
+    return isinstance(feature, Sequence) or (isinstance(feature, Sparse) and feature.many)
+
+
+def _label(given: str | dict[str, Any]) -> str | Label:
+    return given if isinstance(given, str) else Label(**given)
+
+
+def _check_one_of(feature: Dense | Sparse, field: str, legal: tuple[str, ...]) -> None:
+    value = getattr(feature, field)
+    if value not in legal:
+        options = ", ".join(map(repr, legal[:-1]))
         raise ValueError(
-            f"feature {feature.name!r}: num_unknown and min_count must be at least 1, "
+            f"feature {feature.name!r}: {field} must be {options} or {legal[-1]!r}, not {value!r}"
+        )
+
+
+def _check_ids(feature: Sparse | Sequence) -> None:
+    if feature.num_unknown < 0 or feature.min_count < 1:
+        raise ValueError(
+            f"feature {feature.name!r}: num_unknown must be at least 0 and min_count at least 1, "
             f"not {feature.num_unknown} and {feature.min_count}"
+        )
+    if feature.num_unknown == 0 and feature.min_count > 1:
+        raise ValueError(
+            f"feature {feature.name!r}: with num_unknown=0 every value needs an id of its own; "
+            f"min_count must be 1, not {feature.min_count}"
+        )
+    if feature.max_length is not None and feature.max_length < 1:
+        raise ValueError(
+            f"feature {feature.name!r}: max_length must be at least 1, not {feature.max_length}"
+        )
+    if len(feature.separator.encode()) != 1:
+        raise ValueError(
+            f"feature {feature.name!r}: the separator must be one character of one byte, "
+            f"not {feature.separator!r}"
         )
