@@ -150,6 +150,73 @@ bool parse_number(Field field, double* value) {
   return std::isfinite(static_cast<float>(magnitude));
 }
 
+// Whether a value is one of the `num_missing` values that stand in `bytes`, each up to its end.
+bool is_missing(Field value, const char* bytes, const int64_t* ends, int64_t num_missing) {
+  for (int64_t i = 0; i < num_missing; ++i) {
+    const int64_t start = i ? ends[i - 1] : 0;
+    if (ends[i] - start == value.length && !std::memcmp(bytes + start, value.data, value.length)) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Days from 1970-01-01 to a day of the Gregorian calendar (Howard Hinnant, days_from_civil).
+int64_t days_from_civil(int64_t year, int64_t month, int64_t day) {
+  year -= month <= 2;
+  const int64_t era = (year >= 0 ? year : year - 399) / 400;
+  const int64_t of_era = year - era * 400;
+  const int64_t of_year = (153 * (month + (month > 2 ? -3 : 9)) + 2) / 5 + day - 1;
+  return era * 146097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719468;
+}
+
+int64_t days_in_month(int64_t year, int64_t month) {
+  const bool leap = (year % 4 == 0 && year % 100 != 0) || year % 400 == 0;
+  return month == 2 ? 28 + leap : 30 + ((month + (month > 7)) & 1);
+}
+
+// Reads `width` decimal digits at `p`; false where there are fewer.
+bool read_digits(const char*& p, const char* end, int64_t width, int64_t* value) {
+  if (end - p < width) return false;
+  *value = 0;
+  for (; width > 0; --width, ++p) {
+    if (!is_digit(*p)) return false;
+    *value = *value * 10 + (*p - '0');
+  }
+  return true;
+}
+
+// Seconds since 1970 of a time written as `format` says; false where it is not.
+bool parse_time(Field field, const char* format, const char* format_end, int64_t* seconds) {
+  const char* p = field.data;
+  const char* const end = p + field.length;
+  int64_t year = 1970, month = 1, day = 1, hour = 0, minute = 0, second = 0;
+  for (; format < format_end; ++format) {
+    if (*format != '%' || format + 1 == format_end) {
+      if (p == end || *p++ != *format) return false;
+      continue;
+    }
+    bool found = false;
+    switch (*++format) {
+      case 'Y': found = read_digits(p, end, 4, &year); break;
+      case 'y':
+        found = read_digits(p, end, 2, &year);
+        year += year < 69 ? 2000 : 1900;
+        break;
+      case 'm': found = read_digits(p, end, 2, &month); break;
+      case 'd': found = read_digits(p, end, 2, &day); break;
+      case 'H': found = read_digits(p, end, 2, &hour); break;
+      case 'M': found = read_digits(p, end, 2, &minute); break;
+      case 'S': found = read_digits(p, end, 2, &second); break;
+    }
+    if (!found) return false;
+  }
+  if (p != end || year < 1 || month < 1 || month > 12 || day < 1 || day > days_in_month(year, month)) return false;
+  if (hour > 23 || minute > 59 || second > 59) return false;
+  *seconds = ((days_from_civil(year, month, day) * 24 + hour) * 60 + minute) * 60 + second;
+  return true;
+}
+
 }  // namespace
 }  // namespace hotrows
 
@@ -252,4 +319,75 @@ HOTROWS_API int64_t hotrows_transform(const double* values, int64_t num_features
     }
   }
   return 0;
+}
+
+// Takes the spaces around each of n values away where `strip` says so, and makes those that stand
+// among the missing ones empty; in place, in starts and lengths.
+HOTROWS_API int64_t hotrows_blank(const char* text, uint32_t* starts, uint32_t* lengths, int64_t n,
+                                  int64_t strip, const char* missing, const int64_t* missing_ends,
+                                  int64_t num_missing, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t start = starts[i], length = lengths[i];
+    while (strip && length > 0 && text[start] == ' ') ++start, --length;
+    while (strip && length > 0 && text[start + length - 1] == ' ') --length;
+    if (is_missing({text + start, length}, missing, missing_ends, num_missing)) length = 0;
+    starts[i] = start;
+    lengths[i] = length;
+  }
+  return 0;
+}
+
+// offsets [n + 1]: how many values the cells before each one hold, between separators; an empty cell
+// holds none. Returns the number of all.
+HOTROWS_API int64_t hotrows_count_values(const char* text, const uint32_t* starts,
+                                         const uint32_t* lengths, int64_t n, int64_t separator,
+                                         int64_t* offsets, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t i = 0; i < n; ++i) {
+    const char* const cell = text + starts[i];
+    const auto between = std::count(cell, cell + lengths[i], static_cast<char>(separator));
+    offsets[i + 1] = lengths[i] > 0 ? between + 1 : 0;
+  }
+  offsets[0] = 0;
+  for (int64_t i = 0; i < n; ++i) offsets[i + 1] += offsets[i];
+  return offsets[n];
+}
+
+// Where the values of the cells stand: value_starts, value_lengths [offsets[n]].
+HOTROWS_API int64_t hotrows_cut_values(const char* text, const uint32_t* starts,
+                                       const uint32_t* lengths, int64_t n, int64_t separator,
+                                       const int64_t* offsets, uint32_t* value_starts,
+                                       uint32_t* value_lengths, int64_t threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+  for (int64_t i = 0; i < n; ++i) {
+    uint32_t at = starts[i];
+    const uint32_t end = starts[i] + lengths[i];
+    for (int64_t value = offsets[i]; value < offsets[i + 1]; ++value) {
+      const void* found = std::memchr(text + at, static_cast<int>(separator), end - at);
+      const uint32_t stop = found ? static_cast<uint32_t>(static_cast<const char*>(found) - text) : end;
+      value_starts[value] = at;
+      value_lengths[value] = stop - at;
+      at = stop + 1;
+    }
+  }
+  return 0;
+}
+
+// seconds [n]: since 1970, of times written as `format` says (%Y %y %m %d %H %M %S, digits in full;
+// other characters stand for themselves); the least int64 where the value is missing. Returns the
+// first value that is no such time, or -1.
+HOTROWS_API int64_t hotrows_parse_times(const char* text, const uint32_t* starts,
+                                        const uint32_t* lengths, int64_t n, const char* format,
+                                        int64_t format_length, int64_t* seconds, int64_t threads) {
+  int64_t bad = n;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(min : bad)
+  for (int64_t i = 0; i < n; ++i) {
+    seconds[i] = std::numeric_limits<int64_t>::min();
+    if (lengths[i] == 0) continue;
+    const bool found = parse_time({text + starts[i], lengths[i]}, format, format + format_length,
+                                  &seconds[i]);
+    if (!found && i < bad) bad = i;
+  }
+  return bad == n ? -1 : bad;
 }

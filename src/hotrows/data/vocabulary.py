@@ -1,166 +1,363 @@
-"""Vocabularies: the values of id columns, counted, ranked, and turned into ids.
+"""Vocabularies: the values of id columns, counted, ranked, stored, and turned into ids.
 
-`Vocabularies` is a set of them in the native core; `PlainVocabularies` does the same with
-dictionaries: the specification, and what runs where the core was not built.
+`counts` counts the training part, in memory that does not grow with it, and writes a file per
+vocabulary. `vocabularies` maps such files and looks values up in them, in memory where they fit.
+Both work in the native core, or in plain Python (`vocabulary_reference`) where it was not built;
+the files are the same, byte for byte.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
 
 import numpy as np
 
 from hotrows import native
+from hotrows.data.columns import RawIds
 from hotrows.data.foreign import call
-from hotrows.data.text import Fields
-from hotrows.schema import FIRST_UNKNOWN, MISSING
+from hotrows.data.vocabulary_file import Values, open_values, plain_hash, write_values
+from hotrows.data.vocabulary_reference import PlainCounts, PlainVocabularies
 
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK = (1 << 64) - 1
+__all__ = [
+    "Counts",
+    "PlainCounts",
+    "PlainVocabularies",
+    "Values",
+    "Vocabularies",
+    "counts",
+    "open_values",
+    "plain_hash",
+    "resume_counts",
+    "vocabularies",
+    "write_values",
+]
+
+_IN_MEMORY = 1 << 30  # vocabularies of at most this many bytes are copied into memory unasked
+_DAMAGED, _TOO_LONG, _NO_MEMORY = -100000, -100001, -12
+_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # index, ends and text of a vocabulary
+_SPILLED = re.compile(r"run-\d{5}-\d+|write-\d{5}\.[a-z]+")
 
 
-@dataclass(frozen=True)
-class Values:
-    """The values of a vocabulary by falling count, equal counts by their bytes.
+def counts(owners: Sequence[int], folder: Path, memory: int, threads: int) -> Counts | PlainCounts:
+    """Counts of nothing yet; feature f reads vocabulary owners[f].
 
-    counts: [V] int64; ends: [V] int64, where each value ends in `text`; text: uint8.
-    num_distinct: how many values were seen, those below min_count too.
+    folder: where to spill to; memory: bytes that all hash tables may take, also while they grow.
+    """
+    library = native.load()
+    if library is None:
+        return PlainCounts(owners)
+    return Counts(library, owners, folder, memory, threads)
+
+
+def resume_counts(
+    owners: Sequence[int], folder: Path, memory: int, threads: int, state: dict[str, Any]
+) -> Counts | PlainCounts:
+    """Counts that go on from a `state`, in the same folder."""
+    if state["kind"] == "plain":
+        return PlainCounts.resume(owners, state)
+    library = native.load()
+    if library is None:
+        raise ValueError(
+            f"{folder} was begun with the native core, which is not here (`hotrows doctor` tells "
+            f"why); go on where it was begun, or remove the folder and prepare again"
+        )
+    return Counts(library, owners, folder, memory, threads, state)
+
+
+def vocabularies(
+    values: Sequence[Values],
+    owners: Sequence[int],
+    num_unknown: Sequence[int],
+    threads: int,
+    memory: int | None = None,
+) -> Vocabularies | PlainVocabularies:
+    """Vocabularies to encode with; feature f reads values[owners[f]].
+
+    memory: bytes that may be spent to hold them in memory; None: 1 GiB.
+    """
+    library = native.load()
+    if library is None:
+        return PlainVocabularies(values, owners, num_unknown)
+    return Vocabularies(library, values, owners, num_unknown, threads, memory)
+
+
+class Counts:
+    """Counts the values of the training part in bounded memory, in the native core.
+
+    Where the tables are full, the largest go to run files in `folder`. A vocabulary's runs are
+    removed once it is written; those that no state names, when the next counts begin there. After
+    a failure (a full disk) only a state leads on.
     """
 
-    counts: np.ndarray
-    ends: np.ndarray
-    text: np.ndarray
-    num_distinct: int
-
-    def __len__(self) -> int:
-        return len(self.counts)
-
-    def value(self, rank: int) -> bytes:
-        start = int(self.ends[rank - 1]) if rank else 0
-        return self.text[start : int(self.ends[rank])].tobytes()
-
-
-class Vocabularies:
-    """Vocabularies in the native core. Several features may read one: `owners` says which."""
-
-    def __init__(self, library: ctypes.CDLL, owners: Sequence[int]) -> None:
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        owners: Sequence[int],
+        folder: Path,
+        memory: int,
+        threads: int,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
         self._library = library
-        self._owners = np.array(owners, np.int32)
+        self._owners = np.array(owners, np.int64)
         self._num_vocabularies = max(owners, default=-1) + 1
-        self._handle = call(library, "vocabularies_create", self._num_vocabularies)
+        self._folder, self._memory, self._threads = folder, memory, threads
+        self._resumed = state is not None
+        self._settling, self._settled = Lock(), False
+        name = np.frombuffer(os.fsencode(folder) + b"\0", np.uint8)
+        self._handle = call(library, "counts_create", self._num_vocabularies, memory, name)
+        runs = [[] for _ in range(self._num_vocabularies)] if state is None else state["runs"]
+        self._adopt(runs, 0 if state is None else state["num_runs"])
 
     def __del__(self) -> None:
         if hasattr(self, "_handle"):
-            call(self._library, "vocabularies_destroy", self._handle)
+            call(self._library, "counts_destroy", self._handle)
 
-    def count(self, fields: Fields, chosen: np.ndarray) -> None:
-        """Counts the values of the chosen rows, [rows] bool."""
-        columns = np.array(fields.layout.sparse, np.int32)
-        arguments = (columns, self._owners, len(columns), chosen.view(np.uint8), fields.threads)
-        self._call("count", *fields.as_arguments(), *arguments)
+    def add(self, columns: Sequence[RawIds], chosen: np.ndarray) -> None:
+        """Counts the values of the chosen rows, [rows] bool; of a list, all of them."""
+        packed = _Packed(columns)
+        rows = np.ascontiguousarray(chosen, bool).view(np.uint8)
+        assert len(columns) == len(self._owners)
+        arguments = (packed.rows, self._owners, len(columns), rows, len(rows), self._threads)
+        self._call("counts_add", *arguments)
 
-    def take(self, min_counts: Sequence[int], threads: int) -> list[Values]:
-        """The ranked values of every vocabulary; the vocabularies are empty afterwards."""
-        self._call("vocabularies_rank", np.array(min_counts, np.int64), threads)
-        return [self._take(v) for v in range(self._num_vocabularies)]
+    def spill(self) -> None:
+        """Writes all that is counted to run files, and gives the memory back."""
+        self._call("counts_spill", self._threads)
 
-    def fill(self, v: int, values: Values, num_unknown: int) -> None:
-        """Gives the values their ids, in order."""
-        ends = np.ascontiguousarray(values.ends)
-        text = np.ascontiguousarray(values.text)
-        self._call("vocabulary_fill", v, len(values), ends, text, num_unknown)
+    def state(self) -> dict[str, Any]:
+        """After `spill`: what `resume_counts` goes on from."""
+        in_use, _, num_runs = self._sizes()
+        assert in_use == 0, "spill before state"
+        runs = [[run.name for run in self._runs(v)] for v in range(self._num_vocabularies)]
+        return {"kind": "native", "runs": runs, "num_runs": num_runs}
 
-    def encode(self, fields: Fields) -> np.ndarray:
-        """[features, rows] int64."""
-        columns = np.array(fields.layout.sparse, np.int32)
-        ids = np.empty((len(columns), fields.num_rows), np.int64)
-        arguments = (columns, self._owners, len(columns), ids, fields.threads)
-        self._call("encode", *fields.as_arguments(), *arguments)
-        return ids
+    def write(
+        self, v: int, path: Path, name: str, min_count: int, known: Values | None = None
+    ) -> int:
+        """Writes vocabulary v to `path`; returns how many distinct values were seen.
 
-    def _take(self, v: int) -> Values:
+        Its values are those seen at least min_count times, by falling count, equal ones by their
+        bytes. Values that are `known` come first, in the order they have, however often they were
+        seen. Threads may write at once, each another vocabulary. A vocabulary that is there already
+        when counting was resumed was finished before, from the same counts, and is left.
+        """
+        if self._resumed and path.exists():
+            return open_values(path).num_distinct
+        self._settle()
+        with self._raw_files(v) as raw:
+            num_distinct = self._rank(v, min_count, known)
+            write_values(path, name, _raw_values(raw, num_distinct))
+        for run in self._runs(v):
+            run.unlink(missing_ok=True)
+        return num_distinct
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that the tables ever took."""
+        return self._sizes()[1]
+
+    def _adopt(self, runs: list[list[str]], num_runs: int) -> None:
+        """Takes over the runs that a state names, and removes what else was left."""
+        named = {run for of in runs for run in of}
+        for path in list(self._folder.iterdir()):
+            if _SPILLED.fullmatch(path.name) and path.name not in named:
+                path.unlink()
+        for v, of in enumerate(runs):
+            numbers = np.array([int(run.rsplit("-", 1)[1]) for run in of], np.int64)
+            call(self._library, "counts_resume", self._handle, v, numbers, len(of), num_runs)
+
+    def _settle(self) -> None:
+        """Before the first vocabulary is written: where one was spilled, all are.
+
+        The tables' memory is then free for sorting.
+        """
+        with self._settling:
+            if not self._settled and self._sizes()[2] > 0:
+                self.spill()
+            self._settled = True
+
+    @contextmanager
+    def _raw_files(self, v: int) -> Iterator[dict[str, Path]]:
+        """What the core writes the columns of a vocabulary to; removed afterwards."""
+        stem = self._folder / f"write-{v:05d}"
+        raw = {part: stem.with_suffix(f".{part}") for part in ("counts", "ends", "text", "index")}
+        try:
+            yield raw
+        finally:
+            for path in raw.values():
+                path.unlink(missing_ok=True)
+
+    def _rank(self, v: int, min_count: int, known: Values | None) -> int:
+        results = np.zeros(2, np.int64)
+        given = _Stored([] if known is None else [_arrays_of(known)], [0])
+        arguments = (v, min_count, given.rows, self._threads, results)
+        self._call("counts_write", *arguments)
+        return int(results[1])
+
+    def _runs(self, v: int) -> list[Path]:
+        numbers = np.zeros(call(self._library, "counts_runs", self._handle, v, 0), np.int64)
+        if len(numbers):
+            call(self._library, "counts_runs", self._handle, v, numbers)
+        return [self._folder / f"run-{v:05d}-{number}" for number in numbers.tolist()]
+
+    def _sizes(self) -> tuple[int, int, int]:
+        """Bytes in use by tables, the most that ever were, and how many runs were written."""
         sizes = np.zeros(3, np.int64)
-        self._call("vocabulary_sizes", v, sizes)
-        distinct, ranked, num_bytes = (int(size) for size in sizes)
-        counts, ends = np.empty(ranked, np.int64), np.empty(ranked, np.int64)
-        text = np.empty(num_bytes, np.uint8)
-        self._call("vocabulary_take", v, counts, ends, text)
-        return Values(counts, ends, text, distinct)
+        call(self._library, "counts_sizes", self._handle, sizes)
+        return int(sizes[0]), int(sizes[1]), int(sizes[2])
 
     def _call(self, name: str, *arguments) -> None:
-        if call(self._library, name, self._handle, *arguments) != 0:
-            raise MemoryError(
-                "the vocabularies do not fit in memory, which grows with the number of distinct "
-                "values; use more, or leave out the columns with the most values"
+        problem = np.zeros(4096, np.uint8)
+        code = call(self._library, name, self._handle, *arguments, problem)
+        if code != 0:
+            path = os.fsdecode(problem.tobytes().split(b"\0", 1)[0])
+            raise _failure(code, path, self._memory)
+
+
+class Vocabularies:
+    """Turns values into ids by stored vocabularies, in the native core."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        values: Sequence[Values],
+        owners: Sequence[int],
+        num_unknown: Sequence[int],
+        threads: int,
+        memory: int | None = None,
+    ) -> None:
+        self._library = library
+        self._owners = np.array(owners, np.int64)
+        self._threads = threads
+        self._stored = _Stored([_arrays_of(of) for of in values], num_unknown)
+        if self._stored.num_bytes <= (_IN_MEMORY if memory is None else memory):
+            self._stored = self._stored.in_memory()
+        else:
+            self._stored.read_at_random(library)
+
+    def encode(self, columns: Sequence[RawIds]) -> list[np.ndarray]:
+        """The ids of the values of each column, int64: 1 for a missing value; 2 + num_unknown + rank
+        for one of the vocabulary; else 2 + hash % num_unknown, or -1 where num_unknown is 0."""
+        packed = _Packed(columns)
+        assert len(columns) == len(self._owners)
+        all_ids = np.empty(sum(map(len, columns)), np.int64)
+        ids = np.split(all_ids, np.cumsum([len(column) for column in columns])[:-1])
+        places = np.array([of.ctypes.data for of in ids[: len(columns)]], np.int64)
+        read = (self._stored.rows, packed.rows, self._owners, len(columns))
+        call(self._library, "vocabularies_encode", *read, places, self._threads)
+        return ids[: len(columns)]
+
+
+class _Packed:
+    """Columns as the core takes them: rows [F, 6] of addresses and sizes."""
+
+    def __init__(self, columns: Sequence[RawIds]) -> None:
+        self._kept = [
+            (
+                np.ascontiguousarray(column.text, np.uint8),
+                np.ascontiguousarray(column.starts, np.uint32),
+                np.ascontiguousarray(column.lengths, np.uint32),
+                None if column.offsets is None else np.ascontiguousarray(column.offsets, np.int64),
             )
+            for column in columns
+        ]
+        self.rows = np.array([_packed(*of) for of in self._kept], np.int64)
 
 
-class PlainVocabularies:
-    """The same in Python, one dictionary per vocabulary."""
+class _Stored:
+    """Vocabularies as the core takes them: rows [V, 7] of addresses and sizes."""
 
-    def __init__(self, owners: Sequence[int]) -> None:
-        self._owners = list(owners)
-        self._numbers: list[dict[bytes, int]] = [{} for _ in range(max(owners, default=-1) + 1)]
-        self._num_unknown = [1] * len(self._numbers)
+    def __init__(self, arrays: Sequence[_Arrays], num_unknown: Sequence[int]) -> None:
+        self._num_unknown = list(num_unknown)
+        self._kept = list(arrays)
+        rows = [
+            _stored_row(*of, unknown) for of, unknown in zip(self._kept, num_unknown, strict=False)
+        ]
+        self.rows = np.array(rows or [(0,) * 7], np.int64)
 
-    def count(self, fields: Fields, chosen: np.ndarray) -> None:
-        for v, column in zip(self._owners, fields.layout.sparse, strict=True):
-            counts = self._numbers[v]
-            for row in np.flatnonzero(chosen).tolist():
-                if value := fields.value(column, row):
-                    counts[value] = counts.get(value, 0) + 1
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for of in self._kept for array in of)
 
-    def take(self, min_counts: Sequence[int], threads: int) -> list[Values]:
-        taken = [_ranked(*of) for of in zip(self._numbers, min_counts, strict=True)]
-        self._numbers = [{} for _ in self._numbers]
-        return taken
+    def in_memory(self) -> _Stored:
+        """A copy; large arrays in huge pages, where the system has them."""
+        copied = [
+            (np.array(index), np.array(ends), np.array(text)) for index, ends, text in self._kept
+        ]
+        return _Stored(copied, self._num_unknown)
 
-    def fill(self, v: int, values: Values, num_unknown: int) -> None:
-        self._num_unknown[v] = num_unknown
-        first = FIRST_UNKNOWN + num_unknown
-        self._numbers[v] = {values.value(rank): first + rank for rank in range(len(values))}
-
-    def encode(self, fields: Fields) -> np.ndarray:
-        ids = np.empty((len(self._owners), fields.num_rows), np.int64)
-        for f, column in enumerate(fields.layout.sparse):
-            for row in range(fields.num_rows):
-                ids[f, row] = self._id(self._owners[f], fields.value(column, row))
-        return ids
-
-    def _id(self, v: int, value: bytes) -> int:
-        if not value:
-            return MISSING
-        found = self._numbers[v].get(value)
-        return FIRST_UNKNOWN + plain_hash(value) % self._num_unknown[v] if found is None else found
+    def read_at_random(self, library: ctypes.CDLL) -> None:
+        """Tells the system not to read ahead."""
+        for of in self._kept:
+            for array in of:
+                call(library, "read_at_random", array, array.nbytes)
 
 
-def vocabularies(owners: Sequence[int]) -> Vocabularies | PlainVocabularies:
-    """Empty vocabularies; feature f reads number owners[f]."""
-    library = native.load()
-    return PlainVocabularies(owners) if library is None else Vocabularies(library, owners)
+def _arrays_of(values: Values) -> _Arrays:
+    if values.index is None:
+        raise ValueError(
+            "expected a vocabulary with an index, found one without: its values are ids already, or "
+            "it was written by an older hotrows; prepare the data again"
+        )
+    return values.index, values.ends, values.text
 
 
-def plain_hash(value: bytes) -> int:
-    """h = length * golden; h = mix64(h ^ word) for each eight bytes, the last padded with zeros."""
-    h = len(value) * _GOLDEN & _MASK
-    for i in range(0, len(value), 8):
-        h = _mix64(h ^ int.from_bytes(value[i : i + 8], "little"))
-    return h
+def _stored_row(
+    index: np.ndarray, ends: np.ndarray, text: np.ndarray, num_unknown: int
+) -> tuple[int, ...]:
+    places = (index.ctypes.data, len(index), len(ends), ends.ctypes.data)
+    return (*places, text.ctypes.data, len(text), num_unknown)
 
 
-def _ranked(counts: dict[bytes, int], min_count: int) -> Values:
-    kept = sorted(
-        ((count, value) for value, count in counts.items() if count >= min_count),
-        key=lambda pair: (-pair[0], pair[1]),
+def _packed(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, offsets) -> tuple[int, ...]:
+    places = (
+        starts.ctypes.data,
+        lengths.ctypes.data,
+        0 if offsets is None else offsets.ctypes.data,
     )
-    ends = np.cumsum([len(value) for _, value in kept], dtype=np.int64)
-    text = np.frombuffer(b"".join(value for _, value in kept), np.uint8)
-    return Values(np.array([count for count, _ in kept], np.int64), ends, text, len(counts))
+    return (text.ctypes.data, len(text), *places, len(starts))
 
 
-def _mix64(x: int) -> int:
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & _MASK
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & _MASK
-    return x ^ (x >> 31)
+def _raw_values(raw: dict[str, Path], num_distinct: int) -> Values:
+    return Values(
+        counts=_mapped(raw["counts"], np.int64),
+        ends=_mapped(raw["ends"], np.int64),
+        text=_mapped(raw["text"], np.uint8),
+        num_distinct=num_distinct,
+        index=_mapped(raw["index"], np.uint64).reshape(-1, 2),
+    )
+
+
+def _mapped(path: Path, dtype) -> np.ndarray:
+    """A raw file; an empty one cannot be mapped."""
+    if path.stat().st_size == 0:
+        return np.zeros(0, dtype)
+    return np.memmap(path, dtype, "r").view(np.ndarray)
+
+
+def _failure(code: int, path: str, memory: int) -> Exception:
+    if code == _DAMAGED:
+        return ValueError(
+            f"{path} is damaged or cut off: expected the counts that an interrupted preparation left "
+            f"there; remove the folder and prepare again"
+        )
+    if code == _TOO_LONG:
+        return ValueError(
+            f"the vocabularies may take {memory:,} bytes of memory, which is less than a single value "
+            f"needs; give more memory"
+        )
+    if code == _NO_MEMORY:
+        return MemoryError(
+            f"the vocabularies may take {memory:,} bytes of memory, and the system has less to give; "
+            f"give less memory"
+        )
+    return OSError(-code, os.strerror(-code), path)

@@ -1,0 +1,94 @@
+// Memory that is accounted for: zeroed blocks, given back to the system at once, under a common limit.
+#pragma once
+
+#include "core.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <utility>
+
+#include <sys/mman.h>
+
+namespace hotrows {
+
+// A block of zeroed memory; a large one in huge pages, where the system has them.
+class Zeroed {
+ public:
+  Zeroed() = default;
+  explicit Zeroed(int64_t size) : size_(size) {
+    data_ = mapped() ? map() : std::calloc(1, static_cast<size_t>(size));
+    if (!data_ && size > 0) throw std::bad_alloc();
+  }
+  ~Zeroed() {
+    if (!data_) return;
+    if (mapped()) {
+      ::munmap(data_, static_cast<size_t>(size_));
+    } else {
+      std::free(data_);
+    }
+  }
+  Zeroed(Zeroed&& other) noexcept { swap(other); }
+  Zeroed& operator=(Zeroed&& other) noexcept {
+    Zeroed taken(std::move(other));
+    swap(taken);
+    return *this;
+  }
+
+  template <typename T>
+  T* as() const { return static_cast<T*>(data_); }
+  int64_t size() const { return size_; }
+
+ private:
+  static constexpr int64_t kMapped = 256 << 10;
+  static constexpr int64_t kHuge = 4 << 20;
+
+  bool mapped() const { return size_ >= kMapped; }
+
+  void* map() const {
+    const size_t size = static_cast<size_t>(size_);
+    void* p = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return nullptr;
+#ifdef MADV_HUGEPAGE
+    if (size_ >= kHuge) ::madvise(p, size, MADV_HUGEPAGE);
+#endif
+    return p;
+  }
+
+  void swap(Zeroed& other) {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+  }
+
+  void* data_ = nullptr;
+  int64_t size_ = 0;
+};
+
+// How many bytes are in use, of how many that may be. Threads share it.
+class Budget {
+ public:
+  explicit Budget(int64_t limit) : limit_(limit) {}
+
+  bool reserve(int64_t size) {
+    const int64_t used = used_.fetch_add(size) + size;
+    if (used > limit_) {
+      used_ -= size;
+      return false;
+    }
+    int64_t peak = peak_;
+    while (peak < used && !peak_.compare_exchange_weak(peak, used)) {
+    }
+    return true;
+  }
+
+  void release(int64_t size) { used_ -= size; }
+  int64_t used() const { return used_; }
+  int64_t peak() const { return peak_; }
+  int64_t limit() const { return limit_; }
+
+ private:
+  const int64_t limit_;
+  std::atomic<int64_t> used_{0}, peak_{0};
+};
+
+}  // namespace hotrows
