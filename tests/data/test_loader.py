@@ -121,6 +121,15 @@ def test_permutations_are_those_of_every_version():
     assert np.abs(counts / 2000 - 0.25).max() < 0.05
 
 
+@pytest.mark.parametrize("n", [4095, 4096, 5000, 65_536, 65_537, 262_144])
+def test_permutations_of_the_native_core_are_those_of_numpy(n, monkeypatch):
+    found = [order.permutation(n, seed, 7) for seed in range(3)]
+    assert (np.sort(found[0]) == np.arange(n)).all()
+    use_plain_python(monkeypatch)
+    plain = [order.permutation(n, seed, 7) for seed in range(3)]
+    assert all(map(np.array_equal, found, plain))
+
+
 def test_an_empty_part_has_no_batch(data):
     loader = Loader(data.parts["test"], 10, shuffle=True)
     assert len(loader) == 0

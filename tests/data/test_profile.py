@@ -22,7 +22,8 @@ from hotrows.data.profile import (
     two_samples,
 )
 from hotrows.data.shards import Rows
-from hotrows.schema import Dense, Schema, Sparse, Table
+from hotrows.schema import Dense, Schema, Sequence, Sparse, Table
+from tests.data.encoded_rows import batch_of, samples, write_rows
 
 ROWS = 20_000
 BYTES = {"small": 8, "shared": 4, "wide": 16}
@@ -243,11 +244,54 @@ def test_membership_by_table_and_by_search(last):
     hot = np.array([0, 7, last])
     dtype = np.uint8 if rows == 256 else np.int64
     ids = np.array([0, 1, 7, 8, last, last - 1, rows - 1]).astype(dtype)
-    rows_of = Rows((ids,), np.zeros((7, 0), np.float32), np.zeros(7, np.uint8))
+    rows_of = Rows((ids,), (None,), np.zeros((7, 0), np.float32), np.zeros(7, np.uint8))
     expected = [i in (0, 7, last) for i in ids.tolist()]
     assert all_hot({"a": hot}, schema)(rows_of).tolist() == expected
     none = all_hot({"a": np.zeros(0, np.int64)}, schema)(rows_of)
     assert not none.any()
+
+
+def test_a_row_is_all_hot_where_every_id_of_its_lists_is():
+    schema = Schema((Sparse("a", rows=9), Sparse("many", rows=9, many=True), Sequence("s", rows=9)))
+    hot = {"a": np.array([1]), "many": np.array([2, 3]), "s": np.array([4])}
+    rows = Rows(
+        ids=(np.array([1, 1, 1, 1, 8]), np.array([2, 3, 2, 8, 3]), np.array([7, 4, 4, 4, 4, 8])),
+        offsets=(None, np.array([0, 2, 4, 4, 5, 5]), np.array([1, 1, 2, 4, 6, 6])),
+        dense=np.zeros((5, 0), np.float32),
+        labels=np.zeros(5, np.uint8),
+    )
+    assert all_hot(hot, schema)(rows).tolist() == [True, False, True, False, False]
+    assert all_hot(hot, schema)(rows[1:4]).tolist() == [False, True, False]
+
+
+def test_every_id_of_a_list_is_a_lookup(tmp_path, monkeypatch):
+    shared = {"vocabulary": "v", "rows": 300_000}
+    schema = Schema((Dense("x"), Sparse("a", **shared), Sequence("s", **shared)))
+    batch = batch_of(schema, 3000)
+    batch = dataclasses.replace(batch, ids=torch.where(batch.ids < 300_000 - 1, batch.ids % 40, 7))
+    data = write_rows(tmp_path / "out", schema, batch, 700, monkeypatch)
+    found = profile(data, bytes_per_row={"v": 8}, fast_memory=8, sample=0.5)
+    assert found.hot["v"].tolist() == [7]
+    of = samples(batch)
+    lookups = [value for ids, *_ in of for one in ids for value in one]
+    share = lookups.count(7) / len(lookups)
+    assert found.lookups.low <= share <= found.lookups.high
+    assert found.vocabularies[0].lookups == found.lookups
+    all_sevens = sum(set(ids[0] + ids[1]) == {7} for ids, *_ in of) / len(of)
+    assert found.samples.low <= all_sevens <= found.samples.high
+
+
+def test_lists_that_are_all_empty_leave_their_vocabulary_unknown(tmp_path):
+    schema = Schema((Dense("x"), Sparse("a", rows=300_000), Sequence("s", rows=300_000)))
+    batch = dataclasses.replace(
+        batch_of(schema, 50),
+        ids=torch.zeros(50, dtype=torch.int64),
+        offsets=torch.arange(101).clamp(max=50),
+    )
+    data = write_encoded(tmp_path / "out", schema, {"train": [batch]})
+    found = profile(data, bytes_per_row={"a": 8, "s": 8}, fast_memory=8, sample=0.5)
+    assert found.vocabularies[1].lookups == Share(0.0, 0.0, 1.0)
+    assert found.samples.value == 1.0
 
 
 def test_a_profile_comes_back_from_its_file(data, tmp_path):

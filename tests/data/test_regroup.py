@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from hotrows import cli
 from hotrows.batch import Batch
-from hotrows.data import EncodedData, Profile, describe, profile, regroup, write_encoded
+from hotrows.data import EncodedData, Loader, Profile, describe, profile, regroup, write_encoded
 from hotrows.data.profile import pays
 from hotrows.data.shards import ShardWriter
 from hotrows.schema import Dense, Schema, Sparse
+from tests.data.encoded_rows import EVERYTHING, batch_of, samples, write_rows
 from tests.data.raw import files_of, read
 
 BYTES = {"a": 64, "b": 64}
@@ -65,8 +66,9 @@ def test_every_row_stands_once_and_in_order(data, found, tmp_path):
     hot, cold = regrouped.hot_and_cold()
     assert regrouped.hot_rows == hot.rows == is_hot.sum()
     assert hot.rows + cold.rows == regrouped.parts["train"].rows == 3000
-    assert hot.clicks == labels[is_hot].sum()
-    assert hot.clicks + cold.clicks == regrouped.parts["train"].clicks == data.parts["train"].clicks
+    assert hot.clicks == (labels[is_hot].sum(),)
+    assert cold.clicks == (labels[~is_hot].sum(),)
+    assert regrouped.parts["train"].clicks == data.parts["train"].clicks
     assert [name[:4] for name, _ in hot.shards] == ["hot-"] * len(hot.shards)
     assert regrouped.parts["train"].shards == hot.shards + cold.shards
     assert len(cold.shards) > 1
@@ -85,6 +87,25 @@ def test_any_profile_parts_the_rows(tmp_path_factory, rows, seed, budget):
     assert sorted(numbers) == list(range(rows))
     halves = np.split(numbers, [regrouped.hot_rows])
     assert all((np.diff(half) > 0).all() for half in halves)
+
+
+def test_lists_labels_weights_and_groups_move_with_their_row(tmp_path, monkeypatch):
+    data = write_rows(tmp_path / "enc", EVERYTHING, batch_of(EVERYTHING, 1500), 700, monkeypatch)
+    sizes = dict.fromkeys(("one", "many", "sequence", "two"), 8)
+    found = profile(data, bytes_per_row=sizes, fast_memory=8 * 40_000, sample=0.5)
+    regrouped = regroup(data, found, tmp_path / "hot", force=True)
+    hot = [set(found.hot[name].tolist()) for name in regrouped.parts["train"].features]
+
+    def rows_of(part):
+        (batch,) = Loader(part, 1500, shuffle=False).batches(0)
+        return samples(batch)
+
+    before = rows_of(data.parts["train"])
+    is_hot = [all(hot[f].issuperset(one) for f, one in enumerate(ids)) for ids, *_ in before]
+    assert 10 < sum(is_hot) < 1490
+    expected = [row for row, of in zip(before, is_hot, strict=True) if of]
+    expected += [row for row, of in zip(before, is_hot, strict=True) if not of]
+    assert rows_of(regrouped.parts["train"]) == expected
 
 
 def test_all_else_stays(data, found, tmp_path):

@@ -4,55 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from hotrows.data.part import Part
 from hotrows.data.sections import open_sections
-from hotrows.data.shards import Rows, Written, open_shard
+from hotrows.data.shards import Written
 from hotrows.data.split import NAMES
 from hotrows.data.transform import Statistics
 from hotrows.schema import Schema
 
-VERSION = 1
+VERSION = 2
 _MANIFEST = "data.json"
-
-
-@dataclass(frozen=True)
-class Part:
-    """Rows to train on, to validate with, or to test with.
-
-    shards: (file, rows) in order; clicks: rows with label 1; missing, unknown: per feature, in how
-    many rows its value was missing, or not in the vocabulary.
-    """
-
-    name: str
-    folder: Path
-    features: tuple[str, ...]
-    num_dense: int
-    shards: tuple[tuple[str, int], ...] = ()
-    clicks: int = 0
-    missing: dict[str, int] = field(default_factory=dict)
-    unknown: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def rows(self) -> int:
-        return sum(rows for _, rows in self.shards)
-
-    def shard(self, index: int) -> Rows:
-        """The rows of a shard, mapped; an error where the file was cut off or replaced."""
-        name, expected = self.shards[index]
-        status = (self.folder / name).stat() if (self.folder / name).exists() else None
-        version = (status.st_ino, status.st_mtime_ns, status.st_size) if status else (0, 0, 0)
-        rows = _opened(self.folder / name, version, self.features)
-        if len(rows) != expected:
-            raise ValueError(
-                f"{self.folder / name} has {len(rows):,} rows, {_MANIFEST} says {expected:,}; "
-                f"prepare the data again"
-            )
-        return rows
 
 
 @dataclass(frozen=True)
@@ -71,6 +38,8 @@ class EncodedData:
     parts: "train", "validation" and "test"; a part may have no rows.
     halves: where the data is regrouped, the all-hot and the cold rows of "train", in this order.
     fingerprint: of schema, vocabularies and statistics; equal where a value gets the same id.
+    extends: fingerprints of the data whose vocabularies have grown into these, the nearest first.
+    source: where the parts are read from, if not from shards in this folder; see `open_source`.
     """
 
     path: Path
@@ -83,6 +52,14 @@ class EncodedData:
     statistics: dict[str, Statistics]
     encodes_raw: bool
     halves: tuple[Part, Part] | None = None
+    source: dict[str, Any] | None = None
+    extends: tuple[str, ...] = ()
+
+    @property
+    def lineage(self) -> tuple[str, ...]:
+        """Fingerprints of this data and of what it extends: a model of any of them fits, its tables
+        grown."""
+        return (self.fingerprint, *self.extends)
 
     @property
     def hot_rows(self) -> int | None:
@@ -136,14 +113,17 @@ def write_manifest(
     encoders: Mapping[str, Any],
     split: str | None = None,
     seed: int = 0,
+    extends: Sequence[str] = (),
 ) -> None:
     """Writes data.json. encoders: {"vocabularies": {name: {file, num_distinct}}, "statistics":
-    {feature: {mean, deviation}}, "encodes_raw": bool}."""
+    {feature: {mean, deviation}}, "encodes_raw": bool}; extends: fingerprints of the data whose
+    vocabularies have grown into these, the nearest first."""
     parts = {name: _part_to_json(of) for name, of in written.items()}
     manifest = {
         "format": "hotrows data",
         "version": VERSION,
         "fingerprint": _fingerprint(folder, schema, encoders),
+        "extends": list(extends),
         "split": split,
         "seed": seed,
         "schema": json.loads(schema.to_json()),
@@ -171,9 +151,9 @@ def _from_manifest(path: Path, manifest: dict[str, Any]) -> EncodedData:
     def part(name: str, stored: Mapping[str, Any]) -> Part:
         of = dict(stored)
         shards = tuple((shard["file"], shard["rows"]) for shard in of.pop("shards"))
+        clicks, labelled = (tuple(of.pop(key, ())) for key in ("clicks", "labelled"))
         of.pop("rows", None)
-        features = tuple(f.name for f in schema.sparse)
-        return Part(name, path, features, len(schema.dense), shards, **of)
+        return Part(name, path, schema, shards, clicks, labelled, **of)
 
     halves = manifest.get("halves")
     return EncodedData(
@@ -186,6 +166,7 @@ def _from_manifest(path: Path, manifest: dict[str, Any]) -> EncodedData:
         vocabularies={n: StoredVocabulary(**of) for n, of in manifest["vocabularies"].items()},
         statistics={n: Statistics(**of) for n, of in manifest["statistics"].items()},
         encodes_raw=manifest["encodes_raw"],
+        extends=tuple(manifest.get("extends", ())),
         halves=halves and (part("hot", halves["hot"]), part("cold", halves["cold"])),
     )
 
@@ -194,8 +175,11 @@ def _part_to_json(written: Written) -> dict[str, Any]:
     return {
         "rows": sum(rows for _, rows in written.shards),
         "clicks": written.clicks,
+        "labelled": written.labelled,
         "missing": written.missing,
         "unknown": written.unknown,
+        "values": written.values,
+        "empty": written.empty,
         "shards": [{"file": file, "rows": rows} for file, rows in written.shards],
     }
 
@@ -205,12 +189,6 @@ def _fingerprint(folder: Path, schema: Schema, encoders: Mapping[str, Any]) -> s
     digest.update(json.dumps(encoders["statistics"]).encode())
     for vocabulary in encoders["vocabularies"].values():
         sections = open_sections(folder / vocabulary["file"])
-        digest.update(sections["ends"].tobytes())
-        digest.update(sections["text"].tobytes())
+        for name in ("ends", "text"):
+            digest.update(sections[name].reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
-
-
-@lru_cache(maxsize=256)
-def _opened(path: Path, version: tuple[int, int, int], features: tuple[str, ...]) -> Rows:
-    """A shard, mapped once while its file (inode, time and size) stays the same."""
-    return open_shard(path, features)

@@ -22,7 +22,6 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
@@ -31,6 +30,7 @@ import numpy as np
 
 from hotrows.data.encoded import EncodedData, Part
 from hotrows.data.encoding import readers_of
+from hotrows.data.gather import ends_of, joined_offsets
 from hotrows.data.prepare import Progress
 from hotrows.data.sections import open_sections, write_sections
 from hotrows.data.shards import Rows
@@ -219,13 +219,16 @@ def row_bytes(tables: Iterable[Table], schema: Schema, optimizer: RowOptimizer) 
 
 
 def all_hot(hot: Mapping[str, np.ndarray], schema: Schema) -> Callable[[Rows], np.ndarray]:
-    """What tells of stored rows, [n], whether every lookup of theirs is hot, [n] bool."""
+    """What tells of stored rows, [n], whether every lookup of theirs is hot, [n] bool.
+
+    A row without any lookup is.
+    """
     tests = _tests(hot, schema)
 
     def test(rows: Rows) -> np.ndarray:
         found = np.ones(len(rows), bool)
-        for column, is_hot in zip(rows.ids, tests, strict=True):
-            found &= is_hot(column)
+        for f, is_hot in enumerate(tests):
+            found &= _all_of(is_hot(rows.values(f)), rows.offsets[f])
         return found
 
     return test
@@ -330,36 +333,46 @@ def _threshold(of: Accesses, num: int) -> int | None:
     return int(np.partition(of.counts, last)[last])
 
 
+@dataclass(frozen=True)
+class Column:
+    """The ids of a feature in a sample, [N].
+
+    rows: [rows + 1], where each row's begin, None where each has one; pieces: [K + 1], where each
+        piece's begin.
+    """
+
+    ids: np.ndarray
+    rows: np.ndarray | None
+    pieces: np.ndarray
+
+
 class _Sample:
     """Rows of blocks, still mapped, in pieces that no shard's end cuts."""
 
     def __init__(self, part: Part, blocks: np.ndarray) -> None:
         self._places = {feature: f for f, feature in enumerate(part.features)}
-        self._pieces = list(_pieces(part, blocks))
+        self._pieces = [
+            piece for first, end in blocks.tolist() for piece in part.mapped(first, end)
+        ]
         self.sizes = np.array([len(piece) for piece in self._pieces])  # [K]
         self._starts = np.cumsum(self.sizes) - self.sizes
 
     def __len__(self) -> int:
         return int(self.sizes.sum())
 
-    def column(self, feature: str) -> np.ndarray:
-        """[rows], the ids of a feature."""
+    def column(self, feature: str) -> Column:
         place = self._places[feature]
-        return np.concatenate([piece.ids[place] for piece in self._pieces])
+        ids = [piece.values(place) for piece in self._pieces]
+        bounds = [of for piece in self._pieces if (of := piece.offsets[place]) is not None]
+        return Column(
+            ids=np.concatenate(ids),
+            rows=joined_offsets(bounds) if bounds else None,
+            pieces=ends_of(np.array([len(of) for of in ids])),
+        )
 
     def hits(self, found: np.ndarray) -> np.ndarray:
         """[K] int64: how many rows of each piece were found; found: [rows] bool."""
         return np.add.reduceat(found, self._starts, dtype=np.int64)
-
-
-def _pieces(part: Part, blocks: np.ndarray) -> Iterator[Rows]:
-    starts = [0, *accumulate(rows for _, rows in part.shards)]
-    for first, end in blocks.tolist():
-        shard = int(np.searchsorted(starts, first, side="right")) - 1
-        while first < end:
-            stop = min(end, starts[shard + 1])
-            yield part.shard(shard)[first - starts[shard] : stop - starts[shard]]
-            first, shard = stop, shard + 1
 
 
 def _accesses(
@@ -368,10 +381,10 @@ def _accesses(
     done = 0
     for name, readers in readers_of(schema).items():
         rows = schema.rows_of(readers[0].name)
-        columns = [sample.column(feature.name) for feature in readers]
+        columns = [sample.column(feature.name).ids for feature in readers]
         yield Accesses(name, rows, bytes_per_row[name], *_counts(np.concatenate(columns), rows))
         done += len(readers)
-        progress("counting", done, len(schema.sparse))
+        progress("counting", done, len(schema.id_features))
 
 
 def _counts(ids: np.ndarray, rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -400,23 +413,30 @@ def _measure(
 ) -> _Found:
     """What the hot ids serve of a sample."""
     samples = np.ones(len(sample), bool)
-    hits = {name: np.zeros(len(sample.sizes), np.int64) for name in hot}
+    hits, sizes = ({name: np.zeros(len(sample.sizes), np.int64) for name in hot} for _ in range(2))
     tests = _tests(hot, schema)
-    for done, (feature, is_hot) in enumerate(zip(schema.sparse, tests, strict=True), 1):
-        found = is_hot(sample.column(feature.name))
-        samples &= found
-        hits[vocabulary_of(feature)] += sample.hits(found)
+    for done, (feature, is_hot) in enumerate(zip(schema.id_features, tests, strict=True), 1):
+        column = sample.column(feature.name)
+        found = is_hot(column.ids)
+        samples &= _all_of(found, column.rows)
+        hits[vocabulary_of(feature)] += np.diff(ends_of(found)[column.pieces])
+        sizes[vocabulary_of(feature)] += np.diff(column.pieces)
         progress("measuring", done, len(tests))
-    readers = readers_of(schema)
-
-    def share(of: np.ndarray, lookups_per_sample: int) -> Share:
-        return interval(of, sample.sizes * lookups_per_sample, confidence)
-
+    all_hits, all_sizes = (np.sum(list(of.values()), axis=0) for of in (hits, sizes))
     return _Found(
-        lookups=share(np.sum(list(hits.values()), axis=0), len(schema.sparse)),
-        samples=share(sample.hits(samples), 1),
-        by_vocabulary={name: share(of, len(readers[name])) for name, of in hits.items()},
+        lookups=interval(all_hits, all_sizes, confidence),
+        samples=interval(sample.hits(samples), sample.sizes, confidence),
+        by_vocabulary={name: interval(of, sizes[name], confidence) for name, of in hits.items()},
     )
+
+
+def _all_of(found: np.ndarray, rows: np.ndarray | None) -> np.ndarray:
+    """[rows] bool, whether all ids of a row were found; found: [N] bool, row after row."""
+    if rows is None:
+        return found
+    missed = ends_of(~found)
+    starts = rows.astype(np.int64) - int(rows[0])
+    return missed[starts[1:]] == missed[starts[:-1]]
 
 
 def _line(
@@ -442,6 +462,8 @@ def interval(hits: np.ndarray, sizes: np.ndarray, confidence: float) -> Share:
     stretch of it has its block.
     """
     total = int(sizes.sum())
+    if total == 0:
+        return Share(0.0, 0.0, 1.0)  # nothing was seen, and so nothing is known
     p = float(hits.sum() / total)
     of_chance = p * (1 - p) / total
     n = float(total)
@@ -458,12 +480,12 @@ def interval(hits: np.ndarray, sizes: np.ndarray, confidence: float) -> Share:
 def _tests(
     hot: Mapping[str, np.ndarray], schema: Schema
 ) -> list[Callable[[np.ndarray], np.ndarray]]:
-    """For every sparse feature, what tells of its ids, [n], whether they are hot, [n] bool."""
+    """For every feature with ids, what tells of them, [n], whether they are hot, [n] bool."""
     of = {
         name: _members(hot[name], schema.rows_of(readers[0].name))
         for name, readers in readers_of(schema).items()
     }
-    return [of[vocabulary_of(feature)] for feature in schema.sparse]
+    return [of[vocabulary_of(feature)] for feature in schema.id_features]
 
 
 def _members(hot: np.ndarray, rows: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -504,6 +526,11 @@ def _check(
         )
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1, such as 0.999, not {confidence}")
+    if data.source is not None:
+        raise ValueError(
+            f"a profile needs prepared data, and {data.path} is read straight from Parquet; make "
+            f"such data with `hotrows prepare`"
+        )
     wrong = [name for name in readers_of(data.schema) if bytes_per_row.get(name, 0) < 1]
     if wrong:
         raise ValueError(

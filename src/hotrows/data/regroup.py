@@ -1,8 +1,9 @@
 """regroup: a training part laid out anew, the all-hot rows before the cold ones.
 
-A row is all-hot where every lookup of it is hot by a profile; a batch of such rows trains without
-slow memory. As FAE (Adnan et al., VLDB 2022) does, the layout is written once and read by every
-later run. Ids, vocabularies and fingerprint stay, so a model trains on either layout.
+A row is all-hot where every lookup of it is hot by a profile, also every id of its lists; a batch
+of such rows trains without slow memory. As FAE (Adnan et al., VLDB 2022) does, the layout is
+written once and read by every later run. Ids, vocabularies and fingerprint stay, so a model trains
+on either layout.
 
     train-00000: h c c h   train-00001: c h h h     ->    hot-00000: h h h h h   cold-00000: c c c
 """
@@ -42,8 +43,8 @@ def regroup(
         is_hot = all_hot(profile.hot, data.schema)
         for rows in _chunks(data.parts["train"], progress):
             found = is_hot(rows)
-            _append(hot, rows, np.flatnonzero(found))
-            _append(cold, rows, np.flatnonzero(~found))
+            hot.append(rows.take(np.flatnonzero(found)))  # of dense values what is missing
+            cold.append(rows.take(np.flatnonzero(~found)))  # is not stored, and not counted
         for file in _kept(data):
             link_or_copy(data.path / file, folder / file)
         profile.save(folder / HOT_FILE)
@@ -73,14 +74,6 @@ def _chunks(part: Part, progress: Progress) -> Iterator[Rows]:
             yield rows[first : first + _CHUNK_ROWS]
             progress("regrouping", done + min(first + _CHUNK_ROWS, len(rows)), part.rows)
         done += len(rows)
-
-
-def _append(writer: ShardWriter, rows: Rows, chosen: np.ndarray) -> None:
-    ids = np.empty((len(rows.ids), len(chosen)), np.int64)
-    for into, column in zip(ids, rows.ids, strict=True):
-        into[:] = column[chosen]
-    num_missing = [0] * rows.dense.shape[1]  # stored numbers do not tell which were missing
-    writer.append(ids, rows.dense[chosen], rows.labels[chosen], num_missing)
 
 
 def _kept(data: EncodedData) -> Iterator[str]:

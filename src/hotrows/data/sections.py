@@ -9,12 +9,15 @@
              data       from the first multiple of 64 after the header
 
 Numbers are little-endian. A section starts at a multiple of 64 bytes; its `offset` counts from the
-start of the data. Opening checks magic, version, header and size; `check` reads every byte.
+start of the data. Opening checks magic, version, header and size, so that no array reaches beyond
+the file; `check` reads every byte.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import re
 import struct
 import zlib
 from collections.abc import Mapping
@@ -27,6 +30,7 @@ MAGIC = b"HOTROWS\n"
 VERSION = 1
 _PREFIX = struct.Struct("<8sIII")
 _ALIGNMENT = 64
+_DTYPE = re.compile(r"\|[iu]1|<[iu][248]|<f[48]")
 
 
 class Sections:
@@ -38,6 +42,11 @@ class Sections:
         self._arrays = arrays
 
     def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self._arrays:
+            raise ValueError(
+                f"{self.path} has no section {name!r}, only {sorted(self._arrays)}: it is damaged, or "
+                f"of other data; prepare the data again"
+            )
         return self._arrays[name]
 
     def check(self) -> None:
@@ -98,12 +107,48 @@ def _read_header(path: Path, mapped: np.ndarray) -> tuple[dict[str, Any], int]:
     text = mapped[_PREFIX.size : _PREFIX.size + length].tobytes()
     if zlib.crc32(text) != checksum:
         raise ValueError(f"{path}: the header is damaged or cut off; prepare the data again")
-    return json.loads(text), _aligned(_PREFIX.size + length)
+    try:
+        header = json.loads(text)
+    except (ValueError, RecursionError):
+        header = None
+    if not _is_legal(header):
+        raise ValueError(f"{path}: the header makes no sense; prepare the data again")
+    return header, _aligned(_PREFIX.size + length)
+
+
+def _is_legal(header: Any) -> bool:
+    """Whether a header says where its sections stand, and all of them within the data."""
+    if not isinstance(header, dict) or not isinstance(header.get("sections"), list):
+        return False
+    sections = header["sections"]
+    if not _is_count(header.get("size")) or not all(isinstance(of, dict) for of in sections):
+        return False
+    names = [str(of.get("name")) for of in sections]
+    return len(set(names)) == len(names) and all(_fits(of, header["size"]) for of in sections)
+
+
+def _fits(section: dict[str, Any], size: int) -> bool:
+    dtype, shape = section.get("dtype"), section.get("shape")
+    offset: Any = section.get("offset")
+    return (
+        isinstance(section.get("name"), str)
+        and isinstance(dtype, str)
+        and _DTYPE.fullmatch(dtype) is not None
+        and isinstance(shape, list)
+        and len(shape) <= 2
+        and all(map(_is_count, [*shape, offset, section.get("crc32")]))
+        and offset % _ALIGNMENT == 0
+        and offset + math.prod(shape) * int(dtype[2:]) <= size
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 48
 
 
 def _array(data: np.ndarray, section: dict[str, Any]) -> np.ndarray:
     dtype, shape = np.dtype(section["dtype"]), tuple(section["shape"])
-    size = int(np.prod(shape)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     return data[section["offset"] : section["offset"] + size].view(dtype).reshape(shape)
 
 

@@ -6,15 +6,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.data.aside import written_aside
+from hotrows.data.columns import MISSING_LABEL
 from hotrows.data.encoded import EncodedData, write_manifest
-from hotrows.data.encoding import owners_of, readers_of, write_values
-from hotrows.data.shards import ShardWriter
+from hotrows.data.encoding import owners_of, readers_of
+from hotrows.data.shards import Rows, ShardWriter
 from hotrows.data.split import NAMES
-from hotrows.data.vocabulary import Values
-from hotrows.schema import FIRST_UNKNOWN, Schema
+from hotrows.data.vocabulary import Values, write_values
+from hotrows.schema import FIRST_UNKNOWN, Schema, is_list
 
 
 class IdCounts:
@@ -50,8 +52,9 @@ def write_encoded(
 ) -> EncodedData:
     """Writes the batches of each part ("train", "validation", "test") into the new folder `out`.
 
-    The schema's sparse features must say their `rows`; a batch has one id per feature and sample,
-    and labels. Such data trains and is described like any; it has no encoder for raw rows.
+    The schema's features that carry ids must say their `rows`; batches must have what the schema
+    declares: labels (nan where one of several is missing), offsets where features are lists, sample
+    weights and groups. Such data trains and is described like any; it has no encoder for raw rows.
     """
     _check(schema, parts)
     out = Path(out)
@@ -63,11 +66,11 @@ def write_encoded(
             writer = ShardWriter(folder, name, schema)
             row = 0
             for batch in parts.get(name, ()):
-                ids, labels = _checked(schema, name, row, batch)
-                writer.append(ids, batch.dense.numpy(), labels, [0] * len(schema.dense))
+                rows = _checked(schema, f"part {name!r}", row, batch)
+                writer.append(rows)
                 row += batch.size
-                for owner, column in zip(owners if name == "train" else (), ids, strict=False):
-                    counts[owner].add(column)
+                for f, owner in enumerate(owners if name == "train" else ()):
+                    counts[owner].add(rows.values(f))
             written[name] = writer.close()
         write_manifest(folder, schema, written, _save_counts(folder, schema, counts))
     return EncodedData.open(out)
@@ -77,47 +80,98 @@ def _check(schema: Schema, parts: Mapping[str, Iterable[Batch]]) -> None:
     unknown = sorted(set(parts) - set(NAMES))
     if unknown or "train" not in parts:
         raise ValueError(f"parts must be 'train' and perhaps {NAMES[1:]}, not {sorted(parts)}")
-    if schema.sequences:
-        names = [feature.name for feature in schema.sequences]
-        raise ValueError(f"sequences are not yet stored in shards: {names}; leave them out")
 
 
-def _checked(
-    schema: Schema, part: str, first_row: int, batch: Batch
-) -> tuple[np.ndarray, np.ndarray]:
-    """[F, B] ids and [B] labels of a batch; an error where it does not fit the schema."""
-    names = tuple(feature.name for feature in schema.sparse)
-    if batch.features != names or batch.dense.shape[1] != len(schema.dense):
-        raise ValueError(
-            f"part {part!r} row {first_row}: expected the id features {names} and "
-            f"{len(schema.dense)} dense ones, found {batch.features} and {batch.dense.shape[1]}"
-        )
-    if batch.offsets is not None or batch.weights is not None or batch.labels is None:
-        raise ValueError(
-            f"part {part!r} row {first_row}: shards store one id per feature and sample, without "
-            f"weights, and a label; pass batches with labels, without offsets and weights"
-        )
-    ids = batch.ids.numpy().reshape(len(names), batch.size)
-    for feature, column in zip(schema.sparse, ids, strict=True):
-        rows = schema.rows_of(feature.name)
-        wrong = np.flatnonzero((column < 0) | (column >= rows))
+def _checked(schema: Schema, part: str, first_row: int, batch: Batch) -> Rows:
+    """The rows of a batch; an error where it does not fit the schema."""
+    _check_fields(schema, f"{part} row {first_row}", batch)
+    offsets = _offsets(schema, f"{part} row {first_row}", batch)
+    columns = zip(schema.id_features, _columns(batch, offsets), offsets, strict=True)
+    for feature, ids, of in columns:
+        wrong = np.flatnonzero((ids < 0) | (ids >= schema.rows_of(feature.name)))
         if len(wrong):
+            n = int(wrong[0])
+            row = first_row + (n if of is None else int(np.searchsorted(of, n, "right")) - 1)
             raise ValueError(
-                f"feature {feature.name!r}: expected ids from 0 to {rows - 1:,}, found "
-                f"{int(column[wrong[0]])} in row {first_row + int(wrong[0])} of part {part!r}; "
+                f"feature {feature.name!r}: expected ids from 0 to "
+                f"{schema.rows_of(feature.name) - 1:,}, found {int(ids[n])} in row {row} of {part}; "
                 f"declare more rows, or map it to an unknown id ({FIRST_UNKNOWN})"
             )
-    return ids, _labels(part, first_row, batch.labels.numpy())
+    assert batch.labels is not None
+    return Rows(
+        ids=tuple(_columns(batch, offsets)),
+        offsets=tuple(offsets),
+        dense=batch.dense.numpy(),
+        labels=_labels(schema, part, first_row, batch.labels.numpy()),
+        weights=_array(batch.sample_weights, np.float32),
+        groups=_array(batch.groups, np.int64),
+    )
 
 
-def _labels(part: str, first_row: int, labels: np.ndarray) -> np.ndarray:
-    wrong = np.flatnonzero((labels != 0) & (labels != 1))
+def _check_fields(schema: Schema, where: str, batch: Batch) -> None:
+    """An error where a batch lacks something that is declared, or has more."""
+    names = tuple(feature.name for feature in schema.id_features)
+    if batch.features != names or batch.dense.shape[1] != len(schema.dense):
+        raise ValueError(
+            f"{where}: expected the id features {names} and {len(schema.dense)} dense ones, found "
+            f"{batch.features} and {batch.dense.shape[1]}"
+        )
+    if batch.weights is not None:
+        raise ValueError(f"{where}: shards store no weights of single ids; pass batches without")
+    labels = len(schema.labels)
+    asked = {
+        "labels": (batch.labels, (batch.size,) if labels == 1 else (batch.size, labels)),
+        "sample_weights": (batch.sample_weights, schema.weight and (batch.size,)),
+        "groups": (batch.groups, schema.group and (batch.size,)),
+    }
+    for name, (found, shape) in asked.items():
+        if (tuple(found.shape) if found is not None else None) != (shape or None):
+            raise ValueError(
+                f"{where}: expected {name} of shape {shape or None}, as the schema declares, found "
+                f"{None if found is None else tuple(found.shape)}"
+            )
+
+
+def _offsets(schema: Schema, where: str, batch: Batch) -> list[np.ndarray | None]:
+    """Of every feature: the offsets into its own ids where it is a list, else None."""
+    features, size = schema.id_features, batch.size
+    if batch.offsets is None:
+        return [np.arange(size + 1) if is_list(feature) else None for feature in features]
+    of_all = batch.offsets.numpy()
+    lengths = np.diff(of_all)
+    if len(lengths) and (of_all[0] != 0 or of_all[-1] != len(batch.ids) or lengths.min() < 0):
+        raise ValueError(f"{where}: expected offsets that rise from 0 to {len(batch.ids)}")
+    for f, feature in enumerate(features):
+        wrong = np.flatnonzero(lengths[f * size : (f + 1) * size] != 1)
+        if len(wrong) and not is_list(feature):
+            raise ValueError(
+                f"{where}: feature {feature.name!r} has {int(lengths[f * size + wrong[0]])} ids in "
+                f"row {int(wrong[0])} of the batch, expected one; declare it many=True"
+            )
+    starts = [of_all[f * size : (f + 1) * size + 1] for f in range(len(features))]
+    pairs = zip(features, starts, strict=True)
+    return [of - of[0] if is_list(feature) else None for feature, of in pairs]
+
+
+def _columns(batch: Batch, offsets: list[np.ndarray | None]) -> list[np.ndarray]:
+    """The ids of each feature, in the order of its samples."""
+    sizes = [batch.size if of is None else int(of[-1]) for of in offsets]
+    return np.split(batch.ids.numpy(), np.cumsum(sizes)[:-1]) if sizes else []
+
+
+def _labels(schema: Schema, part: str, first_row: int, labels: np.ndarray) -> np.ndarray:
+    missing = np.isnan(labels) & (len(schema.labels) > 1)
+    wrong = np.argwhere((labels != 0) & (labels != 1) & ~missing)
     if len(wrong):
         raise ValueError(
-            f"expected labels 0 or 1, found {float(labels[wrong[0]])} in row "
-            f"{first_row + int(wrong[0])} of part {part!r}"
+            f"expected labels 0 or 1, found {float(labels[tuple(wrong[0])])} in row "
+            f"{first_row + int(wrong[0][0])} of {part}"
         )
-    return labels.astype(np.uint8)
+    return np.where(missing, MISSING_LABEL, labels).astype(np.uint8)
+
+
+def _array(given: Tensor | None, dtype) -> np.ndarray | None:
+    return None if given is None else given.numpy().astype(dtype)
 
 
 def _save_counts(folder: Path, schema: Schema, counts: Sequence[IdCounts]) -> dict:

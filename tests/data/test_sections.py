@@ -1,0 +1,128 @@
+"""A damaged file is refused in words: it never crashes, hangs, or gives arrays beyond its end."""
+
+import json
+import random
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from hotrows.data.gather import lengths_of, measured
+from hotrows.data.sections import MAGIC, open_sections, write_sections
+from hotrows.data.shards import open_shard
+from tests.data.encoded_rows import EVERYTHING, batch_of, write_rows
+
+NONSENSE = [-1, -64, 1, 63, 1 << 40, 1 << 63, 1 << 70, 0.5, 1e300, None, True, "", "x", [], {}, [-1],
+            [1 << 40, 1 << 40], [[1]], "<f4", "<O8", "|O", ">i8", "<i16", "|V8", "i4,f4"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def shard(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards") / "out"
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        write_rows(folder, EVERYTHING, batch_of(EVERYTHING, 50), 50, monkeypatch)
+    return (folder / "train-00000.shard").read_bytes()
+
+
+def opens(path, content: bytes) -> bool:
+    """Whether a file of this content opens and is right; all it may raise is ValueError."""
+    path.write_bytes(content)
+    try:
+        open_sections(path).check()
+        rows = open_shard(path, EVERYTHING)
+        [int(column.sum()) for column in (*rows.ids, rows.labels)]
+    except ValueError as error:
+        assert str(path) in str(error)
+        return False
+    return True
+
+
+def header_of(content: bytes) -> dict:
+    (length,) = struct.unpack("<I", content[12:16])
+    return json.loads(content[20 : 20 + length])
+
+
+def with_header(content: bytes, header) -> bytes:
+    """The file with another header, rightly signed and padded, before the same data."""
+    (length,) = struct.unpack("<I", content[12:16])
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    start = (20 + length + 63) // 64 * 64
+    front = MAGIC + struct.pack("<III", 1, len(text), zlib.crc32(text)) + text
+    return front + b"\0" * (-len(front) % 64) + content[start:]
+
+
+def test_a_whole_file_opens(shard, tmp_path):
+    assert opens(tmp_path / "file", shard)
+    assert opens(tmp_path / "file", with_header(shard, header_of(shard)))
+
+
+def test_random_damage_is_refused(shard, tmp_path):
+    found = random.Random(0)
+    for _ in range(300):
+        content = bytearray(shard)
+        kind = found.choice(["flip", "front", "cut", "insert", "repeat"])
+        if kind == "flip":
+            content[found.randrange(len(content))] ^= 1 << found.randrange(8)
+        if kind == "front":
+            content[found.randrange(1200)] = found.randrange(256)
+        if kind == "cut":
+            del content[found.randrange(len(content)) :]
+        if kind == "insert":
+            content.insert(found.randrange(len(content)), found.randrange(256))
+        if kind == "repeat":
+            content += content[-64:]
+        if bytes(content) != shard:
+            opens(tmp_path / "file", bytes(content))  # padding between sections may change unseen
+
+
+def test_headers_of_nonsense_are_refused(shard, tmp_path):
+    found = random.Random(1)
+    for _ in range(300):
+        header = header_of(shard)
+        section = found.choice(header["sections"])
+        for _ in range(found.choice([1, 1, 2])):
+            place = found.choice(["size", "sections", "entry", *section])
+            value = found.choice(NONSENSE)
+            if place in ("size", "sections"):
+                header[place] = value
+            elif place == "entry" and isinstance(header["sections"], list):
+                header["sections"].append(value)
+            else:
+                section[place] = value
+        opens(tmp_path / "file", with_header(shard, header))
+
+
+@pytest.mark.parametrize(
+    "header", [b"", b"{", b"[]", b"3", b"null", b"\xff\xfe", b"{}", b'{"size": 0}', b"[" * 100_000]
+)
+def test_headers_that_are_no_header_are_refused(shard, tmp_path, header):
+    assert not opens(tmp_path / "file", with_header(shard, header))
+
+
+def test_sections_of_one_name_are_refused(shard, tmp_path):
+    header = header_of(shard)
+    header["sections"].append(header["sections"][0])
+    assert not opens(tmp_path / "file", with_header(shard, header))
+
+
+def test_a_section_that_lacks_is_named(tmp_path):
+    write_sections(tmp_path / "file", {}, {"here": np.zeros(3)})
+    with pytest.raises(ValueError, match=r"has no section 'there', only \['here'\]"):
+        open_sections(tmp_path / "file")["there"]
+
+
+def test_offsets_that_leave_the_ids_are_refused(shard, tmp_path):
+    """A flipped bit within offsets shows only when the rows are read, and reads no memory of others."""
+    for section in header_of(shard)["sections"]:
+        if section["name"] == "offsets/many":
+            (length,) = struct.unpack("<I", shard[12:16])
+            at = (20 + length + 63) // 64 * 64 + section["offset"] + 4 * 20
+            damaged = bytearray(shard)
+            damaged[at : at + 4] = struct.pack("<I", 1 << 31)
+            (tmp_path / "train-00000.shard").write_bytes(damaged)
+    rows = open_shard(tmp_path / "train-00000.shard", EVERYTHING)
+    with pytest.raises(ValueError, match="the file is damaged"):
+        measured(rows.offsets[1], len(rows.ids[1]), np.arange(50))
+    with pytest.raises(ValueError, match="the file is damaged"):
+        lengths_of(rows.offsets[1], len(rows.ids[1]))
