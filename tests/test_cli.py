@@ -49,7 +49,7 @@ def hotrows(capsys):
 def launch(*arguments):
     """Runs a command in a process of its own."""
     command = [sys.executable, "-m", "hotrows", *map(str, arguments)]
-    source = str(Path(cli.__file__).parents[1])
+    source = str(Path(cli.__file__).parents[2])
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""The schemas of well-known data sets, and loading the user's own.
+"""The schemas of the public data sets (`hotrows.data.sets`), and loading the user's own.
 
 A value seen less often than `min_count` has no row of its own; it trains the unknown row, which
 stands for every new value later. The counts here are published ones for the whole data sets: 10 for
@@ -11,37 +11,12 @@ import dataclasses
 import runpy
 from pathlib import Path
 
-from hotrows.schema import Dense, Schema, Sparse
+from hotrows.data import sets
+from hotrows.schema import Dense, Schema
 
-_CRITEO_INTEGERS = tuple(f"I{i}" for i in range(1, 14))
-_CRITEO_CATEGORIES = tuple(f"C{i}" for i in range(1, 27))
-
-criteo = Schema(
-    name="criteo",
-    label="label",
-    columns=("label", *_CRITEO_INTEGERS, *_CRITEO_CATEGORIES),
-    features=(
-        *(Dense(name, transform="log") for name in _CRITEO_INTEGERS),
-        *(Sparse(name, min_count=10) for name in _CRITEO_CATEGORIES),
-    ),
-)
-
-avazu = Schema(
-    name="avazu",
-    label="click",
-    delimiter=",",
-    features=tuple(
-        Sparse(name, min_count=2)
-        for name in (
-            *("hour", "C1", "banner_pos", "site_id", "site_domain", "site_category"),
-            *("app_id", "app_domain", "app_category", "device_id", "device_ip", "device_model"),
-            *("device_type", "device_conn_type"),
-            *(f"C{i}" for i in range(14, 22)),
-        )
-    ),
-)
-
-BY_NAME = {"criteo": criteo, "avazu": avazu}
+BY_NAME = {of.name: of.schema for of in sets.ALL}
+criteo = BY_NAME["criteo"]
+avazu = BY_NAME["avazu"]
 
 
 def with_min_count(schema: Schema, min_count: int) -> Schema:

@@ -1,0 +1,84 @@
+"""The command line: a thin skin over the Python API, which prints nothing that the API could not.
+
+Results go to standard output, progress and messages to standard error. Exit codes: 0 done,
+1 failed, 2 wrong usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+from rich.logging import RichHandler
+
+import hotrows
+from hotrows.cli import caching, data, datasets, training
+from hotrows.cli.options import messages
+
+
+@dataclass
+class _Session:
+    """What holds for one call of the command line."""
+
+    debug: bool = False
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs a command and exits; where it fails, with one line on standard error."""
+    session = _Session()
+    try:
+        cli.main(arguments, prog_name="hotrows", standalone_mode=False, obj=session)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt) as stopped:
+        _fail(str(stopped.__cause__ or "") or "interrupted", 130)
+    except BrokenPipeError:  # hotrows predict ... | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (ValueError, OSError) as error:
+        if session.debug:
+            raise
+        _fail(str(error), 1)
+
+
+def _fail(message: str, code: int) -> None:
+    print(f"hotrows: {message}", file=sys.stderr)
+    sys.exit(code)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(hotrows.__version__, prog_name="hotrows")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_obj
+def cli(session: _Session, debug: bool) -> None:
+    """Trains click-through-rate models with large embedding tables.
+
+    \b
+    The whole way, on synthetic data:
+      hotrows synth criteo --rows 1000000 --out raw
+      hotrows prepare raw/train.txt --schema criteo --out enc
+      hotrows describe enc
+      hotrows train enc --model dlrm --run runs/a
+      hotrows eval runs/a
+      hotrows predict runs/a raw/train.txt --out probabilities.txt
+    """
+    session.debug = debug
+    handler = RichHandler(console=messages(), show_time=False, show_level=False, show_path=False)
+    log = logging.getLogger("hotrows")
+    log.handlers = [handler]
+    log.setLevel(logging.INFO)
+
+
+_COMMANDS = (
+    *(data.synth_command, data.prepare_command, data.describe_command, datasets.data_command),
+    *(caching.profile_command, caching.regroup_command, caching.simulate_command),
+    *(training.train_command, training.eval_command, training.predict_command),
+    *(training.export_command, training.doctor_command),
+)
+for _command in _COMMANDS:
+    cli.add_command(_command)

@@ -1,0 +1,276 @@
+"""Commands about fast memory: profile, regroup, simulate."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from hotrows import data, models, optim, report
+from hotrows.cli.options import BYTES, FILE, FOLDER, Taught, bar, name_and_value, print_table
+from hotrows.config import PRECISIONS
+from hotrows.data.profile import pays, row_bytes
+from hotrows.planning.budget import format_bytes
+from hotrows.simulate import Simulation, SlowMemory, advise, simulate
+
+
+def _profile_options(command: Callable) -> Callable:
+    """The options that say which rows are hot."""
+    options = (
+        click.argument("folder", metavar="DATA", type=FOLDER),
+        click.option(
+            "--fast-memory",
+            type=BYTES,
+            required=True,
+            metavar="SIZE",
+            help="What hot rows may take, such as 64MiB.",
+        ),
+        click.option(
+            "--model", type=click.Choice(sorted(models.BY_NAME)), default="dlrm", show_default=True
+        ),
+        click.option(
+            "--option",
+            "options",
+            multiple=True,
+            metavar="NAME=VALUE",
+            help="An argument of the model, such as dim=32; may be repeated.",
+        ),
+        click.option(
+            "--optimizer",
+            type=click.Choice(sorted(optim.BY_NAME)),
+            default="adagrad",
+            show_default=True,
+            help="Of rows; its state takes fast memory too.",
+        ),
+        click.option(
+            "--table-dtype", type=click.Choice(PRECISIONS), default="float32", show_default=True
+        ),
+        click.option(
+            "--sample",
+            type=float,
+            default=0.05,
+            show_default=True,
+            help="The share of training rows that is counted; as much again is measured.",
+        ),
+        click.option(
+            "--confidence", type=float, default=0.999, show_default=True, help="Of intervals."
+        ),
+        click.option("--seed", type=int, default=0, show_default=True, help="Of the samples."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command(
+    "profile",
+    cls=Taught,
+    epilog="""
+    hotrows profile enc --fast-memory 64MiB
+    hotrows profile enc --fast-memory 1GiB --model deepfm --option dim=32 --optimizer adam
+    """,
+)
+@_profile_options
+@click.option("--json", "as_json", is_flag=True, help="Print all figures as JSON.")
+def profile_command(folder: Path, as_json: bool, **given: Any) -> None:
+    """Find the hot rows of prepared data.
+
+    Chooses the rows that fast memory should hold by their accesses in a sample of DATA, and
+    measures on another sample how many lookups they serve, and how many samples need no other row.
+    """
+    with bar() as progress:
+        found = _profiled(data.EncodedData.open(folder), progress, **given)
+    worthwhile, reason = pays(found)
+    if as_json:
+        figures = {**found.to_json(), "pays": worthwhile, "reason": reason}
+        click.echo(json.dumps(figures, indent=2))
+        return
+    print_table(_hot_table(found))
+    click.echo(f"hot rows         {found.hot_rows:,}, {format_bytes(found.bytes)}")
+    click.echo(f"hot lookups      {found.lookups} at {100 * found.confidence:g} % confidence")
+    click.echo(f"all-hot samples  {found.samples}")
+    click.echo(reason)
+
+
+def _hot_table(found: data.Profile) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("vocabulary", "rows", "hot rows", "bytes", "share of lookups"):
+        table.add_column(column, justify="left" if column == "vocabulary" else "right")
+    for of in found.vocabularies:
+        hot = (f"{of.hot_rows:,}", format_bytes(of.bytes), str(of.lookups))
+        table.add_row(of.name, f"{of.rows:,}", *hot)
+    return table
+
+
+@click.command(
+    "regroup",
+    cls=Taught,
+    epilog="""
+    hotrows regroup enc --out enc-hot --fast-memory 64MiB
+    hotrows train enc-hot --model dlrm
+    """,
+)
+@_profile_options
+@click.option("--out", type=FOLDER, required=True, help="A new folder for the regrouped data.")
+@click.option("--force", is_flag=True, help="Even where it would not pay.")
+def regroup_command(folder: Path, out: Path, force: bool, **given: Any) -> None:
+    """Lay out data in hot and cold rows.
+
+    Profiles DATA and writes it anew: first the samples that read hot rows alone, then the others,
+    so that most batches train without slow memory. Refused where too few samples are all-hot.
+    """
+    encoded = data.EncodedData.open(folder)
+    with bar() as progress:
+        found = _profiled(encoded, progress, **given)
+        regrouped = data.regroup(encoded, found, out, force=force, progress=progress)
+    hot, cold = regrouped.hot_and_cold()
+    share = hot.rows / (hot.rows + cold.rows)
+    click.echo(
+        f"{out}: {hot.rows:,} all-hot and {cold.rows:,} cold training rows ({share:.1%} hot)"
+    )
+
+
+def _profiled(
+    encoded: data.EncodedData,
+    progress: Callable[..., None],
+    *,
+    model: str,
+    options: Sequence[str],
+    optimizer: str,
+    table_dtype: str,
+    **given: Any,
+) -> data.Profile:
+    """The profile for the tables of a model."""
+    built = models.build(model, encoded.schema, **dict(map(name_and_value, options)))
+    tables = [dataclasses.replace(table, dtype=table_dtype) for table in built.tables]  # type: ignore
+    return data.profile(
+        encoded,
+        bytes_per_row=row_bytes(tables, encoded.schema, optim.BY_NAME[optimizer]()),
+        progress=progress,
+        **given,
+    )
+
+
+@click.command(
+    "simulate",
+    cls=Taught,
+    epilog="""
+    hotrows simulate enc --fast-memory 64MiB --fast-memory 256MiB
+    hotrows simulate enc --batches 1000 --picture curves.png
+    hotrows simulate enc --samples-per-second 300000 --reads-per-second 60000
+    """,
+)
+@click.argument("folder", metavar="DATA", type=FOLDER)
+@click.option(
+    "--model", type=click.Choice(sorted(models.BY_NAME)), default="dlrm", show_default=True
+)
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument of the model, such as dim=32; may be repeated.",
+)
+@click.option("--optimizer", type=click.Choice(sorted(optim.BY_NAME)), help="Of rows. [adagrad]")
+@click.option("--table-dtype", type=click.Choice(PRECISIONS), default="float32", show_default=True)
+@click.option("--batch-size", type=click.IntRange(1), help="Rows a step. [as train chooses]")
+@click.option(
+    "--fast-memory",
+    type=BYTES,
+    multiple=True,
+    metavar="SIZE",
+    help="Such as 64MiB; may be repeated. [1, 2, 5, 10, 20 and 50 % of the tables]",
+)
+@click.option("--batches", type=click.IntRange(1), help="How many are replayed. [an epoch]")
+@click.option("--in-flight", type=click.IntRange(1), default=1, show_default=True)
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the order of rows.")
+@click.option("--samples-per-second", type=float, help="Of training with all rows in memory.")
+@click.option(
+    "--reads-per-second",
+    type=float,
+    default=SlowMemory.reads_per_second,
+    show_default=True,
+    help="Rows that slow memory reads at random.",
+)
+@click.option(
+    "--bytes-per-second",
+    type=float,
+    default=SlowMemory.bytes_per_second,
+    show_default=True,
+    help="What slow memory writes in sequence.",
+)
+@click.option("--writes-per-second", type=float, help="Rows, where they are written at random.")
+@click.option("--picture", type=FILE, help="Draw misses over fast memory into this PNG.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def simulate_command(
+    folder: Path,
+    options: tuple[str, ...],
+    optimizer: str | None,
+    samples_per_second: float | None,
+    reads_per_second: float,
+    bytes_per_second: float,
+    writes_per_second: float | None,
+    picture: Path | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Say how much fast memory training needs.
+
+    Replays the ids of the training part through caches of several sizes and policies, LRU and
+    Bélády's optimum among them; no table is allocated. The first quarter of the batches fills the
+    caches and is not counted.
+    """
+    with bar() as progress:
+        found = simulate(
+            data.EncodedData.open(folder),
+            model_options=dict(map(name_and_value, options)),
+            row_optimizer=optim.BY_NAME[optimizer]() if optimizer else None,
+            progress=progress,
+            **given,
+        )
+    slow = SlowMemory(reads_per_second, bytes_per_second, writes_per_second)
+    advice = advise(found, samples_per_second=samples_per_second, slow=slow)
+    drawn = report.draw_curves(found, picture, advice.knee) if picture else None
+    if as_json:
+        figures = {**found.to_json(), "advice": dataclasses.asdict(advice)}
+        click.echo(json.dumps(figures, indent=2))
+        return
+    speeds = {
+        policy: advise(found, policy, samples_per_second=samples_per_second, slow=slow).speeds
+        for policy in found.policies
+    }
+    print_table(_simulation_table(found, speeds))
+    click.echo(
+        f"{found.rows:,.0f} distinct rows a batch of {found.batch_size:,}, {found.untouched:,.0f} of "
+        f"them never read before; means of batches {found.skipped:,} to {found.batches:,}"
+    )
+    if drawn:
+        click.echo(f"picture    {drawn}")
+    click.echo(advice.sentence)
+
+
+def _simulation_table(found: Simulation, speeds: dict[str, dict[int, float] | None]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    columns = ("policy", "fast memory", "of all rows", "lookups hit", "rows hit", "misses")
+    for column in (*columns, "MiB read", "MiB written", "speed"):
+        if column != "speed" or any(speeds.values()):
+            table.add_column(column, justify="left" if column == "policy" else "right")
+    for of in found.measured:
+        speed = speeds[of.policy]
+        table.add_row(
+            of.policy,
+            format_bytes(of.fast_memory),
+            f"{of.share:.1%}",
+            f"{of.lookups_hit:.2%}",
+            f"{of.rows_hit:.1%}",
+            f"{of.misses:,.0f}",
+            f"{of.bytes_read / 2**20:,.2f}",
+            f"{of.bytes_written / 2**20:,.2f}",
+            *([f"{speed[of.fast_memory]:.0%}"] if speed else []),
+        )
+    return table

@@ -1,0 +1,201 @@
+"""Commands that make data and look at it: synth, prepare, describe."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from hotrows import data, report
+from hotrows.cli.options import BYTES, FILE, FOLDER, Taught, bar, print_table
+from hotrows.data import schemas, synth
+from hotrows.data.description import STABLE, Description, describe
+
+
+@click.command(
+    "synth",
+    cls=Taught,
+    epilog="""
+    hotrows synth criteo --rows 1000000 --out raw
+    hotrows synth criteo --rows 100000 --out small --cardinality-scale 0.01
+    """,
+)
+@click.argument("kind", type=click.Choice(["criteo"]))
+@click.option("--rows", type=click.IntRange(1), required=True, help="How many rows.")
+@click.option("--out", type=FOLDER, required=True, help="Where train.txt goes.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Another seed, other rows.")
+@click.option(
+    "--cardinality-scale",
+    type=float,
+    default=1.0,
+    show_default=True,
+    help="Multiplies how many values each field can take.",
+)
+def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale: float) -> None:
+    """Make synthetic raw data.
+
+    Rows as skewed and as learnable as Criteo's, in Criteo's raw format.
+    """
+    with bar() as progress:
+        path = synth.synth_criteo(
+            rows,
+            out,
+            seed=seed,
+            cardinality_scale=cardinality_scale,
+            progress=lambda done, total: progress("making rows", done, total),
+        )
+    click.echo(path)
+
+
+@click.command(
+    "prepare",
+    cls=Taught,
+    epilog="""
+    hotrows prepare train.txt --schema criteo --split position:0.8 --out enc
+    hotrows prepare 'day_*.gz' --schema criteo --split position:0.7,0.1,0.2 --out enc
+    hotrows prepare 's3://bucket/clicks/day=*' --schema shop.json --split time:0.8,0.1,0.1 --out enc
+    hotrows prepare train.parquet --test test.parquet --schema my_schema.py --out enc
+    hotrows prepare tuesday.csv --like enc --out tuesday
+    hotrows prepare tuesday.csv --extend enc --out enc2
+    """,
+)
+@click.argument("raw", nargs=-1, required=True)
+@click.option(
+    "--schema",
+    help=f"What the columns are: {', '.join(schemas.BY_NAME)}, a .json file, or a .py file that "
+    "defines `schema`.",
+)
+@click.option("--out", type=FOLDER, required=True, help="A new folder for the encoded data.")
+@click.option(
+    "--split",
+    help="Training, validation and test: fraction:A,B,C draws rows at random, stratified:A,B,C so "
+    "that each part has its share of every label, position:A,B,C takes rows in order, time:A,B,C by "
+    "the schema's time, time:T,U by its values; position:A takes validation from the end of the "
+    "first A. [fraction:0.8,0.1,0.1]",
+)
+@click.option("--validation", multiple=True, metavar="RAW", help="Rows that validate.")
+@click.option("--test", multiple=True, metavar="RAW", help="Rows that test.")
+@click.option("--like", type=FOLDER, metavar="DATA", help="Encode as DATA was, for its models.")
+@click.option("--extend", type=FOLDER, metavar="DATA", help="Keep DATA's ids and add new ones.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of a split that draws.")
+@click.option(
+    "--memory", type=BYTES, metavar="SIZE", help="Stay within it, about. [a quarter of all]"
+)
+@click.option("--threads", type=click.IntRange(1), help="All cores by default.")
+def prepare_command(
+    raw: tuple[str, ...], schema: str | None, out: Path, split: str | None, **given: Any
+) -> None:
+    """Encode raw files for training.
+
+    RAW is delimited text (plain, gzip or zstd, with or without a header) or Parquet: files, quoted
+    globs, folders, or addresses such as s3://bucket/file. A preparation that was stopped goes on when
+    the same command is run again.
+    """
+    if schema is None and not (given["like"] or given["extend"]):
+        raise click.UsageError("say what the columns are: --schema NAME or FILE")
+    try:
+        with bar() as progress:
+            encoded = data.prepare(
+                raw,
+                None if schema is None else schemas.load(schema),
+                out,
+                split=split,
+                progress=progress,
+                **given,
+            )
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt("interrupted; the same command goes on where it stopped") from None
+    rows = ", ".join(f"{part.rows:,} {name}" for name, part in encoded.parts.items())
+    click.echo(f"{out}: {rows}")
+    if given["like"] or given["extend"]:
+        print_table(_unseen_table(encoded))
+
+
+def _unseen_table(encoded: data.EncodedData) -> Table:
+    """How many ids of each feature the vocabularies do not hold."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in ("feature", "ids", "unseen", "share"):
+        table.add_column(column, justify="left" if column == "feature" else "right")
+    for feature in encoded.schema.id_features:
+        ids = sum(part.values.get(feature.name, 0) for part in encoded.parts.values())
+        unseen = sum(part.unknown.get(feature.name, 0) for part in encoded.parts.values())
+        share = unseen / ids if ids else 0.0
+        table.add_row(feature.name, f"{ids:,}", f"{unseen:,}", f"{share:.2%}")
+    return table
+
+
+@click.command(
+    "describe",
+    cls=Taught,
+    epilog="""
+    hotrows describe enc
+    hotrows describe enc --picture skew.png
+    """,
+)
+@click.argument("folder", metavar="DATA", type=FOLDER)
+@click.option("--picture", type=FILE, help="Draw the skew into this PNG. [DATA/skew.png]")
+@click.option("--dim", type=click.IntRange(1), default=16, show_default=True, help="Of the tables.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool) -> None:
+    """Show the size and skew of prepared data."""
+    found = describe(data.EncodedData.open(folder), dim)
+    drawn = report.draw_skew(found, picture or folder / "skew.png")
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=2))
+        return
+    for name, part in found.parts.items():
+        rates = [f", {rate:.2%} {of}" for of, rate in part.click_rates.items() if rate is not None]
+        click.echo(f"{name:<11}{part.rows:>14,} rows{''.join(rates)}")
+    click.echo(f"{'tables':<11}{found.table_bytes / 2**20:>14,.1f} MiB at dim {found.dim}, float32")
+    print_table(_vocabulary_table(found))
+    for line in _oddities(found):
+        click.echo(line)
+    if drawn:
+        click.echo(f"picture    {drawn}")
+
+
+def _oddities(found: Description) -> Iterator[str]:
+    """Lengths of lists, fields that go together, and fields that drift, a line each."""
+    for of in found.lists:
+        middle, high, top = of.quantiles.values()
+        yield (
+            f"list {of.name}: {of.mean:.1f} ids a row, half at most {middle}, 90 % {high}, 99 % {top}, "
+            f"longest {of.longest:,}, {of.empty:.1%} empty"
+        )
+    for names in found.missing_together:
+        yield f"missing together: {', '.join(names)}"
+    for one, other in found.same:
+        yield f"say the same: {one} and {other}; one of them would do"
+    for part in ("validation", "test"):
+        shifted = {name: by_part.get(part, 0.0) for name, by_part in found.drift.items()}
+        worst = sorted(shifted, key=shifted.__getitem__, reverse=True)[:5]
+        shown = [f"{name} {shifted[name]:.2f}" for name in worst if shifted[name] > STABLE]
+        if shown:
+            yield f"drift in {part}: {', '.join(shown)} (stability index; up to {STABLE} is stable)"
+
+
+def _vocabulary_table(found: Description) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    columns = ("field", "rows", "seen", "missing", "unknown in test", "top row", "hottest 1 %")
+    for column in (*columns, "zipf", "MiB"):
+        table.add_column(column, justify="left" if column == "field" else "right")
+    fields = {field.name: field for field in found.fields}
+    for used in found.vocabularies:
+        first = fields[used.features[0]]
+        unknown = (first.unknown or {}).get("test")
+        table.add_row(
+            used.name,
+            f"{used.rows:,}",
+            f"{used.num_distinct:,}",
+            f"{first.missing['train']:.1%}",
+            "" if unknown is None else f"{unknown:.1%}",
+            f"{used.top:.1%}",
+            f"{used.hottest[0.01]:.1%}",
+            "" if used.zipf is None else f"{used.zipf:.2f}",
+            f"{used.table_bytes / 2**20:,.1f}",
+        )
+    return table

@@ -1,0 +1,350 @@
+"""Commands about models: train, eval, predict, export, doctor."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from hotrows import data, models, nn, optim, run_folder
+from hotrows.cli.options import BYTES, FILE, FOLDER, Taught, bar, name_and_value
+from hotrows.config import DENSE_OPTIMIZERS, LINEAR_PATHS, PRECISIONS, TrainConfig
+from hotrows.data import schemas
+from hotrows.environment import environment
+from hotrows.export import export
+from hotrows.metrics import Metrics
+from hotrows.planning.budget import format_bytes
+from hotrows.train import Progress as TrainProgress
+from hotrows.train import Trainer, load_run
+
+
+@click.command(
+    "train",
+    cls=Taught,
+    epilog="""
+    hotrows train enc --model deepfm
+    hotrows train enc --model deepfm --epochs 1 --seed 1 --batch-size 512 --run runs/a
+    hotrows train enc --model dlrm --optimizer rowwise_adagrad --lr 0.03 --precision bfloat16
+    hotrows train enc --model dlrm --fast-memory 2GiB --store file:tables --run runs/b
+    hotrows train enc --run runs/a --resume
+    hotrows train enc2 --from runs/a --run runs/b
+    hotrows train 'train/*.parquet' --schema shop.json --validation val.parquet --run runs/c
+    """,
+)
+@click.argument("folder", metavar="DATA", nargs=-1, required=True)
+@click.option("--schema", help="Of Parquet files: a .json file, or a .py file that defines it.")
+@click.option("--validation", multiple=True, metavar="PARQUET", help="Rows that validate.")
+@click.option("--test", multiple=True, metavar="PARQUET", help="Rows that test.")
+@click.option("--model", type=click.Choice(sorted(models.BY_NAME)), help="What to train. [dlrm]")
+@click.option(
+    "--option",
+    "options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument of the model, such as dim=32 or top=[256,128]; may be repeated.",
+)
+@click.option("--run", type=FOLDER, help="The run's folder. [runs/MODEL-NUMBER]")
+@click.option("--resume", is_flag=True, help="Go on with --run, with its settings.")
+@click.option("--label", help="Which of several labels to train. [the first]")
+@click.option(
+    "--from", "start_from", type=FOLDER, metavar="RUN", help="Begin with what RUN has learned."
+)
+@click.option("--epochs", type=int, help="How often all rows are read. [1]")
+@click.option("--steps", type=int, help="Batches in all, in place of --epochs.")
+@click.option("--batch-size", type=int, help="Rows a step. [64 to 8192, by the rows there are]")
+@click.option("--optimizer", type=click.Choice(sorted(optim.BY_NAME)), help="Of rows. [adagrad]")
+@click.option("--lr", type=float, help="Learning rate of rows.")
+@click.option("--dense-optimizer", type=click.Choice(DENSE_OPTIMIZERS), help="[adam]")
+@click.option("--dense-lr", type=float, help="Learning rate of the dense part.")
+@click.option("--clip-norm", type=float, help="Largest norm of the dense gradients.")
+@click.option("--precision", type=click.Choice(PRECISIONS), help="Of the dense part. [float32]")
+@click.option("--table-dtype", type=click.Choice(PRECISIONS), help="Of stored rows. [float32]")
+@click.option("--seed", type=int, help="Of first values and of the order of rows. [0]")
+@click.option("--shuffle/--no-shuffle", default=None, help="Read rows in random order. [shuffle]")
+@click.option(
+    "--linear-paths", type=click.Choice(LINEAR_PATHS), help="plain: bits as of any run. [auto]"
+)
+@click.option(
+    "--fast-memory", type=BYTES, help="Rows held in memory, such as 2GiB. [all]", metavar="SIZE"
+)
+@click.option("--store", help="Where all rows live: memory, or file:PATH. [memory]")
+@click.option(
+    "--policy",
+    help="Which rows stay in fast memory: lookahead, lookahead:BATCHES, lru, frequency, hot. "
+    "[lookahead]",
+)
+@click.option("--in-flight", type=int, help="Batches that may move rows at once. [4]")
+@click.option(
+    "--trace", type=FILE, help="Write the times of every stage here, for Perfetto, and a picture."
+)
+@click.option("--evaluate-every", type=int, help="Steps. [quarters of epoch 1, ends of epochs]")
+@click.option("--checkpoint-every", type=int, help="Steps. [at evaluations alone]")
+@click.option("--warmup-steps", type=int, help="Steps over which learning rates rise. [0]")
+@click.option("--decay-factor", type=float, help="What a plateau multiplies the rates with. [0.3]")
+@click.option("--decay-patience", type=int, help="Evaluations that make a plateau. [2]")
+@click.option("--stop-patience", type=int, help="Evaluations without a better AUC to stop at. [4]")
+def train_command(
+    folder: tuple[str, ...],
+    schema: str | None,
+    validation: tuple[str, ...],
+    test: tuple[str, ...],
+    run: Path | None,
+    resume: bool,
+    trace: Path | None,
+    options: tuple[str, ...],
+    **given: Any,
+) -> None:
+    """Train a model on prepared data.
+
+    DATA is a folder that `hotrows prepare` wrote; or, with --schema, Parquet files whose ids are
+    numbers already.
+
+    Evaluates on the validation part, keeps the best and the last checkpoint, and reports on the
+    test part at the end. Ctrl-C saves; --resume goes on to the same bits.
+    """
+    if resume and run is None:
+        raise click.UsageError("--resume needs the run to go on with: --run FOLDER")
+    begun = resume and run is not None and (run / "config.json").exists()
+    config = run_folder.read_config(run) if begun and run else TrainConfig()
+    given["start_from"] = given["start_from"] and str(given["start_from"])
+    config = _with_options(config, options, given)
+    run = run or run_folder.next_folder(Path("runs"), config.model)
+    encoded = _opened(folder, schema, validation, test)
+    try:
+        with bar() as progress:
+            trainer = Trainer(
+                encoded,
+                config,
+                run,
+                resume=resume,
+                progress=_train_progress(progress),
+                trace=trace,
+            )
+            result = trainer.fit()
+    except KeyboardInterrupt as stopped:
+        again = _again(folder, schema, validation, test)
+        raise KeyboardInterrupt(
+            f"{stopped or 'interrupted'}; go on with: {again} --run {run} --resume"
+        ) from None
+    for part, metrics in (("validation", result.validation), ("test", result.test)):
+        if metrics is not None:
+            _print_metrics(part, metrics)
+    speed = f"{result.samples_per_second:,.0f} samples/s" if result.samples_per_second else ""
+    early = ", stopped early" if result.stopped_early else ""
+    click.echo(f"steps       {result.steps:,}, best {result.best_step:,}{early}")
+    click.echo(f"throughput  {speed}")
+    click.echo(f"run         {run}")
+    if (run / "report.png").exists():
+        click.echo(f"picture     {run / 'report.png'}")
+
+
+def _again(
+    given: tuple[str, ...], schema: str | None, validation: Sequence[str], test: Sequence[str]
+) -> str:
+    """The command that reads the same data again."""
+    words = ["hotrows", "train", *given, *(["--schema", schema] if schema else [])]
+    for name, places in (("--validation", validation), ("--test", test)):
+        words += [word for place in places for word in (name, place)]
+    return shlex.join(words)
+
+
+def _opened(
+    given: tuple[str, ...], schema: str | None, validation: Sequence[str], test: Sequence[str]
+) -> data.EncodedData:
+    """Prepared data, or the Parquet files that a schema describes."""
+    if schema is not None:
+        return data.open_parquet(schemas.load(schema), given, validation, test)
+    if validation or test:
+        raise click.UsageError("--validation and --test are of Parquet files: give their --schema")
+    if len(given) != 1:
+        raise click.UsageError(f"expected one folder of prepared data, not {len(given)} arguments")
+    return data.EncodedData.open(given[0])
+
+
+@click.command(
+    "eval",
+    cls=Taught,
+    epilog="""
+    hotrows eval runs/a
+    hotrows eval runs/a --part validation --checkpoint last --json
+    """,
+)
+@click.argument("run", type=FOLDER)
+@click.option("--part", type=click.Choice(["train", "validation", "test"]), default="test")
+@click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best")
+@click.option("--data", "folder", type=FOLDER, help="The data, where it has moved.")
+@click.option("--json", "as_json", is_flag=True, help="Print all metrics as JSON.")
+def eval_command(run: Path, part: str, which: str, folder: Path | None, as_json: bool) -> None:
+    """Measure a run on held-out data.
+
+    Prints AUC, log loss and calibration of RUN, by default on the test part of its data.
+    """
+    encoded = run_folder.open_data(run, folder)
+    predictor = load_run(run, which)
+    with bar() as progress:
+        metrics = predictor.evaluate(
+            encoded.parts[part], lambda done, total: progress("evaluating", done, total)
+        )
+    if as_json:
+        click.echo(json.dumps(metrics.to_json(), indent=2))
+    else:
+        _print_metrics(part, metrics)
+
+
+@click.command(
+    "predict",
+    cls=Taught,
+    epilog="""
+    hotrows predict runs/a test.txt --out probabilities.txt
+    hotrows predict runs/a 's3://bucket/new/*.parquet' --out probabilities.txt
+    zcat day_23.gz | head -1000 > some.txt && hotrows predict runs/a some.txt
+    """,
+)
+@click.argument("run", type=FOLDER)
+@click.argument("raw", nargs=-1, required=True)
+@click.option("--out", type=FILE, help="Standard output by default.")
+@click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best")
+def predict_command(run: Path, raw: tuple[str, ...], out: Path | None, which: str) -> None:
+    """Predict the clicks of raw rows.
+
+    Prints one probability a line for each row of RAW, in order.
+
+    RAW is text or Parquet with the columns that the data was prepared from, in any order where they
+    have names; others are ignored. Labels may be missing. A feature's column that is missing counts as
+    missing values, and values that training has not seen are read as unknown.
+    """
+    predictor = load_run(run, which)
+    batches = run_folder.open_encoder(run).encode(raw)
+    with _lines_to(out) as write, bar() as progress:
+        done = 0
+        for probabilities in predictor.predict(batches):
+            write("".join(f"{p:.7g}\n" for p in probabilities.tolist()))
+            done += len(probabilities)
+            progress("predicting", done, None)
+
+
+@click.command(
+    "export",
+    cls=Taught,
+    epilog="""
+    hotrows export runs/a --out model
+    hotrows export runs/a --out model --checkpoint last
+    """,
+)
+@click.argument("run", type=FOLDER)
+@click.option("--out", type=FOLDER, required=True, help="A new folder for the model.")
+@click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best")
+def export_command(run: Path, out: Path, which: str) -> None:
+    """Write a trained model as plain files.
+
+    Safetensors and JSON that PyTorch reads without hotrows: the dense part of RUN, and a file of
+    weights for each of its tables.
+    """
+    with bar() as progress:
+        export(run, out, which, progress=progress)
+    files = list((out / "tables").iterdir())
+    size = format_bytes(sum(file.stat().st_size for file in files))
+    click.echo(f"{out}: model.safetensors and {len(files):,} tables, {size}")
+
+
+@click.command("doctor", cls=Taught, epilog="hotrows doctor\nhotrows doctor --batch-size 2048")
+@click.option("--batch-size", type=click.IntRange(1), default=8192, show_default=True)
+def doctor_command(batch_size: int) -> None:
+    """Show what was found on this machine.
+
+    Cores, memory, native core, PyTorch, GPU, and the fastest path of each linear layer, measured.
+    """
+    found = environment()
+    for name, value in found.items():
+        click.echo(f"{name.replace('_', ' '):<12} {'none' if value is None else value}")
+    click.echo(f"\nlinear paths of DLRM's layers at batch {batch_size:,}, measured:")
+    for product, path in measured_paths(batch_size).items():
+        click.echo(f"  {product:<36} {path}")
+
+
+def measured_paths(batch_size: int) -> dict[str, str]:
+    """The fastest path of each product of DLRM's larger layers, in both precisions."""
+    model = torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.Linear(367, 512))
+    return {
+        product: path
+        for precision in PRECISIONS
+        for product, path in nn.choose_linear_paths(
+            model, batch_size, getattr(torch, precision)
+        ).items()
+    }
+
+
+def _with_options(config: TrainConfig, options: Sequence[str], given: dict) -> TrainConfig:
+    """The config with what was said on the command line."""
+    said = {name: value for name, value in given.items() if value is not None}
+    kind, lr = said.pop("optimizer", None), said.pop("lr", None)
+    if kind is not None:
+        said["row_optimizer"] = optim.BY_NAME[kind]()
+    if lr is not None:
+        base = said.get("row_optimizer") or config.row_optimizer or optim.Adagrad()
+        said["row_optimizer"] = dataclasses.replace(base, lr=lr)
+    if options:
+        said["model_options"] = {**config.model_options, **dict(map(name_and_value, options))}
+    return dataclasses.replace(config, **said)
+
+
+def _print_metrics(part: str, metrics: Metrics) -> None:
+    grouped = "" if math.isnan(metrics.gauc) else f"gAUC {metrics.gauc:.6f}  "
+    click.echo(
+        f"{part:<11} AUC {metrics.auc:.6f}  {grouped}log loss {metrics.log_loss:.6f}  "
+        f"calibration {metrics.calibration:.4f}  ({metrics.samples:,} rows)"
+    )
+
+
+@contextmanager
+def _lines_to(out: Path | None) -> Iterator[Callable[[str], Any]]:
+    """Writes to standard output, or aside and renamed when all went well."""
+    if out is None:
+        yield sys.stdout.write
+        sys.stdout.flush()
+        return
+    part = out.with_name(out.name + ".part")
+    try:
+        with open(part, "w") as file:
+            yield file.write
+        os.replace(part, out)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _train_progress(progress: Callable[..., None]) -> Callable[[TrainProgress], None]:
+    """Shows a bar, and a line per evaluation that stays."""
+
+    def show(now: TrainProgress) -> None:
+        note = ""
+        if now.loss is not None and now.samples_per_second is not None:
+            note = f"loss {now.loss:.4f}  {now.samples_per_second:,.0f} samples/s"
+        if now.hit_rate is not None:
+            note += f"  hits {now.hit_rate:.1%}  in {_megabytes(now.bytes_in)}"
+            note += f"  out {_megabytes(now.bytes_out)}"
+        if now.waited is not None and now.waited > 0.01:
+            note += f"  waits {now.waited:.0%} ({now.waited_for})"
+        progress("evaluating" if now.stage == "evaluate" else "training", now.done, now.total, note)
+        if now.validation is not None:
+            found = now.validation
+            print(
+                f"step {now.done:,} of {now.total:,}: validation AUC {found.auc:.6f}, "
+                f"log loss {found.log_loss:.6f}",
+                file=sys.stderr,
+            )
+
+    return show
+
+
+def _megabytes(per_second: float | None) -> str:
+    return f"{(per_second or 0) / 1e6:,.1f} MB/s"
