@@ -52,6 +52,9 @@ RECIPES = {
         ),
         imports="deepctr_torch.models, fuxictr.pytorch.models, torch_rechub.models.ranking",
     ),
+    "encode": Recipe(
+        installs=(("polars==2.1.0", "numpy", "scikit-learn==1.9.1"),), imports="polars, sklearn"
+    ),
 }
 
 

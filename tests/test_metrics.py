@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.metrics import Metrics, auc, measure
+from hotrows.metrics import Metrics, auc, grouped_auc, measure
 
 
 def slow_auc(scores, labels):
@@ -107,3 +107,42 @@ def test_shapes_that_do_not_fit_are_refused():
         measure(torch.zeros(2), torch.zeros(3))
     with pytest.raises(ValueError, match="at least one"):
         measure(torch.zeros(0), torch.zeros(0))
+
+
+weighted = st.lists(
+    st.tuples(st.integers(-3, 3), st.integers(0, 1), st.integers(1, 3), st.integers(0, 3)),
+    min_size=1,
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(weighted)
+def test_a_weight_counts_as_that_many_samples(rows):
+    scores, labels, weights, groups = (torch.tensor(of) for of in zip(*rows, strict=True))
+    repeated = [of.repeat_interleave(weights) for of in (scores.float(), labels, groups)]
+    found = measure(scores.float(), labels.float(), weights.float(), groups)
+    expected = measure(repeated[0], repeated[1].float(), None, repeated[2])
+    for name in ("auc", "log_loss", "click_rate", "mean_prediction", "gauc"):
+        value = getattr(expected, name)
+        assert getattr(found, name) == pytest.approx(value, abs=1e-9, nan_ok=True)
+
+
+@settings(max_examples=150, deadline=None)
+@given(weighted)
+def test_grouped_auc_is_the_mean_of_each_groups(rows):
+    scores, labels, _, groups = (torch.tensor(of) for of in zip(*rows, strict=True))
+    total, sizes = 0.0, 0
+    for group in groups.unique():
+        own = groups == group
+        found = slow_auc(scores[own].tolist(), labels[own].tolist())
+        if not math.isnan(found):
+            total, sizes = total + found * int(own.sum()), sizes + int(own.sum())
+    expected = total / sizes if sizes else math.nan
+    found = grouped_auc(scores.float(), labels.float(), groups)
+    assert found == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+def test_grouped_auc_by_hand():
+    scores, labels = torch.tensor([1.0, 2, 5, 6, 7]), torch.tensor([0.0, 1, 1, 0, 1])
+    assert grouped_auc(scores, labels, torch.tensor([0, 0, 1, 1, 1])) == pytest.approx(0.7)

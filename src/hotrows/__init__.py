@@ -14,11 +14,13 @@ from hotrows.plan import PackPlan, Plan
 from hotrows.schema import (
     Constant,
     Dense,
+    Label,
     Normal,
     Schema,
     Sequence,
     Sparse,
     Table,
+    Time,
     Uniform,
 )
 from hotrows.tiers import Caching
@@ -42,6 +44,7 @@ __all__ = [
     "Constant",
     "Dense",
     "Embedding",
+    "Label",
     "Normal",
     "PackPlan",
     "Plan",
@@ -50,6 +53,7 @@ __all__ = [
     "Sequence",
     "Sparse",
     "Table",
+    "Time",
     "TrainConfig",
     "Trainer",
     "Uniform",

@@ -7,8 +7,8 @@ P ranks.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,5 +68,8 @@ class Batch:
 
     def pin_memory(self) -> Batch:
         """The same batch in page-locked memory, for copies to a device that need not wait."""
-        tensors = {name: of for name, of in vars(self).items() if isinstance(of, Tensor)}
-        return dataclasses.replace(self, **{name: of.pin_memory() for name, of in tensors.items()})
+        fields: dict[str, Any] = {
+            name: of.pin_memory() if isinstance(of, Tensor) else of
+            for name, of in vars(self).items()
+        }
+        return Batch(**fields)

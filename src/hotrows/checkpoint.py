@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -142,17 +142,17 @@ def load(
     folder: Path,
     embedding: Embedding,
     model: nn.Module,
-    fingerprint: str | None = None,
+    fingerprints: str | Sequence[str] | None = None,
     read_only: bool = False,
 ) -> State:
     """Reads the checkpoint in `folder` into `embedding` and `model`.
 
-    fingerprint: of the data at hand; None accepts a checkpoint of any, for tables that have grown.
+    fingerprints: of the data at hand, or several that will do, where tables have grown; None: any.
     read_only: a file store is read as it was then, and keeps what was trained since. After an error
     the rows and parameters are in no usable state.
     """
     manifest = _read_manifest(folder)
-    _check_fingerprint(folder, manifest, fingerprint)
+    _check_fingerprint(folder, manifest, fingerprints)
     _check_sizes(folder, manifest)
     _check_stores(folder, manifest, embedding)
     stores = manifest.get("stores")
@@ -269,11 +269,14 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _check_fingerprint(folder: Path, manifest: dict, fingerprint: str | None) -> None:
-    if fingerprint is not None and manifest["fingerprint"] != fingerprint:
+def _check_fingerprint(
+    folder: Path, manifest: dict, fingerprints: str | Sequence[str] | None
+) -> None:
+    legal = [fingerprints] if isinstance(fingerprints, str) else fingerprints
+    if legal is not None and manifest["fingerprint"] not in legal:
         raise ValueError(
             f"checkpoint {folder} belongs to data of another schema or encoding "
-            f"({manifest['fingerprint'] or 'none'}, not {fingerprint}); use the data folder that "
+            f"({manifest['fingerprint'] or 'none'}, not {legal[0]}); use the data folder that "
             f"the run was trained on, or train a new run"
         )
 

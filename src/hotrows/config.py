@@ -24,6 +24,10 @@ class TrainConfig:
     """How a model is trained. What is None is chosen from the size of the data: see `settle`.
 
     model: a name in `hotrows.models.BY_NAME`; model_options: arguments of its class.
+    label: which of several labels is trained; None: the first. Weights of samples multiply their
+        loss, and the sum is divided by the number of samples in the batch.
+    start_from: the folder of a run whose best checkpoint this one begins with, optimizers included;
+        its data is this one, or what this one extends: tables then grow by the new ids.
     epochs: how often all training samples are read; steps: batches in all, in place of epochs.
     row_optimizer: for tables that bring none of their own.
     dense_optimizer: `adam`, `adagrad` or `sgd`; dense_lr: its rate; clip_norm: largest norm of the
@@ -54,6 +58,8 @@ class TrainConfig:
 
     model: str = "dlrm"
     model_options: dict[str, Any] = field(default_factory=dict)
+    label: str | None = None
+    start_from: str | None = None
     epochs: int = 1
     steps: int | None = None
     batch_size: int | None = None

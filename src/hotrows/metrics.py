@@ -7,6 +7,10 @@ in float64, with one sort:
     log loss     mean of log(1 + exp(z)) - y * z
     calibration  mean prediction / mean label; 1 is right, 2 promises twice the clicks
     calibration error   mean |prediction - label| of 20 bins of equal size, from low to high
+    grouped AUC  the AUC within each group (a user's samples), averaged by the weight of its samples
+                 over the groups that have both labels (Zhou et al., DIN, KDD 2018)
+
+Where samples have weights, a sample counts as often as its weight says.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -23,7 +28,8 @@ _BINS = 20
 
 @dataclass(frozen=True)
 class Metrics:
-    """What `measure` found; `auc` is nan where all labels are equal, `calibration` without a 1."""
+    """What `measure` found; `auc` is nan where all labels are equal, `calibration` without a 1, and
+    `gauc` where there are no groups with both labels."""
 
     samples: int
     auc: float
@@ -32,6 +38,7 @@ class Metrics:
     mean_prediction: float
     calibration: float
     calibration_error: float
+    gauc: float = math.nan
 
     @property
     def score(self) -> float:
@@ -62,8 +69,13 @@ class Metrics:
         return Metrics(**known)
 
 
-def measure(logits: Tensor, labels: Tensor) -> Metrics:
-    """Metrics of [M] logits against [M] labels of 0 and 1."""
+def measure(
+    logits: Tensor, labels: Tensor, weights: Tensor | None = None, groups: Tensor | None = None
+) -> Metrics:
+    """Metrics of [M] logits against [M] labels of 0 and 1.
+
+    weights: [M], above 0; groups: [M] integers, equal within a group.
+    """
     if logits.shape != labels.shape or logits.dim() != 1 or not len(logits):
         raise ValueError(
             f"metrics need as many logits as labels, at least one, not {list(logits.shape)} "
@@ -71,16 +83,18 @@ def measure(logits: Tensor, labels: Tensor) -> Metrics:
         )
     scores, order = logits.double().sort(stable=True)
     clicks = labels.double()[order]
+    by_weight = None if weights is None else weights.double()[order]
     predictions = scores.sigmoid()
-    click_rate, mean = clicks.mean().item(), predictions.mean().item()
+    click_rate, mean = _mean(clicks, by_weight), _mean(predictions, by_weight)
     return Metrics(
         samples=len(scores),
-        auc=_auc_of_sorted(scores, clicks),
-        log_loss=(functional.softplus(scores) - clicks * scores).mean().item(),
+        auc=_auc_of_sorted(scores, clicks, by_weight),
+        log_loss=_mean(functional.softplus(scores) - clicks * scores, by_weight),
         click_rate=click_rate,
         mean_prediction=mean,
         calibration=mean / click_rate if click_rate else math.nan,
-        calibration_error=_calibration_error(predictions, clicks),
+        calibration_error=_calibration_error(predictions, clicks, by_weight),
+        gauc=math.nan if groups is None else grouped_auc(logits, labels, groups, weights),
     )
 
 
@@ -93,22 +107,71 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     return _auc_of_sorted(scores, labels.double()[order])
 
 
-def _auc_of_sorted(scores: Tensor, clicks: Tensor) -> float:
+def grouped_auc(
+    scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor | None = None
+) -> float:
+    """The mean of each group's AUC, by the weight of its samples; nan where no group has both labels.
+
+    scores = [1., 2., 5., 6., 7.], labels = [0, 1, 1, 0, 1], groups = [0, 0, 1, 1, 1]
+    ->  (2 * 1 + 3 * 0.5) / 5 = 0.7
+    """
+    if scores.isnan().any():
+        return math.nan
+    scores, order = scores.double().sort(stable=True)
+    groups, by_group = groups[order].sort(stable=True)
+    order, scores = order[by_group], scores[by_group]
+    clicks = labels.double()[order]
+    weighted = torch.ones_like(clicks) if weights is None else weights.double()[order]
+    first = torch.ones(len(scores), dtype=torch.bool)  # of a run of equal scores within a group
+    first[1:] = (scores[1:] != scores[:-1]) | (groups[1:] != groups[:-1])
+    run = first.cumsum(0) - 1
+    _, group_of_row = groups.unique_consecutive(return_inverse=True)
+    group_of_run = group_of_row[first]
+    positives, others = clicks * weighted, (1 - clicks) * weighted
+    in_run, others_in = _sums(positives, run), _sums(others, run)
+    totals, others_of = _sums(positives, group_of_row), _sums(others, group_of_row)
+    before = others_in.cumsum(0) - others_in
+    before -= (others_of.cumsum(0) - others_of)[group_of_run]
+    pairs = _sums(in_run * (before + others_in / 2), group_of_run)
+    both = (totals > 0) & (others_of > 0)
+    if not both.any():
+        return math.nan
+    size = (totals + others_of)[both]
+    of_groups = pairs[both] / (totals[both] * others_of[both])
+    return ((size * of_groups).sum() / size.sum()).item()
+
+
+def _sums(values: Tensor, places: Tensor) -> Tensor:
+    """The sum of the values of each place; places rise from 0 without a gap."""
+    sums = values.new_zeros(int(places[-1]) + 1)
+    return sums.index_add_(0, places, values)
+
+
+def _mean(values: Tensor, weights: Tensor | None) -> float:
+    if weights is None:
+        return values.mean().item()
+    return ((values * weights).sum() / weights.sum()).item()
+
+
+def _auc_of_sorted(scores: Tensor, clicks: Tensor, weights: Tensor | None = None) -> float:
     """Sums, over runs of equal scores, clicks of the run * (others before it + half of its own)."""
-    positives = clicks.sum().item()
-    negatives = len(clicks) - positives
+    weighted = torch.ones_like(clicks) if weights is None else weights
+    positives = (clicks * weighted).sum().item()
+    negatives = ((1 - clicks) * weighted).sum().item()
     if scores.isnan().any() or not positives or not negatives:
         return math.nan
     _, sizes = scores.unique_consecutive(return_counts=True)
     ends = sizes.cumsum(0)
-    clicks_up_to = clicks.cumsum(0)[ends - 1]
-    clicks_in = clicks_up_to.diff(prepend=clicks_up_to.new_zeros(1))
-    others_in = sizes - clicks_in
+    clicks_in, others_in = (
+        of.cumsum(0)[ends - 1].diff(prepend=of.new_zeros(1))
+        for of in (clicks * weighted, (1 - clicks) * weighted)
+    )
     others_before = others_in.cumsum(0) - others_in
     pairs = (clicks_in * (others_before + others_in / 2)).sum().item()
     return pairs / (positives * negatives)
 
 
-def _calibration_error(predictions: Tensor, clicks: Tensor) -> float:
-    gaps = (predictions - clicks).tensor_split(min(_BINS, len(clicks)))
-    return sum(abs(gap.sum().item()) for gap in gaps) / len(clicks)
+def _calibration_error(predictions: Tensor, clicks: Tensor, weights: Tensor | None) -> float:
+    gaps = predictions - clicks if weights is None else (predictions - clicks) * weights
+    total = len(clicks) if weights is None else weights.sum().item()
+    return sum(abs(gap.sum().item()) for gap in gaps.tensor_split(min(_BINS, len(clicks)))) / total

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -45,6 +46,7 @@ class Predictor:
     ) -> None:
         self.config = config
         self.schema = schema
+        self.task = task_of(schema, config.label)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.model = models.build(config.model, schema, **config.model_options)
@@ -57,8 +59,7 @@ class Predictor:
             [dataclasses.replace(table, dtype=config.table_dtype) for table in tables],
             optimizer=config.row_optimizer,
             seed=config.seed,
-            sequences=[feature.name for feature in schema.sequences],
-            pooling={feature.name: feature.pooling for feature in schema.sparse},
+            pooling=models.tables.pooling(schema),
             caching=caching,
             read_only=read_only,
         )
@@ -101,6 +102,10 @@ class Predictor:
         for _, logits in self.logits(batches):
             yield logits.float().sigmoid()
 
+    def targets(self, batch: Batch) -> Targets:
+        """What the model is to say of each sample of a batch, and how much that counts."""
+        return targets_of(batch, self.task)
+
     def evaluate(
         self, part: Part, progress: Callable[[int, int], None] = lambda done, total: None
     ) -> Metrics:
@@ -108,16 +113,59 @@ class Predictor:
         if not part.rows:
             raise ValueError("this part of the data has no rows: prepare it with another split")
         loader = Loader(part, EVALUATION_BATCH, shuffle=False)
-        logits = torch.empty(part.rows)
-        labels = torch.empty(part.rows)
+        found: list[tuple[Tensor, Targets, Tensor | None]] = []
         done = 0
-        for batch, found in self.logits(loader.batches(0)):
-            assert batch.labels is not None
-            logits[done : done + batch.size] = found
-            labels[done : done + batch.size] = batch.labels
+        for batch, logits in self.logits(loader.batches(0)):
+            found.append((logits, self.targets(batch), batch.groups))
             done += batch.size
             progress(done, part.rows)
-        return measure(logits, labels)
+        return _measured(found)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """labels: [B] float32, 0 or 1; weights: [B] float32, 0 where a label is missing; None: all 1."""
+
+    labels: Tensor
+    weights: Tensor | None = None
+
+
+def task_of(schema: Schema, label: str | None) -> int | None:
+    """Which of several labels is trained, the first by default; None where there is but one."""
+    names = [of.name for of in schema.labels]
+    if label is not None and label not in names:
+        raise ValueError(f"label must be one of {', '.join(names)}, not {label!r}")
+    return None if len(names) == 1 else names.index(label or names[0])
+
+
+def targets_of(batch: Batch, task: int | None) -> Targets:
+    """The labels and weights of a batch, of one of several labels."""
+    assert batch.labels is not None
+    if task is None:
+        return Targets(batch.labels, batch.sample_weights)
+    labels = batch.labels[:, task]
+    present = ~labels.isnan()
+    weights = present.float() if batch.sample_weights is None else batch.sample_weights * present
+    return Targets(labels.nan_to_num(), weights)
+
+
+def _measured(found: Sequence[tuple[Tensor, Targets, Tensor | None]]) -> Metrics:
+    logits = torch.cat([of for of, _, _ in found])
+    labels = torch.cat([of.labels for _, of, _ in found])
+    weights = _joined([of.weights for _, of, _ in found])
+    groups = _joined([of for _, _, of in found])
+    if weights is not None:  # what does not count is no sample
+        kept = weights > 0
+        if not kept.any():
+            raise ValueError("no sample of this part has the label and a weight above 0")
+        logits, labels, weights = logits[kept], labels[kept], weights[kept]
+        groups = None if groups is None else groups[kept]
+    return measure(logits, labels, weights, groups)
+
+
+def _joined(pieces: Sequence[Tensor | None]) -> Tensor | None:
+    present = [piece for piece in pieces if piece is not None]
+    return torch.cat(present) if present else None
 
 
 def _by_table(

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from hotrows.config import TrainConfig
-from hotrows.data import EncodedData, Encoder
+from hotrows.data import EncodedData, Encoder, open_source
 from hotrows.data.aside import link_or_copy
 from hotrows.environment import environment
 from hotrows.schema import Schema
@@ -68,8 +68,7 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
     run.mkdir(parents=True, exist_ok=True)
     config.save(run / "config.json")
     data.schema.save(run / "schema.json")
-    place = {"path": str(Path(data.path).resolve()), "fingerprint": data.fingerprint}
-    write_json(run / "data.json", place)
+    write_json(run / "data.json", _place_of(data))
     write_json(run / "environment.json", environment())
     _keep_encoders(run, data)
     write_json(run / "choices.json", choices)
@@ -109,10 +108,21 @@ def _difference(then: Schema, now: Schema) -> str:
     return "the values behind the ids are others"
 
 
+def _place_of(data: EncodedData) -> dict[str, Any]:
+    """Where the data is found again: its folder, or the files that it is read from."""
+    place: dict[str, Any] = {"fingerprint": data.fingerprint}
+    if data.source is not None:
+        return {**place, "source": data.source}
+    return {**place, "path": str(Path(data.path).resolve())}
+
+
 def open_data(run: Path, folder: Path | None = None) -> EncodedData:
     """The data that a run was trained on; folder: where it has moved to."""
     stored = read_json(run / "data.json")
-    data = EncodedData.open(folder or stored["path"])
+    if folder is None and "source" in stored:
+        data = open_source(stored["source"])
+    else:
+        data = EncodedData.open(folder or stored["path"])
     if data.fingerprint != stored["fingerprint"]:
         difference = _difference(Schema.load(run / "schema.json"), data.schema)
         raise ValueError(

@@ -257,7 +257,9 @@ class Schema:
             names = [named.name for named in of]
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
-                raise ValueError(f"schema {self.name!r}: {what} names must be unique, twice: {twice}")
+                raise ValueError(
+                    f"schema {self.name!r}: {what} names must be unique, twice: {twice}"
+                )
         if not self.labels:
             raise ValueError(f"schema {self.name!r} needs at least one label")
         if self.time is None:

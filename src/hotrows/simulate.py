@@ -174,7 +174,7 @@ def simulate(
         data.parts["train"].rows,
     )  # fmt: skip
     note = progress or (lambda stage, done, total: None)
-    packs = pack_tables(_tables(config, data), [feature.name for feature in data.schema.sequences])
+    packs = pack_tables(_tables(config, data))
     groups = group_packs(packs)
     trace = _trace(data, config, Planner(packs), groups, batches, note)
     table_bytes = sum(group.rows * group.stride for group in groups)

@@ -183,6 +183,7 @@ class Trainer:
         if begun:
             self._read_checkpoint()
         else:
+            self._start_from()
             choices = self.predictor.measure_choices(self.total_steps * self.loader.batch_size)
             run_folder.begin(self.run, self.config, data, choices)
 
@@ -269,8 +270,8 @@ class Trainer:
         vectors = self.embedding.lookup(plan)
         with self._autocast():
             logits = self.model(vectors, batch.dense)
-        assert batch.labels is not None
-        loss = functional.binary_cross_entropy_with_logits(logits.float(), batch.labels)
+        to = self.predictor.targets(batch)
+        loss = functional.binary_cross_entropy_with_logits(logits.float(), to.labels, to.weights)
         loss.backward()
         self.embedding.update(plan, vectors, scale)
         self._dense_step(scale)
@@ -391,6 +392,7 @@ class Trainer:
         if checkpoint.pointed(self.run) is None:  # it was stopped before its first one
             if self.tiers:
                 self.tiers.restore(None)
+            self._start_from()
             return
         folder = checkpoint.folder_of(self.run, "last")
         state = checkpoint.load(folder, self.embedding, self.model, self.data.fingerprint)
@@ -398,6 +400,15 @@ class Trainer:
         self._random_state = state.tensors.pop("random_state")
         _load_optimizer(self.dense_optimizer, state.tensors)
         self._retain()
+
+    def _start_from(self) -> None:
+        """Begins with what another run has learned, where the config names one."""
+        if self.config.start_from is None:
+            return
+        folder = checkpoint.folder_of(Path(self.config.start_from), "best")
+        state = checkpoint.load(folder, self.embedding, self.model, self.data.lineage)
+        state.tensors.pop("random_state")
+        _load_optimizer(self.dense_optimizer, state.tensors)
 
     def _finish(self) -> Result:
         pointer = checkpoint.pointed(self.run)

@@ -6,7 +6,7 @@ import gzip
 import pytest
 
 from hotrows.data import EncodedData, prepare, sections
-from hotrows.schema import Schema, Sequence, Sparse
+from hotrows.schema import Schema, Sparse
 from tests.data.raw import SCHEMA, use_plain_python, write
 
 GOOD = ("0", "1", "user", "item")
@@ -125,7 +125,7 @@ def test_an_empty_file(tmp_path, content):
 def test_a_missing_file_and_a_folder(tmp_path):
     assert "raw file raw does not exist" in refused(tmp_path)
     (tmp_path / "raw").mkdir()
-    assert "raw is a folder" in refused(tmp_path)
+    assert "folder raw holds no files to read" in refused(tmp_path)
 
 
 def test_no_file(tmp_path):
@@ -148,11 +148,6 @@ def test_no_row_to_train_on(tmp_path):
     assert "the training part has none of the 1 rows" in refused(
         tmp_path, split="position:0.5,0,0.5"
     )
-
-
-def test_sequences_wait(tmp_path):
-    schema = Schema(features=(Sequence("history"),), columns=("label", "history"))
-    assert "sequences are not yet prepared from raw text" in refused(tmp_path, schema)
 
 
 def test_features_that_disagree_about_a_vocabulary(tmp_path):
@@ -182,9 +177,10 @@ def test_a_folder_in_the_way_is_left_alone(tmp_path):
 def test_a_run_beside_is_left_alone(tmp_path):
     write(tmp_path / "raw", [GOOD])
     (tmp_path / "out.part").mkdir()
-    with pytest.raises(ValueError, match=r"out\.part exists"):
+    (tmp_path / "out.part" / "precious").write_text("")
+    with pytest.raises(ValueError, match=r"out\.part exists and is not of this preparation"):
         prepare([tmp_path / "raw"], SCHEMA, tmp_path / "out")
-    assert (tmp_path / "out.part").exists()
+    assert (tmp_path / "out.part" / "precious").exists()
 
 
 def test_a_full_disk(tmp_path, monkeypatch):
@@ -195,17 +191,6 @@ def test_a_full_disk(tmp_path, monkeypatch):
 
     monkeypatch.setattr(sections, "_bytes_of", full)
     assert "the disk of out is full" in refused(tmp_path, split="fraction:1,0,0")
-
-
-def test_an_interruption_leaves_nothing(tmp_path):
-    write(tmp_path / "raw", [GOOD] * 9)
-
-    def interrupt(stage, done, total):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        prepare([tmp_path / "raw"], SCHEMA, tmp_path / "out", progress=interrupt)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["raw"]
 
 
 def test_opening_what_is_no_prepared_data(tmp_path):

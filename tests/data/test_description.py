@@ -16,9 +16,12 @@ def test_rates_and_counts_of_a_small_file(tmp_path):
     raw = write(tmp_path / "raw", rows)
     data = prepare([raw], SCHEMA, tmp_path / "out", split="position:0.75,0,0.25")
     found = describe(data, dim=4)
-    assert (found.parts["train"].rows, found.parts["train"].click_rate) == (3, 1 / 3)
-    assert (found.parts["test"].rows, found.parts["test"].click_rate) == (1, 0)
-    assert found.parts["validation"].click_rate is None
+    assert (found.parts["train"].rows, found.parts["train"].click_rates) == (
+        3,
+        {"label": 1 / 3},
+    )
+    assert (found.parts["test"].rows, found.parts["test"].click_rates) == (1, {"label": 0})
+    assert found.parts["validation"].click_rates == {"label": None}
     price, user, item = found.fields
     assert price.missing == {"train": 2 / 3, "test": 0}
     assert (user.unknown, item.missing["train"]) == ({"train": 0, "test": 1}, 1 / 3)

@@ -50,8 +50,17 @@ def test_columns_are_found_by_name(tmp_path):
     assert batch.ids[0] == 7
     assert 2 <= batch.ids[1] < 6
     assert batch.dense.tolist() == [[2], [0]]
+
+
+def test_a_column_that_is_absent_counts_as_missing(tmp_path, caplog):
+    raw = write(tmp_path / "raw", [("label", "price", "user"), (0, 1, "a"), (1, 3, "b")], ",")
+    prepare([raw], HEADED, tmp_path / "enc", split="fraction:1,0,0")
     raw = write(tmp_path / "test", [("more", "price"), ("?", "4")], ",")
-    with pytest.raises(ValueError, match=r"the header lacks the columns \['user'\]"):
+    (batch,) = Encoder.open(tmp_path / "enc").encode(raw)
+    assert (batch.ids.tolist(), batch.dense.tolist()) == ([1], [[2]])
+    assert "lacks the columns ['user']: their values count as missing" in caplog.text
+    raw = write(tmp_path / "test", [("more",), ("?",)], ",")
+    with pytest.raises(ValueError, match=r"the header lacks the columns"):
         next(Encoder.open(tmp_path / "enc").encode(raw))
 
 

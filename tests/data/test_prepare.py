@@ -31,7 +31,7 @@ def test_a_small_file_becomes_ids_by_falling_frequency(tmp_path):
     assert labels.tolist() == [1, 0, 1, 0]
     assert data.schema.rows_of("user") == 5
     train = data.parts["train"]
-    assert (train.rows, train.clicks) == (4, 2)
+    assert (train.rows, train.clicks) == (4, (2,))
     assert train.missing == {"price": 1, "user": 1, "item": 1}
 
 
@@ -146,7 +146,9 @@ def test_progress_is_told_the_bytes_read(tmp_path):
         [raw], SCHEMA, tmp_path / "out", split="position:1,0,0", progress=lambda *x: told.append(x)
     )
     size = raw.stat().st_size
-    assert told == [("lines", size, size), ("count", size, size), ("encode", size, size)]
+    merged = [("merge", v + 1, 2) for v in range(2)]
+    of_passes = [("lines", size, size), ("count", size, size), *merged, ("encode", size, size)]
+    assert told == of_passes
 
 
 def test_opening_gives_back_what_was_prepared(tmp_path):

@@ -1,11 +1,26 @@
 """Splits: every row has one part, and which one is a function of its number alone."""
 
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from hotrows.data.split import parse_split, parts_of
+from hotrows.data.columns import Columns
+from hotrows.data.split import Sharing, Split, parse_split
+
+
+def columns(first_row, num_rows, labels=None, times=None):
+    """A chunk that has nothing but what a split may ask for."""
+    return Columns(
+        first_row, num_rows, (), np.zeros((0, num_rows)),
+        None if labels is None else np.array([labels], np.uint8), lambda row: f"row {row}",
+        times=None if times is None else np.array(times),
+    )  # fmt: skip
+
+
+def parts_of(split: Split, first_row, num_rows, total, seed):
+    return Sharing(split, seed, total).parts(columns(first_row, num_rows))
 
 
 def test_position_takes_the_parts_in_the_order_of_the_file():
@@ -44,3 +59,35 @@ def test_a_share_of_zero_gets_no_row():
 def test_other_splits_are_refused(text):
     with pytest.raises(ValueError, match="split must be"):
         parse_split(text)
+
+
+@pytest.mark.parametrize("cuts", [[], [7], [1, 2, 1500, 2999]])
+def test_strata_have_their_share_of_every_label_wherever_chunks_end(cuts):
+    labels = (np.arange(3000) % 3 == 0).astype(np.uint8)  # a thousand of one, two of the other
+    sharing = Sharing(parse_split("stratified:0.8,0.15,0.05"), seed=0)
+    bounds = [0, *cuts, 3000]
+    parts = []
+    for first, end in pairwise(bounds):
+        sharing = Sharing(parse_split("stratified:0.8,0.15,0.05"), 0, state=sharing.state)
+        parts.append(sharing.parts(columns(first, end - first, labels[first:end])))
+    found = np.concatenate(parts)
+    assert np.bincount(found[labels == 1]).tolist() == [800, 150, 50]
+    assert np.bincount(found[labels == 0]).tolist() == [1600, 300, 100]
+    whole = Sharing(parse_split("stratified:0.8,0.15,0.05"), 0).parts(columns(0, 3000, labels))
+    assert (found == whole).all()
+    other = Sharing(parse_split("stratified:0.8,0.15,0.05"), 1).parts(columns(0, 3000, labels))
+    assert (other != whole).any()
+
+
+def test_time_cuts_where_it_says():
+    split = parse_split("time:20,30", int)
+    assert split == Split("time", None, (20, 30))
+    parts = Sharing(split, 0).parts(columns(0, 5, times=[19, 20, 29, 30, 99]))
+    assert parts.tolist() == [0, 1, 1, 2, 2]
+    assert parse_split("time:20", int).before == (20, 20)
+    assert parse_split("time:0.8,0.1,0.1", int).needs_times
+    with pytest.raises(ValueError, match="split must be"):
+        parse_split("time:30,20", int)
+    missing = columns(0, 2, times=[1, np.iinfo(np.int64).min])
+    with pytest.raises(ValueError, match="row 1 has no time"):
+        Sharing(split, 0).parts(missing)

@@ -1,5 +1,6 @@
-"""Lines into fields and fields into numbers: the native core says what plain Python says."""
+"""Lines into fields and fields into columns: the native core says what plain Python says."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -7,10 +8,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hotrows.data.files import find_files
 from hotrows.data.layout import cut_line, layout_of
 from hotrows.data.reading import Chunk, chunks_of
-from hotrows.data.text import parse, plain_number
-from hotrows.schema import Dense, Schema, Sparse
+from hotrows.data.text import parse
+from hotrows.data.values import plain_number
+from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.data.raw import use_plain_python
 
 
@@ -32,15 +35,27 @@ def test_numbers_of_fields():
 
 
 def parsed(text: bytes, schema: Schema, threads: int = 1):
-    """Labels, numbers and id fields of some text, or what is wrong with it."""
+    """All that is read of some text, as plain values, or what is wrong with it."""
     chunk = Chunk("raw", bytearray(text), 1, text.count(b"\n"), len(text))
     try:
-        layout = layout_of(schema, "raw", text.split(b"\n")[0], needs_label=True)
-        fields, numbers = parse(chunk, layout, threads)
+        layout = layout_of(schema, "raw", text.split(b"\n")[0])
+        columns = parse(chunk, layout, schema, threads)
     except ValueError as error:
         return str(error)
-    ids = [[fields.value(place, r) for r in range(fields.num_rows)] for place in layout.sparse]
-    return numbers.labels.tolist(), numbers.dense.tobytes(), ids
+    ids = [[of.value(n) for n in range(len(of))] for of in columns.ids]
+    offsets = [None if of.offsets is None else of.offsets.tolist() for of in columns.ids]
+    times = None if columns.times is None else columns.times.tolist()
+    weights = None if columns.weights is None else columns.weights.tolist()
+    return columns.labels.tolist(), columns.dense.tobytes(), ids, offsets, times, weights
+
+
+def both(text: bytes, schema: Schema, threads: int = 1):
+    """What the native core reads, which plain Python must read too."""
+    native = parsed(text, schema, threads)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use_plain_python(monkeypatch)
+        assert parsed(text, schema) == native
+    return native
 
 
 def schema_of(delimiter: str) -> Schema:
@@ -69,13 +84,10 @@ LINES = st.lists(
 @example([b'0,1,"a""b"', b'0,2,"c"\r'], 2, ",")
 @example([b"0,1,a", b"0,x,b", b"0,1"], 3, ",")
 @example([b'2,x,"'], 1, ",")
+@example([b"2,1,a", b"yes,1,a"], 1, ",")
 def test_native_cuts_and_parses_as_plain_python(lines, threads, delimiter):
     text = b"".join(line.replace(b"\n", b"") + b"\n" for line in lines)
-    text = text.replace(b",", delimiter.encode())
-    native = parsed(text, schema_of(delimiter), threads)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        use_plain_python(monkeypatch)
-        assert parsed(text, schema_of(delimiter)) == native
+    both(text.replace(b",", delimiter.encode()), schema_of(delimiter), threads)
 
 
 @settings(max_examples=300, deadline=None)
@@ -88,20 +100,104 @@ def test_native_cuts_and_parses_as_plain_python(lines, threads, delimiter):
     )
 )
 def test_native_numbers_are_those_of_plain_python(text):
-    schema = schema_of(",")
-    line = f"0,{text},\n".encode()
-    native = parsed(line, schema)
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        use_plain_python(monkeypatch)
-        assert parsed(line, schema) == native
+    both(f"0,{text},\n".encode(), schema_of(","))
+
+
+ODD = Schema(
+    label=(Label("rating", at_least=4), Label("kind", positive=("buy", "cart")), "seen"),
+    columns=("rating", "kind", "seen", "when", "price", "words", "weight"),
+    delimiter=";",
+    weight="weight",
+    time=Time("when", format="%Y-%m-%d %H:%M:%S", utc_offset=1.5),
+    strip=True,
+    missing=("NULL", "?"),
+    features=(
+        Dense("price", transform="none"),
+        Sparse("hour", transform="hour"),
+        Sparse("weekday", transform="weekday"),
+        Sparse("weekend", transform="weekend"),
+        Sparse("day", transform="day"),
+        Sparse("tier", column="price", transform="bucket", boundaries=(0.0, 10.0)),
+        Sparse("steps", column="price", transform="log"),
+        Sparse("kind"),
+        Sparse("bag", column="words", many=True),
+        Sequence("last", column="words", max_length=2),
+    ),
+)
+
+
+def test_every_kind_of_column_of_a_small_file():
+    labels, dense, ids, offsets, times, weights = both(
+        b"5;buy;1;2024-02-29 22:59:59; 12;a| b|NULL|c;1\n"
+        b"3; cart ;;1970-01-01 00:00:00;?;;0.5\n"
+        b"?;pv;0;;-3;x;2\n",
+        ODD,
+    )
+    assert labels == [[1, 0, 255], [1, 1, 0], [1, 255, 0]]
+    assert np.frombuffer(dense)[[0, 2]].tolist() == [12, -3]
+    assert math.isnan(np.frombuffer(dense)[1])
+    hour, weekday, weekend, day, tier, steps, kind, bag, last = ids
+    assert hour == [b"0", b"1", b""]
+    assert weekday == [b"4", b"3", b""]  # 2024-03-01 was a Friday, 1970-01-01 a Thursday
+    assert weekend == [b"0", b"0", b""]
+    assert day == [b"1", b"1", b""]
+    assert tier == [b"2", b"", b"0"]
+    assert steps == [b"6", b"", b"-3"]  # floor(log(12)^2)
+    assert kind == [b"buy", b"cart", b"pv"]
+    assert (bag, offsets[-2]) == ([b"a", b"b", b"", b"c", b"x"], [0, 4, 4, 5])
+    assert (last, offsets[-1]) == ([b"", b"c", b"x"], [0, 2, 2, 3])
+    assert times == [1709247599, 0, np.iinfo(np.int64).min]
+    assert weights == [1, 0.5, 2]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"x;buy;1;;1;;1", "column 'rating': expected a number, found 'x'"),
+        (b"5;buy;2;;1;;1", "column 'seen': expected a label 0 or 1, found '2'"),
+        (b"5;buy;1;2024-02-30 00:00:00;1;;1", "column 'when': expected a time %Y-%m-%d"),
+        (b"5;buy;1;24-02-01;1;;1", "column 'when': expected a time"),
+        (b"5;buy;1;;1;;-1", "column 'weight': expected a weight of at least 0, found '-1'"),
+        (b"5;buy;1;;1;;", "column 'weight': expected a weight of at least 0, found nothing"),
+    ],
+)
+def test_what_is_wrong_in_a_line_is_said(line, message):
+    assert f"raw line 2, {message}" in both(b"5;buy;1;;1;;1\n" + line + b"\n", ODD)
+
+
+FIELDS = st.lists(st.text("a|? NUL0129:-.", max_size=6), min_size=7, max_size=7)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(FIELDS, min_size=1, max_size=6), st.integers(1, 3))
+def test_native_reads_odd_columns_as_plain_python(rows, threads):
+    schema = dataclasses.replace(ODD, weight=None)
+    text = "".join(";".join(["5", *row[1:]]) + "\n" for row in rows)
+    both(text.encode(), schema, threads)
+
+
+TIMES = st.one_of(
+    st.datetimes().map(lambda t: t.strftime("%Y-%m-%d %H:%M:%S")),
+    st.text("0123456789-: ", min_size=1, max_size=20),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(TIMES, st.sampled_from(["%Y-%m-%d %H:%M:%S", "%y%m%d%H", "%d.%m.%Y", "unix", "unix_ms"]))
+def test_native_times_are_those_of_plain_python(text, format):
+    schema = Schema(
+        features=(Sparse("hour", transform="hour"),), columns=("label", "t"), delimiter=";",
+        time=Time("t", format),
+    )  # fmt: skip
+    both(f"0;{text}\n".encode(), schema)
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.text("ab\r\n", max_size=60).map(str.encode), st.integers(1, 9))
+@given(st.text("ab\r\n", min_size=1, max_size=60).map(str.encode), st.integers(1, 9))
 def test_chunks_hold_every_line_once(tmp_path_factory, text, size):
     path = tmp_path_factory.mktemp("chunks") / "raw"
     path.write_bytes(text)
-    chunks = list(chunks_of(path, size))
+    chunks = list(chunks_of(*find_files(path), size))
     assert all(chunk.text.endswith(b"\n") for chunk in chunks)
     whole = b"".join(bytes(chunk.text) for chunk in chunks)
     assert whole.rstrip(b"\r\n") == text.rstrip(b"\r\n")
@@ -113,4 +209,5 @@ def test_chunks_hold_every_line_once(tmp_path_factory, text, size):
 def test_a_line_may_be_longer_than_a_chunk(tmp_path):
     path = tmp_path / "raw"
     path.write_bytes(b"a" * 10_000 + b"\n" + b"b\n")
-    assert b"".join(bytes(chunk.text) for chunk in chunks_of(path, 100)) == path.read_bytes()
+    chunks = chunks_of(*find_files(path), 100)
+    assert b"".join(bytes(chunk.text) for chunk in chunks) == path.read_bytes()

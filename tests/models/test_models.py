@@ -146,11 +146,17 @@ def test_the_wide_part_trains_under_ftrl_from_zero():
 
 @pytest.mark.parametrize("name", models.BY_NAME)
 def test_schemas_that_a_model_cannot_train_on_are_refused(name):
-    history = Schema(features=DENSE + SPARSE + (Sequence("history", rows=5),))
-    with pytest.raises(ValueError, match="pools no sequences, but the schema has history"):
-        models.build(name, history)
-    with pytest.raises(ValueError, match="at least one sparse feature"):
+    with pytest.raises(ValueError, match="at least one feature with ids"):
         models.build(name, Schema(features=DENSE))
+
+
+@pytest.mark.parametrize("name", models.BY_NAME)
+def test_a_sequence_is_a_feature_among_others(name):
+    features = (Sparse("item", rows=9), Sequence("history", vocabulary="item", rows=9))
+    model = models.build(name, Schema(features=DENSE + features), dim=8, **SMALL[name])
+    assert {table.features for table in model.tables} == {("item", "history")}
+    vectors = FakeVectors(vector=torch.randn(5, 2, 8), linear=torch.randn(5, 2, 1))
+    assert model(vectors, torch.randn(5, 3)).shape == (5,)
 
 
 def test_models_without_dense_features():

@@ -1,10 +1,11 @@
-"""Data: raw text into encoded shards, and shards into batches."""
+"""Data: raw rows into encoded shards, and shards into batches."""
 
 from hotrows.data.description import Description, describe
 from hotrows.data.encoded import EncodedData, Part
 from hotrows.data.encoding import Encoder
 from hotrows.data.hot_cold import HotColdLoader
 from hotrows.data.loader import Loader
+from hotrows.data.parquet_part import open_parquet, open_source
 from hotrows.data.prepare import prepare
 from hotrows.data.profile import Profile, profile
 from hotrows.data.regroup import regroup
@@ -19,6 +20,8 @@ __all__ = [
     "Part",
     "Profile",
     "describe",
+    "open_parquet",
+    "open_source",
     "prepare",
     "profile",
     "regroup",

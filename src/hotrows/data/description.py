@@ -1,38 +1,49 @@
-"""describe: how large and how skewed prepared data is, from the counts that `prepare` stored.
+"""describe: how large and how skewed prepared data is, and what is odd about its columns.
 
-The count of a row is how many lookups of the training part read it; missing and unknown values
-count too, since they have rows of their own. A cache wants to know which share of the lookups the
-hottest rows serve; that is `curve`.
+Sizes and skew come from the counts that `prepare` stored. The count of a row is how many lookups of
+the training part read it; missing and unknown values count too, since they have rows of their own. A
+cache wants to know which share of the lookups the hottest rows serve; that is `curve`.
+
+Lengths of lists, fields that are missing together or say the same, and drift between the parts come
+from a sample of each part, 64 blocks of rows spread evenly over it.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
-from hotrows.data.encoded import EncodedData, Part
+from hotrows.data.encoded import EncodedData
 from hotrows.data.encoding import readers_of
+from hotrows.data.gather import Room
+from hotrows.data.part import Part
 from hotrows.data.sections import open_sections
-from hotrows.schema import FIRST_UNKNOWN, MISSING
+from hotrows.data.shards import Rows, gathered
+from hotrows.schema import FIRST_UNKNOWN, MISSING, Schema
 
 HOTTEST = (0.001, 0.01, 0.1)
+QUANTILES = (0.5, 0.9, 0.99)
+STABLE = 0.1  # a stability index up to here
+_TOGETHER = 0.95
+_OWN_BIN = 32  # ids that are a bin of their own
 _CURVE_POINTS = 200
 _FIT_BINS = 2000
 
 
 @dataclass(frozen=True)
 class PartSize:
-    """rows: samples; click_rate: the share of label 1, None where there are no rows."""
+    """rows: samples; click_rates: per label the share of 1, None where no row has the label."""
 
     rows: int
-    click_rate: float | None
+    click_rates: dict[str, float | None]
 
 
 @dataclass(frozen=True)
 class FieldUse:
-    """How often a feature is missing, and (for ids) unknown: shares of the rows of each part."""
+    """How often a feature is missing, and (for ids) unknown: shares of the values of each part."""
 
     name: str
     kind: str
@@ -65,13 +76,39 @@ class VocabularyUse:
 
 
 @dataclass(frozen=True)
+class ListUse:
+    """How long the lists of a feature are in the training part.
+
+    empty: the share of rows without an id; quantiles: {share of rows: length they do not exceed}.
+    """
+
+    name: str
+    mean: float
+    empty: float
+    quantiles: dict[float, int]
+    longest: int
+
+
+@dataclass(frozen=True)
 class Description:
-    """What `describe` found. dim: the weights per row that `table_bytes` assumes."""
+    """What `describe` found. dim: the weights per row that `table_bytes` assumes.
+
+    missing_together: groups of id features that are missing in the same rows, nearly (their rows in
+        common are at least 95 % of those of either).
+    same: pairs of id features that say the same: an id of one comes with one id of the other alone.
+    drift: per feature and part, the population stability index against the training part: the sum of
+        (p - q) log(p / q) over bins of ids by frequency (of numbers, tenths). Up to 0.1 is called
+        stable, above 0.25 a shift.
+    """
 
     parts: dict[str, PartSize]
     fields: tuple[FieldUse, ...]
     vocabularies: tuple[VocabularyUse, ...]
     dim: int
+    lists: tuple[ListUse, ...] = ()
+    missing_together: tuple[tuple[str, ...], ...] = ()
+    same: tuple[tuple[str, str], ...] = ()
+    drift: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def table_bytes(self) -> int:
@@ -83,9 +120,25 @@ class Description:
 
 def describe(data: EncodedData, dim: int = 16) -> Description:
     """Sizes, click rates, missing rates and skew of prepared data."""
+    if data.source is not None:
+        raise ValueError(
+            f"describe reads prepared data, not Parquet files as they are ({data.path}); prepare them, "
+            f"or train without a description"
+        )
     used = tuple(_vocabulary_use(data, name, of, dim) for name, of in row_counts(data).items())
     sizes = {name: _part_size(part) for name, part in data.parts.items()}
-    return Description(sizes, _fields(data), used, dim)
+    samples = {name: sample_of(part) for name, part in data.parts.items() if part.rows}
+    train = samples.get("train")
+    return Description(
+        parts=sizes,
+        fields=_fields(data),
+        vocabularies=used,
+        dim=dim,
+        lists=() if train is None else tuple(_list_uses(data.schema, train)),
+        missing_together=() if train is None else _missing_together(data.schema, train),
+        same=() if train is None else tuple(_same(data.schema, train)),
+        drift=_drift(data.schema, samples),
+    )
 
 
 def row_counts(data: EncodedData) -> dict[str, np.ndarray]:
@@ -109,23 +162,118 @@ def row_counts(data: EncodedData) -> dict[str, np.ndarray]:
 
 
 def _part_size(part: Part) -> PartSize:
-    return PartSize(part.rows, part.clicks / part.rows if part.rows else None)
+    counted = zip(part.schema.labels, part.clicks, part.labelled, strict=True)
+    rates = {label.name: clicks / of if of else None for label, clicks, of in counted}
+    return PartSize(part.rows, rates)
 
 
 def _fields(data: EncodedData) -> tuple[FieldUse, ...]:
     parts = {name: part for name, part in data.parts.items() if part.rows}
 
-    def missing(name: str) -> dict[str, float]:
-        return {of: part.missing[name] / part.rows for of, part in parts.items()}
+    def share(counts: str, name: str) -> dict[str, float]:
+        return {
+            of: getattr(part, counts)[name] / max(1, part.values.get(name, part.rows))
+            for of, part in parts.items()
+        }
 
-    def unknown(name: str) -> dict[str, float]:
-        return {of: part.unknown[name] / part.rows for of, part in parts.items()}
-
-    dense = (FieldUse(f.name, "dense", missing(f.name), None) for f in data.schema.dense)
-    sparse = (
-        FieldUse(f.name, "sparse", missing(f.name), unknown(f.name)) for f in data.schema.sparse
+    dense = (FieldUse(f.name, "dense", share("missing", f.name), None) for f in data.schema.dense)
+    ids = (
+        FieldUse(
+            f.name, type(f).__name__.lower(), share("missing", f.name), share("unknown", f.name)
+        )
+        for f in data.schema.id_features
     )
-    return (*dense, *sparse)
+    return (*dense, *ids)
+
+
+def sample_of(part: Part, blocks: int = 64, block_rows: int = 4096) -> Rows:
+    """Rows of a part: all of a small one, else blocks spread evenly over it."""
+    if part.rows <= blocks * block_rows:
+        pieces = list(part.mapped(0, part.rows))
+    else:
+        starts = np.linspace(0, part.rows - block_rows, blocks).astype(np.int64).tolist()
+        pieces = [piece for first in starts for piece in part.mapped(first, first + block_rows)]
+    return gathered(pieces, np.arange(sum(map(len, pieces))), Room())
+
+
+def _list_uses(schema: Schema, rows: Rows) -> Iterator[ListUse]:
+    for feature, offsets in zip(schema.id_features, rows.offsets, strict=True):
+        if offsets is None:
+            continue
+        lengths = np.sort(np.diff(offsets.astype(np.int64)))
+        places = {share: min(int(share * len(lengths)), len(lengths) - 1) for share in QUANTILES}
+        yield ListUse(
+            name=feature.name,
+            mean=float(lengths.mean()),
+            empty=float((lengths == 0).mean()),
+            quantiles={share: int(lengths[place]) for share, place in places.items()},
+            longest=int(lengths[-1]),
+        )
+
+
+def _missing_together(schema: Schema, rows: Rows) -> tuple[tuple[str, ...], ...]:
+    """Features grouped with the first before them that is missing where they are."""
+    groups: list[tuple[np.ndarray, list[str]]] = []
+    for f, feature in enumerate(schema.id_features):
+        of = rows.offsets[f]
+        absent = rows.ids[f] == MISSING if of is None else np.diff(of.astype(np.int64)) == 0
+        if not absent.any():
+            continue
+        for pattern, names in groups:
+            if (pattern & absent).sum() >= _TOGETHER * max(pattern.sum(), absent.sum()):
+                names.append(feature.name)
+                break
+        else:
+            groups.append((absent, [feature.name]))
+    return tuple(tuple(names) for _, names in groups if len(names) > 1)
+
+
+def _same(schema: Schema, rows: Rows) -> Iterator[tuple[str, str]]:
+    """Pairs of features with as many distinct pairs of ids as distinct ids, of which there are two."""
+    single = [f for f, of in enumerate(rows.offsets) if of is None]
+    distinct, numbers = {}, {}
+    for f in single:
+        found, numbers[f] = np.unique(rows.ids[f], return_inverse=True)
+        distinct[f] = len(found)
+    names = [feature.name for feature in schema.id_features]
+    for i, f in enumerate(single):
+        for g in single[i + 1 :]:
+            if distinct[f] != distinct[g] or distinct[f] < 2:
+                continue
+            pairs = numbers[f].astype(np.int64) * distinct[g] + numbers[g]
+            if len(np.unique(pairs)) == distinct[f]:
+                yield names[f], names[g]
+
+
+def _drift(schema: Schema, samples: Mapping[str, Rows]) -> dict[str, dict[str, float]]:
+    if "train" not in samples:
+        return {}
+    train = samples["train"]
+    others = {name: rows for name, rows in samples.items() if name != "train"}
+    found: dict[str, dict[str, float]] = {}
+    for d, dense in enumerate(schema.dense):
+        bounds = np.unique(np.quantile(train.dense[:, d], np.arange(0.1, 1, 0.1)))
+        bins = {name: np.searchsorted(bounds, rows.dense[:, d]) for name, rows in samples.items()}
+        found[dense.name] = {name: _stability(bins["train"], bins[name]) for name in others}
+    for f, feature in enumerate(schema.id_features):
+        bins = {name: _frequency_bins(rows.values(f)) for name, rows in samples.items()}
+        found[feature.name] = {name: _stability(bins["train"], bins[name]) for name in others}
+    return found
+
+
+def _frequency_bins(ids: np.ndarray) -> np.ndarray:
+    """The first ids, which are the most frequent ones, each by itself; then by powers of two."""
+    wide = ids.astype(np.int64)
+    return np.where(wide < _OWN_BIN, wide, _OWN_BIN + np.log2(np.maximum(wide, 1)).astype(np.int64))
+
+
+def _stability(train: np.ndarray, other: np.ndarray) -> float:
+    """The population stability index of two samples of bins, half a count added to each."""
+    size = int(max(train.max(initial=0), other.max(initial=0))) + 1
+    p, q = (np.bincount(bins, minlength=size) for bins in (train, other))
+    seen = (p > 0) | (q > 0)
+    p, q = ((of[seen] + 0.5) / (of[seen] + 0.5).sum() for of in (p, q))
+    return float(((p - q) * np.log(p / q)).sum())
 
 
 def _vocabulary_use(data: EncodedData, name: str, counts: np.ndarray, dim: int) -> VocabularyUse:

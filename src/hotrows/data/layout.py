@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -13,22 +14,19 @@ from hotrows.schema import Schema, column_of
 WRONG_COLUMNS, UNCLOSED, AFTER_QUOTE = 1, 2, 3  # what can be wrong with a line
 _QUOTED = re.compile(rb'"((?:[^"]|"")*)"(?!")')
 
+log = logging.getLogger("hotrows")
+
 
 @dataclass(frozen=True)
 class Layout:
     """The columns of one raw file, and those in use.
 
-    names: every column, in order; used: the places in `names` of the columns that are read.
-    label, dense, sparse: places in `used`; label is None where the file has none.
+    names: every column, in order; places: for each column that is read, its place among those.
     quoted: whether a field may stand in double quotes; so everywhere but between tabs.
     """
 
-    path: Path
     names: tuple[str, ...]
-    used: tuple[int, ...]
-    label: int | None
-    dense: tuple[int, ...]
-    sparse: tuple[int, ...]
+    places: Mapping[str, int]
     delimiter: str
     has_header: bool
 
@@ -37,19 +35,23 @@ class Layout:
         return _is_quoted(self.delimiter)
 
     @property
+    def used(self) -> tuple[int, ...]:
+        """Where in a line the columns stand that are read, in the order of their places."""
+        return tuple(self.names.index(column) for column in self.places)
+
+    @property
     def wanted(self) -> np.ndarray:
-        """[columns] int32, the place of each column in `used`, or -1."""
+        """[columns] int32, the place of each column among those read, or -1."""
         places = np.full(len(self.names), -1, np.int32)
         places[list(self.used)] = np.arange(len(self.used))
         return places
 
-    def name_of(self, place: int) -> str:
-        """The name of the column that stands at a place in `used`."""
-        return self.names[self.used[place]]
 
+def layout_of(schema: Schema, name: str, first_line: bytes, for_training: bool = True) -> Layout:
+    """The layout of the raw file `name`, which begins with `first_line`.
 
-def layout_of(schema: Schema, path: Path, first_line: bytes, needs_label: bool) -> Layout:
-    """The layout of a raw file that begins with `first_line`."""
+    for_training: every column that the schema reads must be there; else only some feature's.
+    """
     if len(schema.delimiter.encode()) != 1 or schema.delimiter in '"\r\n':
         raise ValueError(
             f"schema {schema.name!r}: the delimiter must be one character of one byte, "
@@ -61,24 +63,39 @@ def layout_of(schema: Schema, path: Path, first_line: bytes, needs_label: bool) 
     elif problem is None:
         names = _header(fields)
     else:
-        raise ValueError(f"{path} line 1: a quoted column name does not end; correct the header")
-    asked = [*(column_of(f) for f in schema.dense), *(column_of(f) for f in schema.sparse)]
-    has_label = schema.label in names
-    if has_label or needs_label:
-        asked = [schema.label, *asked]
-    _check_present(schema, path, names, asked)
-    columns = list(dict.fromkeys(asked))
-    places = {column: place for place, column in enumerate(columns)}
-    return Layout(
-        path=path,
-        names=names,
-        used=tuple(names.index(column) for column in columns),
-        label=places[schema.label] if has_label else None,
-        dense=tuple(places[column_of(f)] for f in schema.dense),
-        sparse=tuple(places[column_of(f)] for f in schema.sparse),
-        delimiter=schema.delimiter,
-        has_header=schema.columns is None,
-    )
+        raise ValueError(f"{name} line 1: a quoted column name does not end; correct the header")
+    present = check_present(schema, f"{name} line 1: the header", names, for_training)
+    places = {column: place for place, column in enumerate(present)}
+    return Layout(names, places, schema.delimiter, has_header=schema.columns is None)
+
+
+def check_present(
+    schema: Schema, where: str, names: tuple[str, ...], for_training: bool
+) -> list[str]:
+    """The columns that the schema reads and `where` has, in the schema's order."""
+    asked = list(schema.raw_columns)
+    absent = sorted(set(asked) - set(names))
+    features = {schema.column_of(feature) for feature in schema.features}
+    if absent and for_training and schema.columns is not None:
+        raise ValueError(
+            f"{where.removesuffix(': the header')}: expected {len(schema.columns)} columns, found "
+            f"{len(names)}: the column of the label, {absent[0]!r}, is missing"
+        )
+    if absent and (for_training or not features - set(absent)):
+        hint = (
+            f". Is the delimiter {schema.delimiter!r}? A file without a header needs `columns` in "
+            f"the schema"
+        )
+        raise ValueError(
+            f"{where} lacks the columns {absent} that schema {schema.name!r} asks for; it has "
+            f"{_shortened(list(names))}{hint if 'header' in where else '; correct the schema'}"
+        )
+    if lost := sorted(features & set(absent)):
+        log.warning(f"{where} lacks the columns {lost}: their values count as missing")
+    twice = sorted({name for name in asked if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{where} names the columns {twice} twice; rename one")
+    return [column for column in asked if column in names]
 
 
 def cut_line(line: bytes, delimiter: str) -> tuple[list[bytes], int | None]:
@@ -109,33 +126,16 @@ def _is_quoted(delimiter: str) -> bool:
 
 
 def _declared(schema: Schema, num_fields: int) -> tuple[str, ...]:
-    """The schema's columns; without the label where the first line has one field less."""
+    """The schema's columns; without the labels where the first line has that many fields less."""
     assert schema.columns is not None
-    without_label = tuple(name for name in schema.columns if name != schema.label)
-    return without_label if num_fields == len(without_label) else schema.columns
+    labels = {column_of(label) for label in schema.labels}
+    without_labels = tuple(name for name in schema.columns if name not in labels)
+    return without_labels if num_fields == len(without_labels) else schema.columns
 
 
 def _header(fields: list[bytes]) -> tuple[str, ...]:
     first, *others = (name.decode("utf-8", "surrogateescape").strip() for name in fields)
     return (first.removeprefix("\ufeff"), *others)
-
-
-def _check_present(schema: Schema, path: Path, names: tuple[str, ...], asked: list[str]) -> None:
-    absent = sorted(set(asked) - set(names))
-    if absent and schema.columns is not None:
-        raise ValueError(
-            f"{path} line 1: expected {len(schema.columns)} columns, found {len(names)}: "
-            f"the column of the label, {schema.label!r}, is missing"
-        )
-    if absent:
-        raise ValueError(
-            f"{path} line 1: the header lacks the columns {absent} that schema {schema.name!r} "
-            f"asks for; it has {_shortened(list(names))}. Is the delimiter {schema.delimiter!r}? "
-            f"A file without a header needs `columns` in the schema"
-        )
-    twice = sorted({name for name in asked if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"{path} line 1: the header names the columns {twice} twice; rename one")
 
 
 def _shortened(names: list[str]) -> str:

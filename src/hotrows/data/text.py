@@ -1,111 +1,116 @@
-"""Raw text into fields, and fields into numbers; the first bad line is an error that names it.
+"""Raw text into cells; the first bad line is an error that names it.
 
-The native core does it on several threads. `cut_line` and `plain_number` say the same in Python:
-they are the specification, and what runs where the core was not built.
+The native core does it on several threads. `layout.cut_line` says the same in Python: it is the
+specification, and what runs where the core was not built.
 """
 
 from __future__ import annotations
 
-import math
-import re
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from hotrows import native
+from hotrows.data import values
+from hotrows.data.cells import Bad, columns_of, show
+from hotrows.data.columns import Columns, RawIds
 from hotrows.data.foreign import call
 from hotrows.data.layout import AFTER_QUOTE, UNCLOSED, WRONG_COLUMNS, Layout, cut_line
 from hotrows.data.reading import Chunk
-
-_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+from hotrows.schema import Schema
 
 
 @dataclass(frozen=True)
-class Fields:
-    """A chunk cut into fields: where the field of every used column and row stands in the text.
+class TextCells:
+    """A chunk cut into fields, those of every used column and row: `Cells` of text.
 
-    starts, lengths: [used columns, rows] uint32.
+    fields: starts and lengths are [used columns, rows] uint32.
     """
 
     chunk: Chunk
     layout: Layout
-    starts: np.ndarray
-    lengths: np.ndarray
+    schema: Schema
+    fields: RawIds
     threads: int
 
     @property
     def num_rows(self) -> int:
-        return self.starts.shape[1]
+        return self.fields.starts.shape[1]
 
-    def value(self, place: int, row: int) -> bytes:
-        start = int(self.starts[place, row])
-        return bytes(self.chunk.text[start : start + int(self.lengths[place, row])])
+    def has(self, column: str) -> bool:
+        return column in self.layout.places
 
-    def head(self, num_rows: int) -> Fields:
+    def raw(self, column: str) -> RawIds:
+        place = self.layout.places[column]
+        return RawIds(self.fields.text, self.fields.starts[place], self.fields.lengths[place])
+
+    def lists(self, column: str, separator: str) -> RawIds:
+        found = values.cut_lists(self.raw(column), separator, self.threads)
+        values.blank(found, self.schema.strip, self.schema.missing, self.threads)
+        return found
+
+    def numbers(self, columns: Sequence[str]) -> tuple[np.ndarray, Bad | None]:
+        places = [self.layout.places[column] for column in columns]
+        found, bad = values.parse_fields(self.fields, places, self.threads)
+        return found, None if bad is None else Bad(bad[0], columns[bad[1]], "number")
+
+    def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
+        found, bad = values.parse_times(self.raw(column), format, self.threads)
+        return found, None if bad is None else Bad(bad, column, f"time {format}")
+
+    def where(self, row: int) -> str:
+        return f"{self.chunk.name} line {self.chunk.first_line + row}"
+
+    def shown(self, row: int, column: str) -> str:
+        return show(self.raw(column).value(row))
+
+    def head(self, num_rows: int) -> TextCells:
         """The first rows alone."""
-        starts = np.ascontiguousarray(self.starts[:, :num_rows])
-        lengths = np.ascontiguousarray(self.lengths[:, :num_rows])
-        return Fields(self.chunk, self.layout, starts, lengths, self.threads)
-
-    def as_arguments(self) -> tuple:
-        """What the native core asks for: text, its size, starts, lengths, number of rows."""
-        text = np.frombuffer(self.chunk.text, np.uint8)
-        return text, len(text), self.starts, self.lengths, self.num_rows
+        starts = np.ascontiguousarray(self.fields.starts[:, :num_rows])
+        lengths = np.ascontiguousarray(self.fields.lengths[:, :num_rows])
+        return dataclasses.replace(self, fields=RawIds(self.fields.text, starts, lengths))
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """The numbers of a chunk.
-
-    dense: [num_dense, rows] float64, NaN where missing; labels: [rows] uint8, None without a label.
-    """
-
-    dense: np.ndarray
-    labels: np.ndarray | None
-
-
-def parse(chunk: Chunk, layout: Layout, threads: int) -> tuple[Fields, Numbers]:
-    """The fields and numbers of a chunk. What is wrong in the smallest line is raised."""
-    fields, problem = _cut(chunk, layout, threads)
-    if problem is None:
-        return fields, _numbers(fields)
-    kind, row, column = problem
-    _numbers(fields.head(row))  # a bad number in an earlier line comes first
-    raise _bad_line(chunk, layout, kind, row, column)
+def parse(
+    chunk: Chunk, layout: Layout, schema: Schema, threads: int, for_training: bool = True
+) -> Columns:
+    """The columns of a chunk. What is wrong in the smallest line is raised."""
+    cells, problem = _cut(chunk, layout, schema, threads)
+    if problem is not None:
+        kind, row, column = problem
+        cells = cells.head(row)  # what is wrong in an earlier line comes first
+    values.blank(cells.fields, schema.strip, schema.missing, threads)
+    columns = columns_of(cells, schema, for_training)
+    if problem is not None:
+        raise _bad_line(chunk, layout, kind, row, column)
+    return columns
 
 
-def plain_number(value: bytes) -> float | None:
-    """The number a field holds: NaN where it is empty, None where it is none that float32 holds."""
-    text = value.strip(b" ")
-    if not text:
-        return math.nan
-    if not _NUMBER.fullmatch(text):
-        return None
-    number = float(text) + 0.0  # never a negative zero
-    with np.errstate(over="ignore"):
-        return number if np.isfinite(np.float32(number)) else None
-
-
-def _cut(chunk: Chunk, layout: Layout, threads: int) -> tuple[Fields, tuple[int, int, int] | None]:
+def _cut(
+    chunk: Chunk, layout: Layout, schema: Schema, threads: int
+) -> tuple[TextCells, tuple | None]:
     """The fields of a chunk; and kind, row and column of what is wrong in its first bad line."""
     library = native.load()
     if library is None:
-        return _cut_in_python(chunk, layout)
-    shape = (len(layout.used), chunk.num_lines)
-    starts, lengths = np.empty(shape, np.uint32), np.empty(shape, np.uint32)
+        return _cut_in_python(chunk, layout, schema)
+    shape = (len(layout.places), chunk.num_lines)
+    starts, lengths = np.zeros(shape, np.uint32), np.zeros(shape, np.uint32)
     problem = np.zeros(2, np.int64)
     text = np.frombuffer(chunk.text, np.uint8)
     how = (ord(layout.delimiter), int(layout.quoted), len(layout.names), layout.wanted)
     to = (chunk.num_lines, starts, lengths, problem, threads)
     kind = call(library, "tokenize", text, len(text), *how, *to)
     found = (kind, int(problem[0]), int(problem[1])) if kind else None
-    return Fields(chunk, layout, starts, lengths, threads), found
+    return TextCells(chunk, layout, schema, RawIds(text, starts, lengths), threads), found
 
 
-def _cut_in_python(chunk: Chunk, layout: Layout) -> tuple[Fields, tuple[int, int, int] | None]:
-    values = bytearray()
+def _cut_in_python(chunk: Chunk, layout: Layout, schema: Schema) -> tuple[TextCells, tuple | None]:
+    text = bytearray()
     spans: list[list[tuple[int, int]]] = []
     problem = None
+    used = layout.used
     for row, line in enumerate(chunk.text.split(b"\n")[:-1]):
         fields, kind = cut_line(bytes(line), layout.delimiter)
         if kind is None and len(fields) != len(layout.names):
@@ -114,61 +119,13 @@ def _cut_in_python(chunk: Chunk, layout: Layout) -> tuple[Fields, tuple[int, int
             problem = (kind, row, len(fields) - 1)
             break
         spans.append([])
-        for column in layout.used:
-            spans[-1].append((len(values), len(fields[column])))
-            values += fields[column]
-    table = np.array(spans, np.uint32).reshape(len(spans), len(layout.used), 2)
+        for column in used:
+            spans[-1].append((len(text), len(fields[column])))
+            text += fields[column]
+    table = np.array(spans, np.uint32).reshape(len(spans), len(used), 2)
     starts, lengths = np.ascontiguousarray(table.transpose(2, 1, 0))
-    copied = Chunk(chunk.path, values, chunk.first_line, chunk.num_lines, chunk.position)
-    return Fields(copied, layout, starts, lengths, threads=1), problem
-
-
-def _numbers(fields: Fields) -> Numbers:
-    """The numbers of the fields; an error for the first row where one is none, or no label."""
-    layout = fields.layout
-    label = () if layout.label is None else (layout.label,)
-    places = np.array([*label, *layout.dense], np.int32)
-    values, bad = _parse_numbers(fields, places)
-    row, which = bad or (fields.num_rows, 0)
-    if layout.label is not None:
-        sound = row + (which > 0)  # where a number is bad, the label of its row was parsed
-        wrong = np.flatnonzero((values[0, :sound] != 0) & (values[0, :sound] != 1))
-        if len(wrong):
-            raise _not_a(fields, "label 0 or 1", layout.label, int(wrong[0]))
-    if bad is not None:
-        is_label = layout.label is not None and which == 0
-        what = "label 0 or 1" if is_label else "number"
-        raise _not_a(fields, what, int(places[which]), row)
-    if layout.label is None:
-        return Numbers(values, None)
-    return Numbers(values[1:], values[0].astype(np.uint8))
-
-
-def _not_a(fields: Fields, what: str, place: int, row: int) -> ValueError:
-    column, value = fields.layout.name_of(place), _shown(fields.value(place, row))
-    return _error(
-        fields.chunk,
-        row,
-        f"column {column!r}: expected a {what}, found {value}; correct the line, or the schema",
-    )
-
-
-def _parse_numbers(fields: Fields, places: np.ndarray) -> tuple[np.ndarray, tuple[int, int] | None]:
-    """[places, rows] float64; and row and index in `places` of the first that is no number."""
-    values = np.empty((len(places), fields.num_rows))
-    library = native.load()
-    if library is None:
-        for row in range(fields.num_rows):
-            for i, place in enumerate(places):
-                number = plain_number(fields.value(place, row))
-                if number is None:
-                    return values, (row, i)
-                values[i, row] = number
-        return values, None
-    feature = np.zeros(1, np.int64)
-    arguments = (places, len(places), values, feature, fields.threads)
-    row = call(library, "parse_numbers", *fields.as_arguments(), *arguments)
-    return values, None if row < 0 else (row, int(feature[0]))
+    cut = RawIds(np.frombuffer(bytes(text), np.uint8), starts, lengths)
+    return TextCells(chunk, layout, schema, cut, threads=1), problem
 
 
 def _bad_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int) -> ValueError:
@@ -185,9 +142,4 @@ def _bad_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int) ->
 
 
 def _error(chunk: Chunk, row: int, what: str) -> ValueError:
-    return ValueError(f"{chunk.path} line {chunk.first_line + row}, {what}")
-
-
-def _shown(value: bytes) -> str:
-    text = value[:60].decode("utf-8", "backslashreplace")
-    return repr(text + ("..." if len(value) > 60 else "")) if value else "nothing"
+    return ValueError(f"{chunk.name} line {chunk.first_line + row}, {what}")

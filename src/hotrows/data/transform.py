@@ -37,6 +37,13 @@ class Moments:
         arguments = (*values.shape, chosen.view(np.uint8), self._moments, threads)
         call(library, "add_moments", np.ascontiguousarray(values), *arguments)
 
+    def state(self) -> list[list[float]]:
+        """What was gathered; JSON keeps every bit of it."""
+        return self._moments.tolist()
+
+    def restore(self, state: Sequence[Sequence[float]]) -> None:
+        self._moments = np.array(state, np.float64).reshape(-1, 3)
+
     def statistics(self) -> list[Statistics]:
         found = []
         for count, mean, squares in self._moments:
@@ -46,7 +53,7 @@ class Moments:
 
 
 class Transform:
-    """What makes the numbers of a batch: log, standard, or none, per feature."""
+    """What makes the numbers of a batch: log, standard, none, or an indicator, per feature."""
 
     def __init__(self, features: Sequence[Dense], statistics: Sequence[Statistics]) -> None:
         chosen = [
@@ -54,6 +61,7 @@ class Transform:
             for feature, of in zip(features, statistics, strict=True)
         ]
         self._logs = np.array([feature.transform == "log" for feature in features], np.uint8)
+        self._indicators = [i for i, of in enumerate(features) if of.transform == "missing"]
         self._shift = np.array([of.mean for of in chosen], np.float64)
         self._divisor = np.array([of.deviation for of in chosen], np.float64)
 
@@ -67,6 +75,8 @@ class Transform:
         else:
             arguments = (*values.shape, self._logs, self._shift, self._divisor, dense, threads)
             call(library, "transform", np.ascontiguousarray(values), *arguments)
+        for f in self._indicators:
+            dense[:, f] = np.isnan(values[f])
         return dense
 
     def _apply_in_python(self, values: np.ndarray, dense: np.ndarray) -> None:

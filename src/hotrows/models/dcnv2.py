@@ -45,7 +45,7 @@ class DCNv2(nn.Module):
             )
         self.structure = structure
         self.tables = tables.vector_tables(schema, dim)
-        width = len(schema.sparse) * dim + len(schema.dense)
+        width = len(schema.id_features) * dim + len(schema.dense)
         self.cross = CrossNetwork(width, num_crosses, rank)
         self.deep = MLP((width, *hidden), dropout=dropout, last_activation="relu")
         self.last = MLP((hidden[-1] + (width if structure == "parallel" else 0), 1))

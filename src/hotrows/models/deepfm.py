@@ -32,7 +32,7 @@ class DeepFM(nn.Module):
         super().__init__()
         tables.check(schema, "DeepFM")
         self.tables = tables.vector_tables(schema, dim) + tables.linear_tables(schema)
-        width = len(schema.sparse) * dim + len(schema.dense)
+        width = len(schema.id_features) * dim + len(schema.dense)
         self.linear = linear_from_zero(len(schema.dense)) if schema.dense else None
         self.pairs = FactorizationMachine()
         self.deep = MLP((width, *hidden, 1), dropout=dropout, batch_norm=batch_norm)

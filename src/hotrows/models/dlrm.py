@@ -37,7 +37,7 @@ class DLRM(nn.Module):
         if not schema.dense:
             raise ValueError("DLRM needs dense features for its bottom layers; try DeepFM")
         self.tables = tables.vector_tables(schema, dim)
-        num_pairs = DotInteraction.num_outputs(len(schema.sparse), dim)
+        num_pairs = DotInteraction.num_outputs(len(schema.id_features), dim)
         self.bottom = MLP((len(schema.dense), *bottom, dim), last_activation="relu")
         self.interaction = DotInteraction()
         self.top = MLP((num_pairs, *top, 1), dropout=dropout)

@@ -1,4 +1,6 @@
-"""The tables a model declares for the sparse features of a schema: one per vocabulary and role.
+"""The tables a model declares for the features of a schema: one per vocabulary and role.
+
+A list of ids, a sequence too, is pooled into one vector where the model does not ask for it apart.
 
 Vectors start in [-0.001, 0.001): little beside Adagrad's first step (0.02), so that a rare id says
 almost nothing until it is trained. One initializer for all keeps the tables in one pack, where a
@@ -18,25 +20,25 @@ FIRST_VECTORS = Uniform(0.001)
 def vector_tables(
     schema: Schema, dim: int, optimizer: RowOptimizer | None = None
 ) -> tuple[Table, ...]:
-    """One vector of `dim` per sparse feature."""
+    """One vector of `dim` per feature."""
     return _tables(schema, dim, VECTOR, "", FIRST_VECTORS, optimizer)
 
 
 def linear_tables(schema: Schema, optimizer: RowOptimizer | None = None) -> tuple[Table, ...]:
-    """One weight per sparse feature, 0 at first: the linear part of a model."""
+    """One weight per feature, 0 at first: the linear part of a model."""
     return _tables(schema, 1, LINEAR, ".linear", Constant(0.0), optimizer)
 
 
 def check(schema: Schema, model: str) -> None:
-    """Refuses schemas that a model of sparse and dense features cannot train on."""
-    if schema.sequences:
-        names = ", ".join(feature.name for feature in schema.sequences)
-        raise ValueError(
-            f"{model} pools no sequences, but the schema has {names}: declare them as Sparse, "
-            f"whose ids are pooled, or leave them out"
-        )
-    if not schema.sparse:
-        raise ValueError(f"{model} needs at least one sparse feature; the schema has none")
+    """Refuses schemas that such a model cannot train on."""
+    if not schema.id_features:
+        raise ValueError(f"{model} needs at least one feature with ids; the schema has none")
+
+
+def pooling(schema: Schema) -> dict[str, str]:
+    """How the vectors of each feature's ids become one: as declared, of sequences their mean."""
+    of_sequences = {feature.name: "mean" for feature in schema.sequences}
+    return {feature.name: feature.pooling for feature in schema.sparse} | of_sequences
 
 
 def _tables(
@@ -48,7 +50,7 @@ def _tables(
     optimizer: RowOptimizer | None,
 ) -> tuple[Table, ...]:
     readers: dict[str, list[str]] = {}
-    for feature in schema.sparse:
+    for feature in schema.id_features:
         readers.setdefault(vocabulary_of(feature), []).append(feature.name)
     return tuple(
         Table(

@@ -36,7 +36,7 @@ class WideDeep(nn.Module):
         super().__init__()
         tables.check(schema, "WideDeep")
         self.tables = tables.vector_tables(schema, dim) + tables.linear_tables(schema, wide)
-        width = len(schema.sparse) * dim + len(schema.dense)
+        width = len(schema.id_features) * dim + len(schema.dense)
         self.wide = linear_from_zero(len(schema.dense)) if schema.dense else None
         self.deep = MLP((width, *hidden, 1), dropout=dropout)
 

@@ -4,6 +4,7 @@ from hotrows.nn.cross_network import CrossNetwork
 from hotrows.nn.dot_interaction import DotInteraction
 from hotrows.nn.dropout import Dropout
 from hotrows.nn.factorization_machine import FactorizationMachine
+from hotrows.nn.jagged import pool_jagged, pool_padded, samples_of, to_padded
 from hotrows.nn.linear import PathLinear
 from hotrows.nn.linear_paths import choose_linear_paths, products_per_sample, use_linear_paths
 from hotrows.nn.mlp import MLP, linear_from_zero
@@ -17,6 +18,10 @@ __all__ = [
     "PathLinear",
     "choose_linear_paths",
     "linear_from_zero",
+    "pool_jagged",
+    "pool_padded",
     "products_per_sample",
+    "samples_of",
+    "to_padded",
     "use_linear_paths",
 ]

@@ -1,0 +1,167 @@
+"""How fast does raw data become shards, and in how much memory?
+
+    python -m benchmarks.prepare [--rows N] [--rounds R]
+    python -m benchmarks.prepare --raw BIG.txt --limit 2GiB
+
+Raw Criteo text, next to what users write: polars, and polars with scikit-learn's encoder, in memory and
+in one pass over it (`arms/encode.py`). Ours makes both of its passes, checks every line and writes
+shards with checksums. With `--raw` and `--limit` a file of any size is prepared within a memory cgroup:
+anonymous memory and the page cache together may not take more.
+"""
+
+import argparse
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+from benchmarks.harness import ROOT, conditions, write
+from benchmarks.peers import python_of
+from hotrows.planning.budget import parse_bytes
+
+CGROUP = Path("/sys/fs/cgroup/memory/hotrows-prepare")
+BESIDE = 256 << 20  # what a limit leaves for the file being read and written, beside --memory
+ARMS = ("hotrows", "polars", "sklearn")
+QUESTION = "How fast does raw data become shards, and in how much memory?"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=QUESTION)
+    parser.add_argument("--rows", type=int, default=2_000_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--raw", type=Path, help="prepare this file, within --limit")
+    parser.add_argument("--limit", type=parse_bytes, default=2 << 30)
+    parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        print(json.dumps(hotrows_arm(*args.one, args.threads)))
+    elif args.raw:
+        bounded(args.raw, args.limit, args.threads)
+    else:
+        compare(args.rows, args.rounds, args.threads)
+
+
+def compare(rows: int, rounds: int, threads: int) -> None:
+    from hotrows.data.synth import synth_criteo
+
+    with tempfile.TemporaryDirectory() as folder:
+        raw = synth_criteo(rows, Path(folder) / "raw")
+        raw_bytes = raw.stat().st_size
+        seen: dict[str, list[dict]] = {arm: [] for arm in ARMS}
+        for number in range(rounds):
+            for arm, figures in seen.items():
+                out = Path(folder) / "out"
+                figures.append(measure(arm, raw, out, threads))
+                shutil.rmtree(out)
+                print(f"round {number}: {arm}: {figures[-1]['rows_per_s']:,.0f} rows/s", flush=True)
+    arms = {arm: summary(figures, seen["hotrows"]) for arm, figures in seen.items()}
+    facts = {"question": QUESTION, "rows": rows, "raw_bytes": raw_bytes, "num_rounds": rounds}
+    write("prepare", facts | conditions(threads) | {"arms": arms})
+    for arm, row in arms.items():
+        print(
+            f"{arm:10} {row['rows_per_s']:>12,.0f} rows/s  {row['peak_rss_mb']:>8,.0f} MB  "
+            f"hotrows is {row['hotrows_over_it']:.2f}x"
+        )
+
+
+def summary(figures: list[dict], ours: list[dict]) -> dict:
+    pairs = zip(ours, figures, strict=True)
+    return {
+        "rows_per_s": median(one["rows_per_s"] for one in figures),
+        "peak_rss_mb": max(one["peak_rss_mb"] for one in figures),
+        "hotrows_over_it": median(own["rows_per_s"] / one["rows_per_s"] for own, one in pairs),
+        "rounds": figures,
+    }
+
+
+def measure(arm: str, raw: Path, out: Path, threads: int) -> dict:
+    if arm == "hotrows":
+        command = [sys.executable, "-m", "benchmarks.prepare", "--threads", str(threads)]
+        command += ["--one", str(raw), str(out), "0"]
+    else:
+        command = [str(python_of("encode")), "benchmarks/arms/encode.py", arm, str(raw), str(out)]
+        command += [str(threads)]
+    environment = os.environ | {"POLARS_MAX_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def bounded(raw: Path, limit: int, threads: int) -> None:
+    """Prepares a file within a memory cgroup of `limit` bytes."""
+    limited = begin_limit(limit)
+
+    def enter() -> None:
+        if limited:
+            (CGROUP / "cgroup.procs").write_text(str(os.getpid()))
+
+    out = raw.parent / "prepared"
+    command = [sys.executable, "-m", "benchmarks.prepare", "--threads", str(threads)]
+    command += ["--one", str(raw), str(out), str(limit - BESIDE)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, preexec_fn=enter
+    )
+    figures = json.loads(done.stdout.splitlines()[-1])
+    if limited:
+        figures["cgroup_peak_mb"] = int((CGROUP / "memory.max_usage_in_bytes").read_text()) / 2**20
+        figures["cgroup_failures"] = (CGROUP / "memory.oom_control").read_text().split()[-1]
+    facts = {"question": QUESTION, "raw_bytes": raw.stat().st_size, "limit": limit}
+    facts |= {"limited_by_cgroup": limited, "memory": limit - BESIDE}
+    write("prepare-bounded", facts | conditions(threads) | {"figures": figures})
+    print(json.dumps(figures, indent=1))
+    shutil.rmtree(out)
+
+
+def begin_limit(limit: int) -> bool:
+    """Makes the cgroup; whether this machine lets us."""
+    try:
+        CGROUP.mkdir(exist_ok=True)
+        (CGROUP / "memory.force_empty").write_text("0")
+        (CGROUP / "memory.limit_in_bytes").write_text(str(limit))
+        (CGROUP / "memory.max_usage_in_bytes").write_text("0")
+    except OSError as error:
+        print(f"no memory cgroup ({error}): the run is NOT limited")
+        return False
+    return True
+
+
+def hotrows_arm(raw: str, out: str, memory: str, threads: int) -> dict:
+    from hotrows.data import prepare, schemas
+
+    begin = time.perf_counter()
+    stages: dict[str, float] = {}
+
+    def progress(stage: str, done: int, total: int) -> None:
+        stages[stage] = time.perf_counter() - begin
+
+    data = prepare(
+        raw,
+        schemas.criteo,
+        out,
+        split="fraction:0.8,0.1,0.1",
+        memory=int(memory) or None,
+        threads=threads,
+        progress=progress,
+    )
+    seconds = time.perf_counter() - begin
+    return {
+        "rows_per_s": sum(part.rows for part in data.parts.values()) / seconds,
+        "seconds": seconds,
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "ended": stages,
+        "distinct_values": sum(of.num_distinct for of in data.vocabularies.values()),
+        "table_rows": sum(data.schema.rows_of(f.name) for f in data.schema.id_features),
+        "bytes": sum(file.stat().st_size for file in Path(out).iterdir()),
+    }
+
+
+if __name__ == "__main__":
+    main()

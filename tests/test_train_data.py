@@ -1,0 +1,175 @@
+"""Training on what data may bring: lists, weights, several labels, groups, and new ids."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from hotrows import data, report, run_folder
+from hotrows.config import TrainConfig
+from hotrows.optim import Adagrad
+from hotrows.schema import Dense, Label, Schema, Sequence, Sparse
+from hotrows.train import Trainer, load_run, train
+
+SCHEMA = Schema(
+    label=("click", "buy"),
+    weight="weight",
+    group="user",
+    features=(
+        Dense("price"),
+        Sparse("user"),
+        Sparse("item"),
+        Sparse("tags", many=True, pooling="mean"),
+        Sequence("history", vocabulary="item", max_length=5),
+    ),
+)
+CONFIG = TrainConfig(
+    model="deepfm",
+    model_options={"dim": 4, "hidden": [16]},
+    epochs=2,
+    batch_size=64,
+    row_optimizer=Adagrad(lr=0.1),
+    linear_paths="plain",
+)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, threads):
+    threads(1)
+    monkeypatch.setattr(report, "draw_run", lambda run: None)
+
+
+def table(rows=1200, seed=0, first_user=0) -> pa.Table:
+    """Rows whose click depends on user, item, tags and history, and whose buy is the reverse."""
+    rng = np.random.default_rng(seed)
+    user, item = rng.integers(20, size=rows) + first_user, rng.integers(30, size=rows)
+    tags = [rng.integers(5, size=n).tolist() for n in rng.integers(4, size=rows)]
+    history = [rng.integers(30, size=n).tolist() for n in rng.integers(8, size=rows)]
+    taste = np.array([np.mean(of[-5:] or [15]) for of in history])
+    signal = (user - 10) * 0.1 + (item - 15) * 0.1 + (taste - 15) * 0.1
+    click = (rng.random(rows) < 1 / (1 + np.exp(-signal))).astype(np.int8)
+    buy = [None if rng.random() < 0.2 else int(1 - c) for c in click]
+    return pa.table(
+        {
+            "click": click, "buy": pa.array(buy, pa.int8()), "weight": rng.uniform(0.5, 2, rows),
+            "price": rng.exponential(5, rows), "user": user, "item": item,
+            "tags": pa.array(tags, pa.list_(pa.int64())),
+            "history": pa.array(history, pa.list_(pa.int64())),
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory):
+    return data.prepare(table(), SCHEMA, tmp_path_factory.mktemp("d") / "enc", split="position:0.8")
+
+
+def test_it_learns_from_lists_and_reports_grouped_auc(encoded, tmp_path):
+    result = train(encoded, CONFIG, tmp_path / "run")
+    assert result.test.auc > 0.6
+    assert 0.5 < result.test.gauc < 1
+
+
+def test_each_label_can_be_trained(encoded, tmp_path):
+    config = dataclasses.replace(CONFIG, label="buy")
+    result = train(encoded, config, tmp_path / "run")
+    assert result.test.auc > 0.6
+    assert result.test.samples < encoded.parts["test"].rows  # those without the label do not count
+    with pytest.raises(ValueError, match="label must be one of click, buy, not 'like'"):
+        Trainer(encoded, dataclasses.replace(CONFIG, label="like"), tmp_path / "other")
+
+
+def test_the_cache_gives_the_same_bits_with_lists(encoded, tmp_path):
+    train(encoded, CONFIG, tmp_path / "whole")
+    cached = dataclasses.replace(CONFIG, fast_memory=8_000)
+    train(encoded, cached, tmp_path / "cached")
+    stored = dataclasses.replace(cached, store=f"file:{tmp_path / 'store'}")
+    train(encoded, stored, tmp_path / "stored")
+    one, *others = (load_run(tmp_path / name) for name in ("whole", "cached", "stored"))
+    for other in others:
+        for of in one.embedding.tables:
+            assert torch.equal(one.embedding.weights(of.name), other.embedding.weights(of.name))
+
+
+def test_weights_multiply_the_loss(tmp_path):
+    """Two samples of weight one and one of weight two are the same to a step of SGD."""
+    rows = table(64)
+    twice = pa.concat_tables([rows, rows])
+    single = rows.set_column(
+        rows.schema.names.index("weight"), "weight", pa.array(np.full(64, 2.0))
+    )
+    double = twice.set_column(2, "weight", pa.array(np.ones(128)))
+    grads = []
+    for name, of in (("single", single), ("double", double)):
+        prepared = data.prepare(of, SCHEMA, tmp_path / name, split="fraction:1,0,0")
+        # Shared ids need equal vocabularies: counts double, their order stays.
+        trainer = Trainer(prepared, dataclasses.replace(CONFIG, steps=1), tmp_path / f"run-{name}")
+        loader = data.Loader(prepared.parts["train"], 128, shuffle=False)
+        (batch,) = loader.batches(0)
+        plan = trainer.embedding.plan(batch)
+        vectors = trainer.embedding.lookup(plan)
+        to = trainer.predictor.targets(batch)
+        logits = trainer.model(vectors, batch.dense)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(
+            logits, to.labels, to.weights, reduction="sum"
+        )
+        loss.backward()
+        grads.append([p.grad for p in trainer.model.parameters()])
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_model_goes_on_with_tables_grown(encoded, tmp_path):
+    train(encoded, CONFIG, tmp_path / "day1")
+    before = load_run(tmp_path / "day1")
+    day2 = table(600, seed=5, first_user=10)
+    grown = data.prepare(day2, None, tmp_path / "d2", extend=encoded.path, split="position:0.8")
+    assert grown.schema.rows_of("user") == encoded.schema.rows_of("user") + 10
+    config = dataclasses.replace(CONFIG, epochs=1, start_from=str(tmp_path / "day1"))
+    trainer = Trainer(grown, config, tmp_path / "day2")
+    for of in before.embedding.tables:
+        old = before.embedding.weights(of.name)
+        assert torch.equal(trainer.embedding.weights(of.name)[: len(old)], old)
+    for name, parameter in before.model.state_dict().items():
+        assert torch.equal(trainer.model.state_dict()[name], parameter)
+    assert trainer.fit().test.auc > 0.6
+    with pytest.raises(ValueError, match="belongs to data of another schema or encoding"):
+        other = data.prepare(table(100, seed=9), SCHEMA, tmp_path / "other")
+        Trainer(other, config, tmp_path / "day3")
+
+
+def test_probabilities_of_rows_with_new_ids_and_other_columns(encoded, tmp_path):
+    train(encoded, CONFIG, tmp_path / "run")
+    predictor, encoder = load_run(tmp_path / "run"), run_folder.open_encoder(tmp_path / "run")
+    rows = table(50, seed=3, first_user=15)
+    whole = torch.cat(list(predictor.predict(encoder.encode(rows))))
+    names = [name for name in reversed(rows.schema.names) if name not in ("click", "buy", "weight")]
+    moved = rows.select(names).append_column("more", pa.array(["x"] * 50))
+    pq.write_table(moved, tmp_path / "moved.parquet", row_group_size=7)
+    again = torch.cat(list(predictor.predict(encoder.encode(tmp_path / "moved.parquet"))))
+    torch.testing.assert_close(again, whole)  # smaller batches round otherwise
+    without = torch.cat(list(predictor.predict(encoder.encode(moved.drop(["history", "tags"])))))
+    assert len(without) == 50 and not torch.equal(without, whole)
+    assert all(math.isfinite(p) and 0 < p < 1 for p in without.tolist())
+
+
+def test_labels_of_other_kinds_train_alike(tmp_path):
+    rows = table(300)
+    rating = pa.array([5 if c else 2 for c in rows["click"].to_pylist()])
+    word = pa.array(["yes" if c else "no" for c in rows["click"].to_pylist()])
+    rows = rows.append_column("rating", rating).append_column("word", word)
+    results = []
+    for label in (
+        "click",
+        Label("click", "rating", at_least=4),
+        Label("click", "word", positive=("yes",)),
+    ):
+        schema = Schema(SCHEMA.features, label=label)
+        of = str(len(results))
+        prepared = data.prepare(rows, schema, tmp_path / of)
+        results.append(train(prepared, CONFIG, tmp_path / f"run{of}").test)
+    assert results[0] == results[1] == results[2]
