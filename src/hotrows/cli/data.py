@@ -79,6 +79,9 @@ def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale:
 )
 @click.option("--validation", multiple=True, metavar="RAW", help="Rows that validate.")
 @click.option("--test", multiple=True, metavar="RAW", help="Rows that test.")
+@click.option(
+    "--min-count", type=click.IntRange(1), help="Rarer values are unknown. [as the schema says]"
+)
 @click.option("--like", type=FOLDER, metavar="DATA", help="Encode as DATA was, for its models.")
 @click.option("--extend", type=FOLDER, metavar="DATA", help="Keep DATA's ids and add new ones.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of a split that draws.")
@@ -87,7 +90,12 @@ def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale:
 )
 @click.option("--threads", type=click.IntRange(1), help="All cores by default.")
 def prepare_command(
-    raw: tuple[str, ...], schema: str | None, out: Path, split: str | None, **given: Any
+    raw: tuple[str, ...],
+    schema: str | None,
+    out: Path,
+    split: str | None,
+    min_count: int | None,
+    **given: Any,
 ) -> None:
     """Encode raw files for training.
 
@@ -97,11 +105,14 @@ def prepare_command(
     """
     if schema is None and not (given["like"] or given["extend"]):
         raise click.UsageError("say what the columns are: --schema NAME or FILE")
+    columns = None if schema is None else schemas.load(schema)
+    if columns is not None and min_count is not None:
+        columns = schemas.with_min_count(columns, min_count)
     try:
         with bar() as progress:
             encoded = data.prepare(
                 raw,
-                None if schema is None else schemas.load(schema),
+                columns,
                 out,
                 split=split,
                 progress=progress,

@@ -94,8 +94,7 @@ class ArrowCells:
             found[present] = whole // _PER_SECOND[array.type.unit]
             return found, None
         if format in ("unix", "unix_ms"):
-            number, bad = self._numbers(column)
-            found = values.seconds_of(number, 1000 if format == "unix_ms" else 1)
+            found, bad = values.seconds_of(*self._numbers(column), format)
         else:
             found, bad = values.parse_times(self.raw(column), format, self.threads)
         return found, None if bad is None else Bad(bad, column, f"time {format}")
@@ -104,7 +103,13 @@ class ArrowCells:
         return f"{self.name} row {self.first_row + row:,}"
 
     def shown(self, row: int, column: str) -> str:
-        value = self.batch.column(column)[row].as_py()
+        array = self.batch.column(column)
+        if _is_text(array.type):
+            return show(self.raw(column).value(row))
+        try:
+            value = array[row].as_py()
+        except (ValueError, OverflowError):  # a time or duration beyond those of Python
+            value = array.cast(pyarrow().int64())[row].as_py()
         return "nothing" if value is None else show(str(value).encode())
 
     def _numbers(self, column: str) -> tuple[np.ndarray, int | None]:
@@ -139,8 +144,17 @@ class ArrowCells:
         elif types.is_decimal(kind) or types.is_nested(kind):
             raise self._unfit(column, "ids (text or whole numbers)", "convert the column")
         if not _is_text(array.type):
-            array = array.cast(pa.string())
+            array = self._as_text(array, column)
         return _spans(array)
+
+    def _as_text(self, array: Any, column: str) -> Any:
+        """Bytes as they stand, which need not be UTF-8; numbers and times as they are written."""
+        pa = pyarrow()
+        is_bytes = pa.types.is_binary_view(array.type) or pa.types.is_fixed_size_binary(array.type)
+        try:
+            return array.cast(pa.large_binary() if is_bytes else pa.large_string())
+        except pa.ArrowException:
+            raise self._unfit(column, "ids (text or whole numbers)", "convert the column") from None
 
     def _dictionary(self, array: Any, column: str) -> RawIds:
         words = self._text(array.dictionary, column)
@@ -216,7 +230,7 @@ def open_parquet_file(file: File) -> Any:
     pa = pyarrow()
     try:
         return pa.parquet.ParquetFile(file.path if file.system is None else file.open())
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{file.name} is no whole Parquet file ({_first_line(error)}); write it again"
         ) from error
@@ -228,19 +242,19 @@ def _batches(
     """Number of the row group, of the first row, and the rows."""
     pa = pyarrow()
     opened = open_parquet_file(file)
-    inside = opened.schema_arrow.names
-    names = (*inside, *(name for name in file.partitions if name not in inside))
-    asked = check_present(schema, file.name, names, for_training)
-    stored = [column for column in asked if column in inside]
-    groups = range(opened.num_row_groups)
-    first_row = sum(opened.metadata.row_group(g).num_rows for g in groups[:first_group])
     try:
+        inside = opened.schema_arrow.names
+        names = (*inside, *(name for name in file.partitions if name not in inside))
+        asked = check_present(schema, file.name, names, for_training)
+        stored = [column for column in asked if column in inside]
+        groups = range(opened.num_row_groups)
+        first_row = sum(opened.metadata.row_group(g).num_rows for g in groups[:first_group])
         for group in groups[first_group:]:
             how = {"batch_size": ROWS_PER_CHUNK, "row_groups": [group], "columns": stored}
             for batch in opened.iter_batches(**how):
                 yield group, first_row, _with_partitions(batch, asked, file)
                 first_row += batch.num_rows
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{file.name} is damaged ({_first_line(error)}); write it again"
         ) from error
@@ -302,4 +316,6 @@ def _is_text(kind: Any) -> bool:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """What an error says, in one short line: Arrow repeats bytes of the file."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return "".join(c if c.isprintable() else "?" for c in lines[0][:200])

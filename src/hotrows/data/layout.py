@@ -108,10 +108,10 @@ def cut_line(line: bytes, delimiter: str) -> tuple[list[bytes], int | None]:
             quoted = _QUOTED.match(rest)
             if quoted is None:
                 return [*fields, b""], UNCLOSED
-            field, rest = quoted[1].replace(b'""', b'"'), rest[quoted.end() :].removesuffix(b"\r")
-            if rest and not rest.startswith(separator):
+            field, rest = quoted[1].replace(b'""', b'"'), rest[quoted.end() :]
+            if rest not in (b"", b"\r") and not rest.startswith(separator):
                 return [*fields, b""], AFTER_QUOTE
-            rest = rest[1:] if rest else None
+            rest = rest[1:] if rest.startswith(separator) else None
         else:
             field, found, after = rest.partition(separator)
             field = field if found else field.removesuffix(b"\r")

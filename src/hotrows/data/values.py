@@ -18,6 +18,7 @@ from hotrows.data.columns import RawIds
 from hotrows.data.foreign import call
 
 MISSING_TIME = np.iinfo(np.int64).min
+_LAST_SECOND = 1 << 53  # to here float64 tells seconds apart
 
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DIRECTIVES = {"Y": "[0-9]{4}"} | dict.fromkeys("ymdHMS", "[0-9]{2}")
@@ -129,7 +130,7 @@ def parse_times(values: RawIds, format: str, threads: int) -> tuple[np.ndarray, 
     check_time_format(format)
     if format in ("unix", "unix_ms"):
         numbers, bad = parse_numbers(values, threads)
-        return seconds_of(numbers, 1000 if format == "unix_ms" else 1), bad
+        return seconds_of(numbers, bad, format)
     seconds = np.empty(len(values), np.int64)
     library = native.load()
     if library is None:
@@ -141,12 +142,16 @@ def parse_times(values: RawIds, format: str, threads: int) -> tuple[np.ndarray, 
     return seconds, None if bad < 0 else bad
 
 
-def seconds_of(numbers: np.ndarray, per_second: int) -> np.ndarray:
-    """[N] int64 seconds of float64 ticks; MISSING_TIME where NaN."""
-    present = ~np.isnan(numbers)
+def seconds_of(numbers: np.ndarray, bad: int | None, format: str) -> tuple[np.ndarray, int | None]:
+    """[N] int64 seconds of `unix` or `unix_ms` numbers, MISSING_TIME where NaN; and the first that is
+    no time, of which `bad` is known: what stands behind that is not read."""
+    found = np.floor(numbers[:bad] / _per_second(format))
+    wrong = np.flatnonzero(np.abs(found) > _LAST_SECOND)
+    end = int(wrong[0]) if len(wrong) else len(found)
+    present = np.flatnonzero(~np.isnan(found[:end]))
     seconds = np.full(len(numbers), MISSING_TIME)
-    seconds[present] = np.floor(numbers[present] / per_second).astype(np.int64)
-    return seconds
+    seconds[present] = found[present].astype(np.int64)
+    return seconds, end if len(wrong) else bad
 
 
 def check_time_format(format: str) -> None:
@@ -196,8 +201,10 @@ def plain_time(value: bytes, format: str) -> int | None:
     """Seconds since 1970 of a time as the format says; None where it is none."""
     if format in ("unix", "unix_ms"):
         number = plain_number(value)
-        per_second = 1000 if format == "unix_ms" else 1
-        return None if number is None or math.isnan(number) else math.floor(number / per_second)
+        if number is None or math.isnan(number):
+            return None
+        seconds = math.floor(number / _per_second(format))
+        return seconds if abs(seconds) <= _LAST_SECOND else None
     parts = re.split(r"%(.)", format)
     pattern = "".join(
         f"({_DIRECTIVES[part]})" if i % 2 else re.escape(part) for i, part in enumerate(parts)
@@ -219,6 +226,10 @@ def plain_time(value: bytes, format: str) -> int | None:
     except ValueError:
         return None
     return int(day.timestamp())
+
+
+def _per_second(format: str) -> int:
+    return 1000 if format == "unix_ms" else 1
 
 
 def _plain_blank(values: RawIds, strip: bool, missing: list[bytes]) -> None:
