@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotrows import Dense, Schema, Sequence, Sparse, Table
+from hotrows import Dense, Label, Schema, Sequence, Sparse, Table, Time
 
 SCHEMA = Schema(
     features=(
@@ -47,7 +47,7 @@ def test_an_unknown_kind_is_named():
         (lambda: Schema((Dense("a"), Sparse("a"))), r"must be unique, twice: \['a'\]"),
         (lambda: Schema((Dense("a"),), columns=("a",)), r"columns \['label'\] are used"),
         (lambda: Dense("a", transform="cube"), "'a': transform must be .* not 'cube'"),
-        (lambda: Sparse("a", num_unknown=0), "'a': num_unknown and min_count must be at least 1"),
+        (lambda: Sparse("a", num_unknown=-1), "'a': num_unknown must be at least 0"),
         (lambda: Sparse("a", pooling="max"), "'a': pooling must be 'sum' or 'mean', not 'max'"),
         (lambda: Table("t", 0, 4, ("a",)), "'t' needs at least one row"),
         (lambda: Table("t", 1, 4, ()), "'t' is read by no feature"),
@@ -55,5 +55,50 @@ def test_an_unknown_kind_is_named():
     ],
 )
 def test_what_cannot_be_is_refused_by_name(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_every_kind_of_declaration_survives_json():
+    schema = Schema(
+        label=(Label("liked", "rating", at_least=4), "buy", Label("kind", positive=("a", "b"))),
+        columns=("rating", "buy", "kind", "t", "x", "u", "w", "tags", "seen"),
+        features=(
+            Dense("x"),
+            Dense("x_missing", column="x", transform="missing"),
+            Sparse("hour", transform="hour"),
+            Sparse("tier", column="x", transform="bucket", boundaries=[1, 2.5]),
+            Sparse("tags", many=True, separator=";", max_length=3),
+            Sequence("seen", max_length=5, separator=" "),
+        ),
+        time=Time("t", "%Y-%m-%d", utc_offset=8),
+        group="u",
+        weight="w",
+        missing=("NULL",),
+        strip=True,
+    )
+    again = Schema.from_json(schema.to_json())
+    assert again == schema
+    assert [label.name for label in again.labels] == ["liked", "buy", "kind"]
+    assert again.raw_columns == ("x", "t", "tags", "seen", "rating", "buy", "kind", "w", "u")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Schema((Sparse("h", transform="hour"),)), "made of the time; say which column"),
+        (lambda: Schema((Sparse("a"),), label=()), "needs at least one label"),
+        (lambda: Schema((Sparse("a"),), label=("y", "y")), "label names must be unique"),
+        (lambda: Sparse("a", transform="bucket"), "needs boundaries that rise"),
+        (lambda: Sparse("a", transform="bucket", boundaries=(2, 1)), "needs boundaries that rise"),
+        (lambda: Sparse("a", boundaries=(1,)), "needs boundaries that rise"),
+        (lambda: Sparse("a", many=True, transform="hour"), "takes transform 'none' alone"),
+        (lambda: Sequence("a", separator="::"), "the separator must be one character"),
+        (lambda: Sequence("a", max_length=0), "max_length must be at least 1"),
+        (lambda: Label("y", positive=("a",), at_least=1), "either positive= or at_least="),
+        (lambda: Schema((Dense("x"),), columns=("label",)), "do not stand in `columns`"),
+    ],
+)
+def test_declarations_that_contradict_themselves_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows.data import EncodedData, prepare, reading
-from hotrows.schema import Dense, Schema, Sparse
+from hotrows.schema import Dense, Schema, Sparse, Time
 from tests.data.raw import SCHEMA, files_of, read, use_plain_python, write
 
 ALL_TRAIN = "fraction:1,0,0"
@@ -234,3 +234,15 @@ def test_every_value_gets_the_id_of_its_rank(tmp_path_factory, given_):
                 assert number == first + ranked.index(value)
             else:
                 assert 2 <= number < first
+
+
+def test_shares_of_time_keep_rows_of_one_time_together(tmp_path):
+    schema = Schema(features=(Sparse("u"),), columns=("label", "t", "u"), time=Time("t"))
+    times = [5, 1, 1, 1, 1, 1, 1, 3, 3, 9]
+    raw = write(tmp_path / "raw", [("0", t, "x") for t in times])
+    data = prepare(raw, schema, tmp_path / "a", split="time:0.5,0.2,0.3")
+    assert [part.rows for part in data.parts.values()] == [6, 2, 2]
+    data = prepare(raw, schema, tmp_path / "b", split="time:0.9,0.1,0")
+    assert [part.rows for part in data.parts.values()] == [9, 1, 0]
+    data = prepare(raw, schema, tmp_path / "c", split="time:3,5")
+    assert [part.rows for part in data.parts.values()] == [6, 2, 2]

@@ -269,7 +269,10 @@ def _count_rows(job: _Job, progress: Shown | None) -> int:
 
 
 def _time_bounds(job: _Job, progress: Shown | None) -> tuple[int, int]:
-    """The times from which on rows validate and test; rows of one time stay together."""
+    """The times from which on rows validate and test.
+
+    Rows of one time stay together, in the part of the first of them.
+    """
     timed = dataclasses.replace(job.schema, features=(), weight=None, group=None)
     seen: dict[int, int] = {}
     how = Reading(timed, job.threads, for_training=False)
@@ -280,11 +283,12 @@ def _time_bounds(job: _Job, progress: Shown | None) -> tuple[int, int]:
             seen[moment] = seen.get(moment, 0) + num
     times = np.array(sorted(seen), np.int64)
     ends = np.cumsum([seen[moment] for moment in times.tolist()])
+    starts = np.concatenate([[0], ends[:-1]])
     assert job.split.shares is not None
     train, validation, _ = job.split.shares
     cuts = [int(share * int(ends[-1])) for share in (train, train + validation)]
     after = np.append(times, np.iinfo(np.int64).max)
-    bounds = after[np.searchsorted(ends, cuts, side="right")]
+    bounds = after[np.searchsorted(starts, cuts)]
     return int(bounds[0]), int(bounds[1])
 
 

@@ -135,7 +135,7 @@ def _fits(section: dict[str, Any], size: int) -> bool:
         and isinstance(dtype, str)
         and _DTYPE.fullmatch(dtype) is not None
         and isinstance(shape, list)
-        and len(shape) <= 2
+        and len(shape) in (1, 2)
         and all(map(_is_count, [*shape, offset, section.get("crc32")]))
         and offset % _ALIGNMENT == 0
         and offset + math.prod(shape) * int(dtype[2:]) <= size

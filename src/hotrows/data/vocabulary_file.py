@@ -110,6 +110,8 @@ def _is_legal(values: Values) -> bool:
     dtypes = (values.counts.dtype, values.ends.dtype, values.text.dtype)
     if dtypes != (np.int64, np.int64, np.uint8) or values.counts.ndim != 1 or values.text.ndim != 1:
         return False
+    if type(values.num_distinct) is not int or values.num_distinct < 0:
+        return False
     if values.index is None:
         return values.ends.ndim == 1
     index = values.index
