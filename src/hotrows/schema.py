@@ -23,6 +23,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import types
+import typing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -340,18 +343,20 @@ class Schema:
 
     @staticmethod
     def from_json(text: str) -> Schema:
-        fields: dict[str, Any] = json.loads(text)
-        features = []
-        for given in fields.pop("features"):
-            kind = given.pop("kind")
-            if kind not in _KINDS:
-                raise ValueError(f"feature kind must be one of {sorted(_KINDS)}, not {kind!r}")
-            features.append(_KINDS[kind](**given))
+        try:
+            fields: Any = json.loads(text)
+        except RecursionError:
+            raise ValueError(
+                "expected a JSON object, found one that is nested too deeply"
+            ) from None
+        if not isinstance(fields, dict) or not isinstance(fields.get("features"), list):
+            raise ValueError("expected a JSON object with a list of `features`")
+        features = tuple(map(_feature, fields.pop("features")))
         if fields.get("time") is not None:
-            fields["time"] = Time(**fields["time"])
+            fields["time"] = _made(Time, fields["time"])
         given = fields.pop("label", "label")
         label = tuple(map(_label, given)) if isinstance(given, list) else _label(given)
-        return Schema(features=tuple(features), label=label, **fields)
+        return _made(Schema, {"features": features, "label": label, **fields})
 
     def save(self, path: Path) -> None:
         path.write_text(self.to_json() + "\n")
@@ -376,8 +381,56 @@ def is_list(feature: Feature) -> bool:
     return isinstance(feature, Sequence) or (isinstance(feature, Sparse) and feature.many)
 
 
-def _label(given: str | dict[str, Any]) -> str | Label:
-    return given if isinstance(given, str) else Label(**given)
+def _label(given: Any) -> str | Label:
+    return given if _is_legal(given, str) else _made(Label, given)
+
+
+def _feature(given: Any) -> Feature:
+    kind = given.get("kind") if isinstance(given, dict) else None
+    if kind not in list(_KINDS):
+        raise ValueError(f"feature kind must be one of {sorted(_KINDS)}, not {_shown(kind)}")
+    return _made(_KINDS[kind], {name: of for name, of in given.items() if name != "kind"})
+
+
+def _made(kind: Any, given: Any) -> Any:
+    """A value of the fields that JSON gave; an error where one is of another type."""
+    what = kind.__name__.lower()
+    if not isinstance(given, dict):
+        raise ValueError(f"expected an object of the fields of a {what}, found {_shown(given)}")
+    types_of = typing.get_type_hints(kind)
+    for name, value in given.items():
+        if name not in types_of:
+            raise ValueError(f"a {what} has no field {name!r}, only {sorted(types_of)}")
+        if not _is_legal(value, types_of[name]):
+            expected = str(getattr(types_of[name], "__name__", types_of[name]))
+            raise ValueError(f"{name} of a {what} must be of type {expected}, not {_shown(value)}")
+    fields = dataclasses.fields(kind)
+    needed = [of for of in fields if of.default is of.default_factory is dataclasses.MISSING]
+    absent = [of.name for of in needed if of.name not in given]
+    if absent:
+        raise ValueError(f"a {what} lacks the fields {absent}")
+    return kind(**given)
+
+
+def _is_legal(value: Any, kind: Any) -> bool:
+    """Whether a value of JSON, or one made of it, is of a type; numbers within int64 and finite."""
+    if isinstance(kind, types.UnionType):
+        return any(_is_legal(value, one) for one in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:
+        one = typing.get_args(kind)[0]
+        return isinstance(value, list | tuple) and all(_is_legal(item, one) for item in value)
+    if kind is float:
+        return type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e300
+    if kind is int:
+        return type(value) is int and abs(value) < 1 << 63
+    if kind is str:
+        return type(value) is str and not any("\ud800" <= c <= "\udfff" for c in value)
+    return isinstance(value, kind)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text[:60] + ("..." if len(text) > 60 else "")
 
 
 def _check_one_of(feature: Dense | Sparse, field: str, legal: tuple[str, ...]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from hotrows.data import describe, prepare
 from hotrows.data.description import row_counts, zipf_exponent
-from hotrows.schema import Schema, Sparse
+from hotrows.schema import Schema, Sequence, Sparse
 from tests.data.raw import SCHEMA, write
 
 
@@ -61,3 +61,32 @@ def test_hottest_rows_of_a_known_law(tmp_path):
     assert found.rows == 103
     assert found.hottest[0.01] == 1000 / 1207
     assert found.hottest[0.1] == 1117 / 1207  # the ten hottest of 103
+
+
+def test_data_without_unknown_ids_is_described(tmp_path):
+    """Sharing unknown lookups among no rows divided by zero."""
+    schema = Schema(features=(Sparse("a", num_unknown=0),), columns=("label", "a"))
+    data = prepare(write(tmp_path / "raw", [("0", "x"), ("1", "")]), schema, tmp_path / "out",
+                   split="fraction:1,0,0")  # fmt: skip
+    (found,) = describe(data).vocabularies
+    assert (found.rows, found.lookups) == (3, 2)
+
+
+def test_lists_and_oddities_are_told(tmp_path):
+    schema = Schema(
+        features=(Sparse("a"), Sparse("twin"), Sparse("b"), Sequence("s")),
+        columns=("label", "a", "twin", "b", "s"),
+    )
+    rows = [("1", "x", "X", "p", "1|2|3"), ("0", "y", "Y", "p", ""), ("0", "", "", "q", "1")] * 40
+    rows += [("1", "y", "Y", "r", "9|9|9|9")] * 40
+    raw = write(tmp_path / "raw", rows)
+    found = describe(prepare(raw, schema, tmp_path / "out", split="position:0.75,0,0.25"))
+    (lists,) = found.lists
+    assert (lists.name, lists.mean, lists.longest) == ("s", 4 / 3, 3)
+    assert lists.empty == pytest.approx(1 / 3)
+    assert lists.quantiles == {0.5: 1, 0.9: 3, 0.99: 3}
+    assert found.missing_together == (("a", "twin"),)
+    assert found.same == (("a", "twin"),)
+    assert found.drift["b"]["test"] > 1 > 0.1 > found.drift["b"].get("validation", 0)
+    shares = found.parts["test"].click_rates
+    assert shares == {"label": 1.0}

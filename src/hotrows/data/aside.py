@@ -95,7 +95,7 @@ def _check_same_job(part: Path, job: dict[str, Any]) -> None:
         return
     try:
         begun = json.loads((part / _JOB).read_text())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         begun = None
     if begun is None and set(os.listdir(part)) <= {_LOCK, _JOB}:
         return  # killed before it had begun

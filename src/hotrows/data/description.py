@@ -20,8 +20,8 @@ from hotrows.data.encoded import EncodedData
 from hotrows.data.encoding import readers_of
 from hotrows.data.gather import Room
 from hotrows.data.part import Part
-from hotrows.data.sections import open_sections
 from hotrows.data.shards import Rows, gathered
+from hotrows.data.vocabulary_file import open_values
 from hotrows.schema import FIRST_UNKNOWN, MISSING, Schema
 
 HOTTEST = (0.001, 0.01, 0.1)
@@ -154,9 +154,9 @@ def row_counts(data: EncodedData) -> dict[str, np.ndarray]:
         reserved = np.zeros(FIRST_UNKNOWN + num_unknown, np.int64)
         reserved[MISSING] = sum(train.missing[feature.name] for feature in readers)
         unknown = sum(train.unknown[feature.name] for feature in readers)
-        reserved[FIRST_UNKNOWN:] = unknown // num_unknown
-        reserved[FIRST_UNKNOWN : FIRST_UNKNOWN + unknown % num_unknown] += 1
-        stored = open_sections(data.path / data.vocabularies[name].file)["counts"]
+        reserved[FIRST_UNKNOWN:] = unknown // max(1, num_unknown)
+        reserved[FIRST_UNKNOWN : FIRST_UNKNOWN + unknown % max(1, num_unknown)] += 1
+        stored = open_values(data.path / data.vocabularies[name].file).counts
         counts[name] = np.concatenate([reserved, stored])
     return counts
 

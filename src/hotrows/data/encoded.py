@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from hotrows.data.sections import open_sections
 from hotrows.data.shards import Written
 from hotrows.data.split import NAMES
 from hotrows.data.transform import Statistics
-from hotrows.schema import Schema
+from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
 
 VERSION = 2
 _MANIFEST = "data.json"
@@ -77,7 +78,17 @@ class EncodedData:
 
     @staticmethod
     def open(path: Path | str) -> EncodedData:
-        return _from_manifest(Path(path), read_manifest(Path(path)))
+        manifest = read_manifest(Path(path))
+        try:
+            data = _from_manifest(Path(path), manifest)
+            problem = _problem(data)
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            problem = f"{type(error).__name__}: {error}"[:200]
+        if problem:
+            raise ValueError(
+                f"{Path(path) / _MANIFEST} is damaged ({problem}); prepare the data again"
+            )
+        return data
 
     def check(self) -> None:
         """Reads every byte and compares it with its checksum."""
@@ -96,11 +107,13 @@ def read_manifest(path: Path) -> dict[str, Any]:
         )
     try:
         manifest = json.loads((path / _MANIFEST).read_text())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path / _MANIFEST} is damaged ({error}); prepare it again") from error
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{path / _MANIFEST} is damaged (no JSON object); prepare it again")
     if manifest.get("version") != VERSION:
         raise ValueError(
-            f"{path} has format version {manifest.get('version')}, this hotrows reads {VERSION}; "
+            f"{path} has format version {manifest.get('version')!r:.40}, this hotrows reads {VERSION}; "
             f"prepare the data again with this version"
         )
     return manifest
@@ -169,6 +182,64 @@ def _from_manifest(path: Path, manifest: dict[str, Any]) -> EncodedData:
         extends=tuple(manifest.get("extends", ())),
         halves=halves and (part("hot", halves["hot"]), part("cold", halves["cold"])),
     )
+
+
+def _problem(data: EncodedData) -> str | None:
+    """What a manifest says that cannot be, if anything."""
+    texts = [data.fingerprint, *data.extends, *([] if data.split is None else [data.split])]
+    if not all(isinstance(text, str) for text in texts):
+        return "expected texts as fingerprint, split and extends"
+    if type(data.seed) is not int or type(data.encodes_raw) is not bool:
+        return "expected a number as seed, and encodes_raw to be true or false"
+    vocabularies = {vocabulary_of(feature) for feature in data.schema.id_features}
+    if set(data.vocabularies) != vocabularies or any(
+        f.rows is None for f in data.schema.id_features
+    ):
+        return f"expected the vocabularies {sorted(vocabularies)}, and their rows in the schema"
+    said = {(vocabulary_of(f), f.rows, f.min_count, f.num_unknown) for f in data.schema.id_features}
+    if len(said) != len(vocabularies) or any((r or 0) < FIRST_UNKNOWN + n for _, r, _, n in said):
+        return "expected features that share a vocabulary to say the same of it, and rows for all of it"
+    for of in data.vocabularies.values():
+        if not _is_file(of.file) or not _is_count(of.num_distinct):
+            return "expected file and num_distinct of every vocabulary"
+    numbers = [x for of in data.statistics.values() for x in (of.mean, of.deviation)]
+    if not all(type(x) in (int, float) and math.isfinite(x) for x in numbers):
+        return "expected numbers as statistics"
+    if any(of.deviation <= 0 for of in data.statistics.values()):
+        return "expected deviations above 0"
+    problems = map(_problem_of_part, (*data.parts.values(), *(data.halves or ())))
+    return next(filter(None, problems), None)
+
+
+def _problem_of_part(part: Part) -> str | None:
+    if not all(_is_file(file) and _is_count(rows) for file, rows in part.shards):
+        return f"expected file and rows of every shard of {part.name}"
+    dense, ids = ({f.name for f in of} for of in (part.schema.dense, part.schema.id_features))
+    lists = {f.name for f in part.schema.id_features if is_list(f)}
+    expected = {"missing": dense | ids, "unknown": ids, "values": ids, "empty": lists}
+    if part.name in ("hot", "cold"):
+        expected["missing"] = ids
+    for name, features in expected.items():
+        counts = getattr(part, name)
+        if set(counts) != features or not all(map(_is_count, counts.values())):
+            return f"expected counts of {name} of every feature of {part.name}"
+    labels = (part.clicks, part.labelled)
+    if any(len(of) != len(part.schema.labels) or not all(map(_is_count, of)) for of in labels):
+        return f"expected clicks and labelled of every label of {part.name}"
+    return None
+
+
+def _is_file(name: Any) -> bool:
+    return (
+        isinstance(name, str)
+        and name.isprintable()
+        and name not in ("", ".", "..")
+        and "/" not in name
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 48
 
 
 def _part_to_json(written: Written) -> dict[str, Any]:

@@ -105,7 +105,15 @@ def stored_values(data: EncodedData) -> dict[str, Values]:
             f"{data.path} was written from encoded batches and has no vocabularies to encode raw "
             f"rows with; encode them as you did before"
         )
-    return {name: open_values(data.path / of.file) for name, of in data.vocabularies.items()}
+    found = {}
+    for name, of in data.vocabularies.items():
+        found[name] = open_values(data.path / of.file)
+        if found[name].index is None:
+            raise ValueError(
+                f"{data.path / of.file} has no index to look values up in: an older hotrows wrote it; "
+                f"prepare the data again"
+            )
+    return found
 
 
 def stored_encoders(

@@ -60,9 +60,17 @@ class Part:
         return rows
 
     def check_start(self) -> None:
-        """Opens the first shard: a damaged file is noticed now, not in the middle of a run."""
+        """Opens the first shard and looks at the size of all: a damaged file is noticed now, not in the
+        middle of a run, and no order is drawn of rows that are not there."""
         if self.shards:
             self.shard(0)
+        for name, rows in self.shards:
+            path = self.folder / name
+            if path.exists() and path.stat().st_size < rows:  # a row takes a byte at least
+                raise ValueError(
+                    f"{path} has {path.stat().st_size:,} bytes, data.json says {rows:,} rows; prepare "
+                    f"the data again"
+                )
 
     def mapped(self, first: int, end: int) -> Iterator[Rows]:
         """The rows first .. end - 1, in one piece per shard."""

@@ -21,6 +21,7 @@ import dataclasses
 import json
 import os
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -508,11 +509,24 @@ def _finish(
 
 
 def _read_state(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / _STATE).read_text()) if (folder / _STATE).exists() else {}
+    if not (folder / _STATE).exists():
+        return {}
+    try:
+        stored = json.loads((folder / _STATE).read_text())
+        text, checksum = stored["state"], stored["crc32"]
+        if zlib.crc32(text.encode()) == checksum:
+            return json.loads(text)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    raise ValueError(
+        f"{folder / _STATE} is damaged, so the preparation that was interrupted cannot go on and its "
+        f"files are removed; prepare again"
+    )
 
 
 def _write_state(folder: Path, state: Mapping[str, Any]) -> None:
-    write_json_aside(folder / _STATE, state)
+    text = json.dumps(state)
+    write_json_aside(folder / _STATE, {"state": text, "crc32": zlib.crc32(text.encode())})
 
 
 def _stage(progress: Progress | None, stage: str) -> Shown | None:

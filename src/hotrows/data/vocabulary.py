@@ -152,6 +152,9 @@ class Counts:
         """
         if self._resumed and path.exists():
             return open_values(path).num_distinct
+        for run in self._runs(v) if self._resumed else ():
+            if not run.exists():
+                raise _failure(_DAMAGED, str(run), self._memory)
         self._settle()
         with self._raw_files(v) as raw:
             num_distinct = self._rank(v, min_count, known)

@@ -1,0 +1,151 @@
+"""Damaged files of every kind, a few hundred cases of each; `python -m tests.fuzz` runs more.
+
+And what it found, each with its story.
+"""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hotrows.data import reading
+from hotrows.data.arrow import open_parquet_file
+from hotrows.data.files import File
+from hotrows.data.inputs import Reading, inputs_of, stream
+from hotrows.data.vocabulary_file import Values, open_values, write_values
+from hotrows.schema import Dense, Schema, Sparse, Time
+from tests import fuzz
+from tests.data.raw import use_plain_python
+
+CASES = {
+    "text": 60, "compressed": 60, "parquet": 50, "stored": 12, "manifest": 50, "state": 20, "schema": 200,
+}  # fmt: skip
+
+BOTH = pytest.mark.parametrize("plain", [False, True], ids=["native", "plain"])
+
+
+@pytest.mark.parametrize("target", CASES)
+def test_whatever_stands_in_a_file_it_is_read_or_refused_in_one_line(target, tmp_path):
+    for seed in range(CASES[target]):
+        try:
+            fuzz.check(target, seed, tmp_path / "case")
+        except fuzz.Broken as broken:
+            pytest.fail(f"python -m tests.fuzz --target {target} --seed {seed}: {broken}")
+
+
+@pytest.mark.parametrize("target", CASES)
+def test_a_case_is_made_of_its_target_and_seed_alone(target):
+    assert fuzz.case_of(target, 7) == fuzz.case_of(target, 7)
+
+
+def test_what_takes_too_long_is_noticed(tmp_path, monkeypatch):
+    def forever(case):
+        while True:
+            pass
+
+    monkeypatch.setitem(fuzz.TARGETS, "text", fuzz.Target(fuzz.make_text, forever))
+    monkeypatch.setattr(fuzz, "CASE_SECONDS", 0.05)
+    with pytest.raises(fuzz.Broken, match="took more than"):
+        fuzz.check("text", 0, tmp_path / "case")
+
+
+@pytest.mark.parametrize(
+    "error", [KeyError("x"), ValueError("two\nlines of raw"), ValueError("no name")]
+)
+def test_other_errors_and_other_messages_are_noticed(error):
+    def raises():
+        raise error
+
+    with pytest.raises(fuzz.Broken):
+        fuzz.outcome(raises, "raw")
+
+
+# ---- what was found
+
+
+@BOTH
+def test_one_carriage_return_alone_belongs_to_the_end_of_a_line(tmp_path, monkeypatch, plain):
+    """Plain Python took one away behind every quoted field, so that two at the end of a line that had
+    a quoted field were both lost; the native core took one."""
+    if plain:
+        use_plain_python(monkeypatch)
+    schema = Schema(features=(Sparse("a"), Sparse("b")), delimiter=",")
+    (tmp_path / "raw").write_bytes(b'label,a,b\n0,"x",y\r\r\n1,"x","y"\r\n1,x,"y"\n')
+    columns = read(tmp_path / "raw", schema)
+    assert [columns.ids[1].value(row) for row in range(3)] == [b"y\r", b"y", b"y"]
+
+
+@BOTH
+@pytest.mark.parametrize("value", ["5e38", "-5e38", "9223372036854775808", "1e16"])
+def test_a_time_of_numbers_that_no_clock_shows_is_refused(tmp_path, monkeypatch, plain, value):
+    """Numbers beyond int64 wrapped around to the least one, which stands for a missing time: they were
+    read as missing, with a warning of NumPy's."""
+    if plain:
+        use_plain_python(monkeypatch)
+    schema = Schema(features=(), time=Time("when"), delimiter=",")
+    (tmp_path / "raw").write_bytes(f"label,when\n0,1.5\n1,\n1,{value}\n0,?\n".encode())
+    with pytest.raises(
+        ValueError, match=r"raw line 4, column 'when': expected a time unix, found '"
+    ):
+        read(tmp_path / "raw", schema)
+
+
+def test_arrow_repeats_bytes_of_a_file_in_its_errors(tmp_path):
+    """A damaged footer came out as "don't know what type: \\x0f", the byte itself in the message; a name
+    of a column that is no UTF-8 came out as UnicodeDecodeError."""
+    pq.write_table(pa.table({"label": [1, 0], "price": [1.5, 2.5]}), tmp_path / "raw")
+    whole = (tmp_path / "raw").read_bytes()
+    (tmp_path / "raw").write_bytes(whole.replace(b"price", b"pri\xc8\xff"))
+    with pytest.raises(ValueError, match="raw is (no whole Parquet file|damaged)"):
+        read(tmp_path / "raw", Schema(features=(Dense("price"),)))
+    footer = whole.rindex(b"schema")
+    seen = set()
+    for at in range(footer - 12, footer + 40):
+        for byte in (0x0E, 0x0F, 0xFF):
+            (tmp_path / "raw").write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
+            try:
+                open_parquet_file(File("raw", str(tmp_path / "raw")))
+            except ValueError as error:
+                seen.add(type(error))
+                assert str(error).isprintable()
+    assert seen == {ValueError}
+
+
+def test_a_duration_that_python_cannot_hold_is_shown_in_a_message(tmp_path):
+    """The message about a time that cannot be read failed itself: OverflowError."""
+    when = pa.array([2**62, 1], pa.int64()).view(pa.duration("ms"))
+    pq.write_table(pa.table({"label": [0, 1], "when": when}), tmp_path / "raw")
+    schema = Schema(features=(), time=Time("when", "%Y-%m-%d"))
+    with pytest.raises(
+        ValueError, match=r"raw row 0, column 'when': .* found '4611686018427387904'"
+    ):
+        read(tmp_path / "raw", schema)
+
+
+def test_ids_of_bytes_that_are_no_utf8_are_read_as_they_stand(tmp_path):
+    """Bytes of a fixed size or in views were checked as text: ArrowInvalid, "Invalid UTF8 payload"."""
+    for kind in (pa.binary(3), pa.binary_view(), pa.binary()):
+        item = pa.array([b"a\xffb", b"abc"], kind)
+        pq.write_table(pa.table({"label": [0, 1], "item": item}), tmp_path / "raw")
+        columns = read(tmp_path / "raw", Schema(features=(Sparse("item"),)))
+        assert [columns.ids[0].value(row) for row in range(2)] == [b"a\xffb", b"abc"]
+
+
+@pytest.mark.parametrize("change", [{"shape": []}, {"num_distinct": "x"}, {"num_distinct": -1}])
+def test_a_vocabulary_that_makes_no_sense_is_refused(tmp_path, change):
+    """Counts without a dimension came out as "len() of unsized object"; a text as the number of distinct
+    values went on into data.json."""
+    values = Values(np.ones(1, np.int64), np.ones(1, np.int64), np.zeros(1, np.uint8), 1)
+    write_values(tmp_path / "file", "v", values)
+    header, data = fuzz.opened((tmp_path / "file").read_bytes())
+    (header["sections"][0] if "shape" in change else header).update(change)
+    (tmp_path / "file").write_bytes(fuzz.closed(header, data))
+    with pytest.raises(ValueError, match="file: the (header makes no sense|sections make no voc)"):
+        open_values(tmp_path / "file")
+
+
+def read(path, schema):
+    """The only chunk of a file."""
+    assert path.stat().st_size < reading.CHUNK_BYTES
+    ((_, columns),) = stream(inputs_of(path), Reading(schema, 2))
+    return columns
