@@ -316,11 +316,13 @@ HOTROWS_API int64_t hotrows_counts_sizes(int64_t handle, int64_t* sizes) {
   return 0;
 }
 
-// Copies the numbers of the runs of vocabulary v, where `runs` is not null; returns how many.
-HOTROWS_API int64_t hotrows_counts_runs(int64_t handle, int64_t v, int64_t* runs) {
+// Copies the numbers of the runs of vocabulary v, of the first `room` at most; returns how many there
+// are.
+HOTROWS_API int64_t hotrows_counts_runs(int64_t handle, int64_t v, int64_t* runs, int64_t room) {
   const std::vector<int64_t>& found = counts(handle).of(v).runs;
-  if (runs) std::copy(found.begin(), found.end(), runs);
-  return static_cast<int64_t>(found.size());
+  const int64_t num = static_cast<int64_t>(found.size());
+  std::copy_n(found.begin(), std::min(num, room), runs);
+  return num;
 }
 
 // Takes over n runs of vocabulary v, which stand in the folder; num_runs is the number of the next.

@@ -227,3 +227,19 @@ def test_little_memory_changes_no_byte(tmp_path, small):
     prepare([raw], MIXED, tmp_path / "much")
     prepare([raw], MIXED, tmp_path / "little", memory=1 << 16)
     assert files_of(tmp_path / "much") == files_of(tmp_path / "little")
+
+
+def test_vocabularies_are_written_at_once_after_a_stop(tmp_path, small):
+    """A thread listed the runs of its vocabulary while another spilled one more: heap overflow."""
+    schema = Schema(
+        tuple(Sparse(f"c{i}") for i in range(8)), columns=("label", *(f"c{i}" for i in range(8)))
+    )
+    rows = [(r % 2, *((r * i) % 17 for i in range(8))) for r in range(400)]
+    raw = write(tmp_path / "raw", rows)
+    whole = prepare(raw, schema, tmp_path / "whole", split="fraction:1,0,0", threads=1)
+    for stop in range(6, 26, 4):
+        out = tmp_path / f"stopped{stop}"
+        with pytest.raises(KeyboardInterrupt):
+            prepare(raw, schema, out, split="fraction:1,0,0", progress=stopped_after(stop))
+        prepare(raw, schema, out, split="fraction:1,0,0", threads=8)
+        assert files_of(out) == files_of(whole.path)

@@ -152,10 +152,10 @@ class Counts:
         """
         if self._resumed and path.exists():
             return open_values(path).num_distinct
+        self._settle()
         for run in self._runs(v) if self._resumed else ():
             if not run.exists():
                 raise _failure(_DAMAGED, str(run), self._memory)
-        self._settle()
         with self._raw_files(v) as raw:
             num_distinct = self._rank(v, min_count, known)
             write_values(path, name, _raw_values(raw, num_distinct))
@@ -207,9 +207,8 @@ class Counts:
         return int(results[1])
 
     def _runs(self, v: int) -> list[Path]:
-        numbers = np.zeros(call(self._library, "counts_runs", self._handle, v, 0), np.int64)
-        if len(numbers):
-            call(self._library, "counts_runs", self._handle, v, numbers)
+        numbers = np.zeros(call(self._library, "counts_runs", self._handle, v, 0, 0), np.int64)
+        call(self._library, "counts_runs", self._handle, v, numbers, len(numbers))
         return [self._folder / f"run-{v:05d}-{number}" for number in numbers.tolist()]
 
     def _sizes(self) -> tuple[int, int, int]:
