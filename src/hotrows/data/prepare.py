@@ -391,6 +391,8 @@ def _merge(
             written[name] = StoredVocabulary(files[v], num_distinct)
             if progress is not None:
                 progress(v + 1, len(readers))
+    for run in folder.glob("run-*"):
+        run.unlink()  # of vocabularies that were written before a stop: they are not asked for again
     return written
 
 
