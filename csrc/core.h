@@ -1,9 +1,10 @@
 // What every file of the native core shares: the export mark, hashing, and the split of work.
 //
 // The core is plain C symbols over plain pointers. It allocates nothing that outlives a call and keeps
-// no state, but for the slot map (slots.cpp), a handle that its caller frees. It reports a failure by
-// its return value. Floating-point results do not depend on the number of threads or on the
-// instruction set: loops are split by rows, never inside a sum, and contraction is off.
+// no state, but for the slot map (slots.cpp) and counts (counts.cpp), handles that their caller frees.
+// It reports a failure by its return value. Floating-point results do not depend on the number of
+// threads or on the instruction set: loops are split by rows, never inside a sum, and contraction is
+// off.
 #pragma once
 
 #include <algorithm>

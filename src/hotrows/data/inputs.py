@@ -60,8 +60,8 @@ class Input(Protocol):
 
 
 @dataclass(frozen=True)
-class TextInput:
-    """A file of delimited text, plain or compressed."""
+class _FileInput:
+    """What text and Parquet files have in common."""
 
     file: File
 
@@ -76,6 +76,11 @@ class TextInput:
     @property
     def stamp(self) -> list | None:
         return self.file.stamp
+
+
+@dataclass(frozen=True)
+class TextInput(_FileInput):
+    """A file of delimited text, plain or compressed."""
 
     def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
         for number, chunk in enumerate(chunks_of(self.file)):
@@ -97,22 +102,8 @@ class TextInput:
 
 
 @dataclass(frozen=True)
-class ParquetInput:
+class ParquetInput(_FileInput):
     """A Parquet file; its progress is told in row groups, by their share of the bytes."""
-
-    file: File
-
-    @property
-    def name(self) -> str:
-        return self.file.name
-
-    @property
-    def size(self) -> int:
-        return self.file.size
-
-    @property
-    def stamp(self) -> list | None:
-        return self.file.stamp
 
     def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
         num_groups = open_parquet_file(self.file).num_row_groups
