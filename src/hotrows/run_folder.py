@@ -149,7 +149,6 @@ def _keep_encoders(run: Path, data: EncodedData) -> None:
     for file in ("data.json", *(v.file for v in data.vocabularies.values())):
         target = run / _ENCODERS / file
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.unlink(missing_ok=True)
         link_or_copy(data.path / file, target)
 
 

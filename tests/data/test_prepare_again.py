@@ -243,3 +243,18 @@ def test_vocabularies_are_written_at_once_after_a_stop(tmp_path, small):
             prepare(raw, schema, out, split="fraction:1,0,0", progress=stopped_after(stop))
         prepare(raw, schema, out, split="fraction:1,0,0", threads=8)
         assert files_of(out) == files_of(whole.path)
+
+
+def test_a_stop_between_linking_stored_encoders_and_the_note_of_it(tmp_path, monkeypatch):
+    """The link was there already, and copying a file over itself is an error."""
+    raw = write(tmp_path / "raw", [("1", "3", "ann", "x")] * 3)
+    prepare([raw], SCHEMA, tmp_path / "enc", split="fraction:1,0,0")
+
+    def stop(folder, state):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(module, "_write_state", stop)
+        prepare([raw], None, tmp_path / "out", like=tmp_path / "enc")
+    data = prepare([raw], None, tmp_path / "out", like=tmp_path / "enc")
+    assert sum(part.rows for part in data.parts.values()) == 3

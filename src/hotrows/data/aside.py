@@ -78,7 +78,8 @@ def write_json_aside(path: Path, fields: Any) -> None:
 
 
 def link_or_copy(source: Path, target: Path) -> None:
-    """The same file in two folders: a hard link, or a copy across file systems."""
+    """The same file in two folders: a hard link, or a copy across file systems; replaces `target`."""
+    target.unlink(missing_ok=True)
     try:
         os.link(source, target)
     except OSError:

@@ -1,7 +1,8 @@
 """prepare: raw rows into encoded shards that a trainer maps into memory.
 
 Two passes stream over the inputs. The first counts the values of the training part and gathers its
-statistics; the second encodes every row with them. Memory grows neither with the number of rows nor
+statistics; the second encodes every row with them. (A split by shares of time counts the seconds there
+are before; these are held in memory.) Memory grows neither with the number of rows nor
 with the number of distinct values: counts that would not fit go to sorted files, which are merged
 (see `vocabulary`). Every row is checked in the first pass, before a shard is written.
 
@@ -53,6 +54,7 @@ from hotrows.data.split import NAMES, Sharing, Split, parse_split
 from hotrows.data.transform import Moments, Statistics
 from hotrows.data.values import plain_time
 from hotrows.data.vocabulary import Values, counts, open_values, resume_counts
+from hotrows.data.writing import IdCounts
 from hotrows.schema import Schema
 
 Progress = Callable[[str, int, int], None]
@@ -275,16 +277,14 @@ def _time_bounds(job: _Job, progress: Shown | None) -> tuple[int, int]:
     Rows of one time stay together, in the part of the first of them.
     """
     timed = dataclasses.replace(job.schema, features=(), weight=None, group=None)
-    seen: dict[int, int] = {}
+    seen = IdCounts()
     how = Reading(timed, job.threads, for_training=False)
     for _, columns in stream(job.shared, how, progress):
         assert columns.times is not None
-        times, found = np.unique(columns.times, return_counts=True)
-        for moment, num in zip(times.tolist(), found.tolist(), strict=True):
-            seen[moment] = seen.get(moment, 0) + num
-    times = np.array(sorted(seen), np.int64)
-    ends = np.cumsum([seen[moment] for moment in times.tolist()])
-    starts = np.concatenate([[0], ends[:-1]])
+        seen.add(columns.times)
+    times, found = seen.merged()
+    ends = np.cumsum(found)
+    starts = ends - found
     assert job.split.shares is not None
     train, validation, _ = job.split.shares
     cuts = [int(share * int(ends[-1])) for share in (train, train + validation)]
