@@ -16,6 +16,9 @@ from hotrows.data.vocabulary_file import Values, open_values, write_values
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests import fuzz
 from tests.data.raw import use_plain_python
+from tests.fuzz.case import Broken, Target, outcome
+from tests.fuzz.readers import make_text
+from tests.fuzz.stored import closed, opened
 
 CASES = {
     "text": 60, "compressed": 60, "parquet": 50, "stored": 12, "manifest": 50, "state": 20, "schema": 200,
@@ -29,7 +32,7 @@ def test_whatever_stands_in_a_file_it_is_read_or_refused_in_one_line(target, tmp
     for seed in range(CASES[target]):
         try:
             fuzz.check(target, seed, tmp_path / "case")
-        except fuzz.Broken as broken:
+        except Broken as broken:
             pytest.fail(f"python -m tests.fuzz --target {target} --seed {seed}: {broken}")
 
 
@@ -43,9 +46,9 @@ def test_what_takes_too_long_is_noticed(tmp_path, monkeypatch):
         while True:
             pass
 
-    monkeypatch.setitem(fuzz.TARGETS, "text", fuzz.Target(fuzz.make_text, forever))
+    monkeypatch.setitem(fuzz.TARGETS, "text", Target(make_text, forever))
     monkeypatch.setattr(fuzz, "CASE_SECONDS", 0.05)
-    with pytest.raises(fuzz.Broken, match="took more than"):
+    with pytest.raises(Broken, match="took more than"):
         fuzz.check("text", 0, tmp_path / "case")
 
 
@@ -56,8 +59,8 @@ def test_other_errors_and_other_messages_are_noticed(error):
     def raises():
         raise error
 
-    with pytest.raises(fuzz.Broken):
-        fuzz.outcome(raises, "raw")
+    with pytest.raises(Broken):
+        outcome(raises, "raw")
 
 
 # ---- what was found
@@ -137,9 +140,9 @@ def test_a_vocabulary_that_makes_no_sense_is_refused(tmp_path, change):
     values went on into data.json."""
     values = Values(np.ones(1, np.int64), np.ones(1, np.int64), np.zeros(1, np.uint8), 1)
     write_values(tmp_path / "file", "v", values)
-    header, data = fuzz.opened((tmp_path / "file").read_bytes())
+    header, data = opened((tmp_path / "file").read_bytes())
     (header["sections"][0] if "shape" in change else header).update(change)
-    (tmp_path / "file").write_bytes(fuzz.closed(header, data))
+    (tmp_path / "file").write_bytes(closed(header, data))
     with pytest.raises(ValueError, match="file: the (header makes no sense|sections make no voc)"):
         open_values(tmp_path / "file")
 

@@ -1,0 +1,145 @@
+"""The command of the fuzzer: batches of cases in processes of their own, until one breaks the claim."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import logging
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.fuzz import CASE_SECONDS, TARGETS, case_of, run_case
+from tests.fuzz.case import Broken, Case
+
+BATCH = 50  # cases of a process
+MEMORY = 3 << 30  # bytes of address space that a batch may take beside what it began with
+
+
+@dataclass(frozen=True)
+class Finding:
+    target: str
+    seed: int
+    why: str
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--seconds", type=float, default=60)
+    asked.add_argument("--target", choices=TARGETS, action="append")
+    asked.add_argument("--seed", type=int, default=0)
+    asked.add_argument("--go-on", action="store_true", help="names every new finding, to the end")
+    given = asked.parse_args()
+    end, seeds = time.monotonic() + given.seconds, given.seed
+    kinds: set[str] = set()
+    while time.monotonic() < end:
+        for target in given.target or TARGETS:
+            finding = run_batch(target, range(seeds, seeds + BATCH))
+            while finding is not None and given.go_on:
+                if (kind := f"{target} {finding.why[:70]}") not in kinds:
+                    kinds.add(kind)
+                    print(f"{target} {finding.seed}: {finding.why}", flush=True)
+                finding = run_batch(target, range(finding.seed + 1, seeds + BATCH))
+            if finding is not None:
+                keep(finding)
+                return 1
+        seeds += BATCH
+        print(f"{seeds - given.seed:,} cases of each target", flush=True)
+    return 1 if kinds else 0
+
+
+def run_batch(target: str, seeds: range) -> Finding | None:
+    """Runs the cases of some seeds in a process of their own; the first finding, if any."""
+    return run_cases(target, ((seed, partial_case(target, seed)) for seed in seeds), len(seeds))
+
+
+def partial_case(target: str, seed: int) -> Callable[[], Case]:
+    return lambda: case_of(target, seed)
+
+
+def run_cases(
+    target: str, cases: Iterator[tuple[int, Callable[[], Case]]], num: int
+) -> Finding | None:
+    """The first finding; a process that dies or says nothing for long is one too."""
+    fork = multiprocessing.get_context("fork")
+    here, there = fork.Pipe()
+    process = fork.Process(target=_work, args=(target, cases, there))
+    process.start()
+    there.close()
+    seed, found = -1, None
+    try:
+        while here.poll(CASE_SECONDS * 3):
+            kind, what = here.recv()
+            if kind == "begins":
+                seed = what
+            elif kind == "broken":
+                found = Finding(target, seed, what)
+        else:
+            found = Finding(target, seed, "hangs, and no signal gets through")
+    except EOFError:
+        process.join()
+        if process.exitcode != 0:
+            found = Finding(target, seed, f"the process died with {process.exitcode}")
+    process.kill()
+    process.join()
+    return found
+
+
+def _work(target: str, cases: Iterator[tuple[int, Callable[[], Case]]], to: Any) -> None:
+    logging.getLogger("hotrows").setLevel(logging.ERROR)
+    warnings.simplefilter("error")
+    (pages,) = Path("/proc/self/statm").read_text().split()[:1]
+    most = int(pages) * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    with tempfile.TemporaryDirectory() as folder:
+        for seed, make in cases:
+            to.send(("begins", seed))
+            try:
+                run_case(target, make(), Path(folder) / "case")
+            except Broken as broken:
+                to.send(("broken", str(broken)))
+                break
+
+
+def keep(finding: Finding) -> None:
+    """Makes the input of a finding smaller, and writes it beside its seed."""
+    case = smallest(finding, case_of(finding.target, finding.seed))
+    folder = Path(tempfile.gettempdir()) / f"fuzz-{finding.target}-{finding.seed}"
+    for name, content in case.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    (folder / "how.json").write_text(json.dumps({**case.how, "damaged": case.damaged}, indent=1))
+    print(f"{finding.target}, seed {finding.seed}: {finding.why}")
+    size = len(case.files.get(case.damaged, b""))
+    print(f"the smallest input found has {size:,} bytes and is in {folder}")
+
+
+def smallest(finding: Finding, case: Case, seconds: float = 60.0) -> Case:
+    """The case with as much left out of its damaged file, by halves, as still shows the same."""
+    content = case.files.get(case.damaged, b"")
+    end = time.monotonic() + seconds
+    step = len(content) // 2
+    while step and time.monotonic() < end:
+        at = 0
+        while at < len(content) and time.monotonic() < end:
+            fewer = content[:at] + content[at + step :]
+            smaller = dataclasses.replace(case, files={**case.files, case.damaged: fewer})
+            found = run_cases(finding.target, iter([(0, lambda of=smaller: of)]), 1)
+            if found is not None and found.why[:30] == finding.why[:30]:
+                content, case = fewer, smaller
+            else:
+                at += step
+        step //= 2
+    return case
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""A case: files, one of them damaged, and the claim that is made of it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from hotrows import native
+
+MESSAGE = 2_000  # letters of the longest message
+
+
+class Broken(Exception):
+    """The claim does not hold."""
+
+
+class Hang(BaseException):
+    """A case took longer than it may."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """files: by name, what stands in the folder; damaged: the one that is, and that messages name."""
+
+    files: dict[str, bytes]
+    damaged: str
+    how: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Target:
+    """make: a case of random choices; run: raises Broken where the claim does not hold of it."""
+
+    make: Callable[[random.Random], Case]
+    run: Callable[[Case], None]
+
+
+def write_files(files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        os.utime(path, ns=(10**18, 10**18))  # a preparation that goes on knows files by their time
+
+
+@contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    def late(*_) -> None:
+        raise Hang
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def outcome(action: Callable[[], Any], *names: str) -> tuple[str, Any]:
+    """("worked", what came) or ("refused", the message), which must name one of the names."""
+    try:
+        return "worked", action()
+    except Exception as error:
+        message = str(error)
+        if type(error) is not ValueError:
+            raise Broken(f"{type(error).__name__}: {message[:300]}") from error
+        if isinstance(error.__cause__, MemoryError):
+            raise Broken(f"MemoryError: {message[:300]}") from error
+        if not message.isprintable() or len(message) > MESSAGE:
+            raise Broken(f"message is not one short line: {message[:3000]!r}") from error
+        if not any(name in message for name in names):
+            raise Broken(f"message names none of {names}: {message}") from error
+        return "refused", message
+
+
+@contextmanager
+def core(plain: bool) -> Iterator[None]:
+    """With the native core, or as where it was not built."""
+    load = (lambda: None) if plain else native.load
+    with mock.patch.object(native, "load", load):
+        yield

@@ -1,0 +1,91 @@
+"""Damage to bytes and to JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+NONSENSE: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2, 64, -64, 0.5, -0.0, 1e300, 1 << 31, 1 << 40, 1 << 63, 1 << 70, "",
+    "x", "\0", "a\nb", "é", "<f4", "|O", "../data.json", [], {}, [0], [-1], [[1]], [1 << 40, 1 << 40],
+    ["x"], {"x": 1}, "label", "n0", "s0", "unix", "%Y", "dense", math.nan, math.inf,
+)  # fmt: skip
+TOKENS = [
+    b'"', b'""', b"\r", b"\r\n", b"\n", b"\n\n", b"\0", b",", b"\t", b"|", b";", b" ", b"\xef\xbb\xbf",
+    b"\xff",
+    b"\x1f\x8b", b"PAR1", b"\x28\xb5\x2f\xfd", b"-", b"9" * 30, b"e999", b"nan", b"x" * 3000,
+    b"\xe2\x80\xa8", b"\x1a", b"\x85",
+]  # fmt: skip
+
+
+def damaged(content: bytes, choose: random.Random, tokens: list[bytes], most: int = 3) -> bytes:
+    """The bytes with up to `most` kinds of damage."""
+    found = bytearray(content)
+    for _ in range(choose.randint(1, most)):
+        at = choose.randrange(len(found) + 1)
+        end = min(len(found), at + choose.choice([1, 2, 4, 20, 200]))
+        kind = choose.randrange(8)
+        if kind == 0 and at < len(found):
+            found[at] ^= 1 << choose.randrange(8)
+        elif kind == 1:
+            found[at:at] = choose.choice(tokens)
+        elif kind == 2:
+            del found[at:end]
+        elif kind == 3:
+            found[at:at] = found[at:end] * choose.choice([1, 1, 50])
+        elif kind == 4 and choose.random() < 0.3:
+            del found[at:]
+        elif kind == 5:
+            other = choose.randrange(len(found) + 1)
+            found[at:at] = found[other : other + choose.choice([4, 40, 400])]
+        elif kind == 6:
+            found[at:end] = choose.randbytes(end - at)
+        elif at < len(found):
+            found[at : at + 1] = choose.choice(tokens)
+    return bytes(found)
+
+
+def damaged_json(value: Any, choose: random.Random, most: int = 2) -> Any:
+    """The value with up to `most` of its parts replaced, removed, renamed, doubled or swapped."""
+    root = [json.loads(json.dumps(value))]
+    for _ in range(choose.randint(1, most)):
+        places = list(_places(root))
+        of, key = choose.choice(places)
+        kind = choose.randrange(6)
+        if kind <= 1:
+            of[key] = choose.choice(NONSENSE)
+        elif kind == 2 and of is not root:
+            del of[key]
+        elif kind == 3:
+            other, where = choose.choice(places)
+            of[key] = json.loads(json.dumps(other[where]))
+        elif kind == 4 and isinstance(of, dict):
+            of[choose.choice(["x", "name", *of])] = of.pop(key)
+        elif kind == 4 and of is not root:
+            of.insert(key, json.loads(json.dumps(of[key])))
+        elif isinstance(of[key], bool | int | float):
+            of[key] = choose.choice([of[key] + 1, of[key] - 1, -of[key], float(of[key]), 1 << 40])
+        else:
+            of[key] = choose.choice([[of[key]], {"x": of[key]}, str(of[key])])
+    return root[0]
+
+
+def _places(of: Any) -> Iterator[tuple[Any, Any]]:
+    keys = list(of) if isinstance(of, dict) else range(len(of)) if isinstance(of, list) else ()
+    for key in keys:
+        yield of, key
+        yield from _places(of[key])
+
+
+def as_json(value: Any, choose: random.Random) -> bytes:
+    """The text of a value, itself damaged now and then."""
+    text = json.dumps(value).encode()
+    odd = [b"", b"{}", b"[]", b"null", b"3", b"[" * 100_000, b'"\\ud800"', b"\xff", b"9" * 5000]
+    if choose.random() < 0.05:
+        return choose.choice(odd)
+    return (
+        damaged(text, choose, [b"{", b"}", b"1e999", b"\xff"], 1) if choose.random() < 0.1 else text
+    )
