@@ -230,3 +230,17 @@ def test_a_closed_pipe_is_no_error():
     process.wait(timeout=60)
     process.stderr.close()
     assert "Traceback" not in said
+
+
+def test_new_rows_go_on_with_the_model_of_a_run(hotrows):
+    """`train --from` asked for a DLRM, whatever the run had trained."""
+    grown = hotrows("prepare", "raw/train.txt", "--extend", "enc", "--out", "enc2")
+    assert grown.code == 0 and "unseen" in grown.out
+    assert (
+        hotrows("train", "enc2", "--from", "runs/a", "--steps", 5, "--run", "runs/grown").code == 0
+    )
+    ours, theirs = (
+        json.loads(Path(f"runs/{run}/config.json").read_text()) for run in ("grown", "a")
+    )
+    for name in ("model", "model_options", "row_optimizer", "dense_optimizer"):
+        assert ours[name] == theirs[name]

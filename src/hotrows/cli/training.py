@@ -57,7 +57,11 @@ from hotrows.train import Trainer, load_run
 @click.option("--resume", is_flag=True, help="Go on with --run, with its settings.")
 @click.option("--label", help="Which of several labels to train. [the first]")
 @click.option(
-    "--from", "start_from", type=FOLDER, metavar="RUN", help="Begin with what RUN has learned."
+    "--from",
+    "start_from",
+    type=FOLDER,
+    metavar="RUN",
+    help="Begin with what RUN has learned, its model and optimizers.",
 )
 @click.option("--epochs", type=int, help="How often all rows are read. [1]")
 @click.option("--steps", type=int, help="Batches in all, in place of --epochs.")
@@ -115,8 +119,9 @@ def train_command(
     if resume and run is None:
         raise click.UsageError("--resume needs the run to go on with: --run FOLDER")
     begun = resume and run is not None and (run / "config.json").exists()
-    config = run_folder.read_config(run) if begun and run else TrainConfig()
-    given["start_from"] = given["start_from"] and str(given["start_from"])
+    start_from = given["start_from"]
+    config = run_folder.read_config(run) if begun and run else _like_run(start_from)
+    given["start_from"] = start_from and str(start_from.resolve())
     config = _with_options(config, options, given)
     run = run or run_folder.next_folder(Path("runs"), config.model)
     encoded = _opened(folder, schema, validation, test)
@@ -146,6 +151,15 @@ def train_command(
     click.echo(f"run         {run}")
     if (run / "report.png").exists():
         click.echo(f"picture     {run / 'report.png'}")
+
+
+def _like_run(run: Path | None) -> TrainConfig:
+    """A config for what another run has learned: its model and what its rows hold."""
+    if run is None:
+        return TrainConfig()
+    learned = run_folder.read_config(run)
+    names = ("model", "model_options", "label", "row_optimizer", "dense_optimizer", "table_dtype")
+    return TrainConfig(**{name: getattr(learned, name) for name in names})
 
 
 def _again(
