@@ -1,0 +1,68 @@
+// Products of small matrices that stay in the caches; rows are float32, end to end or apart.
+//
+//   multiply   y[r, :] (+)= sum over i of x[r, i] * w[i, :]
+//
+// A block of y stays in registers while i runs, so a sum has one order. Columns come in whole
+// registers: `w` and `y` have rows padded to them (`padded`), and what stands there is computed too.
+// x[r, i] is x[r * row_step + i * inner_step]: a matrix, or with the steps exchanged its transpose.
+#pragma once
+
+#include "vector.h"
+
+namespace hotrows {
+
+struct Steps {
+  int64_t row, inner;
+};
+
+template <int ROWS, int COLUMNS>
+inline void multiply_block(const float* x, Steps of_x, const float* w, int64_t w_stride, int64_t inner,
+                           float* y, int64_t y_stride, bool add) {
+  Vec sums[ROWS][COLUMNS] = {};
+  if (add)
+    for (int r = 0; r < ROWS; ++r)
+      for (int c = 0; c < COLUMNS; ++c) sums[r][c] = load_full(y + r * y_stride + c * kLanes);
+  for (int64_t i = 0; i < inner; ++i, w += w_stride, x += of_x.inner) {
+    Vec row[COLUMNS];
+    for (int c = 0; c < COLUMNS; ++c) row[c] = load_full(w + c * kLanes);
+    for (int r = 0; r < ROWS; ++r) {
+      const Vec factor = spread(x[r * of_x.row]);
+      for (int c = 0; c < COLUMNS; ++c) sums[r][c] = fma(factor, row[c], sums[r][c]);
+    }
+  }
+  for (int r = 0; r < ROWS; ++r)
+    for (int c = 0; c < COLUMNS; ++c) store_full(y + r * y_stride + c * kLanes, sums[r][c]);
+}
+
+#if defined(__AVX512F__)
+constexpr int kRows = 8, kColumns = 3;  // of 32 registers 24 hold sums
+#else
+constexpr int kRows = 4, kColumns = 2;  // of 16 registers 8
+#endif
+
+template <int COLUMNS>
+inline void multiply_columns(const float* x, Steps of_x, const float* w, int64_t w_stride, int64_t rows,
+                             int64_t inner, float* y, int64_t y_stride, bool add) {
+  int64_t r = 0;
+  for (; r + kRows <= rows; r += kRows)
+    multiply_block<kRows, COLUMNS>(x + r * of_x.row, of_x, w, w_stride, inner, y + r * y_stride, y_stride, add);
+  for (; r + 4 <= rows; r += 4)
+    multiply_block<4, COLUMNS>(x + r * of_x.row, of_x, w, w_stride, inner, y + r * y_stride, y_stride, add);
+  for (; r < rows; ++r)
+    multiply_block<1, COLUMNS>(x + r * of_x.row, of_x, w, w_stride, inner, y + r * y_stride, y_stride, add);
+}
+
+// y: [rows, columns], columns a multiple of kLanes; w: [inner, columns]; add: to what y holds.
+inline void multiply(const float* x, Steps of_x, const float* w, int64_t w_stride, int64_t rows,
+                     int64_t inner, int64_t columns, float* y, int64_t y_stride, bool add) {
+  int64_t c = 0;
+  for (; c + kColumns * kLanes <= columns; c += kColumns * kLanes)
+    multiply_columns<kColumns>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
+  if (c + 2 * kLanes <= columns) {
+    multiply_columns<2>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
+    c += 2 * kLanes;
+  }
+  if (c < columns) multiply_columns<1>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
+}
+
+}  // namespace hotrows

@@ -1,0 +1,87 @@
+// Vector registers as values: sixteen, eight or four floats, by the instruction set.
+//
+// Files that include this add products without rounding them first where the processor can, so their
+// bits depend on the instruction set (and never on the number of threads).
+#pragma once
+
+#include "core.h"
+
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#endif
+
+namespace hotrows {
+
+#if defined(__AVX512F__)
+constexpr int64_t kLanes = 16;
+#elif defined(__AVX__)
+constexpr int64_t kLanes = 8;
+#else
+constexpr int64_t kLanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t Bits __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t Half __attribute__((vector_size(kLanes * 2)));
+struct bfloat16 {
+  uint16_t bits;
+};
+
+// a * b + c, rounded once where the instruction set can.
+inline Vec fma(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+inline Vec spread(float x) { return x - Vec{}; }
+
+inline float sum(Vec x) {
+  float total = 0;
+  for (int64_t l = 0; l < kLanes; ++l) total += x[l];
+  return total;
+}
+
+inline Vec load_full(const float* from) {
+  Vec x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+inline Vec load_full(const bfloat16* from) {
+  Half half;
+  std::memcpy(&half, from, sizeof half);
+  return reinterpret_cast<Vec>(__builtin_convertvector(half, Bits) << 16);
+}
+inline void store_full(float* to, Vec x) { std::memcpy(to, &x, sizeof x); }
+inline void store_full(bfloat16* to, Vec x) {  // to the nearest, ties to even
+  const Bits bits = reinterpret_cast<Bits>(x);
+  const Bits rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16;
+  const Bits quiet = (bits >> 16) | 0x40;
+  const Half half = __builtin_convertvector(x == x ? rounded : quiet, Half);
+  std::memcpy(to, &half, sizeof half);
+}
+
+// The same for the first `count` elements where fewer than a register are left; the others are 0.
+template <class T>
+inline Vec load(const T* from, int64_t count) {
+  if (count >= kLanes) return load_full(from);
+  T part[kLanes] = {};
+  for (int64_t l = 0; l < count; ++l) part[l] = from[l];
+  return load_full(part);
+}
+template <class T>
+inline void store(T* to, Vec x, int64_t count) {
+  if (count >= kLanes) return store_full(to, x);
+  T part[kLanes];
+  store_full(part, x);
+  for (int64_t l = 0; l < count; ++l) to[l] = part[l];
+}
+
+// n, rounded up to whole registers.
+inline int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+}  // namespace hotrows
