@@ -169,7 +169,7 @@ def test_models_without_dense_features():
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="dlrm, deepfm, wide_deep, dcnv2, not 'dlmr'"):
+    with pytest.raises(ValueError, match="dcnv2, or your own as file.py:Class, not 'dlmr'"):
         models.build("dlmr", SCHEMA)
 
 

@@ -1,21 +1,26 @@
-"""Models: from looked-up vectors and dense values to one logit per sample; they never see an id.
+"""Models: from looked-up vectors and dense values to a logit per sample; they never see an id.
 
-A model says which tables it needs in `tables`; `Embedding(model.tables)` holds them.
+A model says which tables it needs in `tables`; `Embedding(model.tables)` holds them. Your own are
+as these: a `Model`, named `module:Class` or `file.py:Class` where a run is to find it again.
 """
 
 from __future__ import annotations
 
-from torch import nn
+import importlib
+import importlib.util
+import inspect
+from pathlib import Path
 
 from hotrows.models.dcnv2 import DCNv2
 from hotrows.models.deepfm import DeepFM
 from hotrows.models.dlrm import DLRM
+from hotrows.models.model import Model, logits_and_loss
 from hotrows.models.wide_deep import WideDeep
 from hotrows.schema import Schema
 
-__all__ = ["BY_NAME", "DLRM", "DCNv2", "DeepFM", "WideDeep", "build"]
+__all__ = ["BY_NAME", "DLRM", "DCNv2", "DeepFM", "Model", "WideDeep", "build", "logits_and_loss"]
 
-BY_NAME: dict[str, type[nn.Module]] = {
+BY_NAME: dict[str, type[Model]] = {
     "dlrm": DLRM,
     "deepfm": DeepFM,
     "wide_deep": WideDeep,
@@ -23,8 +28,50 @@ BY_NAME: dict[str, type[nn.Module]] = {
 }
 
 
-def build(name: str, schema: Schema, **options) -> nn.Module:
-    """The model of that name for a schema; options are the arguments of its class."""
+def build(name: str, schema: Schema, **options) -> Model:
+    """The model of that name for a schema; options are the arguments of its class.
+
+    name: one of `BY_NAME`, or a class of your own as `module:Class` or `path/to/file.py:Class`.
+    """
+    kind = _own(name) if ":" in name else _ours(name)
+    _check_options(kind, options)
+    model = kind(schema, **options)
+    if not model.tables:
+        raise ValueError(f"{kind.__name__} sets no tables, so it reads no feature: set self.tables")
+    return model
+
+
+def _ours(name: str) -> type[Model]:
     if name not in BY_NAME:
-        raise ValueError(f"model must be one of {', '.join(BY_NAME)}, not {name!r}")
-    return BY_NAME[name](schema, **options)
+        raise ValueError(
+            f"model must be one of {', '.join(BY_NAME)}, or your own as file.py:Class, not {name!r}"
+        )
+    return BY_NAME[name]
+
+
+def _own(name: str) -> type[Model]:
+    place, _, kind = name.rpartition(":")
+    try:
+        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    except (ModuleNotFoundError, FileNotFoundError) as error:
+        raise ValueError(f"model {name!r}: there is no {place}: {error}") from None
+    found = getattr(module, kind, None)
+    if not (isinstance(found, type) and issubclass(found, Model)):
+        raise ValueError(f"model {name!r}: {place} has no class {kind!r} made of hotrows.models.Model")
+    return found
+
+
+def _from_file(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _check_options(kind: type[Model], options: dict) -> None:
+    """Refuses an option that the class does not have, with those that it has."""
+    known = [name for name in inspect.signature(kind).parameters if name != "schema"]
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise ValueError(f"{kind.__name__} has no option {unknown[0]!r}; it has {', '.join(known)}")

@@ -12,15 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hotrows.models import tables
+from hotrows.models.model import Model
 from hotrows.models.vectors import Vectors
 from hotrows.nn import MLP, CrossNetwork
 from hotrows.schema import Schema
 
 
-class DCNv2(nn.Module):
+class DCNv2(Model):
     """num_crosses: layers of the cross network; rank: of their matrices, None for full ones.
 
     hidden: sizes of the deep network's layers; structure: `parallel` or `stacked`.

@@ -10,15 +10,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hotrows.models import tables
+from hotrows.models.model import Model
 from hotrows.models.vectors import Vectors
 from hotrows.nn import MLP, FactorizationMachine, linear_from_zero
 from hotrows.schema import Schema
 
 
-class DeepFM(nn.Module):
+class DeepFM(Model):
     """hidden: sizes of the deep network's hidden layers."""
 
     def __init__(

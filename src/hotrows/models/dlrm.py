@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from hotrows.models import tables
+from hotrows.models.model import Model
 from hotrows.models.vectors import Vectors
 from hotrows.nn import MLP, DotInteraction
 from hotrows.schema import Schema
 
 
-class DLRM(nn.Module):
+class DLRM(Model):
     """bottom and top: sizes of the hidden layers; `dim` and 1 follow behind them.
 
     dropout: of the top's hidden layers.

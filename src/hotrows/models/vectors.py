@@ -11,6 +11,14 @@ from torch import Tensor
 class Vectors(Protocol):
     """The vectors of a batch, by feature and role."""
 
+    def __getitem__(self, key: str | tuple[str, str]) -> Tensor:
+        """The vectors of a feature, or of (feature, role): [B, D]."""
+        ...
+
     def stack(self, role: str = "vector", features: Sequence[str] | None = None) -> Tensor:
         """The vectors of a role, side by side: [B, F, D]."""
+        ...
+
+    def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, Tensor]:
+        """The vectors of a sequence that the model keeps apart, [N, D], and their offsets, [B + 1]."""
         ...

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hotrows.models import tables
+from hotrows.models.model import Model
 from hotrows.models.vectors import Vectors
 from hotrows.nn import MLP, linear_from_zero
 from hotrows.optim import FTRL, RowOptimizer
@@ -22,7 +23,7 @@ from hotrows.schema import Schema
 _FTRL = FTRL()
 
 
-class WideDeep(nn.Module):
+class WideDeep(Model):
     """hidden: sizes of the deep part's hidden layers; wide: the row optimizer of the wide part."""
 
     def __init__(
