@@ -263,6 +263,7 @@ struct Target {
   Layout layout;
   const int64_t* slots;
   const int64_t* rows;
+  const float* decay;  // what weight_decay is multiplied with, by distinct row; null: 1
   uint8_t* record(int64_t u) const { return records + slots[u] * layout.stride; }
 };
 
@@ -279,8 +280,10 @@ void update_row(const Optimizer& optimizer, const Target& target, const Rounding
   float* w = half ? scratch : reinterpret_cast<float*>(record);
   if (half)
     for (int64_t d = 0; d < width; ++d) w[d] = from_bfloat16(narrow[d]);
-  if (optimizer.weight_decay != 0)
-    for (int64_t d = 0; d < width; ++d) g[d] = g[d] + optimizer.weight_decay * w[d];
+  if (optimizer.weight_decay != 0) {
+    const float weight_decay = target.decay ? optimizer.weight_decay * target.decay[u] : optimizer.weight_decay;
+    for (int64_t d = 0; d < width; ++d) g[d] = g[d] + weight_decay * w[d];
+  }
   optimizer.template apply<kDim>(w, state, step, g, width);
   if (half) {
     const uint64_t key = rounding.key(target.rows[u]), first = static_cast<uint64_t>(rounding.step * width);
@@ -347,8 +350,9 @@ HOTROWS_API void hotrows_update(uint8_t* records, const int64_t* layout_ints, co
                                 const int64_t* rows, int64_t num_rows, const int32_t* order,
                                 const int32_t* starts, const int32_t* bags, const float* weights,
                                 const float* grad, int kind, const double* hyper, int64_t step,
-                                const int64_t* first_rows, const int64_t* keys, int64_t num_tables) {
-  Target target{records, {}, slots, rows};
+                                const int64_t* first_rows, const int64_t* keys, int64_t num_tables,
+                                const float* decay) {
+  Target target{records, {}, slots, rows, decay};
   std::memcpy(&target.layout, layout_ints, sizeof target.layout);
   const Runs runs{order, starts, bags, weights, grad, num_rows};
   const Rounding rounding{first_rows, keys, num_tables, step};

@@ -187,7 +187,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(hotrows):
     ("arguments", "code", "said"),
     [
         (["train"], 2, "Missing argument 'DATA'"),
-        (["train", "enc", "--model", "gpt"], 2, "'gpt' is not one of"),
+        (["train", "enc", "--model", "gpt"], 2, "'gpt' is none of"),
         (["train", "enc", "--resume"], 2, "--resume needs the run to go on with: --run FOLDER"),
         (["train", "enc", "--option", "dim"], 2, "--option must be NAME=VALUE"),
         (["train", "enc", "--epochs", "0"], 1, "epochs must be at least 1, not 0"),

@@ -247,3 +247,19 @@ def test_plans_carry_rank_owner_and_step_on_one_rank():
     for part in plan.packs:
         assert part.owner_starts == (0, part.num_rows)
         assert torch.equal(part.slots, part.rows)
+
+
+def test_weight_decay_by_count_is_divided_by_how_often_an_id_stands_in_the_data():
+    table = Table("t", rows=4, dim=3, features=("a",), initializer=Constant(1.0))
+    engine = Embedding([table], optimizer=SGD(lr=1.0, weight_decay=0.5, decay_by_count=True))
+    batch = Batch(("a",), torch.tensor([1, 3, 3]), torch.empty(3, 0))
+    plan = engine.plan(batch)
+    vectors = engine.lookup(plan)
+    (vectors["a"].sum() * 0).backward()
+    with pytest.raises(ValueError, match="call set_counts first"):
+        engine.update(plan, vectors)
+    engine.set_counts({"t": torch.tensor([7, 5, 9, 2])})
+    engine.update(plan, vectors)
+    assert engine.weights("t")[:, 0].tolist() == pytest.approx([1, 1 - 0.5 / 5, 1, 1 - 0.5 / 2])
+    with pytest.raises(ValueError, match="no counts of table 't'"):
+        engine.set_counts({})

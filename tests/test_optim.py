@@ -30,3 +30,9 @@ def test_a_schedule_scales_the_rate_alone():
 def test_an_unknown_optimizer_is_named():
     with pytest.raises(ValueError, match="must be one of .*, not 'lion'"):
         optim.from_json({"kind": "lion"})
+
+
+def test_options_are_changed_by_name():
+    assert optim.replaced(SGD(lr=1.0), {"weight_decay": 0.5}) == SGD(lr=1.0, weight_decay=0.5)
+    with pytest.raises(ValueError, match="sgd has no 'momentum'; it has lr, weight_decay"):
+        optim.replaced(SGD(), {"momentum": 0.9})

@@ -1,6 +1,7 @@
 """Training on what data may bring: lists, weights, several labels, groups, and new ids."""
 
 import dataclasses
+import json
 import math
 
 import numpy as np
@@ -8,10 +9,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+import torch.nn.functional as F
 
-from hotrows import data, report, run_folder
+from hotrows import data, models, report, run_folder
 from hotrows.config import TrainConfig
-from hotrows.optim import Adagrad
+from hotrows.metrics import Metrics
+from hotrows.optim import SGD, Adagrad
+from hotrows.predict import Predictor
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse
 from hotrows.train import Trainer, load_run, train
 
@@ -173,3 +177,95 @@ def test_labels_of_other_kinds_train_alike(tmp_path):
         prepared = data.prepare(rows, schema, tmp_path / of)
         results.append(train(prepared, CONFIG, tmp_path / f"run{of}").test)
     assert results[0] == results[1] == results[2]
+
+
+class Shared(models.Model):
+    """Two logits from one layer, and a loss of its own in training."""
+
+    def __init__(self, schema, dim=4, own_loss=0.0):
+        super().__init__()
+        self.labels = ("click", "buy")
+        self.own_loss = own_loss
+        self.tables = models.tables.vector_tables(schema, dim)
+        self.layer = torch.nn.Linear(len(schema.id_features) * dim, 2)
+
+    def forward(self, vectors, dense):
+        logits = self.layer(vectors.stack().flatten(1))
+        own = self.own_loss * self.layer.weight.square().sum()
+        return (logits, own) if self.training else logits
+
+
+OWN = f"{__name__}:Shared"
+
+
+def test_several_labels_are_learned_together(encoded, tmp_path):
+    config = dataclasses.replace(CONFIG, model=OWN, model_options={})
+    result = train(encoded, config, tmp_path / "run")
+    click, buy = result.test.tasks["click"], result.test.tasks["buy"]
+    assert min(click.auc, buy.auc, click.gauc) > 0.55
+    assert result.test.auc == pytest.approx((click.auc + buy.auc) / 2)
+    assert buy.samples < click.samples == encoded.parts["test"].rows
+    predictor = load_run(tmp_path / "run")
+    rows = next(predictor.predict(data.Loader(encoded.parts["test"], 50, shuffle=False).batches(0)))
+    assert rows.shape == (50, 2) and predictor.labels == ("click", "buy")
+    again = Metrics.from_json(json.loads(json.dumps(result.test.to_json())))
+    assert again == result.test
+
+
+def test_missing_labels_count_for_nothing_and_weights_of_labels_scale(encoded, tmp_path):
+    config = dataclasses.replace(CONFIG, model=OWN, model_options={"own_loss": 0.5})
+    weighted = dataclasses.replace(config, label_weights={"buy": 3.0})
+    batch = next(data.Loader(encoded.parts["train"], 64, shuffle=False).batches(0))
+    logits = torch.randn(64, 2)
+    present = ~batch.labels.isnan()
+    losses = F.binary_cross_entropy_with_logits(logits, batch.labels.nan_to_num(), reduction="none")
+    each = (losses * present * batch.sample_weights[:, None]).sum(0) / 64
+    plain, scaled = (Predictor(of, encoded.schema) for of in (config, weighted))
+    assert not present.all()
+    torch.testing.assert_close(plain.loss(logits, batch), each.sum())
+    torch.testing.assert_close(
+        scaled.loss((logits, torch.tensor(2.0)), batch), each[0] + 3 * each[1] + 2
+    )
+    with pytest.raises(ValueError, match=r"must return logits \[64, 2\] for labels click, buy"):
+        plain.loss(logits[:, 0], batch)
+
+
+def test_wrong_labels_of_a_model_of_several_are_refused(encoded):
+    config = dataclasses.replace(CONFIG, model=OWN, model_options={})
+    with pytest.raises(ValueError, match="learns click, buy together, so label='buy'"):
+        Predictor(dataclasses.replace(config, label="buy"), encoded.schema)
+    with pytest.raises(ValueError, match=r"that the model learns \(click, buy\), not of 'like'"):
+        Predictor(dataclasses.replace(config, label_weights={"like": 2.0}), encoded.schema)
+    with pytest.raises(ValueError, match=r"label_weights\['buy'\] must be above 0, not 0"):
+        dataclasses.replace(config, label_weights={"buy": 0})
+
+
+def test_decay_by_count_is_counted_from_the_data(encoded, tmp_path):
+    config = dataclasses.replace(CONFIG, row_optimizer=SGD(lr=0.1, weight_decay=5.0), steps=8)
+    by_count = dataclasses.replace(config.row_optimizer, decay_by_count=True)
+    train(encoded, config, tmp_path / "plain")
+    train(encoded, dataclasses.replace(config, row_optimizer=by_count), tmp_path / "by-count")
+    strong, weak = (
+        load_run(tmp_path / name).embedding.weights("user") for name in ("plain", "by-count")
+    )
+    assert strong.norm() < 0.5 * weak.norm()
+
+
+def test_a_model_of_ones_own_is_found_by_its_file(encoded, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "from hotrows.models import DeepFM\n\n\nclass Mine(DeepFM):\n    pass\n\n\nnot_a_model = 3\n"
+    )
+    mine = f"{tmp_path / 'mine.py'}:Mine"
+    config = dataclasses.replace(CONFIG, model=mine, model_options={"hidden": [8]}, steps=5)
+    train(encoded, config, tmp_path / "run")
+    assert type(load_run(tmp_path / "run").model).__name__ == "Mine"
+    for name, message in (
+        (f"{tmp_path / 'mine.py'}:not_a_model", "has no class 'not_a_model' made of"),
+        (f"{tmp_path / 'his.py'}:Mine", "there is no .*his.py"),
+        ("no_such_module:Mine", "there is no no_such_module"),
+        ("transformer", "or your own as file.py:Class, not 'transformer'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            models.build(name, encoded.schema)
+    with pytest.raises(ValueError, match="DeepFM has no option 'dims'; it has dim, hidden"):
+        models.build("deepfm", encoded.schema, dims=3)

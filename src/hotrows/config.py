@@ -23,9 +23,11 @@ DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
 class TrainConfig:
     """How a model is trained. What is None is chosen from the size of the data: see `settle`.
 
-    model: a name in `hotrows.models.BY_NAME`; model_options: arguments of its class.
-    label: which of several labels is trained; None: the first. Weights of samples multiply their
-        loss, and the sum is divided by the number of samples in the batch.
+    model: a name in `hotrows.models.BY_NAME`, or your own as `module:Class` or `file.py:Class`;
+        model_options: arguments of its class.
+    label: which of several labels a model of one learns; None: the first. label_weights: what a
+        model of several multiplies the loss of each label with; 1 where not named. Weights of
+        samples multiply their loss, and the sum is divided by the number of samples in the batch.
     start_from: the folder of a run whose best checkpoint this one begins with, optimizers included;
         its data is this one, or what this one extends: tables then grow by the new ids.
     epochs: how often all training samples are read; steps: batches in all, in place of epochs.
@@ -59,6 +61,7 @@ class TrainConfig:
     model: str = "dlrm"
     model_options: dict[str, Any] = field(default_factory=dict)
     label: str | None = None
+    label_weights: dict[str, float] = field(default_factory=dict)
     start_from: str | None = None
     epochs: int = 1
     steps: int | None = None
@@ -108,6 +111,9 @@ class TrainConfig:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, not {value}")
+        for name, weight in self.label_weights.items():
+            if not weight > 0:
+                raise ValueError(f"label_weights[{name!r}] must be above 0, not {weight}")
         self.caching()  # what it refuses is refused here
 
     def caching(self) -> Caching | None:
@@ -158,12 +164,19 @@ def settle(config: TrainConfig, num_samples: int) -> TrainConfig:
         row_optimizer=config.row_optimizer or optim.Adagrad(),
         dense_lr=config.dense_lr or 1e-3,
         store=_absolute(config.store),
+        model=_absolute_model(config.model),
     )
 
 
 def _absolute(store: str) -> str:
     """The store, wherever the run is gone on with."""
     return f"{FILE}{Path(store[len(FILE) :]).resolve()}" if store.startswith(FILE) else store
+
+
+def _absolute_model(model: str) -> str:
+    """The file of a model, wherever the run is read from."""
+    file, colon, kind = model.rpartition(":")
+    return f"{Path(file).resolve()}:{kind}" if colon and file.endswith(".py") else model
 
 
 def _batch_size(num_samples: int) -> int:

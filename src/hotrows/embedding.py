@@ -70,6 +70,7 @@ class Embedding:
         self._first = tuple(_first_values(pack, seed) for pack in self.packs)
         in_memory = caching is None or caching.path is None
         self.stores = tuple(map(MemoryStore, self._first)) if in_memory else ()
+        self._decay: dict[int, Tensor] = {}  # by pack: what the weight decay of each row is times
         self.tiers: Tiers | None = None
         if caching is not None:
             self.tiers = Tiers(
@@ -80,6 +81,21 @@ class Embedding:
     def num_bytes(self) -> int:
         """Bytes of all records: weights and optimizer state."""
         return sum(group.rows * group.stride for group in self.groups)
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether an optimizer decays by count, so that `set_counts` comes before `update`."""
+        return any(_decays_by_count(pack) for pack in self.packs)
+
+    def set_counts(self, counts: Mapping[str, Tensor]) -> None:
+        """How often each id of a table stands in the training data: [rows] by table."""
+        for p, pack in enumerate(self.packs):
+            if _decays_by_count(pack):
+                absent = [table.name for table in pack.tables if table.name not in counts]
+                if absent:
+                    raise ValueError(f"decay_by_count: there are no counts of table {absent[0]!r}")
+                of_pack = torch.cat([counts[table.name] for table in pack.tables])
+                self._decay[p] = 1 / of_pack.clamp(min=1).float()
 
     # ---- planning
 
@@ -127,11 +143,14 @@ class Embedding:
         optimizer = self.packs[p].tables[0].optimizer
         assert optimizer is not None
         first = self._first[p]
+        if p not in self._decay and _decays_by_count(self.packs[p]):
+            raise ValueError("decay_by_count needs the counts of ids: call set_counts first")
+        decay = self._decay[p][part.rows] if p in self._decay else None
         ops.update(
             records, first.layout.as_ints(), slots, part.rows, part.order, part.starts, part.bags,
             part.weights, grad, optimizer.kind,
             optim.hyper_parameters(optimizer, plan.step, lr_scale), plan.step, first.first_rows,
-            first.keys,
+            first.keys, decay,
         )  # fmt: skip
 
     def _is_resident(self, plan: Plan, g: int) -> bool:
@@ -250,6 +269,10 @@ def _first_values(pack: Pack, seed: int) -> FirstValues:
         initializer=first.initializer,
         state=tuple(optim.initial_state(first.optimizer, first.dim)),
     )
+
+
+def _decays_by_count(pack: Pack) -> bool:
+    return getattr(pack.tables[0].optimizer, "decay_by_count", False)
 
 
 def _table_key(seed: int, name: str) -> int:

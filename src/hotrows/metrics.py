@@ -16,7 +16,8 @@ Where samples have weights, a sample counts as often as its weight says.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,7 +30,10 @@ _BINS = 20
 @dataclass(frozen=True)
 class Metrics:
     """What `measure` found; `auc` is nan where all labels are equal, `calibration` without a 1, and
-    `gauc` where there are no groups with both labels."""
+    `gauc` where there are no groups with both labels.
+
+    tasks: by label, where there are several; the other fields are then means over them.
+    """
 
     samples: int
     auc: float
@@ -39,6 +43,7 @@ class Metrics:
     calibration: float
     calibration_error: float
     gauc: float = math.nan
+    tasks: Mapping[str, Metrics] = field(default_factory=dict)
 
     @property
     def score(self) -> float:
@@ -50,6 +55,8 @@ class Metrics:
         """By how much the score may miss by chance: its standard error (Hanley and McNeil 1982)."""
         if math.isnan(self.auc):
             return 0.0
+        if self.tasks:
+            return math.hypot(*(of.chance for of in self.tasks.values())) / len(self.tasks)
         clicks = self.samples * self.click_rate
         others = self.samples - clicks
         both_above, both_below = self.auc / (2 - self.auc), 2 * self.auc**2 / (1 + self.auc)
@@ -59,14 +66,30 @@ class Metrics:
         return math.sqrt((self.auc * (1 - self.auc) + spread) / (clicks * others))
 
     def to_json(self) -> dict:
-        """Plain numbers; nan becomes None, which JSON can say."""
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        return {name: None if math.isnan(value) else value for name, value in fields.items()}
+        """Plain numbers; nan becomes None, which JSON can say. Those of tasks by label."""
+        numbers = {name: getattr(self, name) for name in _NUMBERS}
+        fields = {name: None if math.isnan(value) else value for name, value in numbers.items()}
+        tasks = {name: of.to_json() for name, of in self.tasks.items()}
+        return {**fields, "tasks": tasks} if tasks else fields
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> Metrics:
-        known: dict[str, Any] = {n: math.nan if v is None else v for n, v in fields.items()}
-        return Metrics(**known)
+        given = dict(fields)
+        tasks = {name: Metrics.from_json(of) for name, of in given.pop("tasks", {}).items()}
+        known: dict[str, Any] = {n: math.nan if v is None else v for n, v in given.items()}
+        return Metrics(**known, tasks=tasks)
+
+
+_NUMBERS = tuple(name for name in Metrics.__dataclass_fields__ if name != "tasks")
+
+
+def mean_of(tasks: Mapping[str, Metrics]) -> Metrics:
+    """The metrics of several labels as one: each number is the mean of those that are not nan."""
+    means: dict[str, Any] = {}
+    for name in _NUMBERS:
+        known = [v for v in (getattr(of, name) for of in tasks.values()) if not math.isnan(v)]
+        means[name] = math.fsum(known) / len(known) if known else math.nan
+    return Metrics(**{**means, "samples": max(of.samples for of in tasks.values())}, tasks=tasks)
 
 
 def measure(

@@ -3,6 +3,11 @@
 Each is a frozen value; the arithmetic lives in `ops.update`. All are lazy: a row that a batch does
 not read keeps its weights and its state, so weight decay and the decay of moments act on the rows
 read, when they are read. Gradients of equal rows are summed before the optimizer sees them.
+
+With `decay_by_count` the weight decay of a row is divided by how often its id stands in the training
+data: the mini-batch aware regularisation of DIN (Zhou et al. 2018, eq. 6). A frequent row, read in
+many batches, is then pulled to zero about once an epoch in all, and a rare one as much each time as
+L2 over the whole table would.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ class SGD:
 
     lr: float = 0.05
     weight_decay: float = 0.0
+    decay_by_count: bool = False
     kind: ClassVar[str] = "sgd"
 
     def state_width(self, dim: int) -> int:
@@ -32,6 +38,7 @@ class Adagrad:
     eps: float = 1e-10
     initial_accumulator: float = 0.0
     weight_decay: float = 0.0
+    decay_by_count: bool = False
     kind: ClassVar[str] = "adagrad"
 
     def state_width(self, dim: int) -> int:
@@ -46,6 +53,7 @@ class RowWiseAdagrad:
     eps: float = 1e-10
     initial_accumulator: float = 0.0
     weight_decay: float = 0.0
+    decay_by_count: bool = False
     kind: ClassVar[str] = "rowwise_adagrad"
 
     def state_width(self, dim: int) -> int:
@@ -66,6 +74,7 @@ class Adam:
     eps: float = 1e-8
     weight_decay: float = 0.0
     per_row_step: bool = False
+    decay_by_count: bool = False
     kind: ClassVar[str] = "adam"
 
     def state_width(self, dim: int) -> int:
@@ -119,6 +128,15 @@ def initial_state(optimizer: RowOptimizer, dim: int) -> list[float]:
     if isinstance(optimizer, FTRL):
         return [accumulator] * dim + [0.0] * dim
     return [accumulator] * optimizer.state_width(dim)
+
+
+def replaced(optimizer: RowOptimizer, changes: dict) -> RowOptimizer:
+    """The optimizer with other numbers, by name."""
+    known = [field.name for field in dataclasses.fields(optimizer)]
+    for name in changes:
+        if name not in known:
+            raise ValueError(f"{optimizer.kind} has no {name!r}; it has {', '.join(known)}")
+    return dataclasses.replace(optimizer, **changes)
 
 
 def to_json(optimizer: RowOptimizer) -> dict:

@@ -1,5 +1,7 @@
 """Predictor: a model and its tables as one thing that turns batches into probabilities.
 
+A model of one label gives a logit per sample, [B]; one of T labels [B, T].
+
 Predictions are made in float32 whatever the precision of training was: half of a rounding's width
 would make ties of samples that the model tells apart. They change no state: no row, no parameter,
 no random number.
@@ -14,13 +16,14 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hotrows import models, nn
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import Loader, Part
 from hotrows.embedding import Embedding
-from hotrows.metrics import Metrics, measure
+from hotrows.metrics import Metrics, mean_of, measure
 from hotrows.pipeline.stream import ahead
 from hotrows.schema import Schema, Table, vocabulary_of
 
@@ -46,12 +49,13 @@ class Predictor:
     ) -> None:
         self.config = config
         self.schema = schema
-        self.task = task_of(schema, config.label)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.model = models.build(config.model, schema, **config.model_options)
             self.random_state = torch.get_rng_state()
-        tables: tuple[Table, ...] = self.model.tables  # type: ignore[assignment]
+        self.tasks = tasks_of(schema, self.model.labels, config.label)
+        self._task_weights = _task_weights(config.label_weights, self.labels)
+        tables = self.model.tables
         caching = config.caching()
         if caching is not None and hot_ids is not None:
             caching = dataclasses.replace(caching, hot_ids=_by_table(hot_ids, tables, schema))
@@ -59,10 +63,17 @@ class Predictor:
             [dataclasses.replace(table, dtype=config.table_dtype) for table in tables],
             optimizer=config.row_optimizer,
             seed=config.seed,
+            sequences=self.model.sequences,
             pooling=models.tables.pooling(schema),
             caching=caching,
             read_only=read_only,
         )
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels that are predicted, in the order of the logits."""
+        names = [of.name for of in self.schema.labels]
+        return tuple(names[task] for task in _several(self.tasks))
 
     def measure_choices(self, num_samples: int) -> dict:
         """Finds the fastest path of each linear layer on this machine, and takes it.
@@ -85,7 +96,7 @@ class Predictor:
         return num_samples * nn.products_per_sample(self.model) >= _WORTH_MEASURING
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tensor]]:
-        """Each batch with its [B] logits; the next batches are planned meanwhile."""
+        """Each batch with its logits, [B] or [B, T]; the next batches are planned meanwhile."""
         training = self.model.training
         self.model.eval()
         planned = ahead(batches, lambda b: (b, self.embedding.plan(b)), self.config.plan_depth)
@@ -93,18 +104,39 @@ class Predictor:
             with closing(planned):  # type: ignore[type-var]
                 for batch, plan in planned:
                     with torch.no_grad():
-                        yield batch, self.model(self.embedding.lookup(plan), batch.dense)
+                        vectors = self.embedding.lookup(plan)
+                        yield batch, models.logits_and_loss(self.model(vectors, batch.dense))[0]
         finally:
             self.model.train(training)
 
     def predict(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """The probabilities of each batch, [B] float32, in order."""
+        """The probabilities of each batch, [B] or [B, T] float32, in order."""
         for _, logits in self.logits(batches):
             yield logits.float().sigmoid()
 
     def targets(self, batch: Batch) -> Targets:
         """What the model is to say of each sample of a batch, and how much that counts."""
-        return targets_of(batch, self.task)
+        return targets_of(batch, self.tasks)
+
+    def loss(self, output: Tensor | tuple[Tensor, Tensor], batch: Batch) -> Tensor:
+        """What training makes small: cross-entropy, and the loss that the model itself may add.
+
+        Of each label the sum of weight times cross-entropy over the samples that have it, divided by
+        the batch's number of samples; then the sum over labels, each times its weight.
+        """
+        logits, own = models.logits_and_loss(output)
+        to, num_tasks = self.targets(batch), len(_several(self.tasks))
+        weights = to.weights
+        if self._task_weights is not None:
+            weights = self._task_weights if weights is None else weights * self._task_weights
+        if logits.shape != to.labels.shape:
+            raise ValueError(
+                f"{type(self.model).__name__} must return logits {list(to.labels.shape)} for labels "
+                f"{', '.join(self.labels)}, not {list(logits.shape)}"
+            )
+        loss = functional.binary_cross_entropy_with_logits(logits.float(), to.labels, weights)
+        loss = loss * num_tasks if num_tasks > 1 else loss
+        return loss if own is None else loss + own
 
     def evaluate(
         self, part: Part, progress: Callable[[int, int], None] = lambda done, total: None
@@ -119,37 +151,83 @@ class Predictor:
             found.append((logits, self.targets(batch), batch.groups))
             done += batch.size
             progress(done, part.rows)
-        return _measured(found)
+        if isinstance(self.tasks, int | None):
+            return _measured(found, self.labels[0])
+        each = {name: _measured(_column(found, t), name) for t, name in enumerate(self.labels)}
+        return mean_of(each)
 
 
 @dataclass(frozen=True)
 class Targets:
-    """labels: [B] float32, 0 or 1; weights: [B] float32, 0 where a label is missing; None: all 1."""
+    """labels: float32, 0 or 1, [B] or of several tasks [B, T]; weights: of their shape or [B],
+    0 where a label is missing; None: all 1."""
 
     labels: Tensor
     weights: Tensor | None = None
 
 
-def task_of(schema: Schema, label: str | None) -> int | None:
-    """Which of several labels is trained, the first by default; None where there is but one."""
+# Which of a schema's labels are trained: None, its only one; a number, one of several; or several.
+Tasks = None | int | tuple[int, ...]
+
+
+def tasks_of(schema: Schema, several: Sequence[str] | None, label: str | None) -> Tasks:
+    """several: the labels that a model of several has; label: what a model of one is to learn, the
+    first by default."""
     names = [of.name for of in schema.labels]
-    if label is not None and label not in names:
-        raise ValueError(f"label must be one of {', '.join(names)}, not {label!r}")
+    unknown = [
+        name for name in (*(several or ()), *([label] if label else [])) if name not in names
+    ]
+    if unknown:
+        raise ValueError(f"label must be one of {', '.join(names)}, not {unknown[0]!r}")
+    if several is not None:
+        if label is not None:
+            raise ValueError(
+                f"the model learns {', '.join(several)} together, so label={label!r} says nothing; "
+                f"leave it out, or give the model option labels"
+            )
+        return tuple(map(names.index, several))
     return None if len(names) == 1 else names.index(label or names[0])
 
 
-def targets_of(batch: Batch, task: int | None) -> Targets:
-    """The labels and weights of a batch, of one of several labels."""
+def targets_of(batch: Batch, tasks: Tasks) -> Targets:
+    """The labels and weights of a batch."""
     assert batch.labels is not None
-    if task is None:
+    if tasks is None:
         return Targets(batch.labels, batch.sample_weights)
-    labels = batch.labels[:, task]
-    present = ~labels.isnan()
-    weights = present.float() if batch.sample_weights is None else batch.sample_weights * present
-    return Targets(labels.nan_to_num(), weights)
+    labels = batch.labels if batch.labels.dim() == 2 else batch.labels[:, None]
+    labels = labels[:, tasks if isinstance(tasks, int) else list(tasks)]
+    present = (~labels.isnan()).float()
+    if batch.sample_weights is not None:
+        present *= batch.sample_weights if isinstance(tasks, int) else batch.sample_weights[:, None]
+    return Targets(labels.nan_to_num(), present)
 
 
-def _measured(found: Sequence[tuple[Tensor, Targets, Tensor | None]]) -> Metrics:
+def _several(tasks: Tasks) -> tuple[int, ...]:
+    return tasks if isinstance(tasks, tuple) else (tasks or 0,)
+
+
+def _task_weights(given: Mapping[str, float], labels: Sequence[str]) -> Tensor | None:
+    unknown = [name for name in given if name not in labels]
+    if unknown:
+        raise ValueError(
+            f"label_weights are of the labels that the model learns ({', '.join(labels)}), "
+            f"not of {unknown[0]!r}"
+        )
+    return torch.tensor([given.get(name, 1.0) for name in labels]) if given else None
+
+
+_Found = Sequence[tuple[Tensor, Targets, Tensor | None]]
+
+
+def _column(found: _Found, t: int) -> _Found:
+    """What was found of task t alone."""
+    return [
+        (logits[:, t], Targets(to.labels[:, t], to.weights[:, t]), groups)  # type: ignore[index]
+        for logits, to, groups in found
+    ]
+
+
+def _measured(found: _Found, label: str) -> Metrics:
     logits = torch.cat([of for of, _, _ in found])
     labels = torch.cat([of.labels for _, of, _ in found])
     weights = _joined([of.weights for _, of, _ in found])
@@ -157,7 +235,7 @@ def _measured(found: Sequence[tuple[Tensor, Targets, Tensor | None]]) -> Metrics
     if weights is not None:  # what does not count is no sample
         kept = weights > 0
         if not kept.any():
-            raise ValueError("no sample of this part has the label and a weight above 0")
+            raise ValueError(f"no sample of this part has the label {label} and a weight above 0")
         logits, labels, weights = logits[kept], labels[kept], weights[kept]
         groups = None if groups is None else groups[kept]
     return measure(logits, labels, weights, groups)

@@ -11,7 +11,7 @@
     checkpoints.json, checkpoints/      see `hotrows.checkpoint`
     report.png         loss, AUC and throughput; result.json: how it ended
 
-Nothing in it names the machine; the one path outside it is that of the data.
+Nothing in it names the machine; the paths outside it are those of the data and of a model of your own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,15 @@ class MetricsLog:
             self._events.close()
 
 
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The fields with those of fields in them, as parent/name."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, value
+
+
 def _open_events(run: Path, keep_until: int) -> _Events | None:
     try:
         return _Events(run, keep_until)
@@ -246,7 +256,7 @@ class _Events:
     def write(self, kind: str, step: int, fields: dict[str, Any]) -> None:
         values = [
             self._summary.Value(tag=f"{kind}/{name}", simple_value=value)
-            for name, value in fields.items()
+            for name, value in _flat(fields)
             if isinstance(value, int | float)
         ]
         self._put(step=step, summary=self._summary(value=values))

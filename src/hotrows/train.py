@@ -20,7 +20,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -35,6 +35,7 @@ from hotrows import checkpoint, native, nn, report, run_folder, stages
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig, settle
 from hotrows.data import EncodedData, Loader
+from hotrows.data.description import row_counts
 from hotrows.data.hot_cold import SEQUENTIAL, HotColdLoader, Position, advance, next_block
 from hotrows.data.profile import Profile
 from hotrows.metrics import Metrics
@@ -43,7 +44,7 @@ from hotrows.pipeline.trace import Event, write_trace
 from hotrows.plan import Plan
 from hotrows.predict import Predictor
 from hotrows.run_folder import MetricsLog
-from hotrows.schema import Schema
+from hotrows.schema import Schema, Table, vocabulary_of
 from hotrows.standing import (
     Standing,
     after_evaluation,
@@ -171,6 +172,8 @@ class Trainer:
         self.predictor = Predictor(self.config, data.schema, hot_ids=_hot_ids(data))
         self.model, self.embedding = self.predictor.model, self.predictor.embedding
         self.tiers = self.embedding.tiers
+        if self.embedding.needs_counts:
+            self.embedding.set_counts(_counts(data, self.embedding.tables))
         self.dense_optimizer = _dense_optimizer(self.config, self.model)
         self.standing = Standing(position=_first_position(data, self.config))
         self._random_state = self.predictor.random_state
@@ -269,9 +272,8 @@ class Trainer:
         scale = lr_scale(self.standing, self.config)
         vectors = self.embedding.lookup(plan)
         with self._autocast():
-            logits = self.model(vectors, batch.dense)
-        to = self.predictor.targets(batch)
-        loss = functional.binary_cross_entropy_with_logits(logits.float(), to.labels, to.weights)
+            output = self.model(vectors, batch.dense)
+        loss = self.predictor.loss(output, batch)
         loss.backward()
         self.embedding.update(plan, vectors, scale)
         self._dense_step(scale)
@@ -611,6 +613,20 @@ def _hot_ids(data: EncodedData) -> dict[str, Tensor] | None:
     if data.halves is None:
         return None
     return {name: torch.from_numpy(ids) for name, ids in Profile.of(data).hot.items()}
+
+
+def _counts(data: EncodedData, tables: Sequence[Table]) -> dict[str, Tensor]:
+    """How often each id of a table stands in the training part; those of crosses are not counted."""
+    if not data.vocabularies:
+        raise ValueError(f"decay_by_count: {data.path} has no counts of ids; `prepare` makes them")
+    vocabularies = {f.name: vocabulary_of(f) for f in data.schema.id_features}
+    counts = {name: torch.from_numpy(of) for name, of in row_counts(data).items()}
+    found = {}
+    for table in tables:
+        if table.features[0] in vocabularies:
+            of = counts[vocabularies[table.features[0]]][: table.rows]
+            found[table.name] = functional.pad(of, (0, table.rows - len(of)))
+    return found
 
 
 def _dense_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,17 @@ if TYPE_CHECKING:
 
 
 class Vectors:
-    """leaves: one per pack, [M, D] float32, in the order of the plan's packs."""
+    """leaves: one per pack, [M, D] float32, in the order of the plan's packs.
+
+    A leaf with sequences is split once, so that its gradient is put together in one pass.
+    """
 
     def __init__(self, packs: Sequence[Pack], plan: Plan, leaves: tuple[Tensor, ...]) -> None:
         self.leaves = leaves
         self._packs = packs
         self._plan = plan
         self._columns: dict[int, tuple[Tensor, ...]] = {}
+        self._parts: dict[int, tuple[Tensor, ...]] = {}
 
     def __getitem__(self, key: str | tuple[str, str]) -> Tensor:
         """[B, D]: the vectors of a feature, or of (feature, role)."""
@@ -57,15 +62,27 @@ class Vectors:
             starts = self._plan.packs[p].sequence_starts
             if starts is not None and (feature, role) in pack.sequence_of:
                 begin = starts[feature]
-                return self.leaves[p][int(begin[0]) : int(begin[-1])], begin - begin[0]
+                part = self._split(p)[1 + pack.sequence_of[feature, role]]
+                return part, begin - begin[0]
         raise KeyError(f"no sequence feature {feature!r} with role {role!r} was looked up")
 
     def _pooled(self, p: int) -> Tensor:
         """The pooled vectors of a pack, [B, F, D]."""
         leaf, size, pack = self.leaves[p], self._plan.batch_size, self._packs[p]
         num_columns = len(pack.columns)
-        pooled = leaf[: size * num_columns] if pack.sequences else leaf
+        pooled = self._split(p)[0] if pack.sequences else leaf
         return pooled.view(size, num_columns, leaf.shape[1])
+
+    def _split(self, p: int) -> tuple[Tensor, ...]:
+        """A pack's leaf: what is pooled, then each sequence."""
+        if p not in self._parts:
+            starts = self._plan.packs[p].sequence_starts
+            assert starts is not None
+            ends = [0, *(int(starts[name][-1]) for name, _ in self._packs[p].sequences)]
+            ends.insert(1, self._plan.batch_size * len(self._packs[p].columns))
+            sizes = [end - begin for begin, end in itertools.pairwise(ends)]
+            self._parts[p] = self.leaves[p].split(sizes)
+        return self._parts[p]
 
     def _find(self, feature: str, role: str) -> tuple[int, int]:
         for p, pack in enumerate(self._packs):

@@ -129,10 +129,12 @@ def test_update_equals_the_reference(optimizer, dtype, dim):
         rows, _, order, starts = reference.unique(torch.randint(0, 60, (90,)))
         bag_starts, bag = bags([0, 5, 1, 0, 83, 1, 0])
         grad = torch.randn(bag_starts.numel() - 1, dim)
+        decay = torch.rand(rows.numel()) if step % 2 else None
         for module, records in ((ops, fast), (reference, slow)):
             module.update(
                 records, layout.as_ints(), rows, rows, order, starts, bag, torch.ones(90),
                 grad, optimizer.kind, hyper_parameters(optimizer, step), step, FIRST_ROWS, KEYS,
+                decay,
             )  # fmt: skip
     fast_parts, slow_parts = (views(records, layout.as_ints()) for records in (fast, slow))
     assert_close(fast_parts.state, slow_parts.state, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,16 @@ import click
 from rich.table import Table
 
 from hotrows import data, models, optim, report
-from hotrows.cli.options import BYTES, FILE, FOLDER, Taught, bar, name_and_value, print_table
+from hotrows.cli.options import (
+    BYTES,
+    FILE,
+    FOLDER,
+    MODEL,
+    Taught,
+    bar,
+    name_and_value,
+    print_table,
+)
 from hotrows.config import PRECISIONS
 from hotrows.data.profile import pays, row_bytes
 from hotrows.planning.budget import format_bytes
@@ -30,9 +39,7 @@ def _profile_options(command: Callable) -> Callable:
             metavar="SIZE",
             help="What hot rows may take, such as 64MiB.",
         ),
-        click.option(
-            "--model", type=click.Choice(sorted(models.BY_NAME)), default="dlrm", show_default=True
-        ),
+        click.option("--model", type=MODEL, default="dlrm", show_default=True),
         click.option(
             "--option",
             "options",
@@ -147,7 +154,7 @@ def _profiled(
 ) -> data.Profile:
     """The profile for the tables of a model."""
     built = models.build(model, encoded.schema, **dict(map(name_and_value, options)))
-    tables = [dataclasses.replace(table, dtype=table_dtype) for table in built.tables]  # type: ignore
+    tables = [dataclasses.replace(table, dtype=table_dtype) for table in built.tables]
     return data.profile(
         encoded,
         bytes_per_row=row_bytes(tables, encoded.schema, optim.BY_NAME[optimizer]()),
@@ -166,9 +173,7 @@ def _profiled(
     """,
 )
 @click.argument("folder", metavar="DATA", type=FOLDER)
-@click.option(
-    "--model", type=click.Choice(sorted(models.BY_NAME)), default="dlrm", show_default=True
-)
+@click.option("--model", type=MODEL, default="dlrm", show_default=True)
 @click.option(
     "--option",
     "options",

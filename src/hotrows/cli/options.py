@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from hotrows import models
 from hotrows.planning.budget import parse_bytes
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -35,6 +36,28 @@ class Bytes(click.ParamType):
 BYTES = Bytes()
 
 
+class ModelName(click.ParamType):
+    """A model of the library, or one's own as file.py:Class or module:Class."""
+
+    name = "model"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        return f"[{'|'.join(models.BY_NAME)}|FILE.py:CLASS]"
+
+    def convert(self, value: str, param: Any, ctx: Any) -> str:
+        if value not in models.BY_NAME and ":" not in value:
+            self.fail(
+                f"{value!r} is none of {', '.join(models.BY_NAME)}; your own is named as "
+                f"file.py:Class or module:Class",
+                param,
+                ctx,
+            )
+        return value
+
+
+MODEL = ModelName()
+
+
 class Taught(click.Command):
     """A command whose examples keep their lines."""
 
@@ -45,11 +68,11 @@ class Taught(click.Command):
                     formatter.write(f"  {line.strip()}\n")
 
 
-def name_and_value(text: str) -> tuple[str, Any]:
+def name_and_value(text: str, option: str = "--option", such_as: str = "dim=32") -> tuple[str, Any]:
     """dim=32 -> ("dim", 32)."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise click.UsageError(f"--option must be NAME=VALUE, such as dim=32, not {text!r}")
+        raise click.UsageError(f"{option} must be NAME=VALUE, such as {such_as}, not {text!r}")
     try:
         return name, json.loads(value)
     except ValueError:

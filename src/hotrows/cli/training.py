@@ -16,8 +16,8 @@ from typing import Any
 import click
 import torch
 
-from hotrows import data, models, nn, optim, run_folder
-from hotrows.cli.options import BYTES, FILE, FOLDER, Taught, bar, name_and_value
+from hotrows import data, nn, optim, run_folder
+from hotrows.cli.options import BYTES, FILE, FOLDER, MODEL, Taught, bar, name_and_value
 from hotrows.config import DENSE_OPTIMIZERS, LINEAR_PATHS, PRECISIONS, TrainConfig
 from hotrows.data import schemas
 from hotrows.environment import environment
@@ -34,6 +34,9 @@ from hotrows.train import Trainer, load_run
     epilog="""
     hotrows train enc --model deepfm
     hotrows train enc --model deepfm --epochs 1 --seed 1 --batch-size 512 --run runs/a
+    hotrows train enc --model din --option activation=dice --row-option weight_decay=1e-5
+    hotrows train enc --model mmoe --label-weight buy=2
+    hotrows train enc --model my_model.py:TwoTowers --option dim=32
     hotrows train enc --model dlrm --optimizer rowwise_adagrad --lr 0.03 --precision bfloat16
     hotrows train enc --model dlrm --fast-memory 2GiB --store file:tables --run runs/b
     hotrows train enc --run runs/a --resume
@@ -45,7 +48,7 @@ from hotrows.train import Trainer, load_run
 @click.option("--schema", help="Of Parquet files: a .json file, or a .py file that defines it.")
 @click.option("--validation", multiple=True, metavar="PARQUET", help="Rows that validate.")
 @click.option("--test", multiple=True, metavar="PARQUET", help="Rows that test.")
-@click.option("--model", type=click.Choice(sorted(models.BY_NAME)), help="What to train. [dlrm]")
+@click.option("--model", type=MODEL, help="What to train. [dlrm]")
 @click.option(
     "--option",
     "options",
@@ -56,6 +59,13 @@ from hotrows.train import Trainer, load_run
 @click.option("--run", type=FOLDER, help="The run's folder. [runs/MODEL-NUMBER]")
 @click.option("--resume", is_flag=True, help="Go on with --run, with its settings.")
 @click.option("--label", help="Which of several labels to train. [the first]")
+@click.option(
+    "--label-weight",
+    "label_weights",
+    multiple=True,
+    metavar="LABEL=NUMBER",
+    help="Of a label in the loss of a model that learns several. [1]",
+)
 @click.option(
     "--from",
     "start_from",
@@ -68,6 +78,13 @@ from hotrows.train import Trainer, load_run
 @click.option("--batch-size", type=int, help="Rows a step. [64 to 8192, by the rows there are]")
 @click.option("--optimizer", type=click.Choice(sorted(optim.BY_NAME)), help="Of rows. [adagrad]")
 @click.option("--lr", type=float, help="Learning rate of rows.")
+@click.option(
+    "--row-option",
+    "row_options",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="An argument of the row optimizer, such as weight_decay=1e-6; may be repeated.",
+)
 @click.option("--dense-optimizer", type=click.Choice(DENSE_OPTIMIZERS), help="[adam]")
 @click.option("--dense-lr", type=float, help="Learning rate of the dense part.")
 @click.option("--clip-norm", type=float, help="Largest norm of the dense gradients.")
@@ -123,7 +140,7 @@ def train_command(
     config = run_folder.read_config(run) if begun and run else _like_run(start_from)
     given["start_from"] = start_from and str(start_from.resolve())
     config = _with_options(config, options, given)
-    run = run or run_folder.next_folder(Path("runs"), config.model)
+    run = run or run_folder.next_folder(Path("runs"), config.model.rpartition(":")[2].lower())
     encoded = _opened(folder, schema, validation, test)
     try:
         with bar() as progress:
@@ -158,7 +175,10 @@ def _like_run(run: Path | None) -> TrainConfig:
     if run is None:
         return TrainConfig()
     learned = run_folder.read_config(run)
-    names = ("model", "model_options", "label", "row_optimizer", "dense_optimizer", "table_dtype")
+    names = (
+        "model", "model_options", "label", "label_weights", "row_optimizer", "dense_optimizer",
+        "table_dtype",
+    )  # fmt: skip
     return TrainConfig(**{name: getattr(learned, name) for name in names})
 
 
@@ -231,7 +251,8 @@ def eval_command(run: Path, part: str, which: str, folder: Path | None, as_json:
 def predict_command(run: Path, raw: tuple[str, ...], out: Path | None, which: str) -> None:
     """Predict the clicks of raw rows.
 
-    Prints one probability a line for each row of RAW, in order.
+    Prints one probability a line for each row of RAW, in order; of a model with several labels one
+    for each, with tabs between.
 
     RAW is text or Parquet with the columns that the data was prepared from, in any order where they
     have names; others are ignored. Labels may be missing. A feature's column that is missing counts as
@@ -242,7 +263,7 @@ def predict_command(run: Path, raw: tuple[str, ...], out: Path | None, which: st
     with _lines_to(out) as write, bar() as progress:
         done = 0
         for probabilities in predictor.predict(batches):
-            write("".join(f"{p:.7g}\n" for p in probabilities.tolist()))
+            write("".join(f"{_line(p)}\n" for p in probabilities.tolist()))
             done += len(probabilities)
             progress("predicting", done, None)
 
@@ -298,21 +319,40 @@ def measured_paths(batch_size: int) -> dict[str, str]:
     }
 
 
+def _line(probability: float | list[float]) -> str:
+    """As predict prints it."""
+    if isinstance(probability, list):
+        return "\t".join(map(_line, probability))
+    return f"{probability:.7g}"
+
+
 def _with_options(config: TrainConfig, options: Sequence[str], given: dict) -> TrainConfig:
     """The config with what was said on the command line."""
     said = {name: value for name, value in given.items() if value is not None}
     kind, lr = said.pop("optimizer", None), said.pop("lr", None)
-    if kind is not None:
-        said["row_optimizer"] = optim.BY_NAME[kind]()
-    if lr is not None:
-        base = said.get("row_optimizer") or config.row_optimizer or optim.Adagrad()
-        said["row_optimizer"] = dataclasses.replace(base, lr=lr)
+    changes = _row_options(said.pop("row_options")) | ({} if lr is None else {"lr": lr})
+    if kind is not None or changes:
+        base = optim.BY_NAME[kind]() if kind else config.row_optimizer or optim.Adagrad()
+        said["row_optimizer"] = optim.replaced(base, changes)
+    weights = [
+        name_and_value(text, "--label-weight", "buy=2") for text in said.pop("label_weights")
+    ]
+    if weights:
+        said["label_weights"] = {**config.label_weights, **dict(weights)}
     if options:
         said["model_options"] = {**config.model_options, **dict(map(name_and_value, options))}
     return dataclasses.replace(config, **said)
 
 
+def _row_options(given: Sequence[str]) -> dict[str, Any]:
+    return dict(name_and_value(text, "--row-option", "weight_decay=1e-6") for text in given)
+
+
 def _print_metrics(part: str, metrics: Metrics) -> None:
+    for label, of in metrics.tasks.items():
+        _print_metrics(f"{part} {label}", of)
+    if metrics.tasks:
+        part += " mean"
     grouped = "" if math.isnan(metrics.gauc) else f"gAUC {metrics.gauc:.6f}  "
     click.echo(
         f"{part:<11} AUC {metrics.auc:.6f}  {grouped}log loss {metrics.log_loss:.6f}  "

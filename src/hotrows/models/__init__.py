@@ -52,12 +52,16 @@ def _ours(name: str) -> type[Model]:
 def _own(name: str) -> type[Model]:
     place, _, kind = name.rpartition(":")
     try:
-        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = (
+            _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        )
     except (ModuleNotFoundError, FileNotFoundError) as error:
         raise ValueError(f"model {name!r}: there is no {place}: {error}") from None
     found = getattr(module, kind, None)
     if not (isinstance(found, type) and issubclass(found, Model)):
-        raise ValueError(f"model {name!r}: {place} has no class {kind!r} made of hotrows.models.Model")
+        raise ValueError(
+            f"model {name!r}: {place} has no class {kind!r} made of hotrows.models.Model"
+        )
     return found
 
 

@@ -21,7 +21,7 @@ _SCHEMAS = (
     "-> Tensor",
     "update(Tensor(a!) records, int[] layout, Tensor slots, Tensor rows, Tensor order, "
     "Tensor starts, Tensor? bags, Tensor? weights, Tensor grad, str kind, float[] hyper, int step, "
-    "Tensor first_rows, Tensor keys) -> ()",
+    "Tensor first_rows, Tensor keys, Tensor? decay=None) -> ()",
     "initialize(Tensor(a!) records, int[] layout, Tensor rows, Tensor first_rows, Tensor keys, "
     "str kind, float scale, float[] state) -> ()",
     "copy_rows(Tensor source, Tensor? source_rows, Tensor(a!) target, Tensor? target_rows) -> ()",

@@ -77,7 +77,7 @@ def sum_gradients(grad, order, starts, bags, weights):
 
 def update(
     records, layout, slots, rows, order, starts, bags, weights, grad, kind, hyper, step,
-    first_rows, keys,
+    first_rows, keys, decay=None,
 ):  # fmt: skip
     grad = grad.contiguous()
     _core().hotrows_update(
@@ -85,7 +85,7 @@ def update(
         ctypes.c_int64(rows.numel()), pointer(order), pointer(starts), pointer(bags),
         pointer(weights), pointer(grad), ctypes.c_int(_KINDS.index(kind)),
         (ctypes.c_double * len(hyper))(*hyper), ctypes.c_int64(step), pointer(first_rows),
-        pointer(keys), ctypes.c_int64(keys.numel()),
+        pointer(keys), ctypes.c_int64(keys.numel()), pointer(decay),
     )  # fmt: skip
 
 

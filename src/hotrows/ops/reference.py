@@ -136,11 +136,13 @@ def update(
     step: int,
     first_rows: Tensor,
     keys: Tensor,
+    decay: Tensor | None = None,
 ) -> None:
     """Sums the gradients of equal rows, then applies the row optimizer to their records, in place.
 
     kind, hyper: `RowOptimizer.kind` and `optim.hyper_parameters`; the formulas stand in `optim`.
     first_rows: [T + 1], keys: [T] of the pack's tables; with `step` they key stochastic rounding.
+    decay: [U] float32, what weight_decay is multiplied with; None: 1.
     """
     stored = views(records, layout)
     g = sum_gradients(grad, order, starts, bags, weights)
@@ -148,7 +150,7 @@ def update(
     state = stored.state[slots]
     lr, weight_decay = _float32(hyper[0]), _float32(hyper[1])
     if weight_decay != 0 and kind != "ftrl":
-        g = g + weight_decay * w
+        g = g + (weight_decay if decay is None else weight_decay * decay[:, None]) * w
     if kind == "sgd":
         w = w - lr * g
     elif kind == "adagrad":
