@@ -9,6 +9,8 @@ scale of 1 / sqrt(rows), as in DLRM, would give each table a pack of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hotrows.optim import RowOptimizer
 from hotrows.schema import Constant, Initializer, Schema, Table, Uniform, vocabulary_of
 
@@ -21,12 +23,40 @@ def vector_tables(
     schema: Schema, dim: int, optimizer: RowOptimizer | None = None
 ) -> tuple[Table, ...]:
     """One vector of `dim` per feature."""
-    return _tables(schema, dim, VECTOR, "", FIRST_VECTORS, optimizer)
+    return tables_of(schema, None, dim, VECTOR, FIRST_VECTORS, optimizer)
 
 
 def linear_tables(schema: Schema, optimizer: RowOptimizer | None = None) -> tuple[Table, ...]:
     """One weight per feature, 0 at first: the linear part of a model."""
-    return _tables(schema, 1, LINEAR, ".linear", Constant(0.0), optimizer)
+    return tables_of(schema, None, 1, LINEAR, Constant(0.0), optimizer)
+
+
+def tables_of(
+    schema: Schema,
+    features: Sequence[str] | None,
+    dim: int,
+    role: str,
+    initializer: Initializer = FIRST_VECTORS,
+    optimizer: RowOptimizer | None = None,
+) -> tuple[Table, ...]:
+    """A table per vocabulary that the features read, None being all with ids: VOCABULARY.ROLE, and
+    for vectors VOCABULARY."""
+    readers: dict[str, list[str]] = {}
+    for feature in schema.id_features:
+        if features is None or feature.name in features:
+            readers.setdefault(vocabulary_of(feature), []).append(feature.name)
+    return tuple(
+        Table(
+            name=vocabulary if role == VECTOR else f"{vocabulary}.{role}",
+            rows=schema.rows_of(names[0]),
+            dim=dim,
+            features=tuple(names),
+            role=role,
+            initializer=initializer,
+            optimizer=optimizer,
+        )
+        for vocabulary, names in readers.items()
+    )
 
 
 def check(schema: Schema, model: str) -> None:
@@ -39,28 +69,3 @@ def pooling(schema: Schema) -> dict[str, str]:
     """How the vectors of each feature's ids become one: as declared, of sequences their mean."""
     of_sequences = {feature.name: "mean" for feature in schema.sequences}
     return {feature.name: feature.pooling for feature in schema.sparse} | of_sequences
-
-
-def _tables(
-    schema: Schema,
-    dim: int,
-    role: str,
-    suffix: str,
-    initializer: Initializer,
-    optimizer: RowOptimizer | None,
-) -> tuple[Table, ...]:
-    readers: dict[str, list[str]] = {}
-    for feature in schema.id_features:
-        readers.setdefault(vocabulary_of(feature), []).append(feature.name)
-    return tuple(
-        Table(
-            name=vocabulary + suffix,
-            rows=schema.rows_of(features[0]),
-            dim=dim,
-            features=tuple(features),
-            role=role,
-            initializer=initializer,
-            optimizer=optimizer,
-        )
-        for vocabulary, features in readers.items()
-    )

@@ -1,0 +1,101 @@
+"""CAN, the Co-Action Network (Bian et al., WSDM 2022): an item's own small network reads the past.
+
+    target's id  -> 160 numbers: the weights of an MLP 16-8-4 -+-> co-action, summed over the history -+
+    history's ids -> 16 numbers each, their powers -> ---------+                                       |
+    interest in the history, pooled or as DIN or DIEN has it, all other vectors, dense ----------------+-> MLP
+
+Every pair of a feature that gives weights and one that feeds them has a co-action; all pairs of a
+batch are computed as one. The authors' code (github.com/CAN-Paper/Co-Action-Network) is followed:
+weights are shared by the powers (the paper also has them independent: `shared_orders`), tanh stands
+after all layers but the last, and the MLP is 200-80 with PReLU on a normalised input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hotrows.models import tables
+from hotrows.models.interest_model import InterestModel
+from hotrows.models.interests import AttentionInterest, EvolvingInterest, PooledInterest
+from hotrows.models.vectors import Vectors
+from hotrows.nn import CoAction
+from hotrows.schema import Schema, Uniform
+
+WEIGHTS = "co_action_weights"
+INPUTS = "co_action_inputs"
+BASES = ("pooled", "din", "dien")
+
+
+class CAN(InterestModel):
+    """sizes: of the small network; orders: how many powers of its input it reads.
+
+    pairs: (feature that gives the weights, feature or sequence that feeds them); None: the target and
+    each sequence of every history. base: `pooled` (the history's sum, as the authors), `din` or `dien`.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        base: str = "pooled",
+        sizes: Sequence[int] = (16, 8, 4),
+        orders: int = 3,
+        shared_orders: bool = True,
+        pairs: Sequence[Sequence[str]] | None = None,
+        hidden: Sequence[int] = (200, 80),
+        activation: str = "prelu",
+        dropout: float = 0.0,
+        histories: Sequence[str | Sequence[str]] | None = None,
+    ) -> None:
+        super().__init__(schema, dim, histories)
+        if base not in BASES:
+            raise ValueError(f"base must be one of {', '.join(BASES)}, not {base!r}")
+        self.pairs = self._checked(pairs)
+        self.co_action = CoAction(sizes, orders, shared_orders=shared_orders)
+        givers, feeds = (list(dict.fromkeys(names)) for names in zip(*self.pairs, strict=True))
+        num_weights = self.co_action.num_parameters
+        self.tables += tables.tables_of(schema, givers, num_weights, WEIGHTS, Uniform(0.1))
+        self.tables += tables.tables_of(schema, feeds, sizes[0], INPUTS, Uniform(0.1))
+        interests = [_interest(base, dim * len(history.targets)) for history in self.histories]
+        more = len(self.pairs) * self.co_action.num_outputs
+        self.finish(interests, hidden, activation, dropout, input_norm=True, more=more)
+
+    def more(self, vectors: Vectors) -> list[Tensor]:
+        weights = [vectors[giver, WEIGHTS] for giver, _ in self.pairs]
+        feeds = [self._feed(vectors, name) for _, name in self.pairs]
+        ends = torch.tensor([0, *(len(inputs) for inputs, _ in feeds)]).cumsum(0)
+        offsets = [of[:-1] + end for (_, of), end in zip(feeds, ends, strict=False)]
+        together = self.co_action(
+            torch.cat(weights), torch.cat([of for of, _ in feeds]), torch.cat([*offsets, ends[-1:]])
+        )
+        return list(together.chunk(len(self.pairs)))
+
+    def _feed(self, vectors: Vectors, name: str) -> tuple[Tensor, Tensor]:
+        if name in self.sequences:
+            return vectors.sequence(name, INPUTS)
+        values = vectors[name, INPUTS]
+        return values, torch.arange(len(values) + 1)
+
+    def _checked(self, pairs: Sequence[Sequence[str]] | None) -> tuple[tuple[str, str], ...]:
+        if pairs is None:
+            return tuple(
+                pair for h in self.histories for pair in zip(h.targets, h.sequences, strict=True)
+            )
+        for pair in pairs:
+            unknown = [name for name in pair if name not in (*self.others, *self.sequences)]
+            if len(pair) != 2 or unknown or pair[0] in self.sequences:
+                raise ValueError(
+                    f"CAN's pairs are of a feature that gives weights and one that feeds them, of "
+                    f"{', '.join(self.others)}, or for the second also "
+                    f"{', '.join(self.sequences)}; not {list(pair)}"
+                )
+        return tuple((giver, feed) for giver, feed in pairs)
+
+
+def _interest(base: str, dim: int) -> nn.Module:
+    if base == "din":
+        return AttentionInterest(dim)
+    return EvolvingInterest(dim) if base == "dien" else PooledInterest(dim, "sum")

@@ -1,0 +1,83 @@
+"""Histories: which sequences a model compares with which features of a sample.
+
+A history is one sequence, or several whose elements belong together (the item and the category of
+each click), side by side. It is compared with the features that share the sequences' vocabularies:
+the item and the category at hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Names
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hotrows.models.vectors import Vectors
+from hotrows.schema import Schema, Sequence, vocabulary_of
+
+
+@dataclass(frozen=True)
+class History:
+    """targets: features of the sample; sequences: those of their vocabularies, in the same order."""
+
+    targets: tuple[str, ...]
+    sequences: tuple[str, ...]
+
+    def target(self, vectors: Vectors, role: str = "vector") -> Tensor:
+        """[B, D], the targets' vectors side by side."""
+        return _joined([vectors[name, role] for name in self.targets])
+
+    def past(self, vectors: Vectors, role: str = "vector") -> tuple[Tensor, Tensor]:
+        """[N, D], the vectors of the elements, and their offsets [B + 1]."""
+        found = [vectors.sequence(name, role) for name in self.sequences]
+        offsets = found[0][1]
+        for name, (_, other) in zip(self.sequences, found, strict=True):
+            if not torch.equal(offsets, other):
+                raise ValueError(
+                    f"the sequences {self.sequences[0]!r} and {name!r} of one history differ in "
+                    f"length in a sample; name them as two histories"
+                )
+        return _joined([values for values, _ in found]), offsets
+
+
+def histories_of(
+    schema: Schema, given: Names[str | Names[str]] | None, model: str
+) -> tuple[History, ...]:
+    """given: a sequence, or several to be joined, for each history; None: all that have a target.
+
+    The target of a sequence is the first feature of one id per sample that shares its vocabulary.
+    """
+    targets = {vocabulary_of(f): f.name for f in reversed(schema.sparse) if not f.many}
+    sequences = {f.name: f for f in schema.sequences}
+    if given is None:
+        given = [f.name for f in schema.sequences if vocabulary_of(f) in targets]
+    groups = [(group,) if isinstance(group, str) else tuple(group) for group in given]
+    if not groups:
+        raise ValueError(
+            f"{model} compares a sequence of ids with a feature that shares its vocabulary, but the "
+            f"schema has no such pair: declare Sequence('history', vocabulary='item') beside "
+            f"Sparse('item')"
+        )
+    return tuple(
+        History(tuple(_target(name, sequences, targets, model) for name in group), group)
+        for group in groups
+    )
+
+
+def _target(
+    name: str, sequences: dict[str, Sequence], targets: dict[str, str], model: str
+) -> str:
+    if name not in sequences:
+        raise ValueError(f"{model}: {name!r} is none of the sequences {', '.join(sequences)}")
+    vocabulary = vocabulary_of(sequences[name])
+    if vocabulary not in targets:
+        raise ValueError(
+            f"{model}: the sequence {name!r} needs a feature of one id per sample to be compared "
+            f"with: declare one with vocabulary={vocabulary!r}, or leave the sequence out"
+        )
+    return targets[vocabulary]
+
+
+def _joined(values: list[Tensor]) -> Tensor:
+    return values[0] if len(values) == 1 else torch.cat(values, 1)

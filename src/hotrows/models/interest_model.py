@@ -1,0 +1,83 @@
+"""What DIN, DIEN and CAN share: histories, the vectors of all else, and an MLP on top."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hotrows.models import tables
+from hotrows.models.histories import histories_of
+from hotrows.models.model import Model
+from hotrows.models.vectors import Vectors
+from hotrows.nn import MLP
+from hotrows.schema import Constant, Schema
+
+BIAS = "bias"
+
+
+class InterestModel(Model):
+    """A model of an interest per history, to be finished by `finish` in a subclass's `__init__`.
+
+    histories: as `histories_of` takes them.
+    """
+
+    def __init__(
+        self, schema: Schema, dim: int, histories: Sequence[str | Sequence[str]] | None
+    ) -> None:
+        super().__init__()
+        tables.check(schema, type(self).__name__)
+        self.histories = histories_of(schema, histories, type(self).__name__)
+        self.sequences = tuple(dict.fromkeys(n for h in self.histories for n in h.sequences))
+        self.others = tuple(f.name for f in schema.id_features if f.name not in self.sequences)
+        self.tables = tables.vector_tables(schema, dim)
+        self._schema, self._dim = schema, dim
+
+    def finish(
+        self,
+        interests: Sequence[nn.Module],
+        hidden: Sequence[int],
+        activation: str,
+        dropout: float,
+        *,
+        input_norm: bool = False,
+        product: bool = False,
+        target_bias: bool = False,
+        more: int = 0,
+    ) -> None:
+        """interests: one per history, as in `interests`. more: further inputs of the MLP.
+
+        input_norm: batch normalisation of the MLP's input; product: interest * target is part of it;
+        target_bias: a bias per target id is added to the logit.
+        """
+        schema, dim = self._schema, self._dim
+        self.interests = nn.ModuleList(interests)
+        self.product, self.target_bias = product, target_bias
+        width = len(self.others) * dim + len(schema.dense) + more
+        for history, interest in zip(self.histories, interests, strict=True):
+            assert isinstance(interest.num_outputs, int)
+            width += interest.num_outputs + (len(history.targets) * dim if product else 0)
+        self.norm: nn.Module = nn.BatchNorm1d(width) if input_norm else nn.Identity()
+        self.top = MLP((width, *hidden, 1), activation=activation, dropout=dropout)
+        if target_bias:
+            targets = [name for history in self.histories for name in history.targets]
+            self.tables += tables.tables_of(schema, targets, 1, BIAS, initializer=Constant(0.0))
+
+    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        parts = [vectors.stack("vector", self.others).flatten(1), dense]
+        losses = []
+        for history, interest in zip(self.histories, self.interests, strict=True):
+            target = history.target(vectors)
+            found, loss = interest(target, *history.past(vectors))
+            parts += [found, found * target] if self.product else [found]
+            losses += [] if loss is None else [loss]
+        parts += self.more(vectors)
+        logits = self.top(self.norm(torch.cat(parts, 1))).squeeze(1).float()
+        if self.target_bias:
+            logits = logits + vectors.stack(BIAS).sum((1, 2))
+        return (logits, torch.stack(losses).sum()) if losses else logits
+
+    def more(self, vectors: Vectors) -> list[Tensor]:
+        """Further inputs of the MLP, [B, K] each."""
+        return []

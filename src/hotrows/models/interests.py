@@ -1,0 +1,171 @@
+"""Interests: what a history says of the item at hand, as vectors; each made in the way of a paper.
+
+Each is a module: (target [B, D], past [N, D], offsets [B + 1]) -> (interest [B, num_outputs], loss).
+The loss is None, or in training a scalar that the model adds to its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from hotrows.nn import (
+    GRU,
+    MLP,
+    AttentionalGRU,
+    BilinearAttention,
+    TargetAttention,
+    last_of,
+    pool_jagged,
+)
+
+Interest = tuple[Tensor, Tensor | None]
+EVOLUTIONS = ("augru", "augru_code", "agru", "aigru")
+
+
+class PooledInterest(nn.Module):
+    """The history's sum or mean, whatever the target."""
+
+    def __init__(self, dim: int, pooling: str = "mean") -> None:
+        super().__init__()
+        self.num_outputs, self.pooling = dim, pooling
+
+    def forward(self, target: Tensor, past: Tensor, offsets: Tensor) -> Interest:
+        return pool_jagged(past, offsets, self.pooling), None
+
+
+class AttentionInterest(nn.Module):
+    """DIN's: the history weighed by its attention to the target.
+
+    hidden, activation, normalize: of `nn.TargetAttention`. project: batch normalisation and a linear
+    layer on the weighed sum, as in the authors' code.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: Sequence[int] = (80, 40),
+        activation: str = "sigmoid",
+        normalize: bool = True,
+        project: bool = False,
+    ) -> None:
+        super().__init__()
+        self.num_outputs = dim
+        self.attention = TargetAttention(dim, hidden, activation, normalize)
+        self.projection: nn.Module = nn.Identity()
+        if project:
+            self.projection = nn.Sequential(nn.BatchNorm1d(dim), MLP((dim, dim)))
+
+    def forward(self, target: Tensor, past: Tensor, offsets: Tensor) -> Interest:
+        return self.projection(self.attention(target, past, offsets)), None
+
+
+class EvolvingInterest(nn.Module):
+    """DIEN's (Zhou et al., AAAI 2019): a GRU extracts interests, one led by attention evolves them.
+
+    past -> GRU -> states h_t -+-> attention to the target a_t -+-> AUGRU -> its last state
+                               +--------------------------------+
+    evolution: `augru` (attention scales the update gate), `agru` (is the gate), `aigru` (scales the
+        input of a plain GRU), or `augru_code`, where it scales what is kept, as the authors' code.
+    attention: hidden sizes of DIN's attention (authors' code: 80-40); None: bilinear, as the paper.
+    reset: `after` or `before`, where the reset gate stands: see `nn.GRU`.
+    auxiliary: how much the auxiliary loss counts: each state should tell the element that came next
+        from one that stands in another place of the batch's histories, in place of items drawn from
+        all clicks. `auxiliary_hidden`: sizes of the network that tells (authors' code: 100-50); None:
+        the inner product, as the paper.
+    sums: whether the history's sum and its product with the target are added, as authors' code.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        evolution: str = "augru",
+        attention: Sequence[int] | None = None,
+        reset: str = "after",
+        auxiliary: float = 1.0,
+        auxiliary_hidden: Sequence[int] | None = None,
+        sums: bool = False,
+    ) -> None:
+        super().__init__()
+        if evolution not in EVOLUTIONS:
+            raise ValueError(f"evolution must be one of {', '.join(EVOLUTIONS)}, not {evolution!r}")
+        self.num_outputs = dim * (3 if sums else 1)
+        self.evolution, self.auxiliary, self.sums = evolution, auxiliary, sums
+        self.extraction = GRU(dim, dim, reset=reset)
+        self.attention = (
+            BilinearAttention(dim, dim)
+            if attention is None
+            else TargetAttention(dim, attention, "sigmoid")
+        )
+        self.evolving: nn.Module = (
+            GRU(dim, dim, reset=reset)
+            if evolution == "aigru"
+            else AttentionalGRU(dim, dim, kind=evolution, reset=reset)
+        )
+        self.tells = None if auxiliary_hidden is None else _Tells(dim, auxiliary_hidden)
+
+    def forward(self, target: Tensor, past: Tensor, offsets: Tensor) -> Interest:
+        states = self.extraction(past, offsets)
+        weights = self.attention.scores(target, states, offsets)
+        if self.evolution == "aigru":
+            evolved = self.evolving(states * weights[:, None], offsets)
+        else:
+            evolved = self.evolving(states, weights, offsets)
+        interest = last_of(evolved, offsets)
+        if self.sums:
+            total = pool_jagged(past, offsets, "sum")
+            interest = torch.cat([interest, total, total * target], 1)
+        if not self.training or not self.auxiliary:
+            return interest, None
+        return interest, self.auxiliary * self._auxiliary_loss(states, past, offsets)
+
+    def _auxiliary_loss(self, states: Tensor, past: Tensor, offsets: Tensor) -> Tensor:
+        """The mean cross-entropy of telling what came next, over all elements that have a next."""
+        if len(past) < 2:
+            return states.sum() * 0
+        has_next = torch.ones(len(past) - 1, dtype=torch.bool, device=past.device)
+        ends = offsets[1:-1] - 1
+        has_next[ends[(ends >= 0) & (ends < len(past) - 1)]] = False
+        others = _Shuffled.apply(past[1:])
+        ones = functional.softplus(-self._told(states[:-1], past[1:]))
+        zeros = functional.softplus(self._told(states[:-1], others))
+        return ((ones + zeros) * has_next).sum() / has_next.sum().clamp(min=1)
+
+    def _told(self, states: Tensor, elements: Tensor) -> Tensor:
+        """[M] logits: how well each element goes with the state before it."""
+        if self.tells is None:
+            return (states * elements).sum(1)
+        return self.tells(states, elements)
+
+
+class _Tells(nn.Module):
+    """The authors' auxiliary network: [state, element], normalised -> sigmoid layers -> logit."""
+
+    def __init__(self, dim: int, hidden: Sequence[int]) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(2 * dim)
+        self.layers = MLP((2 * dim, *hidden, 1), activation="sigmoid")
+
+    def forward(self, states: Tensor, elements: Tensor) -> Tensor:
+        return self.layers(self.norm(torch.cat([states, elements], 1))).squeeze(1)
+
+
+class _Shuffled(torch.autograd.Function):
+    """Rows in a random order; being a permutation, its gradient needs no sum."""
+
+    @staticmethod
+    def forward(ctx, rows):
+        order = torch.randperm(len(rows), device=rows.device)
+        ctx.save_for_backward(order)
+        return rows[order]
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        (order,) = ctx.saved_tensors
+        back = torch.empty_like(grad)
+        back[order] = grad
+        return back
