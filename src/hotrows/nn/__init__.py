@@ -1,5 +1,6 @@
 """Layers: ordinary modules on dense tensors and looked-up vectors; they never see an id."""
 
+from hotrows.nn.co_action import CoAction
 from hotrows.nn.cross_network import CrossNetwork
 from hotrows.nn.dot_interaction import DotInteraction
 from hotrows.nn.dropout import Dropout
@@ -11,6 +12,7 @@ from hotrows.nn.mlp import MLP, linear_from_zero
 
 __all__ = [
     "MLP",
+    "CoAction",
     "CrossNetwork",
     "DotInteraction",
     "Dropout",
