@@ -1,0 +1,34 @@
+"""What every model is: the tables it asks for, and what it makes of their vectors."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from hotrows.schema import Cross, Table
+
+
+class Model(nn.Module):
+    """The dense part of a recommender model, and what it needs of the data.
+
+    A subclass sets in `__init__`, after `super().__init__()`:
+
+    tables: the rows it reads, by feature and role.
+    sequences: features whose vectors it wants apart, as `vectors.sequence(name)` gives them; other
+        sequences are pooled by their mean and stand among the features of one vector.
+    crosses: features hashed from the ids of others, which tables name among their features.
+    labels: the labels it predicts, one logit each; None: a single one, which the run names.
+
+    and in `forward(vectors, dense)`, with vectors of the batch by feature and role and dense
+    [B, num_dense] float32, returns logits: [B] float32, or [B, T] where it has labels. In training
+    it may return (logits, loss) instead: a scalar that is added to the loss of the labels.
+    """
+
+    tables: tuple[Table, ...] = ()
+    sequences: tuple[str, ...] = ()
+    crosses: tuple[Cross, ...] = ()
+    labels: tuple[str, ...] | None = None
+
+
+def logits_and_loss(output: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """The two things that a model may return."""
+    return output if isinstance(output, tuple) else (output, None)
