@@ -29,7 +29,7 @@ from hotrows.planning import packing
 from hotrows.planning.packing import Pack
 from hotrows.planning.planner import Planner
 from hotrows.record import RecordLayout, layout_of, views
-from hotrows.schema import Table
+from hotrows.schema import Cross, Table
 from hotrows.storage.cache import CHUNK_ROWS, Cache, chunks
 from hotrows.storage.store import FirstValues, MemoryStore
 from hotrows.tiers import Caching, Tiers
@@ -44,6 +44,7 @@ class Embedding:
     tables: what the model declares. optimizer: of the tables that name none.
     seed: of the first values of rows (and of stochastic rounding), keyed by table name and id.
     sequences: features whose vectors stay apart. pooling: `sum` or `mean` by feature.
+    crosses: features made of the ids of others, which tables read like any.
     caching: behind a cache; None: every row is in memory. read_only: a file store is not opened for
         training: `tiers.view` says what is read.
     """
@@ -56,6 +57,7 @@ class Embedding:
         seed: int = 0,
         sequences: Sequence[str] = (),
         pooling: Mapping[str, str] | None = None,
+        crosses: Sequence[Cross] = (),
         caching: Caching | None = None,
         read_only: bool = False,
     ) -> None:
@@ -66,7 +68,7 @@ class Embedding:
         self.packs = packing.pack_tables(self.tables, sequences)
         self.groups = packing.group_packs(self.packs)
         self.seed = seed
-        self._planner = Planner(self.packs, pooling)
+        self._planner = Planner(self.packs, pooling, crosses)
         self._first = tuple(_first_values(pack, seed) for pack in self.packs)
         in_memory = caching is None or caching.path is None
         self.stores = tuple(map(MemoryStore, self._first)) if in_memory else ()
