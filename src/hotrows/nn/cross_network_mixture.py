@@ -14,7 +14,7 @@ class CrossNetworkMixture(nn.Module):
 
     The weights of E belong to a layer, the bias b to all of its experts. The gates G, which have no
     bias, belong to all layers: the paper gives them no layer's index, and FuxiCTR and TorchRec share
-    them too.
+    them too. Both offer softmax alone; TorchRec's activation is by default a ReLU.
 
     All experts are computed together: V as one product with [K, E rank], C as E small ones. The
     gates weigh what goes into U, so that U and the sum over experts are one product as well.
