@@ -32,15 +32,13 @@ def test_each_layer_mixes_low_rank_experts_by_its_gates(gate):
         torch.nn.init.normal_(parameter)
     x0 = torch.randn(5, 6)
     x = x0
-    for down, within, up, bias in zip(
-        cross.down, cross.within, cross.up, cross.biases, strict=True
-    ):
+    for down, within, up in zip(cross.down, cross.within, cross.up, strict=True):
         scores = x @ cross.gates.weight.t()
         gates = scores.softmax(1) if gate == "softmax" else scores.sigmoid()
         total = torch.zeros_like(x)
         for e, (v, u) in enumerate(zip(down.weight.chunk(4), up.weight.chunk(4, 1), strict=True)):
             inner = torch.tanh(torch.tanh(x @ v.t()) @ within[e].t())
-            total += gates[:, e : e + 1] * x0 * (inner @ u.t() + bias)
+            total += gates[:, e : e + 1] * x0 * (inner @ u.t() + up.bias)
         x = total + x
     assert_close(cross(x0), x, rtol=1e-4, atol=1e-4)
 
@@ -49,6 +47,16 @@ def test_the_gradients_of_a_mixture_are_those_of_the_function():
     cross = CrossNetworkMixture(4, num_layers=2, rank=2, num_experts=3).double()
     x0 = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(cross, (x0,))
+
+
+def test_the_number_of_threads_changes_no_bit(threads):
+    cross, results = CrossNetworkMixture(40, rank=8), []
+    x0 = torch.randn(500, 40, requires_grad=True)
+    for count in (1, 2):
+        threads(count)
+        out = cross(x0)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [x0, *cross.parameters()])])
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
 def test_experts_begin_as_if_they_stood_alone():

@@ -70,6 +70,16 @@ def test_a_sample_does_not_depend_on_the_others():
     assert_close(mixture(x[order]), mixture(x)[:, order])
 
 
+def test_the_number_of_threads_changes_no_bit(threads):
+    mixture, results = ExpertMixture(40, 2), []
+    x = torch.randn(500, 40, requires_grad=True)
+    for count in (1, 2):
+        threads(count)
+        out = mixture(x)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [x, *mixture.parameters()])])
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
+
+
 def test_no_group_is_refused():
     with pytest.raises(ValueError, match="at least one group, not num_groups=0"):
         GroupedMLP(0, (4, 3))

@@ -1,7 +1,8 @@
 """Models: from looked-up vectors and dense values to a logit per sample; they never see an id.
 
-A model says which tables it needs in `tables`; `Embedding(model.tables)` holds them. Your own are
-as these: a `Model`, named `module:Class` or `file.py:Class` where a run is to find it again.
+A model says which tables it needs in `tables`; `Embedding(model.tables)` holds them, given the
+model's `sequences` and `crosses` where it has some. Your own are as these: a `Model`, named
+`module:Class` or `file.py:Class` where a run is to find it again.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ class CrossNetworkMixture(nn.Module):
 
     The weights of E belong to a layer, the bias b to all of its experts. The gates G, which have no
     bias, belong to all layers: the paper gives them no layer's index, and FuxiCTR and TorchRec share
-    them too.
+    them too. Both offer softmax alone; TorchRec's activation is by default a ReLU.
 
     All experts are computed together: V as one product with [K, E rank], C as E small ones. The
     gates weigh what goes into U, so that U and the sum over experts are one product as well.
@@ -37,8 +37,7 @@ class CrossNetworkMixture(nn.Module):
         self.within = nn.ParameterList(
             torch.empty(num_experts, rank, rank) for _ in range(num_layers)
         )
-        self.up = nn.ModuleList(nn.Linear(inner, width, bias=False) for _ in range(num_layers))
-        self.biases = nn.ParameterList(torch.zeros(width) for _ in range(num_layers))
+        self.up = nn.ModuleList(nn.Linear(inner, width) for _ in range(num_layers))
         self.reset_parameters()
 
     @torch.no_grad()
@@ -50,19 +49,18 @@ class CrossNetworkMixture(nn.Module):
             each = (*down.weight.chunk(self.num_experts), *within)
             for weight in (*each, *up.weight.chunk(self.num_experts, dim=1)):
                 nn.init.xavier_normal_(weight)
-        for bias in self.biases:
-            nn.init.zeros_(bias)
+            nn.init.zeros_(up.bias)
 
     def forward(self, x0: Tensor) -> Tensor:
         x = x0
-        for down, within, up, bias in zip(
-            self.down, self.within, self.up, self.biases, strict=True
-        ):
+        for down, within, up in zip(self.down, self.within, self.up, strict=True):
             gates = self.gates(x).unsqueeze(2)  # [B, E, 1]
             gates = gates.softmax(1) if self.gate == "softmax" else gates.sigmoid()
             inner = down(x).unflatten(1, within.shape[:2]).tanh()  # [B, E, rank]
             inner = torch.bmm(inner.transpose(0, 1), within.transpose(1, 2)).tanh()
-            mixed = up((gates * inner.transpose(0, 1)).flatten(1)) + gates.sum(1) * bias
+            mixed = up((gates * inner.transpose(0, 1)).flatten(1))
+            if self.gate == "sigmoid":  # every expert adds its gate's share of b, together not 1
+                mixed = mixed + (gates.sum(1) - 1) * up.bias
             x = torch.addcmul(x, x0, mixed.to(x.dtype))
         return x
 

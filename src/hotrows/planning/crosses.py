@@ -66,7 +66,7 @@ def _places(batch: Batch, cross: Cross) -> Tensor:
     bags = torch.tensor(firsts)[:, None] + samples
     if batch.offsets is None:
         return bags
-    lengths = batch.offsets.diff()[bags]
+    lengths = batch.offsets[bags + 1] - batch.offsets[bags]
     if (lengths != 1).any():
         raise _not_one(batch, cross, lengths)
     return batch.offsets[bags]
