@@ -340,6 +340,12 @@ class Schema:
         """The features that carry ids: sparse ones, then sequences, as a batch orders them."""
         return self.sparse + self.sequences
 
+    @property
+    def pooling(self) -> dict[str, str]:
+        """How the vectors of each feature's ids become one: as declared, of sequences their mean."""
+        of_sequences = {feature.name: "mean" for feature in self.sequences}
+        return {feature.name: feature.pooling for feature in self.sparse} | of_sequences
+
     def rows_of(self, feature: str) -> int:
         """How many ids the vocabulary of `feature` has; an error before the data is prepared."""
         found = next(f for f in self.id_features if f.name == feature)

@@ -107,9 +107,3 @@ def check(schema: Schema, model: str) -> None:
     """Refuses schemas that such a model cannot train on."""
     if not schema.id_features:
         raise ValueError(f"{model} needs at least one feature with ids; the schema has none")
-
-
-def pooling(schema: Schema) -> dict[str, str]:
-    """How the vectors of each feature's ids become one: as declared, of sequences their mean."""
-    of_sequences = {feature.name: "mean" for feature in schema.sequences}
-    return {feature.name: feature.pooling for feature in schema.sparse} | of_sequences

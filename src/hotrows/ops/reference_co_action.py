@@ -54,4 +54,5 @@ def co_action_backward(
     with torch.enable_grad():
         leaves = weights.detach().requires_grad_(), inputs.detach().requires_grad_()
         out = co_action(*leaves, offsets, sizes, orders, shared)
-        return torch.autograd.grad(out, leaves, grad)
+        grad_weights, grad_inputs = torch.autograd.grad(out, leaves, grad)
+    return grad_weights, grad_inputs
