@@ -2,9 +2,9 @@
 // over the rows each way. p is computed again on the way back: cheaper than keeping it.
 //
 // Rows are cut into a fixed number of chunks, and these into blocks that stay in the first-level
-// cache. A block's mean and variance are made by two passes over it, the mean by differences from its
-// first row; blocks and chunks are then combined in double (Chan, Golub, LeVeque 1979). No sum of
-// squares ever cancels.
+// cache. A block's mean and variance are made by two passes over it, the second of which corrects the
+// first; blocks and chunks are then combined in double (Chan, Golub, LeVeque 1979). No sum of squares
+// ever cancels.
 #include "chunks.h"
 #include "vector_math.h"
 
@@ -36,15 +36,17 @@ struct Moments {
 void moments_of_block(const float* x, int64_t rows, int64_t H, float* mean, float* squares) {
   for (int64_t h = 0; h < H; h += kLanes) {
     const Vec origin = load(x + h, H - h);
-    Vec total = {}, squared = {};
+    Vec total = {}, rest = {}, squared = {};
     for (int64_t r = 1; r < rows; ++r) total += load(x + r * H + h, H - h) - origin;
-    const Vec middle = origin + total / static_cast<float>(rows);
+    const float share = 1.0f / static_cast<float>(rows);
+    const Vec middle = origin + total * share;
     for (int64_t r = 0; r < rows; ++r) {
       const Vec difference = load(x + r * H + h, H - h) - middle;
+      rest += difference;
       squared = fma(difference, difference, squared);
     }
-    store(mean + h, middle, H - h);
-    store(squares + h, squared, H - h);
+    store(mean + h, middle + rest * share, H - h);
+    store(squares + h, squared - rest * rest * share, H - h);
   }
 }
 
