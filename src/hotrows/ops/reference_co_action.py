@@ -1,0 +1,65 @@
+"""The co-action unit in plain PyTorch: the specification of `cpu_co_action`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def co_action(
+    weights: Tensor,
+    inputs: Tensor,
+    offsets: Tensor,
+    sizes: Sequence[int],
+    orders: int,
+    shared_orders: bool,
+) -> Tensor:
+    """Each sample's own network over powers of its list's vectors, summed over the list.
+
+    weights: [B, P] or, unless the orders share them, [B, orders * P]: the matrices of all layers,
+    [sizes[l], sizes[l + 1]] each, end to end; inputs: [N, sizes[0]]. For order o = 1, 2, ... the
+    network reads inputs^o; tanh follows every layer but the last. Returns the sums over the list of
+    the outputs of all layers, order after order: [B, orders * (sizes[1] + ... + sizes[-1])].
+
+    sizes = (1, 1), orders = 2, weights = [[2.]], inputs = [[3.], [1.]]  ->  [[8., 20.]]
+    """
+    lengths = offsets.diff()
+    sample = torch.arange(len(lengths), device=offsets.device).repeat_interleave(lengths)
+    matrices = _matrices(weights, sizes, 1 if shared_orders else orders)
+    outputs = []
+    for order in range(orders):
+        x = inputs ** (order + 1)
+        layers = matrices[0 if shared_orders else order]
+        for place, matrix in enumerate(layers):
+            x = torch.einsum("ni,nio->no", x, matrix[sample])
+            x = x if place == len(layers) - 1 else torch.tanh(x)
+            outputs.append(x)
+    stacked = torch.cat(outputs, 1)
+    return stacked.new_zeros(len(lengths), stacked.shape[1]).index_add(0, sample, stacked)
+
+
+def co_action_backward(
+    grad: Tensor,
+    weights: Tensor,
+    inputs: Tensor,
+    offsets: Tensor,
+    sizes: Sequence[int],
+    orders: int,
+    shared_orders: bool,
+) -> tuple[Tensor, Tensor]:
+    """Gradients of weights and inputs, by PyTorch's own differentiation of the formula."""
+    with torch.enable_grad():
+        leaves = weights.detach().requires_grad_(), inputs.detach().requires_grad_()
+        out = co_action(*leaves, offsets, sizes, orders, shared_orders)
+    grad_weights, grad_inputs = torch.autograd.grad(out, leaves, grad)
+    return grad_weights, grad_inputs
+
+
+def _matrices(weights: Tensor, sizes: Sequence[int], copies: int) -> list[list[Tensor]]:
+    """For each copy the [B, in, out] matrices of its layers."""
+    pairs = list(itertools.pairwise(sizes))
+    parts = iter(weights.split([i * o for i, o in pairs] * copies, 1))
+    return [[next(parts).unflatten(1, pair) for pair in pairs] for _ in range(copies)]
