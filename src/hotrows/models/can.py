@@ -87,9 +87,10 @@ class CAN(InterestModel):
         feeds = (*self.others, *self.sequences)
         wrong = [p for p in pairs if len(p) != 2 or p[0] not in self.others or p[1] not in feeds]
         if wrong or not pairs:
+            given = wrong[0] if wrong else pairs
             raise ValueError(
                 f"CAN's pairs are of a feature that gives weights ({', '.join(self.others)}) and one "
-                f"that feeds them (also {', '.join(self.sequences)}), not {wrong[0] if wrong else pairs!r}"
+                f"that feeds them (also {', '.join(self.sequences)}), not {given!r}"
             )
         return tuple((giver, feed) for giver, feed in pairs)
 

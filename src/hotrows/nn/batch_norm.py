@@ -1,4 +1,4 @@
-"""Batch normalisation of features (Ioffe and Szegedy 2015) that the last batch of an epoch cannot stop."""
+"""Batch normalisation (Ioffe and Szegedy 2015) that a last batch of one sample does not stop."""
 
 from __future__ import annotations
 
