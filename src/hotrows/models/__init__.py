@@ -82,12 +82,14 @@ def _ours(name: str) -> type[Model]:
 
 def _own(name: str) -> type[Model]:
     place, _, kind = name.rpartition(":")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ValueError(f"model {kind!r}: there is no file {place}")
     try:
         module = (
             _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         )
-    except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise ValueError(f"model {name!r}: there is no {place}: {error}") from None
+    except ModuleNotFoundError as error:
+        raise ValueError(f"model {name!r} cannot be imported: {error}") from None
     found = getattr(module, kind, None)
     if not (isinstance(found, type) and issubclass(found, Model)):
         raise ValueError(
