@@ -88,23 +88,46 @@ def test_whole_numbers_are_numbers_and_lists_are_sequences():
     assert model.tables[-1].optimizer.l1 == 1
 
 
-def test_options_of_ones_own_model_may_have_any_type_or_none(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "from __future__ import annotations\n"
-        "from typing import TYPE_CHECKING\n"
-        "from hotrows.models import DNN\n"
-        "if TYPE_CHECKING:\n"
-        "    from nowhere import Width\n\n\n"
-        "class Free(DNN):\n"
-        "    def __init__(self, schema, dim=8):\n"
-        "        super().__init__(schema, int(dim))\n\n\n"
-        "class Unknown(DNN):\n"
-        "    def __init__(self, schema, dim: Width = 8):\n"
-        "        super().__init__(schema, int(dim))\n"
-    )
-    for name in ("Free", "Unknown"):
-        model = models.build(f"{tmp_path / 'mine.py'}:{name}", SCHEMA, dim="4")
-        assert {table.dim for table in model.tables} == {4}
+OWN = """
+from __future__ import annotations
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from hotrows.models import DNN
+if TYPE_CHECKING:
+    from nowhere import Width
+
+
+@dataclass
+class Sizes:
+    hidden: int = 4
+
+
+class Bare(DNN):
+    def __init__(self, schema, dim=8):
+        super().__init__(schema, int(dim))
+
+
+class Anything(DNN):
+    def __init__(self, schema, dim: Any = 8):
+        super().__init__(schema, int(dim))
+
+
+class Unknown(DNN):
+    def __init__(self, schema, dim: Width = 8):
+        super().__init__(schema, int(dim))
+
+
+class Rest(DNN):
+    def __init__(self, schema, **rest):
+        super().__init__(schema, int(rest["dim"]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["Bare", "Anything", "Unknown", "Rest"])
+def test_options_of_ones_own_model_may_have_any_type_or_none(tmp_path, kind):
+    (tmp_path / "mine.py").write_text(OWN)
+    model = models.build(f"{tmp_path / 'mine.py'}:{kind}", SCHEMA, dim="4")
+    assert {table.dim for table in model.tables} == {4}
 
 
 def test_a_history_needs_a_feature_of_its_vocabulary():

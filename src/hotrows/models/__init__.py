@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from pathlib import Path
 
 from hotrows.models.can import CAN
@@ -99,8 +100,9 @@ def _own(name: str) -> type[Model]:
 
 
 def _from_file(path: Path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    spec = importlib.util.spec_from_file_location(str(path.resolve()), path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses of the file look for it
     spec.loader.exec_module(module)
     return module

@@ -1,7 +1,8 @@
 """Options of a model: the arguments of its class, checked before it is made.
 
 They come from the command line and from JSON, where a slip is common and nothing else says what was
-meant. An argument without an annotation takes anything.
+meant. Only plain types, and lists of them, are checked: an argument of another annotation, or of
+none, takes anything.
 """
 
 from __future__ import annotations
@@ -13,26 +14,30 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-_NUMBERS: dict[Any, type] = {int: numbers.Integral, float: numbers.Real}
+_PLAIN: dict[Any, type] = {
+    int: numbers.Integral,
+    float: numbers.Real,
+    bool: bool,
+    str: str,
+    type(None): type(None),
+}
 
 
 def check(kind: type, options: Mapping[str, Any]) -> None:
     """Refuses an option that the class does not have, or of another type than it says."""
     known = {n: p for n, p in inspect.signature(kind).parameters.items() if n != "schema"}
-    types_of = _types_of(kind)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    wanted = _types_of(kind)
     for name, value in options.items():
-        if name not in known:
+        if name not in known and not takes_any:
             raise ValueError(
                 f"{kind.__name__} has no option {name!r}; it has {', '.join(known) or 'none'}"
             )
-        if name in types_of and not _fits(value, types_of[name]):
-            wanted = inspect.formatannotation(types_of[name]).replace("collections.abc.", "")
-            default = known[name].default
-            such_as = (
-                "" if default in (None, (), inspect.Parameter.empty) else f" such as {default!r},"
-            )
+        if name in known and name in wanted and not _fits(value, wanted[name]):
+            said = inspect.formatannotation(wanted[name]).replace("collections.abc.", "")
             raise ValueError(
-                f"{kind.__name__}'s option {name} must be {wanted},{such_as} not {value!r}"
+                f"{kind.__name__}'s option {name} must be {said}{_such_as(known[name])}, "
+                f"not {value!r}"
             )
 
 
@@ -44,12 +49,16 @@ def _types_of(kind: type) -> dict[str, Any]:
 
 
 def _fits(value: Any, wanted: Any) -> bool:
-    """Whether a value is of a type, which is plain, a union, or a sequence; of others nothing is said."""
     origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, each) for each in inner)
     if origin is Sequence:
         return isinstance(value, Sequence) and all(_fits(each, inner[0]) for each in value)
-    if wanted in _NUMBERS:
-        return isinstance(value, _NUMBERS[wanted]) and not isinstance(value, bool)
-    return not isinstance(wanted, type) or isinstance(value, wanted)
+    if isinstance(value, bool) and wanted in (int, float):
+        return False
+    return wanted not in _PLAIN or isinstance(value, _PLAIN[wanted])
+
+
+def _such_as(argument: inspect.Parameter) -> str:
+    says_something = argument.default not in (None, (), inspect.Parameter.empty)
+    return f", such as {argument.default!r}" if says_something else ""
