@@ -1,4 +1,7 @@
-"""Samples as comparisons of models see them: ids by field, dense values, histories, labels. numpy only."""
+"""Samples as comparisons of models see them: ids by field, dense values, histories, labels.
+
+numpy only: it runs in every environment.
+"""
 
 from __future__ import annotations
 
