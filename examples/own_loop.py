@@ -27,7 +27,7 @@ def main(folder: Path) -> None:
 
     torch.manual_seed(1)
     model = DLRM(data.schema)
-    embedding = hotrows.Embedding(model.tables, optimizer=hotrows.Adagrad(lr=0.02), seed=1)
+    embedding = hotrows.Embedding.of(model, data.schema, optimizer=hotrows.Adagrad(lr=0.02), seed=1)
     print(embedding.describe().splitlines()[0])  # 26 tables of equal attributes are one pack
     dense = torch.optim.Adam(model.parameters())
 

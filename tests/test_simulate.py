@@ -89,6 +89,17 @@ def test_the_bounds_stand_beside_any_policy(encoded):
     ) == found  # fmt: skip
 
 
+def test_crosses_of_a_model_are_rows_as_any(encoded):
+    options = {"crosses": [["C1", "C2"]], "cross_rows": 500}
+    found = simulate(
+        encoded, model="wide_deep", model_options=options, batch_size=64, batches=4,
+        fast_memory=[10**6], policies={"lru": LRU},
+    )  # fmt: skip
+    rows = sum(encoded.schema.rows_of(feature.name) for feature in encoded.schema.sparse)
+    assert found.table_rows == rows + rows + 500  # of vectors, of weights, of the cross
+    assert found.lookups == 64 * (26 + 26 + 1)
+
+
 def test_memory_for_all_rows_misses_first_touches_alone(encoded):
     found = simulate(encoded, batch_size=64, batches=8, fast_memory=[10**9])
     assert all(of.share == 1 and of.misses == of.untouched for of in found.measured)

@@ -13,6 +13,7 @@ from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from hotrows.plan import PackPlan, Plan
 from hotrows.schema import (
     Constant,
+    Cross,
     Dense,
     Label,
     Normal,
@@ -42,6 +43,7 @@ __all__ = [
     "Batch",
     "Caching",
     "Constant",
+    "Cross",
     "Dense",
     "Embedding",
     "Label",

@@ -1,5 +1,6 @@
 """Embedding: the tables of a model as one thing, with `plan`, `lookup` and `update`.
 
+    embedding = Embedding.of(model, schema)
     plan = embedding.plan(batch, step)       # ids alone; may run batches ahead, on another thread
     vectors = embedding.lookup(plan)         # one autograd leaf per pack; features are views of it
     loss(model(vectors, batch.dense), batch.labels).backward()
@@ -17,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -29,7 +31,7 @@ from hotrows.planning import packing
 from hotrows.planning.packing import Pack
 from hotrows.planning.planner import Planner
 from hotrows.record import RecordLayout, layout_of, views
-from hotrows.schema import Table
+from hotrows.schema import Cross, Schema, Table
 from hotrows.storage.cache import CHUNK_ROWS, Cache, chunks
 from hotrows.storage.store import FirstValues, MemoryStore
 from hotrows.tiers import Caching, Tiers
@@ -38,12 +40,21 @@ from hotrows.vectors import Vectors
 _LEAST_CHUNK = 256  # rows
 
 
+class Declares(Protocol):
+    """What a model says of its tables: a `hotrows.models.Model`, as a rule."""
+
+    tables: tuple[Table, ...]
+    sequences: tuple[str, ...]
+    crosses: tuple[Cross, ...]
+
+
 class Embedding:
     """The tables of a model, packed.
 
     tables: what the model declares. optimizer: of the tables that name none.
     seed: of the first values of rows (and of stochastic rounding), keyed by table name and id.
     sequences: features whose vectors stay apart. pooling: `sum` or `mean` by feature.
+    crosses: features made of the ids of others, which tables read like any.
     caching: behind a cache; None: every row is in memory. read_only: a file store is not opened for
         training: `tiers.view` says what is read.
     """
@@ -56,6 +67,7 @@ class Embedding:
         seed: int = 0,
         sequences: Sequence[str] = (),
         pooling: Mapping[str, str] | None = None,
+        crosses: Sequence[Cross] = (),
         caching: Caching | None = None,
         read_only: bool = False,
     ) -> None:
@@ -66,7 +78,7 @@ class Embedding:
         self.packs = packing.pack_tables(self.tables, sequences)
         self.groups = packing.group_packs(self.packs)
         self.seed = seed
-        self._planner = Planner(self.packs, pooling)
+        self._planner = Planner(self.packs, pooling, crosses)
         self._first = tuple(_first_values(pack, seed) for pack in self.packs)
         in_memory = caching is None or caching.path is None
         self.stores = tuple(map(MemoryStore, self._first)) if in_memory else ()
@@ -76,6 +88,25 @@ class Embedding:
             self.tiers = Tiers(
                 caching, self.packs, self.groups, self._first, self.stores, seed, read_only
             )
+
+    @classmethod
+    def of(
+        cls, model: Declares, schema: Schema, *, table_dtype: str | None = None, **rest: Any
+    ) -> Embedding:
+        """The tables of a model for data of a schema, with all that both say of them.
+
+        table_dtype: of stored weights, in place of what the tables say. rest: as above.
+        """
+        tables = model.tables
+        if table_dtype is not None:
+            tables = tuple(dataclasses.replace(table, dtype=table_dtype) for table in tables)
+        return cls(
+            tables,
+            sequences=model.sequences,
+            crosses=model.crosses,
+            pooling=schema.pooling,
+            **rest,
+        )
 
     @property
     def num_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """export: a trained model in files that any PyTorch user can read without hotrows.
 
-    OUT/export.json                     model, options, schema; tables by role, features, rows and dim
+    OUT/export.json                     model, options, schema, crosses; tables by role, features,
+                                        rows and dim
     OUT/model.safetensors               the dense part, by parameter
     OUT/tables/<table>.safetensors      one tensor, "weight": [rows, dim], as it is stored
 
@@ -13,6 +14,7 @@ store may be larger than memory.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -107,6 +109,7 @@ def _description(predictor: Predictor, which: str) -> dict[str, Any]:
         "model_options": config.model_options,
         "parameters": _MODEL,
         "tables": list(_tables(predictor.embedding.tables)),
+        "crosses": [dataclasses.asdict(cross) for cross in predictor.model.crosses],
         "schema": json.loads(predictor.schema.to_json()),
     }
 

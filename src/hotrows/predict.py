@@ -55,16 +55,17 @@ class Predictor:
             self.random_state = torch.get_rng_state()
         self.tasks = tasks_of(schema, self.model.labels, config.label)
         self._task_weights = _task_weights(config.label_weights, self.labels)
-        tables = self.model.tables
         caching = config.caching()
         if caching is not None and hot_ids is not None:
-            caching = dataclasses.replace(caching, hot_ids=_by_table(hot_ids, tables, schema))
-        self.embedding = Embedding(
-            [dataclasses.replace(table, dtype=config.table_dtype) for table in tables],
+            caching = dataclasses.replace(
+                caching, hot_ids=_by_table(hot_ids, self.model.tables, schema)
+            )
+        self.embedding = Embedding.of(
+            self.model,
+            schema,
+            table_dtype=config.table_dtype,
             optimizer=config.row_optimizer,
             seed=config.seed,
-            sequences=self.model.sequences,
-            pooling=models.tables.pooling(schema),
             caching=caching,
             read_only=read_only,
         )
@@ -249,6 +250,8 @@ def _joined(pieces: Sequence[Tensor | None]) -> Tensor | None:
 def _by_table(
     hot_ids: Mapping[str, Tensor], tables: Sequence[Table], schema: Schema
 ) -> dict[str, Tensor]:
-    """The hot ids of each table, from those of the vocabulary that its features read."""
+    """The hot ids of each table, from those of the vocabulary that its features read; crosses have
+    none."""
     vocabularies = {f.name: vocabulary_of(f) for f in schema.id_features}
-    return {table.name: hot_ids[vocabularies[table.features[0]]] for table in tables}
+    none = torch.empty(0, dtype=torch.int64)
+    return {t.name: hot_ids.get(vocabularies.get(t.features[0], ""), none) for t in tables}

@@ -101,6 +101,28 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Cross:
+    """A feature made of others: an id in 0 to rows - 1, hashed from the ids of a sample, in order.
+
+    of: two or more features of one id per sample. rows: how many buckets; two pairs of ids may meet
+    in one. name: the features' names with `*` between them by default, as in "user*item".
+    """
+
+    of: tuple[str, ...]
+    rows: int
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "of", tuple(self.of))
+        object.__setattr__(self, "name", self.name or "*".join(self.of))
+        if len(set(self.of)) < max(len(self.of), 2) or self.rows < 1:
+            raise ValueError(
+                f"a cross needs two or more different features and at least one row, "
+                f"not of={self.of}, rows={self.rows}"
+            )
+
+
+@dataclass(frozen=True)
 class Dense:
     """A column of numbers, one per sample.
 
@@ -317,6 +339,12 @@ class Schema:
     def id_features(self) -> tuple[Sparse | Sequence, ...]:
         """The features that carry ids: sparse ones, then sequences, as a batch orders them."""
         return self.sparse + self.sequences
+
+    @property
+    def pooling(self) -> dict[str, str]:
+        """How the vectors of each feature's ids become one: as declared, of sequences their mean."""
+        of_sequences = {feature.name: "mean" for feature in self.sequences}
+        return {feature.name: feature.pooling for feature in self.sparse} | of_sequences
 
     def rows_of(self, feature: str) -> int:
         """How many ids the vocabulary of `feature` has; an error before the data is prepared."""

@@ -174,9 +174,11 @@ def simulate(
         data.parts["train"].rows,
     )  # fmt: skip
     note = progress or (lambda stage, done, total: None)
-    packs = pack_tables(_tables(config, data))
+    built = _model(config, data)
+    packs = pack_tables(_tables(built, config), built.sequences)
     groups = group_packs(packs)
-    trace = _trace(data, config, Planner(packs), groups, batches, note)
+    planner = Planner(packs, crosses=built.crosses)
+    trace = _trace(data, config, planner, groups, batches, note)
     table_bytes = sum(group.rows * group.stride for group in groups)
     least = sum(group.stride for group in groups)
     sizes = sorted(set(fast_memory or (max(int(s * table_bytes), least) for s in SHARES)))
@@ -271,15 +273,17 @@ class _Trace:
         return sum(of(read) for batch in counted for read in batch) / max(len(counted), 1)
 
 
-def _tables(config: TrainConfig, data: EncodedData) -> list[Table]:
+def _model(config: TrainConfig, data: EncodedData) -> models.Model:
     with torch.random.fork_rng(devices=[]):
-        model = models.build(config.model, data.schema, **config.model_options)
-    tables: tuple[Table, ...] = model.tables  # type: ignore[assignment]
+        return models.build(config.model, data.schema, **config.model_options)
+
+
+def _tables(model: models.Model, config: TrainConfig) -> list[Table]:
     return [
         dataclasses.replace(
             table, dtype=config.table_dtype, optimizer=table.optimizer or config.row_optimizer
         )
-        for table in tables
+        for table in model.tables
     ]
 
 

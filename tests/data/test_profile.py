@@ -362,6 +362,8 @@ def test_row_bytes_sums_the_tables_that_read_a_vocabulary():
     assert found == {"small": 12 + 24, "shared": 16 + 16 + 4 + 8, "wide": 0}
     deepfm = models.build("deepfm", SCHEMA, dim=4)
     assert set(row_bytes(deepfm.tables, SCHEMA, optim.SGD()).values()) == {16 + 4}
+    crossed = Table("one*two", rows=9, dim=1, features=("one*two",))  # of no vocabulary
+    assert row_bytes([*tables, crossed], SCHEMA, optim.Adagrad()) == found
 
 
 @pytest.mark.parametrize(

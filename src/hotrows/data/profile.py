@@ -207,13 +207,13 @@ def pays(found: Profile) -> tuple[bool, str]:
 def row_bytes(tables: Iterable[Table], schema: Schema, optimizer: RowOptimizer) -> dict[str, int]:
     """For every vocabulary, the bytes that an id has in the tables of a model, state included.
 
-    optimizer: for tables that bring none of their own.
+    optimizer: for tables that bring none of their own. Crosses belong to no vocabulary.
     """
     owner = {feature.name: vocabulary_of(feature) for feature in schema.id_features}
     found = dict.fromkeys(owner.values(), 0)
     for table in tables:
         filled = dataclasses.replace(table, optimizer=table.optimizer or optimizer)
-        for vocabulary in {owner[feature] for feature in table.features}:
+        for vocabulary in {owner[name] for name in table.features if name in owner}:
             found[vocabulary] += layout_of(filled).stride
     return found
 

@@ -1,7 +1,8 @@
 """Models: from looked-up vectors and dense values to a logit per sample; they never see an id.
 
-A model says which tables it needs in `tables`; `Embedding(model.tables)` holds them. Your own are
-as these: a `Model`, named `module:Class` or `file.py:Class` where a run is to find it again.
+A model says which tables it needs in `tables`; `Embedding(model.tables)` holds them, given the
+model's `sequences` and `crosses` where it has some. Your own are as these: a `Model`, named
+`module:Class` or `file.py:Class` where a run is to find it again.
 """
 
 from __future__ import annotations
@@ -14,17 +15,38 @@ from pathlib import Path
 from hotrows.models.dcnv2 import DCNv2
 from hotrows.models.deepfm import DeepFM
 from hotrows.models.dlrm import DLRM
+from hotrows.models.dnn import DNN
+from hotrows.models.fm import FM
+from hotrows.models.lr import LR
+from hotrows.models.mmoe import MMoE
 from hotrows.models.model import Model, logits_and_loss
 from hotrows.models.wide_deep import WideDeep
 from hotrows.schema import Schema
 
-__all__ = ["BY_NAME", "DLRM", "DCNv2", "DeepFM", "Model", "WideDeep", "build", "logits_and_loss"]
+__all__ = [
+    "BY_NAME",
+    "DLRM",
+    "DNN",
+    "FM",
+    "LR",
+    "DCNv2",
+    "DeepFM",
+    "MMoE",
+    "Model",
+    "WideDeep",
+    "build",
+    "logits_and_loss",
+]
 
 BY_NAME: dict[str, type[Model]] = {
-    "dlrm": DLRM,
-    "deepfm": DeepFM,
+    "lr": LR,
+    "fm": FM,
+    "dnn": DNN,
     "wide_deep": WideDeep,
+    "deepfm": DeepFM,
+    "dlrm": DLRM,
     "dcnv2": DCNv2,
+    "mmoe": MMoE,
 }
 
 

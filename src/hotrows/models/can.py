@@ -1,8 +1,8 @@
 """CAN, the Co-Action Network (Bian et al., WSDM 2022): an item's own small network reads the past.
 
-    target's id  -> 160 numbers: the weights of an MLP 16-8-4 -+-> co-action, summed over the history -+
-    history's ids -> 16 numbers each, their powers -> ---------+                                       |
-    interest in the history, pooled or as DIN or DIEN has it, all other vectors, dense ----------------+-> MLP
+    target id   -> 160 numbers: the weights of an MLP 16-8-4 -+-> co-action, summed over the history -+
+    history ids -> 16 numbers each, their powers ------------+                                       |
+    interest, pooled or as DIN or DIEN has it; all other vectors, dense values ---------------> MLP -+
 
 Every pair of a feature that gives weights and one that feeds them has a co-action; all pairs of a
 batch are computed as one. The authors' code (github.com/CAN-Paper/Co-Action-Network) is followed:

@@ -17,13 +17,14 @@ from torch import Tensor
 from hotrows.models import tables
 from hotrows.models.model import Model
 from hotrows.models.vectors import Vectors
-from hotrows.nn import MLP, CrossNetwork
+from hotrows.nn import MLP, CrossNetwork, CrossNetworkMixture
 from hotrows.schema import Schema
 
 
 class DCNv2(Model):
     """num_crosses: layers of the cross network; rank: of their matrices, None for full ones.
 
+    experts: how many low-rank experts each of these layers mixes; None: plain matrices.
     hidden: sizes of the deep network's layers; structure: `parallel` or `stacked`.
     """
 
@@ -36,6 +37,7 @@ class DCNv2(Model):
         hidden: Sequence[int] = (400, 400, 400),
         dropout: float = 0.0,
         structure: str = "parallel",
+        experts: int | None = None,
     ) -> None:
         super().__init__()
         tables.check(schema, "DCNv2")
@@ -44,10 +46,16 @@ class DCNv2(Model):
                 f"DCNv2 needs structure 'parallel' or 'stacked' and at least one hidden size, "
                 f"not structure={structure!r}, hidden={tuple(hidden)}"
             )
+        if experts is not None and rank is None:
+            raise ValueError(f"DCNv2 needs a rank for its {experts} experts, such as rank=32")
         self.structure = structure
         self.tables = tables.vector_tables(schema, dim)
         width = len(schema.id_features) * dim + len(schema.dense)
-        self.cross = CrossNetwork(width, num_crosses, rank)
+        self.cross: CrossNetwork | CrossNetworkMixture
+        if experts is not None and rank is not None:
+            self.cross = CrossNetworkMixture(width, num_crosses, rank, experts)
+        else:
+            self.cross = CrossNetwork(width, num_crosses, rank)
         self.deep = MLP((width, *hidden), dropout=dropout, last_activation="relu")
         self.last = MLP((hidden[-1] + (width if structure == "parallel" else 0), 1))
 

@@ -65,9 +65,7 @@ def histories_of(
     )
 
 
-def _target(
-    name: str, sequences: dict[str, Sequence], targets: dict[str, str], model: str
-) -> str:
+def _target(name: str, sequences: dict[str, Sequence], targets: dict[str, str], model: str) -> str:
     if name not in sequences:
         raise ValueError(f"{model}: {name!r} is none of the sequences {', '.join(sequences)}")
     vocabulary = vocabulary_of(sequences[name])

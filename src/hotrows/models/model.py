@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hotrows.schema import Table
+from hotrows.schema import Cross, Table
 
 
 class Model(nn.Module):
@@ -15,6 +15,7 @@ class Model(nn.Module):
     tables: the rows it reads, by feature and role.
     sequences: features whose vectors it wants apart, as `vectors.sequence(name)` gives them; other
         sequences are pooled by their mean and stand among the features of one vector.
+    crosses: features hashed from the ids of others, which tables name among their features.
     labels: the labels it predicts, one logit each; None: a single one, which the run names.
 
     and in `forward(vectors, dense)`, with vectors of the batch by feature and role and dense
@@ -24,6 +25,7 @@ class Model(nn.Module):
 
     tables: tuple[Table, ...] = ()
     sequences: tuple[str, ...] = ()
+    crosses: tuple[Cross, ...] = ()
     labels: tuple[str, ...] | None = None
 
 

@@ -12,7 +12,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hotrows.optim import RowOptimizer
-from hotrows.schema import Constant, Initializer, Schema, Table, Uniform, vocabulary_of
+from hotrows.schema import (
+    Constant,
+    Cross,
+    Initializer,
+    Schema,
+    Table,
+    Uniform,
+    is_list,
+    vocabulary_of,
+)
 
 VECTOR = "vector"
 LINEAR = "linear"
@@ -59,13 +68,42 @@ def tables_of(
     )
 
 
+def cross_tables(
+    crosses: Sequence[Cross], optimizer: RowOptimizer | None = None
+) -> tuple[Table, ...]:
+    """One weight per bucket of each cross, 0 at first."""
+    return tuple(
+        Table(
+            name=cross.name + ".linear",
+            rows=cross.rows,
+            dim=1,
+            features=(cross.name,),
+            role=LINEAR,
+            initializer=Constant(0.0),
+            optimizer=optimizer,
+        )
+        for cross in crosses
+    )
+
+
+def crosses_of(schema: Schema, given: Sequence[Sequence[str]], rows: int) -> tuple[Cross, ...]:
+    """Crosses of the features named, `rows` buckets each: [["user", "item"]]."""
+    crossable = [feature.name for feature in schema.sparse if not is_list(feature)]
+    for names in given:
+        if isinstance(names, str):
+            raise ValueError(
+                f'crosses must be lists of features, such as [["user", "item"]], not {names!r}'
+            )
+        unfit = [name for name in names if name not in crossable]
+        if unfit:
+            raise ValueError(
+                f"feature {unfit[0]!r} cannot be crossed: only sparse features with one id per "
+                f"sample can, of this schema {', '.join(crossable) or 'none'}"
+            )
+    return tuple(Cross(tuple(names), rows) for names in given)
+
+
 def check(schema: Schema, model: str) -> None:
     """Refuses schemas that such a model cannot train on."""
     if not schema.id_features:
         raise ValueError(f"{model} needs at least one feature with ids; the schema has none")
-
-
-def pooling(schema: Schema) -> dict[str, str]:
-    """How the vectors of each feature's ids become one: as declared, of sequences their mean."""
-    of_sequences = {feature.name: "mean" for feature in schema.sequences}
-    return {feature.name: feature.pooling for feature in schema.sparse} | of_sequences

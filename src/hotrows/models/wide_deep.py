@@ -1,9 +1,10 @@
 """Wide & Deep (Cheng et al. 2016): a linear model that memorizes and a deep one that generalizes.
 
-    logit = weights of the ids and of the dense features + MLP([vectors, dense])
+    logit = weights of ids, crosses and dense features + MLP([vectors, dense])
 
-The weights of the ids train under FTRL, which keeps rare ones at 0 where l1 is given; the vectors
-under the optimizer of the embedding.
+The weights of ids and crosses train under FTRL, which keeps rare ones at 0 where l1 is given, and
+the vectors under the row optimizer of the run. The paper's deep part trains under Adagrad throughout:
+`--optimizer adagrad --dense-optimizer adagrad`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from hotrows.models import tables
 from hotrows.models.model import Model
 from hotrows.models.vectors import Vectors
 from hotrows.nn import MLP, linear_from_zero
-from hotrows.optim import FTRL, RowOptimizer
+from hotrows.optim import FTRL
 from hotrows.schema import Schema
-
-_FTRL = FTRL()
 
 
 class WideDeep(Model):
-    """hidden: sizes of the deep part's hidden layers; wide: the row optimizer of the wide part."""
+    """hidden: sizes of the deep part's hidden layers.
+
+    crosses: features whose combinations have weights of their own in the wide part, such as
+        [["user", "item"]]; cross_rows: buckets that the combinations of each are hashed to.
+    l1, l2, wide_lr: of the wide part's FTRL.
+    """
 
     def __init__(
         self,
@@ -32,11 +36,26 @@ class WideDeep(Model):
         dim: int = 16,
         hidden: Sequence[int] = (256, 128, 64),
         dropout: float = 0.0,
-        wide: RowOptimizer = _FTRL,
+        crosses: Sequence[Sequence[str]] = (),
+        cross_rows: int = 100_000,
+        l1: float = 0.0,
+        l2: float = 0.0,
+        wide_lr: float = 0.05,
     ) -> None:
         super().__init__()
         tables.check(schema, "WideDeep")
-        self.tables = tables.vector_tables(schema, dim) + tables.linear_tables(schema, wide)
+        if min(l1, l2) < 0 or wide_lr <= 0:
+            raise ValueError(
+                f"WideDeep needs l1 and l2 of at least 0 and wide_lr above 0, "
+                f"not l1={l1}, l2={l2}, wide_lr={wide_lr}"
+            )
+        ftrl = FTRL(lr=wide_lr, l1=l1, l2=l2)
+        self.crosses = tables.crosses_of(schema, crosses, cross_rows)
+        self.tables = (
+            *tables.vector_tables(schema, dim),
+            *tables.linear_tables(schema, ftrl),
+            *tables.cross_tables(self.crosses, ftrl),
+        )
         width = len(schema.id_features) * dim + len(schema.dense)
         self.wide = linear_from_zero(len(schema.dense)) if schema.dense else None
         self.deep = MLP((width, *hidden, 1), dropout=dropout)

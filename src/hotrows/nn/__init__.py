@@ -1,9 +1,13 @@
 """Layers: ordinary modules on dense tensors and looked-up vectors; they never see an id."""
 
+from hotrows.nn.co_action import CoAction
 from hotrows.nn.cross_network import CrossNetwork
+from hotrows.nn.cross_network_mixture import CrossNetworkMixture
 from hotrows.nn.dot_interaction import DotInteraction
 from hotrows.nn.dropout import Dropout
+from hotrows.nn.expert_mixture import ExpertMixture
 from hotrows.nn.factorization_machine import FactorizationMachine
+from hotrows.nn.grouped_mlp import GroupedMLP
 from hotrows.nn.jagged import pool_jagged, pool_padded, samples_of, to_padded
 from hotrows.nn.linear import PathLinear
 from hotrows.nn.linear_paths import choose_linear_paths, products_per_sample, use_linear_paths
@@ -11,10 +15,14 @@ from hotrows.nn.mlp import MLP, linear_from_zero
 
 __all__ = [
     "MLP",
+    "CoAction",
     "CrossNetwork",
+    "CrossNetworkMixture",
     "DotInteraction",
     "Dropout",
+    "ExpertMixture",
     "FactorizationMachine",
+    "GroupedMLP",
     "PathLinear",
     "choose_linear_paths",
     "linear_from_zero",

@@ -15,22 +15,32 @@ from torch import Tensor
 from hotrows import ops
 from hotrows.batch import Batch
 from hotrows.plan import PackPlan, Plan
+from hotrows.planning.crosses import append_crosses
 from hotrows.planning.packing import Pack
+from hotrows.schema import Cross
 
 
 class Planner:
     """Makes plans for one packing.
 
     packs: the packing. pooling: `sum` or `mean` by feature; `sum` where a feature is not named.
+    crosses: features that tables read beside those of a batch, made of its ids.
     """
 
-    def __init__(self, packs: Sequence[Pack], pooling: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        packs: Sequence[Pack],
+        pooling: Mapping[str, str] | None = None,
+        crosses: Sequence[Cross] = (),
+    ) -> None:
         self.packs = tuple(packs)
         self.pooling = dict(pooling or {})
+        self.crosses = tuple(crosses)
         self._reads: dict[tuple[str, ...], list[_Reads]] = {}
 
     def plan(self, batch: Batch, step: int = 0) -> Plan:
         """The plan of a batch; ValueError names the feature, value and sample of an id outside."""
+        batch = append_crosses(batch, self.crosses)
         made: dict[tuple, PackPlan] = {}
         plans = []
         for reads in self._reads_of(batch.features):
@@ -44,6 +54,7 @@ class Planner:
 
         Groups come in the order of `packing.group_packs`. Ids are checked as `plan` checks them.
         """
+        batch = append_crosses(batch, self.crosses)
         reads = {of.signature: of for of in self._reads_of(batch.features)}
         return [self._resolve(of, batch)[0] for of in reads.values()]
 

@@ -1,0 +1,119 @@
+"""How good is each model on MovieLens-1M? Several seeds, and what sequence models add to pooling.
+
+    python -m benchmarks.models ENC                        # ENC: hotrows data movielens_1m --out ENC
+    python -m benchmarks.models ENC --models din dien --seeds 3
+
+Every model is trained by `hotrows.Trainer` with its defaults and those of the library, but for what
+its entry says; the test part is each user's last tenth. Figures are added to those that are there, so
+the table may be made in pieces. `dnn` sees the history as the mean of its vectors: what only pools.
+"""
+
+import argparse
+import json
+import math
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+
+from benchmarks.harness import RESULTS, conditions, write
+from hotrows.config import TrainConfig
+from hotrows.data import EncodedData
+from hotrows.train import Trainer
+
+NAME = "models-movielens"
+T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262}  # Student's, two-sided
+
+# name of the row -> model, options
+MODELS: dict[str, tuple[str, dict]] = {
+    "lr": ("lr", {}),
+    "fm": ("fm", {}),
+    "dnn": ("dnn", {}),
+    "wide_deep": ("wide_deep", {}),
+    "deepfm": ("deepfm", {}),
+    "dcnv2": ("dcnv2", {}),
+    "mmoe": ("mmoe", {}),
+    "din": ("din", {}),
+    "din, form code": ("din", {"form": "code"}),
+    "dien": ("dien", {}),
+    "dien, form code": ("dien", {"form": "code"}),
+    "can": ("can", {}),
+    "can on din": ("can", {"base": "din"}),
+    "can on dien": ("can", {"base": "dien"}),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("data", type=Path)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--config", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--dry", action="store_true", help="write nothing")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    data = EncodedData.open(args.data)
+    rows = _earlier()
+    for name in args.models:
+        model, options = MODELS[name]
+        options = {**options, **_pairs(args.option)}
+        runs = [_run(data, model, options, seed, _pairs(args.config)) for seed in range(args.seeds)]
+        rows[name] = {"model": model, "options": options, **_summary(runs), "runs": runs}
+        rows[name] |= conditions(args.threads)
+        print(f"{name:18} {_line(rows[name])}", flush=True)
+        if not args.dry:
+            write(NAME, {"question": __doc__.split("\n")[0], "models": rows})
+
+
+def _run(data: EncodedData, model: str, options: dict, seed: int, changes: dict) -> dict:
+    config = TrainConfig(model=model, model_options=options, seed=seed, **changes)
+    with tempfile.TemporaryDirectory() as folder:
+        begin = time.perf_counter()
+        result = Trainer(data, config, Path(folder) / "run").fit()
+    assert result.test is not None
+    return {
+        "seed": seed,
+        "auc": result.test.auc,
+        "gauc": result.test.gauc,
+        "log_loss": result.test.log_loss,
+        "steps": result.steps,
+        "best_step": result.best_step,
+        "seconds": round(time.perf_counter() - begin, 1),
+        "samples_per_second": result.samples_per_second,
+    }
+
+
+def _summary(runs: list[dict]) -> dict:
+    found = {}
+    for name in ("auc", "gauc", "log_loss"):
+        values = [run[name] for run in runs]
+        found[name] = mean(values)
+        if len(values) > 1:
+            found[f"{name}_interval"] = T95[len(values) - 1] * stdev(values) / math.sqrt(len(values))
+    return found
+
+
+def _line(row: dict) -> str:
+    within = f" +- {row['auc_interval']:.4f}" if "auc_interval" in row else ""
+    seconds = mean(run["seconds"] for run in row["runs"])
+    return (
+        f"AUC {row['auc']:.4f}{within}  gAUC {row['gauc']:.4f}  log loss {row['log_loss']:.4f}  "
+        f"{seconds:.0f} s a run"
+    )
+
+
+def _pairs(given: list[str]) -> dict:
+    return {name: json.loads(value) for name, value in (text.split("=", 1) for text in given)}
+
+
+def _earlier() -> dict:
+    path = RESULTS / f"{NAME}.json"
+    return json.loads(path.read_text())["models"] if path.exists() else {}
+
+
+if __name__ == "__main__":
+    main()

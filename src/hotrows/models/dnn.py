@@ -1,0 +1,41 @@
+"""A deep network on the vectors and the dense features, with nothing beside it.
+
+    logit = MLP([vectors, dense])
+
+With a history among the features, pooled by its mean, this is the ranking network of YouTube
+(Covington et al. 2016), and the baseline of models that attend to what the history holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hotrows.models import tables
+from hotrows.models.model import Model
+from hotrows.models.vectors import Vectors
+from hotrows.nn import MLP
+from hotrows.schema import Schema
+
+
+class DNN(Model):
+    """hidden: sizes of the hidden layers."""
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        hidden: Sequence[int] = (400, 400, 400),
+        dropout: float = 0.0,
+        batch_norm: bool = False,
+    ) -> None:
+        super().__init__()
+        tables.check(schema, "DNN")
+        self.tables = tables.vector_tables(schema, dim)
+        width = len(schema.id_features) * dim + len(schema.dense)
+        self.deep = MLP((width, *hidden, 1), dropout=dropout, batch_norm=batch_norm)
+
+    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+        return self.deep(torch.cat([vectors.stack().flatten(1), dense], dim=1)).squeeze(1).float()

@@ -1,0 +1,29 @@
+"""Logistic regression: a weight for every id and for every dense feature.
+
+    logit = bias + weights of the ids + weights of the dense features
+
+It shows what single features say, before any model crosses them.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from hotrows.models import tables
+from hotrows.models.first_order import FirstOrder
+from hotrows.models.model import Model
+from hotrows.models.vectors import Vectors
+from hotrows.schema import Schema
+
+
+class LR(Model):
+    """Has no options; says 0.5 of every sample before it is trained."""
+
+    def __init__(self, schema: Schema) -> None:
+        super().__init__()
+        tables.check(schema, "LR")
+        self.tables = tables.linear_tables(schema)
+        self.first = FirstOrder(len(schema.dense))
+
+    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+        return self.first(vectors.stack(tables.LINEAR), dense)

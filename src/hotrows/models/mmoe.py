@@ -1,0 +1,79 @@
+"""Multi-gate mixture-of-experts (Ma et al. 2018): several labels learned together.
+
+                                  +-> gate of task 1 -> mixture 1 -> tower 1 -> logit 1
+    x = [vectors, dense] -> experts
+                                  +-> gate of task 2 -> mixture 2 -> tower 2 -> logit 2
+
+Tasks share the vectors and the experts; each weighs the experts by a gate of its own, sample by
+sample. The sizes by default are those of DeepRec's model zoo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hotrows.models import tables
+from hotrows.models.model import Model
+from hotrows.models.vectors import Vectors
+from hotrows.nn import ExpertMixture, GroupedMLP
+from hotrows.schema import Schema
+
+
+class MMoE(Model):
+    """labels: names of the labels to learn, a logit each; None: all that the schema has.
+
+    num_experts: how many; expert_hidden: sizes of their layers, the last is their output.
+    gate_hidden: sizes of a gate's hidden layers, none by default; tower_hidden: of a tower's.
+    dropout: of all hidden layers.
+    """
+
+    labels: tuple[str, ...]
+
+    def __init__(
+        self,
+        schema: Schema,
+        dim: int = 16,
+        labels: Sequence[str] | None = None,
+        num_experts: int = 4,
+        expert_hidden: Sequence[int] = (256, 192, 128, 64),
+        gate_hidden: Sequence[int] = (),
+        tower_hidden: Sequence[int] = (256, 192, 128, 64),
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        tables.check(schema, "MMoE")
+        _check(num_experts, expert_hidden)
+        self.labels = _labels(schema, labels)
+        self.tables = tables.vector_tables(schema, dim)
+        width = len(schema.id_features) * dim + len(schema.dense)
+        self.mixture = ExpertMixture(
+            width, len(self.labels), num_experts, expert_hidden, gate_hidden, dropout=dropout
+        )
+        self.towers = GroupedMLP(
+            len(self.labels), (expert_hidden[-1], *tower_hidden, 1), dropout=dropout
+        )
+
+    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+        x = torch.cat([vectors.stack().flatten(1), dense], dim=1)
+        return self.towers(self.mixture(x)).squeeze(2).t().float()  # [B, T]
+
+
+def _labels(schema: Schema, asked: Sequence[str] | None) -> tuple[str, ...]:
+    names = [label.name for label in schema.labels]
+    chosen = tuple(names if asked is None else asked)
+    if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(names):
+        raise ValueError(
+            f"MMoE needs labels of the schema, each once: some of {', '.join(names)}, not {asked!r}"
+        )
+    return chosen
+
+
+def _check(num_experts: int, expert_hidden: Sequence[int]) -> None:
+    if num_experts < 1 or not expert_hidden:
+        raise ValueError(
+            f"MMoE needs at least one expert with at least one layer, "
+            f"not num_experts={num_experts}, expert_hidden={tuple(expert_hidden)}"
+        )
