@@ -72,7 +72,31 @@ DEEPCTR_MMOE = {
     "gate_dnn_hidden_units": (5,),
     "tower_dnn_hidden_units": (7,),
 }
+DIN = {"attention": (10, 5), "attention_activation": "sigmoid", "hidden": HIDDEN}
+DIN |= {"activation": "relu"}
+DIEN = {"hidden": HIDDEN, "activation": "relu", "auxiliary": 0.0}
+MLP_DIEN = DIEN | {"attention": (10, 5)}
+DEEPCTR_DIN = {**AS_DEEPCTR, "att_hidden_size": (10, 5), "att_activation": "sigmoid"}
+DEEPCTR_DIEN = {**AS_DEEPCTR, "att_hidden_units": (10, 5), "att_activation": "sigmoid"}
+FUXICTR_DIN = {"dnn_hidden_units": list(HIDDEN), "attention_hidden_units": [10, 5]}
+FUXICTR_DIEN = {"dnn_hidden_units": list(HIDDEN), "batch_norm": False}
+FUXICTR_MLP_DIEN = FUXICTR_DIEN | {
+    "attention_type": "din_attention",
+    "attention_hidden_units": [10, 5],
+    "attention_activation": "sigmoid",
+}
 ONE_BIAS = "theirs has one bias where the linear and the deep part of ours have one each"
+SEES_PADDING = "histories of one length: its Dice takes its mean and variance over padding too"
+AVERAGES_PADDING = "no empty history: it has the mean of the padding's rows there, ours is 0"
+
+
+def _plain_dice(model: nn.Module) -> None:
+    """The Dice of the paper, whose batch normalisation has no scale and shift of its own."""
+    for norm in model.modules():
+        if isinstance(norm, nn.BatchNorm1d):
+            norm.requires_grad_(False)
+            norm.eps = 1e-9
+
 
 PAIRS = [
     Pair("deepctr-torch", "LR", ("lr", {}), ("lr", {}), PLAIN, weights.deepctr_lr,
@@ -92,6 +116,21 @@ PAIRS = [
          weights.deepctr_dcn_mixture, remark="its further linear part is left out"),
     Pair("deepctr-torch", "MMOE", ("mmoe", MMOE), ("mmoe", DEEPCTR_MMOE), TWO_LABELS,
          weights.deepctr_mmoe, remark="its gates have no last bias, ours is 0"),
+    Pair("deepctr-torch", "DIN", ("din", DIN), ("din", DEEPCTR_DIN), HISTORY, weights.deepctr_din),
+    Pair("deepctr-torch", "DIN normalized", ("din", DIN | {"normalize": True}),
+         ("din", DEEPCTR_DIN | {"att_weight_normalization": True}), HISTORY,
+         weights.deepctr_din_normalized, shortest=1, remark=AVERAGES_PADDING),
+    Pair("deepctr-torch", "DIN Dice", ("din", DIN | {"attention_activation": "dice"}),
+         ("din", DEEPCTR_DIN | {"att_activation": "Dice"}), HISTORY, weights.deepctr_din,
+         shortest=HISTORY.max_length, remark=SEES_PADDING + "; without its scale and shift",
+         prepare=_plain_dice),
+    Pair("deepctr-torch", "DIEN AIGRU", ("dien", MLP_DIEN | {"evolution": "aigru"}),
+         ("dien", DEEPCTR_DIEN | {"gru_type": "AIGRU"}), HISTORY, weights.deepctr_dien),
+    Pair("deepctr-torch", "DIEN AGRU", ("dien", MLP_DIEN | {"evolution": "agru"}),
+         ("dien", DEEPCTR_DIEN | {"gru_type": "AGRU"}), HISTORY, weights.deepctr_dien),
+    Pair("deepctr-torch", "DIEN AUGRU", ("dien", MLP_DIEN),
+         ("dien", DEEPCTR_DIEN | {"gru_type": "AUGRU"}), HISTORY, weights.deepctr_dien,
+         remark="its AUGRU has one bias where ours, as nn.GRU, has two"),
     Pair("fuxictr", "LR", ("lr", {}), ("lr", {}), NO_DENSE, weights.fuxictr_lr),
     Pair("fuxictr", "FM", ("fm", {}), ("fm", {}), NO_DENSE, weights.fuxictr_lr),
     Pair("fuxictr", "DNN", ("dnn", {"hidden": HIDDEN}), ("dnn", {"hidden": HIDDEN}), NO_DENSE,
@@ -103,11 +142,31 @@ PAIRS = [
     Pair("fuxictr", "DCNv2", ("dcnv2", CROSSES), ("dcnv2", CROSSES), NO_DENSE, weights.fuxictr_dcn),
     Pair("fuxictr", "DCNv2 mixture", ("dcnv2", MIXTURE), ("dcnv2_mixture", MIXTURE), NO_DENSE,
          weights.fuxictr_dcn_mixture),
+    Pair("fuxictr", "DIN", ("din", DIN),
+         ("din", FUXICTR_DIN | {"attention_hidden_activations": "sigmoid"}), HISTORY,
+         weights.fuxictr_din),
+    Pair("fuxictr", "DIN normalized", ("din", DIN | {"normalize": True}),
+         ("din", FUXICTR_DIN | {"attention_hidden_activations": "sigmoid", "din_use_softmax": True}),
+         HISTORY, weights.fuxictr_din_normalized, shortest=1, remark=AVERAGES_PADDING),
+    Pair("fuxictr", "DIN Dice",
+         ("din", DIN | {"attention_activation": "dice", "activation": "dice"}),
+         ("din", FUXICTR_DIN | {"attention_hidden_activations": "Dice", "dnn_activations": "Dice"}),
+         HISTORY, weights.fuxictr_din, shortest=HISTORY.max_length, remark=SEES_PADDING),
+    Pair("fuxictr", "DIEN AGRU", ("dien", DIEN | {"evolution": "agru"}),
+         ("dien", FUXICTR_DIEN | {"gru_type": "AGRU"}), HISTORY, weights.fuxictr_dien,
+         remark="bilinear attention"),
+    Pair("fuxictr", "DIEN AUGRU", ("dien", DIEN), ("dien", FUXICTR_DIEN), HISTORY,
+         weights.fuxictr_dien, remark="bilinear attention"),
+    Pair("fuxictr", "DIEN AUGRU of DIN", ("dien", MLP_DIEN), ("dien", FUXICTR_MLP_DIEN), HISTORY,
+         weights.fuxictr_dien, remark="DIN's attention"),
 ]  # fmt: skip
 
 DIFFERS = {
     "fuxictr: dense values": "each is multiplied with a vector of its own; compared without them",
     "fuxictr: MMoE": "not in the package",
+    "fuxictr: DIEN with AIGRU": "fails: multiplies states [B, L, D] with scores [B, L]",
+    "deepctr-torch: DIEN with GRU": "attention over the states of a second GRU; ours has no such form",
+    "deepctr-torch: Dice in the MLP on top": "fails: it takes [B, L, D] alone there",
     "deepctr-torch: linear part of DCN and DCNMix": "added to the logit; the paper has none, nor ours",
 }
 
@@ -207,7 +266,7 @@ def _differences(pair: Pair, dtype: torch.dtype) -> dict[str, float]:
     upstream = torch.randint(-8, 9, found.shape).to(dtype) / 8  # exact in either precision
     result = {"logits": _difference([expected], [found])}
     for kind, of in (("dense", dense), ("rows", tables)):
-        leaves = list({id(leaf): leaf for leaf in of.values()}.values())
+        leaves = list({id(leaf): leaf for leaf in of.values() if leaf.requires_grad}.values())
         ours, peers = (_gradients(out, leaves, upstream) for out in (expected, found))
         result[kind] = _difference(ours, peers)
     return result

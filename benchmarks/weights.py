@@ -15,6 +15,7 @@ from benchmarks.samples import Features
 
 Weights = dict[str, Tensor]
 Layer = tuple[Tensor, Tensor | None]  # weight, bias
+RECURRENT = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 Mapping = Callable[[Weights, Features, int], Weights]  # parameters, features, width of vectors
 
 
@@ -105,6 +106,32 @@ def deepctr_mmoe(p: Weights, features: Features, dim: int) -> Weights:
     return found
 
 
+def deepctr_din(p: Weights, features: Features, dim: int, normalized: bool = False) -> Weights:
+    return _deepctr_top(p, features, dim, past_first=False) | _deepctr_attention(
+        p, "attention.local_att", dim, normalized
+    )
+
+
+def deepctr_din_normalized(p: Weights, features: Features, dim: int) -> Weights:
+    return deepctr_din(p, features, dim, normalized=True)
+
+
+def deepctr_dien(p: Weights, features: Features, dim: int) -> Weights:
+    """Where its AUGRU has one bias for both, each of ours is that one."""
+    found = _deepctr_top(p, features, dim, past_first=True)
+    found |= _deepctr_attention(p, "interest_evolution.attention.local_att", dim, normalized=True)
+    for ours, theirs in (
+        ("extraction", "interest_extractor.gru."),
+        ("evolving", "interest_evolution.interest_evolution."),
+    ):
+        of = {name.removeprefix(theirs): value for name, value in p.items()}
+        of = {name.removeprefix("rnn.").removesuffix("_l0"): value for name, value in of.items()}
+        of.setdefault("bias_hh", of["bias_ih"])
+        for name in RECURRENT:
+            found[f"interests.0.{ours}.{name}"] = of[name]
+    return found
+
+
 # ---- FuxiCTR
 
 
@@ -128,6 +155,94 @@ def fuxictr_dcn_mixture(p: Weights, features: Features, dim: int) -> Weights:
         [p[f"cross.{of}.{n}"] for n in layers] for of in ("U_list", "V_list", "C_list", "bias")
     )
     return found | cross_mixture(*parts, [weight for weight, _ in linears(p, "cross.gating")])
+
+
+def fuxictr_din(p: Weights, features: Features, dim: int, normalized: bool = False) -> Weights:
+    unit = "attention_layers.attention_layer.mlp"
+    return _fuxictr_top(p, features, dim) | attention(
+        linears(p, unit), alphas(p, unit), dim, normalized
+    )
+
+
+def fuxictr_din_normalized(p: Weights, features: Features, dim: int) -> Weights:
+    return fuxictr_din(p, features, dim, normalized=True)
+
+
+def fuxictr_dien(p: Weights, features: Features, dim: int) -> Weights:
+    found = _fuxictr_top(p, features, dim)
+    for name in RECURRENT:
+        found[f"interests.0.extraction.{name}"] = p[f"extraction_modules.0.{name}_l0"]
+    for ours, theirs in (("ih", "x2h"), ("hh", "h2h")):
+        for kind in ("weight", "bias"):
+            update, reset, new = p[f"evolving_modules.0.gru_cell.{theirs}.{kind}"].chunk(3)
+            found[f"interests.0.evolving.{kind}_{ours}"] = torch.cat([reset, update, new])
+    unit = "attention_modules.0."
+    if f"{unit}W_kernel" in p:
+        return found | {"interests.0.attention.weight": p[f"{unit}W_kernel"]}
+    return found | attention(linears(p, f"{unit}attn_mlp.mlp"), [], dim, normalized=True)
+
+
+# ---- parts
+
+
+def attention(
+    layers: Sequence[Layer], slopes: Sequence[Tensor], dim: int, normalized: bool
+) -> Weights:
+    """DIN's unit; slopes: of Dice, after each hidden layer.
+
+    Ours divides normalized scores by sqrt(D), theirs do not: its last layer is sqrt(D) times theirs.
+    """
+    ours = "interests.0.attention"
+    weight, bias = layers[-1]
+    scale = dim**0.5 if normalized else 1.0
+    last = (weight * scale, _bias(weight, bias) * scale)
+    first_weight, first_bias = layers[0]
+    found = mlp(f"{ours}.rest", [*layers[1:-1], last])
+    found |= {f"{ours}.first.weight": first_weight, f"{ours}.first.bias": first_bias}
+    for n, slope in enumerate(slopes):
+        where = f"{ours}.rest.after.{n - 1}" if n else f"{ours}.activation"
+        found[f"{where}.alpha"] = slope.flatten()
+    return found
+
+
+def alphas(p: Weights, prefix: str) -> list[Tensor]:
+    """The slopes of Dice, PREFIX.N.alpha, in order."""
+    names = [name for name in p if name.startswith(f"{prefix}.") and name.endswith(".alpha")]
+    return [p[name] for name in sorted(names, key=lambda name: int(name.split(".")[-2]))]
+
+
+def _deepctr_attention(p: Weights, unit: str, dim: int, normalized: bool) -> Weights:
+    last = (p[f"{unit}.dense.weight"], p[f"{unit}.dense.bias"])
+    slopes = alphas(p, f"{unit}.dnn.activation_layers")
+    return attention([*linears(p, f"{unit}.dnn.linears"), last], slopes, dim, normalized)
+
+
+def _deepctr_top(p: Weights, features: Features, dim: int, past_first: bool) -> Weights:
+    last = p["linear.weight"] if "linear.weight" in p else p["dnn_linear.weight"]
+    order = ["past", "fields", "dense"] if past_first else ["fields", "past", "dense"]
+    layers = [*linears(p, "dnn.linears"), (last, p["out.bias"])]
+    sizes = {"fields": len(features.fields) * dim, "dense": features.num_dense, "past": dim}
+    return mlp("top", _reordered(layers, sizes, order, ["fields", "dense", "past"]))
+
+
+def _fuxictr_top(p: Weights, features: Features, dim: int) -> Weights:
+    """Its input has the target behind all other features."""
+    fields = list(features.fields)
+    sizes = dict.fromkeys(fields, dim) | {"dense": features.num_dense, "past": dim}
+    others = [name for name in fields if name != features.target]
+    order = [*others, "dense", features.target, "past"]
+    found = mlp("top", _reordered(linears(p, "dnn.mlp"), sizes, order, [*fields, "dense", "past"]))
+    return found | {f"top.after.{n}.alpha": slope for n, slope in enumerate(alphas(p, "dnn.mlp"))}
+
+
+def _reordered(
+    layers: Sequence[Layer], sizes: dict[str, int], theirs: Sequence[str], ours: Sequence[str]
+) -> list[Layer]:
+    """The columns of the first layer, blocks of these sizes, in our order."""
+    weight, bias = layers[0]
+    parts = weight.split([sizes[name] for name in theirs], 1)
+    blocks = dict(zip(theirs, parts, strict=True))
+    return [(torch.cat([blocks[name] for name in ours], 1), bias), *layers[1:]]
 
 
 def _bias(weight: Tensor, bias: Tensor | None) -> Tensor:
