@@ -54,6 +54,20 @@ def cut(samples: Samples, first: int, end: int) -> Samples:
     )
 
 
+def take(samples: Samples, places: np.ndarray) -> Samples:
+    """The samples at these places, in their order."""
+    begins, lengths = samples.offsets[places], np.diff(samples.offsets)[places]
+    offsets = ends_of(lengths)
+    elements = np.arange(offsets[-1]) + np.repeat(begins - offsets[:-1], lengths)
+    return Samples(
+        np.ascontiguousarray(samples.ids[:, places], np.int64),
+        samples.dense[places],
+        samples.labels[places],
+        samples.history[elements].astype(np.int64),
+        offsets,
+    )
+
+
 def batches(samples: Samples, size: int) -> list[Samples]:
     """All samples in order, `size` at a time; the last batch may be smaller."""
     return [cut(samples, first, first + size) for first in range(0, samples.size, size)]

@@ -48,10 +48,8 @@ def batch_of(features: Features, samples: Samples) -> hotrows.Batch:
 
 
 def embedding_of(
-    model: models.Model, optimizer: hotrows.Adagrad, seed: int = 0
+    model: models.Model, features: Features, optimizer: hotrows.Adagrad, seed: int = 0
 ) -> hotrows.Embedding:
     """The model's tables, all under one optimizer."""
-    tables = [replace(table, optimizer=None) for table in model.tables]
-    return hotrows.Embedding(
-        tables, optimizer=optimizer, seed=seed, sequences=getattr(model, "sequences", ())
-    )
+    model.tables = tuple(replace(table, optimizer=None) for table in model.tables)
+    return hotrows.Embedding.of(model, schema_of(features), optimizer=optimizer, seed=seed)

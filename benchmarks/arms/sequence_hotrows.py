@@ -51,7 +51,7 @@ def _options(args: Namespace) -> dict[str, Any]:
 def _step(args: Namespace) -> Callable[[int], float]:
     data = [batch_of(FEATURES, samples) for samples in batches_of()]
     model = build(args.model, FEATURES, args.dim, **_options(args))
-    embedding = embedding_of(model, hotrows.Adagrad(lr=ROW_LEARNING_RATE))
+    embedding = embedding_of(model, FEATURES, hotrows.Adagrad(lr=ROW_LEARNING_RATE))
     use_linear_paths(model, choose_linear_paths(model, BATCH_SIZE))
     optimizer = torch.optim.Adam(model.parameters(), DENSE_LEARNING_RATE, fused=True)
 
