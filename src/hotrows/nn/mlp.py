@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from hotrows.nn.dice import Dice
 from hotrows.nn.dropout import Dropout
 from hotrows.nn.linear import can_chain, chain
+from hotrows.nn.prelu import PReLU
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -17,12 +19,34 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "none": lambda x: x,
 }
+LEARNED: dict[str, Callable[[int], nn.Module]] = {"dice": Dice, "prelu": PReLU}
+
+
+class Activation(nn.Module):
+    """One of `ACTIVATIONS`, by its name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ACTIVATIONS[self.name](x)
+
+    def extra_repr(self) -> str:
+        return self.name
+
+
+def activation_layer(name: str, width: int) -> nn.Module:
+    """The activation of that name for `width` features; some have parameters of their own."""
+    check_activations(name)
+    return LEARNED[name](width) if name in LEARNED else Activation(name)
 
 
 class MLP(nn.Module):
     """Linear layers of the given sizes: [B, sizes[0]] -> [B, sizes[-1]].
 
-    activation: after every layer but the last; last_activation: after the last.
+    activation: after every layer but the last; last_activation: after the last: "relu", "sigmoid",
+    "tanh", "none", or, with parameters of their own for each layer, "prelu" and "dice".
     dropout: the share of hidden activations dropped in training; batch_norm: before activations.
     Weights start at N(0, sqrt(2 / (in + out))) as in DLRM, biases at 0.
 
@@ -39,12 +63,17 @@ class MLP(nn.Module):
         last_activation: str = "none",
     ) -> None:
         super().__init__()
-        _check(sizes, activation, last_activation)
+        _check(sizes)
+        check_activations(activation, last_activation)
         pairs = list(itertools.pairwise(sizes))
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairs)
         self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[1:-1] if batch_norm)
         self.dropout = Dropout(dropout)
         self.activations = (activation,) * (len(pairs) - 1) + (last_activation,)
+        self.after = nn.ModuleList(
+            activation_layer(name, size)
+            for name, size in zip(self.activations, sizes[1:], strict=True)
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -57,9 +86,9 @@ class MLP(nn.Module):
         if self._is_chain() and can_chain(x, self.layers):
             return chain(x, self.layers, [name == "relu" for name in self.activations])
         last = len(self.layers) - 1
-        for place, (layer, name) in enumerate(zip(self.layers, self.activations, strict=True)):
+        for place, (layer, after) in enumerate(zip(self.layers, self.after, strict=True)):
             norm = self.norms[place] if self.norms and place < last else None
-            x = _perceptron(x, layer, norm, name)
+            x = _perceptron(x, layer, norm, after)
             if place < last:
                 x = self.dropout(x)
         return x
@@ -69,11 +98,12 @@ class MLP(nn.Module):
         return not drops and not self.norms and set(self.activations) <= {"relu", "none"}
 
 
-def _perceptron(x: Tensor, layer: nn.Module, norm: nn.Module | None, activation: str) -> Tensor:
-    if norm is None and activation == "relu" and can_chain(x, [layer]):
+def _perceptron(x: Tensor, layer: nn.Module, norm: nn.Module | None, after: nn.Module) -> Tensor:
+    is_relu = isinstance(after, Activation) and after.name == "relu"
+    if norm is None and is_relu and can_chain(x, [layer]):
         return chain(x, [layer], relu=[True])
     x = layer(x)
-    return ACTIVATIONS[activation](x if norm is None else norm(x))
+    return after(x if norm is None else norm(x))
 
 
 def linear_from_zero(num_inputs: int) -> MLP:
@@ -88,9 +118,13 @@ def linear_from_zero(num_inputs: int) -> MLP:
     return layer
 
 
-def _check(sizes: Sequence[int], *activations: str) -> None:
+def check_activations(*names: str) -> None:
+    known = sorted((*ACTIVATIONS, *LEARNED))
+    for name in names:
+        if name not in known:
+            raise ValueError(f"activation must be one of {known}, not {name!r}")
+
+
+def _check(sizes: Sequence[int]) -> None:
     if len(sizes) < 2 or min(sizes) < 1:
         raise ValueError(f"MLP needs at least two positive sizes, not {tuple(sizes)}")
-    for name in activations:
-        if name not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {sorted(ACTIVATIONS)}, not {name!r}")

@@ -1,0 +1,246 @@
+// The first layer of target attention (DIN): y_n = W [q, k_n, q - k_n, q * k_n] + bias, forward and
+// backward, without the four-fold input. With W = [Wq | Wk | Wd | Wp], all [H, D], a sample's query
+// makes of it one matrix for all of its keys:
+//
+//   y_n = M k_n + c    M = (Wk - Wd) + Wp diag(q),    c = (Wq + Wd) q + bias
+//
+//   forward    M^T: [D, P] is built in the cache, then applied to the sample's keys
+//   backward   dk_n = M^T g_n;  S = K^T G: [D, P] is the gradient of M^T, and gives those of q and of
+//              the weights;  the sum of g_n is the gradient of c
+//
+// Rows are padded to P (of H) and E (of D), whole registers. Where H or D are whole registers, what
+// the caller holds is read and written in place; elsewhere through a tile of scratch. Lists of one or
+// two keys take the same way: a special one, y_n = [Wk - Wd, Wp] [k_n, q * k_n] + c, is no faster.
+#include <memory>
+
+#include "chunks.h"
+#include "matrix.h"
+
+namespace {
+
+using namespace hotrows;
+
+constexpr int64_t kTile = 128;  // keys of a sample at once
+
+struct Shape {
+  int64_t D, H;
+  int64_t E() const { return padded(D); }
+  int64_t P() const { return padded(H); }
+  int64_t size() const { return D * P(); }
+};
+
+// The three matrices that the formula has of the weight, [D, P] and, turned, [H, E].
+struct Weights {
+  std::vector<float> query, key, product;
+  std::vector<float> turned_query, turned_key, turned_product;
+
+  Weights(const float* weight, const Shape& s, bool backward)
+      : query(s.size()), key(s.size()), product(s.size()) {
+    if (backward)
+      for (auto* turned : {&turned_query, &turned_key, &turned_product}) turned->resize(s.H * s.E());
+    for (int64_t h = 0; h < s.H; ++h)
+      for (int64_t d = 0; d < s.D; ++d) {
+        const float* of = weight + h * 4 * s.D + d;
+        const float q = of[0] + of[2 * s.D], k = of[s.D] - of[2 * s.D], p = of[3 * s.D];
+        query[d * s.P() + h] = q, key[d * s.P() + h] = k, product[d * s.P() + h] = p;
+        if (!backward) continue;
+        const int64_t turned = h * s.E() + d;
+        turned_query[turned] = q, turned_key[turned] = k, turned_product[turned] = p;
+      }
+  }
+};
+
+// Rows of `count` floats, `to_stride` and `from_stride` apart; what is left of a register is zero.
+void copy_rows(const float* from, int64_t from_stride, int64_t rows, int64_t count, float* to,
+               int64_t to_stride) {
+  for (int64_t r = 0; r < rows; ++r)
+    for (int64_t n = 0; n < count; n += kLanes)
+      store(to + r * to_stride + n, load(from + r * from_stride + n, count - n),
+            std::min(kLanes, to_stride - n));
+}
+
+// M^T = key + diag(q) product: [D, P].
+void matrix_of(const float* q, const Weights& w, const Shape& s, float* matrix) {
+  for (int64_t d = 0; d < s.D; ++d)
+    for (int64_t n = d * s.P(); n < (d + 1) * s.P(); n += kLanes)
+      store_full(matrix + n, fma(spread(q[d]), load_full(&w.product[n]), load_full(&w.key[n])));
+}
+
+// M = turned key + turned product diag(q): [H, E]; q: [E], zeros behind D.
+void turned_matrix_of(const float* q, const Weights& w, const Shape& s, float* matrix) {
+  for (int64_t d = 0; d < s.E(); d += kLanes) {
+    const Vec query = load_full(q + d);
+    for (int64_t n = d; n < s.H * s.E(); n += s.E())
+      store_full(matrix + n, fma(query, load_full(&w.turned_product[n]), load_full(&w.turned_key[n])));
+  }
+}
+
+void forward(const float* queries, const float* keys, const int64_t* offsets, const float* weight,
+             const float* bias, int64_t B, const Shape& s, float* out) {
+  const Weights w(weight, s, false);
+  const Chunks chunks{offsets, B};
+  const int64_t P = s.P();
+  const bool in_place = s.H == P;
+  std::vector<float> padded_bias(P);
+  if (bias) std::copy(bias, bias + s.H, padded_bias.data());
+#pragma omp parallel
+  {
+    std::vector<float> matrix(s.size()), tile(in_place ? 0 : kTile * P), terms;
+#pragma omp for schedule(dynamic)
+    for (int64_t c = 0; c < chunks.count(); ++c) {
+      const int64_t first = chunks.first(c), end = chunks.first(c + 1);
+      terms.resize((end - first) * P);
+      copy_rows(padded_bias.data(), 0, end - first, P, terms.data(), P);
+      multiply(queries + first * s.D, {s.D, 1}, w.query.data(), P, end - first, s.D, P, terms.data(), P,
+               true);
+      for (int64_t b = first; b < end; ++b) {
+        if (offsets[b] < offsets[b + 1]) matrix_of(queries + b * s.D, w, s, matrix.data());
+        for (int64_t n = offsets[b]; n < offsets[b + 1]; n += kTile) {
+          const int64_t rows = std::min(kTile, offsets[b + 1] - n);
+          float* y = in_place ? out + n * s.H : tile.data();
+          copy_rows(&terms[(b - first) * P], 0, rows, P, y, P);
+          multiply(keys + n * s.D, {s.D, 1}, matrix.data(), P, rows, s.D, P, y, P, true);
+          if (!in_place) copy_rows(y, P, rows, s.H, out + n * s.H, s.H);
+        }
+      }
+    }
+  }
+}
+
+// What a chunk of samples adds to the gradients of the weights, [D, P] each, and of the bias, [P].
+struct Part {
+  float *query, *key, *product, *bias;
+  static int64_t size(const Shape& s) { return 3 * s.size() + s.P(); }
+  Part(float* at, const Shape& s)
+      : query(at), key(at + s.size()), product(at + 2 * s.size()), bias(at + 3 * s.size()) {}
+};
+
+// One thread's scratch on the way back.
+struct Scratch {
+  std::vector<float> query, matrix, sums, tile, keys_tile, terms, queries_tile;
+  explicit Scratch(const Shape& s)
+      : query(s.E()), matrix(s.H * s.E()), sums(s.size()),
+        tile(s.H == s.P() ? 0 : kTile * s.P()), keys_tile(s.D == s.E() ? 0 : kTile * s.E()) {}
+};
+
+struct Backward {
+  const float *grad, *queries, *keys;
+  const int64_t* offsets;
+  const Weights& w;
+  const Shape& s;
+  float *grad_queries, *grad_keys;
+
+  // The gradients of a sample's keys; S into t.sums, and the sum of g_n into `term`: [P].
+  void keys_of(int64_t b, Scratch& t, float* term) const {
+    const int64_t P = s.P(), E = s.E();
+    copy_rows(queries + b * s.D, s.D, 1, s.D, t.query.data(), E);
+    turned_matrix_of(t.query.data(), w, s, t.matrix.data());
+    for (int64_t n = offsets[b]; n < offsets[b + 1]; n += kTile) {
+      const int64_t rows = std::min(kTile, offsets[b + 1] - n);
+      const float* g = s.H == P ? grad + n * P : t.tile.data();
+      if (s.H != P) copy_rows(grad + n * s.H, s.H, rows, s.H, t.tile.data(), P);
+      multiply(keys + n * s.D, {1, s.D}, g, P, s.D, rows, P, t.sums.data(), P, n > offsets[b]);
+      for (int64_t h = 0; h < P; h += kLanes) {
+        Vec total = load_full(term + h);
+        for (int64_t r = 0; r < rows; ++r) total += load_full(g + r * P + h);
+        store_full(term + h, total);
+      }
+      float* to = s.D == E ? grad_keys + n * s.D : t.keys_tile.data();
+      multiply(g, {P, 1}, t.matrix.data(), E, rows, s.H, E, to, E, false);
+      if (s.D != E) copy_rows(to, E, rows, s.D, grad_keys + n * s.D, s.D);
+    }
+  }
+
+  // What S adds to the gradients of the weights, and to that of the query through M.
+  void weights_of(int64_t b, const Scratch& t, Part& part) const {
+    const int64_t P = s.P();
+    for (int64_t d = 0; d < s.D; ++d) {
+      const Vec q = spread(queries[b * s.D + d]);
+      Vec total = {};
+      for (int64_t n = d * P; n < (d + 1) * P; n += kLanes) {
+        const Vec sums = load_full(&t.sums[n]);
+        store_full(part.key + n, load_full(part.key + n) + sums);
+        store_full(part.product + n, fma(q, sums, load_full(part.product + n)));
+        total = fma(load_full(&w.product[n]), sums, total);
+      }
+      grad_queries[b * s.D + d] = sum(total);
+    }
+  }
+
+  // All of the samples [first, end), terms and queries' gradients in one product each.
+  void chunk(int64_t first, int64_t end, Scratch& t, Part part) const {
+    const int64_t P = s.P(), E = s.E(), D = s.D, samples = end - first;
+    std::fill(part.query, part.query + Part::size(s), 0.0f);
+    t.terms.assign(samples * P, 0.0f);
+    std::fill(grad_queries + first * D, grad_queries + end * D, 0.0f);
+    for (int64_t b = first; b < end; ++b) {
+      if (offsets[b] == offsets[b + 1]) continue;
+      keys_of(b, t, &t.terms[(b - first) * P]);
+      weights_of(b, t, part);
+    }
+    multiply(queries + first * D, {1, D}, t.terms.data(), P, D, samples, P, part.query, P, false);
+    for (int64_t b = 0; b < samples; ++b)
+      for (int64_t h = 0; h < P; ++h) part.bias[h] += t.terms[b * P + h];
+    t.queries_tile.resize(samples * E);
+    copy_rows(grad_queries + first * D, D, samples, D, t.queries_tile.data(), E);
+    multiply(t.terms.data(), {P, 1}, w.turned_query.data(), E, samples, s.H, E, t.queries_tile.data(), E,
+             true);
+    copy_rows(t.queries_tile.data(), E, samples, D, grad_queries + first * D, D);
+  }
+};
+
+// Adds row d of the parts, chunk after chunk, into column d of each quarter of grad_weight: [H, 4D].
+void write_weights(const float* parts, int64_t count, const Shape& s, int64_t d, float* grad_weight) {
+  std::vector<float> rows(3 * s.P());
+  for (int64_t c = 0; c < count; ++c)
+    for (int64_t m = 0; m < 3; ++m)
+      for (int64_t h = 0; h < s.P(); ++h)
+        rows[m * s.P() + h] += parts[c * Part::size(s) + m * s.size() + d * s.P() + h];
+  for (int64_t h = 0; h < s.H; ++h) {
+    const float query = rows[h], key = rows[s.P() + h], product = rows[2 * s.P() + h];
+    float* to = grad_weight + h * 4 * s.D + d;
+    to[0] = query, to[s.D] = key, to[2 * s.D] = query - key, to[3 * s.D] = product;
+  }
+}
+
+void backward(const Backward& run, int64_t B, float* grad_weight, float* grad_bias) {
+  const Shape& s = run.s;
+  const Chunks chunks{run.offsets, B};
+  const int64_t count = chunks.count();
+  const std::unique_ptr<float[]> parts(new float[count * Part::size(s)]);
+#pragma omp parallel
+  {
+    Scratch scratch(s);
+#pragma omp for schedule(dynamic)
+    for (int64_t c = 0; c < count; ++c)
+      run.chunk(chunks.first(c), chunks.first(c + 1), scratch, Part(&parts[c * Part::size(s)], s));
+#pragma omp for schedule(static)
+    for (int64_t d = 0; d < s.D; ++d) write_weights(parts.get(), count, s, d, grad_weight);
+  }
+  std::fill(grad_bias, grad_bias + s.H, 0.0f);
+  for (int64_t c = 0; c < count; ++c) {
+    const Part part(&parts[c * Part::size(s)], s);
+    for (int64_t h = 0; h < s.H; ++h) grad_bias[h] += part.bias[h];
+  }
+}
+
+}  // namespace
+
+// queries: [B, D], keys: [N, D], offsets: [B + 1], weight: [H, 4D], bias: [H] or null; out: [N, H].
+HOTROWS_API void hotrows_target_projection(const float* queries, const float* keys,
+                                           const int64_t* offsets, const float* weight,
+                                           const float* bias, int64_t B, int64_t D, int64_t H,
+                                           float* out) {
+  forward(queries, keys, offsets, weight, bias, B, Shape{D, H}, out);
+}
+
+HOTROWS_API void hotrows_target_projection_backward(const float* grad, const float* queries,
+                                                    const float* keys, const int64_t* offsets,
+                                                    const float* weight, int64_t B, int64_t D,
+                                                    int64_t H, float* grad_queries, float* grad_keys,
+                                                    float* grad_weight, float* grad_bias) {
+  const Shape s{D, H};
+  const Weights w(weight, s, true);
+  backward(Backward{grad, queries, keys, offsets, w, s, grad_queries, grad_keys}, B, grad_weight,
+           grad_bias);
+}

@@ -1,0 +1,43 @@
+// Rows, and samples of uneven length, in chunks of about equal work. The chunks follow from the shapes
+// alone: what is summed by chunk, and then chunk after chunk, does not depend on the number of threads.
+#pragma once
+
+#include "core.h"
+
+namespace hotrows {
+
+// Into how many chunks M rows are cut; chunk c begins at row M * c / count.
+inline int64_t chunks_of_rows(int64_t M) { return std::clamp<int64_t>(M / 512, 1, 32); }
+
+// Samples, cut between each other.
+struct Chunks {
+  const int64_t* offsets;  // [B + 1]
+  int64_t B;
+
+  // Work of the samples before b: their positions, and one more for each sample.
+  int64_t work(int64_t b) const { return offsets[b] + b; }
+  int64_t count() const { return std::clamp<int64_t>(work(B) / 512, 1, 64); }
+  int64_t first(int64_t c) const {  // the first sample of chunk c, B for c = count()
+    const int64_t before = work(B) * c / count();
+    int64_t low = 0, high = B;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (work(middle) < before)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    return low;
+  }
+};
+
+// Calls run(b) for every sample, chunks in parallel.
+template <class Run>
+void each_sample(const int64_t* offsets, int64_t B, Run run) {
+  const Chunks chunks{offsets, B};
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t c = 0; c < chunks.count(); ++c)
+    for (int64_t b = chunks.first(c); b < chunks.first(c + 1); ++b) run(b);
+}
+
+}  // namespace hotrows

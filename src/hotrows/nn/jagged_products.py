@@ -1,0 +1,93 @@
+"""Attention's sums over lists of vectors: a softmax of scores, weighted sums, dot products.
+
+A jagged batch is [N, D] vectors and [B + 1] int64 offsets: sample b has
+vectors[offsets[b] : offsets[b + 1]]. Nothing is padded, and samples do not touch each other. Narrow
+values, as under autocast, are computed in float32. Offsets that do not fit their vectors are a
+ValueError on the native core.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hotrows.ops import attention
+
+_NARROW = (torch.bfloat16, torch.float16)
+
+
+def softmax_jagged(scores: Tensor, offsets: Tensor) -> Tensor:
+    """The softmax over each sample's scores: [N] -> [N].
+
+    scores = [0., 0., 5.], offsets = [0, 2, 2, 3]  ->  [0.5, 0.5, 1.]
+    """
+    return _SoftmaxJagged.apply(widened(scores), offsets)
+
+
+def weighted_sum(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
+    """Each sample's sum of weights[n] values[n]: [N], [N, D] -> [B, D]; zeros for an empty list.
+
+    weights = [2., 3.], values = [[1., 0.], [0., 1.]], offsets = [0, 2, 2]  ->  [[2., 3.], [0., 0.]]
+    """
+    return _WeightedSum.apply(widened(weights), widened(values), offsets)
+
+
+def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+    """The product of each key with its sample's query: [B, D], [N, D] -> [N].
+
+    queries = [[1., 2.]], keys = [[3., 4.], [5., 6.]], offsets = [0, 2]  ->  [11., 17.]
+    """
+    return _JaggedDot.apply(widened(queries), widened(keys), offsets)
+
+
+def widened(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in _NARROW else values
+
+
+class _SoftmaxJagged(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, scores, offsets):
+        weights = attention.softmax_jagged(scores, offsets)
+        ctx.save_for_backward(weights, offsets)
+        return weights
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return attention.softmax_jagged_backward(grad, *ctx.saved_tensors), None
+
+
+class _WeightedSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weights, values, offsets):
+        ctx.save_for_backward(weights, values, offsets)
+        return attention.weighted_sum(weights, values, offsets)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        weights, values, offsets = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            attention.jagged_dot(grad, values, offsets) if wanted[0] else None,
+            attention.weighted_copies(weights, grad, offsets) if wanted[1] else None,
+            None,
+        )
+
+
+class _JaggedDot(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, queries, keys, offsets):
+        ctx.save_for_backward(queries, keys, offsets)
+        return attention.jagged_dot(queries, keys, offsets)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        queries, keys, offsets = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            attention.weighted_sum(grad, keys, offsets) if wanted[0] else None,
+            attention.weighted_copies(grad, queries, offsets) if wanted[1] else None,
+            None,
+        )

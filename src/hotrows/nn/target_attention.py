@@ -1,0 +1,107 @@
+"""Target attention of DIN (Zhou et al., KDD 2018): which of a user's past items speak for this one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from hotrows.nn.jagged_products import softmax_jagged, weighted_sum, widened
+from hotrows.nn.mlp import MLP, activation_layer
+from hotrows.ops import attention
+
+
+class TargetAttention(nn.Module):
+    """queries [B, D], keys [N, D] and offsets [B + 1] -> [B, D]: a weighted sum of each sample's keys.
+
+    A key's score is an MLP of [q, k, q - k, q * k], its layers `hidden` and 1 wide. An empty list
+    gives zeros.
+
+    activation: after each hidden layer: "sigmoid" as in the authors' code
+    (zhougr1993/DeepInterestNetwork), or "dice", "prelu", "relu", "tanh", "none".
+    normalize: True takes the softmax of scores / sqrt(D) as weights, as the authors' code does; False
+    takes the scores themselves, as the paper's text does, so that their sum tells how strong an
+    interest is.
+    scale: what scores are multiplied with, where it is neither 1 / sqrt(D) (normalized) nor 1 (else);
+    the authors' DIEN (mouna99/dien) normalizes with scale=1.
+
+    The first layer never builds its input (`ops.attention.target_projection`); a batch holds [N, H]
+    values, and nothing is padded.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden: Sequence[int] = (80, 40),
+        activation: str = "sigmoid",
+        normalize: bool = True,
+        scale: float | None = None,
+    ) -> None:
+        super().__init__()
+        if dim < 1 or not hidden:
+            raise ValueError(
+                "TargetAttention needs dim >= 1 and at least one hidden layer, "
+                f"not dim={dim}, hidden={tuple(hidden)}"
+            )
+        self.first = TargetProjection(dim, hidden[0])
+        self.activation = activation_layer(activation, hidden[0])
+        self.rest = MLP((*hidden, 1), activation=activation)
+        self.normalize = normalize
+        self.scale = scale if scale is not None else dim**-0.5 if normalize else 1.0
+
+    def forward(self, queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+        return weighted_sum(self.scores(queries, keys, offsets), keys, offsets)
+
+    def scores(self, queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+        """The weight of each key, after normalisation: [N]."""
+        hidden = self.activation(self.first(queries, keys, offsets))  # [N, H]
+        scores = widened(self.rest(hidden)).flatten() * self.scale
+        return softmax_jagged(scores, offsets) if self.normalize else scores
+
+
+class TargetProjection(nn.Module):
+    """weight [q, k, q - k, q * k] + bias for each key: [B, D], [N, D], [B + 1] -> [N, H], float32.
+
+    The weight, [H, 4D], starts as that of an MLP's layer on these 4D inputs.
+    """
+
+    def __init__(self, dim: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width, 4 * dim))
+        self.bias = nn.Parameter(torch.empty(width))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_normal_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def forward(self, queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+        _check(queries, keys, self.weight.shape[1] // 4)
+        return _TargetProjection.apply(
+            widened(queries), widened(keys), offsets, self.weight, self.bias
+        )
+
+
+class _TargetProjection(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, queries, keys, offsets, weight, bias):
+        ctx.save_for_backward(queries, keys, offsets, weight)
+        with torch.autocast(keys.device.type, enabled=False):
+            return attention.target_projection(queries, keys, offsets, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        with torch.autocast(grad.device.type, enabled=False):
+            gradients = attention.target_projection_backward(grad, *ctx.saved_tensors)
+        grad_queries, grad_keys, grad_weight, grad_bias = gradients
+        return grad_queries, grad_keys, None, grad_weight, grad_bias
+
+
+def _check(queries: Tensor, keys: Tensor, dim: int) -> None:
+    if queries.dim() != 2 or keys.dim() != 2 or {queries.shape[1], keys.shape[1]} != {dim}:
+        raise ValueError(
+            f"TargetAttention of dim={dim} needs queries [B, {dim}] and keys [N, {dim}], "
+            f"not {list(queries.shape)} and {list(keys.shape)}"
+        )

@@ -1,0 +1,156 @@
+"""Dice and PReLU: native against reference, statistics against BatchNorm, in an MLP."""
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from hotrows import native
+from hotrows.nn import MLP, Dice, PReLU
+from hotrows.ops import dice as ops
+from hotrows.ops.prelu import prelu_backward, prelu_backward_reference
+
+needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
+SHAPES = [(1, 1), (2, 17), (64, 16), (65, 3), (3000, 40)]
+
+
+def plain_dice(x, alpha, eps=1e-9):
+    """The formula, for autograd to derive."""
+    var, mean = torch.var_mean(x, 0, correction=0)
+    p = torch.sigmoid((x - mean) / (var + eps).sqrt())
+    return p * x + alpha * (1 - p) * x
+
+
+@needs_core
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_native_dice_equals_the_reference(shape):
+    x, grad, alpha = 3 * torch.randn(shape) + 1, torch.randn(shape), torch.randn(shape[1])
+    mean, var = ops.moments(x)
+    for got, expected in zip((mean, var), ops.moments_reference(x.double()), strict=True):
+        assert_close(got, expected.float(), rtol=1e-5, atol=1e-6)
+    given = (x, mean, (var + 1e-9).rsqrt(), alpha)
+    assert_close(ops.dice(*given), ops.dice_reference(*given), rtol=1e-5, atol=1e-5)
+    for of_batch in (True, False):
+        got = ops.dice_backward(grad, *given, of_batch)
+        wide = [t.double() for t in (grad, *given)]
+        for one, two in zip(got, ops.dice_backward_reference(*wide, of_batch), strict=True):
+            scale = two.abs().max()
+            assert_close(one / scale, (two / scale).float(), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_are_those_of_the_formula_with_its_statistics():
+    layer = Dice(3).double()
+    nn.init.normal_(layer.alpha)
+    x = torch.randn(7, 3, dtype=torch.float64, requires_grad=True)
+    assert_close(layer(x), plain_dice(x, layer.alpha))
+    weights = torch.randn_like(x)
+    got = torch.autograd.grad((layer(x) * weights).sum(), (x, layer.alpha))
+    expected = torch.autograd.grad((plain_dice(x, layer.alpha) * weights).sum(), (x, layer.alpha))
+    assert_close(got, expected)
+    layer.eval()
+    assert torch.autograd.gradcheck(layer, (x,))
+
+
+def test_running_statistics_are_those_of_batch_norm():
+    layer, norm = Dice(5), nn.BatchNorm1d(5, eps=1e-9, affine=False)
+    for _ in range(3):
+        x = 2 * torch.randn(20, 5) + 4
+        layer(x)
+        norm(x)
+    assert_close(layer.running_mean, norm.running_mean)
+    assert_close(layer.running_var, norm.running_var)
+    x = torch.randn(4, 5)
+    assert_close(layer.eval()(x), torch.sigmoid(norm.eval()(x)) * x)
+
+
+def test_statistics_of_the_batch_serve_evaluation_where_asked():
+    layer, x = Dice(5, statistics="batch").eval(), torch.randn(9, 5)
+    assert_close(layer(x), plain_dice(x, layer.alpha))
+    assert layer.running_mean.tolist() == [0] * 5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("num_rows", [0, 1])
+def test_no_rows_and_one_row_are_no_accident(num_rows, dtype):
+    layer = Dice(3).to(dtype)
+    x = torch.randn(num_rows, 3, dtype=dtype, requires_grad=True)
+    out = layer(x)
+    out.sum().backward()
+    assert_close(out, x / 2)
+    assert_close(x.grad, torch.full_like(x, 0.5))
+    assert layer.alpha.grad.isfinite().all()
+    assert layer.running_var.tolist() == [1] * 3
+
+
+def test_variance_survives_a_large_mean_and_an_outlier_in_front():
+    x = torch.randn(5000, 3, dtype=torch.float64) + torch.tensor([0, 1e4, -1e5])
+    x[0] = 1e6
+    x = x.float()
+    mean, var = ops.moments(x)
+    assert_close(mean, x.double().mean(0).float())
+    assert_close(var, x.double().var(0, correction=0).float())
+    assert ops.moments(torch.full((999, 2), 0.1))[1].tolist() == [0, 0]
+
+
+@needs_core
+@pytest.mark.parametrize("shape", [(0, 3), *SHAPES], ids=str)
+def test_native_prelu_backward_equals_the_reference(shape):
+    grad, x, slope = torch.randn(shape), torch.randn(shape), torch.randn(shape[1])
+    x[x.abs() < 0.1] = 0
+    got, expected = prelu_backward(grad, x, slope), prelu_backward_reference(grad, x, slope)
+    assert torch.equal(got[0], expected[0])
+    assert_close(got[1], expected[1], rtol=1e-4, atol=1e-4)
+
+
+def test_prelu_is_that_of_pytorch():
+    ours, theirs = PReLU(4).double(), nn.PReLU(4).double()
+    x = torch.randn(6, 4, dtype=torch.float64, requires_grad=True)
+    assert_close(ours(x), theirs(x))
+    assert torch.autograd.gradcheck(ours, (x,))
+
+
+def test_the_number_of_threads_changes_no_bit(threads):
+    x, grad, alpha = torch.randn(5000, 17), torch.randn(5000, 17), torch.randn(17)
+    ways = []
+    for count in (1, 2):
+        threads(count)
+        mean, var = ops.moments(x)
+        given = (x, mean, var.rsqrt(), alpha)
+        ways.append(
+            [
+                mean,
+                var,
+                ops.dice(*given),
+                *ops.dice_backward(grad, *given, True),
+                *prelu_backward(grad, x, alpha),
+            ]
+        )
+    assert all(torch.equal(one, two) for one, two in zip(*ways, strict=True))
+
+
+@pytest.mark.parametrize("name", ["dice", "prelu"])
+def test_an_mlp_has_activations_that_learn_one_per_layer(name):
+    model = MLP((6, 5, 4, 1), activation=name)
+    shapes = [tuple(p.shape) for key, p in model.named_parameters() if key.startswith("after")]
+    assert shapes == [(5,), (4,)]
+    x = torch.randn(20, 6)
+    hidden = model.after[0](model.layers[0](x))
+    expected = model.layers[2](model.after[1](model.layers[1](hidden)))
+    assert_close(model(x), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = model(x)
+    out.float().sum().backward()
+    assert out.dtype == torch.bfloat16
+    assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_an_mlp_without_them_keeps_the_names_of_its_parameters():
+    names = [f"layers.{place}.{part}" for place in (0, 1) for part in ("weight", "bias")]
+    assert list(MLP((3, 2, 1)).state_dict()) == names
+
+
+def test_other_statistics_and_shapes_are_refused():
+    with pytest.raises(ValueError, match="statistics must be one of"):
+        Dice(3, statistics="moving")
+    with pytest.raises(ValueError, match="Dice needs \\[M, 3\\] values"):
+        Dice(3)(torch.zeros(2, 4))
