@@ -1,214 +1,222 @@
-// The co-action unit of CAN: a sample's own MLP reads every element of its list, forward and backward.
+// The co-action unit (CAN): each sample's own small network over the vectors of its list, summed.
 //
-//   for each order o: h0 = x^o, h_l = tanh(h_(l-1) W_l), the last without tanh; out[o] = sum of all h_l
-//
-// A register holds one number of as many elements as it has lanes, so a sample's weights are read as
-// scalars, from the first-level cache, and no matrix is made per element. Lanes behind the end of a
-// list hold zeros, of which every layer makes zeros.
-#include <memory>
-
+// Positions stand in the lanes: a block of them is turned to [width, positions], and every product
+// has a small matrix of the sample's on the left. Where a list ends within a register the vectors are
+// zeros, and so, without biases, are all activations. The last layer is linear: it is applied once to
+// the sum over the positions. Nothing is kept between forward and backward but the inputs.
+#include "matrix.h"
 #include "vector_math.h"
 
 namespace {
 
 using namespace hotrows;
 
-constexpr int kMostLayers = 8;
+constexpr int64_t kBlock = 3 * kLanes;  // positions at once: the columns of `multiply`'s registers
 
-struct Unit {
-  int64_t sizes[kMostLayers + 1];
-  int num_layers, orders;
-  bool shared;  // whether all orders have the same weights
-
-  int64_t inputs() const { return sizes[0]; }
-  int64_t outputs() const {  // of one order
+struct Network {
+  const int64_t* sizes;
+  int64_t num_layers, orders;
+  bool shared;  // by the orders
+  int64_t in(int64_t l) const { return sizes[l]; }
+  int64_t out(int64_t l) const { return sizes[l + 1]; }
+  int64_t num_outputs() const {  // of one order
     int64_t total = 0;
-    for (int l = 1; l <= num_layers; ++l) total += sizes[l];
+    for (int64_t l = 0; l < num_layers; ++l) total += out(l);
     return total;
   }
-  int64_t order_weights() const {
+  int64_t first_weight(int64_t layer) const {
     int64_t total = 0;
-    for (int l = 0; l < num_layers; ++l) total += sizes[l] * sizes[l + 1];
+    for (int64_t l = 0; l < layer; ++l) total += in(l) * out(l);
     return total;
   }
-  int64_t weights() const { return order_weights() * (shared ? 1 : orders); }
-  int64_t weights_of(int order) const { return shared ? 0 : order * order_weights(); }
-  bool has_tanh(int layer) const { return layer + 1 < num_layers; }
+  int64_t first_output(int64_t layer) const {
+    int64_t total = 0;
+    for (int64_t l = 0; l < layer; ++l) total += out(l);
+    return total;
+  }
+  int64_t order_stride() const { return shared ? 0 : first_weight(num_layers); }
+  int64_t num_weights() const { return first_weight(num_layers) * (shared ? 1 : orders); }
+  int64_t widest() const { return *std::max_element(sizes, sizes + num_layers + 1); }
+  int64_t last() const { return num_layers - 1; }
 };
 
-// Elements first .. first + count of a list, as [inputs] registers.
-void gather(const float* inputs, int64_t width, int64_t count, Vec* x) {
-  for (int64_t i = 0; i < width; ++i) {
-    Vec lanes = {};
-    for (int64_t n = 0; n < count; ++n) lanes[n] = inputs[n * width + i];
-    x[i] = lanes;
+// Scratch of a thread; matrices have rows of kBlock positions.
+struct Scratch {
+  std::vector<std::vector<float>> powers;        // x^1, x^2, ..., each [sizes[0], kBlock]
+  std::vector<std::vector<float>> activations;   // what each layer reads; of layer 0 a copy of a power
+  std::vector<float> tops;                       // [orders, in(last)]: the sums that the last layer reads
+  std::vector<float> grad, grad_in, turned, grad_x;
+  std::vector<float> grad_weights;               // of one layer, rows in whole registers
+  explicit Scratch(const Network& n)
+      : powers(n.orders, std::vector<float>(n.in(0) * kBlock)),
+        tops(n.orders * n.in(n.last())),
+        grad(n.widest() * kBlock),
+        grad_in(n.widest() * kBlock),
+        turned(kBlock * padded(n.widest())),
+        grad_x(n.in(0) * kBlock),
+        grad_weights(n.widest() * padded(n.widest())) {
+    for (int64_t l = 0; l < n.num_layers; ++l) activations.emplace_back(n.in(l) * kBlock);
   }
-}
-
-void raise(const Vec* x, int64_t width, int order, Vec* power) {
-  for (int64_t i = 0; i < width; ++i) power[i] = order == 0 ? x[i] : power[i] * x[i];
-}
-
-// out[j] = sum over i of in[i] * w[i, j] for COUNT numbers j: as many sums run side by side.
-template <int COUNT>
-void weigh(const Vec* in, int64_t from, const float* w, int64_t to, Vec* out) {
-  Vec totals[COUNT] = {};
-  for (int64_t i = 0; i < from; ++i)
-    for (int c = 0; c < COUNT; ++c) totals[c] = fma(in[i], spread(w[i * to + c]), totals[c]);
-  for (int c = 0; c < COUNT; ++c) out[c] = totals[c];
-}
-
-void weigh_all(const Vec* in, int64_t from, const float* w, int64_t to, Vec* out) {
-  int64_t j = 0;
-  for (; j + 8 <= to; j += 8) weigh<8>(in, from, w + j, to, out + j);
-  for (; j + 4 <= to; j += 4) weigh<4>(in, from, w + j, to, out + j);
-  for (; j < to; ++j) weigh<1>(in, from, w + j, to, out + j);
-}
-
-// For COUNT rows i of the weights: grad_in[i] += sum over j of grad_out[j] * w[i, j], and
-// grad_w[i, j] += in[i] * grad_out[j].
-template <int COUNT>
-void weigh_back(const Vec* in, const Vec* grad_out, const float* w, int64_t to, Vec* grad_in, Vec* grad_w) {
-  Vec totals[COUNT];
-  for (int c = 0; c < COUNT; ++c) totals[c] = grad_in[c];
-  for (int64_t j = 0; j < to; ++j)
-    for (int c = 0; c < COUNT; ++c) {
-      totals[c] = fma(grad_out[j], spread(w[c * to + j]), totals[c]);
-      grad_w[c * to + j] = fma(in[c], grad_out[j], grad_w[c * to + j]);
-    }
-  for (int c = 0; c < COUNT; ++c) grad_in[c] = totals[c];
-}
-
-// h[l] of all layers, end to end.
-void layers(const Unit& unit, const float* weights, const Vec* power, Vec* h) {
-  const Vec* in = power;
-  for (int l = 0; l < unit.num_layers; ++l) {
-    const int64_t from = unit.sizes[l], to = unit.sizes[l + 1];
-    weigh_all(in, from, weights, to, h);
-    if (unit.has_tanh(l))
-      for (int64_t j = 0; j < to; ++j) h[j] = tanh(h[j]);
-    weights += from * to;
-    in = h;
-    h += to;
-  }
-}
-
-// From grad, of all layers' outputs, to that of the power (into grad_power) and of the weights (added).
-void layers_backward(const Unit& unit, const float* weights, const Vec* power, const Vec* h,
-                     Vec* grad, Vec* grad_power, Vec* grad_weights) {
-  const float* last_weights = weights + unit.order_weights();
-  const Vec* out = h + unit.outputs();
-  Vec* grad_out = grad + unit.outputs();
-  Vec* to_weights = grad_weights + unit.order_weights();
-  for (int l = unit.num_layers - 1; l >= 0; --l) {
-    const int64_t from = unit.sizes[l], to = unit.sizes[l + 1];
-    out -= to, grad_out -= to, last_weights -= from * to, to_weights -= from * to;
-    const Vec* in = l == 0 ? power : out - from;
-    Vec* grad_in = l == 0 ? grad_power : grad_out - from;
-    if (unit.has_tanh(l))
-      for (int64_t j = 0; j < to; ++j) grad_out[j] *= 1.0f - out[j] * out[j];
-    if (l == 0) std::fill(grad_in, grad_in + from, Vec{});
-    int64_t i = 0;
-    for (; i + 4 <= from; i += 4)
-      weigh_back<4>(in + i, grad_out, last_weights + i * to, to, grad_in + i, to_weights + i * to);
-    for (; i < from; ++i)
-      weigh_back<1>(in + i, grad_out, last_weights + i * to, to, grad_in + i, to_weights + i * to);
-  }
-}
-
-// A thread's registers, kept where they are aligned.
-struct Room {
-  explicit Room(int64_t size) : registers(new Vec[size]()) {}
-  std::unique_ptr<Vec[]> registers;
-  Vec* next = registers.get();
-  Vec* take(int64_t size) { return (next += size) - size; }
 };
 
-void forward_sample(const Unit& unit, const float* weights, const float* inputs, int64_t length, Vec* x,
-                    Vec* power, Vec* h, Vec* sums, float* out) {
-  const int64_t per_order = unit.outputs(), total = unit.orders * per_order;
-  std::fill(sums, sums + total, Vec{});
-  for (int64_t n = 0; n < length; n += kLanes) {
-    gather(inputs + n * unit.inputs(), unit.inputs(), std::min(kLanes, length - n), x);
-    for (int o = 0; o < unit.orders; ++o) {
-      raise(x, unit.inputs(), o, power);
-      layers(unit, weights + unit.weights_of(o), power, h);
-      for (int64_t k = 0; k < per_order; ++k) sums[o * per_order + k] += h[k];
-    }
-  }
-  for (int64_t k = 0; k < total; ++k) out[k] = sum(sums[k]);
+// The block's vectors and their powers, positions in the lanes.
+void read_block(const Network& n, const float* inputs, int64_t count, Scratch& s) {
+  const int64_t columns = padded(count);
+  transpose(inputs, n.in(0), count, n.in(0), s.powers[0].data(), kBlock);
+  for (int64_t o = 1; o < n.orders; ++o)
+    for (int64_t i = 0; i < n.in(0) * kBlock; i += kBlock)
+      for (int64_t p = i; p < i + columns; p += kLanes)
+        store_full(&s.powers[o][p], load_full(&s.powers[o - 1][p]) * load_full(&s.powers[0][p]));
 }
 
-void backward_sample(const Unit& unit, const float* grad, const float* weights, const float* inputs,
-                     int64_t length, Vec* x, Vec* powers, Vec* h, Vec* grad_h, Vec* grad_power, Vec* sums,
-                     float* grad_weights, float* grad_inputs) {
-  const int64_t I = unit.inputs(), per_order = unit.outputs();
-  std::fill(sums, sums + unit.weights(), Vec{});
-  for (int64_t n = 0; n < length; n += kLanes) {
-    const int64_t count = std::min(kLanes, length - n);
-    gather(inputs + n * I, I, count, x);
-    for (int64_t i = 0; i < I; ++i)  // below x^o, so that its derivative has what it needs
-      for (int o = 0; o <= unit.orders; ++o) powers[o * I + i] = o == 0 ? spread(1.0f) : powers[(o - 1) * I + i] * x[i];
-    Vec* grad_x = x;  // x stands in powers[1] from here on
-    std::fill(grad_x, grad_x + I, Vec{});
-    for (int o = 0; o < unit.orders; ++o) {
-      const Vec* power = powers + (o + 1) * I;
-      const float* own = weights + unit.weights_of(o);
-      layers(unit, own, power, h);
-      for (int64_t k = 0; k < per_order; ++k) grad_h[k] = spread(grad[o * per_order + k]);
-      layers_backward(unit, own, power, h, grad_h, grad_power, sums + unit.weights_of(o));
-      for (int64_t i = 0; i < I; ++i)
-        grad_x[i] = fma(grad_power[i] * float(o + 1), powers[o * I + i], grad_x[i]);
-    }
-    for (int64_t i = 0; i < I; ++i)
-      for (int64_t k = 0; k < count; ++k) grad_inputs[(n + k) * I + i] = grad_x[i][k];
-  }
-  for (int64_t k = 0; k < unit.weights(); ++k) grad_weights[k] = sum(sums[k]);
+inline const float* read_by(const Scratch& s, int64_t layer, int64_t order) {
+  return layer == 0 ? s.powers[order].data() : s.activations[layer].data();
 }
 
-Unit unit_of(const int64_t* sizes, int num_layers, int orders, int shared) {
-  Unit unit{{}, num_layers, orders, shared != 0};
-  std::copy(sizes, sizes + num_layers + 1, unit.sizes);
-  return unit;
+// All layers of one order but the last: w are its weights.
+void run_hidden(const Network& n, const float* w, int64_t order, int64_t columns, Scratch& s) {
+  for (int64_t l = 0; l < n.last(); w += n.in(l) * n.out(l), ++l) {
+    float* y = s.activations[l + 1].data();
+    multiply(w, {1, n.out(l)}, read_by(s, l, order), kBlock, n.out(l), n.in(l), columns, y, kBlock, false);
+    for (int64_t i = 0; i < n.out(l) * kBlock; i += kBlock)
+      for (int64_t p = i; p < i + columns; p += kLanes) store_full(y + p, hotrows::tanh(load_full(y + p)));
+  }
+}
+
+void add_sums(const float* rows, int64_t num_rows, int64_t columns, float* sums) {
+  for (int64_t i = 0; i < num_rows; ++i) {
+    Vec total = {};
+    for (int64_t p = 0; p < columns; p += kLanes) total += load_full(rows + i * kBlock + p);
+    sums[i] += sum(total);
+  }
+}
+
+void forward_sample(const Network& n, const float* weights, const float* inputs, int64_t count,
+                    Scratch& s, float* out) {
+  const int64_t outputs = n.num_outputs(), last = n.last();
+  std::fill(out, out + n.orders * outputs, 0.0f);
+  std::fill(s.tops.begin(), s.tops.end(), 0.0f);
+  for (int64_t p = 0; p < count; p += kBlock) {
+    const int64_t own = std::min(kBlock, count - p), columns = padded(own);
+    read_block(n, inputs + p * n.in(0), own, s);
+    for (int64_t o = 0; o < n.orders; ++o) {
+      run_hidden(n, weights + o * n.order_stride(), o, columns, s);
+      for (int64_t l = 1; l < last; ++l)
+        add_sums(read_by(s, l, o), n.in(l), columns, out + o * outputs + n.first_output(l - 1));
+      add_sums(read_by(s, last, o), n.in(last), columns, &s.tops[o * n.in(last)]);
+    }
+  }
+  for (int64_t o = 0; o < n.orders; ++o) {
+    const float *w = weights + o * n.order_stride() + n.first_weight(last), *top = &s.tops[o * n.in(last)];
+    float* y = out + o * outputs + n.first_output(last);
+    if (last > 0) std::copy_n(top, n.in(last), y - n.in(last));
+    for (int64_t i = 0; i < n.in(last); ++i)
+      for (int64_t k = 0; k < n.out(last); ++k) y[k] += top[i] * w[i * n.out(last) + k];
+  }
+}
+
+// dW += the products of a layer's inputs and the gradients of its outputs, summed over positions.
+void add_weight_gradient(const Network& n, int64_t layer, const float* read, int64_t columns, Scratch& s,
+                         float* grad_weights) {
+  const int64_t I = n.in(layer), O = n.out(layer), S = padded(O);
+  transpose(s.grad.data(), kBlock, O, columns, s.turned.data(), S);
+  multiply(read, {kBlock, 1}, s.turned.data(), S, I, columns, S, s.grad_weights.data(), S, false);
+  for (int64_t i = 0; i < I; ++i)
+    for (int64_t k = 0; k < O; ++k) grad_weights[i * O + k] += s.grad_weights[i * S + k];
+}
+
+// Behind `run_hidden`, for one order. grad: of its outputs; each position has the same.
+void hidden_back(const Network& n, const float* weights, const float* grad, int64_t order,
+                 int64_t columns, Scratch& s, float* grad_weights) {
+  const int64_t last = n.last();
+  const float *w = weights + n.first_weight(last), *g = grad + n.first_output(last);
+  for (int64_t i = 0; i < n.in(last); ++i) {
+    float into = last > 0 ? grad[n.first_output(last - 1) + i] : 0.0f;
+    for (int64_t k = 0; k < n.out(last); ++k) into += w[i * n.out(last) + k] * g[k];
+    std::fill_n(&s.grad_in[i * kBlock], columns, into);
+  }
+  for (int64_t l = last - 1; l >= 0; --l) {
+    const float* y = s.activations[l + 1].data();
+    for (int64_t i = 0; i < n.out(l) * kBlock; i += kBlock)
+      for (int64_t p = i; p < i + columns; p += kLanes) {
+        const Vec a = load_full(y + p);
+        store_full(&s.grad[p], load_full(&s.grad_in[p]) * (1.0f - a * a));
+      }
+    add_weight_gradient(n, l, read_by(s, l, order), columns, s, grad_weights + n.first_weight(l));
+    for (int64_t i = 0; i < n.in(l); ++i)
+      std::fill_n(&s.grad_in[i * kBlock], columns, l > 0 ? grad[n.first_output(l - 1) + i] : 0.0f);
+    multiply(weights + n.first_weight(l), {n.out(l), 1}, s.grad.data(), kBlock, n.in(l), n.out(l), columns,
+             s.grad_in.data(), kBlock, true);
+  }
+}
+
+// The gradient of x from that of its power: order times the power below.
+void add_power_gradient(const Network& n, int64_t order, int64_t columns, Scratch& s) {
+  for (int64_t i = 0; i < n.in(0) * kBlock; i += kBlock)
+    for (int64_t p = i; p < i + columns; p += kLanes) {
+      const Vec g = load_full(&s.grad_in[p]), below = order ? load_full(&s.powers[order - 1][p]) : spread(1);
+      store_full(&s.grad_x[p], fma(below * float(order + 1), g, load_full(&s.grad_x[p])));
+    }
+}
+
+void backward_sample(const Network& n, const float* grad, const float* weights, const float* inputs,
+                     int64_t count, Scratch& s, float* grad_weights, float* grad_inputs) {
+  const int64_t outputs = n.num_outputs(), last = n.last(), D = n.in(0);
+  std::fill(grad_weights, grad_weights + n.num_weights(), 0.0f);
+  std::fill(s.tops.begin(), s.tops.end(), 0.0f);
+  for (int64_t p = 0; p < count; p += kBlock) {
+    const int64_t own = std::min(kBlock, count - p), columns = padded(own);
+    read_block(n, inputs + p * D, own, s);
+    std::fill(s.grad_x.begin(), s.grad_x.end(), 0.0f);
+    for (int64_t o = 0; o < n.orders; ++o) {
+      run_hidden(n, weights + o * n.order_stride(), o, columns, s);
+      add_sums(read_by(s, last, o), n.in(last), columns, &s.tops[o * n.in(last)]);
+      hidden_back(n, weights + o * n.order_stride(), grad + o * outputs, o, columns, s,
+                  grad_weights + o * n.order_stride());
+      add_power_gradient(n, o, columns, s);
+    }
+    transpose(s.grad_x.data(), kBlock, D, own, s.turned.data(), padded(D));
+    for (int64_t k = 0; k < own; ++k)
+      std::memcpy(grad_inputs + (p + k) * D, &s.turned[k * padded(D)], D * sizeof(float));
+  }
+  for (int64_t o = 0; o < n.orders; ++o) {
+    const float *top = &s.tops[o * n.in(last)], *g = grad + o * outputs + n.first_output(last);
+    float* to = grad_weights + o * n.order_stride() + n.first_weight(last);
+    for (int64_t i = 0; i < n.in(last); ++i)
+      for (int64_t k = 0; k < n.out(last); ++k) to[i * n.out(last) + k] += top[i] * g[k];
+  }
 }
 
 }  // namespace
 
-// weights: [B, weights of the unit]; inputs: [N, sizes[0]]; out: [B, orders * outputs]. At most eight
-// layers; returns 1 where there are more.
-HOTROWS_API int hotrows_co_action(const float* weights, const float* inputs, const int64_t* offsets, int64_t B,
-                                  const int64_t* sizes, int num_layers, int orders, int shared, float* out) {
-  if (num_layers > kMostLayers) return 1;
-  const Unit unit = unit_of(sizes, num_layers, orders, shared);
-  const int64_t I = unit.inputs(), per_order = unit.outputs(), outputs = orders * per_order;
+// sizes: [num_layers + 1]; weights: [B, W], W the weights of all layers (of each order, unless they
+// are shared), each [in, out]; inputs: [N, sizes[0]]; out and grad: [B, orders * sum of sizes[1:]].
+HOTROWS_API void hotrows_co_action(const float* weights, const float* inputs, const int64_t* offsets,
+                                   int64_t B, const int64_t* sizes, int64_t num_layers, int64_t orders,
+                                   int shared, float* out) {
+  const Network n{sizes, num_layers, orders, shared != 0};
 #pragma omp parallel
   {
-    Room room(2 * I + per_order + outputs);
-    Vec *x = room.take(I), *power = room.take(I), *h = room.take(per_order), *sums = room.take(outputs);
+    Scratch s(n);
 #pragma omp for schedule(dynamic, 16)
     for (int64_t b = 0; b < B; ++b)
-      forward_sample(unit, weights + b * unit.weights(), inputs + offsets[b] * I, offsets[b + 1] - offsets[b], x,
-                     power, h, sums, out + b * outputs);
+      forward_sample(n, weights + b * n.num_weights(), inputs + offsets[b] * sizes[0],
+                     offsets[b + 1] - offsets[b], s, out + b * orders * n.num_outputs());
   }
-  return 0;
 }
 
-HOTROWS_API int hotrows_co_action_backward(const float* grad, const float* weights, const float* inputs,
-                                           const int64_t* offsets, int64_t B, const int64_t* sizes, int num_layers,
-                                           int orders, int shared, float* grad_weights, float* grad_inputs) {
-  if (num_layers > kMostLayers) return 1;
-  const Unit unit = unit_of(sizes, num_layers, orders, shared);
-  const int64_t I = unit.inputs(), per_order = unit.outputs(), outputs = orders * per_order;
+HOTROWS_API void hotrows_co_action_backward(const float* grad, const float* weights, const float* inputs,
+                                            const int64_t* offsets, int64_t B, const int64_t* sizes,
+                                            int64_t num_layers, int64_t orders, int shared,
+                                            float* grad_weights, float* grad_inputs) {
+  const Network n{sizes, num_layers, orders, shared != 0};
 #pragma omp parallel
   {
-    Room room((orders + 3) * I + 2 * per_order + unit.weights());
-    Vec *x = room.take(I), *powers = room.take((orders + 1) * I), *grad_power = room.take(I);
-    Vec *h = room.take(per_order), *grad_h = room.take(per_order), *sums = room.take(unit.weights());
+    Scratch s(n);
 #pragma omp for schedule(dynamic, 16)
     for (int64_t b = 0; b < B; ++b)
-      backward_sample(unit, grad + b * outputs, weights + b * unit.weights(), inputs + offsets[b] * I,
-                      offsets[b + 1] - offsets[b], x, powers, h, grad_h, grad_power, sums,
-                      grad_weights + b * unit.weights(), grad_inputs + offsets[b] * I);
+      backward_sample(n, grad + b * orders * n.num_outputs(), weights + b * n.num_weights(),
+                      inputs + offsets[b] * sizes[0], offsets[b + 1] - offsets[b], s,
+                      grad_weights + b * n.num_weights(), grad_inputs + offsets[b] * sizes[0]);
   }
-  return 0;
 }

@@ -65,4 +65,35 @@ inline void multiply(const float* x, Steps of_x, const float* w, int64_t w_strid
   if (c < columns) multiply_columns<1>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
 }
 
+// One of log2(kLanes) rounds: rows `STEP` apart exchange the lanes that have the other's bit.
+template <int64_t STEP>
+inline void exchange(Vec (&rows)[kLanes]) {
+  Bits low, high;
+  for (int64_t l = 0; l < kLanes; ++l) {
+    low[l] = l & STEP ? kLanes + l - STEP : l;
+    high[l] = l & STEP ? kLanes + l : l + STEP;
+  }
+  for (int64_t r = 0; r < kLanes; ++r) {
+    if (r & STEP) continue;
+    const Vec a = rows[r], b = rows[r + STEP];
+    rows[r] = shuffle(a, b, low);
+    rows[r + STEP] = shuffle(a, b, high);
+  }
+  if constexpr (2 * STEP < kLanes) exchange<2 * STEP>(rows);
+}
+
+// to[c, r] = from[r, c], with zeros where the last register of a row of `to` runs over `rows`.
+inline void transpose(const float* from, int64_t from_stride, int64_t rows, int64_t columns, float* to,
+                      int64_t to_stride) {
+  for (int64_t r = 0; r < rows; r += kLanes)
+    for (int64_t c = 0; c < columns; c += kLanes) {
+      Vec block[kLanes] = {};
+      for (int64_t k = 0; k < std::min(kLanes, rows - r); ++k)
+        block[k] = load(from + (r + k) * from_stride + c, columns - c);
+      exchange<1>(block);
+      for (int64_t k = 0; k < std::min(kLanes, columns - c); ++k)
+        store_full(to + (c + k) * to_stride + r, block[k]);
+    }
+}
+
 }  // namespace hotrows

@@ -10,16 +10,19 @@ from hotrows.nn.dropout import Dropout
 from hotrows.nn.expert_mixture import ExpertMixture
 from hotrows.nn.factorization_machine import FactorizationMachine
 from hotrows.nn.grouped_mlp import GroupedMLP
-from hotrows.nn.jagged import pool_jagged, pool_padded, samples_of, to_padded
+from hotrows.nn.jagged import last_of, pool_jagged, pool_padded, samples_of, to_padded
 from hotrows.nn.jagged_products import jagged_dot, softmax_jagged, weighted_sum
 from hotrows.nn.linear import PathLinear
 from hotrows.nn.linear_paths import choose_linear_paths, products_per_sample, use_linear_paths
 from hotrows.nn.mlp import MLP, linear_from_zero
 from hotrows.nn.prelu import PReLU
+from hotrows.nn.recurrent import GRU, AttentionalGRU
 from hotrows.nn.target_attention import TargetAttention, TargetProjection
 
 __all__ = [
+    "GRU",
     "MLP",
+    "AttentionalGRU",
     "BilinearAttention",
     "CoAction",
     "CrossNetwork",
@@ -36,6 +39,7 @@ __all__ = [
     "TargetProjection",
     "choose_linear_paths",
     "jagged_dot",
+    "last_of",
     "linear_from_zero",
     "pool_jagged",
     "pool_padded",

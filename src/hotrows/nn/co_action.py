@@ -1,4 +1,4 @@
-"""The co-action unit of CAN (Bian et al. 2022): one feature's row is an MLP, another's its input."""
+"""The co-action unit of CAN (Bian et al. 2022): one id's row as a network over another's vectors."""
 
 from __future__ import annotations
 
@@ -8,62 +8,79 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hotrows.ops import co_action as ops
+from hotrows.ops import co_action
 
 
 class CoAction(nn.Module):
-    """weights [B, num_parameters], inputs [N, sizes[0]], offsets [B + 1] -> [B, num_outputs].
+    """weights [B, P], inputs [N, sizes[0]] and offsets [B + 1] -> [B, orders * sum(sizes[1:])].
 
-    Each sample's weights are the matrices of an MLP without biases, [sizes[l], sizes[l + 1]] end to
-    end. It reads each element of the sample's list, and its powers up to `orders`; tanh follows all
-    layers but the last. The outputs of all layers are summed over the list, side by side by order and
-    layer: zeros where it is empty. All numbers are float32, under autocast too.
+    weights: each sample's own small network, looked up by its target: the matrices of all layers,
+    [sizes[l], sizes[l + 1]] each, end to end, without biases. inputs: the vectors of its history.
+    For order o from 1 to `orders` the network reads inputs^o, with tanh after every layer but the
+    last; the outputs of all layers, order after order, are summed over the history. A sample
+    without one has zeros.
 
-    shared_orders: every power goes through the same weights (authors' code, order_indep=False), or
-    through weights of its own.
+    shared_orders: whether one network serves all orders, as in the authors' published runs, or
+    each has its own, end to end in a row `orders` times as long (their `order_indep`).
 
-    Source: section 3.3, and github.com/CAN-Paper/Co-Action-Network, script/model.py.
+    There are no parameters here: those are rows of an embedding table, `num_parameters` wide.
     """
 
     def __init__(
-        self, sizes: Sequence[int] = (16, 8, 4), orders: int = 3, *, shared_orders: bool = True
+        self, sizes: Sequence[int] = (16, 8, 4), orders: int = 3, shared_orders: bool = True
     ) -> None:
         super().__init__()
         if len(sizes) < 2 or min(sizes) < 1 or orders < 1:
             raise ValueError(
-                f"CoAction needs at least two positive sizes and one order, not sizes={tuple(sizes)}, "
-                f"orders={orders}"
+                "CoAction needs at least two positive sizes and one order, "
+                f"not sizes={tuple(sizes)}, orders={orders}"
             )
         self.sizes, self.orders, self.shared_orders = tuple(sizes), orders, shared_orders
 
-    @property
-    def num_parameters(self) -> int:
-        """P, how many numbers a sample's weights are."""
-        each = sum(a * b for a, b in itertools.pairwise(self.sizes))
-        return each * (1 if self.shared_orders else self.orders)
-
-    @property
-    def num_outputs(self) -> int:
-        return self.orders * sum(self.sizes[1:])
-
     def forward(self, weights: Tensor, inputs: Tensor, offsets: Tensor) -> Tensor:
-        if weights.shape[1] != self.num_parameters or inputs.shape[1] != self.sizes[0]:
+        width = self.num_parameters(self.sizes, self.orders, self.shared_orders)
+        if weights.shape != (len(offsets) - 1, width):
             raise ValueError(
-                f"CoAction of sizes {self.sizes} needs weights [B, {self.num_parameters}] and inputs "
-                f"[N, {self.sizes[0]}], not {list(weights.shape)} and {list(inputs.shape)}"
+                f"weights must be [{len(offsets) - 1}, {width}], a network for each sample, "
+                f"not {list(weights.shape)}"
             )
-        unit = (self.sizes, self.orders, self.shared_orders)
-        return _CoAction.apply(weights, inputs, offsets, unit)
+        if inputs.ndim != 2 or inputs.shape[1] != self.sizes[0]:
+            raise ValueError(f"inputs must be [N, {self.sizes[0]}], not {list(inputs.shape)}")
+        with torch.autocast(inputs.device.type, enabled=False):
+            return _CoAction.apply(
+                _wide(weights), _wide(inputs), offsets, self.sizes, self.orders, self.shared_orders
+            )
+
+    def extra_repr(self) -> str:
+        return f"sizes={self.sizes}, orders={self.orders}, shared_orders={self.shared_orders}"
+
+    @staticmethod
+    def num_parameters(
+        sizes: Sequence[int] = (16, 8, 4), orders: int = 3, shared_orders: bool = True
+    ) -> int:
+        """P, the width of `weights`."""
+        per_order = sum(before * after for before, after in itertools.pairwise(sizes))
+        return per_order * (1 if shared_orders else orders)
+
+    @staticmethod
+    def num_outputs(sizes: Sequence[int] = (16, 8, 4), orders: int = 3) -> int:
+        return orders * sum(sizes[1:])
 
 
 class _CoAction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, weights, inputs, offsets, unit):
+    def forward(ctx, weights, inputs, offsets, sizes, orders, shared_orders):
         ctx.save_for_backward(weights, inputs, offsets)
-        ctx.unit = unit
-        return ops.co_action(weights, inputs, offsets, *unit)
+        ctx.network = sizes, orders, shared_orders
+        return co_action.co_action(weights, inputs, offsets, *ctx.network)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        return *ops.co_action_backward(grad, *ctx.saved_tensors, *ctx.unit), None, None
+        with torch.autocast(grad.device.type, enabled=False):
+            gradients = co_action.co_action_backward(grad, *ctx.saved_tensors, *ctx.network)
+        return *gradients, None, None, None, None
+
+
+def _wide(values: Tensor) -> Tensor:
+    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

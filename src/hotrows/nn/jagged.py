@@ -1,4 +1,4 @@
-"""Lists of vectors of uneven length: pooled, or padded with a mask.
+"""Lists of vectors of uneven length: pooled, their last ones, or padded with a mask.
 
 A jagged batch is [N, D] vectors and [B + 1] offsets: sample b has vectors[offsets[b] : offsets[b + 1]].
 Nothing is padded until a layer asks for it.
@@ -29,6 +29,14 @@ def pool_jagged(vectors: Tensor, offsets: Tensor, pooling: str = "mean") -> Tens
     if pooling == "mean":
         pooled = pooled / lengths.clamp(min=1)[:, None]
     return pooled
+
+
+def last_of(states: Tensor, offsets: Tensor) -> Tensor:
+    """[B, H]: the vector at each sample's last position; zeros where it has none.
+
+    states = [[1.], [3.], [5.]], offsets = [0, 2, 2, 3]  ->  [[3.], [0.], [5.]]
+    """
+    return _LastOf.apply(states, offsets)
 
 
 def to_padded(vectors: Tensor, offsets: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
@@ -64,3 +72,25 @@ def samples_of(offsets: Tensor) -> Tensor:
     """[N] int64: the sample that each vector belongs to."""
     samples = torch.arange(len(offsets) - 1, device=offsets.device)
     return samples.repeat_interleave(offsets.diff())
+
+
+class _LastOf(torch.autograd.Function):
+    """A gather whose way back writes each row once: no two samples share a position."""
+
+    @staticmethod
+    def forward(ctx, states, offsets):
+        ctx.save_for_backward(offsets)
+        ctx.length = len(states)
+        filled = offsets.diff() > 0
+        last = states.new_zeros(len(filled), states.shape[1])
+        last[filled] = states[offsets[1:][filled] - 1]
+        return last
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        (offsets,) = ctx.saved_tensors
+        filled = offsets.diff() > 0
+        grad_states = grad.new_zeros(ctx.length, grad.shape[1])
+        grad_states[offsets[1:][filled] - 1] = grad[filled]
+        return grad_states, None

@@ -1,4 +1,4 @@
-"""The co-action unit in plain PyTorch: the specification."""
+"""The co-action unit in plain PyTorch: the specification of `cpu_co_action`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hotrows.ops.reference import bags_of
-
 
 def co_action(
     weights: Tensor,
@@ -17,28 +15,30 @@ def co_action(
     offsets: Tensor,
     sizes: Sequence[int],
     orders: int,
-    shared: bool,
+    shared_orders: bool,
 ) -> Tensor:
-    """[B, orders * sum(sizes[1:])]: a sample's own MLP reads each of its elements; outputs are summed.
+    """Each sample's own network over powers of its list's vectors, summed over the list.
 
-    weights: [B, P], the matrices [sizes[l], sizes[l + 1]] of the layers, end to end, and unless
-    `shared` those of the next order behind; inputs: [N, sizes[0]]; offsets: [B + 1]. For each order o
-    the MLP reads inputs^o, with tanh after all layers but the last; all layers' outputs count.
+    weights: [B, P] or, unless the orders share them, [B, orders * P]: the matrices of all layers,
+    [sizes[l], sizes[l + 1]] each, end to end; inputs: [N, sizes[0]]. For order o = 1, 2, ... the
+    network reads inputs^o; tanh follows every layer but the last. Returns the sums over the list of
+    the outputs of all layers, order after order: [B, orders * (sizes[1] + ... + sizes[-1])].
+
+    sizes = (1, 1), orders = 2, weights = [[2.]], inputs = [[3.], [1.]]  ->  [[8., 20.]]
     """
-    sample = bags_of(offsets)
-    own = weights[sample]  # [N, P]: what the native core never makes
-    outputs, at = [], 0
-    for order in range(1, orders + 1):
-        at = 0 if shared else at
-        h = inputs**order
-        for layer, (num_in, num_out) in enumerate(itertools.pairwise(sizes)):
-            matrix = own[:, at : at + num_in * num_out].view(-1, num_in, num_out)
-            at += num_in * num_out
-            h = torch.einsum("ni,nij->nj", h, matrix)
-            h = h.tanh() if layer < len(sizes) - 2 else h
-            outputs.append(h)
-    together = torch.cat(outputs, 1)
-    return together.new_zeros(len(weights), together.shape[1]).index_add(0, sample, together)
+    lengths = offsets.diff()
+    sample = torch.arange(len(lengths), device=offsets.device).repeat_interleave(lengths)
+    matrices = _matrices(weights, sizes, 1 if shared_orders else orders)
+    outputs = []
+    for order in range(orders):
+        x = inputs ** (order + 1)
+        layers = matrices[0 if shared_orders else order]
+        for place, matrix in enumerate(layers):
+            x = torch.einsum("ni,nio->no", x, matrix[sample])
+            x = x if place == len(layers) - 1 else torch.tanh(x)
+            outputs.append(x)
+    stacked = torch.cat(outputs, 1)
+    return stacked.new_zeros(len(lengths), stacked.shape[1]).index_add(0, sample, stacked)
 
 
 def co_action_backward(
@@ -48,11 +48,18 @@ def co_action_backward(
     offsets: Tensor,
     sizes: Sequence[int],
     orders: int,
-    shared: bool,
+    shared_orders: bool,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of weights and inputs."""
+    """Gradients of weights and inputs, by PyTorch's own differentiation of the formula."""
     with torch.enable_grad():
         leaves = weights.detach().requires_grad_(), inputs.detach().requires_grad_()
-        out = co_action(*leaves, offsets, sizes, orders, shared)
-        grad_weights, grad_inputs = torch.autograd.grad(out, leaves, grad)
+        out = co_action(*leaves, offsets, sizes, orders, shared_orders)
+    grad_weights, grad_inputs = torch.autograd.grad(out, leaves, grad)
     return grad_weights, grad_inputs
+
+
+def _matrices(weights: Tensor, sizes: Sequence[int], copies: int) -> list[list[Tensor]]:
+    """For each copy the [B, in, out] matrices of its layers."""
+    pairs = list(itertools.pairwise(sizes))
+    parts = iter(weights.split([i * o for i, o in pairs] * copies, 1))
+    return [[next(parts).unflatten(1, pair) for pair in pairs] for _ in range(copies)]

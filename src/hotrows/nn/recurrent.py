@@ -1,0 +1,156 @@
+"""Gated recurrent units over lists of uneven length, plain and steered by attention (DIEN)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from hotrows.ops import recurrent
+from hotrows.ops.reference_recurrent import KINDS, RESETS
+
+
+class _Cell(nn.Module):
+    """The parameters of `nn.GRU`'s only layer, so its weights load as they are."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, reset: str, gate_bias: float | None
+    ) -> None:
+        super().__init__()
+        if min(input_size, hidden_size) < 1:
+            raise ValueError(
+                f"input_size and hidden_size must be positive, not {input_size} and {hidden_size}"
+            )
+        if reset not in RESETS:
+            raise ValueError(f"reset must be one of {', '.join(RESETS)}, not {reset!r}")
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.reset, self.gate_bias = reset, gate_bias
+        self.weight_ih = nn.Parameter(torch.empty(3 * hidden_size, input_size))
+        self.weight_hh = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))
+        self.bias_ih = nn.Parameter(torch.empty(3 * hidden_size))
+        self.bias_hh = nn.Parameter(torch.empty(3 * hidden_size))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        bound = self.hidden_size**-0.5
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+        if self.gate_bias is not None:
+            nn.init.zeros_(self.bias_ih)
+            nn.init.zeros_(self.bias_hh)
+            nn.init.constant_(self.bias_ih[: 2 * self.hidden_size], self.gate_bias)
+
+    def _states(self, x: Tensor, attention: Tensor | None, offsets: Tensor, kind: str) -> Tensor:
+        if x.ndim != 2 or x.shape[1] != self.input_size:
+            raise ValueError(
+                f"x must be [N, {self.input_size}], one row a position, not {list(x.shape)}"
+            )
+        if attention is not None and attention.shape != x.shape[:1]:
+            raise ValueError(
+                f"attention must be [N], one weight for each of the {len(x)} positions, "
+                f"not {list(attention.shape)}"
+            )
+        dtype = self.weight_hh.dtype
+        attention = None if attention is None else attention.to(dtype)
+        return _Recurrence.apply(
+            x.to(dtype), attention, offsets, self.weight_ih, self.weight_hh,
+            self.bias_ih, self.bias_hh, kind, self.reset,
+        )  # fmt: skip
+
+    def extra_repr(self) -> str:
+        return f"{self.input_size}, {self.hidden_size}, reset={self.reset!r}"
+
+
+class GRU(_Cell):
+    """x [N, D] and offsets [B + 1] -> the states [N, H] at every position, from zeros (Cho et al. 2014).
+
+    reset: whether the reset gate meets the state "after" its product with the candidate's weights,
+    as in PyTorch and cuDNN, or "before" it, as in the first paper and TensorFlow's GRUCell.
+    gate_bias: None draws everything from U(-1/sqrt(H), 1/sqrt(H)) as `nn.GRU` does; a number starts
+    the biases of both gates there and the candidate's at 0 (TensorFlow: 1.0). z keeps the old state
+    here as in TensorFlow, so 1.0 has the same meaning.
+
+    Computes in the parameters' dtype, float32 as a rule, under autocast too.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        reset: str = "after",
+        gate_bias: float | None = None,
+    ) -> None:
+        super().__init__(input_size, hidden_size, reset, gate_bias)
+
+    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
+        return self._states(x, None, offsets, "gru")
+
+
+class AttentionalGRU(_Cell):
+    """x [N, D], attention [N] and offsets [B + 1] -> states [N, H] (DIEN, Zhou et al. 2019).
+
+    The new state is h + share * (n - h), n the candidate. kind says how the attention a of a
+    position enters the share:
+
+        "augru"       a * z            the paper's AUGRU (FuxiCTR, DeepCTR-Torch)
+        "augru_code"  1 - (1 - a) * z  its authors' code, VecAttGRUCell: z keeps the old state
+        "agru"        a                the paper's AGRU; z and its parameters stay unused
+
+    The authors' code is kind="augru_code", reset="before", gate_bias=1.0; the paper's formulas are
+    the defaults. Where a is 0, "augru" and "agru" leave the state as it was; "augru_code" is then
+    a plain GRU without attention. reset, gate_bias and dtypes: as in `GRU`.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        kind: str = "augru",
+        reset: str = "after",
+        gate_bias: float | None = None,
+    ) -> None:
+        if kind not in KINDS[1:]:
+            raise ValueError(f"kind must be one of {', '.join(KINDS[1:])}, not {kind!r}")
+        super().__init__(input_size, hidden_size, reset, gate_bias)
+        self.kind = kind
+
+    def forward(self, x: Tensor, attention: Tensor, offsets: Tensor) -> Tensor:
+        return self._states(x, attention, offsets, self.kind)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, kind={self.kind!r}"
+
+
+class _Recurrence(torch.autograd.Function):
+    """Input products and recurrence in one, so that the gates may take the products' place."""
+
+    @staticmethod
+    def forward(ctx, x, attention, offsets, weight_ih, weight_hh, bias_ih, bias_hh, kind, reset):
+        with torch.autocast(x.device.type, enabled=False):
+            parts = torch.addmm(bias_ih, x, weight_ih.t())
+            states, gates, inner = recurrent.recurrent(
+                parts, attention, offsets, weight_hh, bias_hh, kind, reset
+            )
+        ctx.save_for_backward(x, attention, offsets, weight_ih, weight_hh, states, gates, inner)
+        ctx.kind, ctx.reset = kind, reset
+        return states
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        x, attention, offsets, weight_ih, weight_hh, states, gates, inner = ctx.saved_tensors
+        with torch.autocast(x.device.type, enabled=False):
+            grad_parts, grad_attention, grad_weight_hh, *grad_biases = recurrent.recurrent_backward(
+                grad, states, gates, inner, attention, offsets, weight_hh, ctx.kind, ctx.reset
+            )
+            grad_x = grad_parts.mm(weight_ih) if ctx.needs_input_grad[0] else None
+            grad_weight_ih = grad_parts.t().mm(x)
+        return (
+            grad_x,
+            grad_attention,
+            None,
+            grad_weight_ih,
+            grad_weight_hh,
+            *grad_biases,
+            None,
+            None,
+        )
