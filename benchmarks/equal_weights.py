@@ -159,6 +159,15 @@ PAIRS = [
          weights.fuxictr_dien, remark="bilinear attention"),
     Pair("fuxictr", "DIEN AUGRU of DIN", ("dien", MLP_DIEN), ("dien", FUXICTR_MLP_DIEN), HISTORY,
          weights.fuxictr_dien, remark="DIN's attention"),
+    Pair("padded-torch", "DIN", ("din", DIN | {"normalize": True}),
+         ("din", {"attention": (10, 5), "hidden": HIDDEN}), HISTORY, weights.padded_din, shortest=1),
+    Pair("padded-torch", "DIN decomposed", ("din", DIN | {"normalize": True}),
+         ("din", {"attention": (10, 5), "hidden": HIDDEN, "first": "decomposed"}), HISTORY,
+         weights.padded_din, shortest=1),
+    Pair("padded-torch", "DIEN", ("dien", MLP_DIEN),
+         ("dien", {"attention": (10, 5), "hidden": HIDDEN}), HISTORY, weights.padded_dien, shortest=1),
+    Pair("padded-torch", "CAN", ("can", {"hidden": HIDDEN}),
+         ("can", {"sizes": (16, 8, 4), "orders": 3, "hidden": HIDDEN}), HISTORY, weights.padded_can),
 ]  # fmt: skip
 
 DIFFERS = {
@@ -273,9 +282,13 @@ def _differences(pair: Pair, dtype: torch.dtype) -> dict[str, float]:
 
 
 def _library(peer: str) -> Any:
-    from benchmarks.arms import deepctr_models, fuxictr_models
+    from benchmarks.arms import deepctr_models, fuxictr_models, padded_models
 
-    return {"deepctr-torch": deepctr_models, "fuxictr": fuxictr_models}[peer]
+    return {
+        "deepctr-torch": deepctr_models,
+        "fuxictr": fuxictr_models,
+        "padded-torch": padded_models,
+    }[peer]
 
 
 def _randomize(model: nn.Module) -> None:
@@ -345,7 +358,7 @@ def _gradients(output: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[T
         return []
     found = torch.autograd.grad(output, leaves, upstream, retain_graph=True, allow_unused=True)
     pairs = zip(found, leaves, strict=True)
-    return [torch.zeros_like(leaf) if grad is None else grad for grad, leaf in pairs]
+    return [torch.zeros_like(leaf) if grad is None else grad.to_dense() for grad, leaf in pairs]
 
 
 def _difference(ours: list[Tensor], theirs: list[Tensor]) -> float:

@@ -182,6 +182,33 @@ def fuxictr_dien(p: Weights, features: Features, dim: int) -> Weights:
     return found | attention(linears(p, f"{unit}attn_mlp.mlp"), [], dim, normalized=True)
 
 
+# ---- the padded versions of `arms/padded_models.py`
+
+
+def padded_din(p: Weights, features: Features, dim: int) -> Weights:
+    top = mlp("top", linears(p, "model.top"))
+    return top | attention(linears(p, "model.attention.layers"), [], dim, normalized=True)
+
+
+def padded_dien(p: Weights, features: Features, dim: int) -> Weights:
+    found = padded_din(p, features, dim)
+    for name in RECURRENT:
+        found[f"interests.0.extraction.{name}"] = p[f"model.extraction.{name}_l0"]
+        kind, of = name.split("_")
+        theirs = {"ih": "inputs", "hh": "states"}[of]
+        found[f"interests.0.evolving.{name}"] = p[f"model.evolution.{theirs}.{kind}"]
+    return found
+
+
+def padded_can(p: Weights, features: Features, dim: int) -> Weights:
+    """Its PReLU has one slope for all features."""
+    layers = linears(p, "model.top")
+    found = mlp("top", layers) | {f"norm.{of}": p[f"model.norm.{of}"] for of in ("weight", "bias")}
+    for n, (_, bias) in enumerate(layers[:-1]):
+        found[f"top.after.{n}.weight"] = p[f"model.top.{2 * n + 1}.weight"].expand_as(bias)
+    return found
+
+
 # ---- parts
 
 
