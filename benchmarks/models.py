@@ -77,6 +77,7 @@ def _run(data: EncodedData, model: str, options: dict, seed: int, changes: dict)
     assert result.test is not None
     return {
         "seed": seed,
+        "validation_auc": result.validation.auc if result.validation else None,
         "auc": result.test.auc,
         "gauc": result.test.gauc,
         "log_loss": result.test.log_loss,
@@ -104,7 +105,7 @@ def _line(row: dict) -> str:
     seconds = mean(run["seconds"] for run in row["runs"])
     return (
         f"AUC {row['auc']:.4f}{within}  gAUC {row['gauc']:.4f}  log loss {row['log_loss']:.4f}  "
-        f"{seconds:.0f} s a run"
+        f"validation {mean(run['validation_auc'] for run in row['runs']):.4f}  {seconds:.0f} s a run"
     )
 
 

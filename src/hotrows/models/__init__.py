@@ -12,8 +12,11 @@ import importlib.util
 import inspect
 from pathlib import Path
 
+from hotrows.models.can import CAN
 from hotrows.models.dcnv2 import DCNv2
 from hotrows.models.deepfm import DeepFM
+from hotrows.models.dien import DIEN
+from hotrows.models.din import DIN
 from hotrows.models.dlrm import DLRM
 from hotrows.models.dnn import DNN
 from hotrows.models.fm import FM
@@ -25,6 +28,9 @@ from hotrows.schema import Schema
 
 __all__ = [
     "BY_NAME",
+    "CAN",
+    "DIEN",
+    "DIN",
     "DLRM",
     "DNN",
     "FM",
@@ -46,6 +52,9 @@ BY_NAME: dict[str, type[Model]] = {
     "deepfm": DeepFM,
     "dlrm": DLRM,
     "dcnv2": DCNv2,
+    "din": DIN,
+    "dien": DIEN,
+    "can": CAN,
     "mmoe": MMoE,
 }
 

@@ -54,13 +54,13 @@ class CAN(InterestModel):
         if base not in BASES:
             raise ValueError(f"base must be one of {', '.join(BASES)}, not {base!r}")
         self.pairs = self._checked(pairs)
-        self.co_action = CoAction(sizes, orders, shared_orders=shared_orders)
+        self.co_action = CoAction(sizes, orders, shared_orders)
         givers, feeds = (list(dict.fromkeys(names)) for names in zip(*self.pairs, strict=True))
-        num_weights = self.co_action.num_parameters
+        num_weights = CoAction.num_parameters(sizes, orders, shared_orders)
         self.tables += tables.tables_of(schema, givers, num_weights, WEIGHTS, Uniform(0.1))
         self.tables += tables.tables_of(schema, feeds, sizes[0], INPUTS, Uniform(0.1))
         interests = [_interest(base, dim * len(history.targets)) for history in self.histories]
-        more = len(self.pairs) * self.co_action.num_outputs
+        more = len(self.pairs) * CoAction.num_outputs(sizes, orders)
         self.finish(interests, hidden, activation, dropout, input_norm=True, more=more)
 
     def more(self, vectors: Vectors) -> list[Tensor]:

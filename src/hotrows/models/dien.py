@@ -8,8 +8,8 @@ Paper and authors' code (github.com/mouna99/dien) differ, and `form` says which 
 nothing else is said of:
 
                           paper                           code
-    GRU's reset gate      after the product (eq. 4)       before it (TensorFlow's GRUCell)
-    attention             bilinear (eq. 5)                DIN's, 80-40, softmax
+    GRU's reset gate      after the product (eq. 4)       before it, biases of gates 1 (TensorFlow)
+    attention             bilinear (eq. 5)                DIN's, 80-40, of a projected target
     AUGRU's update gate   a * u of the new (eq. 6)        (1 - a) * u of the old
     auxiliary loss        inner product                   a network 100-50
     MLP                   200-80                          200-80, its input normalised
@@ -38,6 +38,7 @@ FORMS: dict[str, dict[str, Any]] = {
             "evolution": "augru_code",
             "attention": (80, 40),
             "reset": "before",
+            "gate_bias": 1.0,
             "auxiliary_hidden": (100, 50),
             "sums": True,
         },

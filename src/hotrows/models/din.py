@@ -60,7 +60,7 @@ class DIN(InterestModel):
         self,
         schema: Schema,
         dim: int = 16,
-        form: str = "paper",
+        form: str = "code",
         attention: Sequence[int] | None = None,
         attention_activation: str | None = None,
         normalize: bool | None = None,

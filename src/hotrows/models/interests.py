@@ -70,8 +70,9 @@ class EvolvingInterest(nn.Module):
                                +--------------------------------+
     evolution: `augru` (attention scales the update gate), `agru` (is the gate), `aigru` (scales the
         input of a plain GRU), or `augru_code`, where it scales what is kept, as the authors' code.
-    attention: hidden sizes of DIN's attention (authors' code: 80-40); None: bilinear, as the paper.
-    reset: `after` or `before`, where the reset gate stands: see `nn.GRU`.
+    attention: hidden sizes of DIN's attention, which reads a projected target (authors' code: 80-40);
+        None: bilinear, as the paper.
+    reset, gate_bias: of both GRUs: see `nn.GRU`.
     auxiliary: how much the auxiliary loss counts: each state should tell the element that came next
         from one that stands in another place of the batch's histories, in place of items drawn from
         all clicks. `auxiliary_hidden`: sizes of the network that tells (authors' code: 100-50); None:
@@ -85,6 +86,7 @@ class EvolvingInterest(nn.Module):
         evolution: str = "augru",
         attention: Sequence[int] | None = None,
         reset: str = "after",
+        gate_bias: float | None = None,
         auxiliary: float = 1.0,
         auxiliary_hidden: Sequence[int] | None = None,
         sums: bool = False,
@@ -94,22 +96,22 @@ class EvolvingInterest(nn.Module):
             raise ValueError(f"evolution must be one of {', '.join(EVOLUTIONS)}, not {evolution!r}")
         self.num_outputs = dim * (3 if sums else 1)
         self.evolution, self.auxiliary, self.sums = evolution, auxiliary, sums
-        self.extraction = GRU(dim, dim, reset=reset)
-        self.attention = (
-            BilinearAttention(dim, dim)
-            if attention is None
-            else TargetAttention(dim, attention, "sigmoid")
-        )
+        self.extraction = GRU(dim, dim, reset, gate_bias)
+        self.query: nn.Module = nn.Identity()
+        self.attention: BilinearAttention | TargetAttention = BilinearAttention(dim, dim)
+        if attention is not None:
+            self.query = MLP((dim, dim), last_activation="prelu")
+            self.attention = TargetAttention(dim, attention, "sigmoid", scale=1.0)
         self.evolving: nn.Module = (
-            GRU(dim, dim, reset=reset)
+            GRU(dim, dim, reset, gate_bias)
             if evolution == "aigru"
-            else AttentionalGRU(dim, dim, kind=evolution, reset=reset)
+            else AttentionalGRU(dim, dim, evolution, reset, gate_bias)
         )
         self.tells = None if auxiliary_hidden is None else _Tells(dim, auxiliary_hidden)
 
     def forward(self, target: Tensor, past: Tensor, offsets: Tensor) -> Interest:
         states = self.extraction(past, offsets)
-        weights = self.attention.scores(target, states, offsets)
+        weights = self.attention.scores(self.query(target), states, offsets)
         if self.evolution == "aigru":
             evolved = self.evolving(states * weights[:, None], offsets)
         else:
