@@ -44,7 +44,12 @@ class Recipe:
 
 _DEEPCTR = {"dnn_hidden_units": HIDDEN}
 _OURS = {"hidden": HIDDEN, "activation": "relu"}
-_UNIT = {"attention": ATTENTION, "attention_activation": "sigmoid", "normalize": False}
+_UNIT = {
+    "form": "paper",
+    "attention": ATTENTION,
+    "attention_activation": "sigmoid",
+    "normalize": False,
+}
 _FUXICTR = {"dnn_hidden_units": list(HIDDEN)}
 
 
@@ -85,7 +90,7 @@ RECIPES = {
     ),
     "dien_of_din": _sequence(
         ("dien", _OURS | {"auxiliary": 0.0, "attention": ATTENTION}),
-        "DIN's attention, whose scores ours divides by sqrt(D)",
+        "DIN's attention; ours projects the target before",
         deepctr_torch={
             **_DEEPCTR,
             "att_hidden_units": ATTENTION,

@@ -118,8 +118,11 @@ def deepctr_din_normalized(p: Weights, features: Features, dim: int) -> Weights:
 
 def deepctr_dien(p: Weights, features: Features, dim: int) -> Weights:
     """Where its AUGRU has one bias for both, each of ours is that one."""
-    found = _deepctr_top(p, features, dim, past_first=True)
-    found |= _deepctr_attention(p, "interest_evolution.attention.local_att", dim, normalized=True)
+    unit = "interest_evolution.attention.local_att"
+    found = _deepctr_top(p, features, dim, past_first=True) | same_target(
+        p[f"{unit}.dense.bias"], dim
+    )
+    found |= _deepctr_attention(p, unit, dim, scaled=False)
     for ours, theirs in (
         ("extraction", "interest_extractor.gru."),
         ("evolving", "interest_evolution.interest_evolution."),
@@ -179,19 +182,21 @@ def fuxictr_dien(p: Weights, features: Features, dim: int) -> Weights:
     unit = "attention_modules.0."
     if f"{unit}W_kernel" in p:
         return found | {"interests.0.attention.weight": p[f"{unit}W_kernel"]}
-    return found | attention(linears(p, f"{unit}attn_mlp.mlp"), [], dim, normalized=True)
+    layers = linears(p, f"{unit}attn_mlp.mlp")
+    return found | same_target(layers[0][0], dim) | attention(layers, [], dim, scaled=False)
 
 
 # ---- the padded versions of `arms/padded_models.py`
 
 
-def padded_din(p: Weights, features: Features, dim: int) -> Weights:
+def padded_din(p: Weights, features: Features, dim: int, scaled: bool = True) -> Weights:
     top = mlp("top", linears(p, "model.top"))
-    return top | attention(linears(p, "model.attention.layers"), [], dim, normalized=True)
+    return top | attention(linears(p, "model.attention.layers"), [], dim, scaled)
 
 
 def padded_dien(p: Weights, features: Features, dim: int) -> Weights:
-    found = padded_din(p, features, dim)
+    found = padded_din(p, features, dim, scaled=False)
+    found |= same_target(p["model.top.0.bias"], dim)
     for name in RECURRENT:
         found[f"interests.0.extraction.{name}"] = p[f"model.extraction.{name}_l0"]
         kind, of = name.split("_")
@@ -205,23 +210,21 @@ def padded_can(p: Weights, features: Features, dim: int) -> Weights:
     layers = linears(p, "model.top")
     found = mlp("top", layers) | {f"norm.{of}": p[f"model.norm.{of}"] for of in ("weight", "bias")}
     for n, (_, bias) in enumerate(layers[:-1]):
-        found[f"top.after.{n}.weight"] = p[f"model.top.{2 * n + 1}.weight"].expand_as(bias)
+        found[f"top.after.{n}.weight"] = p[f"model.top.{2 * n + 1}.weight"].repeat(len(bias))
     return found
 
 
 # ---- parts
 
 
-def attention(
-    layers: Sequence[Layer], slopes: Sequence[Tensor], dim: int, normalized: bool
-) -> Weights:
+def attention(layers: Sequence[Layer], slopes: Sequence[Tensor], dim: int, scaled: bool) -> Weights:
     """DIN's unit; slopes: of Dice, after each hidden layer.
 
-    Ours divides normalized scores by sqrt(D), theirs do not: its last layer is sqrt(D) times theirs.
+    scaled: where ours divides the scores by sqrt(D), its last layer is sqrt(D) times theirs.
     """
     ours = "interests.0.attention"
     weight, bias = layers[-1]
-    scale = dim**0.5 if normalized else 1.0
+    scale = dim**0.5 if scaled else 1.0
     last = (weight * scale, _bias(weight, bias) * scale)
     first_weight, first_bias = layers[0]
     found = mlp(f"{ours}.rest", [*layers[1:-1], last])
@@ -232,16 +235,22 @@ def attention(
     return found
 
 
+def same_target(like: Tensor, dim: int) -> Weights:
+    """Our DIEN projects the target before DIN's attention, as its authors do: here onto itself."""
+    query = mlp("interests.0.query", [(torch.eye(dim, dtype=like.dtype), None)])
+    return query | {"interests.0.query.after.0.weight": like.new_ones(dim)}
+
+
 def alphas(p: Weights, prefix: str) -> list[Tensor]:
     """The slopes of Dice, PREFIX.N.alpha, in order."""
     names = [name for name in p if name.startswith(f"{prefix}.") and name.endswith(".alpha")]
     return [p[name] for name in sorted(names, key=lambda name: int(name.split(".")[-2]))]
 
 
-def _deepctr_attention(p: Weights, unit: str, dim: int, normalized: bool) -> Weights:
+def _deepctr_attention(p: Weights, unit: str, dim: int, scaled: bool) -> Weights:
     last = (p[f"{unit}.dense.weight"], p[f"{unit}.dense.bias"])
     slopes = alphas(p, f"{unit}.dnn.activation_layers")
-    return attention([*linears(p, f"{unit}.dnn.linears"), last], slopes, dim, normalized)
+    return attention([*linears(p, f"{unit}.dnn.linears"), last], slopes, dim, scaled)
 
 
 def _deepctr_top(p: Weights, features: Features, dim: int, past_first: bool) -> Weights:

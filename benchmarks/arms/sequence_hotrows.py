@@ -44,7 +44,7 @@ def _options(args: Namespace) -> dict[str, Any]:
         return {"sizes": CO_ACTION, "orders": ORDERS, "hidden": CAN_HIDDEN}
     options: dict[str, Any] = {"attention": ATTENTION, "hidden": HIDDEN, "activation": "relu"}
     if args.model == "din":
-        return options | {"attention_activation": "sigmoid", "normalize": True}
+        return options | {"form": "paper", "attention_activation": "sigmoid", "normalize": True}
     return options | {"auxiliary": float(args.auxiliary == "on")}
 
 
