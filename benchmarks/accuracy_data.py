@@ -91,43 +91,36 @@ def _movielens(raw: Path) -> Made:
 
 
 def _clicks(raw: Path) -> Made:
-    """Users with tastes for a few shops: a click needs the taste, buying the shop of the last click.
+    """Items of shops, and the shops of what users clicked before, which follow their tastes.
 
-    Taste shows only in the history, and `buy` only in its last element.
+    The more of these are the item's shop, the likelier a click; buying asks for the last one only.
     """
     rng = np.random.default_rng(0)
-    num, num_users, num_items, num_shops = 80_000, 4_000, 2_000, 40
-    shop_of = rng.integers(0, num_shops, num_items)
-    quality = rng.normal(0, 0.7, num_items)
+    num, num_users, num_items, num_shops = 80_000, 4_000, 1_000, 40
+    shop_of, quality = rng.integers(0, num_shops, num_items), rng.normal(0, 0.7, num_items)
     tastes = rng.integers(0, num_shops, (num_users, 3))
-    user = rng.integers(0, num_users, num)
-    items = np.argsort(shop_of, kind="stable")  # by shop
-    begins = np.searchsorted(shop_of[items], np.arange(num_shops + 1))
-
-    def of_taste(users: np.ndarray) -> np.ndarray:
-        """Items, three in four of a shop to the user's taste."""
-        to_taste = tastes[users, rng.integers(0, 3, len(users))]
-        shops = np.where(
-            rng.random(len(users)) < 0.75, to_taste, rng.integers(0, num_shops, len(users))
-        )
-        return items[rng.integers(begins[shops], begins[shops + 1])]
-
+    user, item = rng.integers(0, num_users, num), rng.integers(0, num_items, num)
+    shop = shop_of[item]
     offsets = ends_of(random_lengths(rng, num, 10, MAX_LENGTH))
-    history = of_taste(np.repeat(user, np.diff(offsets)))
-    item = of_taste(user)
-    last = history[offsets[1:] - 1]
     sample = np.repeat(np.arange(num), np.diff(offsets))
-    alike = np.bincount(sample, shop_of[history] == shop_of[item][sample], num)
-    share = alike / np.diff(offsets)
+    history = tastes[user[sample], rng.integers(0, 3, len(sample))]
+    asked = rng.random(num) < 0.3  # a sample of the item's shop in the history, else most have none
+    history = np.where(asked[sample] & (rng.random(len(sample)) < 0.4), shop[sample], history)
+    last = history[offsets[1:] - 1]
+    share = np.bincount(sample, history == shop[sample], num) / np.diff(offsets)
     click = -1.5 + 4 * share + quality[item]
-    buy = -1.5 + 2 * (shop_of[last] == shop_of[item]) + quality[item] + 0.5 * quality[last]
+    buy = -1.5 + 2.5 * (last == shop) + quality[item]
     labels = rng.random((num, 2)) < 1 / (1 + np.exp(-np.stack([click, buy], 1)))
-    rows = {"user": num_users, "item": num_items, "shop": num_shops, "last": num_items}
+    rows = {"user": num_users, "item": num_items, "shop": num_shops, "last": num_shops}
     rows = {name: number + 1 for name, number in rows.items()}  # 0 is padding
-    ids = np.stack([user, item, shop_of[item], last]) + 1
-    dense = np.zeros((num, 0), np.float32)
-    samples = Samples(ids, dense, labels.astype(np.float32), history + 1, offsets)
-    features = Features(rows, 0, "item", MAX_LENGTH, ("click", "buy"))
+    samples = Samples(
+        np.stack([user, item, shop, last]) + 1,
+        np.zeros((num, 0), np.float32),
+        labels.astype(np.float32),
+        history + 1,
+        offsets,
+    )
+    features = Features(rows, 0, "shop", MAX_LENGTH, ("click", "buy"))
     return features, cut(samples, 0, num * 3 // 4), cut(samples, num * 3 // 4, num)
 
 

@@ -23,7 +23,6 @@ class Recipe:
 
     ours: tuple[str, Options]
     theirs: dict[str, tuple[str, Options]]
-    epochs: int = 2
     batch_size: int = 256
     history: bool = False
     labels: int = 1
@@ -60,7 +59,7 @@ def _both(ours: Options, deepctr: Options, fuxictr: Options, name: str) -> Recip
 
 def _sequence(ours: tuple[str, Options], remark: str = "", **theirs: Options) -> Recipe:
     named = {library.replace("_", "-"): (ours[0], options) for library, options in theirs.items()}
-    return Recipe(ours, named, epochs=1, batch_size=512, history=True, remark=remark)
+    return Recipe(ours, named, batch_size=512, history=True, remark=remark)
 
 
 RECIPES = {
@@ -117,6 +116,7 @@ RECIPES = {
         labels=2,
     ),
 }
+EPOCHS_OF = {"criteo": 2, "avazu": 2, "adult": 2, "movielens": 1, "clicks": 2}
 CLASSICS = ("lr", "dnn", "wide_deep", "deepfm", "dcnv2")
 SEQUENCES = ("din", "dien", "dien_of_din")
 MODELS_OF = {

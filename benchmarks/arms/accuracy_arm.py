@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks import accuracy_data
-from benchmarks.recipes import DIM, RECIPES, ROW_LEARNING_RATE, Recipe
+from benchmarks.recipes import DIM, EPOCHS_OF, RECIPES, ROW_LEARNING_RATE, Recipe
 from benchmarks.samples import Features, Samples, batches, cut, take
 
 LIBRARIES = ("hotrows", "deepctr-torch", "fuxictr")
@@ -45,18 +45,27 @@ def main() -> None:
     if args.samples:
         train = cut(train, 0, args.samples)
     start = time.perf_counter()
-    aucs = [_run(args.library, recipe, features, train, test, seed) for seed in range(args.seeds)]
+    aucs = [
+        _run(args.library, recipe, features, train, test, seed, EPOCHS_OF[args.set])
+        for seed in range(args.seeds)
+    ]
     print(json.dumps({"auc": aucs, "seconds": time.perf_counter() - start}))
 
 
 def _run(
-    library: str, recipe: Recipe, features: Features, train: Samples, test: Samples, seed: int
+    library: str,
+    recipe: Recipe,
+    features: Features,
+    train: Samples,
+    test: Samples,
+    seed: int,
+    epochs: int,
 ) -> float:
     """The AUC of the test samples; of several labels the mean."""
     torch.manual_seed(seed)
     begin = _hotrows if library == "hotrows" else _peer
     step, scores = begin(library, recipe, features, seed)
-    for epoch in range(recipe.epochs):
+    for epoch in range(epochs):
         order = np.random.default_rng([seed, epoch]).permutation(train.size)
         for first in range(0, train.size, recipe.batch_size):
             step(take(train, order[first : first + recipe.batch_size]))
