@@ -23,9 +23,9 @@ from typing import Any
 from benchmarks import accuracy_data
 from benchmarks.harness import RESULTS, ROOT, conditions, write
 from benchmarks.peers import python_of
-from benchmarks.recipes import MODELS_OF, RECIPES, Recipe
+from benchmarks.recipes import MODELS_OF, RECIPES, SEEDS_OF, Recipe
 
-NAME = "accuracy"
+NAME, QUESTION = "accuracy", __doc__.splitlines()[0]
 OURS = "hotrows"
 QUICK_SAMPLES = 1024
 TIMEOUT = 3600  # seconds for all seeds of an arm
@@ -33,25 +33,22 @@ TIMEOUT = 3600  # seconds for all seeds of an arm
 
 def main() -> None:
     args = _arguments()
-    results = {} if args.quick else _stored()
     for name in args.sets:
         accuracy_data.make(name, args.raw)
         for model in MODELS_OF[name]:
             if args.models and model not in args.models:
                 continue
-            found = results.setdefault(name, {}).setdefault(model, {"arms": {}})
+            found = {"arms": {}} if args.quick else _stored(name, model)
+            seeds = 2 if args.quick else args.seeds or SEEDS_OF[name]
             for library in (OURS, *RECIPES[model].theirs):
                 known = len(found["arms"].get(library, {}).get("auc", []))
-                if known < args.seeds or args.again:
-                    found["arms"][library] = _trained(library, name, model, args)
-                    print(
-                        f"  {name} {model} {library}: {_figures(found['arms'][library])}",
-                        flush=True,
-                    )
+                if known < seeds or args.again:
+                    arm = found["arms"][library] = _trained(library, name, model, seeds, args)
+                    print(f"  {name} {model} {library}: {_figures(arm)}", flush=True)
             compare(found, RECIPES[model])
             print("\n".join(lines(name, model, found)), flush=True)
             if not args.quick:
-                write(NAME, {"question": __doc__.splitlines()[0], "sets": results})
+                _store(name, model, found)
 
 
 def compare(found: dict[str, Any], recipe: Recipe) -> None:
@@ -86,11 +83,13 @@ def lines(name: str, model: str, found: dict[str, Any]) -> list[str]:
     return made
 
 
-def _trained(library: str, name: str, model: str, args: argparse.Namespace) -> dict[str, Any]:
+def _trained(
+    library: str, name: str, model: str, seeds: int, args: argparse.Namespace
+) -> dict[str, Any]:
     python = sys.executable if library == OURS else str(python_of("ctr"))
     command = [python, "-W", "ignore", "-m", "benchmarks.arms.accuracy_arm"]
     command += ["--library", library, "--set", name, "--model", model]
-    command += ["--seeds", str(args.seeds), "--threads", str(args.threads)]
+    command += ["--seeds", str(seeds), "--threads", str(args.threads)]
     command += ["--samples", str(QUICK_SAMPLES)] if args.quick else []
     done = subprocess.run(
         command,
@@ -105,7 +104,19 @@ def _trained(library: str, name: str, model: str, args: argparse.Namespace) -> d
     return json.loads(done.stdout.splitlines()[-1]) | {"conditions": conditions(args.threads)}
 
 
-def _stored() -> dict[str, Any]:
+def _stored(name: str, model: str) -> dict[str, Any]:
+    """What is known of a model on a data set."""
+    return _all_stored().get(name, {}).get(model, {"arms": {}})
+
+
+def _store(name: str, model: str, found: dict[str, Any]) -> None:
+    """Adds it to what others may have stored meanwhile."""
+    results = _all_stored()
+    results.setdefault(name, {})[model] = found
+    write(NAME, {"question": QUESTION, "sets": results})
+
+
+def _all_stored() -> dict[str, Any]:
     path = RESULTS / f"{NAME}.json"
     return json.loads(path.read_text())["sets"] if path.exists() else {}
 
@@ -123,19 +134,16 @@ def _variance(values: list[float]) -> float:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=QUESTION)
     known = accuracy_data.SETS
     parser.add_argument("--sets", nargs="+", choices=known, default=list(known))
     parser.add_argument("--models", nargs="+", choices=RECIPES, help="default: all of each set")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, help="default: more where there are few rows")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--raw", type=Path, default=accuracy_data.RAW, help="folder of raw files")
     parser.add_argument("--again", action="store_true", help="also what is there already")
     parser.add_argument("--quick", action="store_true", help="few samples; nothing is written")
-    args = parser.parse_args()
-    if args.quick:
-        args.seeds = 2
-    return args
+    return parser.parse_args()
 
 
 if __name__ == "__main__":
