@@ -40,10 +40,36 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 
 inline Vec spread(float x) { return x - Vec{}; }
 
+// out[l] = x[from[l]], for constants `from`; with `b`, lanes from kLanes on are those of b.
+inline Vec shuffle(Vec x, Bits from) {
+#if defined(__clang__)
+  Vec out;
+  for (int64_t l = 0; l < kLanes; ++l) out[l] = x[from[l]];
+  return out;
+#else
+  return __builtin_shuffle(x, from);
+#endif
+}
+inline Vec shuffle(Vec a, Vec b, Bits from) {
+#if defined(__clang__)
+  Vec out;
+  for (int64_t l = 0; l < kLanes; ++l) out[l] = from[l] < kLanes ? a[from[l]] : b[from[l] - kLanes];
+  return out;
+#else
+  return __builtin_shuffle(a, b, from);
+#endif
+}
+
+// The sum of all lanes: of the two halves' sum, and so on.
+template <int64_t LANES = kLanes>
 inline float sum(Vec x) {
-  float total = 0;
-  for (int64_t l = 0; l < kLanes; ++l) total += x[l];
-  return total;
+  if constexpr (LANES == 1) {
+    return x[0];
+  } else {
+    Bits other;
+    for (int64_t l = 0; l < kLanes; ++l) other[l] = (l + LANES / 2) % kLanes;
+    return sum<LANES / 2>(x + shuffle(x, other));
+  }
 }
 
 inline Vec load_full(const float* from) {
@@ -80,6 +106,17 @@ inline void store(T* to, Vec x, int64_t count) {
   store_full(part, x);
   for (int64_t l = 0; l < count; ++l) to[l] = part[l];
 }
+
+#if defined(__AVX512F__)  // of float32 in one instruction
+inline __mmask16 first(int64_t count) { return static_cast<__mmask16>((1u << count) - 1); }
+inline Vec load(const float* from, int64_t count) {
+  return count >= kLanes ? load_full(from) : (Vec)_mm512_maskz_loadu_ps(first(count), from);
+}
+inline void store(float* to, Vec x, int64_t count) {
+  if (count >= kLanes) return store_full(to, x);
+  _mm512_mask_storeu_ps(to, first(count), x);
+}
+#endif
 
 // n, rounded up to whole registers.
 inline int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
