@@ -94,7 +94,9 @@ def _summary(runs: list[dict]) -> dict:
         values = [run[name] for run in runs]
         found[name] = mean(values)
         if len(values) > 1:
-            found[f"{name}_interval"] = T95[len(values) - 1] * stdev(values) / math.sqrt(len(values))
+            found[f"{name}_interval"] = (
+                T95[len(values) - 1] * stdev(values) / math.sqrt(len(values))
+            )
     return found
 
 
