@@ -171,12 +171,21 @@ PAIRS = [
 ]  # fmt: skip
 
 DIFFERS = {
-    "fuxictr: dense values": "each is multiplied with a vector of its own; compared without them",
-    "fuxictr: MMoE": "not in the package",
-    "fuxictr: DIEN with AIGRU": "fails: multiplies states [B, L, D] with scores [B, L]",
+    "both: DIN with softmax": "scores are not divided by sqrt(D), as by ours and its authors; what ours "
+    "divides is made sqrt(D) times as large",
+    "both: DIEN with DIN's attention": "the target is not projected, as by ours and its authors; ours "
+    "projects it onto itself",
+    "both: empty histories": "with softmax DIN has the mean of the padding's rows there, ours has 0",
+    "both: Dice": "takes mean and variance over padding too; compared without padding",
+    "deepctr-torch: Dice": "has a scale and shift, which Dice has not: 1 and 0; and fails in the MLP on "
+    "top, for it takes [B, L, D] alone",
+    "deepctr-torch: AUGRU": "registers one bias twice: what it adds to inputs and states is the same",
     "deepctr-torch: DIEN with GRU": "attention over the states of a second GRU; ours has no such form",
-    "deepctr-torch: Dice in the MLP on top": "fails: it takes [B, L, D] alone there",
-    "deepctr-torch: linear part of DCN and DCNMix": "added to the logit; the paper has none, nor ours",
+    "deepctr-torch: DCN and DCNMix": "add a linear part to the logit; left out, as in the paper and ours",
+    "fuxictr: dense values": "each is multiplied with a vector of its own; compared without them, but "
+    "in DIN and DIEN",
+    "fuxictr: DIEN with AIGRU": "fails: multiplies states [B, L, D] with scores [B, L]",
+    "fuxictr: MMoE": "not in the package",
 }
 
 

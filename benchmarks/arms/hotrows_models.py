@@ -16,7 +16,7 @@ HISTORY = "history"
 
 
 def build(name: str, features: Features, dim: int, **options: Any) -> models.Model:
-    if name not in ("lr",):
+    if name != "lr":
         options["dim"] = dim
     return models.build(name, schema_of(features), **options)
 

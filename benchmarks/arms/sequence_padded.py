@@ -1,4 +1,7 @@
-"""Careful PyTorch: sparse gradients, row-sparse Adagrad and fused Adam; histories padded, sorted."""
+"""Careful PyTorch: sparse gradients, row-sparse Adagrad and fused Adam; histories padded, sorted.
+
+malloc keeps freed memory, as in hotrows.
+"""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -8,6 +11,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benchmarks.arms import arm, padded_models, sequence_arm
+from benchmarks.arms.malloc import keep_freed_memory
 from benchmarks.sequences import (
     ATTENTION,
     CAN_HIDDEN,
@@ -25,6 +29,7 @@ def main() -> None:
     args = sequence_arm.parse(first=("concat", "decomposed"))
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
+    keep_freed_memory()
     arm.report(args, _step(args), "torch")
 
 
