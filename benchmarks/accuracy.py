@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import accuracy_data
 from benchmarks.harness import RESULTS, ROOT, conditions, write
 from benchmarks.peers import python_of
-from benchmarks.recipes import MODELS_OF, RECIPES, SEEDS_OF, Recipe
+from benchmarks.recipes import EPOCHS_OF, MODELS_OF, RECIPES, SEEDS_OF, Recipe
 
 NAME, QUESTION = "accuracy", __doc__.splitlines()[0]
 OURS = "hotrows"
@@ -45,6 +45,7 @@ def main() -> None:
                 if known < seeds or args.again:
                     arm = found["arms"][library] = _trained(library, name, model, seeds, args)
                     print(f"  {name} {model} {library}: {_figures(arm)}", flush=True)
+            found["setting"] = {"epochs": EPOCHS_OF[name], "batch_size": RECIPES[model].batch_size}
             compare(found, RECIPES[model])
             print("\n".join(lines(name, model, found)), flush=True)
             if not args.quick:
