@@ -10,7 +10,7 @@
 //
 // Rows are padded to P (of H) and E (of D), whole registers. Where H or D are whole registers, what
 // the caller holds is read and written in place; elsewhere through a tile of scratch. Lists of one or
-// two keys take the same way: a special one, y_n = [Wk - Wd, Wp] [k_n, q * k_n] + c, is no faster.
+// two keys take the same way: building M costs them about what [Wk - Wd, Wp] [k_n, q * k_n] would.
 #include <memory>
 
 #include "chunks.h"
@@ -150,9 +150,9 @@ struct Backward {
     for (int64_t n = offsets[b]; n < offsets[b + 1]; n += kTile) {
       const int64_t rows = std::min(kTile, offsets[b + 1] - n);
       const float* g = s.H == P ? grad + n * P : t.tile.data();
-      if (s.H != P) copy_rows(grad + n * s.H, s.H, rows, s.H, t.tile.data(), P);
       prefetch_rows(keys + n * s.D, rows * s.D);
       prefetch_rows(grad + n * s.H, rows * s.H);
+      if (s.H != P) copy_rows(grad + n * s.H, s.H, rows, s.H, t.tile.data(), P);
       multiply(keys + n * s.D, {1, s.D}, g, P, s.D, rows, P, t.sums.data(), P, n > offsets[b]);
       for (int64_t h = 0; h < P; h += kLanes) {
         Vec total = load_full(term + h);
