@@ -124,9 +124,7 @@ class _Recurrence(torch.autograd.Function):
     """Input products and recurrence in one, so that the gates may take the products' place."""
 
     @staticmethod
-    def forward(
-        ctx, x, attention, offsets, weight_ih, weight_hh, bias_ih, bias_hh, kind, reset
-    ):
+    def forward(ctx, x, attention, offsets, weight_ih, weight_hh, bias_ih, bias_hh, kind, reset):
         with torch.autocast(x.device.type, enabled=False):
             parts = torch.addmm(bias_ih, x, weight_ih.t())
             states, gates, inner = recurrent.recurrent(
@@ -146,4 +144,13 @@ class _Recurrence(torch.autograd.Function):
             )
             grad_x = grad_parts.mm(weight_ih) if ctx.needs_input_grad[0] else None
             grad_weight_ih = grad_parts.t().mm(x)
-        return grad_x, grad_attention, None, grad_weight_ih, grad_weight_hh, *grad_biases, None, None
+        return (
+            grad_x,
+            grad_attention,
+            None,
+            grad_weight_ih,
+            grad_weight_hh,
+            *grad_biases,
+            None,
+            None,
+        )
