@@ -1,6 +1,7 @@
 // Products of small matrices that stay in the caches; rows are float32, end to end or apart.
 //
-//   multiply   y[r, :] (+)= sum over i of x[r, i] * w[i, :]
+//   multiply    y[r, :] (+)= sum over i of x[r, i] * w[i, :]
+//   transpose   to[c, r] = from[r, c]
 //
 // A block of y stays in registers while i runs, so a sum has one order. Columns come in whole
 // registers: `w` and `y` have rows padded to them (`padded`), and what stands there is computed too.
