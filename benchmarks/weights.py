@@ -28,6 +28,19 @@ def mlp(ours: str, layers: Sequence[Layer]) -> Weights:
     return found
 
 
+def grouped(ours: str, groups: Sequence[Sequence[Layer]]) -> Weights:
+    """The layers of several MLPs as those of `nn.GroupedMLP`."""
+    first, *rest = zip(*groups, strict=True)
+    found = {
+        f"{ours}.first.weight": torch.cat([weight for weight, _ in first]),
+        f"{ours}.first.bias": torch.cat([_bias(*layer) for layer in first]),
+    }
+    for n, layers in enumerate(rest):
+        found[f"{ours}.weights.{n}"] = torch.stack([weight.t() for weight, _ in layers])
+        found[f"{ours}.biases.{n}"] = torch.stack([_bias(*layer)[None] for layer in layers])
+    return found
+
+
 def linears(p: Weights, prefix: str) -> list[Layer]:
     """The linear layers PREFIX.N, in order."""
     numbers = {
@@ -95,15 +108,17 @@ def deepctr_dcn_mixture(p: Weights, features: Features, dim: int) -> Weights:
 
 
 def deepctr_mmoe(p: Weights, features: Features, dim: int) -> Weights:
-    found: Weights = {}
-    for e in range(_count(p, "expert_dnn")):
-        found |= mlp(f"mixture.experts.groups.{e}", linears(p, f"expert_dnn.{e}.linears"))
-    for t in range(len(features.labels)):
-        gate = (p[f"gate_dnn_final_layer.{t}.weight"], None)
-        tower = (p[f"tower_dnn_final_layer.{t}.weight"], p[f"out.{t}.bias"])
-        found |= mlp(f"mixture.gates.groups.{t}", [*linears(p, f"gate_dnn.{t}.linears"), gate])
-        found |= mlp(f"towers.groups.{t}", [*linears(p, f"tower_dnn.{t}.linears"), tower])
-    return found
+    tasks = range(len(features.labels))
+    experts = range(_count(p, "expert_dnn"))
+    gate = [(p[f"gate_dnn_final_layer.{t}.weight"], None) for t in tasks]
+    tower = [(p[f"tower_dnn_final_layer.{t}.weight"], p[f"out.{t}.bias"]) for t in tasks]
+    return {
+        **grouped("mixture.experts", [linears(p, f"expert_dnn.{e}.linears") for e in experts]),
+        **grouped(
+            "mixture.gates", [[*linears(p, f"gate_dnn.{t}.linears"), gate[t]] for t in tasks]
+        ),
+        **grouped("towers", [[*linears(p, f"tower_dnn.{t}.linears"), tower[t]] for t in tasks]),
+    }
 
 
 def deepctr_din(p: Weights, features: Features, dim: int, normalized: bool = False) -> Weights:
