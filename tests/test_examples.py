@@ -1,22 +1,76 @@
-"""The examples run as they stand."""
+"""The examples run as they stand, and the pages that quote them say what they say."""
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
 import hotrows
+from hotrows import Dense, Schema, Sequence, Sparse
+from hotrows.data import Loader, prepare
+from hotrows.models import Model, tables
+from tests.test_train_data import table
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
 
 
-def test_the_loop_of_ones_own_learns():
+def auc_of(example, folder):
+    """What an example prints as its test AUC, and all that it prints; `folder` is where it is run."""
     environment = {**os.environ, "PYTHONPATH": str(Path(hotrows.__file__).parents[1])}
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "own_loop.py"], env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, ROOT / "examples" / example]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "pack-0: 26 tables" in done.stdout
-    auc = float(re.search(r"test AUC (0\.\d+)", done.stdout).group(1))
+    return float(re.search(r"test AUC (0\.\d+)", done.stdout).group(1)), done.stdout
+
+
+def test_the_loop_of_ones_own_learns(tmp_path):
+    auc, told = auc_of("own_loop.py", tmp_path)
+    assert "pack-0: 26 tables" in told
     assert auc > 0.7
+
+
+def test_the_model_of_ones_own_learns_and_leaves_nothing_behind(tmp_path):
+    auc, _ = auc_of("own_model.py", tmp_path)
+    assert auc > 0.8
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def blocks():
+    """The Python of the page: the example, the tables, the loop."""
+    page = (ROOT / "docs" / "your_own_model.md").read_text()
+    return re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+
+
+def test_the_page_has_the_example_as_it_is(blocks):
+    assert blocks[0] == (ROOT / "examples" / "own_model.py").read_text()
+
+
+def test_the_tables_of_the_page_are_tables(blocks):
+    schema = Schema((Sparse("user", rows=4), Sparse("item", rows=5)))
+    names = {"self": Model(), "schema": schema, "dim": 8, "tables": tables, "hotrows": hotrows}
+    exec(blocks[1], names)
+    engine = hotrows.Embedding.of(names["self"], schema)
+    assert [(t.name, t.dim) for t in engine.tables] == [
+        ("user", 8), ("item", 8), ("user.linear", 1), ("item.linear", 1), ("item.bias", 1),
+    ]  # fmt: skip
+
+
+def test_the_loop_of_the_page_trains(blocks, tmp_path):
+    history = Sequence("history", vocabulary="item", max_length=5)
+    schema = Schema((Dense("price"), Sparse("user"), Sparse("item"), history), label="click")
+    names = {
+        **runpy.run_path(str(ROOT / "examples" / "own_model.py")),
+        "data": prepare(table(400), schema, tmp_path / "enc"),
+        "torch": torch,
+        "Loader": Loader,
+        "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
+    }
+    exec(blocks[2], names)
+    assert names["loss"].isfinite()

@@ -36,3 +36,7 @@ def test_options_are_changed_by_name():
     assert optim.replaced(SGD(lr=1.0), {"weight_decay": 0.5}) == SGD(lr=1.0, weight_decay=0.5)
     with pytest.raises(ValueError, match="sgd has no 'momentum'; it has lr, weight_decay"):
         optim.replaced(SGD(), {"momentum": 0.9})
+    with pytest.raises(ValueError, match="adagrad's weight_decay must be a number, not 'x'"):
+        optim.replaced(Adagrad(), {"weight_decay": "x"})
+    with pytest.raises(ValueError, match="decay_by_count must be true or false, not 'maybe'"):
+        optim.replaced(Adagrad(), {"decay_by_count": "maybe"})

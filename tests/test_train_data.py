@@ -261,8 +261,8 @@ def test_a_model_of_ones_own_is_found_by_its_file(encoded, tmp_path):
     assert type(load_run(tmp_path / "run").model).__name__ == "Mine"
     for name, message in (
         (f"{tmp_path / 'mine.py'}:not_a_model", "has no class 'not_a_model' made of"),
-        (f"{tmp_path / 'his.py'}:Mine", "there is no .*his.py"),
-        ("no_such_module:Mine", "there is no no_such_module"),
+        (f"{tmp_path / 'his.py'}:Mine", "there is no file .*his.py"),
+        ("no_such_module:Mine", "cannot be imported: No module named .no_such_module."),
         ("transformer", "or your own as file.py:Class, not 'transformer'"),
     ):
         with pytest.raises(ValueError, match=message):

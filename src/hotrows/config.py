@@ -112,8 +112,8 @@ class TrainConfig:
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, not {value}")
         for name, weight in self.label_weights.items():
-            if not weight > 0:
-                raise ValueError(f"label_weights[{name!r}] must be above 0, not {weight}")
+            if not isinstance(weight, int | float) or not weight > 0:
+                raise ValueError(f"label_weights[{name!r}] must be above 0, not {weight!r}")
         self.caching()  # what it refuses is refused here
 
     def caching(self) -> Caching | None:

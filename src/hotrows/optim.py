@@ -132,10 +132,14 @@ def initial_state(optimizer: RowOptimizer, dim: int) -> list[float]:
 
 def replaced(optimizer: RowOptimizer, changes: dict) -> RowOptimizer:
     """The optimizer with other numbers, by name."""
-    known = [field.name for field in dataclasses.fields(optimizer)]
-    for name in changes:
+    known = dataclasses.asdict(optimizer)
+    for name, value in changes.items():
         if name not in known:
             raise ValueError(f"{optimizer.kind} has no {name!r}; it has {', '.join(known)}")
+        is_switch = isinstance(known[name], bool)
+        if not isinstance(value, int | float) or isinstance(value, bool) != is_switch:
+            wanted = "true or false" if is_switch else "a number"
+            raise ValueError(f"{optimizer.kind}'s {name} must be {wanted}, not {value!r}")
     return dataclasses.replace(optimizer, **changes)
 
 

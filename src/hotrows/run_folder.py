@@ -78,6 +78,7 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
 def check_same(run: Path, config: TrainConfig, data: EncodedData) -> None:
     """Refuses to go on with a run under settings, or on data, that would make it another one."""
     stored = read_config(run)
+    config = TrainConfig.from_json(config.to_json())  # a list where the options have a tuple
     for name in (field.name for field in dataclasses.fields(config)):
         then, now = getattr(stored, name), getattr(config, name)
         if then != now and name not in _FREE:

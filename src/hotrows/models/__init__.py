@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import inspect
 from pathlib import Path
 
 from hotrows.models.can import CAN
@@ -23,6 +22,7 @@ from hotrows.models.fm import FM
 from hotrows.models.lr import LR
 from hotrows.models.mmoe import MMoE
 from hotrows.models.model import Model, logits_and_loss
+from hotrows.models.options import check as check_options
 from hotrows.models.wide_deep import WideDeep
 from hotrows.schema import Schema
 
@@ -65,7 +65,7 @@ def build(name: str, schema: Schema, **options) -> Model:
     name: one of `BY_NAME`, or a class of your own as `module:Class` or `path/to/file.py:Class`.
     """
     kind = _own(name) if ":" in name else _ours(name)
-    _check_options(kind, options)
+    check_options(kind, options)
     model = kind(schema, **options)
     if not model.tables:
         raise ValueError(f"{kind.__name__} sets no tables, so it reads no feature: set self.tables")
@@ -82,12 +82,14 @@ def _ours(name: str) -> type[Model]:
 
 def _own(name: str) -> type[Model]:
     place, _, kind = name.rpartition(":")
+    if place.endswith(".py") and not Path(place).is_file():
+        raise ValueError(f"model {kind!r}: there is no file {place}")
     try:
         module = (
             _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
         )
-    except (ModuleNotFoundError, FileNotFoundError) as error:
-        raise ValueError(f"model {name!r}: there is no {place}: {error}") from None
+    except ModuleNotFoundError as error:
+        raise ValueError(f"model {name!r} cannot be imported: {error}") from None
     found = getattr(module, kind, None)
     if not (isinstance(found, type) and issubclass(found, Model)):
         raise ValueError(
@@ -102,11 +104,3 @@ def _from_file(path: Path):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _check_options(kind: type[Model], options: dict) -> None:
-    """Refuses an option that the class does not have, with those that it has."""
-    known = [name for name in inspect.signature(kind).parameters if name != "schema"]
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise ValueError(f"{kind.__name__} has no option {unknown[0]!r}; it has {', '.join(known)}")

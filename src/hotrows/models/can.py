@@ -84,14 +84,14 @@ class CAN(InterestModel):
             return tuple(
                 pair for h in self.histories for pair in zip(h.targets, h.sequences, strict=True)
             )
-        for pair in pairs:
-            unknown = [name for name in pair if name not in (*self.others, *self.sequences)]
-            if len(pair) != 2 or unknown or pair[0] in self.sequences:
-                raise ValueError(
-                    f"CAN's pairs are of a feature that gives weights and one that feeds them, of "
-                    f"{', '.join(self.others)}, or for the second also "
-                    f"{', '.join(self.sequences)}; not {list(pair)}"
-                )
+        feeds = (*self.others, *self.sequences)
+        wrong = [p for p in pairs if len(p) != 2 or p[0] not in self.others or p[1] not in feeds]
+        if wrong or not pairs:
+            given = wrong[0] if wrong else pairs
+            raise ValueError(
+                f"CAN's pairs are of a feature that gives weights ({', '.join(self.others)}) and one "
+                f"that feeds them (also {', '.join(self.sequences)}), not {given!r}"
+            )
         return tuple((giver, feed) for giver, feed in pairs)
 
 

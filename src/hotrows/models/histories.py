@@ -52,12 +52,17 @@ def histories_of(
     sequences = {f.name: f for f in schema.sequences}
     if given is None:
         given = [f.name for f in schema.sequences if vocabulary_of(f) in targets]
+        if not given:
+            raise ValueError(
+                f"{model} compares a sequence of ids with a feature that shares its vocabulary, but "
+                f"the schema has no such pair: declare Sequence('history', vocabulary='item') beside "
+                f"Sparse('item')"
+            )
     groups = [(group,) if isinstance(group, str) else tuple(group) for group in given]
-    if not groups:
+    if isinstance(given, str) or not groups or not all(groups):
         raise ValueError(
-            f"{model} compares a sequence of ids with a feature that shares its vocabulary, but the "
-            f"schema has no such pair: declare Sequence('history', vocabulary='item') beside "
-            f"Sparse('item')"
+            f'{model}: histories must be a list of sequences, such as ["history"], or of lists of '
+            f"those to be joined, not {given!r}"
         )
     return tuple(
         History(tuple(_target(name, sequences, targets, model) for name in group), group)
@@ -67,7 +72,7 @@ def histories_of(
 
 def _target(name: str, sequences: dict[str, Sequence], targets: dict[str, str], model: str) -> str:
     if name not in sequences:
-        raise ValueError(f"{model}: {name!r} is none of the sequences {', '.join(sequences)}")
+        raise ValueError(f"{model}: {name!r} is none of the sequences {list(sequences)}")
     vocabulary = vocabulary_of(sequences[name])
     if vocabulary not in targets:
         raise ValueError(

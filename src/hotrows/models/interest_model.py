@@ -11,7 +11,7 @@ from hotrows.models import tables
 from hotrows.models.histories import histories_of
 from hotrows.models.model import Model
 from hotrows.models.vectors import Vectors
-from hotrows.nn import MLP
+from hotrows.nn import MLP, BatchNorm
 from hotrows.schema import Constant, Schema
 
 BIAS = "bias"
@@ -58,7 +58,7 @@ class InterestModel(Model):
         for history, interest in zip(self.histories, interests, strict=True):
             assert isinstance(interest.num_outputs, int)
             width += interest.num_outputs + (len(history.targets) * dim if product else 0)
-        self.norm: nn.Module = nn.BatchNorm1d(width) if input_norm else nn.Identity()
+        self.norm: nn.Module = BatchNorm(width) if input_norm else nn.Identity()
         self.top = MLP((width, *hidden, 1), activation=activation, dropout=dropout)
         if target_bias:
             targets = [name for history in self.histories for name in history.targets]

@@ -16,6 +16,7 @@ from hotrows.nn import (
     GRU,
     MLP,
     AttentionalGRU,
+    BatchNorm,
     BilinearAttention,
     TargetAttention,
     last_of,
@@ -57,7 +58,7 @@ class AttentionInterest(nn.Module):
         self.attention = TargetAttention(dim, hidden, activation, normalize)
         self.projection: nn.Module = nn.Identity()
         if project:
-            self.projection = nn.Sequential(nn.BatchNorm1d(dim), MLP((dim, dim)))
+            self.projection = nn.Sequential(BatchNorm(dim), MLP((dim, dim)))
 
     def forward(self, target: Tensor, past: Tensor, offsets: Tensor) -> Interest:
         return self.projection(self.attention(target, past, offsets)), None
@@ -94,6 +95,8 @@ class EvolvingInterest(nn.Module):
         super().__init__()
         if evolution not in EVOLUTIONS:
             raise ValueError(f"evolution must be one of {', '.join(EVOLUTIONS)}, not {evolution!r}")
+        if auxiliary < 0:
+            raise ValueError(f"auxiliary must be at least 0, not {auxiliary}")
         self.num_outputs = dim * (3 if sums else 1)
         self.evolution, self.auxiliary, self.sums = evolution, auxiliary, sums
         self.extraction = GRU(dim, dim, reset, gate_bias)
@@ -148,7 +151,7 @@ class _Tells(nn.Module):
 
     def __init__(self, dim: int, hidden: Sequence[int]) -> None:
         super().__init__()
-        self.norm = nn.BatchNorm1d(2 * dim)
+        self.norm = BatchNorm(2 * dim)
         self.layers = MLP((2 * dim, *hidden, 1), activation="sigmoid")
 
     def forward(self, states: Tensor, elements: Tensor) -> Tensor:

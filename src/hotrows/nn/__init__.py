@@ -1,5 +1,6 @@
 """Layers: ordinary modules on dense tensors and looked-up vectors; they never see an id."""
 
+from hotrows.nn.batch_norm import BatchNorm
 from hotrows.nn.bilinear_attention import BilinearAttention
 from hotrows.nn.co_action import CoAction
 from hotrows.nn.cross_network import CrossNetwork
@@ -23,6 +24,7 @@ __all__ = [
     "GRU",
     "MLP",
     "AttentionalGRU",
+    "BatchNorm",
     "BilinearAttention",
     "CoAction",
     "CrossNetwork",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from hotrows.nn.batch_norm import BatchNorm
 from hotrows.nn.dice import Dice
 from hotrows.nn.dropout import Dropout
 from hotrows.nn.linear import can_chain, chain
@@ -67,7 +68,7 @@ class MLP(nn.Module):
         check_activations(activation, last_activation)
         pairs = list(itertools.pairwise(sizes))
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairs)
-        self.norms = nn.ModuleList(nn.BatchNorm1d(size) for size in sizes[1:-1] if batch_norm)
+        self.norms = nn.ModuleList(BatchNorm(size) for size in sizes[1:-1] if batch_norm)
         self.dropout = Dropout(dropout)
         self.activations = (activation,) * (len(pairs) - 1) + (last_activation,)
         self.after = nn.ModuleList(

@@ -1,0 +1,107 @@
+"""The classic models against their formulas, spelled out."""
+
+import pytest
+import torch
+
+from tests.models.looked_up import build, lookup, randomize
+
+
+def test_dlrm_is_its_formula():
+    model, dense = build("dlrm"), torch.rand(5, 3)
+    vectors = lookup(model, 5)
+    bottom = model.bottom(dense)
+    z = torch.cat([bottom[:, None], vectors.stack()], dim=1)
+    products = z @ z.transpose(1, 2)
+    pairs = [products[:, i, j] for i in range(5) for j in range(i)]
+    expected = model.top(torch.cat([bottom, torch.stack(pairs, 1)], dim=1)).squeeze(1)
+    torch.testing.assert_close(model(vectors, dense), expected)
+
+
+def test_deepfm_is_its_formula():
+    model, dense = build("deepfm"), torch.rand(5, 3)
+    vectors = lookup(model, 5)
+    v = vectors.stack()
+    pairs = sum((v[:, i] * v[:, j]).sum(1) for i in range(4) for j in range(i))
+    first = vectors.stack("linear").sum((1, 2)) + model.linear(dense).squeeze(1)
+    deep = model.deep(torch.cat([v.flatten(1), dense], dim=1)).squeeze(1)
+    torch.testing.assert_close(model(vectors, dense), deep + first + pairs)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"structure": "stacked"}, {"structure": "parallel"}, {"rank": 2}, {"rank": 2, "experts": 3}],
+    ids=str,
+)
+def test_variants_of_dcnv2_are_their_formula(options):
+    model, dense = build("dcnv2", **options), torch.rand(3, 3)
+    vectors = lookup(model, 3)
+    x = torch.cat([vectors.stack().flatten(1), dense], dim=1)
+    crossed = model.cross(x)
+    if options.get("structure") == "stacked":
+        expected = model.last(model.deep(crossed))
+    else:
+        expected = model.last(torch.cat([crossed, model.deep(x)], dim=1))
+    torch.testing.assert_close(model(vectors, dense), expected.squeeze(1))
+
+
+def test_lr_is_its_formula():
+    model, dense = build("lr"), torch.rand(5, 3)
+    vectors = lookup(model, 5)
+    randomize(model)
+    ids = sum(vectors.stack("linear")[:, f, 0] for f in range(4))
+    expected = model.first.bias + ids + (dense * model.first.dense.weight).sum(1)
+    torch.testing.assert_close(model(vectors, dense), expected)
+
+
+def test_lr_says_one_half_of_all_before_it_is_trained():
+    model = build("lr")
+    assert torch.equal(model(lookup(model, 5, scale=0), torch.rand(5, 3)), torch.zeros(5))
+
+
+def test_fm_is_lr_and_the_pairs():
+    model, dense = build("fm"), torch.rand(5, 3)
+    vectors = lookup(model, 5)
+    randomize(model)
+    v = vectors.stack()
+    pairs = sum((v[:, i] * v[:, j]).sum(1) for i in range(4) for j in range(i))
+    first = model.first.bias + vectors.stack("linear").sum((1, 2))
+    expected = first + dense @ model.first.dense.weight[0] + pairs
+    torch.testing.assert_close(model(vectors, dense), expected)
+
+
+def test_dnn_is_its_formula():
+    model, dense = build("dnn"), torch.rand(5, 3)
+    vectors = lookup(model, 5)
+    first, second, last = model.deep.layers
+    x = torch.cat([vectors.stack().reshape(5, 32), dense], dim=1)
+    expected = last(second(first(x).relu()).relu()).squeeze(1)
+    torch.testing.assert_close(model(vectors, dense), expected)
+
+
+def test_wide_deep_is_its_formula():
+    model, dense = build("wide_deep", crosses=[["C0", "C1"]]), torch.rand(5, 3)
+    randomize(model)
+    vectors = lookup(model, 5)
+    deep = model.deep(torch.cat([vectors.stack().flatten(1), dense], dim=1)).squeeze(1)
+    wide = vectors.stack("linear").sum((1, 2)) + model.wide(dense).squeeze(1)
+    torch.testing.assert_close(model(vectors, dense), deep + wide)
+
+
+@pytest.mark.parametrize("gate_hidden", [(), (5,)])
+def test_mmoe_is_its_formula(gate_hidden):
+    model, dense = build("mmoe", gate_hidden=gate_hidden), torch.rand(5, 3)
+    vectors = lookup(model, 5)
+    x = torch.cat([vectors.stack().flatten(1), dense], dim=1)
+    experts = torch.stack([expert(x) for expert in model.mixture.experts.groups], 1)  # [B, E, N]
+    logits = []
+    for gate, tower in zip(model.mixture.gates.groups, model.towers.groups, strict=True):
+        mixed = (gate(x).softmax(1)[:, :, None] * experts).sum(1)
+        logits.append(tower(mixed).squeeze(1))
+    torch.testing.assert_close(model(vectors, dense), torch.stack(logits, 1))
+
+
+def test_mmoe_learns_the_labels_that_it_is_told():
+    assert build("mmoe").labels == ("click", "buy")
+    model = build("mmoe", labels=["buy"])
+    assert model.labels == ("buy",)
+    assert model(lookup(model, 5), torch.rand(5, 3)).shape == (5, 1)
