@@ -4,29 +4,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows.nn import MLP, ExpertMixture, GroupedMLP, choose_linear_paths, use_linear_paths
+from hotrows.nn import ExpertMixture, GroupedMLP, choose_linear_paths, use_linear_paths
+from tests.nn.groups import alone
 
 
 @pytest.fixture(autouse=True)
 def one_thread(threads):
     threads(1)
-
-
-def alone(grouped, activation, last_activation):
-    """As many MLPs of their own, with the same weights."""
-    sizes = [grouped.first.in_features, grouped.first.out_features // grouped.num_groups]
-    sizes += [weight.shape[2] for weight in grouped.weights]
-    for g in range(grouped.num_groups):
-        mlp = MLP(sizes, activation, last_activation=last_activation).to(grouped.first.weight.dtype)
-        with torch.no_grad():
-            mlp.layers[0].weight.copy_(grouped.first.weight.chunk(grouped.num_groups)[g])
-            mlp.layers[0].bias.copy_(grouped.first.bias.chunk(grouped.num_groups)[g])
-            for layer, weight, bias in zip(
-                mlp.layers[1:], grouped.weights, grouped.biases, strict=True
-            ):
-                layer.weight.copy_(weight[g].t())
-                layer.bias.copy_(bias[g, 0])
-        yield mlp
 
 
 @pytest.mark.parametrize("shared", [True, False])
