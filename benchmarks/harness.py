@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -61,10 +61,15 @@ class Comparison:
         return ("hotrows", *self.peers)
 
 
-def main(question: str, comparisons: dict[str, Comparison]) -> None:
-    """The command line of a benchmark: runs, prints and writes its comparisons, one by one."""
+def main(
+    question: str, comparisons: dict[str, Comparison], known: Mapping[str, Arm] = ARMS
+) -> None:
+    """The command line of a benchmark: runs, prints and writes its comparisons, one by one.
+
+    known: the arms that there are, by name.
+    """
     benchmark = Path(sys.argv[0]).stem
-    args = _arguments(question, comparisons)
+    args = _arguments(question, comparisons, known)
     for name in args.comparisons or comparisons:
         comparison = comparisons[name]
         arms = [arm for arm in comparison.arms if not args.arms or arm in args.arms]
@@ -73,51 +78,60 @@ def main(question: str, comparisons: dict[str, Comparison]) -> None:
             f"{comparison.setting} --threads {args.threads}"
             f" --windows {args.windows} --max-seconds {args.max_seconds}"
         )
-        rounds = run(arms, setting, args.rounds, args.threads)
-        figures = summarize(rounds, args.baseline or comparison.baseline)
+        rounds = run(arms, setting, args.rounds, args.threads, known)
+        figures = summarize(rounds, args.baseline or comparison.baseline, known)
         print(table(figures))
         if not args.quick:
             facts = {"question": question, "setting": setting, "num_rounds": args.rounds}
             write(f"{benchmark}-{name}", facts | conditions(args.threads) | {"arms": figures})
 
 
-def run(arms: Iterable[str], setting: str, num_rounds: int, threads: int) -> dict[str, list[dict]]:
+def run(
+    arms: Iterable[str],
+    setting: str,
+    num_rounds: int,
+    threads: int,
+    known: Mapping[str, Arm] = ARMS,
+) -> dict[str, list[dict]]:
     """Each arm's figures, round by round. An arm that fails is left out of later rounds."""
     rounds = {arm: [] for arm in arms}
     for number in range(1, num_rounds + 1):
         for arm, figures in rounds.items():
             if any("error" in seen for seen in figures):
                 continue
-            figures.append(_measure(ARMS[arm], setting, threads))
+            figures.append(_measure(known[arm], setting, threads))
             speed = figures[-1].get("samples_per_s")
             outcome = figures[-1]["error"] if speed is None else f"{speed:,.0f} samples/s"
             print(f"  round {number}: {arm}: {outcome}", flush=True)
     return rounds
 
 
-def summarize(rounds: dict[str, list[dict]], baseline: str) -> dict[str, dict]:
+def summarize(
+    rounds: dict[str, list[dict]], baseline: str, known: Mapping[str, Arm] = ARMS
+) -> dict[str, dict]:
     """The medians over the rounds; `ratio` is the median of the speeds relative to the baseline's.
 
     speeds of a = [10, 20], of the baseline = [5, 20]  ->  a's ratio is the median of [2, 1], 1.5
     """
     return {
-        arm: asdict(ARMS[arm]) | _medians(figures, rounds.get(baseline, [])) | {"rounds": figures}
+        arm: asdict(known[arm]) | _medians(figures, rounds.get(baseline, [])) | {"rounds": figures}
         for arm, figures in rounds.items()
     }
 
 
 def table(figures: dict[str, dict]) -> str:
+    width = max(14, *map(len, figures))
     speed = f"{'samples/s':>11} {'(lowest - highest)':>21}"
-    lines = [f"{'arm':14} {speed} {'ms':>9} {'ratio':>6} {'MB':>7}"]
+    lines = [f"{'arm':{width}} {speed} {'ms':>9} {'ratio':>6} {'MB':>7}"]
     for arm, row in figures.items():
         if "error" in row:
-            lines.append(f"{arm:14} failed: {row['error']}")
+            lines.append(f"{arm:{width}} failed: {row['error']}")
             continue
         spread = f"({row['samples_per_s_lowest']:,.0f} - {row['samples_per_s_highest']:,.0f})"
         ratio = "-" if row["ratio"] is None else f"{row['ratio']:.2f}"
         busy = "" if row["other_cores"] < 0.12 else f"others used {row['other_cores']:.2f} cores"
         lines.append(
-            f"{arm:14} {row['samples_per_s']:11,.0f} {spread:>21} {row['ms']:9.1f} {ratio:>6}"
+            f"{arm:{width}} {row['samples_per_s']:11,.0f} {spread:>21} {row['ms']:9.1f} {ratio:>6}"
             f" {row['peak_rss_mb']:7,.0f}  {'; '.join(filter(None, [row['note'], busy]))}".rstrip()
         )
     return "\n".join(lines)
@@ -150,11 +164,15 @@ def write(name: str, result: dict) -> None:
     aside.replace(RESULTS / f"{name}.json")
 
 
-def _arguments(question: str, comparisons: dict[str, Comparison]) -> argparse.Namespace:
+def _arguments(
+    question: str, comparisons: dict[str, Comparison], known: Mapping[str, Arm]
+) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=question)
     parser.add_argument("comparisons", nargs="*", metavar="COMPARISON", help=", ".join(comparisons))
-    parser.add_argument("--arms", nargs="+", choices=ARMS, help="only these")
-    parser.add_argument("--baseline", choices=ARMS, help="of the ratios; default: the comparison's")
+    parser.add_argument("--arms", nargs="+", choices=known, help="only these")
+    parser.add_argument(
+        "--baseline", choices=known, help="of the ratios; default: the comparison's"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--windows", type=int, default=5, help="measured in each round")
     parser.add_argument("--max-seconds", type=float, default=60, help="of waiting for quiet ones")

@@ -10,7 +10,7 @@
 //
 // Rows are padded to P (of H) and E (of D), whole registers. Where H or D are whole registers, what
 // the caller holds is read and written in place; elsewhere through a tile of scratch. Lists of one or
-// two keys take the same way: a special one, y_n = [Wk - Wd, Wp] [k_n, q * k_n] + c, is no faster.
+// two keys take the same way: building M costs them about what [Wk - Wd, Wp] [k_n, q * k_n] would.
 #include <memory>
 
 #include "chunks.h"
@@ -59,19 +59,30 @@ void copy_rows(const float* from, int64_t from_stride, int64_t rows, int64_t cou
             std::min(kLanes, to_stride - n));
 }
 
+// Asks for what the product is about to read: its own reads, row beside row, would wait one by one.
+void prefetch_rows(const float* from, int64_t count) {
+  for (int64_t n = 0; n < count; n += 16) prefetch(from + n);
+}
+
 // M^T = key + diag(q) product: [D, P].
 void matrix_of(const float* q, const Weights& w, const Shape& s, float* matrix) {
-  for (int64_t d = 0; d < s.D; ++d)
-    for (int64_t n = d * s.P(); n < (d + 1) * s.P(); n += kLanes)
-      store_full(matrix + n, fma(spread(q[d]), load_full(&w.product[n]), load_full(&w.key[n])));
+  const float *product = w.product.data(), *key = w.key.data();
+  const int64_t P = s.P();
+  for (int64_t d = 0; d < s.D; ++d) {
+    const Vec query = spread(q[d]);
+    for (int64_t n = d * P; n < (d + 1) * P; n += kLanes)
+      store_full(matrix + n, fma(query, load_full(product + n), load_full(key + n)));
+  }
 }
 
 // M = turned key + turned product diag(q): [H, E]; q: [E], zeros behind D.
 void turned_matrix_of(const float* q, const Weights& w, const Shape& s, float* matrix) {
-  for (int64_t d = 0; d < s.E(); d += kLanes) {
+  const float *product = w.turned_product.data(), *key = w.turned_key.data();
+  const int64_t E = s.E(), size = s.H * E;
+  for (int64_t d = 0; d < E; d += kLanes) {
     const Vec query = load_full(q + d);
-    for (int64_t n = d; n < s.H * s.E(); n += s.E())
-      store_full(matrix + n, fma(query, load_full(&w.turned_product[n]), load_full(&w.turned_key[n])));
+    for (int64_t n = d; n < size; n += E)
+      store_full(matrix + n, fma(query, load_full(product + n), load_full(key + n)));
   }
 }
 
@@ -98,6 +109,7 @@ void forward(const float* queries, const float* keys, const int64_t* offsets, co
         for (int64_t n = offsets[b]; n < offsets[b + 1]; n += kTile) {
           const int64_t rows = std::min(kTile, offsets[b + 1] - n);
           float* y = in_place ? out + n * s.H : tile.data();
+          prefetch_rows(keys + n * s.D, rows * s.D);
           copy_rows(&terms[(b - first) * P], 0, rows, P, y, P);
           multiply(keys + n * s.D, {s.D, 1}, matrix.data(), P, rows, s.D, P, y, P, true);
           if (!in_place) copy_rows(y, P, rows, s.H, out + n * s.H, s.H);
@@ -138,6 +150,8 @@ struct Backward {
     for (int64_t n = offsets[b]; n < offsets[b + 1]; n += kTile) {
       const int64_t rows = std::min(kTile, offsets[b + 1] - n);
       const float* g = s.H == P ? grad + n * P : t.tile.data();
+      prefetch_rows(keys + n * s.D, rows * s.D);
+      prefetch_rows(grad + n * s.H, rows * s.H);
       if (s.H != P) copy_rows(grad + n * s.H, s.H, rows, s.H, t.tile.data(), P);
       multiply(keys + n * s.D, {1, s.D}, g, P, s.D, rows, P, t.sums.data(), P, n > offsets[b]);
       for (int64_t h = 0; h < P; h += kLanes) {
@@ -152,16 +166,17 @@ struct Backward {
   }
 
   // What S adds to the gradients of the weights, and to that of the query through M.
-  void weights_of(int64_t b, const Scratch& t, Part& part) const {
+  void weights_of(int64_t b, const Scratch& t, Part part) const {
+    const float *sums = t.sums.data(), *product = w.product.data();
     const int64_t P = s.P();
     for (int64_t d = 0; d < s.D; ++d) {
       const Vec q = spread(queries[b * s.D + d]);
       Vec total = {};
       for (int64_t n = d * P; n < (d + 1) * P; n += kLanes) {
-        const Vec sums = load_full(&t.sums[n]);
-        store_full(part.key + n, load_full(part.key + n) + sums);
-        store_full(part.product + n, fma(q, sums, load_full(part.product + n)));
-        total = fma(load_full(&w.product[n]), sums, total);
+        const Vec x = load_full(sums + n);
+        store_full(part.key + n, load_full(part.key + n) + x);
+        store_full(part.product + n, fma(q, x, load_full(part.product + n)));
+        total = fma(load_full(product + n), x, total);
       }
       grad_queries[b * s.D + d] = sum(total);
     }

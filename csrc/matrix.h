@@ -1,6 +1,7 @@
 // Products of small matrices that stay in the caches; rows are float32, end to end or apart.
 //
-//   multiply   y[r, :] (+)= sum over i of x[r, i] * w[i, :]
+//   multiply    y[r, :] (+)= sum over i of x[r, i] * w[i, :]
+//   transpose   to[c, r] = from[r, c]
 //
 // A block of y stays in registers while i runs, so a sum has one order. Columns come in whole
 // registers: `w` and `y` have rows padded to them (`padded`), and what stands there is computed too.
@@ -56,12 +57,11 @@ inline void multiply_columns(const float* x, Steps of_x, const float* w, int64_t
 inline void multiply(const float* x, Steps of_x, const float* w, int64_t w_stride, int64_t rows,
                      int64_t inner, int64_t columns, float* y, int64_t y_stride, bool add) {
   int64_t c = 0;
-  for (; c + kColumns * kLanes <= columns; c += kColumns * kLanes)
+  const auto left = [&] { return (columns - c) / kLanes; };
+  for (; left() >= kColumns && left() != 4; c += kColumns * kLanes)  // four are two and two, not three and one
     multiply_columns<kColumns>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
-  if (c + 2 * kLanes <= columns) {
+  for (; left() >= 2; c += 2 * kLanes)
     multiply_columns<2>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
-    c += 2 * kLanes;
-  }
   if (c < columns) multiply_columns<1>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
 }
 

@@ -21,7 +21,7 @@ using namespace hotrows;
 enum class Kind { gru, augru, augru_code, agru };
 
 constexpr int64_t kTile = 32;    // samples side by side
-constexpr int64_t kKept = 256;   // rows of gates' gradients between two products for the weights
+constexpr int64_t kKept = 128;   // rows of gates' gradients between two products for the weights
 constexpr int64_t kChunks = 32;  // of tiles, each summed by itself, whatever the number of threads
 
 // What both directions read. parts and gates: [N, 3H], r, z and candidate side by side; inner: [N, H],
@@ -56,13 +56,19 @@ std::vector<int64_t> longest_first(const int64_t* offsets, int64_t B) {
   return samples;
 }
 
+// The rows of a tile's next step lie one behind each sample's last: too many streams for the hardware.
+inline void prefetch_row(const float* row, int64_t count) {
+  for (int64_t i = 0; i < count; i += 16) prefetch(row + i);
+}
+inline void prefetch_row_for_write(const float* row, int64_t count) {
+  for (int64_t i = 0; i < count; i += 16) prefetch_for_write(row + i);
+}
+
 int64_t num_tiles(int64_t B) { return (B + kTile - 1) / kTile; }
 
 Tile tile_of(const Cells& c, const std::vector<int64_t>& samples, int64_t i) {
   return {samples.data() + i * kTile, std::min(kTile, c.B - i * kTile), c.offsets};
 }
-
-// ---- forward
 
 // How much of the candidate comes into the state: z keeps in `gru` and `augru_code`, renews in `augru`.
 template <Kind KIND>
@@ -71,6 +77,15 @@ inline Vec share(Vec z, Vec a) {
   if (KIND == Kind::augru) return a * z;
   if (KIND == Kind::augru_code) return 1.0f - (1.0f - a) * z;
   return a;
+}
+
+// Its derivative by z.
+template <Kind KIND>
+inline Vec share_by_z(Vec a) {
+  if (KIND == Kind::gru) return spread(-1.0f);
+  if (KIND == Kind::augru) return a;
+  if (KIND == Kind::augru_code) return a - 1.0f;
+  return Vec{};
 }
 
 // The recurrent weights [3H, H] transposed, the candidate's columns at `candidate`, rows of `stride`.
@@ -136,6 +151,9 @@ void forward_tile(const Cells& c, const Packed& w, const Tile& tile, float* part
     }
     for (int64_t s = 0; s < active; ++s) {
       const int64_t n = tile.position(s, t);
+      prefetch_row_for_write(parts + (n + 1) * 3 * H, 3 * H);
+      if (AFTER) prefetch_row_for_write(inner + (n + 1) * H, H);
+      prefetch_row_for_write(states + (n + 1) * H, H);
       step<KIND, AFTER>(c, &y[s * S], w.candidate, c.attention ? c.attention[n] : 0, parts + n * 3 * H,
                         inner + n * H, &h[s * E], states + n * H);
     }
@@ -150,8 +168,6 @@ void forward(const Cells& c, float* parts, float* inner, float* states) {
   for (int64_t i = 0; i < num_tiles(c.B); ++i)
     forward_tile<KIND, AFTER>(c, w, tile_of(c, samples, i), parts, inner, states);
 }
-
-// ---- backward
 
 struct Saved {
   const float *grad_states, *states, *gates, *inner;
@@ -209,10 +225,7 @@ inline void step_back(const Cells& c, const Saved& saved, const Gradients& out, 
 
     if (KIND == Kind::augru || KIND == Kind::augru_code) da = fma(dmix, z, da);
     if (KIND == Kind::agru) da += dmix;
-    const Vec turn = KIND == Kind::gru     ? spread(-1.0f)
-                     : KIND == Kind::augru ? a
-                                           : KIND == Kind::augru_code ? a - 1.0f : Vec{};
-    const Vec dz = turn * dmix * (z * (1.0f - z));
+    const Vec dz = share_by_z<KIND>(a) * dmix * (z * (1.0f - z));
     const Vec dn = g * mix * (1.0f - cand * cand);
     store(parts + H + j, dz, left);
     store(grads + H + j, dz, left);
@@ -254,9 +267,16 @@ void backward_tile(const Cells& c, const std::vector<float>& w, const Tile& tile
     const int64_t active = tile.active(t);
     if (kept.rows + active > kKept) flush(c, AFTER, kept, sums);
     float *grads = &kept.grads[kept.rows * G], *h = &kept.h[kept.rows * E];
-    for (int64_t s = 0; s < active; ++s)
-      step_back<KIND, AFTER>(c, saved, out, tile.position(s, t), t == 0, &dh[s * E], grads + s * G, h + s * E,
+    for (int64_t s = 0; s < active; ++s) {
+      const int64_t n = tile.position(s, t);
+      prefetch_row(saved.gates + (n - 1) * G, G);
+      prefetch_row(saved.grad_states + (n - 1) * H, H);
+      prefetch_row(saved.states + (n - 2) * H, H);
+      if (AFTER) prefetch_row(saved.inner + (n - 1) * H, H);
+      prefetch_row_for_write(out.parts + (n - 1) * G, G);
+      step_back<KIND, AFTER>(c, saved, out, n, t == 0, &dh[s * E], grads + s * G, h + s * E,
                              sums.bias.data());
+    }
     if (!AFTER) {
       float* reset = &kept.reset[kept.rows * E];
       multiply(grads + 2 * H, {G, 1}, &w[2 * H * E], E, active, H, E, dreset.data(), E, false);

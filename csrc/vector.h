@@ -40,7 +40,7 @@ inline Vec fma(Vec a, Vec b, Vec c) {
 
 inline Vec spread(float x) { return x - Vec{}; }
 
-// out[l] = x[from[l]], for constants `from`; with `b`, lanes from kLanes on are those of b.
+// out[l] = x[from[l]], best of a constant; of two registers, b's lanes count from kLanes.
 inline Vec shuffle(Vec x, Bits from) {
 #if defined(__clang__)
   Vec out;

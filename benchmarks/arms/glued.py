@@ -3,18 +3,15 @@
 FBGEMM's tables; linear layers on oneDNN, or bfloat16 under autocast; malloc keeps freed memory.
 """
 
-import ctypes
-
 import torch
 from torch import Tensor, nn
 
 from benchmarks.arms import arm
 from benchmarks.arms.fbgemm import tbe_lookup
+from benchmarks.arms.malloc import keep_freed_memory
 from benchmarks.arms.torch_models import linear
 from benchmarks.arms.torch_step import make_step
 from benchmarks.workload import batches
-
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # of glibc's malloc.h
 
 onednn_linear = torch.ops.mkldnn._linear_pointwise
 
@@ -55,14 +52,6 @@ def main() -> None:
     lookup = tbe_lookup(args, data)
     layer = OneDnnLinear if args.precision == "float32" else linear
     arm.report(args, make_step(args, data, lookup, layer=layer), "torch", "fbgemm-gpu-cpu")
-
-
-def keep_freed_memory() -> None:
-    """Spares every large activation its mmap, its page faults and its munmap."""
-    mallopt = ctypes.CDLL(None).mallopt
-    settings = {M_MMAP_THRESHOLD: 1 << 30, M_TRIM_THRESHOLD: -1, M_TOP_PAD: 64 << 20}
-    for parameter, value in settings.items():
-        assert mallopt(parameter, value) == 1, f"mallopt refused {parameter} = {value}"
 
 
 def _multiply(a: Tensor, b: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.models.looked_up import build, lookup, randomize
+from tests.nn.groups import alone
 
 
 def test_dlrm_is_its_formula():
@@ -92,9 +93,12 @@ def test_mmoe_is_its_formula(gate_hidden):
     model, dense = build("mmoe", gate_hidden=gate_hidden), torch.rand(5, 3)
     vectors = lookup(model, 5)
     x = torch.cat([vectors.stack().flatten(1), dense], dim=1)
-    experts = torch.stack([expert(x) for expert in model.mixture.experts.groups], 1)  # [B, E, N]
+    experts = torch.stack(
+        [expert(x) for expert in alone(model.mixture.experts, "relu", "relu")], 1
+    )  # [B, E, N]
     logits = []
-    for gate, tower in zip(model.mixture.gates.groups, model.towers.groups, strict=True):
+    gates, towers = alone(model.mixture.gates, "relu", "none"), alone(model.towers, "relu", "none")
+    for gate, tower in zip(gates, towers, strict=True):
         mixed = (gate(x).softmax(1)[:, :, None] * experts).sum(1)
         logits.append(tower(mixed).squeeze(1))
     torch.testing.assert_close(model(vectors, dense), torch.stack(logits, 1))

@@ -202,6 +202,14 @@ def test_offsets_that_do_not_fit_are_refused():
             jagged_dot(queries, keys, torch.tensor(wrong))
 
 
+def test_vectors_that_do_not_match_are_refused():
+    queries, keys, offsets = jagged([2, 3], 4)
+    with pytest.raises(ValueError, match="one weight for each vector"):
+        weighted_sum(torch.ones(4), keys, offsets)
+    with pytest.raises(ValueError, match="queries and keys of one width"):
+        jagged_dot(queries[:, :3], keys, offsets)
+
+
 def test_arguments_that_make_no_attention_are_refused():
     with pytest.raises(ValueError, match="at least one hidden layer"):
         TargetAttention(4, ())

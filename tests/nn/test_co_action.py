@@ -1,4 +1,4 @@
-"""The co-action unit against a loop over samples, elements and orders, and the core against PyTorch."""
+"""The co-action unit: against padded products, finite differences, and the native core's twin."""
 
 import itertools
 
@@ -7,104 +7,100 @@ import torch
 from torch.testing import assert_close
 
 from hotrows import native
-from hotrows.nn import CoAction
-from hotrows.ops import co_action as ops
-from hotrows.ops import reference_co_action as reference
+from hotrows.nn import CoAction, to_padded
+from hotrows.ops import cpu_co_action, reference_co_action
 
 needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
-UNITS = [
-    ((16, 8, 4), 3, True),
-    ((16, 8, 4), 3, False),
-    ((3, 5), 2, True),
-    ((1, 1, 1, 2), 4, False),
-    ((7, 17, 2), 1, True),
-]
-LENGTHS = [[], [0], [0, 0, 0], [1], [0, 5, 1, 0, 16, 17, 33, 0], [100]]
+SIZES = ((16, 8, 4), (5, 3), (3, 17, 2, 20), (1, 1), (64, 16, 1))
+LISTS = ([], [0, 0], [3, 0, 1, 100, 17], [5] * 40)
+either = pytest.mark.parametrize("shared", [True, False], ids=["shared", "per_order"])
 
 
-def sample(lengths, unit, dtype=torch.float32):
-    sizes, orders, shared = unit
-    layer = CoAction(sizes, orders, shared_orders=shared)
+def sample(lengths, sizes, orders, shared, dtype=torch.float32):
     offsets = torch.tensor([0, *lengths]).cumsum(0)
-    weights = torch.randn(len(lengths), layer.num_parameters, dtype=dtype)
-    return layer, weights, torch.randn(int(offsets[-1]), sizes[0], dtype=dtype), offsets
+    width = CoAction.num_parameters(sizes, orders, shared)
+    weights = torch.randn(len(lengths), width, dtype=dtype) / 2
+    inputs = torch.randn(int(offsets[-1]), sizes[0], dtype=dtype) / 2
+    return weights.requires_grad_(), inputs.requires_grad_(), offsets
 
 
-def by_hand(weights, inputs, offsets, sizes, orders, shared):
-    rows = []
-    for b, (begin, end) in enumerate(itertools.pairwise(offsets.tolist())):
-        outputs, at = [], 0
-        for order in range(1, orders + 1):
-            at = 0 if shared else at
-            h = inputs[begin:end] ** order
-            for place, (num_in, num_out) in enumerate(itertools.pairwise(sizes)):
-                h = h @ weights[b, at : at + num_in * num_out].reshape(num_in, num_out)
-                h = h if place == len(sizes) - 2 else torch.tanh(h)
-                at += num_in * num_out
-                outputs.append(h.sum(0))
-        rows.append(torch.cat(outputs))
-    return torch.stack(rows)
+def padded(weights, inputs, offsets, shared):
+    """The authors' code: [B, L, D] inputs, and a mask in front of the sum."""
+    x, mask = to_padded(inputs, offsets)
+    outputs = []
+    for order in range(3):
+        own = weights[:, :160] if shared else weights[:, 160 * order : 160 * (order + 1)]
+        first, second = own[:, :128].view(-1, 16, 8), own[:, 128:].view(-1, 8, 4)
+        hidden = torch.tanh(x ** (order + 1) @ first)
+        outputs += [hidden, hidden @ second]
+    return (torch.cat(outputs, 2) * mask[:, :, None]).sum(1)
 
 
-@pytest.mark.parametrize("unit", UNITS, ids=str)
-def test_the_reference_is_a_small_mlp_per_sample(unit):
-    layer, weights, inputs, offsets = sample([0, 5, 1, 0, 9], unit, torch.float64)
-    got = layer(weights, inputs, offsets)
-    assert got.shape == (5, layer.num_outputs)
-    assert_close(got, by_hand(weights, inputs, offsets, *unit))
+@either
+def test_it_is_the_authors_padded_form_forward_and_backward(shared):
+    inputs = sample([3, 0, 1, 60], (16, 8, 4), 3, shared)
+    found, expected = CoAction(shared_orders=shared)(*inputs), padded(*inputs, shared)
+    assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    grad = torch.randn_like(found)
+    got, wanted = (torch.autograd.grad(out, inputs[:2], grad) for out in (found, expected))
+    assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("unit", [((2, 2, 1), 3, True), ((2, 2, 1), 2, False)], ids=str)
-def test_gradients_are_those_of_the_function(unit):
-    layer, weights, inputs, offsets = sample([2, 0, 1], unit, torch.float64)
-    leaves = weights.requires_grad_(), inputs.requires_grad_()
-    assert torch.autograd.gradcheck(lambda w, x: layer(w, x, offsets), leaves)
-
-
-@needs_core
-@pytest.mark.parametrize("unit", UNITS, ids=str)
-@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_the_native_unit_equals_the_reference(unit, lengths):
-    _, weights, inputs, offsets = sample(lengths, unit)
-    wide = weights.double(), inputs.double(), offsets
-    expected = reference.co_action(*wide, *unit)
-    assert_close(
-        ops.co_action(weights, inputs, offsets, *unit), expected.float(), rtol=1e-4, atol=1e-3
-    )
-    grad = torch.randn(expected.shape)
-    got = ops.co_action_backward(grad, weights, inputs, offsets, *unit)
-    for one, other in zip(
-        got, reference.co_action_backward(grad.double(), *wide, *unit), strict=True
-    ):
-        assert_close(one, other.float(), rtol=1e-3, atol=1e-2)
+@either
+def test_gradients_are_those_of_finite_differences(shared):
+    unit = CoAction((3, 4, 2, 2), orders=2, shared_orders=shared)
+    inputs = sample([2, 0, 3], unit.sizes, 2, shared, torch.float64)
+    assert torch.autograd.gradcheck(unit, inputs)
 
 
 @needs_core
-def test_any_number_of_threads_gives_the_same_bits(threads):
-    layer, weights, inputs, offsets = sample(torch.randint(0, 40, (50,)).tolist(), UNITS[0])
+@either
+def test_native_equals_the_reference(shared):
+    for sizes, lengths in itertools.product(SIZES, LISTS):
+        weights, inputs, offsets = sample(lengths, sizes, 3, shared)
+        network = offsets, sizes, 3, shared
+        got = cpu_co_action.co_action(weights, inputs, *network)
+        expected = reference_co_action.co_action(weights, inputs, *network)
+        assert_close(got, expected, rtol=1e-4, atol=1e-3, check_stride=False)
+        grad = torch.randn(expected.shape)
+        got = cpu_co_action.co_action_backward(grad, weights, inputs, *network)
+        expected = reference_co_action.co_action_backward(grad, weights, inputs, *network)
+        assert_close(got, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_number_of_threads_changes_no_bit(threads):
+    inputs = sample(torch.randint(0, 60, (100,)).tolist(), (16, 8, 4), 3, True)
     results = []
-    for count in (1, 2, 3):
+    for count in (1, 2):
         threads(count)
-        leaves = weights.clone().requires_grad_(), inputs.clone().requires_grad_()
-        out = layer(*leaves, offsets)
-        out.square().sum().backward()
-        results.append((out.detach(), *(leaf.grad for leaf in leaves)))
-    for other in results[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+        out = CoAction()(*inputs)
+        results.append([out, *torch.autograd.grad(out.square().sum(), inputs[:2])])
+    assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
 
 
-def test_the_order_of_samples_changes_no_output():
-    layer, weights, inputs, offsets = sample([3, 0, 7], UNITS[0])
-    turned = torch.tensor([2, 0, 1])
-    pieces = [inputs[offsets[b] : offsets[b + 1]] for b in turned]
-    again = torch.tensor([0, *(len(piece) for piece in pieces)]).cumsum(0)
-    got = layer(weights[turned], torch.cat(pieces), again)
-    assert torch.equal(got, layer(weights, inputs, offsets)[turned])
+def test_a_sample_does_not_see_the_others():
+    weights, inputs, offsets = sample([3, 0, 70, 1], (16, 8, 4), 3, True)
+    together = CoAction()(weights, inputs, offsets)
+    for place, (first, end) in enumerate(itertools.pairwise(offsets.tolist())):
+        own = inputs[first:end], torch.tensor([0, end - first])
+        assert torch.equal(CoAction()(weights[place : place + 1], *own)[0], together[place])
+    assert torch.equal(together[1], torch.zeros(36))
 
 
-def test_wrong_shapes_are_refused():
-    with pytest.raises(ValueError, match="at least two positive sizes"):
+def test_a_small_case_by_hand():
+    weights, offsets = torch.tensor([[2.0]]), torch.tensor([0, 2])
+    unit = CoAction((1, 1), orders=2)
+    assert unit(weights, torch.tensor([[3.0], [1.0]]), offsets).tolist() == [[8, 20]]
+
+
+def test_widths_and_what_is_wrong_are_said():
+    assert CoAction.num_parameters() == 160
+    assert CoAction.num_parameters(shared_orders=False) == 480
+    assert CoAction.num_outputs() == 36
+    with pytest.raises(ValueError, match="at least two positive sizes and one order"):
         CoAction((16,))
-    layer = CoAction()
-    with pytest.raises(ValueError, match=r"weights \[B, 160\] and inputs \[N, 16\], not \[2, 16\]"):
-        layer(torch.zeros(2, 16), torch.zeros(3, 16), torch.tensor([0, 1, 3]))
+    offsets = torch.tensor([0, 1])
+    with pytest.raises(ValueError, match=r"weights must be \[1, 160\].* not \[1, 161\]"):
+        CoAction()(torch.zeros(1, 161), torch.zeros(1, 16), offsets)
+    with pytest.raises(ValueError, match=r"inputs must be \[N, 16\], not \[1, 8\]"):
+        CoAction()(torch.zeros(1, 160), torch.zeros(1, 8), offsets)

@@ -154,3 +154,17 @@ def test_other_statistics_and_shapes_are_refused():
         Dice(3, statistics="moving")
     with pytest.raises(ValueError, match="Dice needs \\[M, 3\\] values"):
         Dice(3)(torch.zeros(2, 4))
+
+
+@pytest.mark.parametrize("kind", [Dice, PReLU])
+def test_a_slope_that_stands_apart_in_memory_counts_as_any_other(kind):
+    layer, x = kind(5).train(), torch.randn(7, 5, requires_grad=True)
+    name = next(iter(dict(layer.named_parameters())))
+    apart = torch.rand(1).expand(5)  # one number, five times
+    results = []
+    for of in (apart, apart.clone()):
+        own = of.detach().requires_grad_()
+        out = torch.func.functional_call(layer, {name: own}, (x,))
+        results.append((out, *torch.autograd.grad(out.square().sum(), [x, own])))
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)

@@ -1,12 +1,11 @@
 """MLPs in groups against as many of their own, and mixtures of experts against the formula."""
 
-import copy
-
 import pytest
 import torch
 from torch.testing import assert_close
 
 from hotrows.nn import ExpertMixture, GroupedMLP, choose_linear_paths, use_linear_paths
+from tests.nn.groups import alone
 
 
 @pytest.fixture(autouse=True)
@@ -19,24 +18,36 @@ def one_thread(threads):
 @pytest.mark.parametrize("num_groups", [1, 3])
 def test_groups_are_mlps_of_their_own(num_groups, sizes, shared):
     grouped = GroupedMLP(num_groups, sizes, "tanh", last_activation="sigmoid").double()
-    alone = copy.deepcopy(grouped.groups)
+    mlps = list(alone(grouped, "tanh", "sigmoid"))
     x = torch.randn(*([] if shared else [num_groups]), 6, sizes[0], dtype=torch.float64)
     got_x, expected_x = x.clone().requires_grad_(), x.clone().requires_grad_()
     got = grouped(got_x)
     inputs = [expected_x if shared else expected_x[g] for g in range(num_groups)]
-    expected = torch.stack([mlp(of) for mlp, of in zip(alone, inputs, strict=True)])
+    expected = torch.stack([mlp(of) for mlp, of in zip(mlps, inputs, strict=True)])
     assert got.shape == (num_groups, 6, sizes[-1])
     assert_close(got, expected)
     for out in (got, expected):
         out.square().sum().backward()
     assert_close(got_x.grad, expected_x.grad)
-    for of, by in zip(grouped.parameters(), alone.parameters(), strict=True):
-        assert_close(of.grad, by.grad)
+    for g, mlp in enumerate(mlps):
+        assert_close(grouped.first.weight.grad.chunk(num_groups)[g], mlp.layers[0].weight.grad)
+        for layer, weight, bias in zip(
+            mlp.layers[1:], grouped.weights, grouped.biases, strict=True
+        ):
+            assert_close(weight.grad[g].t(), layer.weight.grad)
+            assert_close(bias.grad[g, 0], layer.bias.grad)
 
 
 def test_groups_begin_with_different_weights():
-    first, second = GroupedMLP(2, (4, 3)).groups
-    assert not torch.equal(first.layers[0].weight, second.layers[0].weight)
+    first, second = GroupedMLP(2, (4, 3)).first.weight.chunk(2)
+    assert not torch.equal(first, second)
+
+
+def test_activations_with_parameters_and_empty_shapes_are_refused():
+    with pytest.raises(ValueError, match="activation must be one of .* not 'dice'"):
+        GroupedMLP(2, (4, 3), "dice")
+    with pytest.raises(ValueError, match="at least one group and two positive sizes"):
+        GroupedMLP(0, (4, 3))
 
 
 def test_groups_compute_on_the_chosen_paths():
@@ -49,9 +60,9 @@ def test_groups_compute_on_the_chosen_paths():
 def test_a_mixture_weighs_experts_by_the_gate_of_each_task():
     mixture = ExpertMixture(5, num_tasks=2, num_experts=3, expert_hidden=(6, 4), gate_hidden=(7,))
     x = torch.randn(9, 5)
-    experts = [expert(x) for expert in mixture.experts.groups]
+    experts = [expert(x) for expert in alone(mixture.experts, "relu", "relu")]
     expected = []
-    for gate in mixture.gates.groups:
+    for gate in alone(mixture.gates, "relu", "none"):
         shares = gate(x).softmax(1)
         expected.append(sum(shares[:, e : e + 1] * experts[e] for e in range(3)))
     assert_close(mixture(x), torch.stack(expected))
@@ -78,8 +89,3 @@ def test_the_number_of_threads_changes_no_bit(threads):
         out = mixture(x)
         results.append([out, *torch.autograd.grad(out.square().sum(), [x, *mixture.parameters()])])
     assert all(torch.equal(one, two) for one, two in zip(*results, strict=True))
-
-
-def test_no_group_is_refused():
-    with pytest.raises(ValueError, match="at least one group, not num_groups=0"):
-        GroupedMLP(0, (4, 3))

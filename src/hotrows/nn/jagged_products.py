@@ -29,6 +29,11 @@ def weighted_sum(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
 
     weights = [2., 3.], values = [[1., 0.], [0., 1.]], offsets = [0, 2, 2]  ->  [[2., 3.], [0., 0.]]
     """
+    if weights.shape != values.shape[:1]:
+        raise ValueError(
+            "weighted_sum needs one weight for each vector, "
+            f"not {list(weights.shape)} for {list(values.shape)}"
+        )
     return _WeightedSum.apply(widened(weights), widened(values), offsets)
 
 
@@ -37,6 +42,11 @@ def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
 
     queries = [[1., 2.]], keys = [[3., 4.], [5., 6.]], offsets = [0, 2]  ->  [11., 17.]
     """
+    if queries.shape[1:] != keys.shape[1:]:
+        raise ValueError(
+            "jagged_dot needs queries and keys of one width, "
+            f"not {list(queries.shape)} and {list(keys.shape)}"
+        )
     return _JaggedDot.apply(widened(queries), widened(keys), offsets)
 
 

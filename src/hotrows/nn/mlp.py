@@ -89,7 +89,7 @@ class MLP(nn.Module):
         last = len(self.layers) - 1
         for place, (layer, after) in enumerate(zip(self.layers, self.after, strict=True)):
             norm = self.norms[place] if self.norms and place < last else None
-            x = _perceptron(x, layer, norm, after)
+            x = perceptron(x, layer, norm, after)
             if place < last:
                 x = self.dropout(x)
         return x
@@ -99,7 +99,8 @@ class MLP(nn.Module):
         return not drops and not self.norms and set(self.activations) <= {"relu", "none"}
 
 
-def _perceptron(x: Tensor, layer: nn.Module, norm: nn.Module | None, after: nn.Module) -> Tensor:
+def perceptron(x: Tensor, layer: nn.Module, norm: nn.Module | None, after: nn.Module) -> Tensor:
+    """One layer, its normalisation and its activation, in one function where there is one."""
     is_relu = isinstance(after, Activation) and after.name == "relu"
     if norm is None and is_relu and can_chain(x, [layer]):
         return chain(x, [layer], relu=[True])

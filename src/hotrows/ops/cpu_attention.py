@@ -21,6 +21,7 @@ def target_projection(
     queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
     queries, keys, weight = queries.contiguous(), keys.contiguous(), weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
     offsets = _checked(offsets, len(queries), len(keys))
     out = torch.empty(len(keys), len(weight))
     _core().hotrows_target_projection(

@@ -26,6 +26,7 @@ def co_action(
     orders: int,
     shared_orders: bool,
 ) -> Tensor:
+    assert offsets.dtype == torch.int64 and int(offsets[-1]) == len(inputs), "lists of other rows"
     weights, inputs, offsets = weights.contiguous(), inputs.contiguous(), offsets.contiguous()
     out = weights.new_empty(len(weights), orders * sum(sizes[1:]))
     _core().hotrows_co_action(

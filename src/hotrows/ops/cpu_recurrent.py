@@ -30,6 +30,7 @@ def recurrent(
     reset: str,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     assert parts.is_contiguous(), "the gates are written over it"
+    assert offsets.dtype == torch.int64 and int(offsets[-1]) == len(parts), "lists of other rows"
     attention, offsets = _contiguous(attention), offsets.contiguous()
     weight, bias = weight.contiguous(), bias.contiguous()
     states = parts.new_empty(len(parts), weight.shape[1])

@@ -30,7 +30,7 @@ def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
     core = _core(x, mean, rstd, alpha)
     if core is None:
         return dice_reference(x, mean, rstd, alpha)
-    x = x.contiguous()
+    x, alpha = x.contiguous(), alpha.contiguous()
     out = torch.empty_like(x)
     core.hotrows_dice(
         pointer(x), pointer(mean), pointer(rstd), pointer(alpha), *_sizes(x), pointer(out)
@@ -48,7 +48,7 @@ def dice_backward(
     core = _core(grad, x, mean, rstd, alpha)
     if core is None:
         return dice_backward_reference(grad, x, mean, rstd, alpha, by_statistics)
-    grad, x = grad.contiguous(), x.contiguous()
+    grad, x, alpha = grad.contiguous(), x.contiguous(), alpha.contiguous()
     grad_x, grad_alpha = torch.empty_like(x), torch.empty_like(alpha)
     core.hotrows_dice_backward(
         pointer(grad), pointer(x), pointer(mean), pointer(rstd), pointer(alpha), *_sizes(x),

@@ -21,7 +21,7 @@ def prelu_backward(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tens
     core = native.load() if on_core else None
     if core is None:
         return prelu_backward_reference(grad, x, slope)
-    grad, x = grad.contiguous(), x.contiguous()
+    grad, x, slope = grad.contiguous(), x.contiguous(), slope.contiguous()
     grad_x, grad_slope = torch.empty_like(x), torch.empty_like(slope)
     core.hotrows_prelu_backward(
         pointer(grad), pointer(x), pointer(slope), *(c_int64(n) for n in x.shape),

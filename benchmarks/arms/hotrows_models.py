@@ -1,0 +1,55 @@
+"""Models of this library for given features, and their batches."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+import hotrows
+from benchmarks.samples import Features, Samples
+from hotrows import models
+
+HISTORY = "history"
+
+
+def build(name: str, features: Features, dim: int, **options: Any) -> models.Model:
+    if name != "lr":
+        options["dim"] = dim
+    return models.build(name, schema_of(features), **options)
+
+
+def schema_of(features: Features) -> hotrows.Schema:
+    dense = tuple(hotrows.Dense(f"I{n}") for n in range(features.num_dense))
+    fields = tuple(hotrows.Sparse(name, rows=rows) for name, rows in features.rows.items())
+    history = ()
+    if features.target is not None:
+        rows = features.rows[features.target]
+        history = (hotrows.Sequence(HISTORY, vocabulary=features.target, rows=rows),)
+    return hotrows.Schema((*dense, *fields, *history), label=features.labels)
+
+
+def batch_of(features: Features, samples: Samples) -> hotrows.Batch:
+    dense, labels = torch.from_numpy(samples.dense), torch.from_numpy(samples.labels)
+    if features.target is None:
+        ids = torch.from_numpy(samples.ids).reshape(-1)
+        return hotrows.Batch(features.fields, ids, dense, labels)
+    ids = np.concatenate([samples.ids.reshape(-1), samples.history])
+    offsets = np.concatenate([np.arange(samples.ids.size), samples.offsets + samples.ids.size])
+    return hotrows.Batch(
+        (*features.fields, HISTORY),
+        torch.from_numpy(ids),
+        dense,
+        labels,
+        offsets=torch.from_numpy(offsets),
+    )
+
+
+def embedding_of(
+    model: models.Model, features: Features, optimizer: hotrows.Adagrad, seed: int = 0
+) -> hotrows.Embedding:
+    """The model's tables, all under one optimizer."""
+    model.tables = tuple(replace(table, optimizer=None) for table in model.tables)
+    return hotrows.Embedding.of(model, schema_of(features), optimizer=optimizer, seed=seed)
