@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hotrows.nn.jagged_products import weighted_sum
+
 POOLINGS = ("sum", "mean", "max")
 
 
@@ -19,16 +21,12 @@ def pool_jagged(vectors: Tensor, offsets: Tensor, pooling: str = "mean") -> Tens
     """
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r}")
-    lengths = offsets.diff()
-    sample = samples_of(offsets)
-    pooled = vectors.new_zeros(len(lengths), vectors.shape[1])
     if pooling == "max":
-        index = sample[:, None].expand_as(vectors)
+        pooled = vectors.new_zeros(len(offsets) - 1, vectors.shape[1])
+        index = samples_of(offsets)[:, None].expand_as(vectors)
         return pooled.scatter_reduce(0, index, vectors, "amax", include_self=False)
-    pooled = pooled.index_add(0, sample, vectors)
-    if pooling == "mean":
-        pooled = pooled / lengths.clamp(min=1)[:, None]
-    return pooled
+    pooled = weighted_sum(vectors.new_ones(len(vectors)), vectors, offsets)
+    return pooled / offsets.diff().clamp(min=1)[:, None] if pooling == "mean" else pooled
 
 
 def last_of(states: Tensor, offsets: Tensor) -> Tensor:
