@@ -20,23 +20,19 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
 from benchmarks import sequences
-from benchmarks.arms.hotrows_models import batch_of, build, embedding_of
+from benchmarks.arms.hotrows_models import batch_of, build, embedding_of, training_step
 from benchmarks.harness import conditions, write
 from benchmarks.workload import DEEPFM_DEEP, DIM, DLRM_BOTTOM, DLRM_TOP, WORKLOADS, batches, measure
 from hotrows import models, native
 from hotrows import nn as layers
-from hotrows.models import logits_and_loss
 from hotrows.nn import choose_linear_paths, products, use_linear_paths
-from hotrows.pipeline.stream import ahead
 
 QUESTION = __doc__.split("\n")[0]
 SEQUENCES: dict[str, dict[str, Any]] = {
@@ -106,7 +102,7 @@ def _case(name: str, rates: dict, windows: int) -> dict:
     batch_size = data[0].size
     use_linear_paths(model, choose_linear_paths(model, batch_size))
     work = _work(model, embedding, data)
-    timing = measure(_step(model, embedding, data), windows=windows, max_seconds=60)
+    timing = measure(training_step(model, embedding, data), windows=windows, max_seconds=60)
     ms = timing.median * 1e3
     of_products = 2 * work.multiply_adds / rates["gflops"] / 1e6
     of_traffic = work.bytes / rates["gigabytes_per_second"] / 1e6
@@ -149,32 +145,6 @@ def _sequence_case(
     data = [batch_of(sequences.FEATURES, samples) for samples in sequences.batches_of()]
     model = build(kind, sequences.FEATURES, dim, **SEQUENCES[kind])
     return model, embedding_of(model, sequences.FEATURES, hotrows.Adagrad()), data
-
-
-def _step(
-    model: models.Model, embedding: hotrows.Embedding, data: list[hotrows.Batch]
-) -> Callable[[int], float]:
-    """The step of `hotrows.train`; batches are planned ahead."""
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3, fused=True)
-
-    def plan(k: int) -> tuple:
-        batch = data[k % len(data)]
-        return batch, embedding.plan(batch, k)
-
-    planned = iter(ahead(count(), plan, depth=2))
-
-    def step(k: int) -> float:
-        batch, plan = next(planned)
-        vectors = embedding.lookup(plan)
-        logits, own = logits_and_loss(model(vectors, batch.dense))
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
-        (loss if own is None else loss + own).backward()
-        embedding.update(plan, vectors)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    return step
 
 
 def _work(model: models.Model, embedding: hotrows.Embedding, data: list[hotrows.Batch]) -> Work:

@@ -1,16 +1,20 @@
-"""Models of this library for given features, and their batches."""
+"""Models of this library for given features, their batches, and the step that trains them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
 from benchmarks.samples import Features, Samples
 from hotrows import models
+from hotrows.pipeline.stream import ahead
 
 HISTORY = "history"
 
@@ -53,3 +57,29 @@ def embedding_of(
     """The model's tables, all under one optimizer."""
     model.tables = tuple(replace(table, optimizer=None) for table in model.tables)
     return hotrows.Embedding.of(model, schema_of(features), optimizer=optimizer, seed=seed)
+
+
+def training_step(
+    model: models.Model, embedding: hotrows.Embedding, data: list[hotrows.Batch], lr: float = 1e-3
+) -> Callable[[int], float]:
+    """The step of `hotrows.train`, with Adam for the dense part; batches are planned ahead."""
+    optimizer = torch.optim.Adam(model.parameters(), lr, fused=True)
+
+    def plan(k: int) -> tuple:
+        batch = data[k % len(data)]
+        return batch, embedding.plan(batch, k)
+
+    planned = iter(ahead(count(), plan, depth=2))
+
+    def step(k: int) -> float:
+        batch, plan = next(planned)
+        vectors = embedding.lookup(plan)
+        logits, own = models.logits_and_loss(model(vectors, batch.dense))
+        loss = binary_cross_entropy_with_logits(logits, batch.labels)
+        (loss if own is None else loss + own).backward()
+        embedding.update(plan, vectors)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step

@@ -2,15 +2,13 @@
 
 from argparse import Namespace
 from collections.abc import Callable
-from itertools import count
 from typing import Any
 
 import torch
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
 from benchmarks.arms import arm, sequence_arm
-from benchmarks.arms.hotrows_models import batch_of, build, embedding_of
+from benchmarks.arms.hotrows_models import batch_of, build, embedding_of, training_step
 from benchmarks.sequences import (
     ATTENTION,
     BATCH_SIZE,
@@ -24,9 +22,7 @@ from benchmarks.sequences import (
     batches_of,
 )
 from hotrows import native
-from hotrows.models import logits_and_loss
 from hotrows.nn import choose_linear_paths, use_linear_paths
-from hotrows.pipeline.stream import ahead
 
 
 def main() -> None:
@@ -53,26 +49,7 @@ def _step(args: Namespace) -> Callable[[int], float]:
     model = build(args.model, FEATURES, args.dim, **_options(args))
     embedding = embedding_of(model, FEATURES, hotrows.Adagrad(lr=ROW_LEARNING_RATE))
     use_linear_paths(model, choose_linear_paths(model, BATCH_SIZE))
-    optimizer = torch.optim.Adam(model.parameters(), DENSE_LEARNING_RATE, fused=True)
-
-    def plan(k: int) -> tuple:
-        batch = data[k % len(data)]
-        return batch, embedding.plan(batch, k)
-
-    planned = iter(ahead(count(), plan, depth=2))
-
-    def step(k: int) -> float:
-        batch, plan = next(planned)
-        vectors = embedding.lookup(plan)
-        logits, own = logits_and_loss(model(vectors, batch.dense))
-        loss = binary_cross_entropy_with_logits(logits, batch.labels)
-        (loss if own is None else loss + own).backward()
-        embedding.update(plan, vectors)
-        optimizer.step()
-        optimizer.zero_grad()
-        return loss.item()
-
-    return step
+    return training_step(model, embedding, data, DENSE_LEARNING_RATE)
 
 
 if __name__ == "__main__":
