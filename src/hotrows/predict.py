@@ -155,7 +155,7 @@ class Predictor:
         if isinstance(self.tasks, int | None):
             return _measured(found, self.labels[0])
         each = {name: _measured(_column(found, t), name) for t, name in enumerate(self.labels)}
-        return mean_of(each)
+        return mean_of(each) if len(each) > 1 else each[self.labels[0]]
 
 
 @dataclass(frozen=True)
