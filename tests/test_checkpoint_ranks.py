@@ -270,7 +270,7 @@ def trained_in_files(path, num_ranks, name, tables, batches):
 
     def work(ranks):
         sharding = placements(name, num_ranks)
-        rest = dict(seed=3, ranks=ranks, sharding=sharding)
+        rest = {"seed": 3, "ranks": ranks, "sharding": sharding}
         embedding = Embedding(tables, caching=in_file(path / "store"), **rest)
         plain = Embedding(tables, **{**rest, "ranks": ranks.channel("plain")})
         for of in (embedding, plain):
