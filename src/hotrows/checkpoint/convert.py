@@ -136,19 +136,25 @@ Column = tuple[str, Stored, int]  # name, dtype and shape, first byte in a recor
 def _columns(table: SavedTable) -> list[Column]:
     """What a record of a table consists of."""
     rows, layout = table.rows, table.layout
-    cut = Cut(layout, (0, layout.dim))
     found = [("weight", Stored(DTYPES[layout.dtype], (rows, layout.dim)), 0)]
-    count = cut.per_column + cut.per_row
-    kind = optim.BY_NAME.get(table.optimizer)
-    names = getattr(kind, "state_names", [f"state_{k}" for k in range(count)])
     at = layout.state_offset
-    for k, name in enumerate(names):
-        shape = (rows, layout.dim) if k < cut.per_column else (rows,)
+    for name, per_column in _state(table):
+        shape = (rows, layout.dim) if per_column else (rows,)
         found.append((name, Stored("F32", shape), at))
-        at += 4 * (layout.dim if k < cut.per_column else 1)
+        at += 4 * (layout.dim if per_column else 1)
     if layout.has_step:
         found.append(("step", Stored("I32", (rows,)), layout.step_offset))
     return found
+
+
+def _state(table: SavedTable) -> list[tuple[str, bool]]:
+    """The names of an optimizer's numbers, and whether each column has one of its own."""
+    kind = optim.BY_NAME.get(table.optimizer)
+    if kind is None:  # format 1 does not say
+        cut = Cut(table.layout, (0, table.layout.dim))
+        each = [True] * cut.per_column + [False] * cut.per_row
+        return [(f"state_{k}", per_column) for k, per_column in enumerate(each)]
+    return [(name, kind is not optim.RowWiseAdagrad) for name in kind.state_names]  # type: ignore[attr-defined]
 
 
 def _write_table(
