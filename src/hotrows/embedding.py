@@ -168,6 +168,20 @@ class Embedding:
         """The rows that a batch reads, [N] with repeats, for each group: what `tiers` is fed."""
         return self._planner.rows(batch)
 
+    def rows_of(self, plan: Plan) -> list[Tensor]:
+        """The distinct rows that a plan reads, for each group: the same, of several ranks."""
+        return self._planner.rows_of(plan)
+
+    @property
+    def routes(self) -> bool:
+        """Whether rows travel: between ranks, or slice by slice."""
+        return self._planner.routes
+
+    @property
+    def planning(self) -> Ranks:
+        """The channel on which ranks plan."""
+        return self._planner.ranks
+
     # ---- training
 
     def lookup(self, plan: Plan, part: int = 0) -> Vectors:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from hotrows.ranks import Arrived, Arriving, OneRank, Ranks
+from hotrows.ranks import Arriving, OneRank, Ranks
 
 TIMEOUT = 300.0  # seconds
 _AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16}
@@ -39,6 +39,16 @@ def start(timeout: float = TIMEOUT) -> Ranks:
         return OneRank()
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
     return Processes(timeout)
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this job again after a failure (`--max-restarts`)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def name() -> str:
+    """`rank 1: ` within a job of several ranks, for messages; nothing else."""
+    return f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
 
 
 @dataclass
@@ -132,6 +142,3 @@ class _Travelling:
         except RuntimeError as error:
             raise self._ranks.lost(error) from error
         return self._out
-
-
-__all__ = ["Arrived", "Processes", "RankLost", "Sent", "start"]

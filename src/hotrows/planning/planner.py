@@ -66,14 +66,15 @@ class Planner:
         """The rows that a batch reads, [N] int64 with repeats, for each group of packs: a look ahead.
 
         Groups come in the order of `packing.group_packs`. Ids are checked as `plan` checks them.
-        Between ranks: the rows of this rank's store that the batches of all ranks read.
         """
-        if self.routes:
-            plan = self._plan_routed(batch, 0, 0)
-            return [part.rows for part in {id(part): part for part in plan.packs}.values()]
+        assert not self.routes, "between ranks, rows are those of a plan: see `rows_of`"
         batch = append_crosses(batch, self.crosses)
         reads = {of.signature: of for of in self._reads_of(batch.features)}
         return [self._resolve(of, batch)[0] for of in reads.values()]
+
+    def rows_of(self, plan: Plan) -> list[Tensor]:
+        """The distinct rows that a plan reads, for each group of packs."""
+        return [part.rows for part in {id(part): part for part in plan.packs}.values()]
 
     def _plan_packs(self, batch: Batch) -> tuple[PackPlan, ...]:
         """One for each pack; packs that read the same rows have the same one."""
