@@ -53,7 +53,7 @@ log = logging.getLogger("hotrows")
     hotrows train enc --run runs/a --resume
     hotrows train enc2 --from runs/a --run runs/b
     hotrows train 'train/*.parquet' --schema shop.json --validation val.parquet --run runs/c
-    torchrun --nproc-per-node 2 -m hotrows train enc --model dlrm --run runs/d
+    torchrun --nproc-per-node 2 -m hotrows train enc --model dlrm --run-dir runs/d
     """,
 )
 @click.argument("folder", metavar="DATA", nargs=-1, required=True)
@@ -68,7 +68,13 @@ log = logging.getLogger("hotrows")
     metavar="NAME=VALUE",
     help="An argument of the model, such as dim=32 or top=[256,128]; may be repeated.",
 )
-@click.option("--run", type=FOLDER, help="The run's folder. [runs/MODEL-NUMBER]")
+@click.option(
+    "--run",
+    "--run-dir",
+    "run",
+    type=FOLDER,
+    help="The run's folder; under torchrun --run-dir, as it takes --run for its own. [runs/MODEL-NUMBER]",
+)
 @click.option("--resume", is_flag=True, help="Go on with --run, with its settings.")
 @click.option("--label", help="Which of several labels to train. [the first]")
 @click.option(
