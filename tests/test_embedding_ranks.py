@@ -131,6 +131,13 @@ def test_a_cache_on_every_rank_changes_nothing(num_slices, name):
         assert torch.equal(found[table], expected[table])
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("pack_parts", [2, 100])
+def test_packs_in_parts_equal_whole_ones(pack_parts, num_ranks):
+    tables, batches = mixed_tables(Adagrad(lr=0.05)), batches_of("jagged", 2)
+    check(num_ranks, "rows", tables, batches, exact=num_ranks == 1, pack_parts=pack_parts)
+
+
 @pytest.mark.parametrize("name", SHARDINGS)
 def test_rows_begin_the_same_on_any_number_of_ranks(name):
     alone = Embedding(mixed_tables(SGD()), seed=3)

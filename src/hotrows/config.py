@@ -56,7 +56,8 @@ class TrainConfig:
     in_flight: how many batches may move rows at once. lookahead_memory: bytes of ids waiting in the
         look ahead; None: a quarter of fast_memory, 64 MiB at least.
     micro_batches: in how many parts the model learns from a batch, one update in all; between ranks
-        the rows of the next part travel meanwhile. sharding: where the rows of tables are among ranks:
+        the rows of the next part travel meanwhile. pack_parts: in how many packs tables of equal
+        attributes are dealt: one is looked up while the rows of another travel. sharding: where the rows of tables are among ranks:
         `auto`, `rows`, `tables`, `columns` or `replicated`. wire_dtype: of rows and gradients on their
         way between ranks. timeout: seconds after which a rank that does not answer is given up.
     linear_paths: `measured` at the start of a run, `plain` PyTorch, or `auto`: measured where a run
@@ -95,6 +96,7 @@ class TrainConfig:
     lookahead_memory: int | None = None
     linear_paths: str = "auto"
     micro_batches: int = 1
+    pack_parts: int = 1
     sharding: str = "auto"
     wire_dtype: str = "float32"
     timeout: float = 300.0
@@ -108,7 +110,8 @@ class TrainConfig:
         _check_choice("sharding", self.sharding, SHARDINGS)
         _check_choice("wire_dtype", self.wire_dtype, WIRE_DTYPES)
         for name in (
-            "epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every", "micro_batches"
+            "epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every", "micro_batches",
+            "pack_parts",
         ):  # fmt: skip
             _check_at_least(name, getattr(self, name), 1)
         for name in ("decay_patience", "stop_patience"):

@@ -66,6 +66,7 @@ class Embedding:
         are then collective, called by all ranks in the same order.
     sharding: where the rows of each table are: `rows`, `tables`, `columns` or `replicated` for all, or a
         `Placement` by table. num_slices: in how many parts the model learns from a batch.
+    pack_parts: in how many packs tables of equal attributes are dealt.
     wire_dtype: of rows and gradients between ranks: `float32`, `bfloat16` or `float16`.
     """
 
@@ -83,6 +84,7 @@ class Embedding:
         ranks: Ranks | None = None,
         sharding: str | Mapping[str, Placement] = "rows",
         num_slices: int = 1,
+        pack_parts: int = 1,
         wire_dtype: str = "float32",
     ) -> None:
         default = optimizer or Adagrad()
@@ -92,7 +94,7 @@ class Embedding:
         self.ranks = ranks or OneRank()
         rank, num_ranks = self.ranks.rank, self.ranks.num_ranks
         placements = _placements(sharding, self.tables, num_ranks)
-        self.packs = packing.pack_tables(self.tables, sequences, placements)
+        self.packs = packing.pack_tables(self.tables, sequences, placements, pack_parts)
         self.groups = packing.group_packs(self.packs, rank, num_ranks)
         self.shards = tuple(pack.shard(rank, num_ranks) for pack in self.packs)
         self.seed = seed

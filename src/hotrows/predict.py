@@ -81,6 +81,7 @@ class Predictor:
             ranks=self.ranks,
             sharding="rows" if config.sharding == "auto" else config.sharding,
             num_slices=config.micro_batches,
+            pack_parts=config.pack_parts,
             wire_dtype=config.wire_dtype,
         )
         nn.share_statistics(self.model, self.ranks)

@@ -49,6 +49,7 @@ _FREE = (
     "in_flight",
     "lookahead_memory",
     "micro_batches",
+    "pack_parts",
     "sharding",
     "wire_dtype",
     "timeout",
