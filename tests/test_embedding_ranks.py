@@ -138,6 +138,24 @@ def test_packs_in_parts_equal_whole_ones(pack_parts, num_ranks):
     check(num_ranks, "rows", tables, batches, exact=num_ranks == 1, pack_parts=pack_parts)
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", SHARDINGS)
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_sums_where_rows_are_equal_rows_that_travel(num_ranks, name, weighted):
+    torch.manual_seed(0)
+    batches = [jagged_batch(37, weighted) for _ in range(3)]
+    pooling = {"item": "mean", "user": "sum", "last_item": "mean"}
+    tables = mixed_tables(Adagrad(lr=0.05))
+    alone = Embedding(tables, seed=3, pooling=pooling)
+    train(alone, batches)
+    embeddings, _ = on_ranks(
+        num_ranks, placements(name, num_ranks), tables, batches, 2, pooling=pooling,
+        summed=("item", "user"),
+    )  # fmt: skip
+    for table, weights in whole_weights(embeddings).items():
+        assert_close(weights, alone.weights(table), rtol=3e-5, atol=3e-6)
+
+
 @pytest.mark.parametrize("name", SHARDINGS)
 def test_rows_begin_the_same_on_any_number_of_ranks(name):
     alone = Embedding(mixed_tables(SGD()), seed=3)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -66,7 +66,8 @@ class Embedding:
         are then collective, called by all ranks in the same order.
     sharding: where the rows of each table are: `rows`, `tables`, `columns` or `replicated` for all, or a
         `Placement` by table. num_slices: in how many parts the model learns from a batch.
-    pack_parts: in how many packs tables of equal attributes are dealt.
+    pack_parts: in how many packs tables of equal attributes are dealt. summed: list features whose
+        vectors are summed where their rows are (`planning.summing`).
     wire_dtype: of rows and gradients between ranks: `float32`, `bfloat16` or `float16`.
     """
 
@@ -85,6 +86,7 @@ class Embedding:
         sharding: str | Mapping[str, Placement] = "rows",
         num_slices: int = 1,
         pack_parts: int = 1,
+        summed: Collection[str] = (),
         wire_dtype: str = "float32",
     ) -> None:
         default = optimizer or Adagrad()
@@ -99,7 +101,7 @@ class Embedding:
         self.shards = tuple(pack.shard(rank, num_ranks) for pack in self.packs)
         self.seed = seed
         channel = self.ranks.channel("planning")
-        self._planner = Planner(self.packs, pooling, crosses, channel, num_slices)
+        self._planner = Planner(self.packs, pooling, crosses, channel, num_slices, summed)
         self._traffic: Traffic | None = None
         self._wire = _wire(wire_dtype)
         self._widths = tuple(_widths(pack, num_ranks) for pack in self.packs)
