@@ -32,13 +32,13 @@ from hotrows.planning import packing
 from hotrows.planning.packing import Pack
 from hotrows.planning.planner import Planner
 from hotrows.planning.sharding import KINDS, Placement, uniform
-from hotrows.ranks import OneRank, Ranks
+from hotrows.ranks import Note, OneRank, Ranks
 from hotrows.record import RecordLayout, views
 from hotrows.schema import Cross, Schema, Table
 from hotrows.storage.cache import CHUNK_ROWS, Cache, chunks
 from hotrows.storage.store import FirstValues, MemoryStore
 from hotrows.tiers import Caching, Tiers
-from hotrows.traffic import Note, Traffic
+from hotrows.traffic import Traffic
 from hotrows.vectors import Vectors
 
 _LEAST_CHUNK = 256  # rows

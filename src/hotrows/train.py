@@ -20,6 +20,7 @@ import math
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from hotrows.data.description import row_counts
 from hotrows.data.hot_cold import SEQUENTIAL, HotColdLoader, Position, advance, next_block
 from hotrows.data.profile import Profile
 from hotrows.exchange.dense import SharedGradients
+from hotrows.exchange.processes import Processes
 from hotrows.metrics import Metrics
 from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.trace import Event, write_trace
@@ -61,6 +63,7 @@ from hotrows.tiers import Moved
 log = logging.getLogger("hotrows")
 
 Runner = Serial | Overlapped
+_KEPT_EVENTS = 40_000
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,9 @@ class Trainer:
         self._progress = progress or (lambda _: None)
         self._interval, self._whole = _Interval(), _Interval()
         self._last_interval: dict[str, Any] = {}
-        self._trace, self._events = trace, list[Event]()
+        self._trace, self._events = trace, deque[Event](maxlen=_KEPT_EVENTS)
+        self._number = 0  # of the batch that is trained
+        self._trace_ranks()
         self._asked: Callable[[], bool] = lambda: False
         self._checkpoint_wished = False
         if begun:
@@ -316,18 +321,37 @@ class Trainer:
         total, last = torch.zeros(()), len(parts) - 1
         for number, part in enumerate(parts):
             vectors = self.embedding.lookup(plan, number)
-            with self._autocast():
+            with self._noted("forward"), self._autocast():
                 output = self.model(vectors, part.dense)
             share = plan.slices[number].share if plan.slices else 1.0
             loss = self.predictor.loss(output, part) * share
-            with self._shared.summing() if number == last else nullcontext():
+            with self._shared.summing() if number == last else nullcontext(), self._noted("backward"):
                 loss.backward()
             if number < last:
                 self.embedding.give_back(plan, number, vectors)
             total += loss.detach() if part.size else 0.0
-        self.embedding.update(plan, vectors, scale)
-        self._dense_step(scale)
+        with self._noted("update"):
+            self.embedding.update(plan, vectors, scale)
+        with self._noted("dense step"):
+            self._dense_step(scale)
         return total
+
+    @contextmanager
+    def _noted(self, stage: str) -> Iterator[None]:
+        """Notes when a part of the step ran, where the run is traced."""
+        begin = time.perf_counter()
+        yield
+        if self._trace is not None:
+            self._note(stage, "model", begin, time.perf_counter())
+
+    def _note(self, stage: str, lane: str, begin: float, end: float) -> None:
+        self._events.append(Event(stage, lane, self._number, begin, end))
+
+    def _trace_ranks(self) -> None:
+        """Notes what travels between ranks too."""
+        if self._trace is not None and isinstance(self.ranks, Processes):
+            self.embedding.note = self._shared.note = self._note
+            self.ranks.notes_times = True
 
     def _dense_step(self, scale: float) -> None:
         assert self.config.dense_lr is not None
@@ -350,6 +374,7 @@ class Trainer:
             raise _Asked
         self._checkpoint_wished |= bool(work.plan.wishes & CHECKPOINT)
         ready = time.perf_counter()
+        self._number = work.number
         loss = self._step(work.plan, work.batch)
         end = time.perf_counter()
         self.standing = after_step(self.standing)
@@ -503,8 +528,9 @@ class Trainer:
 
     def _write_trace(self) -> None:
         if self._trace is not None and self.is_first:
-            write_trace(self._events, self._trace)
-            report.draw_timeline(self._events, self._trace.with_suffix(".png"))
+            events = list(self._events)
+            write_trace(events, self._trace)
+            report.draw_timeline(events, self._trace.with_suffix(".png"))
 
     def _open_log(self) -> MetricsLog:
         at = self.standing.step, self.standing.evaluated_at
