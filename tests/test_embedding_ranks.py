@@ -1,6 +1,5 @@
 """An embedding on several ranks against the same one on a single rank."""
 
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -20,7 +19,9 @@ MIXED = {
     "user.linear": Placement(hot=20, num_ranks=2, first_rank=1),
     "shop.linear": replicated(3),
 }
-BY_COLUMN = {name: BY_COLUMNS if name in ("user", "item", "shop") else Placement() for name in MIXED}
+BY_COLUMN = {
+    name: BY_COLUMNS if name in ("user", "item", "shop") else Placement() for name in MIXED
+}
 SHARDINGS = {"rows": "rows", "tables": "tables", "columns": "columns", "replicated": "replicated",
              "mixed": MIXED, "mixed columns": BY_COLUMN}  # fmt: skip
 READS = [("user", "vector"), ("item", "vector"), ("shop", "vector"), ("last_item", "vector"),
@@ -232,5 +233,3 @@ def test_ranks_that_call_different_collectives_raise_and_do_not_hang():
 
     with pytest.raises(AssertionError, match="different collectives"):
         run(work, 2)
-
-

@@ -126,6 +126,7 @@ def test_all_ranks_stop_before_the_same_batch(batches, plan_depth):
                 if step == 2 and ranks.rank == 1:
                     asked[0] = STOP
                 learn(embedding, of.plan, of.batch)
+        return None
 
     stopped = run(work, 2)
     assert stopped[0] == stopped[1] and 3 <= stopped[0] <= 2 + 1 + plan_depth + 1

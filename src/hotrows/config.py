@@ -57,9 +57,10 @@ class TrainConfig:
         look ahead; None: a quarter of fast_memory, 64 MiB at least.
     micro_batches: in how many parts the model learns from a batch, one update in all; between ranks
         the rows of the next part travel meanwhile. pack_parts: in how many packs tables of equal
-        attributes are dealt: one is looked up while the rows of another travel. sharding: where the rows of tables are among ranks:
-        `auto`, `rows`, `tables`, `columns` or `replicated`. wire_dtype: of rows and gradients on their
-        way between ranks. timeout: seconds after which a rank that does not answer is given up.
+        attributes are dealt: one is looked up while the rows of another travel.
+    sharding: where the rows of tables are among ranks: `auto`, `rows`, `tables`, `columns` or
+        `replicated`. wire_dtype: of rows and gradients on their way between ranks. timeout: seconds
+        after which a rank that does not answer is given up.
     linear_paths: `measured` at the start of a run, `plain` PyTorch, or `auto`: measured where a run
         is long enough to gain from it. Paths differ in rounding, so two runs of equal settings have
         equal bits for sure only with `plain`; a resumed run always.

@@ -199,7 +199,12 @@ class Embedding:
             return Vectors(self.packs, plan, tuple(leaf.requires_grad_(grad) for leaf in leaves))
         if self._traffic is None or self._traffic.plan is not plan:
             self._traffic = Traffic(
-                plan, self._widths, lambda p: self._lookup(p, plan), self.ranks, self._wire, self.note
+                plan,
+                self._widths,
+                lambda p: self._lookup(p, plan),
+                self.ranks,
+                self._wire,
+                self.note,
             )
         found = self._traffic.rows(part)
         own = plan.slices[part]

@@ -103,7 +103,9 @@ class Predictor:
         if self._measures(num_samples):
             for precision in sorted({self.config.precision, "float32"}):
                 dtype = getattr(torch, precision)
-                per_step = -(-self.config.batch_size // self.ranks.num_ranks // self.config.micro_batches)
+                per_step = -(
+                    -self.config.batch_size // self.ranks.num_ranks // self.config.micro_batches
+                )
                 choices |= nn.choose_linear_paths(self.model, per_step, dtype)
         nn.use_linear_paths(self.model, choices)
         return choices

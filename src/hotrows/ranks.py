@@ -14,7 +14,6 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-
 Note = Callable[[str, str, float, float], None]  # of a timeline: stage, lane, begin, end in seconds
 
 

@@ -19,11 +19,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hotrows.plan import Answers, Plan
+from hotrows.plan import Plan
 from hotrows.ranks import Arrived, Arriving, Note, Ranks
 
-Collect = Callable[[int], Tensor]  # of a pack: [num_shared + R, d], what the places of its plan hold
-
+Collect = Callable[
+    [int], Tensor
+]  # of a pack: [num_shared + R, d], what the places of its plan hold
 
 
 class Traffic:
@@ -78,7 +79,9 @@ class Traffic:
         if self._given_back == len(self.plan.slices):
             for p in self._packs:
                 shared = self._gradients[p][: self.plan.answers[p].num_shared]
-                self._summed.append(self._ranks.all_reduce(shared) if len(shared) else Arrived(shared))
+                self._summed.append(
+                    self._ranks.all_reduce(shared) if len(shared) else Arrived(shared)
+                )
 
     @property
     def all_given_back(self) -> bool:

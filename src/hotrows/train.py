@@ -325,7 +325,10 @@ class Trainer:
                 output = self.model(vectors, part.dense)
             share = plan.slices[number].share if plan.slices else 1.0
             loss = self.predictor.loss(output, part) * share
-            with self._shared.summing() if number == last else nullcontext(), self._noted("backward"):
+            with (
+                self._shared.summing() if number == last else nullcontext(),
+                self._noted("backward"),
+            ):
                 loss.backward()
             if number < last:
                 self.embedding.give_back(plan, number, vectors)
@@ -621,7 +624,9 @@ class _Interval:
     def sum_over(self, ranks: Ranks) -> None:
         """Makes the loss, the samples and the moves those of all ranks; collective."""
         mine = [float(self.loss), self.samples, *dataclasses.astuple(self.moves)]
-        loss, samples, *moves = ranks.all_reduce(torch.tensor(mine, dtype=torch.float64)).wait().tolist()
+        loss, samples, *moves = (
+            ranks.all_reduce(torch.tensor(mine, dtype=torch.float64)).wait().tolist()
+        )
         self.loss, self.samples, self.moves = loss, int(samples), Moved(*map(int, moves))
 
     @property

@@ -97,7 +97,10 @@ class Vectors:
 
 
 def _spans(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-    """(pack, column) in order as (pack, first column, end): (0, 3), (0, 4), (1, 0) -> (0, 3, 5), (1, 0, 1)."""
+    """(pack, column) in order as (pack, first column, end).
+
+    (0, 3), (0, 4), (1, 0)  ->  (0, 3, 5), (1, 0, 1)
+    """
     begin = 0
     for at in range(1, len(found) + 1):
         p, first = found[begin]

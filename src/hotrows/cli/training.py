@@ -123,10 +123,14 @@ log = logging.getLogger("hotrows")
     "[lookahead]",
 )
 @click.option(
-    "--sharding", type=click.Choice(SHARDINGS), help="Where the rows of tables are among ranks. [auto]"
+    "--sharding",
+    type=click.Choice(SHARDINGS),
+    help="Where the rows of tables are among ranks. [auto]",
 )
 @click.option("--micro-batches", type=int, help="In how many parts a batch is learned from. [1]")
-@click.option("--pack-parts", type=int, help="Packs that tables of equal attributes are dealt to. [1]")
+@click.option(
+    "--pack-parts", type=int, help="Packs that tables of equal attributes are dealt to. [1]"
+)
 @click.option(
     "--wire-dtype", type=click.Choice(WIRE_DTYPES), help="Of rows between ranks. [float32]"
 )

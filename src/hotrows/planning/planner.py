@@ -98,7 +98,9 @@ class Planner:
         asked = [[self._asked(p, of) for p in leaders] for of in parts]
         routed = route(asked, shardings, self.ranks, batch.size, step, wishes)
         slices = [
-            Plan(tuple(found[g][0] for g in group_of), routed.step, of.size, global_size=routed.size)
+            Plan(
+                tuple(found[g][0] for g in group_of), routed.step, of.size, global_size=routed.size
+            )
             for found, of in zip(asked, parts, strict=True)
         ]
         return Plan(
@@ -209,8 +211,12 @@ def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> _Reads:
         num_rows=torch.tensor(num_rows, dtype=torch.int64),
         num_columns=len(pack.columns),
         signature=(
-            tuple(positions), tuple(first_rows), tuple(num_rows), len(pack.columns), pack.placements
-        ),  # fmt: skip
+            tuple(positions),
+            tuple(first_rows),
+            tuple(num_rows),
+            len(pack.columns),
+            pack.placements,
+        ),
         routes=routes,
     )
 

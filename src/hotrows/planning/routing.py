@@ -216,16 +216,16 @@ def _serve(asks: Sequence[Sequence[_Ask]], rank: int) -> tuple[PackPlan, int, li
         num_bags=num_answers,
     )  # fmt: skip
     if any(len(ask.lengths) for ask in flat):
-        part = replace(part, **_bags(len(shared), flat))
+        part = _with_bags(part, len(shared), flat)
     return part, len(shared), mine
 
 
-def _bags(num_shared: int, asks: Sequence[_Ask]) -> dict[str, Tensor]:
-    """The bags of places that hold sums beside those that hold a row each."""
+def _with_bags(part: PackPlan, num_shared: int, asks: Sequence[_Ask]) -> PackPlan:
+    """The plan where some places hold sums and the others a row each."""
     lengths, weights = [torch.ones(num_shared, dtype=torch.int32)], [torch.ones(num_shared)]
     for ask in asks:
         lengths += [torch.ones_like(ask.rows), ask.lengths]
         weights += [torch.ones(len(ask.rows)), ask.weights.view(torch.float32)]
     bag_starts = functional.pad(torch.cat(lengths).cumsum(0), (1, 0)).int()
     bags = ops.reference.bags_of(bag_starts).int()
-    return {"bag_starts": bag_starts, "bags": bags, "weights": torch.cat(weights)}
+    return replace(part, bag_starts=bag_starts, bags=bags, weights=torch.cat(weights))
