@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -32,13 +32,13 @@ from hotrows.planning import packing
 from hotrows.planning.packing import Pack
 from hotrows.planning.planner import Planner
 from hotrows.planning.sharding import KINDS, Placement, uniform
-from hotrows.ranks import OneRank, Ranks
+from hotrows.ranks import Note, OneRank, Ranks
 from hotrows.record import RecordLayout, views
 from hotrows.schema import Cross, Schema, Table
 from hotrows.storage.cache import CHUNK_ROWS, Cache, chunks
 from hotrows.storage.store import FirstValues, MemoryStore
 from hotrows.tiers import Caching, Tiers
-from hotrows.traffic import Note, Traffic
+from hotrows.traffic import Traffic
 from hotrows.vectors import Vectors
 
 _LEAST_CHUNK = 256  # rows
@@ -66,6 +66,8 @@ class Embedding:
         are then collective, called by all ranks in the same order.
     sharding: where the rows of each table are: `rows`, `tables`, `columns` or `replicated` for all, or a
         `Placement` by table. num_slices: in how many parts the model learns from a batch.
+    pack_parts: in how many packs tables of equal attributes are dealt. summed: list features whose
+        vectors are summed where their rows are (`planning.summing`).
     wire_dtype: of rows and gradients between ranks: `float32`, `bfloat16` or `float16`.
     """
 
@@ -83,6 +85,8 @@ class Embedding:
         ranks: Ranks | None = None,
         sharding: str | Mapping[str, Placement] = "rows",
         num_slices: int = 1,
+        pack_parts: int = 1,
+        summed: Collection[str] = (),
         wire_dtype: str = "float32",
     ) -> None:
         default = optimizer or Adagrad()
@@ -92,12 +96,12 @@ class Embedding:
         self.ranks = ranks or OneRank()
         rank, num_ranks = self.ranks.rank, self.ranks.num_ranks
         placements = _placements(sharding, self.tables, num_ranks)
-        self.packs = packing.pack_tables(self.tables, sequences, placements)
+        self.packs = packing.pack_tables(self.tables, sequences, placements, pack_parts)
         self.groups = packing.group_packs(self.packs, rank, num_ranks)
         self.shards = tuple(pack.shard(rank, num_ranks) for pack in self.packs)
         self.seed = seed
         channel = self.ranks.channel("planning")
-        self._planner = Planner(self.packs, pooling, crosses, channel, num_slices)
+        self._planner = Planner(self.packs, pooling, crosses, channel, num_slices, summed)
         self._traffic: Traffic | None = None
         self._wire = _wire(wire_dtype)
         self._widths = tuple(_widths(pack, num_ranks) for pack in self.packs)
@@ -169,6 +173,20 @@ class Embedding:
         """The rows that a batch reads, [N] with repeats, for each group: what `tiers` is fed."""
         return self._planner.rows(batch)
 
+    def rows_of(self, plan: Plan) -> list[Tensor]:
+        """The distinct rows that a plan reads, for each group: the same, of several ranks."""
+        return self._planner.rows_of(plan)
+
+    @property
+    def routes(self) -> bool:
+        """Whether rows travel: between ranks, or slice by slice."""
+        return self._planner.routes
+
+    @property
+    def planning(self) -> Ranks:
+        """The channel on which ranks plan."""
+        return self._planner.ranks
+
     # ---- training
 
     def lookup(self, plan: Plan, part: int = 0) -> Vectors:
@@ -182,7 +200,12 @@ class Embedding:
             return Vectors(self.packs, plan, tuple(leaf.requires_grad_(grad) for leaf in leaves))
         if self._traffic is None or self._traffic.plan is not plan:
             self._traffic = Traffic(
-                plan, self._widths, lambda p: self._lookup(p, plan), self.ranks, self._wire, self.note
+                plan,
+                self._widths,
+                lambda p: self._lookup(p, plan),
+                self.ranks,
+                self._wire,
+                self.note,
             )
         found = self._traffic.rows(part)
         own = plan.slices[part]

@@ -9,6 +9,7 @@ collective that does not end within `timeout` seconds raises, so that no job han
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from hotrows.ranks import Arrived, Arriving, OneRank, Ranks
+from hotrows.ranks import Arriving, OneRank, Ranks
 
 TIMEOUT = 300.0  # seconds
 _AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16}
@@ -41,6 +42,16 @@ def start(timeout: float = TIMEOUT) -> Ranks:
     return Processes(timeout)
 
 
+def restarted() -> bool:
+    """Whether torchrun has started this job again after a failure (`--max-restarts`)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def name() -> str:
+    """`rank 1: ` within a job of several ranks, for messages; nothing else."""
+    return f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+
+
 @dataclass
 class Sent:
     """What a rank has sent to others: bytes, and messages (one to each rank it has something for)."""
@@ -50,11 +61,15 @@ class Sent:
 
 
 class Processes:
-    """This process among those of a process group; see `hotrows.ranks.Ranks`."""
+    """This process among those of a process group; see `hotrows.ranks.Ranks`.
+
+    sent: so far; notes_times: whether collectives say when they were over.
+    """
 
     def __init__(self, timeout: float = TIMEOUT, group: Any = None) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.sent = Sent()
+        self.notes_times = False
         self._timeout = timeout
         self._group = group
         self._channels: dict[str, Processes] = {}
@@ -121,10 +136,19 @@ class Processes:
 
 
 class _Travelling:
-    """A collective under way."""
+    """A collective under way.
+
+    arrived_at: when its result was there, by `time.perf_counter`, where the ranks note times.
+    """
 
     def __init__(self, ranks: Processes, work: Any, out: Tensor) -> None:
         self._ranks, self._work, self._out = ranks, work, out
+        self.arrived_at: float | None = None
+        if ranks.notes_times:
+            work.get_future().add_done_callback(self._note)
+
+    def _note(self, _: Any) -> None:
+        self.arrived_at = time.perf_counter()
 
     def wait(self) -> Tensor:
         try:
@@ -132,6 +156,3 @@ class _Travelling:
         except RuntimeError as error:
             raise self._ranks.lost(error) from error
         return self._out
-
-
-__all__ = ["Arrived", "Processes", "RankLost", "Sent", "start"]
