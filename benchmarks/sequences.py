@@ -32,8 +32,11 @@ ROW_LEARNING_RATE = 0.02  # Adagrad
 DENSE_LEARNING_RATE = 1e-3  # Adam
 
 
-def batches_of(num_batches: int = 16) -> list[Samples]:
-    """Made once, then read from a file."""
+def batches_of(num_batches: int = 16, batch_size: int = BATCH_SIZE) -> list[Samples]:
+    """As many samples as num_batches of BATCH_SIZE, in batches of any size.
+
+    Made once, then read from a file.
+    """
     path = DATA / f"sequences-{num_batches}.npz"
     if not path.exists():
         DATA.mkdir(exist_ok=True)
@@ -41,7 +44,7 @@ def batches_of(num_batches: int = 16) -> list[Samples]:
         np.savez(aside, **_samples(num_batches * BATCH_SIZE)._asdict())
         aside.replace(path)
     with np.load(path) as file:
-        return batches(Samples(**file), BATCH_SIZE)
+        return batches(Samples(**file), batch_size)
 
 
 def _samples(num: int) -> Samples:
