@@ -19,10 +19,10 @@ def parse(**own: tuple[str, ...]) -> argparse.Namespace:
     return finish(parser(**own).parse_args())
 
 
-def parser(**own: tuple[str, ...]) -> argparse.ArgumentParser:
+def parser(models: tuple[str, ...] = MODELS, **own: tuple[str, ...]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", choices=WORKLOADS, default="A")
-    parser.add_argument("--model", choices=MODELS, default="dlrm")
+    parser.add_argument("--model", choices=models, default="dlrm")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adagrad")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--batch-size", type=int, help="default: the workload's")
@@ -48,7 +48,7 @@ def report(args: argparse.Namespace, step: Callable[[int], float | None], *packa
     timing = measure(
         lambda k: losses.append(step(k)), windows=args.windows, max_seconds=args.max_seconds
     )
-    print_figures(args, timing, losses, packages, peak_rss_mb=_peak_rss_mb())
+    print_figures(args, timing, losses, packages, peak_rss_mb=peak_rss_mb())
 
 
 def print_figures(
@@ -71,6 +71,6 @@ def print_figures(
     print(json.dumps(figures))
 
 
-def _peak_rss_mb() -> float:
+def peak_rss_mb() -> float:
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
