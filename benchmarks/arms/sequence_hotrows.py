@@ -34,7 +34,7 @@ def main() -> None:
     arm.report(args, _step(args), "torch")
 
 
-def _options(args: Namespace) -> dict[str, Any]:
+def options(args: Namespace) -> dict[str, Any]:
     if args.model == "can":
         return {"sizes": CO_ACTION, "orders": ORDERS, "hidden": CAN_HIDDEN}
     options: dict[str, Any] = {"attention": ATTENTION, "hidden": HIDDEN, "activation": "relu"}
@@ -45,7 +45,7 @@ def _options(args: Namespace) -> dict[str, Any]:
 
 def _step(args: Namespace) -> Callable[[int], float]:
     data = [batch_of(FEATURES, samples) for samples in batches_of(batch_size=args.batch_size)]
-    model = build(args.model, FEATURES, args.dim, **_options(args))
+    model = build(args.model, FEATURES, args.dim, **options(args))
     embedding = embedding_of(model, FEATURES, hotrows.Adagrad(lr=ROW_LEARNING_RATE))
     use_linear_paths(model, choose_linear_paths(model, args.batch_size))
     return training_step(model, embedding, data, DENSE_LEARNING_RATE)

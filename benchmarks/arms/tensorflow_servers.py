@@ -7,6 +7,9 @@ the worker asks it for rows and sends it gradients, over gRPC on the loopback in
 from __future__ import annotations
 
 import argparse
+import os
+import sys
+import traceback
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -28,15 +31,17 @@ def main() -> None:
     args = _parse()
     tf.get_logger().setLevel("ERROR")
     addresses = {role: [f"127.0.0.1:{rank_arm.free_port()}"] for role in ("chief", *ROLES)}
-    servers = []
     try:
-        for role in ROLES:
-            servers.append(rank_arm.start(role, {}, serve, addresses, role, args.threads))
+        servers = [rank_arm.start(role, {}, serve, addresses, role, args.threads) for role in ROLES]
         for server in servers:
             rank_arm.received(server)
         _report(args, addresses, [server.process.pid for server in servers])
-    finally:
-        rank_arm.stop(servers)
+        sys.stdout.flush()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    os._exit(status)  # at once: servers end with this process, and the chief would complain of it
 
 
 def _parse() -> argparse.Namespace:
