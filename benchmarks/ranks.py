@@ -60,7 +60,7 @@ ABLATION = ("all-on", "without-packing", "without-interleaving", "without-cachin
 
 DLRM = "--workload A --model dlrm --batch-size 8192 --optimizer"
 DEEPFM = "--workload A --model deepfm --batch-size 8192 --optimizer"
-TABLES = "--workload B461 --model mlp --optimizer adagrad --batch-size"
+TABLES = "--model mlp --optimizer adagrad --workload"
 
 COMPARISONS = {
     "dlrm": Comparison(
@@ -77,13 +77,13 @@ COMPARISONS = {
         "--model dien --dim 16 --batch-size 8192", TENSORFLOW, "hotrows-histories", HISTORIES
     ),
     "461-tables": Comparison(
-        f"{TABLES} 8192", (*TORCHREC, "plain-ranks", "tensorflow-ps"), "hotrows", FIELDS
+        f"{TABLES} B461L", (*TORCHREC, "plain-ranks", "tensorflow-ps"), "hotrows", FIELDS
     ),
     "461-tables-small-batch": Comparison(
-        f"{TABLES} 2048", (*TORCHREC, "plain-ranks", "tensorflow-ps"), "hotrows", FIELDS
+        f"{TABLES} B461", (*TORCHREC, "plain-ranks", "tensorflow-ps"), "hotrows", FIELDS
     ),
     "ablation-26-tables": Comparison(f"{DLRM} adagrad", (), "all-on", ABLATION),
-    "ablation-461-tables": Comparison(f"{TABLES} 8192", (), "all-on", ABLATION),
+    "ablation-461-tables": Comparison(f"{TABLES} B461L", (), "all-on", ABLATION),
 }
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ class Workload:
 WORKLOADS = {
     "A": Workload(CRITEO_KAGGLE, num_dense=13, batch_size=8192, num_batches=32),
     "B461": Workload((10_000,) * 461, num_dense=0, batch_size=2048, num_batches=16),
+    "B461L": Workload((10_000,) * 461, num_dense=0, batch_size=8192, num_batches=8),
     "B": Workload((10_000,) * 1000, num_dense=0, batch_size=2048, num_batches=16),
 }
 
