@@ -150,7 +150,7 @@ def places(num_ranks: int, threads: int) -> list[dict[str, str]]:
     """The environment of each rank, as `torchrun` makes it, and its threads."""
     common = {
         "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
+        "MASTER_PORT": str(free_ports(1)[0]),
         "WORLD_SIZE": str(num_ranks),
         "LOCAL_WORLD_SIZE": str(num_ranks),
         "OMP_NUM_THREADS": str(threads // num_ranks),
@@ -161,10 +161,15 @@ def places(num_ranks: int, threads: int) -> list[dict[str, str]]:
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(num_ranks)]
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
+def free_ports(num: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(num)]
+    try:
+        for opened in sockets:
+            opened.bind(("127.0.0.1", 0))
+        return [opened.getsockname()[1] for opened in sockets]
+    finally:
+        for opened in sockets:
+            opened.close()
 
 
 def start(

@@ -30,7 +30,9 @@ SEQUENCE_MODELS = ("din", "dien")
 def main() -> None:
     args = _parse()
     tf.get_logger().setLevel("ERROR")
-    addresses = {role: [f"127.0.0.1:{rank_arm.free_port()}"] for role in ("chief", *ROLES)}
+    roles = ("chief", *ROLES)
+    ports = rank_arm.free_ports(len(roles))
+    addresses = {role: [f"127.0.0.1:{port}"] for role, port in zip(roles, ports, strict=True)}
     try:
         servers = [rank_arm.start(role, {}, serve, addresses, role, args.threads) for role in ROLES]
         for server in servers:
