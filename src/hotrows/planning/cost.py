@@ -51,6 +51,7 @@ class Machine:
     memory: bytes for tables in fast memory; far_memory: more of them behind a cache (0: none);
         far_bandwidth: bytes a second to or from there, both at once.
     inner, outer: between ranks of a node, and of different nodes; None: not known, or there is none.
+    reducing: what an all-reduce gets of them, where that was measured; None: the same.
     ranks_per_node; disk_bandwidth: bytes a second that a node reads of its training data.
     """
 
@@ -63,6 +64,7 @@ class Machine:
     memory: float
     inner: Link | None = None
     outer: Link | None = None
+    reducing: Link | None = None
     ranks_per_node: int = 1
     disk_bandwidth: float = math.inf
     far_memory: float = 0.0
@@ -372,19 +374,18 @@ def _hot(load: TableLoad, hot: Frequencies, num_ranks: int, step: Step) -> Volum
 
 
 def work_seconds(machine: Machine, of: Volumes, num_ranks: int) -> np.ndarray:
-    """[P]: what rows cost each rank in a step: reading, copying, updating, and bytes on the wire."""
-    on_wire = np.array([wire_seconds(machine, most, num_ranks) for most in _busiest(of)])
+    """[P]: what rows cost each rank in a step: reading, copying, updating, and the wires.
+
+    Of the wires only what a rank sends counts, twice: what it receives is as much on the mean, and
+    hangs on placements hardly at all. So the work of several tables is the sum of theirs.
+    """
+    on_wire = of.sent * wire_seconds(machine, 1.0, num_ranks)
     return (
         gather_seconds(machine, of)
         + update_seconds(machine, of)
         + 2 * on_wire
         + reduce_seconds(machine, of.reduced, num_ranks, messages=0)
     )
-
-
-def _busiest(of: Volumes) -> np.ndarray:
-    """[P]: bytes of each rank in the direction in which it has more."""
-    return np.maximum(of.sent, of.received)
 
 
 def gather_seconds(machine: Machine, of: Volumes) -> np.ndarray:
@@ -431,10 +432,14 @@ def reduce_seconds(
     inside a node   2 (n - 1) / n  x bytes / inner       2 (n - 1) messages
     between nodes   2 (N - 1) / N  x bytes / n / outer   2 ceil(log2 N) messages
 
-    Pieces go through both at once, so of the bytes the slower one counts; messages add up.
+    Pieces go through both at once, so of the bytes the slower one counts; messages add up. Where an
+    all-reduce was measured: one ring of 2 (P - 1) messages, each of bytes / P.
     """
     if num_ranks == 1 or num_bytes == 0:
         return 0.0
+    if machine.reducing is not None:
+        piece = num_bytes / num_ranks / machine.reducing.bandwidth
+        return 2 * (num_ranks - 1) * (piece + messages * machine.reducing.latency)
     inside = min(machine.ranks_per_node, num_ranks)
     nodes = -(-num_ranks // inside)
     inner, outer = _links(machine, num_ranks)
@@ -480,7 +485,7 @@ def step_cost(
     }
     rounds = len(packs) if num_ranks > 1 else 0
     latency = 2 * rounds * message_seconds(machine, num_ranks)
-    on_wire = 2 * wire_seconds(machine, float(_busiest(of).max()), num_ranks)
+    on_wire = 2 * wire_seconds(machine, float(np.maximum(of.sent, of.received).max()), num_ranks)
     work = work_seconds(machine, of, num_ranks)
     samples = step.batch_size / num_ranks
     return StepCost(

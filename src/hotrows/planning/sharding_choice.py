@@ -8,8 +8,10 @@ In four steps, each of which can be told in a sentence:
     hot      an id is held by every rank where reading it there and all-reducing its gradient costs a
              rank less than exchanging it; a table of such ids alone is replicated
     order    tables by what they cost, the dearest first
-    place    on one rank, if that leaves it with no more than its fair share of all work; else over
-             all ranks. Either begins at the rank that has the least to do.
+    place    what is not hot goes over all ranks; or, where that makes the step 2 % faster, each table
+             on one or on all, or on 1, 2, 4, ... or all ranks from the one that has the least to do:
+             the cheapest that leaves no rank with more than its fair share of all work, else the
+             one after which the busiest has the least
     packs    a pack (tables of equal dim and record) as a whole goes by columns, or is replicated,
              where the step takes less time then
 
@@ -38,9 +40,8 @@ from hotrows.planning.cost import (
 from hotrows.planning.sharding import Placement
 
 KINDS = ("auto", "rows", "tables", "columns", "replicated")
-_LEAST_COLUMNS = (
-    64  # bytes of a row that a rank holds at least, where columns are dealt: a cache line
-)
+_WAYS = ("hot or rows", "one or rows", "auto")  # of placing what is not hot, the simplest first
+_LEAST_COLUMNS = 64  # bytes of a row that a rank holds at least, by columns: a cache line
 _EQUAL = 1.02  # up to so many times, work counts as equal
 _FOR_HOT = 0.5  # of the memory that dealt tables leave
 
@@ -88,13 +89,21 @@ def choose(
         setting.check_memory(sum(load.bytes for load in loads))
         alone = tuple(f"table {load.name}: the only rank holds it" for load in loads)
         return Choice((Placement(),) * len(loads), alone)
-    kinds = [kind] * len(loads)
-    if kind == "auto":
-        best = _place(setting, kinds)
-        for pack in dict.fromkeys(map(_pack_of, loads)):
-            best, kinds = _better(setting, best, kinds, pack)
-        return best
-    return _place(setting, kinds)
+    if kind != "auto":
+        return _place(setting, [kind] * len(loads))
+    kinds = [_WAYS[0]] * len(loads)
+    best = _place(setting, kinds)
+    for way in _WAYS[1:]:
+        best, kinds = _better(setting, best, kinds, [way] * len(loads))
+    width = min(load.weight_bytes for load in loads)
+    for pack in dict.fromkeys(map(_pack_of, loads)):
+        for way in ("columns", "replicated"):
+            if way == "replicated" or pack[0] // num_ranks * width >= _LEAST_COLUMNS:
+                own = [
+                    way if _pack_of(of) == pack else k for of, k in zip(loads, kinds, strict=True)
+                ]
+                best, kinds = _better(setting, best, kinds, own)
+    return best
 
 
 @dataclass(frozen=True)
@@ -130,24 +139,15 @@ def _pack_of(load: TableLoad) -> tuple[int, int]:
 
 
 def _better(
-    setting: _Setting, best: Choice, kinds: list[str], pack: tuple[int, int]
+    setting: _Setting, best: Choice, kinds: list[str], other: list[str]
 ) -> tuple[Choice, list[str]]:
-    """The choice with a pack by columns or replicated, where that is 2 % faster and fits."""
-    width = pack[0] // setting.num_ranks * min(load.weight_bytes for load in setting.loads)
-    for kind in ("columns", "replicated"):
-        if kind == "columns" and width < _LEAST_COLUMNS:
-            continue
-        of = [
-            kind if _pack_of(load) == pack else before
-            for load, before in zip(setting.loads, kinds, strict=True)
-        ]
-        try:
-            other = _place(setting, of)
-        except ValueError:  # does not fit
-            continue
-        if setting.seconds(other) * _EQUAL < setting.seconds(best):
-            best, kinds = other, of
-    return best, kinds
+    """What comes of other ways to place tables, where the step is 2 % faster and all fits."""
+    try:
+        found = _place(setting, other)
+    except ValueError:  # does not fit
+        return best, kinds
+    faster = setting.seconds(found) * _EQUAL < setting.seconds(best)
+    return (found, other) if faster else (best, kinds)
 
 
 def _place(setting: _Setting, kinds: Sequence[str]) -> Choice:
@@ -177,22 +177,35 @@ def _place(setting: _Setting, kinds: Sequence[str]) -> Choice:
 def _best(
     options: Sequence[_Option], work: np.ndarray, held: np.ndarray, fair: float, memory: float
 ) -> _Option:
-    """The first that fits and leaves no rank more than its fair share; else what adds least on top."""
+    """Of what fits and leaves no rank more than its fair share, the cheapest; else what adds least
+    to the busiest. Within 2 % of that the first, which is the simplest.
+    """
     fitting = [of for of in options if (held + of.held).max() <= memory] or options[-1:]
     tops = [float((work + of.seconds).max()) for of in fitting]
     within = [of for of, top in zip(fitting, tops, strict=True) if top <= fair * _EQUAL]
-    return within[0] if within else fitting[tops.index(min(tops))]
+    if within:
+        return _first(within, [of.cost for of in within])
+    return _first(fitting, tops)
+
+
+def _first(options: Sequence[_Option], values: Sequence[float]) -> _Option:
+    least = min(values) * _EQUAL
+    return next(of for of, value in zip(options, values, strict=True) if value <= least)
 
 
 def _places(load: TableLoad, hot: int, kind: str, first: int, num_ranks: int) -> list[Placement]:
-    """Ways to place a table, the simplest first."""
-    one = Placement(hot, 1, first)
-    over = dataclasses.replace(_over_all(load, hot, num_ranks), first_rank=first)
+    """Ways to place a table, the simplest first: on 1, 2, 4, ... ranks, and on all."""
     if hot == load.rows:
         return [Placement(hot=hot)]
     if kind == "columns":
         return [Placement(columns=True, num_ranks=num_ranks)]
-    return {"auto": [one, over], "rows": [over], "tables": [one]}[kind]
+    over = dataclasses.replace(_over_all(load, hot, num_ranks), first_rank=first)
+    if kind in ("rows", "hot or rows"):
+        return [over]
+    if kind == "tables":
+        return [Placement(hot, 1, first)]
+    nums = [1 << n for n in range(over.num_ranks.bit_length() if kind == "auto" else 1)]
+    return [*(Placement(hot, num, first) for num in nums if num < over.num_ranks), over]
 
 
 def _over_all(load: TableLoad, hot: int, num_ranks: int) -> Placement:
@@ -221,7 +234,7 @@ def _hot_ids(setting: _Setting, kinds: Sequence[str]) -> list[int]:
         wins = gain > 0
         num = len(wins) if wins.all() else int(wins.argmin())
         ids = load.ids.ids[:num]
-        if num and kinds[t] == "auto":
+        if num and kinds[t] in _WAYS:
             per_byte = float(gain[:num] @ ids / ids.sum()) / load.record_bytes
             gains.append((-per_byte, t, round(float(ids.sum()))))
     for _, t, num in sorted(gains):
@@ -258,7 +271,7 @@ def _reason(load: TableLoad, best: _Option, options: Sequence[_Option], setting:
     if place.hot == load.rows:
         return f"{head}: on every rank, {_ms(best.cost)} on each"
     said = f"{_words(place, num_ranks)}, {_ms(float(best.seconds.max()))} on its busiest rank"
-    others = [of for of in options if of is not best]
+    others = [of for of in (options[0], options[-1]) if of is not best]
     against = ", ".join(
         f"{_ms(float(of.seconds.max()))} {_words(of.placement, num_ranks)}" for of in others
     )
