@@ -17,6 +17,7 @@ independent lookups; what waits for stragglers by chance, and what other jobs ta
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -162,6 +163,13 @@ class Volumes:
         names = [of.name for of in dataclasses.fields(Volumes)]
         return Volumes(*(getattr(self, name) + getattr(other, name) for name in names))
 
+    def from_rank(self, first: int) -> Volumes:
+        """The same, with what rank 0 has on rank `first`, and so on."""
+        names = [of.name for of in dataclasses.fields(Volumes)]
+        arrays = [name for name in names if isinstance(getattr(self, name), np.ndarray)]
+        turned: dict[str, Any] = {name: np.roll(getattr(self, name), first) for name in arrays}
+        return dataclasses.replace(self, **turned)
+
 
 @dataclass(frozen=True)
 class StepCost:
@@ -258,6 +266,13 @@ def volumes_of(load: TableLoad, place: Placement, num_ranks: int, step: Step) ->
             f"table {load.name!r} has {load.rows:,} rows and there are {num_ranks} ranks; it cannot "
             f"be placed as {place}"
         )
+    alike = dataclasses.replace(load, name=""), dataclasses.replace(place, first_rank=0)
+    return _volumes(*alike, num_ranks, step).from_rank(place.first_rank)
+
+
+@functools.lru_cache(maxsize=1024)
+def _volumes(load: TableLoad, place: Placement, num_ranks: int, step: Step) -> Volumes:
+    """Of a table whose first rank is 0: the same for all tables that are alike."""
     cold = load.ids.tail(place.hot)
     asked = _columns if place.columns else _dealt
     found = _hot(load, load.ids.head(place.hot), num_ranks, step)
@@ -272,7 +287,7 @@ def volumes_of(load: TableLoad, place: Placement, num_ranks: int, step: Step) ->
 def _dealt(
     load: TableLoad, cold: Frequencies, place: Placement, num_ranks: int, step: Step
 ) -> Volumes:
-    """Ids dealt over owners: id j on owner o = j % num_ranks of them.
+    """Ids dealt over owners from rank 0 on: id j on owner o = j % num_ranks of them.
 
     A rank with n = L b lookups asks owner o for u[o] = sum of 1 - (1 - p)^n over its ids; all ranks
     for U[o] = sum of 1 - (1 - p)^(n P). The owner reads U[o] rows, writes P u[o] of them for the
@@ -281,7 +296,7 @@ def _dealt(
     m[o] being the share of lookups that are its own. Whichever is less goes.
     """
     n = load.lookups * step.batch_size / num_ranks
-    owners = (place.first_rank + np.arange(place.num_ranks)) % num_ranks
+    owners = np.arange(place.num_ranks)
     asked = cold.dealt(cold.read(n), place.num_ranks)  # [owners]
     union = cold.dealt(cold.read(n * num_ranks), place.num_ranks)
     share = np.minimum(cold.dealt(cold.chances, place.num_ranks), 1 - 1e-16)

@@ -63,9 +63,12 @@ class Frequencies:
         return float(self.ids.sum())
 
     def read(self, lookups: float) -> np.ndarray:
-        """[K]: the chance that an id of each class is among so many lookups: 1 - (1 - p)^lookups."""
-        if lookups <= 0:
-            return np.zeros(len(self.ids))
+        """[K]: the chance that an id of each class is among so many lookups: 1 - (1 - p)^lookups.
+
+        Less than one lookup is one that is made so seldom.
+        """
+        if lookups <= 1:
+            return max(lookups, 0.0) * self.chances
         return -np.expm1(lookups * np.log1p(-np.minimum(self.chances, 1 - 1e-16)))
 
     def distinct(self, lookups: float) -> float:
@@ -101,15 +104,17 @@ class Frequencies:
         """Every id is read together with num - 1 others of its own, drawn once over all rows.
 
         So the ids that are read are `num` times as many, each with a share of the chance. Where
-        that is more than half of the rows, what is rarely read spreads over the other half.
+        that is more than there are rows, what is rarely read is spread evenly over those left.
         """
         if num == 1:
             return self
-        often = Frequencies(self.ids * num, self.chances / num).head(self.rows // 2)
-        left = self.rows - often.rows
-        rare = max(1 - float(often.ids @ often.chances), 0.0) / left
-        last = often.chances[-1] if len(often.ids) else 1.0
-        return Frequencies(np.append(often.ids, left), np.append(often.chances, min(rare, last)))
+        ids, chances = self.ids * num, self.chances / num
+        behind = self.rows - np.cumsum(ids)
+        rest = np.maximum(1 - np.cumsum(ids * chances), 0.0) / np.where(behind > 0, behind, 1)
+        kept = int(((behind > 0) & (rest <= chances)).sum())
+        left = self.rows - float(ids[:kept].sum())
+        rare = max(1 - float(ids[:kept] @ chances[:kept]), 0.0) / left
+        return Frequencies(np.append(ids[:kept], left), np.append(chances[:kept], rare))
 
 
 def _class_ends(rows: int) -> np.ndarray:

@@ -8,10 +8,10 @@ In four steps, each of which can be told in a sentence:
     hot      an id is held by every rank where reading it there and all-reducing its gradient costs a
              rank less than exchanging it; a table of such ids alone is replicated
     order    tables by what they cost, the dearest first
-    place    what is not hot goes over all ranks; or, where that makes the step 2 % faster, each table
-             on one or on all, or on 1, 2, 4, ... or all ranks from the one that has the least to do:
-             the cheapest that leaves no rank with more than its fair share of all work, else the
-             one after which the busiest has the least
+    place    all rows go over all ranks; or, where that makes the step 2 % faster, those that are not
+             hot; or each table goes to one rank or all, or to 1, 2, 4, ... or all ranks from the one
+             that has the least to do: the cheapest that leaves no rank with more than its fair share
+             of all work, else the one after which the busiest has the least
     packs    a pack (tables of equal dim and record) as a whole goes by columns, or is replicated,
              where the step takes less time then
 
@@ -40,7 +40,7 @@ from hotrows.planning.cost import (
 from hotrows.planning.sharding import Placement
 
 KINDS = ("auto", "rows", "tables", "columns", "replicated")
-_WAYS = ("hot or rows", "one or rows", "auto")  # of placing what is not hot, the simplest first
+_WAYS = ("rows", "hot or rows", "one or rows", "auto")  # of placing tables, the simplest first
 _LEAST_COLUMNS = 64  # bytes of a row that a rank holds at least, by columns: a cache line
 _EQUAL = 1.02  # up to so many times, work counts as equal
 _FOR_HOT = 0.5  # of the memory that dealt tables leave
@@ -234,7 +234,7 @@ def _hot_ids(setting: _Setting, kinds: Sequence[str]) -> list[int]:
         wins = gain > 0
         num = len(wins) if wins.all() else int(wins.argmin())
         ids = load.ids.ids[:num]
-        if num and kinds[t] in _WAYS:
+        if num and kinds[t] in _WAYS[1:]:
             per_byte = float(gain[:num] @ ids / ids.sum()) / load.record_bytes
             gains.append((-per_byte, t, round(float(ids.sum()))))
     for _, t, num in sorted(gains):
