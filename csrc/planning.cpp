@@ -57,6 +57,92 @@ int64_t find_runs(int64_t n, const int32_t* order, RowAt row_at, int64_t* distin
   return u;
 }
 
+// Where the rows of a table are among ranks; see hotrows.planning.sharding. The first `hot` ids are rows
+// from first_hot on; the others are dealt over num_sharing ranks, and rank p numbers its own from
+// first_owned[p] on.
+struct Route {
+  int64_t hot, first_hot, num_sharing, first_rank, num_ranks;
+  const int64_t* first_owned;
+
+  int64_t row(int64_t id) const {
+    if (id < hot) return first_hot + id;
+    const uint64_t j = static_cast<uint64_t>(id - hot), sharing = static_cast<uint64_t>(num_sharing);
+    const uint64_t place = j / sharing;
+    const uint64_t rank = (static_cast<uint64_t>(first_rank) + (j - place * sharing)) % static_cast<uint64_t>(num_ranks);
+    return first_owned[rank] + static_cast<int64_t>(place);
+  }
+};
+
+// Ids of a batch's k-th column to rows of a pack.
+template <bool kRouted>
+struct Rows {
+  const int64_t *first_rows, *num_rows, *routes;  // routes: [K, 4 + P]; where not routed: id + first_rows[k]
+  int64_t num_ranks;
+
+  bool holds(int64_t k, int64_t id) const { return static_cast<uint64_t>(id) < static_cast<uint64_t>(num_rows[k]); }
+  int64_t row(int64_t k, int64_t id) const {
+    if (!kRouted) return id + first_rows[k];
+    const int64_t* r = routes + k * (4 + num_ranks);
+    return holds(k, id) ? Route{r[0], r[1], r[2], r[3], num_ranks, r + 4}.row(id) : 0;
+  }
+};
+
+template <class Rows>
+int64_t resolve_single(const int64_t* ids, int64_t batch_size, const int64_t* features, const Rows& of,
+                       int64_t num_all, int64_t num_columns, int64_t* rows) {
+  constexpr int64_t kBlock = 64;  // samples whose vectors' rows stay in the first-level cache
+  int64_t bad = INT64_MAX;
+  for (int64_t b0 = 0; b0 < batch_size; b0 += kBlock) {
+    const int64_t b1 = std::min(b0 + kBlock, batch_size);
+    for (int64_t k = 0; k < num_columns; ++k) {
+      const int64_t* column = ids + features[k] * batch_size;
+      for (int64_t b = b0; b < b1; ++b) {
+        const int64_t n = b * num_columns + k;
+        if (!of.holds(k, column[b])) bad = std::min(bad, n);
+        rows[n] = of.row(k, column[b]);
+      }
+    }
+  }
+  int64_t n = num_columns * batch_size;
+  for (int64_t k = num_columns; k < num_all; ++k) {
+    const int64_t* column = ids + features[k] * batch_size;
+    for (int64_t b = 0; b < batch_size; ++b, ++n) {
+      if (!of.holds(k, column[b])) bad = std::min(bad, n);
+      rows[n] = of.row(k, column[b]);
+    }
+  }
+  return bad == INT64_MAX ? -1 : bad;
+}
+
+template <class Rows>
+int64_t resolve_jagged(const int64_t* ids, const int64_t* offsets, int64_t batch_size, const int64_t* features,
+                       const Rows& of, int64_t num_all, int64_t num_columns, int64_t* rows, int64_t* source,
+                       int32_t* bag_starts) {
+  int64_t n = 0, m = 0, bad = -1;
+  const auto take = [&](int64_t k, int64_t from) {
+    const int64_t id = ids[from];
+    if (!of.holds(k, id) && bad < 0) bad = n;
+    rows[n] = of.row(k, id);
+    source[n++] = from;
+  };
+  for (int64_t b = 0; b < batch_size; ++b) {
+    for (int64_t k = 0; k < num_columns; ++k) {
+      bag_starts[m++] = static_cast<int32_t>(n);
+      const int64_t* ends = offsets + features[k] * batch_size + b;
+      for (int64_t from = ends[0]; from < ends[1]; ++from) take(k, from);
+    }
+  }
+  for (int64_t k = num_columns; k < num_all; ++k) {
+    const int64_t* ends = offsets + features[k] * batch_size;
+    for (int64_t from = ends[0]; from < ends[batch_size]; ++from) {
+      bag_starts[m++] = static_cast<int32_t>(n);
+      take(k, from);
+    }
+  }
+  bag_starts[m] = static_cast<int32_t>(n);
+  return bad;
+}
+
 }  // namespace
 
 // Fills distinct [U], inverse [n], order [n], starts [U + 1]; returns U. Rows are not negative.
@@ -84,57 +170,26 @@ HOTROWS_API int64_t hotrows_unique(const int64_t* rows, int64_t n, int64_t* dist
 // One id per feature and sample: rows in the order of bags. Returns the first bad n, or -1.
 HOTROWS_API int64_t hotrows_resolve_single(const int64_t* ids, int64_t batch_size, const int64_t* features,
                                            const int64_t* first_rows, const int64_t* num_rows,
-                                           int64_t num_all, int64_t num_columns, int64_t* rows) {
-  constexpr int64_t kBlock = 64;  // samples whose vectors' rows stay in the first-level cache
-  int64_t bad = INT64_MAX;
-  for (int64_t b0 = 0; b0 < batch_size; b0 += kBlock) {
-    const int64_t b1 = std::min(b0 + kBlock, batch_size);
-    for (int64_t k = 0; k < num_columns; ++k) {
-      const int64_t* column = ids + features[k] * batch_size;
-      for (int64_t b = b0; b < b1; ++b) {
-        const int64_t n = b * num_columns + k;
-        if (static_cast<uint64_t>(column[b]) >= static_cast<uint64_t>(num_rows[k])) bad = std::min(bad, n);
-        rows[n] = column[b] + first_rows[k];
-      }
-    }
-  }
-  int64_t n = num_columns * batch_size;
-  for (int64_t k = num_columns; k < num_all; ++k) {
-    const int64_t* column = ids + features[k] * batch_size;
-    for (int64_t b = 0; b < batch_size; ++b, ++n) {
-      if (static_cast<uint64_t>(column[b]) >= static_cast<uint64_t>(num_rows[k])) bad = std::min(bad, n);
-      rows[n] = column[b] + first_rows[k];
-    }
-  }
-  return bad == INT64_MAX ? -1 : bad;
+                                           const int64_t* routes, int64_t num_ranks, int64_t num_all,
+                                           int64_t num_columns, int64_t* rows) {
+  if (routes)
+    return resolve_single(ids, batch_size, features, Rows<true>{first_rows, num_rows, routes, num_ranks},
+                          num_all, num_columns, rows);
+  return resolve_single(ids, batch_size, features, Rows<false>{first_rows, num_rows, routes, num_ranks},
+                        num_all, num_columns, rows);
 }
 
 // Any number of ids per bag. rows, source: [N']; bag_starts: [M + 1]. Returns the first bad n, or -1.
 HOTROWS_API int64_t hotrows_resolve_jagged(const int64_t* ids, const int64_t* offsets, int64_t batch_size,
                                            const int64_t* features, const int64_t* first_rows,
-                                           const int64_t* num_rows, int64_t num_all, int64_t num_columns,
-                                           int64_t* rows, int64_t* source, int32_t* bag_starts) {
-  int64_t n = 0, m = 0, bad = -1;
-  const auto take = [&](int64_t k, int64_t from) {
-    const int64_t id = ids[from];
-    if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(num_rows[k]) && bad < 0) bad = n;
-    rows[n] = id + first_rows[k];
-    source[n++] = from;
-  };
-  for (int64_t b = 0; b < batch_size; ++b) {
-    for (int64_t k = 0; k < num_columns; ++k) {
-      bag_starts[m++] = static_cast<int32_t>(n);
-      const int64_t* ends = offsets + features[k] * batch_size + b;
-      for (int64_t from = ends[0]; from < ends[1]; ++from) take(k, from);
-    }
-  }
-  for (int64_t k = num_columns; k < num_all; ++k) {
-    const int64_t* ends = offsets + features[k] * batch_size;
-    for (int64_t from = ends[0]; from < ends[batch_size]; ++from) {
-      bag_starts[m++] = static_cast<int32_t>(n);
-      take(k, from);
-    }
-  }
-  bag_starts[m] = static_cast<int32_t>(n);
-  return bad;
+                                           const int64_t* num_rows, const int64_t* routes, int64_t num_ranks,
+                                           int64_t num_all, int64_t num_columns, int64_t* rows,
+                                           int64_t* source, int32_t* bag_starts) {
+  if (routes)
+    return resolve_jagged(ids, offsets, batch_size, features,
+                          Rows<true>{first_rows, num_rows, routes, num_ranks}, num_all, num_columns, rows,
+                          source, bag_starts);
+  return resolve_jagged(ids, offsets, batch_size, features,
+                        Rows<false>{first_rows, num_rows, routes, num_ranks}, num_all, num_columns, rows,
+                        source, bag_starts);
 }

@@ -196,7 +196,14 @@ struct RowWiseAdagrad {
     for (int64_t k = 0; d + k < width; ++k) lanes[k] += g[d + k] * g[d + k];
     for (int64_t half = kLanes / 2; half > 0; half /= 2)
       for (int64_t k = 0; k < half; ++k) lanes[k] += lanes[k + half];
-    state[0] += lanes[0] / static_cast<float>(width);
+    step<kDim>(w, state, g, dim, lanes[0] / static_cast<float>(width));
+  }
+  // mean_square: over the whole row, of which g may be some columns.
+  template <int kDim>
+  void step(float* __restrict w, float* __restrict state, const float* __restrict g, int64_t dim,
+            float mean_square) const {
+    const int64_t width = kDim ? kDim : dim;
+    state[0] += mean_square;
     const float rate = lr / (std::sqrt(state[0]) + eps);
     for (int64_t k = 0; k < width; ++k) w[k] = w[k] - rate * g[k];
   }
@@ -244,18 +251,40 @@ struct Ftrl {
 
 // ---- update -------------------------------------------------------------------------------------
 
-// Which random stream rounds each row: tables of the pack end to end, each with its key.
-struct Rounding {
-  const int64_t* first_rows;
-  const int64_t* keys;
-  int64_t num_tables, step;
+// Which ids the rows of a store hold: row first_rows[p] + k of piece p is id first_id + k * id_step of
+// the table with this key, and the store has the table's columns from first_column on.
+struct Piece {
+  int64_t key, first_id, id_step, first_column, num_columns;
+};
 
+// The random stream of each row: a function of the table's key and the id.
+struct Pieces {
+  const int64_t* first_rows;
+  const Piece* pieces;
+  int64_t num_pieces;
+
+  const Piece& of(int64_t row) const { return pieces[place(row)]; }
   uint64_t row_key(int64_t row) const {
-    const int64_t table = std::upper_bound(first_rows, first_rows + num_tables + 1, row) - first_rows - 1;
-    const uint64_t id = static_cast<uint64_t>(row - first_rows[table]);
-    return mix64(static_cast<uint64_t>(keys[table]) ^ mix64(id));
+    const int64_t p = place(row);
+    const uint64_t id = static_cast<uint64_t>(pieces[p].first_id + (row - first_rows[p]) * pieces[p].id_step);
+    return mix64(static_cast<uint64_t>(pieces[p].key) ^ mix64(id));
   }
-  uint64_t key(int64_t row) const { return row_key(row) ^ 0x6A09E667F3BCC908ull; }
+
+ private:
+  int64_t place(int64_t row) const {
+    return std::upper_bound(first_rows, first_rows + num_pieces + 1, row) - first_rows - 1;
+  }
+};
+
+struct Rounding {
+  Pieces pieces;
+  int64_t step;
+
+  uint64_t key(int64_t row) const { return pieces.row_key(row) ^ 0x6A09E667F3BCC908ull; }
+  uint64_t first(int64_t row) const {
+    const Piece& piece = pieces.of(row);
+    return static_cast<uint64_t>(step * piece.num_columns + piece.first_column);
+  }
 };
 
 struct Target {
@@ -263,7 +292,8 @@ struct Target {
   Layout layout;
   const int64_t* slots;
   const int64_t* rows;
-  const float* decay;  // what weight_decay is multiplied with, by distinct row; null: 1
+  const float* decay;         // what weight_decay is multiplied with, by distinct row; null: 1
+  const float* mean_squares;  // of the gradient over all columns, by distinct row; null: these are all
   uint8_t* record(int64_t u) const { return records + slots[u] * layout.stride; }
 };
 
@@ -284,9 +314,16 @@ void update_row(const Optimizer& optimizer, const Target& target, const Rounding
     const float weight_decay = target.decay ? optimizer.weight_decay * target.decay[u] : optimizer.weight_decay;
     for (int64_t d = 0; d < width; ++d) g[d] = g[d] + weight_decay * w[d];
   }
-  optimizer.template apply<kDim>(w, state, step, g, width);
+  if constexpr (std::is_same_v<Optimizer, RowWiseAdagrad>) {
+    if (target.mean_squares)
+      optimizer.template step<kDim>(w, state, g, width, target.mean_squares[u]);
+    else
+      optimizer.template apply<kDim>(w, state, step, g, width);
+  } else {
+    optimizer.template apply<kDim>(w, state, step, g, width);
+  }
   if (half) {
-    const uint64_t key = rounding.key(target.rows[u]), first = static_cast<uint64_t>(rounding.step * width);
+    const uint64_t key = rounding.key(target.rows[u]), first = rounding.first(target.rows[u]);
     for (int64_t d = 0; d < width; ++d) narrow[d] = round_stochastically(w[d], random_bits(key, first + d));
   }
 }
@@ -350,12 +387,12 @@ HOTROWS_API void hotrows_update(uint8_t* records, const int64_t* layout_ints, co
                                 const int64_t* rows, int64_t num_rows, const int32_t* order,
                                 const int32_t* starts, const int32_t* bags, const float* weights,
                                 const float* grad, int kind, const double* hyper, int64_t step,
-                                const int64_t* first_rows, const int64_t* keys, int64_t num_tables,
-                                const float* decay) {
-  Target target{records, {}, slots, rows, decay};
+                                const int64_t* first_rows, const int64_t* pieces, int64_t num_pieces,
+                                const float* decay, const float* mean_squares) {
+  Target target{records, {}, slots, rows, decay, mean_squares};
   std::memcpy(&target.layout, layout_ints, sizeof target.layout);
   const Runs runs{order, starts, bags, weights, grad, num_rows};
-  const Rounding rounding{first_rows, keys, num_tables, step};
+  const Rounding rounding{{first_rows, reinterpret_cast<const Piece*>(pieces), num_pieces}, step};
   switch (kind) {
     case 0: update_any_width<Sgd>(hyper, target, runs, rounding); break;
     case 1: update_any_width<Adagrad>(hyper, target, runs, rounding); break;
@@ -365,26 +402,28 @@ HOTROWS_API void hotrows_update(uint8_t* records, const int64_t* layout_ints, co
   }
 }
 
-// Record n gets the first value of row rows[n]; tables of a pack end to end, each with its key.
+// Record n gets the first value of row rows[n] of a store made of pieces of tables, end to end.
 // kind: 0 constant, 1 uniform, 2 normal.
 HOTROWS_API void hotrows_initialize(uint8_t* records, const int64_t* layout_ints, const int64_t* rows,
-                                    int64_t num_records, const int64_t* first_rows, const int64_t* keys,
-                                    int64_t num_tables, int kind, double scale, const float* state) {
+                                    int64_t num_records, const int64_t* first_rows, const int64_t* pieces,
+                                    int64_t num_pieces, int kind, double scale, const float* state) {
   Layout layout;
   std::memcpy(&layout, layout_ints, sizeof layout);
   constexpr double kTwoPi = 6.283185307179586;
-  const Rounding tables{first_rows, keys, num_tables, 0};
+  const Pieces tables{first_rows, reinterpret_cast<const Piece*>(pieces), num_pieces};
   // Few rows are made beside training, on a thread of their own: a second team would be in its way.
 #pragma omp parallel for schedule(static) if (num_records > 1 << 16)
   for (int64_t k = 0; k < num_records; ++k) {
     uint8_t* record = records + k * layout.stride;
     const uint64_t row = tables.row_key(rows[k]);
+    const int64_t first_column = tables.of(rows[k]).first_column;
     for (int64_t d = 0; d < layout.dim; ++d) {
+      const int64_t c = first_column + d;
       double w = scale;
-      if (kind == 1) w = 2 * scale * unit(random_bits(row, d)) - scale;
+      if (kind == 1) w = 2 * scale * unit(random_bits(row, c)) - scale;
       if (kind == 2)
-        w = scale * std::sqrt(-2 * std::log(1 - unit(random_bits(row, 2 * d)))) *
-            std::cos(kTwoPi * unit(random_bits(row, 2 * d + 1)));
+        w = scale * std::sqrt(-2 * std::log(1 - unit(random_bits(row, 2 * c)))) *
+            std::cos(kTwoPi * unit(random_bits(row, 2 * c + 1)));
       const float weight = static_cast<float>(w);
       if (layout.itemsize == 2)
         reinterpret_cast<uint16_t*>(record)[d] = round_to_nearest(weight);

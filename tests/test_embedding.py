@@ -240,12 +240,11 @@ def test_ids_of_the_wrong_type_or_number_are_refused():
         Batch(("a",), torch.zeros(3, dtype=torch.int64), torch.zeros(2, 0))
 
 
-def test_plans_carry_rank_owner_and_step_on_one_rank():
+def test_plans_carry_size_and_step_on_one_rank():
     engine = Embedding(mixed_tables(SGD()))
     plan = engine.plan(single_batch(8), step=7)
-    assert (plan.rank, plan.step, plan.batch_size) == (0, 7, 8)
+    assert (plan.step, plan.batch_size, plan.share) == (7, 8, 1.0)
     for part in plan.packs:
-        assert part.owner_starts == (0, part.num_rows)
         assert torch.equal(part.slots, part.rows)
 
 

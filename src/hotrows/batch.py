@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -73,3 +74,39 @@ class Batch:
             for name, of in vars(self).items()
         }
         return Batch(**fields)
+
+
+def split(batch: Batch, num_parts: int) -> list[Batch]:
+    """A batch as `num_parts` of consecutive samples, near even: 10 samples in 4 are 2, 3, 2 and 3."""
+    ends = [batch.size * part // num_parts for part in range(num_parts + 1)]
+    return [samples(batch, ends[part], ends[part + 1]) for part in range(num_parts)]
+
+
+def samples(batch: Batch, first: int, end: int) -> Batch:
+    """Samples `first` to `end` - 1 of a batch."""
+    if (first, end) == (0, batch.size):
+        return batch
+    num_features = len(batch.features)
+    if batch.offsets is None:
+        ids, offsets = batch.ids.view(num_features, -1)[:, first:end].reshape(-1), None
+        weights = batch.weights
+        if weights is not None:
+            weights = weights.view(num_features, -1)[:, first:end].reshape(-1)
+    else:
+        lengths = batch.offsets.diff().view(num_features, -1)[:, first:end].reshape(-1)
+        starts = batch.offsets[:-1].view(num_features, -1)[:, first:end].reshape(-1)
+        offsets = functional.pad(lengths.cumsum(0), (1, 0))
+        places = torch.arange(int(offsets[-1])) + (starts - offsets[:-1]).repeat_interleave(lengths)
+        ids = batch.ids[places]
+        weights = None if batch.weights is None else batch.weights[places]
+    return Batch(
+        features=batch.features,
+        ids=ids,
+        dense=batch.dense[first:end],
+        labels=None if batch.labels is None else batch.labels[first:end],
+        offsets=offsets,
+        weights=weights,
+        first_sample=batch.first_sample + first,
+        sample_weights=None if batch.sample_weights is None else batch.sample_weights[first:end],
+        groups=None if batch.groups is None else batch.groups[first:end],
+    )

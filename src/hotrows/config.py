@@ -10,13 +10,15 @@ from typing import Any
 
 from hotrows import optim
 from hotrows.optim import RowOptimizer
-from hotrows.planning import policy
+from hotrows.planning import policy, sharding
 from hotrows.tiers import FILE, Caching
 
 PRECISIONS = ("float32", "bfloat16")
 LINEAR_PATHS = ("auto", "measured", "plain")
 HOT_COLD = ("scheduled", "sequential")
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
+SHARDINGS = ("auto", *sharding.KINDS)
+WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class TrainConfig:
         validation part (`scheduled`), or all cold, then all hot ones of an epoch (`sequential`).
     in_flight: how many batches may move rows at once. lookahead_memory: bytes of ids waiting in the
         look ahead; None: a quarter of fast_memory, 64 MiB at least.
+    micro_batches: in how many parts the model learns from a batch, one update in all; between ranks
+        the rows of the next part travel meanwhile. sharding: where the rows of tables are among ranks:
+        `auto`, `rows`, `tables`, `columns` or `replicated`. wire_dtype: of rows and gradients on their
+        way between ranks. timeout: seconds after which a rank that does not answer is given up.
     linear_paths: `measured` at the start of a run, `plain` PyTorch, or `auto`: measured where a run
         is long enough to gain from it. Paths differ in rounding, so two runs of equal settings have
         equal bits for sure only with `plain`; a resumed run always.
@@ -88,6 +94,10 @@ class TrainConfig:
     in_flight: int = 4
     lookahead_memory: int | None = None
     linear_paths: str = "auto"
+    micro_batches: int = 1
+    sharding: str = "auto"
+    wire_dtype: str = "float32"
+    timeout: float = 300.0
 
     def __post_init__(self) -> None:
         _check_choice("precision", self.precision, PRECISIONS)
@@ -95,7 +105,11 @@ class TrainConfig:
         _check_choice("linear_paths", self.linear_paths, LINEAR_PATHS)
         _check_choice("hot_cold", self.hot_cold, HOT_COLD)
         _check_choice("dense_optimizer", self.dense_optimizer, DENSE_OPTIMIZERS)
-        for name in ("epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every"):
+        _check_choice("sharding", self.sharding, SHARDINGS)
+        _check_choice("wire_dtype", self.wire_dtype, WIRE_DTYPES)
+        for name in (
+            "epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every", "micro_batches"
+        ):  # fmt: skip
             _check_at_least(name, getattr(self, name), 1)
         for name in ("decay_patience", "stop_patience"):
             _check_at_least(name, getattr(self, name), 1)
@@ -107,7 +121,7 @@ class TrainConfig:
             raise ValueError(
                 f"store={self.store!r} needs fast_memory: how many bytes of rows memory may hold"
             )
-        for name in ("dense_lr", "clip_norm", "decay_factor"):
+        for name in ("dense_lr", "clip_norm", "decay_factor", "timeout"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name} must be above 0, not {value}")

@@ -25,16 +25,20 @@ from torch import Tensor
 
 from hotrows import ops, optim
 from hotrows.batch import Batch
-from hotrows.optim import Adagrad, RowOptimizer
+from hotrows.optim import Adagrad, RowOptimizer, RowWiseAdagrad
+from hotrows.piece import Shard
 from hotrows.plan import PackPlan, Plan
 from hotrows.planning import packing
 from hotrows.planning.packing import Pack
 from hotrows.planning.planner import Planner
-from hotrows.record import RecordLayout, layout_of, views
+from hotrows.planning.sharding import KINDS, Placement, uniform
+from hotrows.ranks import OneRank, Ranks
+from hotrows.record import RecordLayout, views
 from hotrows.schema import Cross, Schema, Table
 from hotrows.storage.cache import CHUNK_ROWS, Cache, chunks
 from hotrows.storage.store import FirstValues, MemoryStore
 from hotrows.tiers import Caching, Tiers
+from hotrows.traffic import Note, Traffic
 from hotrows.vectors import Vectors
 
 _LEAST_CHUNK = 256  # rows
@@ -57,6 +61,12 @@ class Embedding:
     crosses: features made of the ids of others, which tables read like any.
     caching: behind a cache; None: every row is in memory. read_only: a file store is not opened for
         training: `tiers.view` says what is read.
+    ranks: the processes that train together (`hotrows.exchange`); None: this one alone. Each holds a
+        shard of the tables and reads its own samples of every batch; `plan`, `lookup` and `update`
+        are then collective, called by all ranks in the same order.
+    sharding: where the rows of each table are: `rows`, `tables`, `columns` or `replicated` for all, or a
+        `Placement` by table. num_slices: in how many parts the model learns from a batch.
+    wire_dtype: of rows and gradients between ranks: `float32`, `bfloat16` or `float16`.
     """
 
     def __init__(
@@ -70,23 +80,36 @@ class Embedding:
         crosses: Sequence[Cross] = (),
         caching: Caching | None = None,
         read_only: bool = False,
+        ranks: Ranks | None = None,
+        sharding: str | Mapping[str, Placement] = "rows",
+        num_slices: int = 1,
+        wire_dtype: str = "float32",
     ) -> None:
         default = optimizer or Adagrad()
         self.tables = tuple(
             dataclasses.replace(table, optimizer=table.optimizer or default) for table in tables
         )
-        self.packs = packing.pack_tables(self.tables, sequences)
-        self.groups = packing.group_packs(self.packs)
+        self.ranks = ranks or OneRank()
+        rank, num_ranks = self.ranks.rank, self.ranks.num_ranks
+        placements = _placements(sharding, self.tables, num_ranks)
+        self.packs = packing.pack_tables(self.tables, sequences, placements)
+        self.groups = packing.group_packs(self.packs, rank, num_ranks)
+        self.shards = tuple(pack.shard(rank, num_ranks) for pack in self.packs)
         self.seed = seed
-        self._planner = Planner(self.packs, pooling, crosses)
-        self._first = tuple(_first_values(pack, seed) for pack in self.packs)
+        channel = self.ranks.channel("planning")
+        self._planner = Planner(self.packs, pooling, crosses, channel, num_slices)
+        self._traffic: Traffic | None = None
+        self._wire = _wire(wire_dtype)
+        self._widths = tuple(_widths(pack, num_ranks) for pack in self.packs)
+        self.note: Note | None = None
+        self._first = tuple(_first_values(shard, seed) for shard in self.shards)
         in_memory = caching is None or caching.path is None
         self.stores = tuple(map(MemoryStore, self._first)) if in_memory else ()
         self._decay: dict[int, Tensor] = {}  # by pack: what the weight decay of each row is times
         self.tiers: Tiers | None = None
         if caching is not None:
             self.tiers = Tiers(
-                caching, self.packs, self.groups, self._first, self.stores, seed, read_only
+                caching, self.shards, self.groups, self._first, self.stores, seed, read_only
             )
 
     @classmethod
@@ -125,49 +148,105 @@ class Embedding:
                 absent = [table.name for table in pack.tables if table.name not in counts]
                 if absent:
                     raise ValueError(f"decay_by_count: there are no counts of table {absent[0]!r}")
-                of_pack = torch.cat([counts[table.name] for table in pack.tables])
+                pieces = self.shards[p].pieces
+                of_pack = torch.cat(
+                    [counts[pack.tables[piece.table].name][_slice(piece.ids)] for piece in pieces]
+                )
                 self._decay[p] = 1 / of_pack.clamp(min=1).float()
 
     # ---- planning
 
-    def plan(self, batch: Batch, step: int = 0) -> Plan:
-        """All that the batch's ids decide. step: how many updates will have been made before it."""
-        return self._planner.plan(batch, step)
+    def plan(self, batch: Batch, step: int = 0, wishes: int = 0) -> Plan:
+        """All that the batch's ids decide. step: how many updates will have been made before it.
+
+        Between ranks: collective; each brings its own samples of the batch. wishes: see
+        `planning.routing`.
+        """
+        return self._planner.plan(batch, step, wishes)
 
     def rows(self, batch: Batch) -> list[Tensor]:
         """The rows that a batch reads, [N] with repeats, for each group: what `tiers` is fed."""
         return self._planner.rows(batch)
 
+    def rows_of(self, plan: Plan) -> list[Tensor]:
+        """The distinct rows that a plan reads, for each group: the same, of several ranks."""
+        return self._planner.rows_of(plan)
+
+    @property
+    def routes(self) -> bool:
+        """Whether rows travel: between ranks, or slice by slice."""
+        return self._planner.routes
+
+    @property
+    def planning(self) -> Ranks:
+        """The channel on which ranks plan."""
+        return self._planner.ranks
+
     # ---- training
 
-    def lookup(self, plan: Plan) -> Vectors:
-        """The vectors of the plan's batch; leaves require grad where autograd is on."""
-        leaves = [self._lookup(p, plan) for p in range(len(self.packs))]
+    def lookup(self, plan: Plan, part: int = 0) -> Vectors:
+        """The vectors of the plan's batch; leaves require grad where autograd is on.
+
+        part: which of the plan's slices, where it has several; they are looked up in turn.
+        """
         grad = torch.is_grad_enabled()
-        return Vectors(self.packs, plan, tuple(leaf.requires_grad_(grad) for leaf in leaves))
+        if not plan.slices:
+            leaves = [self._lookup(p, plan) for p in range(len(self.packs))]
+            return Vectors(self.packs, plan, tuple(leaf.requires_grad_(grad) for leaf in leaves))
+        if self._traffic is None or self._traffic.plan is not plan:
+            self._traffic = Traffic(
+                plan, self._widths, lambda p: self._lookup(p, plan), self.ranks, self._wire, self.note
+            )
+        found = self._traffic.rows(part)
+        own = plan.slices[part]
+        leaves = [_pooled(rows, of) for rows, of in zip(found, own.packs, strict=True)]
+        return Vectors(self.packs, own, tuple(leaf.requires_grad_(grad) for leaf in leaves))
+
+    def give_back(self, plan: Plan, part: int, vectors: Vectors) -> None:
+        """Sends the gradients of a slice's vectors to where its rows are, slice after slice.
+
+        `update` does it for the last one, and for a plan of one slice.
+        """
+        assert self._traffic is not None and self._traffic.plan is plan, "look it up first"
+        self._traffic.give_back(part, [
+            _per_row(leaf, of) for leaf, of in zip(vectors.leaves, plan.slices[part].packs, strict=True)
+        ])  # fmt: skip
 
     def update(self, plan: Plan, vectors: Vectors, lr_scale: float = 1.0) -> None:
         """Sums the leaves' gradients per row and applies each pack's row optimizer, in place.
 
         lr_scale: what a schedule multiplies every learning rate with. A leaf without a gradient
-        (the loss did not use it) leaves its pack as it was.
+        (the loss did not use it) leaves its pack as it was; between ranks it counts as zeros.
         """
+        grads = self._gradients(plan, vectors)
+        squares = {p: self._mean_squares(p, plan, grads[p]) for p in range(len(self.packs))}
         for g, group in enumerate(self.groups):
-            grads = {p: vectors.leaves[p].grad for p in group.packs}
-            if all(grad is None for grad in grads.values()):
+            if all(grads[p] is None for p in group.packs):
                 continue
             if self._is_resident(plan, g):
                 for p in group.packs:
                     part = plan.packs[p]
-                    self._update(p, self._records(p), part, part.slots, plan, grads[p], lr_scale)
+                    self._update(
+                        p, self._records(p), part, part.slots, plan, grads[p], lr_scale, squares[p]
+                    )
                 if self.tiers:
                     self.tiers.caches[g].changed(plan.packs[group.packs[0]].slots)
             else:
-                self._update_through(g, plan, grads, lr_scale)
+                self._update_through(g, plan, grads, lr_scale, squares)
+
+    def _gradients(self, plan: Plan, vectors: Vectors) -> list[Tensor | None]:
+        """By pack, the gradients of what its plan looked up."""
+        if not plan.slices:
+            return [leaf.grad for leaf in vectors.leaves]
+        assert self._traffic is not None and self._traffic.plan is plan, "look it up first"
+        if not self._traffic.all_given_back:
+            self.give_back(plan, len(plan.slices) - 1, vectors)
+        traffic, self._traffic = self._traffic, None
+        return [traffic.gradients(p) for p in range(len(self.packs))]
 
     def _update(
         self, p: int, records: Tensor, part: PackPlan, slots: Tensor, plan: Plan,
-        grad: Tensor | None, lr_scale: float,
+        grad: Tensor | None, lr_scale: float, squares: Tensor | None,
     ) -> None:  # fmt: skip
         if grad is None:
             return
@@ -181,8 +260,26 @@ class Embedding:
             records, first.layout.as_ints(), slots, part.rows, part.order, part.starts, part.bags,
             part.weights, grad, optimizer.kind,
             optim.hyper_parameters(optimizer, plan.step, lr_scale), plan.step, first.first_rows,
-            first.keys, decay,
+            first.pieces, decay, squares,
         )  # fmt: skip
+
+    def _mean_squares(self, p: int, plan: Plan, grad: Tensor | None) -> Tensor | None:
+        """[U]: of each row's gradient over all columns, where this rank has some of them and the
+        optimizer wants to know; else None."""
+        optimizer, whole = self.packs[p].tables[0].optimizer, self.packs[p].dim
+        if not isinstance(optimizer, RowWiseAdagrad) or self.shards[p].dim == whole:
+            return None
+        assert grad is not None, "between ranks there is always a gradient"
+        part = plan.packs[p]
+        sums = ops.sum_gradients(grad, part.order, part.starts, part.bags, part.weights)
+        if optimizer.weight_decay:
+            decay = self._decay[p][part.rows][:, None] if p in self._decay else 1.0
+            each = torch.arange(part.num_rows).int()
+            only = dataclasses.replace(part, inverse=each, bag_starts=None, weights=None)
+            packs = [only if q == p else of for q, of in enumerate(plan.packs)]
+            weights = self._lookup(p, dataclasses.replace(plan, packs=tuple(packs)))
+            sums += optimizer.weight_decay * decay * weights
+        return self.ranks.all_reduce((sums * sums).sum(1)).wait() / whole
 
     def _is_resident(self, plan: Plan, g: int) -> bool:
         """Whether every row of the plan's batch has a slot in group g."""
@@ -231,8 +328,9 @@ class Embedding:
         return self.tiers.caches[g].read(rows).split(list(self.groups[g].strides), 1)[i]
 
     def _update_through(
-        self, g: int, plan: Plan, grads: Mapping[int, Tensor | None], lr_scale: float
-    ) -> None:
+        self, g: int, plan: Plan, grads: Sequence[Tensor | None], lr_scale: float,
+        squares: Mapping[int, Tensor | None],
+    ) -> None:  # fmt: skip
         """Reads rows, updates them and writes them back, chunk by chunk: each row as ever."""
         assert self.tiers is not None
         group, cache = self.groups[g], self.tiers.caches[g]
@@ -243,13 +341,18 @@ class Embedding:
             starts = whole.starts[begin : end + 1]
             for p, own in zip(group.packs, records.split(list(group.strides), 1), strict=True):
                 part = dataclasses.replace(plan.packs[p], rows=rows, starts=starts)
-                self._update(p, own, part, slots, plan, grads[p], lr_scale)
+                whole_row = squares[p]
+                of_rows = None if whole_row is None else whole_row[begin:end]
+                self._update(p, own, part, slots, plan, grads[p], lr_scale, of_rows)
             cache.write(rows, records)
 
     # ---- all rows
 
     def weights(self, table: str) -> Tensor:
-        """[rows, dim] as stored: the weights of a table: a view of its records, behind a cache a copy."""
+        """[rows, dim] as stored: the weights of a table: a view of its records, behind a cache a copy.
+
+        Of the whole table; between ranks see `shards` and `stores`.
+        """
         if self.tiers:
             return torch.cat(list(self.weight_chunks(table)))
         p, first, end = self._rows_of(table)
@@ -265,8 +368,16 @@ class Embedding:
             else:
                 yield self.stores[p].views.weights[first + begin : first + stop]
 
+    def present_weights(self, p: int) -> Tensor:
+        """[rows, d] float32: the weights of all rows that this rank holds of a pack; the pipeline
+        rests."""
+        if self.tiers:
+            return self._weights(p, torch.arange(self.shards[p].rows))
+        return self.stores[p].views.weights.float()
+
     def _rows_of(self, table: str) -> tuple[int, int, int]:
         """The pack of a table, its first row there, and the row after its last."""
+        assert self.ranks.num_ranks == 1, "a rank has only its share of a table"
         for p, pack in enumerate(self.packs):
             for t, found in enumerate(pack.tables):
                 if found.name == table:
@@ -290,16 +401,64 @@ class Embedding:
             self.tiers.close()
 
 
-def _first_values(pack: Pack, seed: int) -> FirstValues:
-    first = pack.tables[0]
+def _first_values(shard: Shard, seed: int) -> FirstValues:
+    first = shard.tables[0]
     assert first.optimizer is not None
+    layout = packing.layout_in(shard)
+    pieces = [
+        [_table_key(seed, shard.tables[of.table].name), of.first_id, of.id_step, shard.columns[0],
+         first.dim]
+        for of in shard.pieces
+    ]  # fmt: skip
     return FirstValues(
-        layout=layout_of(first),
-        first_rows=torch.tensor(pack.first_rows),
-        keys=torch.tensor([_table_key(seed, table.name) for table in pack.tables]),
+        layout=layout,
+        first_rows=torch.tensor([*(of.first_row for of in shard.pieces), shard.rows]),
+        pieces=torch.tensor(pieces, dtype=torch.int64).view(-1, 5),
         initializer=first.initializer,
-        state=tuple(optim.initial_state(first.optimizer, first.dim)),
+        state=tuple(optim.initial_state(first.optimizer, shard.dim)),
     )
+
+
+def _placements(
+    sharding: str | Mapping[str, Placement], tables: Sequence[Table], num_ranks: int
+) -> Mapping[str, Placement] | None:
+    """Where the rows of each table are, by name; None on one rank: here."""
+    if num_ranks == 1:
+        return None
+    if not isinstance(sharding, str):
+        return sharding
+    if sharding not in KINDS:
+        raise ValueError(f"sharding must be one of {', '.join(KINDS)}, not {sharding!r}")
+    return uniform(sharding, tables, num_ranks)
+
+
+def _widths(pack: Pack, num_ranks: int) -> list[int]:
+    """How many columns of a pack's rows each rank holds."""
+    return [pack.shard(rank, num_ranks).dim for rank in range(num_ranks)]
+
+
+def _wire(dtype: str) -> torch.dtype | None:
+    kinds = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    if dtype not in kinds:
+        raise ValueError(f"wire_dtype must be one of {', '.join(kinds)}, not {dtype!r}")
+    return kinds[dtype]
+
+
+def _pooled(rows: Tensor, part: PackPlan) -> Tensor:
+    """[M, D]: the bags of a slice, from its rows [A, D] in order."""
+    records = rows.contiguous().view(torch.uint8)
+    layout, each = RecordLayout(rows.shape[1]).as_ints(), torch.arange(len(rows))
+    return ops.pool(records, layout, each, part.inverse, part.bag_starts, part.weights)
+
+
+def _per_row(leaf: Tensor, part: PackPlan) -> Tensor:
+    """[A, D]: the gradients of a slice's rows, in order."""
+    grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
+    return ops.sum_gradients(grad, part.order, part.starts, part.bags, part.weights)
+
+
+def _slice(ids: range) -> slice:
+    return slice(ids.start, ids.stop, ids.step)
 
 
 def _decays_by_count(pack: Pack) -> bool:

@@ -23,7 +23,6 @@ class PackPlan:
 
     rows: [U] int64, the distinct rows of the pack that the batch reads, ascending.
     slots: [U] int64, the place of each of them in fast memory.
-    owner_starts: P + 1 ints; rank p owns rows[owner_starts[p] : owner_starts[p + 1]].
     inverse: [N] int32, rows[inverse[n]] is the row of id n.
     order: [N] int32, starts: [U + 1] int32, the runs of equal rows.
     bag_starts: [M + 1] int32, the ids of each bag; None: one id per bag, N = M.
@@ -34,7 +33,6 @@ class PackPlan:
 
     rows: Tensor
     slots: Tensor
-    owner_starts: tuple[int, ...]
     inverse: Tensor
     order: Tensor
     starts: Tensor
@@ -68,19 +66,60 @@ class Moves:
 
 
 @dataclass(frozen=True)
+class Answers:
+    """How the rows of a group of packs travel between ranks, slice by slice.
+
+    A rank looks up its rows once and sends each rank what it asked for; gradients take the same way
+    back. The plan's own `inverse`, `order` and `starts` speak of these places:
+
+        place  0 .. num_shared - 1     the rows that every rank holds and some rank's samples read
+               num_shared ..           answers: of slice 0 to rank 0, to rank 1, .., of slice 1 ..
+
+    shared: per slice, [A'] int64: the places of the shared rows that its samples read here.
+    asked: per slice, how many rows each rank is asked for, P ints.
+    given: per slice, how many answers each rank is given, P ints.
+    travels: per slice, whether any rank asks another for anything.
+    by_columns: every rank holds some columns of all rows: each asks all others for the same rows.
+    """
+
+    num_shared: int
+    shared: tuple[Tensor, ...]
+    asked: tuple[tuple[int, ...], ...]
+    given: tuple[tuple[int, ...], ...]
+    travels: tuple[bool, ...]
+    by_columns: bool = False
+
+
+@dataclass(frozen=True)
 class Plan:
     """The plan of one batch on one rank.
 
     packs: one PackPlan per pack, in the order of the packing.
-    step: the number of the update this batch will make, from 0; batch_size: B; rank: who trains it.
+    step: the number of the update this batch will make, from 0; batch_size: B, of this rank.
     moves: one per group of packs that read the same rows; None: every row is resident.
     waits_for: the number of the batch, in the order of planning, that must have left the pipeline
         before a row of this one moves; -1: none.
+
+    Between ranks, and where a batch is learned from in slices, `packs` speak of the rows in this
+    rank's store that any rank's samples read, and there are:
+    slices: plans of consecutive samples of the batch, whose rows are, in order, the answers of all
+        ranks; answers: per pack, how these come about.
+    global_size: samples of the batch on all ranks; 0: as many as here.
+    wishes: what some rank asked for when this batch was planned; see `planning.routing`.
     """
 
     packs: tuple[PackPlan, ...]
     step: int
     batch_size: int
-    rank: int = 0
     moves: tuple[Moves, ...] | None = None
     waits_for: int = -1
+    slices: tuple[Plan, ...] = ()
+    answers: tuple[Answers, ...] = ()
+    global_size: int = 0
+    wishes: int = 0
+
+    @property
+    def share(self) -> float:
+        """This rank's part of all samples: what its mean loss is multiplied with, so that gradients
+        summed over ranks are those of the mean over all samples."""
+        return self.batch_size / self.global_size if self.global_size else 1.0

@@ -10,24 +10,30 @@ no random number.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from hotrows import models, nn
-from hotrows.batch import Batch
+from hotrows.batch import Batch, split
 from hotrows.config import TrainConfig
 from hotrows.data import Loader, Part
+from hotrows.data.order import Share
 from hotrows.embedding import Embedding
 from hotrows.metrics import Metrics, mean_of, measure
 from hotrows.pipeline.stream import ahead
+from hotrows.plan import Plan
+from hotrows.ranks import OneRank, Ranks
 from hotrows.schema import Schema, Table, vocabulary_of
 
 EVALUATION_BATCH = 8192
+_BUILDING = threading.Lock()
 _WORTH_MEASURING = 3e11  # multiply-adds forward: some ten seconds of training on two cores
 
 
@@ -36,7 +42,8 @@ class Predictor:
 
     model: the dense part, an `nn.Module`; embedding: the tables. Both begin as the seed says, and
     the caller's random state stays as it is. read_only: tables in a file are not opened for training.
-    hot_ids: by vocabulary, what the policy `hot` keeps in fast memory.
+    hot_ids: by vocabulary, what the policy `hot` keeps in fast memory. ranks: those that have the
+    tables together; they predict and evaluate together.
     """
 
     def __init__(
@@ -46,10 +53,13 @@ class Predictor:
         *,
         read_only: bool = False,
         hot_ids: Mapping[str, Tensor] | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config = config
         self.schema = schema
-        with torch.random.fork_rng(devices=[]):
+        self.ranks = ranks or OneRank()
+        # The random state is the process's: models that threads build come one after the other.
+        with _BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self.model = models.build(config.model, schema, **config.model_options)
             self.random_state = torch.get_rng_state()
@@ -68,7 +78,12 @@ class Predictor:
             seed=config.seed,
             caching=caching,
             read_only=read_only,
+            ranks=self.ranks,
+            sharding="rows" if config.sharding == "auto" else config.sharding,
+            num_slices=config.micro_batches,
+            wire_dtype=config.wire_dtype,
         )
+        nn.share_statistics(self.model, self.ranks)
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -87,7 +102,8 @@ class Predictor:
         if self._measures(num_samples):
             for precision in sorted({self.config.precision, "float32"}):
                 dtype = getattr(torch, precision)
-                choices |= nn.choose_linear_paths(self.model, self.config.batch_size, dtype)
+                per_step = -(-self.config.batch_size // self.ranks.num_ranks // self.config.micro_batches)
+                choices |= nn.choose_linear_paths(self.model, per_step, dtype)
         nn.use_linear_paths(self.model, choices)
         return choices
 
@@ -105,10 +121,17 @@ class Predictor:
             with closing(planned):  # type: ignore[type-var]
                 for batch, plan in planned:
                     with torch.no_grad():
-                        vectors = self.embedding.lookup(plan)
-                        yield batch, models.logits_and_loss(self.model(vectors, batch.dense))[0]
+                        yield batch, self._logits(batch, plan)
         finally:
             self.model.train(training)
+
+    def _logits(self, batch: Batch, plan: Plan) -> Tensor:
+        parts = split(batch, max(len(plan.slices), 1))
+        found = []
+        for number, part in enumerate(parts):
+            vectors = self.embedding.lookup(plan, number)
+            found.append(models.logits_and_loss(self.model(vectors, part.dense))[0])
+        return torch.cat(found) if len(found) > 1 else found[0]
 
     def predict(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
         """The probabilities of each batch, [B] or [B, T] float32, in order."""
@@ -145,13 +168,13 @@ class Predictor:
         """Metrics over a whole part of the data; progress: called with samples done and in all."""
         if not part.rows:
             raise ValueError("this part of the data has no rows: prepare it with another split")
-        loader = Loader(part, EVALUATION_BATCH, shuffle=False)
-        found: list[tuple[Tensor, Targets, Tensor | None]] = []
-        done = 0
-        for batch, logits in self.logits(loader.batches(0)):
+        rank, num_ranks = self.ranks.rank, self.ranks.num_ranks
+        loader = Loader(part, EVALUATION_BATCH, shuffle=False, rank=rank, num_ranks=num_ranks)
+        found: list[_Evaluated] = []
+        for number, (batch, logits) in enumerate(self.logits(loader.batches(0)), 1):
             found.append((logits, self.targets(batch), batch.groups))
-            done += batch.size
-            progress(done, part.rows)
+            progress(min(number * EVALUATION_BATCH, part.rows), part.rows)
+        found = [_of_all_ranks(found, part.rows, self.ranks)]
         if isinstance(self.tasks, int | None):
             return _measured(found, self.labels[0])
         each = {name: _measured(_column(found, t), name) for t, name in enumerate(self.labels)}
@@ -217,7 +240,8 @@ def _task_weights(given: Mapping[str, float], labels: Sequence[str]) -> Tensor |
     return torch.tensor([given.get(name, 1.0) for name in labels]) if given else None
 
 
-_Found = Sequence[tuple[Tensor, Targets, Tensor | None]]
+_Evaluated = tuple[Tensor, Targets, Tensor | None]  # logits, targets and groups of some samples
+_Found = Sequence[_Evaluated]
 
 
 def _column(found: _Found, t: int) -> _Found:
@@ -240,6 +264,35 @@ def _measured(found: _Found, label: str) -> Metrics:
         logits, labels, weights = logits[kept], labels[kept], weights[kept]
         groups = None if groups is None else groups[kept]
     return measure(logits, labels, weights, groups)
+
+
+def _of_all_ranks(found: _Found, num_samples: int, ranks: Ranks) -> _Evaluated:
+    """What all ranks have found, in the order of the part, so that sums have one order."""
+    logits = torch.cat([of for of, _, _ in found])
+    labels = torch.cat([of.labels for _, of, _ in found])
+    weights = _joined([of.weights for _, of, _ in found])
+    groups = _joined([of for _, _, of in found])
+    if ranks.num_ranks > 1:
+        shares = [
+            Share(num_samples, EVALUATION_BATCH, rank, ranks.num_ranks).among(0, num_samples)
+            for rank in range(ranks.num_ranks)
+        ]
+        order = torch.from_numpy(np.argsort(np.concatenate(shares), kind="stable"))
+        sizes = [len(of) for of in shares]
+        together = [
+            None if of is None else _gathered(of, sizes, ranks)[order]
+            for of in (logits, labels, weights, groups)
+        ]
+        logits, labels, weights, groups = together  # type: ignore[assignment]
+    return logits, Targets(labels, weights), groups
+
+
+def _gathered(values: Tensor, sizes: Sequence[int], ranks: Ranks) -> Tensor:
+    """The values of rank 0, of rank 1, ..: sizes[p] of rank p."""
+    padded = values.new_zeros(max(sizes), *values.shape[1:])
+    padded[: len(values)] = values
+    of_ranks = ranks.all_gather(padded).wait()
+    return torch.cat([of[:size] for of, size in zip(of_ranks, sizes, strict=True)])
 
 
 def _joined(pieces: Sequence[Tensor | None]) -> Tensor | None:

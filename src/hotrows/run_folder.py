@@ -7,6 +7,7 @@
     environment.json   versions, processor, cores, native core, commit
     choices.json       choices made by measurement; resume, evaluation and prediction read them
     metrics.jsonl      a line per interval of training and per evaluation
+    ranks/             the same as seen by each other rank, where several train together
     events.out.tfevents.*   the same for TensorBoard, where it is installed
     checkpoints.json, checkpoints/      see `hotrows.checkpoint`
     report.png         loss, AUC and throughput; result.json: how it ended
@@ -36,8 +37,8 @@ log = logging.getLogger("hotrows")
 METRICS = "metrics.jsonl"
 _ENCODERS = "encoders"
 
-# Fields that may change when a run goes on: they say how long it lasts and how it is driven, and
-# decide no bit of the steps before.
+# Fields that may change when a run goes on: they say how long it lasts, how it is driven and by how
+# many, and decide no bit of the steps before.
 _FREE = (
     "epochs",
     "steps",
@@ -47,6 +48,10 @@ _FREE = (
     "policy",
     "in_flight",
     "lookahead_memory",
+    "micro_batches",
+    "sharding",
+    "wire_dtype",
+    "timeout",
 )
 
 
@@ -184,9 +189,9 @@ def next_folder(parent: Path, model: str) -> Path:
     return parent / f"{model}-{number}"
 
 
-def read_metrics(run: Path) -> list[dict[str, Any]]:
+def read_metrics(run: Path, file: str = METRICS) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl; one that a crash cut off is left out."""
-    path = run / METRICS
+    path = run / file
     records = []
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
@@ -199,16 +204,20 @@ def read_metrics(run: Path) -> list[dict[str, Any]]:
 class MetricsLog:
     """Appends to metrics.jsonl, and to TensorBoard's events where it is installed."""
 
-    def __init__(self, run: Path, keep_until: int, evaluated: int) -> None:
-        """Keeps what was written up to step `keep_until` and evaluations up to `evaluated`."""
+    def __init__(self, run: Path, keep_until: int, evaluated: int, file: str = METRICS) -> None:
+        """Keeps what was written up to step `keep_until` and evaluations up to `evaluated`.
+
+        file: another one than the run's, of one rank alone: no events are written beside it.
+        """
         limits = {"train": keep_until, "evaluation": evaluated}
-        kept = [r for r in read_metrics(run) if r["step"] <= limits[r["kind"]]]
-        path = run / METRICS
+        kept = [r for r in read_metrics(run, file) if r["step"] <= limits[r["kind"]]]
+        path = run / file
+        path.parent.mkdir(exist_ok=True)
         part = path.with_name(path.name + ".part")
         part.write_text("".join(json.dumps(record) + "\n" for record in kept))
         os.replace(part, path)
         self._file = open(path, "a", buffering=1)  # noqa: SIM115
-        self._events = _open_events(run, keep_until)
+        self._events = _open_events(run, keep_until) if file == METRICS else None
 
     def write(self, kind: str, step: int, fields: dict[str, Any]) -> None:
         """kind: `train` or `evaluation`."""

@@ -16,13 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import tee
 
-from hotrows.batch import Batch
+import torch
+from torch import Tensor
+
+from hotrows.batch import Batch, samples
 from hotrows.embedding import Embedding
 from hotrows.pipeline.runner import TRAIN, NoMore, Overlapped, Serial
 from hotrows.pipeline.schedule import Stage, Work
+from hotrows.plan import Plan
+from hotrows.planning.routing import NO_MORE
 from hotrows.tiers import Tiers
 
 Numbered = tuple[int, Batch]  # the step that it will make, and the batch
+Wishes = Callable[[], int]  # what this rank asks of all, when a batch is planned
 
 
 def training_stages(
@@ -30,6 +36,7 @@ def training_stages(
     batches: Iterable[Numbered],
     future: Iterable[Batch] | None = None,
     link: Callable[[int], None] | None = None,
+    wishes: Wishes = lambda: 0,
 ) -> list[Stage]:
     """The stages of training on `batches`.
 
@@ -37,9 +44,9 @@ def training_stages(
     it out, and those looked at wait in memory. link: called with the bytes of each transfer.
     """
     if embedding.tiers is None:
-        plain = _PlainPlan(embedding, batches)
+        plain = _PlainPlan(embedding, batches, wishes)
         return [Stage("plan", "plan", run=plain), Stage(TRAIN, TRAIN)]
-    plan = _Plan(embedding, embedding.tiers, batches, future)
+    plan = _Plan(embedding, embedding.tiers, batches, future, wishes)
     caches = embedding.tiers.caches
 
     def collect(work: Work) -> None:
@@ -76,30 +83,35 @@ def start(
     plan_depth: int = 2,
     trace: bool = False,
     link: Callable[[int], None] | None = None,
+    wishes: Wishes = lambda: 0,
 ) -> Serial | Overlapped:
     """A runner that hands out the batches, planned and their rows in place, ready to be trained.
 
     plan_depth: batches planned beyond those that move rows; 0: everything in turn, on one thread.
+    wishes: see `planning.routing`; their sum over ranks comes with every plan.
+
+    Between ranks, each brings batches of its own, as many as it has: one that has no more goes on
+    with empty ones until none has, so that all end together.
     """
-    stages = training_stages(embedding, batches, future, link)
+    stages = training_stages(embedding, batches, future, link, wishes)
     first = embedding.tiers.num_planned if embedding.tiers else 0
     if plan_depth == 0:
         return Serial(stages, first, trace)
-    return Overlapped(stages, first, trace, plan_depth)
+    if embedding.ranks.num_ranks == 1:
+        return Overlapped(stages, first, trace, plan_depth)
+    if embedding.tiers:
+        plan_depth += embedding.tiers.caching.in_flight
+    return Overlapped(stages, first, trace, plan_depth, lockstep=True)
 
 
 class _PlainPlan:
     """Plans where every row is resident."""
 
-    def __init__(self, embedding: Embedding, batches: Iterable[Numbered]) -> None:
-        self._embedding = embedding
-        self._batches = iter(batches)
+    def __init__(self, embedding: Embedding, batches: Iterable[Numbered], wishes: Wishes) -> None:
+        self._coming = _Coming(embedding, batches, wishes)
 
     def __call__(self, work: Work) -> None:
-        step, work.batch = next(self._batches, (0, None))
-        if work.batch is None:
-            raise NoMore
-        work.plan = self._embedding.plan(work.batch, step)
+        work.batch, work.plan = self._coming.next()
 
 
 class _Plan:
@@ -111,26 +123,72 @@ class _Plan:
         tiers: Tiers,
         batches: Iterable[Numbered],
         future: Iterable[Batch] | None,
+        wishes: Wishes,
     ) -> None:
         self._embedding, self._tiers = embedding, tiers
         if future is None:
             batches, again = tee(batches)
             future = (batch for _, batch in again)
-        self._batches: Iterator[Numbered] = iter(batches)
-        self._future = iter(future)
+        self._coming = _Coming(embedding, batches, wishes)
+        self._future = _Coming(embedding, enumerate(future), lambda: 0)
         self._begun = False
 
     def __call__(self, work: Work) -> None:
-        step, work.batch = next(self._batches, (0, None))
-        if work.batch is None:
-            raise NoMore
+        work.batch, plan = self._coming.next()
         # Batches trained before these may have ended: the first feed says that there are more.
-        while self._tiers.wants or not self._begun:
+        while self._any(self._tiers.wants or not self._begun):
             self._begun = True
-            coming = next(self._future, None)
-            if coming is None:
+            try:
+                self._tiers.feed(self._future.rows())
+            except NoMore:
                 self._tiers.feed_end()
-            else:
-                self._tiers.feed(self._embedding.rows(coming))
-        work.plan = self._tiers.take(self._embedding.plan(work.batch, step))
+        work.plan = self._tiers.take(plan)
         work.waits_for = work.plan.waits_for
+
+    def _any(self, wanted: bool) -> bool:
+        """Whether any rank wants to see further: then all look."""
+        ranks = self._embedding.planning
+        if ranks.num_ranks == 1:
+            return wanted
+        return bool(ranks.all_gather(torch.tensor([wanted])).wait().any())
+
+
+class _Coming:
+    """The batches of this rank, planned together with those of all."""
+
+    def __init__(self, embedding: Embedding, batches: Iterable[Numbered], wishes: Wishes) -> None:
+        self._embedding = embedding
+        self._batches: Iterator[Numbered] = iter(batches)
+        self._wishes = wishes
+        self._alone = embedding.ranks.num_ranks == 1
+        self._last: Batch | None = None
+
+    def next(self) -> tuple[Batch, Plan]:
+        """The next batch and its plan; NoMore once no rank has any."""
+        step, batch = next(self._batches, (0, None))
+        if batch is None and self._alone:
+            raise NoMore
+        wishes = self._wishes() | (NO_MORE if batch is None else 0)
+        batch = self._empty() if batch is None else batch
+        self._last = batch
+        plan = self._embedding.plan(batch, step, wishes)
+        if plan.wishes & NO_MORE:
+            raise NoMore
+        return batch, plan
+
+    def rows(self) -> list[Tensor]:
+        """The rows that the next batch reads, for each group of packs."""
+        if self._embedding.routes:
+            return self._embedding.rows_of(self.next()[1])
+        _, batch = next(self._batches, (0, None))
+        if batch is None:
+            raise NoMore
+        return self._embedding.rows(batch)
+
+    def _empty(self) -> Batch:
+        if self._last is None:
+            raise ValueError(
+                f"rank {self._embedding.ranks.rank} has not a single batch, while others may have some: "
+                f"give every rank one at least"
+            )
+        return samples(self._last, 0, 0)

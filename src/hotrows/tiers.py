@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrows.piece import Piece, Shard
 from hotrows.plan import Plan
 from hotrows.planning.budget import divide
-from hotrows.planning.packing import Group, Pack
+from hotrows.planning.packing import Group
 from hotrows.planning.policy import Hot, Lookahead, Policy
 from hotrows.planning.slots import SlotMap
 from hotrows.storage.cache import Cache
@@ -90,7 +91,8 @@ class Moved:
 class Tiers:
     """Caches, slot maps and stores of all groups.
 
-    packs, groups: the packing; first_values: how the rows of each pack begin; seed: theirs.
+    shards: what this rank holds of each pack; groups: of packs; first_values: how the rows of each
+    begin; seed: theirs.
     stores: what holds the packs in host memory; none where they live in files. read_only: files are
     not opened for training: `view` says what is read.
     """
@@ -98,7 +100,7 @@ class Tiers:
     def __init__(
         self,
         caching: Caching,
-        packs: Sequence[Pack],
+        shards: Sequence[Shard],
         groups: Sequence[Group],
         first_values: Sequence[FirstValues],
         stores: Sequence[MemoryStore],
@@ -106,7 +108,7 @@ class Tiers:
         read_only: bool = False,
     ) -> None:
         self.caching, self.groups = caching, tuple(groups)
-        self._packs, self._first_values, self._seed = packs, first_values, seed
+        self._shards, self._first_values, self._seed = shards, first_values, seed
         # Too little fast memory is refused before a store is made.
         num_slots = [1] * len(groups) if read_only else divide(caching.fast_memory, groups)
         self.files: tuple[FileStore, ...] = ()
@@ -207,9 +209,9 @@ class Tiers:
         """The rows of a group that are hot."""
         if self.caching.hot_ids is None:
             return None
-        pack = self._packs[group.packs[0]]
-        of_tables = zip(pack.tables, pack.first_rows, strict=False)
-        return torch.cat([self.caching.hot_ids[table.name] + first for table, first in of_tables])
+        shard, hot_ids = self._shards[group.packs[0]], self.caching.hot_ids
+        rows = [_rows_of(hot_ids[shard.tables[of.table].name], of) for of in shard.pieces]
+        return torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
 
     # ---- the stores; the pipeline rests
 
@@ -277,12 +279,12 @@ class Tiers:
         assert self.caching.path is not None
         group = self.groups[g]
         tables = [
-            {"name": table.name, "rows": table.rows, **self._first_values[p].layout.to_json()}
+            {**_described(piece, self._shards[p]), **self._first_values[p].layout.to_json()}
             for p in group.packs
-            for table in self._packs[p].tables
+            for piece in self._shards[p].pieces
         ]
         meta = {"seed": self._seed, "tables": tables}
-        path = self.caching.path / f"group-{g}"
+        path = self.caching.path / _folder(self._shards[group.packs[0]]) / f"group-{g}"
         return path, group.rows, group.stride, self._fill(group), meta
 
     def _fill(self, group: Group) -> Callable[[Tensor, Tensor], None]:
@@ -293,6 +295,30 @@ class Tiers:
                 self._first_values[p].fill(own, rows)
 
         return fill
+
+
+def _rows_of(ids: Tensor, piece: Piece) -> Tensor:
+    """The rows of those ids that a piece holds."""
+    place = ids - piece.first_id
+    row = place // piece.id_step
+    held = (place >= 0) & (place % piece.id_step == 0) & (row < piece.num_rows)
+    return row[held] + piece.first_row
+
+
+def _described(piece: Piece, shard: Shard) -> dict[str, Any]:
+    """What a file store says of the ids that it holds."""
+    table = shard.tables[piece.table]
+    if shard.is_whole:
+        return {"name": table.name, "rows": table.rows}
+    return {
+        "name": table.name, "rows": piece.num_rows, "first_id": piece.first_id,
+        "id_step": piece.id_step, "columns": list(shard.columns),
+    }  # fmt: skip
+
+
+def _folder(shard: Shard) -> str:
+    """Where a rank's stores are in the folder of all."""
+    return "" if shard.is_whole else f"rank-{shard.rank}-of-{shard.num_ranks}"
 
 
 class _ReadOnly:

@@ -32,17 +32,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotrows import checkpoint, native, nn, report, run_folder, stages
-from hotrows.batch import Batch
+from hotrows.batch import Batch, split
 from hotrows.config import TrainConfig, settle
 from hotrows.data import EncodedData, Loader
 from hotrows.data.description import row_counts
 from hotrows.data.hot_cold import SEQUENTIAL, HotColdLoader, Position, advance, next_block
 from hotrows.data.profile import Profile
+from hotrows.exchange.dense import SharedGradients
 from hotrows.metrics import Metrics
 from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.trace import Event, write_trace
 from hotrows.plan import Plan
+from hotrows.planning.routing import CHECKPOINT, STOP
 from hotrows.predict import Predictor
+from hotrows.ranks import OneRank, Ranks
 from hotrows.run_folder import MetricsLog
 from hotrows.schema import Schema, Table, vocabulary_of
 from hotrows.standing import (
@@ -118,9 +121,10 @@ def train(
     *,
     resume: bool = False,
     progress: Callable[[Progress], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> Result:
     """Trains a model into the folder `run`: `Trainer(...).fit()`."""
-    return Trainer(data, config, run, resume=resume, progress=progress).fit()
+    return Trainer(data, config, run, resume=resume, progress=progress, ranks=ranks).fit()
 
 
 def load_run(run: Path | str, which: str = "best") -> Predictor:
@@ -143,6 +147,9 @@ class Trainer:
     progress: called after every step, and after every batch of an evaluation.
     trace: a file for the times of every stage of the last batches, which Perfetto opens; a picture
         of them goes beside it.
+    ranks: the processes that train together (`hotrows.exchange.processes.start()`), each with this
+        Trainer; None: this one alone. They share the folder of the run and read the same data. The
+        first one writes what is written, and every other a log of its own (`ranks/`).
 
     Asks malloc to keep freed memory, for the whole process: a step frees and takes the same large
     blocks again and again.
@@ -157,8 +164,10 @@ class Trainer:
         resume: bool = False,
         progress: Callable[[Progress], None] | None = None,
         trace: Path | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self.data, self.run = data, Path(run)
+        self.ranks = ranks or OneRank()
         self.config = settle(config, _num_training_samples(data))
         if self.config.fast_memory is not None and self.config.policy == "hot":
             data.hot_and_cold()  # says so where it is not regrouped, before a store is made
@@ -167,32 +176,40 @@ class Trainer:
             run_folder.check_same(self.run, self.config, data)
         else:
             _check_new_store(self.config)
-        self.loader = _loader(data, self.config)
+        self.ranks.barrier()  # all have looked before the first one writes
+        self.loader = _loader(data, self.config, self.ranks)
         self.total_steps = self.config.steps or self.config.epochs * len(self.loader)
-        self.predictor = Predictor(self.config, data.schema, hot_ids=_hot_ids(data))
+        hot_ids = _hot_ids(data)
+        self.predictor = Predictor(self.config, data.schema, hot_ids=hot_ids, ranks=self.ranks)
         self.model, self.embedding = self.predictor.model, self.predictor.embedding
         self.tiers = self.embedding.tiers
         if self.embedding.needs_counts:
             self.embedding.set_counts(_counts(data, self.embedding.tables))
         self.dense_optimizer = _dense_optimizer(self.config, self.model)
+        self._shared = SharedGradients(self.model, self.ranks)
         self.standing = Standing(position=_first_position(data, self.config))
-        self._random_state = self.predictor.random_state
+        self._random_state = self._first_random_state()
         self._saved: Standing | None = None
         self._progress = progress or (lambda _: None)
         self._interval, self._whole = _Interval(), _Interval()
         self._last_interval: dict[str, Any] = {}
         self._trace, self._events = trace, list[Event]()
         self._asked: Callable[[], bool] = lambda: False
+        self._checkpoint_wished = False
         if begun:
             self._read_checkpoint()
         else:
             self._start_from()
-            choices = self.predictor.measure_choices(self.total_steps * self.loader.batch_size)
-            run_folder.begin(self.run, self.config, data, choices)
+            self._begin()
 
     @property
     def stopped_early(self) -> bool:
         return self.standing.step < self.total_steps and stops_early(self.standing, self.config)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes what all have found."""
+        return self.ranks.rank == 0
 
     def evaluate(self, part: str) -> Metrics:
         """Metrics over the whole `train`, `validation` or `test` part; disturbs no training."""
@@ -227,13 +244,34 @@ class Trainer:
                     f"the checkpoint is in {self.run}"
                 ) from None
 
+    def _begin(self) -> None:
+        """Fills the folder of a new run; choices are measured once, for all ranks."""
+        choices = None
+        if self.is_first:
+            choices = self.predictor.measure_choices(self.total_steps * self.loader.batch_size)
+            run_folder.begin(self.run, self.config, self.data, choices)
+        choices = self.ranks.gather_objects(choices)[0]
+        nn.use_linear_paths(self.model, choices)
+
+    def _first_random_state(self) -> Tensor:
+        """Where random numbers begin; on every rank in a place of its own."""
+        if self.is_first:
+            return self.predictor.random_state
+        seed = (self.config.seed + 0x9E3779B97F4A7C15 * self.ranks.rank) & (1 << 63) - 1
+        return torch.Generator().manual_seed(seed).get_state()
+
     def _start(self) -> Runner:
         """A runner of the batches still to train."""
         future = (batch for _, batch in self._batches()) if self.tiers else None
         return stages.start(
             self.embedding, self._batches(), future, plan_depth=self.config.plan_depth,
-            trace=self._trace is not None,
+            trace=self._trace is not None, wishes=self._wishes,
         )  # fmt: skip
+
+    def _wishes(self) -> int:
+        """What this rank asks of all: they do it together, before the batch that is planned now."""
+        wants_checkpoint = self.tiers is not None and self.tiers.wants_checkpoint
+        return STOP * self._asked() | CHECKPOINT * wants_checkpoint
 
     def _train_block(self) -> bool:
         """Trains all there is, of regrouped data the next block; whether that was the end."""
@@ -243,6 +281,9 @@ class Trainer:
             except _Asked:
                 with runner.paused():
                     self._save()
+                raise
+            except BaseException:
+                runner.abandon()
                 raise
             finally:
                 self._events += runner.events
@@ -259,7 +300,7 @@ class Trainer:
                     self._save()
             if self.standing.step >= self.total_steps or stops_early(self.standing, self.config):
                 return True
-            if self._asked():
+            if self._asked() and self.ranks.num_ranks == 1:
                 raise _Asked
             self._timed_step(runner)
             if self._block_has_ended():
@@ -269,15 +310,24 @@ class Trainer:
                 return False
 
     def _step(self, plan: Plan, batch: Batch) -> Tensor:
+        """One update; the loss of this rank's samples, times its share of all."""
         scale = lr_scale(self.standing, self.config)
-        vectors = self.embedding.lookup(plan)
-        with self._autocast():
-            output = self.model(vectors, batch.dense)
-        loss = self.predictor.loss(output, batch)
-        loss.backward()
+        parts = split(batch, max(len(plan.slices), 1))
+        total, last = torch.zeros(()), len(parts) - 1
+        for number, part in enumerate(parts):
+            vectors = self.embedding.lookup(plan, number)
+            with self._autocast():
+                output = self.model(vectors, part.dense)
+            share = plan.slices[number].share if plan.slices else 1.0
+            loss = self.predictor.loss(output, part) * share
+            with self._shared.summing() if number == last else nullcontext():
+                loss.backward()
+            if number < last:
+                self.embedding.give_back(plan, number, vectors)
+            total += loss.detach() if part.size else 0.0
         self.embedding.update(plan, vectors, scale)
         self._dense_step(scale)
-        return loss.detach()
+        return total
 
     def _dense_step(self, scale: float) -> None:
         assert self.config.dense_lr is not None
@@ -296,6 +346,9 @@ class Trainer:
     def _timed_step(self, runner: Runner) -> None:
         begin, before = time.perf_counter(), runner.stalled.copy()
         work = next(runner)
+        if work.plan.wishes & STOP:
+            raise _Asked
+        self._checkpoint_wished |= bool(work.plan.wishes & CHECKPOINT)
         ready = time.perf_counter()
         loss = self._step(work.plan, work.batch)
         end = time.perf_counter()
@@ -355,7 +408,7 @@ class Trainer:
     def _checkpoint_is_due(self) -> bool:
         every = self.config.checkpoint_every
         periodic = every is not None and self.standing.step > 0 and self.standing.step % every == 0
-        return periodic or (self.tiers is not None and self.tiers.wants_checkpoint)
+        return periodic or self._checkpoint_wished
 
     def _validate(self) -> None:
         if not self.data.parts["validation"].rows:
@@ -372,16 +425,19 @@ class Trainer:
         if self._saved == self.standing:
             return
         tensors = _optimizer_tensors(self.dense_optimizer)
-        tensors["random_state"] = torch.get_rng_state()
+        # [P, n]: of every rank
+        tensors["random_state"] = self.ranks.all_gather(torch.get_rng_state()).wait()
         state = checkpoint.State(self.standing.step, self.standing.to_json(), tensors)
         name = checkpoint.save(self.run, self.embedding, self.model, state, self.data.fingerprint)
         before = checkpoint.pointed(self.run)
         is_best = self.standing.best is None or self.standing.best_step == self.standing.step
         best = name if is_best or before is None else before.best
-        pointer = checkpoint.Pointer(last=name, best=best)
-        checkpoint.point(self.run, pointer)
+        self.ranks.barrier()
+        if self.is_first:
+            checkpoint.point(self.run, checkpoint.Pointer(last=name, best=best))
+        self.ranks.barrier()
         self._retain()
-        self._saved = self.standing
+        self._saved, self._checkpoint_wished = self.standing, False
 
     def _retain(self) -> None:
         """File stores keep the checkpoints that this run may go back to."""
@@ -399,7 +455,9 @@ class Trainer:
         folder = checkpoint.folder_of(self.run, "last")
         state = checkpoint.load(folder, self.embedding, self.model, self.data.fingerprint)
         self.standing = self._saved = Standing.from_json(state.fields)
-        self._random_state = state.tensors.pop("random_state")
+        states = state.tensors.pop("random_state")
+        if len(states) == self.ranks.num_ranks:  # else every rank begins anew
+            self._random_state = states[self.ranks.rank]
         _load_optimizer(self.dense_optimizer, state.tensors)
         self._retain()
 
@@ -419,6 +477,7 @@ class Trainer:
             folder = checkpoint.folder_of(self.run, "best")
             fingerprint = self.data.fingerprint
             checkpoint.load(folder, self.embedding, self.model, fingerprint, read_only=True)
+        self._whole.sum_over(self.ranks)
         result = Result(
             run=self.run,
             steps=self.standing.step,
@@ -428,8 +487,9 @@ class Trainer:
             validation=self.standing.best,
             test=self.evaluate("test") if self.data.parts["test"].rows else None,
         )
-        run_folder.write_json(self.run / "result.json", result.to_json())
-        report.draw_run(self.run)
+        if self.is_first:
+            run_folder.write_json(self.run / "result.json", result.to_json())
+            report.draw_run(self.run)
         return result
 
     @property
@@ -442,15 +502,20 @@ class Trainer:
         return min(max(self.total_steps // 200, 1), 100)
 
     def _write_trace(self) -> None:
-        if self._trace is not None:
+        if self._trace is not None and self.is_first:
             write_trace(self._events, self._trace)
             report.draw_timeline(self._events, self._trace.with_suffix(".png"))
 
     def _open_log(self) -> MetricsLog:
-        return MetricsLog(self.run, self.standing.step, self.standing.evaluated_at)
+        at = self.standing.step, self.standing.evaluated_at
+        if self.is_first:
+            return MetricsLog(self.run, *at)
+        return MetricsLog(self.run, *at, file=f"ranks/rank-{self.ranks.rank}.jsonl")
 
     def _write_interval(self) -> None:
         interval, self._interval = self._interval, _Interval()
+        own = interval.samples
+        interval.sum_over(self.ranks)
         loss = interval.mean_loss
         if not math.isfinite(loss):
             raise ValueError(
@@ -468,6 +533,7 @@ class Trainer:
             **self._last_interval,
             "lr": self.config.row_optimizer.lr * scale,
             "dense_lr": self.config.dense_lr * scale,
+            **({"samples_here": own} if self.ranks.num_ranks > 1 else {}),
             "stall_seconds": interval.stalled,
             "seconds": interval.seconds,
             **{f"waited_{stage.replace(' ', '_')}": s for stage, s in interval.waited.items()},
@@ -479,7 +545,7 @@ class Trainer:
         self._progress(Progress("train", step, total, validation=validation, **self._last_interval))
 
     def _evaluation_progress(self, done: int, total: int) -> None:
-        if self._asked():
+        if self._asked() and self.ranks.num_ranks == 1:  # ranks finish it: they stop together
             raise _Asked
         self._show_evaluation(done, total)
 
@@ -525,6 +591,12 @@ class _Interval:
             "waited": self.stalled / self.seconds,
             "waited_for": max(self.waited, key=self.waited.__getitem__, default=None),
         }
+
+    def sum_over(self, ranks: Ranks) -> None:
+        """Makes the loss, the samples and the moves those of all ranks; collective."""
+        mine = [float(self.loss), self.samples, *dataclasses.astuple(self.moves)]
+        loss, samples, *moves = ranks.all_reduce(torch.tensor(mine, dtype=torch.float64)).wait().tolist()
+        self.loss, self.samples, self.moves = loss, int(samples), Moved(*map(int, moves))
 
     @property
     def mean_loss(self) -> float:
@@ -592,14 +664,14 @@ def _num_training_samples(data: EncodedData) -> int:
     return data.parts["train"].rows
 
 
-def _loader(data: EncodedData, config: TrainConfig) -> Loader | HotColdLoader:
+def _loader(data: EncodedData, config: TrainConfig, ranks: Ranks) -> Loader | HotColdLoader:
     assert config.batch_size is not None
+    how: dict[str, Any] = {
+        "shuffle": config.shuffle, "seed": config.seed, "rank": ranks.rank, "num_ranks": ranks.num_ranks
+    }  # fmt: skip
     if data.halves is not None:
-        hot, cold = data.halves
-        shuffle, seed = config.shuffle, config.seed
-        return HotColdLoader(hot, cold, config.batch_size, shuffle=shuffle, seed=seed)
-    part = data.parts["train"]
-    return Loader(part, config.batch_size, shuffle=config.shuffle, seed=config.seed)
+        return HotColdLoader(*data.halves, config.batch_size, **how)
+    return Loader(data.parts["train"], config.batch_size, **how)
 
 
 def _first_position(data: EncodedData, config: TrainConfig) -> Position | None:

@@ -22,7 +22,12 @@ OPTIMIZERS = [
 ]
 DIMS = [1, 3, 8, 16, 17, 64, 130]
 FIRST_ROWS = torch.tensor([0, 20, 60])
-KEYS = torch.tensor([123456789, -987654321])
+KEYS = (123456789, -987654321)
+
+
+def pieces(dim):
+    return torch.tensor([[key, 0, 1, 0, dim] for key in KEYS])
+
 
 needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 
@@ -34,7 +39,7 @@ def layout_of(optimizer, dim, dtype="float32"):
 
 def new_records(layout, state, rows=60):
     records = torch.zeros(rows, layout.stride, dtype=torch.uint8)
-    first_rows, keys = torch.tensor([0, rows]), torch.tensor([42])
+    first_rows, keys = torch.tensor([0, rows]), torch.tensor([[42, 0, 1, 0, layout.dim]])
     of = (torch.arange(rows), first_rows, keys)
     reference.initialize(records, layout.as_ints(), *of, "uniform", 0.1, state)
     return records
@@ -133,7 +138,7 @@ def test_update_equals_the_reference(optimizer, dtype, dim):
         for module, records in ((ops, fast), (reference, slow)):
             module.update(
                 records, layout.as_ints(), rows, rows, order, starts, bag, torch.ones(90),
-                grad, optimizer.kind, hyper_parameters(optimizer, step), step, FIRST_ROWS, KEYS,
+                grad, optimizer.kind, hyper_parameters(optimizer, step), step, FIRST_ROWS, pieces(layout.dim),
                 decay,
             )  # fmt: skip
     fast_parts, slow_parts = (views(records, layout.as_ints()) for records in (fast, slow))
@@ -154,7 +159,7 @@ def test_update_of_nothing_changes_nothing(optimizer):
     rows, _, order, starts = reference.unique(torch.empty(0, dtype=torch.int64))
     ops.update(
         records, layout.as_ints(), rows, rows, order, starts, None, None, torch.empty(0, 3),
-        optimizer.kind, hyper_parameters(optimizer, 0), 0, FIRST_ROWS, KEYS,
+        optimizer.kind, hyper_parameters(optimizer, 0), 0, FIRST_ROWS, pieces(layout.dim),
     )  # fmt: skip
     assert torch.equal(records, before)
 
@@ -170,7 +175,7 @@ def test_any_number_of_threads_gives_the_same_bits(optimizer, threads):
         records = new_records(layout, initial_state(optimizer, 16))
         ops.update(
             records, layout.as_ints(), rows, rows, order, starts, None, None, grad,
-            optimizer.kind, hyper_parameters(optimizer, 0), 0, FIRST_ROWS, KEYS,
+            optimizer.kind, hyper_parameters(optimizer, 0), 0, FIRST_ROWS, pieces(layout.dim),
         )  # fmt: skip
         results.append(records)
     assert all(torch.equal(records, results[0]) for records in results)
@@ -188,7 +193,7 @@ def test_initialize_equals_the_reference(kind, dtype):
     for module, records in ((ops, fast), (reference, slow)):
         part = records[3:8, 4 : 4 + layout.stride]
         module.initialize(
-            part, layout.as_ints(), rows, FIRST_ROWS, KEYS, kind, 0.5, [1.0, 2.0, 3.0]
+            part, layout.as_ints(), rows, FIRST_ROWS, pieces(layout.dim), kind, 0.5, [1.0, 2.0, 3.0]
         )
     fast_parts, slow_parts = (
         views(records[:, 4 : 4 + layout.stride], layout.as_ints()) for records in (fast, slow)
@@ -218,19 +223,60 @@ def test_a_new_row_depends_on_its_table_and_id_alone(kind):
     layout = RecordLayout(4)
     together = torch.zeros(20, layout.stride, dtype=torch.uint8)
     alone = torch.zeros(1, layout.stride, dtype=torch.uint8)
-    two, one = (torch.tensor([0, 5, 25]), torch.tensor([8, 7])), (torch.tensor([0, 20]),)
+    two = torch.tensor([0, 5, 25]), torch.tensor([[8, 0, 1, 0, 4], [7, 0, 1, 0, 4]])
+    one = torch.tensor([0, 20]), torch.tensor([[7, 0, 1, 0, 4]])
     ops.initialize(together, layout.as_ints(), torch.arange(5, 25), *two, kind, 0.1, [])
-    ops.initialize(
-        alone, layout.as_ints(), torch.tensor([13]), *one, torch.tensor([7]), kind, 0.1, []
-    )
+    ops.initialize(alone, layout.as_ints(), torch.tensor([13]), *one, kind, 0.1, [])
     assert torch.equal(together[13], alone[0])
     assert not torch.equal(together[12], alone[0])
+
+
+@needs_core
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["uniform", "normal"])
+def test_pieces_of_tables_hold_the_rows_and_columns_of_whole_ones(kind, dtype):
+    whole = torch.zeros(20, RecordLayout(6, dtype).stride, dtype=torch.uint8)
+    of = (torch.tensor([0, 20]), torch.tensor([[7, 0, 1, 0, 6]]))
+    ops.initialize(whole, RecordLayout(6, dtype).as_ints(), torch.arange(20), *of, kind, 0.1, [])
+    layout = RecordLayout(2, dtype)
+    first_rows, of = torch.tensor([0, 4, 6]), torch.tensor([[7, 2, 5, 3, 6], [7, 0, 1, 3, 6]])
+    for initialize in (ops.initialize, reference.initialize):
+        part = torch.zeros(6, layout.stride, dtype=torch.uint8)
+        initialize(part, layout.as_ints(), torch.arange(6), first_rows, of, kind, 0.1, [])
+        expected = views(whole, RecordLayout(6, dtype).as_ints()).weights
+        expected = expected[[2, 7, 12, 17, 0, 1], 3:5]
+        assert_close(views(part, layout.as_ints()).weights, expected, rtol=1e-6, atol=0)
+
+
+@needs_core
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_row_wise_updates_of_some_columns_equal_those_of_whole_rows(dtype):
+    optimizer, rows = RowWiseAdagrad(lr=0.1), torch.tensor([1, 3])
+    grad = torch.randn(2, 6)
+    runs = torch.arange(2).int(), torch.arange(3).int(), None, None
+    wide, narrow = RecordLayout(6, dtype, 1), RecordLayout(2, dtype, 1)
+    of = torch.tensor([0, 5])
+    whole = new_records(wide, [0.0], 5)
+    part = torch.zeros(5, narrow.stride, dtype=torch.uint8)
+    pieces_of = {6: torch.tensor([[42, 0, 1, 0, 6]]), 2: torch.tensor([[42, 0, 1, 3, 6]])}
+    ops.initialize(part, narrow.as_ints(), torch.arange(5), of, pieces_of[2], "uniform", 0.1, [0.0])
+    hyper = hyper_parameters(optimizer, 0)
+    for update in (ops.update, reference.update):
+        big, small = whole.clone(), part.clone()
+        update(big, wide.as_ints(), rows, rows, *runs, grad, optimizer.kind, hyper, 3, of, pieces_of[6])
+        mean_squares = (grad * grad).mean(1)
+        update(small, narrow.as_ints(), rows, rows, *runs, grad[:, 3:5].contiguous(), optimizer.kind,
+               hyper, 3, of, pieces_of[2], None, mean_squares)  # fmt: skip
+        expected = views(big, wide.as_ints())
+        found = views(small, narrow.as_ints())
+        assert_close(found.weights, expected.weights[:, 3:5], rtol=1e-5, atol=1e-6)
+        assert_close(found.state, expected.state, rtol=1e-5, atol=1e-6)
 
 
 def test_initial_weights_have_the_declared_spread():
     layout = RecordLayout(50)
     records = torch.zeros(2000, layout.stride, dtype=torch.uint8)
-    of = (torch.arange(2000), torch.tensor([0, 2000]), torch.tensor([7]))
+    of = (torch.arange(2000), torch.tensor([0, 2000]), torch.tensor([[7, 0, 1, 0, 50]]))
     ops.initialize(records, layout.as_ints(), *of, "normal", 0.3, [])
     weights = views(records, layout.as_ints()).weights
     assert abs(float(weights.mean())) < 0.005 and abs(float(weights.std()) - 0.3) < 0.005

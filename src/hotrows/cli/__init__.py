@@ -18,6 +18,7 @@ from rich.logging import RichHandler
 import hotrows
 from hotrows.cli import caching, data, datasets, training
 from hotrows.cli.options import messages
+from hotrows.exchange import processes
 
 
 @dataclass
@@ -40,14 +41,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # hotrows predict ... | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, processes.RankLost) as error:
         if session.debug:
             raise
         _fail(str(error), 1)
 
 
 def _fail(message: str, code: int) -> None:
-    print(f"hotrows: {message}", file=sys.stderr)
+    print(f"hotrows: {processes.name()}{message}", file=sys.stderr, flush=True)
+    if processes.name():  # a normal exit would wait for threads that wait for other ranks
+        sys.stdout.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import os
 import shlex
@@ -18,14 +19,24 @@ import torch
 
 from hotrows import data, nn, optim, run_folder
 from hotrows.cli.options import BYTES, FILE, FOLDER, MODEL, Taught, bar, name_and_value
-from hotrows.config import DENSE_OPTIMIZERS, LINEAR_PATHS, PRECISIONS, TrainConfig
+from hotrows.config import (
+    DENSE_OPTIMIZERS,
+    LINEAR_PATHS,
+    PRECISIONS,
+    SHARDINGS,
+    WIRE_DTYPES,
+    TrainConfig,
+)
 from hotrows.data import schemas
 from hotrows.environment import environment
+from hotrows.exchange import processes
 from hotrows.export import export
 from hotrows.metrics import Metrics
 from hotrows.planning.budget import format_bytes
 from hotrows.train import Progress as TrainProgress
-from hotrows.train import Trainer, load_run
+from hotrows.train import Result, Trainer, load_run
+
+log = logging.getLogger("hotrows")
 
 
 @click.command(
@@ -42,6 +53,7 @@ from hotrows.train import Trainer, load_run
     hotrows train enc --run runs/a --resume
     hotrows train enc2 --from runs/a --run runs/b
     hotrows train 'train/*.parquet' --schema shop.json --validation val.parquet --run runs/c
+    torchrun --nproc-per-node 2 -m hotrows train enc --model dlrm --run-dir runs/d
     """,
 )
 @click.argument("folder", metavar="DATA", nargs=-1, required=True)
@@ -56,7 +68,13 @@ from hotrows.train import Trainer, load_run
     metavar="NAME=VALUE",
     help="An argument of the model, such as dim=32 or top=[256,128]; may be repeated.",
 )
-@click.option("--run", type=FOLDER, help="The run's folder. [runs/MODEL-NUMBER]")
+@click.option(
+    "--run",
+    "--run-dir",
+    "run",
+    type=FOLDER,
+    help="The run's folder; under torchrun --run-dir, as it takes --run for its own. [runs/MODEL-NUMBER]",
+)
 @click.option("--resume", is_flag=True, help="Go on with --run, with its settings.")
 @click.option("--label", help="Which of several labels to train. [the first]")
 @click.option(
@@ -104,6 +122,14 @@ from hotrows.train import Trainer, load_run
     help="Which rows stay in fast memory: lookahead, lookahead:BATCHES, lru, frequency, hot. "
     "[lookahead]",
 )
+@click.option(
+    "--sharding", type=click.Choice(SHARDINGS), help="Where the rows of tables are among ranks. [auto]"
+)
+@click.option("--micro-batches", type=int, help="In how many parts a batch is learned from. [1]")
+@click.option(
+    "--wire-dtype", type=click.Choice(WIRE_DTYPES), help="Of rows between ranks. [float32]"
+)
+@click.option("--timeout", type=float, help="Seconds to wait for a rank that is silent. [300]")
 @click.option("--in-flight", type=int, help="Batches that may move rows at once. [4]")
 @click.option(
     "--trace", type=FILE, help="Write the times of every stage here, for Perfetto, and a picture."
@@ -127,6 +153,8 @@ def train_command(
 ) -> None:
     """Train a model on prepared data.
 
+    Under torchrun, every rank holds a share of the tables and reads a share of every batch.
+
     DATA is a folder that `hotrows prepare` wrote; or, with --schema, Parquet files whose ids are
     numbers already.
 
@@ -135,12 +163,16 @@ def train_command(
     """
     if resume and run is None:
         raise click.UsageError("--resume needs the run to go on with: --run FOLDER")
+    ranks = processes.start(given["timeout"] or processes.TIMEOUT)
+    if processes.restarted() and run is not None and (run / "config.json").exists():
+        resume = True
     begun = resume and run is not None and (run / "config.json").exists()
     start_from = given["start_from"]
     config = run_folder.read_config(run) if begun and run else _like_run(start_from)
     given["start_from"] = start_from and str(start_from.resolve())
     config = _with_options(config, options, given)
     run = run or run_folder.next_folder(Path("runs"), config.model.rpartition(":")[2].lower())
+    run = ranks.gather_objects(run)[0]
     encoded = _opened(folder, schema, validation, test)
     try:
         with bar() as progress:
@@ -149,15 +181,23 @@ def train_command(
                 config,
                 run,
                 resume=resume,
-                progress=_train_progress(progress),
+                progress=_train_progress(progress) if ranks.rank == 0 else None,
                 trace=trace,
+                ranks=ranks,
             )
+            if ranks.num_ranks > 1:
+                log.info("%s", trainer.embedding.describe())
             result = trainer.fit()
     except KeyboardInterrupt as stopped:
         again = _again(folder, schema, validation, test)
         raise KeyboardInterrupt(
             f"{stopped or 'interrupted'}; go on with: {again} --run {run} --resume"
         ) from None
+    if ranks.rank == 0:
+        _print_result(result, run)
+
+
+def _print_result(result: Result, run: Path) -> None:
     for part, metrics in (("validation", result.validation), ("test", result.test)):
         if metrics is not None:
             _print_metrics(part, metrics)

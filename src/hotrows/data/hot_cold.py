@@ -132,14 +132,25 @@ class HotColdLoader:
 
     The samples of a kind are dealt evenly to as few batches as hold them: each kind would else end
     every epoch with what is left over, and a step on a few samples counts as much as any other.
-    shuffle: each kind by itself.
+    shuffle: each kind by itself. rank, num_ranks: as of `Loader`.
     """
 
     def __init__(
-        self, hot: Part, cold: Part, batch_size: int, *, shuffle: bool, seed: int = 0
+        self,
+        hot: Part,
+        cold: Part,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int = 0,
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
-        self.hot = Loader(hot, _even(hot.rows, batch_size), shuffle=shuffle, seed=seed)
-        self.cold = Loader(cold, _even(cold.rows, batch_size), shuffle=shuffle, seed=seed)
+        how: dict[str, Any] = {
+            "shuffle": shuffle, "seed": seed, "rank": rank, "num_ranks": num_ranks
+        }  # fmt: skip
+        self.hot = Loader(hot, _even(hot.rows, batch_size), **how)
+        self.cold = Loader(cold, _even(cold.rows, batch_size), **how)
         self.batch_size = batch_size
 
     def __len__(self) -> int:

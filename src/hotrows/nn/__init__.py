@@ -52,3 +52,7 @@ __all__ = [
     "use_linear_paths",
     "weighted_sum",
 ]
+
+
+def share_statistics(model, ranks):
+    pass

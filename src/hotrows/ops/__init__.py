@@ -13,7 +13,7 @@ from hotrows.ops import cpu, reference
 
 _SCHEMAS = (
     "resolve(Tensor ids, Tensor? offsets, int batch_size, Tensor features, Tensor first_rows, "
-    "Tensor num_rows, int num_columns) -> (Tensor, Tensor, Tensor, Tensor)",
+    "Tensor num_rows, int num_columns, Tensor? routes=None) -> (Tensor, Tensor, Tensor, Tensor)",
     "unique(Tensor rows) -> (Tensor, Tensor, Tensor, Tensor)",
     "pool(Tensor records, int[] layout, Tensor slots, Tensor inverse, Tensor? bag_starts, "
     "Tensor? weights) -> Tensor",
@@ -21,8 +21,8 @@ _SCHEMAS = (
     "-> Tensor",
     "update(Tensor(a!) records, int[] layout, Tensor slots, Tensor rows, Tensor order, "
     "Tensor starts, Tensor? bags, Tensor? weights, Tensor grad, str kind, float[] hyper, int step, "
-    "Tensor first_rows, Tensor keys, Tensor? decay=None) -> ()",
-    "initialize(Tensor(a!) records, int[] layout, Tensor rows, Tensor first_rows, Tensor keys, "
+    "Tensor first_rows, Tensor pieces, Tensor? decay=None, Tensor? mean_squares=None) -> ()",
+    "initialize(Tensor(a!) records, int[] layout, Tensor rows, Tensor first_rows, Tensor pieces, "
     "str kind, float scale, float[] state) -> ()",
     "copy_rows(Tensor source, Tensor? source_rows, Tensor(a!) target, Tensor? target_rows) -> ()",
 )

@@ -15,10 +15,12 @@ _INITIALIZERS = ("constant", "uniform", "normal")
 _MAX_IDS = 2**31 - 1
 
 
-def resolve(ids, offsets, batch_size, features, first_rows, num_rows, num_columns):
+def resolve(ids, offsets, batch_size, features, first_rows, num_rows, num_columns, routes=None):
     ids, features = ids.contiguous(), features.contiguous()
     size, count, columns = (ctypes.c_int64(n) for n in (batch_size, features.numel(), num_columns))
-    tables = [pointer(t) for t in (features, first_rows, num_rows)]
+    num_ranks = 0 if routes is None else routes.shape[1] - 4
+    tables = [pointer(t) for t in (features, first_rows, num_rows, routes)]
+    tables.append(ctypes.c_int64(num_ranks))
     if offsets is None:
         rows = torch.empty(features.numel() * batch_size, dtype=torch.int64)
         bad = _int64(_core().hotrows_resolve_single)(
@@ -77,7 +79,7 @@ def sum_gradients(grad, order, starts, bags, weights):
 
 def update(
     records, layout, slots, rows, order, starts, bags, weights, grad, kind, hyper, step,
-    first_rows, keys, decay=None,
+    first_rows, pieces, decay=None, mean_squares=None,
 ):  # fmt: skip
     grad = grad.contiguous()
     _core().hotrows_update(
@@ -85,14 +87,14 @@ def update(
         ctypes.c_int64(rows.numel()), pointer(order), pointer(starts), pointer(bags),
         pointer(weights), pointer(grad), ctypes.c_int(_KINDS.index(kind)),
         (ctypes.c_double * len(hyper))(*hyper), ctypes.c_int64(step), pointer(first_rows),
-        pointer(keys), ctypes.c_int64(keys.numel()), pointer(decay),
+        pointer(pieces), ctypes.c_int64(len(pieces)), pointer(decay), pointer(mean_squares),
     )  # fmt: skip
 
 
-def initialize(records, layout, rows, first_rows, keys, kind, scale, state):
+def initialize(records, layout, rows, first_rows, pieces, kind, scale, state):
     _core().hotrows_initialize(
         pointer(records), _layout(records, layout), pointer(rows), ctypes.c_int64(rows.numel()),
-        pointer(first_rows), pointer(keys), ctypes.c_int64(keys.numel()),
+        pointer(first_rows), pointer(pieces), ctypes.c_int64(len(pieces)),
         ctypes.c_int(_INITIALIZERS.index(kind)), ctypes.c_double(scale),
         (ctypes.c_float * len(state))(*state),
     )  # fmt: skip

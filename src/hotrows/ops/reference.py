@@ -27,12 +27,14 @@ def resolve(
     first_rows: Tensor,
     num_rows: Tensor,
     num_columns: int,
+    routes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Ids of a batch to rows of a pack, in the order of the lookup's bags.
 
     ids: [N] and offsets: [F * B + 1] as in `Batch`. features: [K] the batch's feature that each
     vector of a sample comes from; the first `num_columns` are pooled per sample, the others are
-    sequences. first_rows, num_rows: [K] of the table each reads.
+    sequences. first_rows, num_rows: [K] of the table each reads. routes: [K, 4 + P] int64, where the
+    rows of that table are among P ranks (see `planning.sharding`); None: id i is row first_rows + i.
 
     Returns rows [N'] int64, source [N'] int64 (the position in `ids` of each), bag_starts [M + 1]
     int32, and bad [1]: the first n whose id lies outside its table, or -1. Where `offsets` is None
@@ -42,7 +44,7 @@ def resolve(
     if offsets is None:
         picked = ids[bags]
         bad = (picked < 0) | (picked >= num_rows[:, None])
-        rows = picked + first_rows[:, None]
+        rows = _rows_of(picked, bad, first_rows[:, None], routes, torch.arange(len(features))[:, None])
         empty = torch.empty(0, dtype=torch.int32)
         rows, bad = _by_bag(rows, num_columns), _by_bag(bad, num_columns)
         return rows, torch.empty(0, dtype=torch.int64), empty, _first(bad)
@@ -60,7 +62,8 @@ def resolve(
     pooled = total[: num_columns * batch_size]
     single = torch.arange(num_pooled + 1, picked.numel() + 1)
     bag_starts = torch.cat([torch.zeros(1, dtype=torch.int64), pooled, single])
-    return picked + first_rows[column], source, bag_starts.int(), _first(bad)
+    rows = _rows_of(picked, bad, first_rows[column], routes, column)
+    return rows, source, bag_starts.int(), _first(bad)
 
 
 def unique(rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -135,14 +138,17 @@ def update(
     hyper: list[float],
     step: int,
     first_rows: Tensor,
-    keys: Tensor,
+    pieces: Tensor,
     decay: Tensor | None = None,
+    mean_squares: Tensor | None = None,
 ) -> None:
     """Sums the gradients of equal rows, then applies the row optimizer to their records, in place.
 
     kind, hyper: `RowOptimizer.kind` and `optim.hyper_parameters`; the formulas stand in `optim`.
-    first_rows: [T + 1], keys: [T] of the pack's tables; with `step` they key stochastic rounding.
-    decay: [U] float32, what weight_decay is multiplied with; None: 1.
+    first_rows: [K + 1], pieces: [K, 5] of the store, as in `initialize`; with `step` they key
+    stochastic rounding. decay: [U] float32, what weight_decay is multiplied with; None: 1.
+    mean_squares: [U] float32, of the gradient (decay included) over all columns of a row, where the
+    records have only some of them; only row-wise optimizers read it.
     """
     stored = views(records, layout)
     g = sum_gradients(grad, order, starts, bags, weights)
@@ -157,7 +163,8 @@ def update(
         state = state + g * g
         w = w - lr * g / (state.sqrt() + _float32(hyper[2]))
     elif kind == "rowwise_adagrad":
-        state = state + (g * g).mean(1, keepdim=True)
+        own = (g * g).mean(1) if mean_squares is None else mean_squares
+        state = state + own[:, None]
         w = w - lr / (state.sqrt() + _float32(hyper[2])) * g
     elif kind == "adam":
         w, state = _adam(w, state, g, hyper, stored.step, slots)
@@ -166,8 +173,10 @@ def update(
     else:
         raise ValueError(f"unknown row optimizer {kind!r}")
     if stored.weights.dtype == torch.bfloat16:
-        row_keys = _row_keys(rows, first_rows, keys) ^ (ROUNDING_STREAM)
-        bits = random_bits(row_keys[:, None], step * layout[0] + torch.arange(layout[0]))
+        row_keys = _row_keys(rows, first_rows, pieces) ^ (ROUNDING_STREAM)
+        of = pieces[_piece_of(rows, first_rows)]
+        index = (step * of[:, 4] + of[:, 3])[:, None] + torch.arange(layout[0])
+        bits = random_bits(row_keys[:, None], index)
         stored.weights[slots] = _round_to_bfloat16(w, bits)
     else:
         stored.weights[slots] = w
@@ -179,29 +188,32 @@ def initialize(
     layout: list[int],
     rows: Tensor,
     first_rows: Tensor,
-    keys: Tensor,
+    pieces: Tensor,
     kind: str,
     scale: float,
     state: list[float],
 ) -> None:
     """Fills records with new rows: weights from the counter-based generator, the given state.
 
-    rows: [R] int64, the row of the pack that each record becomes; first_rows: [T + 1], keys: [T] of
-    the pack's tables. kind: `uniform`, `normal` or `constant`. A row depends on the key of its table
-    and on its id there alone.
+    rows: [R] int64, the row of the store that each record becomes. A store is made of K pieces of
+    tables: first_rows: [K + 1], where each begins and the last ends; pieces: [K, 5] int64: the key of
+    its table, first id, distance between ids, first column, and how many columns the table has. Row
+    first_rows[p] + k is id first id + k * distance. kind: `uniform`, `normal` or `constant`. A weight
+    depends on the key of its table, on its id there and on its column alone.
     """
     stored = views(records, layout)
     dim = layout[0]
-    row_keys = _row_keys(rows, first_rows, keys)[:, None]
+    row_keys = _row_keys(rows, first_rows, pieces)[:, None]
+    column = pieces[_piece_of(rows, first_rows), 3][:, None] + torch.arange(dim)
     if kind == "constant":
         stored.weights[:] = scale
     elif kind == "uniform":
-        unit = _unit(random_bits(row_keys, torch.arange(dim)))
+        unit = _unit(random_bits(row_keys, column))
         stored.weights[:] = (2 * scale * unit - scale).to(stored.weights.dtype)
     elif kind == "normal":
         # Box and Muller 1958: one normal number from two even ones.
-        radius = (-2 * (1 - _unit(random_bits(row_keys, 2 * torch.arange(dim)))).log()).sqrt()
-        angle = 2 * math.pi * _unit(random_bits(row_keys, 2 * torch.arange(dim) + 1))
+        radius = (-2 * (1 - _unit(random_bits(row_keys, 2 * column))).log()).sqrt()
+        angle = 2 * math.pi * _unit(random_bits(row_keys, 2 * column + 1))
         stored.weights[:] = (scale * radius * angle.cos()).to(stored.weights.dtype)
     else:
         raise ValueError(f"unknown initializer {kind!r}")
@@ -264,10 +276,15 @@ def _ftrl(w: Tensor, state: Tensor, g: Tensor, hyper: list[float]):
     return w, torch.cat([new_n, z], 1)
 
 
-def _row_keys(rows: Tensor, first_rows: Tensor, keys: Tensor) -> Tensor:
-    """The stream of each row, from its table's key and its id: [U] int64."""
-    table = torch.searchsorted(first_rows, rows, right=True) - 1
-    return mix64(keys[table] ^ mix64(rows - first_rows[table]))
+def _row_keys(rows: Tensor, first_rows: Tensor, pieces: Tensor) -> Tensor:
+    """The random stream of each row: of its table's key and its id there."""
+    place = _piece_of(rows, first_rows)
+    key, first_id, id_step = pieces[place, 0], pieces[place, 1], pieces[place, 2]
+    return mix64(key ^ mix64(first_id + (rows - first_rows[place]) * id_step))
+
+
+def _piece_of(rows: Tensor, first_rows: Tensor) -> Tensor:
+    return torch.searchsorted(first_rows, rows, right=True) - 1
 
 
 def _round_to_bfloat16(x: Tensor, bits: Tensor) -> Tensor:
@@ -291,6 +308,20 @@ def _shift(x: Tensor, by: int) -> Tensor:
 def _float32(number: float) -> float:
     """What the kernel computes with: the number as float32."""
     return float(torch.tensor(number, dtype=torch.float32))
+
+
+def _rows_of(
+    ids: Tensor, bad: Tensor, first_rows: Tensor, routes: Tensor | None, column: Tensor
+) -> Tensor:
+    """The row of each id; column: whose route it takes. Bad ids get some row or other."""
+    if routes is None:
+        return ids + first_rows
+    hot, first_hot, num_sharing, first_rank = routes[:, :4].unbind(1)
+    hot, sharing = hot[column], num_sharing[column]
+    j = (ids - hot).clamp(min=0)
+    rank = (first_rank[column] + j % sharing) % (routes.shape[1] - 4)
+    owned = routes[column.expand_as(rank), 4 + rank] + j // sharing
+    return torch.where(bad, 0, torch.where(ids < hot, first_hot[column] + ids, owned))
 
 
 def _by_bag(t: Tensor, num_columns: int) -> Tensor:

@@ -22,6 +22,7 @@ from hotrows.pipeline.trace import Event
 
 TRAIN = "train"
 _KEPT_EVENTS = 20_000
+_PATIENCE = 2.0  # seconds for a thread that waits for ranks which will not come
 
 
 class NoMore(Exception):
@@ -93,18 +94,25 @@ class Serial(_Runner):
     def close(self) -> None:
         pass
 
+    def abandon(self) -> None:
+        pass
+
 
 class Overlapped(_Runner):
     """A thread per lane; the caller is the lane of `train`.
 
     run_ahead: how many batches may be planned beyond those that have entered.
+    lockstep: beyond those that are trained instead, and when this rests they have been planned: the
+        first stage runs for the same batches on every rank, which wait for one another in it.
     """
 
     def __init__(
-        self, stages: Sequence[Stage], first: int = 0, trace: bool = False, run_ahead: int = 2
-    ) -> None:
+        self, stages: Sequence[Stage], first: int = 0, trace: bool = False, run_ahead: int = 2,
+        lockstep: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(stages, first, trace)
         self._run_ahead = run_ahead
+        self._lockstep = lockstep
         self._works: dict[int, Work] = {}
         self._end: int | None = None  # the number of batches, once it is known
         self._error: BaseException | None = None
@@ -112,7 +120,8 @@ class Overlapped(_Runner):
         self._running = 0
         self._handed: int | None = None
         self._changed = threading.Condition()
-        self._enters = next((s for s, stage in enumerate(stages) if stage.enters), self.train)
+        enters = next((s for s, stage in enumerate(stages) if stage.enters), self.train)
+        self._paces = self.train if lockstep else enters  # the stage that planning keeps ahead of
         lanes = dict.fromkeys(stage.lane for stage in stages if stage.name != TRAIN)
         self._threads = [
             threading.Thread(target=self._lane, args=(lane,), name=f"hotrows-{lane}", daemon=True)
@@ -143,7 +152,8 @@ class Overlapped(_Runner):
         with self._changed:
             self._finish_training()
             self._paused = True
-            self._changed.wait_for(lambda: not self._running)
+            self._changed.notify_all()
+            self._changed.wait_for(self._rests)
             if self._error is not None:
                 raise self._error
         try:
@@ -157,10 +167,29 @@ class Overlapped(_Runner):
         """Ends the threads; batches that are not trained are dropped where they are."""
         with self._changed:
             self._finish_training()
+            if self._lockstep and not self._closed:
+                self._paused = True
+                self._changed.wait_for(self._rests)
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
-            thread.join()
+            thread.join(_PATIENCE if self._lockstep and self._error else None)
+
+    def abandon(self) -> None:
+        """Before `close`, after an error: other ranks are not waited for."""
+        with self._changed:
+            self._error = self._error or RuntimeError("abandoned")
+            self._closed = True
+            self._changed.notify_all()
+
+    def _rests(self) -> bool:
+        """Nothing runs; in lockstep, all that may be planned is."""
+        if self._error is not None:
+            return True
+        return not self._running and not (self._lockstep and self._may_plan())
+
+    def _may_plan(self) -> bool:
+        return self._end is None and self._done[0] < self._done[self._paces] + self._run_ahead
 
     def _ready(self, number: int) -> bool:
         return self._error is None and self._done[self.train - 1] > number
@@ -223,13 +252,11 @@ class Overlapped(_Runner):
 
     def _next_of(self, own: Sequence[int]) -> int | None:
         """The stage of this lane that may run now, the one nearest to the end first."""
-        if self._paused:
-            return None
         for s in reversed(own):
             batch = self._done[s]
-            if s == 0 and (
-                self._end is not None or batch >= self._done[self._enters] + self._run_ahead
-            ):
+            if self._paused and not (self._lockstep and s == 0):
+                continue
+            if s == 0 and not self._may_plan():
                 continue
             work = self._works.get(batch)
             waits_for = work.waits_for if work is not None else -1

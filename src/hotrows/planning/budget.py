@@ -50,7 +50,7 @@ def divide(fast_memory: int, groups: Sequence[Group]) -> list[int]:
             slots[g] += more
             left -= more * groups[g].stride
     for g, group in enumerate(groups):  # what rounding has left
-        more = min(left // group.stride, group.rows - slots[g])
+        more = min(left // group.stride, max(group.rows, 1) - slots[g])
         slots[g] += more
         left -= more * group.stride
     return slots

@@ -8,10 +8,12 @@ packs.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from hotrows.record import layout_of
+from hotrows.piece import Shard
+from hotrows.planning.sharding import Placement, Sharding, columns_of
+from hotrows.record import RecordLayout, layout_of
 from hotrows.schema import Table
 
 
@@ -22,6 +24,7 @@ class Pack:
     tables: in order; first_rows: T + 1 row numbers, where each table begins and the last one ends.
     columns: (feature, table index) for each vector a sample gets from this pack, in order;
     sequences: the same for features whose vectors stay apart.
+    placements: where the rows of each table are; none: all of them here.
     """
 
     name: str
@@ -29,6 +32,7 @@ class Pack:
     first_rows: tuple[int, ...]
     columns: tuple[tuple[str, int], ...]
     sequences: tuple[tuple[str, int], ...]
+    placements: tuple[Placement, ...] = ()
 
     @property
     def dim(self) -> int:
@@ -37,6 +41,17 @@ class Pack:
     @property
     def rows(self) -> int:
         return self.first_rows[-1]
+
+    def sharding(self, num_ranks: int) -> Sharding:
+        """The rows of the pack over so many ranks."""
+        placements = self.placements or (Placement(),) * len(self.tables)
+        return Sharding(num_ranks, tuple(table.rows for table in self.tables), placements)
+
+    def shard(self, rank: int, num_ranks: int) -> Shard:
+        """What one of so many ranks holds."""
+        of = self.sharding(num_ranks)
+        columns = columns_of(self.dim, rank, num_ranks) if of.columns else (0, self.dim)
+        return Shard(self.tables, of.pieces(rank), columns, rank, num_ranks)
 
     @functools.cached_property
     def column_of(self) -> dict[tuple[str, str], int]:
@@ -49,24 +64,36 @@ class Pack:
         return _positions(self.sequences, self.tables)
 
 
-def pack_tables(tables: Sequence[Table], sequences: Sequence[str] = ()) -> tuple[Pack, ...]:
+def pack_tables(
+    tables: Sequence[Table],
+    sequences: Sequence[str] = (),
+    placements: Mapping[str, Placement] | None = None,
+) -> tuple[Pack, ...]:
     """Groups tables into packs, in the order in which their attributes first appear.
 
     tables: every one with its optimizer filled in. sequences: names of the sequence features.
+    placements: by table, where its rows are among ranks; tables by columns have packs of their own.
     """
     _check_names(tables)
     groups: dict[tuple, list[Table]] = {}
     for table in tables:
-        key = (table.dim, table.dtype, table.optimizer, table.initializer)
+        columns = placements is not None and placements[table.name].columns
+        key = (table.dim, table.dtype, table.optimizer, table.initializer, columns)
         groups.setdefault(key, []).append(table)
-    return tuple(_pack(number, group, sequences) for number, group in enumerate(groups.values()))
+    packs = [_pack(number, group, sequences) for number, group in enumerate(groups.values())]
+    if placements is None:
+        return tuple(packs)
+    return tuple(
+        replace(pack, placements=tuple(placements[table.name] for table in pack.tables))
+        for pack in packs
+    )
 
 
 @dataclass(frozen=True)
 class Group:
     """Packs that read the same rows: one slot serves all of them, and their records move together.
 
-    packs: their numbers; rows: how many each of them has.
+    packs: their numbers; rows: how many each of them has on this rank.
     strides: bytes of each pack's record; offsets: where it begins in the record of the group.
     lookups: vectors that a sample gets from each pack (sequences count once).
     """
@@ -86,20 +113,30 @@ class Group:
         return tuple(sum(self.strides[:p]) for p in range(len(self.strides)))
 
 
-def group_packs(packs: Sequence[Pack]) -> tuple[Group, ...]:
-    """Groups packs by the rows that they read, in order of appearance; optimizers are filled in."""
+def group_packs(packs: Sequence[Pack], rank: int = 0, num_ranks: int = 1) -> tuple[Group, ...]:
+    """Groups packs by the rows that they read, in order of appearance; optimizers are filled in.
+
+    rank, num_ranks: whose rows and columns are counted.
+    """
     groups: dict[tuple, list[int]] = {}
     for p, pack in enumerate(packs):
-        groups.setdefault((pack.first_rows, pack.columns, pack.sequences), []).append(p)
+        key = (pack.first_rows, pack.columns, pack.sequences, pack.placements)
+        groups.setdefault(key, []).append(p)
+    shards = [pack.shard(rank, num_ranks) for pack in packs]
     return tuple(
         Group(
             packs=tuple(members),
-            rows=packs[members[0]].rows,
-            strides=tuple(layout_of(packs[p].tables[0]).stride for p in members),
+            rows=shards[members[0]].rows,
+            strides=tuple(layout_in(shards[p]).stride for p in members),
             lookups=len(packs[members[0]].columns) + len(packs[members[0]].sequences),
         )
         for members in groups.values()
     )
+
+
+def layout_in(shard: Shard) -> RecordLayout:
+    """The record of a shard's rows: with its columns alone."""
+    return layout_of(replace(shard.tables[0], dim=shard.dim))
 
 
 def describe(packs: Sequence[Pack]) -> str:

@@ -7,16 +7,18 @@ features, say) ask for the same row numbers, so one PackPlan serves them all.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hotrows import ops
-from hotrows.batch import Batch
+from hotrows.batch import Batch, split
 from hotrows.plan import PackPlan, Plan
 from hotrows.planning.crosses import append_crosses
 from hotrows.planning.packing import Pack
+from hotrows.planning.routing import route
+from hotrows.ranks import OneRank, Ranks
 from hotrows.schema import Cross
 
 
@@ -25,6 +27,8 @@ class Planner:
 
     packs: the packing. pooling: `sum` or `mean` by feature; `sum` where a feature is not named.
     crosses: features that tables read beside those of a batch, made of its ids.
+    ranks: those that plan together, on a channel of their own; num_slices: in how many parts a batch
+        is learned from. With several of either, `plan` and `rows` are collective.
     """
 
     def __init__(
@@ -32,42 +36,85 @@ class Planner:
         packs: Sequence[Pack],
         pooling: Mapping[str, str] | None = None,
         crosses: Sequence[Cross] = (),
+        ranks: Ranks | None = None,
+        num_slices: int = 1,
     ) -> None:
         self.packs = tuple(packs)
         self.pooling = dict(pooling or {})
         self.crosses = tuple(crosses)
+        self.num_slices = num_slices
+        self.ranks = ranks or OneRank()
         self._reads: dict[tuple[str, ...], list[_Reads]] = {}
 
-    def plan(self, batch: Batch, step: int = 0) -> Plan:
-        """The plan of a batch; ValueError names the feature, value and sample of an id outside."""
+    @property
+    def routes(self) -> bool:
+        """Whether rows travel: between ranks, or slice by slice."""
+        return self.ranks.num_ranks > 1 or self.num_slices > 1
+
+    def plan(self, batch: Batch, step: int = 0, wishes: int = 0) -> Plan:
+        """The plan of a batch; ValueError names the feature, value and sample of an id outside.
+
+        wishes: what this rank asks of all, bits; the plan has those of all ranks.
+        """
+        if self.routes:
+            return self._plan_routed(batch, step, wishes)
         batch = append_crosses(batch, self.crosses)
-        made: dict[tuple, PackPlan] = {}
-        plans = []
-        for reads in self._reads_of(batch.features):
-            if reads.signature not in made:
-                made[reads.signature] = self._plan_pack(reads, batch)
-            plans.append(made[reads.signature])
-        return Plan(packs=tuple(plans), step=step, batch_size=batch.size)
+        plans = self._plan_packs(batch)
+        return Plan(packs=plans, step=step, batch_size=batch.size, wishes=wishes)
 
     def rows(self, batch: Batch) -> list[Tensor]:
         """The rows that a batch reads, [N] int64 with repeats, for each group of packs: a look ahead.
 
         Groups come in the order of `packing.group_packs`. Ids are checked as `plan` checks them.
         """
+        assert not self.routes, "between ranks, rows are those of a plan: see `rows_of`"
         batch = append_crosses(batch, self.crosses)
         reads = {of.signature: of for of in self._reads_of(batch.features)}
         return [self._resolve(of, batch)[0] for of in reads.values()]
 
+    def rows_of(self, plan: Plan) -> list[Tensor]:
+        """The distinct rows that a plan reads, for each group of packs."""
+        return [part.rows for part in {id(part): part for part in plan.packs}.values()]
+
+    def _plan_packs(self, batch: Batch) -> tuple[PackPlan, ...]:
+        """One for each pack; packs that read the same rows have the same one."""
+        made: dict[tuple, PackPlan] = {}
+        for reads in self._reads_of(batch.features):
+            if reads.signature not in made:
+                made[reads.signature] = self._plan_pack(reads, batch)
+        return tuple(made[reads.signature] for reads in self._reads_of(batch.features))
+
+    def _plan_routed(self, batch: Batch, step: int, wishes: int) -> Plan:
+        batch = append_crosses(batch, self.crosses)
+        parts = split(batch, self.num_slices)
+        slices = [Plan(self._plan_packs(of), step, of.size) for of in parts]
+        signatures = [reads.signature for reads in self._reads_of(batch.features)]
+        leaders = [signatures.index(signature) for signature in dict.fromkeys(signatures)]
+        shardings = [self.packs[p].sharding(self.ranks.num_ranks) for p in leaders]
+        asked = [[of.packs[p] for p in leaders] for of in slices]
+        routed = route(asked, shardings, self.ranks, batch.size, step, wishes)
+        group_of = [leaders.index(signatures.index(signature)) for signature in signatures]
+        return Plan(
+            packs=tuple(routed.served[g] for g in group_of),
+            step=routed.step,
+            batch_size=batch.size,
+            slices=tuple(replace(of, step=routed.step, global_size=routed.size) for of in slices),
+            answers=tuple(routed.answers[g] for g in group_of),
+            global_size=routed.size,
+            wishes=routed.wishes,
+        )
+
     def _reads_of(self, features: tuple[str, ...]) -> list[_Reads]:
         """Where each pack finds its features in a batch: the same for every batch of a run."""
         if features not in self._reads:
-            self._reads[features] = [_reads(pack, features) for pack in self.packs]
+            num_ranks = self.ranks.num_ranks
+            self._reads[features] = [_reads(pack, features, num_ranks) for pack in self.packs]
         return self._reads[features]
 
     def _resolve(self, reads: _Reads, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         rows, source, bag_starts, bad = ops.resolve(
             batch.ids, batch.offsets, batch.size, reads.features, reads.first_rows,
-            reads.num_rows, reads.num_columns,
+            reads.num_rows, reads.num_columns, reads.routes,
         )  # fmt: skip
         if int(bad) >= 0:
             raise _outside(int(bad), reads, batch, source)
@@ -81,7 +128,6 @@ class Planner:
         return PackPlan(
             rows=distinct,
             slots=distinct,  # every row is resident: its slot is its row
-            owner_starts=(0, distinct.numel()),
             inverse=inverse,
             order=order,
             starts=starts,
@@ -114,7 +160,10 @@ class Planner:
 
 @dataclass(frozen=True)
 class _Reads:
-    """What a pack reads of a batch: for each column, then each sequence, its feature and table."""
+    """What a pack reads of a batch: for each column, then each sequence, its feature and table.
+
+    routes: [K, 4 + P], where the rows of that table are among ranks; None: all of them here.
+    """
 
     names: tuple[str, ...]
     features: Tensor  # [K] position in the batch
@@ -122,9 +171,10 @@ class _Reads:
     num_rows: Tensor  # [K]
     num_columns: int
     signature: tuple
+    routes: Tensor | None = None
 
 
-def _reads(pack: Pack, features: tuple[str, ...]) -> _Reads:
+def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> _Reads:
     reads = pack.columns + pack.sequences
     names = tuple(feature for feature, _ in reads)
     absent = sorted(set(names) - set(features))
@@ -135,13 +185,19 @@ def _reads(pack: Pack, features: tuple[str, ...]) -> _Reads:
     positions = [features.index(name) for name in names]
     first_rows = [pack.first_rows[table] for _, table in reads]
     num_rows = [pack.tables[table].rows for _, table in reads]
+    sharding = pack.sharding(num_ranks)
+    routed = num_ranks > 1 and not sharding.columns
+    routes = sharding.routes()[[table for _, table in reads]] if routed else None
     return _Reads(
         names=names,
         features=torch.tensor(positions, dtype=torch.int64),
         first_rows=torch.tensor(first_rows, dtype=torch.int64),
         num_rows=torch.tensor(num_rows, dtype=torch.int64),
         num_columns=len(pack.columns),
-        signature=(tuple(positions), tuple(first_rows), tuple(num_rows), len(pack.columns)),
+        signature=(
+            tuple(positions), tuple(first_rows), tuple(num_rows), len(pack.columns), pack.placements
+        ),  # fmt: skip
+        routes=routes,
     )
 
 

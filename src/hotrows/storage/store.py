@@ -25,14 +25,15 @@ _CHUNK = 1 << 20  # rows
 
 @dataclass(frozen=True)
 class FirstValues:
-    """How the rows of a pack begin: from the stream of their table, wherever and whenever.
+    """How the rows of a store begin: from the stream of their table, wherever and whenever.
 
-    first_rows: [T + 1], keys: [T] of the pack's tables; state: of a new row, S numbers.
+    first_rows: [K + 1], pieces: [K, 5] int64, of what tables the store is made (`ops.initialize`);
+    state: of a new row, S numbers.
     """
 
     layout: RecordLayout
     first_rows: Tensor
-    keys: Tensor
+    pieces: Tensor
     initializer: Initializer
     state: tuple[float, ...]
 
@@ -44,7 +45,7 @@ class FirstValues:
         """Makes records [m, stride] the first ones of `rows` [m] int64."""
         kind, scale = _kind(self.initializer)
         ops.initialize(
-            records, self.layout.as_ints(), rows, self.first_rows, self.keys, kind, scale,
+            records, self.layout.as_ints(), rows, self.first_rows, self.pieces, kind, scale,
             list(self.state),
         )  # fmt: skip
 

@@ -1,0 +1,1 @@
+"""How ranks talk: `processes` behind torch.distributed, `threads` within one process."""

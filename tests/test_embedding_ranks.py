@@ -1,0 +1,211 @@
+"""An embedding on several ranks against the same one on a single rank."""
+
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from hotrows import SGD, Adagrad, Adam, Embedding, RowWiseAdagrad
+from hotrows.batch import split
+from hotrows.exchange.threads import run
+from hotrows.planning.sharding import BY_COLUMNS, Placement, replicated
+from hotrows.tiers import Caching
+from tests.sharded import whole_weights
+from tests.test_embedding import OPTIMIZERS, jagged_batch, mixed_tables, single_batch
+
+MIXED = {
+    "user": Placement(hot=20, num_ranks=2, first_rank=1),
+    "item": Placement(hot=5, num_ranks=3, first_rank=2),
+    "shop": replicated(3),
+    "user.linear": Placement(hot=20, num_ranks=2, first_rank=1),
+    "shop.linear": replicated(3),
+}
+BY_COLUMN = {name: BY_COLUMNS if name in ("user", "item", "shop") else Placement() for name in MIXED}
+SHARDINGS = {"rows": "rows", "tables": "tables", "columns": "columns", "replicated": "replicated",
+             "mixed": MIXED, "mixed columns": BY_COLUMN}  # fmt: skip
+READS = [("user", "vector"), ("item", "vector"), ("shop", "vector"), ("last_item", "vector"),
+         ("user", "linear"), ("shop", "linear")]  # fmt: skip
+
+
+def placements(name, num_ranks):
+    """The sharding of that name, as far as there are so many ranks."""
+    of = SHARDINGS[name]
+    if isinstance(of, str):
+        return of
+    return {
+        table: Placement(p.hot, min(p.num_ranks, num_ranks), p.first_rank % num_ranks, p.columns)
+        for table, p in of.items()
+    }
+
+
+def loss_of(vectors, first):
+    """A sum over samples that tells them apart; first: the number of the first sample."""
+    size = vectors["user"].shape[0]
+    scale = torch.arange(first, first + size).float().add(1).cos()[:, None]
+    return sum(((k + 1) * vectors[key] * scale).sin().sum() for k, key in enumerate(READS))
+
+
+def train(embedding, batches, num_slices=1):
+    """Trains on this rank's share of every batch; every vector that was looked up, in order."""
+    rank, num_ranks = embedding.ranks.rank, embedding.ranks.num_ranks
+    seen = []
+    for step, batch in enumerate(batches):
+        mine = split(batch, num_ranks)[rank]
+        plan = embedding.plan(mine, step)
+        parts = split(mine, num_slices)
+        for s, part in enumerate(parts):
+            vectors = embedding.lookup(plan, s)
+            seen.append(torch.cat([vectors[key] for key in READS], 1).detach().clone())
+            # Losses are means over the samples at hand, as users write them.
+            mean = loss_of(vectors, part.first_sample) / max(part.size, 1)
+            share = plan.slices[s].share if plan.slices else 1.0
+            (100 * mean * share).backward()
+            if s + 1 < len(parts):
+                embedding.give_back(plan, s, vectors)
+        embedding.update(plan, vectors)
+    return torch.cat(seen) if seen else torch.empty(0)
+
+
+def on_ranks(num_ranks, sharding, tables, batches, num_slices=1, **rest):
+    """The embeddings of all ranks after training, and what each has looked up."""
+
+    def work(ranks):
+        embedding = Embedding(
+            tables, seed=3, ranks=ranks, sharding=sharding, num_slices=num_slices, **rest
+        )
+        return embedding, train(embedding, batches, num_slices)
+
+    return zip(*run(work, num_ranks), strict=True)
+
+
+def check(num_ranks, name, tables, batches, num_slices=1, exact=False, **rest):
+    alone = Embedding(tables, seed=3)
+    train(alone, batches)
+    embeddings, _ = on_ranks(
+        num_ranks, placements(name, num_ranks), tables, batches, num_slices, **rest
+    )
+    for table, weights in whole_weights(embeddings).items():
+        expected = alone.weights(table).float()
+        if exact:
+            assert torch.equal(weights, expected)
+        else:
+            assert_close(weights, expected, rtol=3e-5, atol=3e-6)
+
+
+def batches_of(kind, num, size=37, seed=0):
+    torch.manual_seed(seed)
+    make = {"single": single_batch, "jagged": jagged_batch}[kind]
+    return [make(size) for _ in range(num)]
+
+
+@pytest.mark.parametrize("name", SHARDINGS)
+@pytest.mark.parametrize("num_ranks", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["single", "jagged"])
+def test_any_sharding_equals_one_rank(kind, num_ranks, name):
+    check(num_ranks, name, mixed_tables(Adagrad(lr=0.05)), batches_of(kind, 3))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("name", ["rows", "columns", "mixed"])
+def test_any_optimizer_equals_one_rank(name, optimizer):
+    check(2, name, mixed_tables(optimizer), batches_of("single", 3))
+
+
+@pytest.mark.parametrize("name", SHARDINGS)
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("num_slices", [2, 5])
+def test_slices_equal_whole_batches(num_slices, num_ranks, name):
+    tables, batches = mixed_tables(RowWiseAdagrad(lr=0.05)), batches_of("jagged", 2)
+    check(num_ranks, name, tables, batches, num_slices)
+
+
+@pytest.mark.parametrize("name", SHARDINGS)
+@pytest.mark.parametrize("num_slices", [1, 2])
+def test_a_cache_on_every_rank_changes_nothing(num_slices, name):
+    tables, batches = mixed_tables(Adam(lr=0.01, weight_decay=0.1)), batches_of("single", 4)
+    plain, _ = on_ranks(3, placements(name, 3), tables, batches, num_slices)
+    caching = Caching(fast_memory=3000)
+    cached, _ = on_ranks(3, placements(name, 3), tables, batches, num_slices, caching=caching)
+    expected, found = whole_weights(plain), whole_weights(cached)
+    for table in expected:
+        assert torch.equal(found[table], expected[table])
+
+
+@pytest.mark.parametrize("name", SHARDINGS)
+def test_rows_begin_the_same_on_any_number_of_ranks(name):
+    alone = Embedding(mixed_tables(SGD()), seed=3)
+    for num_ranks in (2, 3, 7):
+        embeddings, _ = on_ranks(num_ranks, placements(name, num_ranks), mixed_tables(SGD()), [])
+        for table, weights in whole_weights(embeddings).items():
+            assert torch.equal(weights, alone.weights(table))
+
+
+@pytest.mark.parametrize("name", SHARDINGS)
+@pytest.mark.parametrize("kind", ["single", "jagged"])
+def test_lookups_have_the_bits_of_one_rank(kind, name):
+    tables, batches = mixed_tables(SGD(lr=0.1)), batches_of(kind, 1)
+    _, seen = on_ranks(3, placements(name, 3), tables, batches)
+    alone = train(Embedding(tables, seed=3), batches)
+    assert torch.equal(torch.cat(seen), alone)
+
+
+def test_empty_shares_and_more_ranks_than_samples():
+    check(4, "rows", mixed_tables(Adagrad()), batches_of("single", 2, size=2))
+    check(3, "mixed", mixed_tables(Adagrad()), batches_of("jagged", 2, size=1))
+
+
+def test_rounding_to_bfloat16_does_not_depend_on_the_sharding():
+    """Stochastic rounding is keyed by table, id and column: where sums have one order, so do bits."""
+    import dataclasses
+
+    tables = [dataclasses.replace(of, dtype="bfloat16") for of in mixed_tables(SGD(lr=0.5))]
+    torch.manual_seed(0)
+    ids = torch.cat([torch.randperm(rows)[:3] for rows in (50, 300, 3, 300)])
+    ids[9:] = (ids[3:6] + 1) % 300  # items read once each
+    batch = single_batch(3)
+    batch = dataclasses.replace(batch, ids=ids)
+    alone = Embedding(tables, seed=3)
+    train(alone, [batch])
+    for name in ("rows", "tables", "columns"):
+        embeddings, _ = on_ranks(2, placements(name, 2), tables, [batch])
+        for table, weights in whole_weights(embeddings).items():
+            assert_close(weights, alone.weights(table).float(), rtol=1e-2, atol=1e-5)
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16"])
+def test_narrow_wires_round_what_travels(wire):
+    tables, batches = mixed_tables(SGD(lr=0.1)), batches_of("single", 1)
+    _, seen = on_ranks(2, "rows", tables, batches, wire_dtype=wire)
+    alone = train(Embedding(tables, seed=3), batches)
+    assert not torch.equal(torch.cat(list(seen)), alone)
+    assert_close(torch.cat(list(seen)), alone, rtol=1e-2, atol=1e-4)
+
+
+def test_an_unknown_sharding_or_wire_says_what_there_is():
+    with pytest.raises(ValueError, match=r"sharding must be one of .*rows.*, not 'hash'"):
+        on_ranks(2, "hash", mixed_tables(SGD()), [])
+    with pytest.raises(ValueError, match=r"wire_dtype must be one of .*, not 'int8'"):
+        Embedding(mixed_tables(SGD()), wire_dtype="int8")
+
+
+def test_a_wish_of_one_rank_is_known_to_all_and_the_end_only_once_all_have_ended():
+    from hotrows.planning.routing import CHECKPOINT, NO_MORE, STOP
+
+    def work(ranks):
+        embedding = Embedding(mixed_tables(SGD()), ranks=ranks)
+        batch = single_batch(4)
+        wishes = [STOP if ranks.rank == 1 else 0, CHECKPOINT, NO_MORE * ranks.rank, NO_MORE]
+        return [embedding.plan(batch, 0, wish).wishes for wish in wishes]
+
+    torch.manual_seed(0)
+    assert run(work, 2) == [[STOP, CHECKPOINT, 0, NO_MORE]] * 2
+
+
+def test_ranks_that_call_different_collectives_raise_and_do_not_hang():
+    def work(ranks):
+        ranks.barrier() if ranks.rank else ranks.gather_objects(1)
+
+    with pytest.raises(AssertionError, match="different collectives"):
+        run(work, 2)
+
+
