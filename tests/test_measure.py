@@ -7,6 +7,7 @@ import torch
 
 from hotrows import measure
 from hotrows.planning.cost import Link
+from hotrows.ranks import Arrived
 
 
 class Slow:
@@ -24,12 +25,12 @@ class Slow:
 
     def all_to_all(self, tensor, sent, received):
         self._wait(4 * sent[1])
-        return tensor
+        return Arrived(tensor)
 
     def all_reduce(self, tensor):
         if tensor.dtype == torch.float32:  # the times themselves are summed at once
             self._wait(4 * tensor.numel())
-        return tensor
+        return Arrived(tensor)
 
     def barrier(self):
         pass

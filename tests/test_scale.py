@@ -10,7 +10,7 @@ from hotrows.data import Loader, synth
 from hotrows.planning.cost import TableLoad
 from hotrows.planning.frequencies import Frequencies
 from hotrows.planning.machines import MACHINES
-from hotrows.planning.sharding import Placement
+from hotrows.planning.sharding import BY_COLUMNS, Placement
 from hotrows.scale import kind_of, predict
 from tests.test_cli import hotrows, one_thread  # noqa: F401  (fixtures)
 
@@ -102,7 +102,7 @@ def test_what_does_not_fit_is_said_and_left_out_of_the_curve():
 
 def test_ways_have_names():
     load = TableLoad("t", 10, 4, 20, 1.0, Frequencies.zipf(10, 1.0))
-    assert kind_of(Placement(columns=True, num_ranks=4), load, 4) == "by columns"
+    assert kind_of(BY_COLUMNS, load, 4) == "by columns"
     assert kind_of(Placement(hot=10), load, 4) == "replicated"
     assert kind_of(Placement(hot=2), load, 4) == "on one rank"
     assert kind_of(Placement(num_ranks=4), load, 4) == "dealt"

@@ -14,16 +14,15 @@ import dataclasses
 import os
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from hotrows import ops
 from hotrows.nn import MLP, choose_linear_paths, use_linear_paths
 from hotrows.planning.cost import Link, Machine
+from hotrows.ranks import Ranks
 
 _WINDOW = 0.15  # seconds of each measurement, three times
 _COPIED = 1 << 27  # bytes, more than caches hold
@@ -31,19 +30,6 @@ _TABLE = 1 << 29  # bytes of rows
 _ROWS = 40_000  # read of them at a time, ascending, as a plan names them
 _LOOKED_UP = 213_000
 _SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)  # bytes that a rank sends
-
-
-class Ranks(Protocol):
-    """The processes that train together, as far as links are measured with them."""
-
-    rank: int
-    num_ranks: int
-
-    def all_to_all(self, tensor: Tensor, sent: list[int], received: list[int]) -> Tensor: ...
-
-    def all_reduce(self, tensor: Tensor) -> Tensor: ...
-
-    def barrier(self) -> None: ...
 
 
 def measure(ranks: Ranks | None = None, ranks_per_node: int | None = None) -> Machine:
@@ -143,7 +129,7 @@ def fit(points: Sequence[tuple[float, float]], messages: int) -> Link:
 
 
 def _bound(function: Callable, *arguments: object) -> Callable[[], object]:
-    return lambda: function(*arguments)
+    return lambda: function(*arguments).wait()
 
 
 def _slowest(ranks: Ranks, run: Callable[[], object], size: int) -> float:
@@ -158,7 +144,7 @@ def _slowest(ranks: Ranks, run: Callable[[], object], size: int) -> float:
         times[n] = time.perf_counter() - begin
     own = torch.zeros(ranks.num_ranks, repeats, dtype=torch.float64)
     own[ranks.rank] = times
-    return float(ranks.all_reduce(own).max(0).values.median())
+    return float(ranks.all_reduce(own).wait().max(0).values.median())
 
 
 def _seconds_of_row(stride: int) -> float:

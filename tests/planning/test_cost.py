@@ -20,7 +20,7 @@ from hotrows.planning.cost import (
 )
 from hotrows.planning.frequencies import Frequencies
 from hotrows.planning.machines import MACHINES
-from hotrows.planning.sharding import Placement
+from hotrows.planning.sharding import BY_COLUMNS, Placement
 
 ROUND = Machine(
     name="round", flops=1e6, memory_bandwidth=1e6, row_seconds=1e-3, row_bandwidth=1e6,
@@ -78,16 +78,16 @@ def test_a_replicated_row_is_read_everywhere_and_its_gradient_reduced():
 def test_columns_are_near_even_and_each_is_asked_for_all_rows():
     of = volumes_of(
         load(dim=5),
-        Placement(columns=True, num_ranks=3),
+        BY_COLUMNS,
         3,
         dataclasses.replace(STEP, batch_size=3),
     )
-    assert of.sent == pytest.approx(np.array([2 * 2 * 4, 2 * 2 * 4, 2 * 1 * 4]))
-    assert of.received == pytest.approx(np.array([3 * 4, 3 * 4, 4 * 4]))
+    assert of.sent == pytest.approx(np.array([2 * 1 * 4, 2 * 2 * 4, 2 * 2 * 4]))
+    assert of.received == pytest.approx(np.array([4 * 4, 3 * 4, 3 * 4]))
     assert of.numbers_sent == pytest.approx(np.array([8, 8, 8]))
     assert of.held.sum() == pytest.approx(24)
-    few = volumes_of(load(dim=2), Placement(columns=True, num_ranks=3), 3, STEP)
-    assert few.held.tolist() == [6, 6, 0] and few.gathered_rows.tolist() == [1, 1, 0]
+    few = volumes_of(load(dim=2), BY_COLUMNS, 3, STEP)
+    assert few.held.tolist() == [0, 6, 6] and few.gathered_rows.tolist() == [0, 1, 1]
 
 
 def test_owners_send_sums_of_long_lists_where_that_is_less():
@@ -164,7 +164,7 @@ def place_of(kind, rows, num_ranks):
     return {
         "rows": Placement(num_ranks=num_ranks),
         "one": Placement(first_rank=num_ranks - 1),
-        "columns": Placement(columns=True, num_ranks=num_ranks),
+        "columns": BY_COLUMNS,
         "replicated": Placement(hot=rows),
         "hot": Placement(hot=rows // 2, num_ranks=num_ranks),
     }[kind]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hotrows.planning.cost import Step, TableLoad, step_cost, volumes_of, work_seconds
 from hotrows.planning.frequencies import Frequencies
 from hotrows.planning.machines import MACHINES
-from hotrows.planning.sharding import Placement
+from hotrows.planning.sharding import BY_COLUMNS, Placement
 from hotrows.planning.sharding_choice import choose
 
 STEP = Step(65_536, 1e7, 1e6)
@@ -84,7 +84,7 @@ def test_columns_only_where_each_rank_keeps_a_cache_line():
     ("kind", "placement"),
     [
         ("rows", Placement(num_ranks=4)),
-        ("columns", Placement(num_ranks=4, columns=True)),
+        ("columns", BY_COLUMNS),
         ("replicated", Placement(hot=1000)),
     ],
 )

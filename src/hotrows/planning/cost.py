@@ -337,8 +337,7 @@ def _columns(
 ) -> Volumes:
     """Columns: every rank is asked by all for u rows, and answers with its w of D columns."""
     n = load.lookups * step.batch_size / num_ranks
-    rank = np.arange(num_ranks)
-    width = load.dim // num_ranks + (rank < load.dim % num_ranks)  # [P]
+    width = np.diff(load.dim * np.arange(num_ranks + 1) // num_ranks)  # [P], as `columns_of` deals
     asks = width > 0
     asked, union = cold.distinct(n), cold.distinct(n * num_ranks)
     vectors = step.batch_size / num_ranks if load.pooled and step.send_sums else math.inf

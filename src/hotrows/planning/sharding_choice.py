@@ -8,10 +8,11 @@ In four steps, each of which can be told in a sentence:
     hot      an id is held by every rank where reading it there and all-reducing its gradient costs a
              rank less than exchanging it; a table of such ids alone is replicated
     order    tables by what they cost, the dearest first
-    place    all rows go over all ranks; or, where that makes the step 2 % faster, those that are not
-             hot; or each table goes to one rank or all, or to 1, 2, 4, ... or all ranks from the one
-             that has the least to do: the cheapest that leaves no rank with more than its fair share
-             of all work, else the one after which the busiest has the least
+    place    all rows go over all ranks; or, where that makes the step 2 % faster, whole tables to one
+             rank each, or everything everywhere, or what is not hot over all ranks; or each table's
+             to one rank or all, or to 1, 2, 4, ... or all, from the rank on that has the least to
+             do: the cheapest way that leaves no rank with more than its fair share of all work, else
+             the one after which the busiest has the least
     packs    a pack (tables of equal dim and record) as a whole goes by columns, or is replicated,
              where the step takes less time then
 
@@ -37,10 +38,11 @@ from hotrows.planning.cost import (
     wire_seconds,
     work_seconds,
 )
-from hotrows.planning.sharding import Placement
+from hotrows.planning.sharding import BY_COLUMNS, Placement
 
 KINDS = ("auto", "rows", "tables", "columns", "replicated")
-_WAYS = ("rows", "hot or rows", "one or rows", "auto")  # of placing tables, the simplest first
+_PLAIN = ("rows", "tables", "replicated")  # ways of placing all tables, the simplest first
+_WITH_HOT = ("hot or rows", "one or rows", "auto")
 _LEAST_COLUMNS = 64  # bytes of a row that a rank holds at least, by columns: a cache line
 _EQUAL = 1.02  # up to so many times, work counts as equal
 _FOR_HOT = 0.5  # of the memory that dealt tables leave
@@ -91,9 +93,9 @@ def choose(
         return Choice((Placement(),) * len(loads), alone)
     if kind != "auto":
         return _place(setting, [kind] * len(loads))
-    kinds = [_WAYS[0]] * len(loads)
+    kinds = ["rows"] * len(loads)
     best = _place(setting, kinds)
-    for way in _WAYS[1:]:
+    for way in (*_PLAIN[1:], *_WITH_HOT):
         best, kinds = _better(setting, best, kinds, [way] * len(loads))
     width = min(load.weight_bytes for load in loads)
     for pack in dict.fromkeys(map(_pack_of, loads)):
@@ -198,7 +200,7 @@ def _places(load: TableLoad, hot: int, kind: str, first: int, num_ranks: int) ->
     if hot == load.rows:
         return [Placement(hot=hot)]
     if kind == "columns":
-        return [Placement(columns=True, num_ranks=num_ranks)]
+        return [BY_COLUMNS]
     over = dataclasses.replace(_over_all(load, hot, num_ranks), first_rank=first)
     if kind in ("rows", "hot or rows"):
         return [over]
@@ -234,7 +236,7 @@ def _hot_ids(setting: _Setting, kinds: Sequence[str]) -> list[int]:
         wins = gain > 0
         num = len(wins) if wins.all() else int(wins.argmin())
         ids = load.ids.ids[:num]
-        if num and kinds[t] in _WAYS[1:]:
+        if num and kinds[t] in _WITH_HOT:
             per_byte = float(gain[:num] @ ids / ids.sum()) / load.record_bytes
             gains.append((-per_byte, t, round(float(ids.sum()))))
     for _, t, num in sorted(gains):
