@@ -20,15 +20,20 @@ import torch
 from torch.nn.functional import mse_loss
 
 from hotrows import ops
+from hotrows.batch import Batch
 from hotrows.nn import MLP, choose_linear_paths, use_linear_paths
+from hotrows.optim import Adagrad
 from hotrows.planning.cost import Link, Machine
+from hotrows.planning.packing import pack_tables
+from hotrows.planning.planner import Planner
 from hotrows.ranks import Ranks
+from hotrows.schema import Table
 
 _WINDOW = 0.15  # seconds of each measurement, three times
 _COPIED = 1 << 27  # bytes, more than caches hold
 _TABLE = 1 << 29  # bytes of rows
 _ROWS = 40_000  # read of them at a time, ascending, as a plan names them
-_LOOKED_UP = 213_000
+_TABLE_ROWS = 400_000  # no multiple of 7,919
 _SIZES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 22)  # bytes that a rank sends
 
 
@@ -72,13 +77,17 @@ def rows() -> tuple[float, float]:
     return max(small - 64 / bandwidth, 0.0), bandwidth
 
 
-def planning_rate() -> float:
-    """Lookups a second that are deduplicated: 213 thousand by Zipf's law over ten million rows."""
-    chances = np.arange(1.0, 10_000_001) ** -1.05
-    chances = np.cumsum(chances) / chances.sum()
-    drawn = np.searchsorted(chances, np.random.default_rng(0).random(_LOOKED_UP))
-    looked_up = torch.from_numpy(drawn.astype(np.int64)) * 7919 % 10_000_000
-    return _LOOKED_UP / _seconds(lambda: ops.unique(looked_up))
+def planning_rate(batch_size: int = 8192, num_features: int = 26) -> float:
+    """Lookups a second that become a plan: 26 features, Zipf's law over 400 thousand rows each."""
+    names = [f"C{n}" for n in range(num_features)]
+    cumulated = np.cumsum(np.arange(1.0, _TABLE_ROWS + 1) ** -1.05)
+    random = np.random.default_rng(0).random(batch_size * num_features)
+    drawn = np.searchsorted(cumulated, random * cumulated[-1]).clip(0, _TABLE_ROWS - 1)
+    ids = torch.from_numpy(drawn.astype(np.int64)) * 7919 % _TABLE_ROWS
+    tables = [Table(name, _TABLE_ROWS, 16, (name,), optimizer=Adagrad()) for name in names]
+    planner = Planner(pack_tables(tables))
+    batch = Batch(tuple(names), ids, torch.empty(batch_size, 0), torch.empty(batch_size))
+    return len(ids) / _seconds(lambda: planner.plan(batch))
 
 
 def flops(batch_size: int = 4096, sizes: Sequence[int] = (512, 512, 256, 64, 1)) -> float:

@@ -57,7 +57,7 @@ def test_the_parts_of_its_step_by_hand():
     assert cost.dense == pytest.approx(2 * 1000 / 1e6 + 28 * 100 / 1e6)
     assert cost.dense_reduce == pytest.approx(2 * (1 / 2) * 400 / 1e4 + 2 * 1e-2)
     assert cost.update == pytest.approx(1e-3 + 24e-6 + 32e-6)
-    assert cost.planning == pytest.approx(4 / 1e4 + 4 / 1e4 + 1e-2)
+    assert cost.planning == pytest.approx(4 / 1e4 + 4 / 1e4 + 2e-2)
     assert (cost.messages, cost.held, cost.reduce) == (2, 12, 0)
     assert cost.serial_seconds == pytest.approx(sum(cost.parts.values()))
     hidden = 2 / 3 * cost.dense
@@ -71,6 +71,7 @@ def test_a_replicated_row_is_read_everywhere_and_its_gradient_reduced():
     assert of.gathered_rows.tolist() == of.updated_rows.tolist() == [1, 1]
     assert of.sent.tolist() == of.received.tolist() == [0, 0]
     assert of.reduced == 8 and of.held.tolist() == [12, 12]
+    assert of.numbers_sent.tolist() == [4, 4] and of.looked_up.tolist() == [2 + 2, 2 + 2]
     cost = step_cost(ROUND, [load()], [Placement(hot=1)], 2, STEP)
     assert cost.exchange == 0 and cost.reduce == pytest.approx(8 / 1e4 + 2e-2)
 

@@ -364,12 +364,12 @@ def _columns(
 def _hot(load: TableLoad, hot: Frequencies, num_ranks: int, step: Step) -> Volumes:
     """Rows on every rank: read there; gradients summed over the U that any rank has read.
 
-    Which these are, ranks tell one another by number or, where that is less, as a bit per hot row.
+    Which these are, every rank tells every other by number; each dedups what it is told.
     """
     n = load.lookups * step.batch_size / num_ranks
     asked, union = hot.distinct(n), hot.distinct(n * num_ranks)
     others = num_ranks - 1
-    told = min(_NUMBER * asked * others, hot.rows / 4) if others else 0.0
+    told = _NUMBER * asked * others
     each = np.ones(num_ranks)
     return Volumes(
         gathered_rows=asked * each,
@@ -381,7 +381,7 @@ def _hot(load: TableLoad, hot: Frequencies, num_ranks: int, step: Step) -> Volum
         received=0 * each,
         numbers_sent=told * each,
         numbers_received=told * each,
-        looked_up=0 * each,
+        looked_up=num_ranks * asked * each if others else 0 * each,
         held=hot.rows * load.record_bytes * each,
         reduced=union * load.dim * step.wire_bytes if others else 0.0,
     )
@@ -485,7 +485,7 @@ def step_cost(
 
     dense     b flops_per_sample / flops + 28 bytes of each dense parameter through memory (Adam)
     exchange  twice, there and back: an all-to-all per pack
-    planning  lookups and numbers asked / planning_rate + an all-to-all of numbers per pack
+    planning  lookups and numbers asked / planning_rate + two all-to-alls: counts, and numbers
     loading   of a node: bytes of min(its samples x samples of a page, B) samples / disk_bandwidth
     moving    records that are not in fast memory, read and written back / far_bandwidth
     """
@@ -514,7 +514,7 @@ def step_cost(
         + 28 * step.dense_parameters / machine.memory_bandwidth,
         dense_reduce=reduce_seconds(machine, 4 * step.dense_parameters, num_ranks),
         update=float(update_seconds(machine, of).max()),
-        planning=_planning_seconds(machine, of, num_ranks, rounds),
+        planning=_planning_seconds(machine, of, num_ranks),
         loading=_loading_seconds(machine, num_ranks, step),
         moving=_moving_seconds(machine, loads, placements, of, num_ranks, step),
         micro_batches=step.micro_batches,
@@ -526,10 +526,11 @@ def step_cost(
     )
 
 
-def _planning_seconds(machine: Machine, of: Volumes, num_ranks: int, rounds: int) -> float:
+def _planning_seconds(machine: Machine, of: Volumes, num_ranks: int) -> float:
+    """Ranks tell one another how many numbers come, then the numbers of all packs at once."""
     numbers = float(np.maximum(of.numbers_sent, of.numbers_received).max())
     on_wire = wire_seconds(machine, numbers, num_ranks)
-    messages = rounds * message_seconds(machine, num_ranks)
+    messages = 2 * message_seconds(machine, num_ranks) if num_ranks > 1 else 0.0
     return float(of.looked_up.max()) / machine.planning_rate + on_wire + messages
 
 

@@ -12,7 +12,7 @@ of host memory and 8 NVMe disks in a node; PCIe 5 x16 at 64 GB/s each way. Assum
 peak (products of a few hundred columns, and what stands between them), 75 % of memory and links, half
 of a host's memory free for tables. Seconds per message are what one more message costs an all-to-all
 that has many under way: 15 microseconds through kernel TCP, 1.5 between H100 nodes and 0.5 inside
-one. Planning is one thread on a CPU (0.15 billion lookups a second) and a radix sort on a GPU. All
+one. Planning is one thread on a CPU (50 million lookups a second) and a radix sort on a GPU. All
 of these are assumed.
 """
 
@@ -28,7 +28,7 @@ _CPU = Machine(
     memory_bandwidth=550e9,
     row_seconds=0.5e-9,  # 64 cores with ten reads each under way, 100 ns a read: 0.16 ns at best
     row_bandwidth=400e9,
-    planning_rate=0.15e9,
+    planning_rate=0.05e9,
     memory=400e9,
     outer=Link(15e-6, 25e9 / 8 * 0.9),
     disk_bandwidth=3e9,

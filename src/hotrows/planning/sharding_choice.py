@@ -123,8 +123,10 @@ class _Setting:
         return _Option(place, work_seconds(self.machine, of, self.num_ranks), of.held)
 
     def seconds(self, choice: Choice) -> float:
+        """Of the step, or of a lane beside it that placements bear on, if it is slower."""
         placed = (self.machine, self.loads, choice.placements, self.num_ranks, self.step)
-        return step_cost(*placed).critical
+        cost = step_cost(*placed)
+        return max(cost.critical, cost.planning, cost.moving)
 
     def check_memory(self, held: float) -> None:
         if held > self.memory:
