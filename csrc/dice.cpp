@@ -104,37 +104,43 @@ HOTROWS_API void hotrows_dice(const float* x, const float* mean, const float* rs
     }
 }
 
-// by_statistics: whether mean and rstd are those of these rows, so that the gradient flows through them.
-HOTROWS_API void hotrows_dice_backward(const float* grad, const float* x, const float* mean,
-                                       const float* rstd, const float* alpha, int64_t M, int64_t H,
-                                       int by_statistics, float* grad_x, float* grad_alpha) {
+// sums: [3, H]: of dz, of dz z, and of the gradient of alpha, over the rows.
+HOTROWS_API void hotrows_dice_sums(const float* grad, const float* x, const float* mean, const float* rstd,
+                                   const float* alpha, int64_t M, int64_t H, float* sums) {
   const int64_t chunks = chunks_of_rows(M), P = padded(H);
-  std::vector<float> parts(chunks * 3 * P);  // sums of dz, of dz z and of the gradient of alpha
+  std::vector<float> parts(chunks * 3 * P);
 #pragma omp parallel for schedule(static)
   for (int64_t c = 0; c < chunks; ++c) {
-    float* sums = &parts[c * 3 * P];
+    float* part = &parts[c * 3 * P];
     for (int64_t m = M * c / chunks; m < M * (c + 1) / chunks; ++m)
       for (int64_t h = 0; h < H; h += kLanes) {
         const float* g = grad + m * H + h;
         const Slope s(g, x + m * H + h, mean + h, rstd + h, alpha + h, H - h);
-        store_full(sums + h, load_full(sums + h) + s.by_z);
-        store_full(sums + P + h, fma(s.by_z, s.z, load_full(sums + P + h)));
-        store_full(sums + 2 * P + h,
-                   fma(load(g, H - h) * s.x, 1.0f - s.p, load_full(sums + 2 * P + h)));
+        store_full(part + h, load_full(part + h) + s.by_z);
+        store_full(part + P + h, fma(s.by_z, s.z, load_full(part + P + h)));
+        store_full(part + 2 * P + h,
+                   fma(load(g, H - h) * s.x, 1.0f - s.p, load_full(part + 2 * P + h)));
       }
   }
   std::vector<float> totals(3 * P);
   for (int64_t c = 0; c < chunks; ++c)
     for (int64_t n = 0; n < 3 * P; ++n) totals[n] += parts[c * 3 * P + n];
-  std::copy(&totals[2 * P], &totals[2 * P] + H, grad_alpha);
-  const float share = by_statistics && M > 0 ? 1.0f / static_cast<float>(M) : 0.0f;
+  for (int64_t n = 0; n < 3; ++n) std::copy_n(&totals[n * P], H, sums + n * H);
+}
+
+// The gradient of x. sums: [2, H], of dz and of dz z over the num_rows rows whose statistics mean and
+// rstd are, these M and maybe others; num_rows = 0: they are none of theirs, and nothing flows through.
+HOTROWS_API void hotrows_dice_to_x(const float* grad, const float* x, const float* mean, const float* rstd,
+                                   const float* alpha, const float* sums, int64_t M, int64_t H,
+                                   int64_t num_rows, float* grad_x) {
+  const float share = num_rows > 0 ? 1.0f / static_cast<float>(num_rows) : 0.0f;
 #pragma omp parallel for schedule(static)
   for (int64_t m = 0; m < M; ++m)
     for (int64_t h = 0; h < H; h += kLanes) {
       const int64_t left = H - h;
       const float* g = grad + m * H + h;
       const Slope s(g, x + m * H + h, mean + h, rstd + h, alpha + h, left);
-      const Vec through = share * fma(s.z, load_full(&totals[P + h]), load_full(&totals[h]));
+      const Vec through = share * fma(s.z, load(sums + H + h, left), load(sums + h, left));
       const Vec direct = load(g, left) * fma(1.0f - s.alpha, s.p, s.alpha);
       store(grad_x + m * H + h, fma(load(rstd + h, left), s.by_z - through, direct), left);
     }

@@ -1,6 +1,5 @@
 """An embedding on several ranks against the same one on a single rank."""
 
-
 import pytest
 import torch
 from torch.testing import assert_close
@@ -20,7 +19,9 @@ MIXED = {
     "user.linear": Placement(hot=20, num_ranks=2, first_rank=1),
     "shop.linear": replicated(3),
 }
-BY_COLUMN = {name: BY_COLUMNS if name in ("user", "item", "shop") else Placement() for name in MIXED}
+BY_COLUMN = {
+    name: BY_COLUMNS if name in ("user", "item", "shop") else Placement() for name in MIXED
+}
 SHARDINGS = {"rows": "rows", "tables": "tables", "columns": "columns", "replicated": "replicated",
              "mixed": MIXED, "mixed columns": BY_COLUMN}  # fmt: skip
 READS = [("user", "vector"), ("item", "vector"), ("shop", "vector"), ("last_item", "vector"),
@@ -131,6 +132,31 @@ def test_a_cache_on_every_rank_changes_nothing(num_slices, name):
         assert torch.equal(found[table], expected[table])
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("pack_parts", [2, 100])
+def test_packs_in_parts_equal_whole_ones(pack_parts, num_ranks):
+    tables, batches = mixed_tables(Adagrad(lr=0.05)), batches_of("jagged", 2)
+    check(num_ranks, "rows", tables, batches, exact=num_ranks == 1, pack_parts=pack_parts)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("name", SHARDINGS)
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_sums_where_rows_are_equal_rows_that_travel(num_ranks, name, weighted):
+    torch.manual_seed(0)
+    batches = [jagged_batch(37, weighted) for _ in range(3)]
+    pooling = {"item": "mean", "user": "sum", "last_item": "mean"}
+    tables = mixed_tables(Adagrad(lr=0.05))
+    alone = Embedding(tables, seed=3, pooling=pooling)
+    train(alone, batches)
+    embeddings, _ = on_ranks(
+        num_ranks, placements(name, num_ranks), tables, batches, 2, pooling=pooling,
+        summed=("item", "user"),
+    )  # fmt: skip
+    for table, weights in whole_weights(embeddings).items():
+        assert_close(weights, alone.weights(table), rtol=3e-5, atol=3e-6)
+
+
 @pytest.mark.parametrize("name", SHARDINGS)
 def test_rows_begin_the_same_on_any_number_of_ranks(name):
     alone = Embedding(mixed_tables(SGD()), seed=3)
@@ -207,5 +233,3 @@ def test_ranks_that_call_different_collectives_raise_and_do_not_hang():
 
     with pytest.raises(AssertionError, match="different collectives"):
         run(work, 2)
-
-

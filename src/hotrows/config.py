@@ -41,6 +41,9 @@ class TrainConfig:
     evaluate_every: steps between evaluations. None: three times within the first epoch, and at the
         end of every one.
     checkpoint_every: steps between checkpoints beside those at evaluations, the end and Ctrl-C.
+    keep_last: how many checkpoints stay beside the best one. full_every: every so-manieth holds all
+        rows, those between the rows changed since the one before. background_checkpoints: training goes
+        on while they are written, where there is memory for a copy of what is.
     warmup_steps: both rates rise evenly from 0 to their value over so many steps.
     decay_factor: what both rates are multiplied with after `decay_patience` evaluations without a
         better score; stop_patience: after how many such evaluations training stops. None: never.
@@ -56,9 +59,11 @@ class TrainConfig:
     in_flight: how many batches may move rows at once. lookahead_memory: bytes of ids waiting in the
         look ahead; None: a quarter of fast_memory, 64 MiB at least.
     micro_batches: in how many parts the model learns from a batch, one update in all; between ranks
-        the rows of the next part travel meanwhile. sharding: where the rows of tables are among ranks:
-        `auto`, `rows`, `tables`, `columns` or `replicated`. wire_dtype: of rows and gradients on their
-        way between ranks. timeout: seconds after which a rank that does not answer is given up.
+        the rows of the next part travel meanwhile. pack_parts: in how many packs tables of equal
+        attributes are dealt: one is looked up while the rows of another travel.
+    sharding: where the rows of tables are among ranks: `auto`, `rows`, `tables`, `columns` or
+        `replicated`. wire_dtype: of rows and gradients on their way between ranks. timeout: seconds
+        after which a rank that does not answer is given up.
     linear_paths: `measured` at the start of a run, `plain` PyTorch, or `auto`: measured where a run
         is long enough to gain from it. Paths differ in rounding, so two runs of equal settings have
         equal bits for sure only with `plain`; a resumed run always.
@@ -82,6 +87,9 @@ class TrainConfig:
     shuffle: bool = True
     evaluate_every: int | None = None
     checkpoint_every: int | None = None
+    keep_last: int = 1
+    full_every: int = 1
+    background_checkpoints: bool = True
     warmup_steps: int = 0
     decay_factor: float = 0.3
     decay_patience: int | None = 2
@@ -95,6 +103,7 @@ class TrainConfig:
     lookahead_memory: int | None = None
     linear_paths: str = "auto"
     micro_batches: int = 1
+    pack_parts: int = 1
     sharding: str = "auto"
     wire_dtype: str = "float32"
     timeout: float = 300.0
@@ -108,7 +117,8 @@ class TrainConfig:
         _check_choice("sharding", self.sharding, SHARDINGS)
         _check_choice("wire_dtype", self.wire_dtype, WIRE_DTYPES)
         for name in (
-            "epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every", "micro_batches"
+            "epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every", "micro_batches",
+            "pack_parts", "keep_last", "full_every",
         ):  # fmt: skip
             _check_at_least(name, getattr(self, name), 1)
         for name in ("decay_patience", "stop_patience"):

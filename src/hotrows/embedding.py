@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -32,13 +32,13 @@ from hotrows.planning import packing
 from hotrows.planning.packing import Pack
 from hotrows.planning.planner import Planner
 from hotrows.planning.sharding import KINDS, Placement, uniform
-from hotrows.ranks import OneRank, Ranks
+from hotrows.ranks import Note, OneRank, Ranks
 from hotrows.record import RecordLayout, views
 from hotrows.schema import Cross, Schema, Table
 from hotrows.storage.cache import CHUNK_ROWS, Cache, chunks
 from hotrows.storage.store import FirstValues, MemoryStore
 from hotrows.tiers import Caching, Tiers
-from hotrows.traffic import Note, Traffic
+from hotrows.traffic import Traffic
 from hotrows.vectors import Vectors
 
 _LEAST_CHUNK = 256  # rows
@@ -66,6 +66,8 @@ class Embedding:
         are then collective, called by all ranks in the same order.
     sharding: where the rows of each table are: `rows`, `tables`, `columns` or `replicated` for all, or a
         `Placement` by table. num_slices: in how many parts the model learns from a batch.
+    pack_parts: in how many packs tables of equal attributes are dealt. summed: list features whose
+        vectors are summed where their rows are (`planning.summing`).
     wire_dtype: of rows and gradients between ranks: `float32`, `bfloat16` or `float16`.
     """
 
@@ -83,6 +85,8 @@ class Embedding:
         ranks: Ranks | None = None,
         sharding: str | Mapping[str, Placement] = "rows",
         num_slices: int = 1,
+        pack_parts: int = 1,
+        summed: Collection[str] = (),
         wire_dtype: str = "float32",
     ) -> None:
         default = optimizer or Adagrad()
@@ -92,12 +96,12 @@ class Embedding:
         self.ranks = ranks or OneRank()
         rank, num_ranks = self.ranks.rank, self.ranks.num_ranks
         placements = _placements(sharding, self.tables, num_ranks)
-        self.packs = packing.pack_tables(self.tables, sequences, placements)
+        self.packs = packing.pack_tables(self.tables, sequences, placements, pack_parts)
         self.groups = packing.group_packs(self.packs, rank, num_ranks)
         self.shards = tuple(pack.shard(rank, num_ranks) for pack in self.packs)
         self.seed = seed
         channel = self.ranks.channel("planning")
-        self._planner = Planner(self.packs, pooling, crosses, channel, num_slices)
+        self._planner = Planner(self.packs, pooling, crosses, channel, num_slices, summed)
         self._traffic: Traffic | None = None
         self._wire = _wire(wire_dtype)
         self._widths = tuple(_widths(pack, num_ranks) for pack in self.packs)
@@ -105,6 +109,7 @@ class Embedding:
         self._first = tuple(_first_values(shard, seed) for shard in self.shards)
         in_memory = caching is None or caching.path is None
         self.stores = tuple(map(MemoryStore, self._first)) if in_memory else ()
+        self.touched: tuple[Tensor, ...] = ()
         self._decay: dict[int, Tensor] = {}  # by pack: what the weight decay of each row is times
         self.tiers: Tiers | None = None
         if caching is not None:
@@ -195,7 +200,12 @@ class Embedding:
             return Vectors(self.packs, plan, tuple(leaf.requires_grad_(grad) for leaf in leaves))
         if self._traffic is None or self._traffic.plan is not plan:
             self._traffic = Traffic(
-                plan, self._widths, lambda p: self._lookup(p, plan), self.ranks, self._wire, self.note
+                plan,
+                self._widths,
+                lambda p: self._lookup(p, plan),
+                self.ranks,
+                self._wire,
+                self.note,
             )
         found = self._traffic.rows(part)
         own = plan.slices[part]
@@ -223,6 +233,8 @@ class Embedding:
         for g, group in enumerate(self.groups):
             if all(grads[p] is None for p in group.packs):
                 continue
+            if self.touched:
+                self.touched[g][plan.packs[group.packs[0]].rows] = True
             if self._is_resident(plan, g):
                 for p in group.packs:
                     part = plan.packs[p]
@@ -233,6 +245,10 @@ class Embedding:
                     self.tiers.caches[g].changed(plan.packs[group.packs[0]].slots)
             else:
                 self._update_through(g, plan, grads, lr_scale, squares)
+
+    def note_touched(self) -> None:
+        """From here on `touched` says for each group which rows of this rank are updated: [rows]."""
+        self.touched = tuple(torch.zeros(group.rows, dtype=torch.bool) for group in self.groups)
 
     def _gradients(self, plan: Plan, vectors: Vectors) -> list[Tensor | None]:
         """By pack, the gradients of what its plan looked up."""

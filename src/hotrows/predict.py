@@ -81,6 +81,7 @@ class Predictor:
             ranks=self.ranks,
             sharding="rows" if config.sharding == "auto" else config.sharding,
             num_slices=config.micro_batches,
+            pack_parts=config.pack_parts,
             wire_dtype=config.wire_dtype,
         )
         nn.share_statistics(self.model, self.ranks)
@@ -102,7 +103,9 @@ class Predictor:
         if self._measures(num_samples):
             for precision in sorted({self.config.precision, "float32"}):
                 dtype = getattr(torch, precision)
-                per_step = -(-self.config.batch_size // self.ranks.num_ranks // self.config.micro_batches)
+                per_step = -(
+                    -self.config.batch_size // self.ranks.num_ranks // self.config.micro_batches
+                )
                 choices |= nn.choose_linear_paths(self.model, per_step, dtype)
         nn.use_linear_paths(self.model, choices)
         return choices

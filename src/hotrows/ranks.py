@@ -9,10 +9,12 @@ Every method is collective: all ranks call it, in the same order. Ranks of one j
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
+
+Note = Callable[[str, str, float, float], None]  # of a timeline: stage, lane, begin, end in seconds
 
 
 class Arriving(Protocol):

@@ -78,6 +78,12 @@ def draw_run(run: Path, picture: Path | None = None) -> Path | None:
         return _save(figure, picture or run / "report.png")
 
 
+_STAGES = (
+    *(GRAY, BLUE, "#7fb0de", GREEN, ORANGE, "#b8860b"),
+    *("#8e6bb0", "#5ca8a0", "#c4626b", "#9aa86b", "#4f5b8f"),
+)  # fmt: skip
+
+
 def draw_timeline(events: Sequence[Event], picture: Path, batches: int = 12) -> Path | None:
     """Draws when each stage of the last whole batches of a run was at work, a row per lane."""
     trained = [event.batch for event in events if event.stage == "train"][-batches - 4 :]
@@ -89,7 +95,7 @@ def draw_timeline(events: Sequence[Event], picture: Path, batches: int = 12) -> 
         axes = figure.subplots()
         lanes = list(dict.fromkeys(event.lane for event in events))
         stages = list(dict.fromkeys(event.stage for event in events))
-        colors = dict(zip(stages, (GRAY, BLUE, "#7fb0de", GREEN, ORANGE, "#b8860b"), strict=False))
+        colors = dict(zip(stages, _STAGES, strict=False))
         first = min(event.begin for event in shown)
         for stage in stages:
             own = [event for event in shown if event.stage == stage]
@@ -109,7 +115,7 @@ def draw_timeline(events: Sequence[Event], picture: Path, batches: int = 12) -> 
         axes.invert_yaxis()
         axes.grid(axis="y", visible=False)
         axes.set_xlabel("milliseconds")
-        axes.legend(ncols=len(stages), loc="upper center", bbox_to_anchor=(0.5, -0.22))
+        axes.legend(ncols=min(len(stages), 6), loc="upper center", bbox_to_anchor=(0.5, -0.22))
         _title(figure, "Timeline", "what each lane did; numbers are batches")
         return _save(figure, picture)
 

@@ -19,18 +19,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from hotrows.plan import Answers, Plan
-from hotrows.ranks import Arrived, Arriving, Ranks
+from hotrows.plan import Plan
+from hotrows.ranks import Arrived, Arriving, Note, Ranks
 
-Collect = Callable[[int], Tensor]  # of a pack: [num_shared + R, d], what the places of its plan hold
-Note = Callable[[str, str, int, float, float], None]  # stage, lane, batch, begin, end
+Collect = Callable[
+    [int], Tensor
+]  # of a pack: [num_shared + R, d], what the places of its plan hold
 
 
 class Traffic:
     """What moves for one plan.
 
     collect: looks the rows of a pack up. widths: by pack, how many columns of a row each rank holds.
-    wire: of what travels; None: float32.
+    wire: of what travels; None: float32. note: told when what happened.
     """
 
     def __init__(
@@ -42,9 +43,9 @@ class Traffic:
         self._note = note
         self._packs = range(len(widths))
         self._held: list[Tensor] = []
-        self._arriving: dict[tuple[int, int], Arriving] = {}
+        self._arriving: dict[tuple[int, int], tuple[Arriving, float]] = {}
         self._gradients: list[Tensor] = []
-        self._returning: dict[tuple[int, int], Arriving] = {}
+        self._returning: dict[tuple[int, int], tuple[Arriving, float]] = {}
         self._summed: list[Arriving] = []
         self._given_back = 0
 
@@ -52,9 +53,11 @@ class Traffic:
         """[A, D] per pack: the rows that slice s reads, in the order of its plan."""
         if not self._held:
             for p in self._packs:
-                self._held.append(self._timed("lookup", p, self._collect))
+                begin = time.perf_counter()
+                self._held.append(self._collect(p))
+                self._noted("lookup", "model", begin)
                 self._send(s, p)
-        arrived = [self._timed("exchange rows", p, lambda p: self._arrive(s, p)) for p in self._packs]
+        arrived = [self._arrive(s, p) for p in self._packs]
         if s + 1 < len(self.plan.slices):
             for p in self._packs:
                 self._send(s + 1, p)
@@ -71,11 +74,14 @@ class Traffic:
             num_shared = len(answers.shared[s])
             if num_shared:
                 self._gradients[p].index_add_(0, answers.shared[s], of[:num_shared])
-            self._returning[s, p] = self._send_back(s, p, of[num_shared:])
+            begin = time.perf_counter()
+            self._returning[s, p] = self._send_back(s, p, of[num_shared:]), begin
         if self._given_back == len(self.plan.slices):
             for p in self._packs:
                 shared = self._gradients[p][: self.plan.answers[p].num_shared]
-                self._summed.append(self._ranks.all_reduce(shared) if len(shared) else Arrived(shared))
+                self._summed.append(
+                    self._ranks.all_reduce(shared) if len(shared) else Arrived(shared)
+                )
 
     @property
     def all_given_back(self) -> bool:
@@ -87,7 +93,9 @@ class Traffic:
         self._summed[p].wait()
         first = answers.num_shared
         for s, given in enumerate(answers.given):
-            found = self._timed("exchange gradients", p, lambda p, s=s: self._returning[s, p].wait())
+            arriving, begin = self._returning[s, p]
+            found = arriving.wait()
+            self._noted("gradients", "ranks", begin, arriving)
             end = first + sum(given)
             block[first:end] = found.view(end - first, block.shape[1])
             first = end
@@ -100,16 +108,20 @@ class Traffic:
         answers, held = self.plan.answers[p], self._held[p]
         first = answers.num_shared + sum(sum(given) for given in answers.given[:s])
         own = held[first : first + sum(answers.given[s])]
+        begin = time.perf_counter()
         if not answers.travels[s]:
-            self._arriving[s, p] = Arrived(own.reshape(-1))
+            self._arriving[s, p] = Arrived(own.reshape(-1)), begin
             return
         given = [n * held.shape[1] for n in answers.given[s]]
         asked = [n * w for n, w in zip(answers.asked[s], self._widths[p], strict=True)]
-        self._arriving[s, p] = self._ranks.all_to_all(self._on_wire(own).reshape(-1), given, asked)
+        arriving = self._ranks.all_to_all(self._on_wire(own).reshape(-1), given, asked)
+        self._arriving[s, p] = arriving, begin
 
     def _arrive(self, s: int, p: int) -> Tensor:
         answers, held = self.plan.answers[p], self._held[p]
-        found = self._arriving.pop((s, p)).wait().to(held.dtype)
+        arriving, begin = self._arriving.pop((s, p))
+        found = arriving.wait().to(held.dtype)
+        self._noted("rows", "ranks", begin, arriving)
         if answers.by_columns:
             found = torch.cat(_columns(found, answers.asked[s], self._widths[p]), 1)
         else:
@@ -125,20 +137,15 @@ class Traffic:
             of = torch.cat([part.reshape(-1) for part in of.split(list(self._widths[p]), 1)])
         asked = [n * w for n, w in zip(answers.asked[s], self._widths[p], strict=True)]
         given = [n * self._own_width(p) for n in answers.given[s]]
-        arriving = self._ranks.all_to_all(self._on_wire(of).reshape(-1), asked, given)
-        return arriving
+        return self._ranks.all_to_all(self._on_wire(of).reshape(-1), asked, given)
 
     def _on_wire(self, values: Tensor) -> Tensor:
         return values if self._wire is None else values.to(self._wire)
 
-    def _timed(self, stage: str, p: int, run: Callable[[int], Tensor]) -> Tensor:
-        if self._note is None:
-            return run(p)
-        begin = time.perf_counter()
-        result = run(p)
-        lane = "ranks" if stage.startswith("exchange") else "lookup"
-        self._note(f"{stage} {p}", lane, self.plan.step, begin, time.perf_counter())
-        return result
+    def _noted(self, stage: str, lane: str, begin: float, arriving: Arriving | None = None) -> None:
+        if self._note is not None:
+            end = getattr(arriving, "arrived_at", None) or time.perf_counter()
+            self._note(stage, lane, begin, end)
 
 
 def _block(plan: Plan, p: int, width: int) -> Tensor:

@@ -20,6 +20,7 @@ import math
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ from hotrows.data.description import row_counts
 from hotrows.data.hot_cold import SEQUENTIAL, HotColdLoader, Position, advance, next_block
 from hotrows.data.profile import Profile
 from hotrows.exchange.dense import SharedGradients
+from hotrows.exchange.processes import Processes
 from hotrows.metrics import Metrics
 from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.trace import Event, write_trace
@@ -61,6 +63,7 @@ from hotrows.tiers import Moved
 log = logging.getLogger("hotrows")
 
 Runner = Serial | Overlapped
+_KEPT_EVENTS = 40_000
 
 
 @dataclass(frozen=True)
@@ -187,13 +190,20 @@ class Trainer:
             self.embedding.set_counts(_counts(data, self.embedding.tables))
         self.dense_optimizer = _dense_optimizer(self.config, self.model)
         self._shared = SharedGradients(self.model, self.ranks)
+        self._writer = checkpoint.Writer(
+            self.run, self.embedding, self.model, data.fingerprint,
+            keep_last=self.config.keep_last, full_every=self.config.full_every,
+            background=self.config.background_checkpoints,
+        )  # fmt: skip
         self.standing = Standing(position=_first_position(data, self.config))
         self._random_state = self._first_random_state()
         self._saved: Standing | None = None
         self._progress = progress or (lambda _: None)
         self._interval, self._whole = _Interval(), _Interval()
         self._last_interval: dict[str, Any] = {}
-        self._trace, self._events = trace, list[Event]()
+        self._trace, self._events = trace, deque[Event](maxlen=_KEPT_EVENTS)
+        self._number = 0  # of the batch that is trained
+        self._trace_ranks()
         self._asked: Callable[[], bool] = lambda: False
         self._checkpoint_wished = False
         if begun:
@@ -231,6 +241,7 @@ class Trainer:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.set_rng_state(self._random_state)
             stack.callback(self._write_trace)
+            stack.callback(self._writer.close)
             if self.tiers:
                 stack.callback(self.tiers.stop_writing)
                 self.tiers.warm()
@@ -281,6 +292,7 @@ class Trainer:
             except _Asked:
                 with runner.paused():
                     self._save()
+                    self._writer.wait()
                 raise
             except BaseException:
                 runner.abandon()
@@ -316,18 +328,40 @@ class Trainer:
         total, last = torch.zeros(()), len(parts) - 1
         for number, part in enumerate(parts):
             vectors = self.embedding.lookup(plan, number)
-            with self._autocast():
+            with self._noted("forward"), self._autocast():
                 output = self.model(vectors, part.dense)
             share = plan.slices[number].share if plan.slices else 1.0
             loss = self.predictor.loss(output, part) * share
-            with self._shared.summing() if number == last else nullcontext():
+            with (
+                self._shared.summing() if number == last else nullcontext(),
+                self._noted("backward"),
+            ):
                 loss.backward()
             if number < last:
                 self.embedding.give_back(plan, number, vectors)
             total += loss.detach() if part.size else 0.0
-        self.embedding.update(plan, vectors, scale)
-        self._dense_step(scale)
+        with self._noted("update"):
+            self.embedding.update(plan, vectors, scale)
+        with self._noted("dense step"):
+            self._dense_step(scale)
         return total
+
+    @contextmanager
+    def _noted(self, stage: str) -> Iterator[None]:
+        """Notes when a part of the step ran, where the run is traced."""
+        begin = time.perf_counter()
+        yield
+        if self._trace is not None:
+            self._note(stage, "model", begin, time.perf_counter())
+
+    def _note(self, stage: str, lane: str, begin: float, end: float) -> None:
+        self._events.append(Event(stage, lane, self._number, begin, end))
+
+    def _trace_ranks(self) -> None:
+        """Notes what travels between ranks too."""
+        if self._trace is not None and isinstance(self.ranks, Processes):
+            self.embedding.note = self._shared.note = self._note
+            self.ranks.notes_times = True
 
     def _dense_step(self, scale: float) -> None:
         assert self.config.dense_lr is not None
@@ -350,6 +384,7 @@ class Trainer:
             raise _Asked
         self._checkpoint_wished |= bool(work.plan.wishes & CHECKPOINT)
         ready = time.perf_counter()
+        self._number = work.number
         loss = self._step(work.plan, work.batch)
         end = time.perf_counter()
         self.standing = after_step(self.standing)
@@ -428,22 +463,9 @@ class Trainer:
         # [P, n]: of every rank
         tensors["random_state"] = self.ranks.all_gather(torch.get_rng_state()).wait()
         state = checkpoint.State(self.standing.step, self.standing.to_json(), tensors)
-        name = checkpoint.save(self.run, self.embedding, self.model, state, self.data.fingerprint)
-        before = checkpoint.pointed(self.run)
         is_best = self.standing.best is None or self.standing.best_step == self.standing.step
-        best = name if is_best or before is None else before.best
-        self.ranks.barrier()
-        if self.is_first:
-            checkpoint.point(self.run, checkpoint.Pointer(last=name, best=best))
-        self.ranks.barrier()
-        self._retain()
+        self._writer.save(state, is_best)
         self._saved, self._checkpoint_wished = self.standing, False
-
-    def _retain(self) -> None:
-        """File stores keep the checkpoints that this run may go back to."""
-        if self.tiers:
-            folders = [checkpoint.folder_of(self.run, which) for which in ("last", "best")]
-            self.tiers.retain([checkpoint.generations(folder) for folder in folders])
 
     def _read_checkpoint(self) -> None:
         nn.use_linear_paths(self.model, run_folder.read_json(self.run / "choices.json"))
@@ -459,7 +481,10 @@ class Trainer:
         if len(states) == self.ranks.num_ranks:  # else every rank begins anew
             self._random_state = states[self.ranks.rank]
         _load_optimizer(self.dense_optimizer, state.tensors)
-        self._retain()
+        self._writer.went_to(folder)
+        if self.tiers:
+            of = checkpoint.retained(self.run, self.ranks.rank, self.ranks.num_ranks)
+            self.tiers.retain(of)
 
     def _start_from(self) -> None:
         """Begins with what another run has learned, where the config names one."""
@@ -471,6 +496,7 @@ class Trainer:
         _load_optimizer(self.dense_optimizer, state.tensors)
 
     def _finish(self) -> Result:
+        self._writer.wait()
         pointer = checkpoint.pointed(self.run)
         in_files = self.tiers is not None and self.tiers.files
         if pointer is not None and (pointer.best != pointer.last or in_files):
@@ -503,8 +529,9 @@ class Trainer:
 
     def _write_trace(self) -> None:
         if self._trace is not None and self.is_first:
-            write_trace(self._events, self._trace)
-            report.draw_timeline(self._events, self._trace.with_suffix(".png"))
+            events = list(self._events)
+            write_trace(events, self._trace)
+            report.draw_timeline(events, self._trace.with_suffix(".png"))
 
     def _open_log(self) -> MetricsLog:
         at = self.standing.step, self.standing.evaluated_at
@@ -595,7 +622,9 @@ class _Interval:
     def sum_over(self, ranks: Ranks) -> None:
         """Makes the loss, the samples and the moves those of all ranks; collective."""
         mine = [float(self.loss), self.samples, *dataclasses.astuple(self.moves)]
-        loss, samples, *moves = ranks.all_reduce(torch.tensor(mine, dtype=torch.float64)).wait().tolist()
+        loss, samples, *moves = (
+            ranks.all_reduce(torch.tensor(mine, dtype=torch.float64)).wait().tolist()
+        )
         self.loss, self.samples, self.moves = loss, int(samples), Moved(*map(int, moves))
 
     @property

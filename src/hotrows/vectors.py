@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,7 +40,7 @@ class Vectors:
         """[B, F, D]: the vectors of several features, of all in that role by default.
 
         A view of the leaf where they stand together in one pack, as they do unless asked for out
-        of order.
+        of order, or their tables are in several packs.
         """
         if features is None:
             features = [name for pack in self._packs for name, table in pack.columns
@@ -48,13 +48,14 @@ class Vectors:
         found = [self._find(feature, role) for feature in features]
         if not found:
             raise ValueError(f"no table has the role {role!r}; roles: {self._roles()}")
-        p, first = found[0]
-        if found == [(p, first + i) for i in range(len(found))]:
-            pooled = self._pooled(p)
-            # A slice of everything would cost a copy of the gradient on the way back.
-            whole = len(found) == pooled.shape[1]
-            return pooled if whole else pooled[:, first : first + len(found)]
-        return torch.stack([self[feature, role] for feature in features], 1)
+        parts = [self._columns_of(*span) for span in _spans(found)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _columns_of(self, p: int, first: int, end: int) -> Tensor:
+        """[B, F, D]: consecutive vectors of a pack."""
+        pooled = self._pooled(p)
+        # A slice of everything would cost a copy of the gradient on the way back.
+        return pooled if (first, end) == (0, pooled.shape[1]) else pooled[:, first:end]
 
     def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, Tensor]:
         """The vectors of a sequence feature, [N, D], and where each sample's begin, [B + 1]."""
@@ -93,3 +94,16 @@ class Vectors:
 
     def _roles(self) -> list[str]:
         return sorted({table.role for pack in self._packs for table in pack.tables})
+
+
+def _spans(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """(pack, column) in order as (pack, first column, end).
+
+    (0, 3), (0, 4), (1, 0)  ->  (0, 3, 5), (1, 0, 1)
+    """
+    begin = 0
+    for at in range(1, len(found) + 1):
+        p, first = found[begin]
+        if at == len(found) or found[at] != (p, first + at - begin):
+            yield p, first, first + at - begin
+            begin = at

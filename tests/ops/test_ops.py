@@ -138,8 +138,8 @@ def test_update_equals_the_reference(optimizer, dtype, dim):
         for module, records in ((ops, fast), (reference, slow)):
             module.update(
                 records, layout.as_ints(), rows, rows, order, starts, bag, torch.ones(90),
-                grad, optimizer.kind, hyper_parameters(optimizer, step), step, FIRST_ROWS, pieces(layout.dim),
-                decay,
+                grad, optimizer.kind, hyper_parameters(optimizer, step), step,
+                FIRST_ROWS, pieces(layout.dim), decay,
             )  # fmt: skip
     fast_parts, slow_parts = (views(records, layout.as_ints()) for records in (fast, slow))
     assert_close(fast_parts.state, slow_parts.state, rtol=1e-4, atol=1e-5)
@@ -263,7 +263,9 @@ def test_row_wise_updates_of_some_columns_equal_those_of_whole_rows(dtype):
     hyper = hyper_parameters(optimizer, 0)
     for update in (ops.update, reference.update):
         big, small = whole.clone(), part.clone()
-        update(big, wide.as_ints(), rows, rows, *runs, grad, optimizer.kind, hyper, 3, of, pieces_of[6])
+        update(
+            big, wide.as_ints(), rows, rows, *runs, grad, optimizer.kind, hyper, 3, of, pieces_of[6]
+        )
         mean_squares = (grad * grad).mean(1)
         update(small, narrow.as_ints(), rows, rows, *runs, grad[:, 3:5].contiguous(), optimizer.kind,
                hyper, 3, of, pieces_of[2], None, mean_squares)  # fmt: skip

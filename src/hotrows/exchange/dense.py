@@ -18,19 +18,22 @@ parameter to be used in every step.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
-from hotrows.ranks import Arriving, Ranks
+from hotrows.ranks import Arriving, Note, Ranks
 
 BUCKET_BYTES = 1 << 20
 
 
 class SharedGradients:
     """The gradients of a model's parameters, summed over ranks during backward."""
+
+    note: Note | None = None  # told when which bucket travelled
 
     def __init__(self, model: nn.Module, ranks: Ranks, bucket_bytes: int = BUCKET_BYTES) -> None:
         self._ranks = ranks
@@ -58,7 +61,7 @@ class SharedGradients:
             self._sums = False
         self._send(len(self._buckets))  # parameters without a gradient here may have one elsewhere
         for bucket in self._buckets:
-            bucket.wait()
+            bucket.wait(self.note)
 
     def _hook(self, number: int):
         def found(parameter: Tensor) -> None:
@@ -86,17 +89,22 @@ class _Bucket:
         self.missing = 0
         self._sizes = [parameter.numel() for parameter in parameters]
         self._arriving: Arriving | None = None
+        self._begin = 0.0
 
     def send(self, ranks: Ranks) -> None:
         parts = [
             torch.zeros_like(p).view(-1) if p.grad is None else p.grad.reshape(-1)
             for p in self.parameters
         ]
+        self._begin = time.perf_counter()
         self._arriving = ranks.all_reduce(torch.cat(parts))
 
-    def wait(self) -> None:
+    def wait(self, note: Note | None) -> None:
         assert self._arriving is not None
         sums = self._arriving.wait().split(self._sizes)
+        if note is not None:
+            end = getattr(self._arriving, "arrived_at", None) or time.perf_counter()
+            note("dense gradients", "ranks", self._begin, end)
         self._arriving = None
         for parameter, of in zip(self.parameters, sums, strict=True):
             parameter.grad = of.view_as(parameter)

@@ -9,6 +9,7 @@ collective that does not end within `timeout` seconds raises, so that no job han
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -60,11 +61,15 @@ class Sent:
 
 
 class Processes:
-    """This process among those of a process group; see `hotrows.ranks.Ranks`."""
+    """This process among those of a process group; see `hotrows.ranks.Ranks`.
+
+    sent: so far; notes_times: whether collectives say when they were over.
+    """
 
     def __init__(self, timeout: float = TIMEOUT, group: Any = None) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
         self.sent = Sent()
+        self.notes_times = False
         self._timeout = timeout
         self._group = group
         self._channels: dict[str, Processes] = {}
@@ -131,10 +136,19 @@ class Processes:
 
 
 class _Travelling:
-    """A collective under way."""
+    """A collective under way.
+
+    arrived_at: when its result was there, by `time.perf_counter`, where the ranks note times.
+    """
 
     def __init__(self, ranks: Processes, work: Any, out: Tensor) -> None:
         self._ranks, self._work, self._out = ranks, work, out
+        self.arrived_at: float | None = None
+        if ranks.notes_times:
+            work.get_future().add_done_callback(self._note)
+
+    def _note(self, _: Any) -> None:
+        self.arrived_at = time.perf_counter()
 
     def wait(self) -> Tensor:
         try:

@@ -76,7 +76,9 @@ class EvolvingInterest(nn.Module):
     reset, gate_bias: of both GRUs: see `nn.GRU`.
     auxiliary: how much the auxiliary loss counts: each state should tell the element that came next
         from one that stands in another place of the batch's histories, in place of items drawn from
-        all clicks. `auxiliary_hidden`: sizes of the network that tells (authors' code: 100-50); None:
+        all clicks. On several ranks it is the mean over the elements of each rank's share, weighed by
+        the rank's share of samples: not quite the mean over all elements; and the other places are
+        the rank's own. `auxiliary_hidden`: sizes of the network that tells (authors' code: 100-50); None:
         the inner product, as the paper.
     sums: whether the history's sum and its product with the target are added, as authors' code.
     """
@@ -128,10 +130,9 @@ class EvolvingInterest(nn.Module):
         return interest, self.auxiliary * self._auxiliary_loss(states, past, offsets)
 
     def _auxiliary_loss(self, states: Tensor, past: Tensor, offsets: Tensor) -> Tensor:
-        """The mean cross-entropy of telling what came next, over all elements that have a next."""
-        if len(past) < 2:
-            return states.sum() * 0
-        has_next = torch.ones(len(past) - 1, dtype=torch.bool, device=past.device)
+        """The mean cross-entropy of telling what came next, over all elements that have a next; 0
+        where none has, and the network runs all the same: other ranks wait for its normalisation."""
+        has_next = torch.ones(max(len(past) - 1, 0), dtype=torch.bool, device=past.device)
         ends = offsets[1:-1] - 1
         has_next[ends[(ends >= 0) & (ends < len(past) - 1)]] = False
         others = _Shuffled.apply(past[1:])

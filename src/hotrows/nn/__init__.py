@@ -18,6 +18,7 @@ from hotrows.nn.linear_paths import choose_linear_paths, products_per_sample, us
 from hotrows.nn.mlp import MLP, linear_from_zero
 from hotrows.nn.prelu import PReLU
 from hotrows.nn.recurrent import GRU, AttentionalGRU
+from hotrows.nn.statistics import share_statistics
 from hotrows.nn.target_attention import TargetAttention, TargetProjection
 
 __all__ = [
@@ -47,12 +48,9 @@ __all__ = [
     "pool_padded",
     "products_per_sample",
     "samples_of",
+    "share_statistics",
     "softmax_jagged",
     "to_padded",
     "use_linear_paths",
     "weighted_sum",
 ]
-
-
-def share_statistics(model, ranks):
-    pass

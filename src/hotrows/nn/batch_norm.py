@@ -6,45 +6,58 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hotrows.ops.dice import moments
+from hotrows.nn.statistics import Moments, OverRanks, moments, summed
 
 
-class BatchNorm(nn.BatchNorm1d):
-    """`nn.BatchNorm1d` of [M, width], but for two things.
+class BatchNorm(OverRanks, nn.BatchNorm1d):
+    """`nn.BatchNorm1d` of [M, width], but for three things.
 
     PyTorch's own sums in an order that depends on the number of threads; here it is fixed. And
     training takes batches of any size: fewer than two rows have no variance, where PyTorch's own
-    raises; they are normalised by the running averages, and leave these as they are.
+    raises; they are normalised by the running averages, and leave these as they are. And the rows
+    may be dealt over ranks (`share_statistics`): then all of them count, wherever they are.
     """
 
     def __init__(self, width: int) -> None:
         super().__init__(width)
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or len(input) < 2:
-            return functional.batch_norm(
-                input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
-            )
+        if not self.training:
+            return self._by_averages(input)
         wide = input.to(self.weight.dtype)
-        mean, var = moments(wide.detach())
-        self._remember(mean, var, len(wide))
-        rstd = (var + self.eps).rsqrt()
-        return _BatchNorm.apply(wide, mean, rstd, self.weight, self.bias).to(input.dtype)
+        seen = moments(wide.detach(), self.ranks)
+        if seen.num_rows < 2:
+            return self._by_averages(input)
+        self._remember(seen)
+        rstd = (seen.var + self.eps).rsqrt()
+        return _BatchNorm.apply(
+            wide, seen.mean, rstd, self.weight, self.bias, seen.num_rows, self.ranks
+        ).to(input.dtype)
+
+    def _by_averages(self, input: Tensor) -> Tensor:
+        return functional.batch_norm(
+            input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
 
     @torch.no_grad()
-    def _remember(self, mean: Tensor, var: Tensor, num_rows: int) -> None:
+    def _remember(self, seen: Moments) -> None:
         assert self.running_mean is not None and self.running_var is not None
         assert self.momentum is not None and self.num_batches_tracked is not None
-        self.running_mean.lerp_(mean, self.momentum)
-        self.running_var.lerp_(var * (num_rows / (num_rows - 1)), self.momentum)
+        unbiased = seen.num_rows / (seen.num_rows - 1)
+        self.running_mean.lerp_(seen.mean, self.momentum)
+        self.running_var.lerp_(seen.var * unbiased, self.momentum)
         self.num_batches_tracked += 1
 
 
 class _BatchNorm(torch.autograd.Function):
-    """(x - mean) rstd weight + bias, the gradient flowing through both statistics too."""
+    """(x - mean) rstd weight + bias, the gradient flowing through both statistics too.
+
+    num_rows: of all ranks together, whose statistics mean and rstd are.
+    """
 
     @staticmethod
-    def forward(ctx, x, mean, rstd, weight, bias):
+    def forward(ctx, x, mean, rstd, weight, bias, num_rows, ranks):
+        ctx.num_rows, ctx.ranks = num_rows, ranks
         ctx.save_for_backward(x, mean, rstd, weight)
         scale = rstd * weight
         return torch.addcmul(bias - mean * scale, x, scale)
@@ -53,9 +66,10 @@ class _BatchNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         x, mean, rstd, weight = ctx.saved_tensors
-        scale, num_rows = rstd * weight, len(x)
+        scale, num_rows = rstd * weight, ctx.num_rows
         centered = x - mean
         grad_bias, grad_weight = grad.sum(0), (grad * centered).sum(0) * rstd
-        grad_x = centered.mul_(-scale * rstd * grad_weight / num_rows)
-        grad_x.addcmul_(grad, scale).sub_(scale * grad_bias / num_rows)
-        return grad_x, None, None, grad_weight, grad_bias
+        by_bias, by_weight = summed(torch.stack([grad_bias, grad_weight]), ctx.ranks)
+        grad_x = centered.mul_(-scale * rstd * by_weight / num_rows)
+        grad_x.addcmul_(grad, scale).sub_(scale * by_bias / num_rows)
+        return grad_x, None, None, grad_weight, grad_bias, None, None

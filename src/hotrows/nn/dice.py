@@ -5,21 +5,23 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from hotrows.nn.statistics import Moments, OverRanks, moments, summed
 from hotrows.ops import dice as ops
 
 STATISTICS = ("running", "batch")
 
 
-class Dice(nn.Module):
+class Dice(OverRanks, nn.Module):
     """p x + alpha (1 - p) x with p = sigmoid((x - mean) / sqrt(var + eps)): [M, H] -> [M, H].
 
     Mean and biased variance are of each feature over all M rows: the positions of a jagged batch,
     never padding. alpha, one per feature, starts at 0. In training the statistics are those of the
-    batch, and the gradient flows through them.
+    batch, of all ranks' rows where `share_statistics` says so, and the gradient flows through them.
 
     statistics: what evaluation takes: "running" averages, kept as by `nn.BatchNorm1d` with `momentum`
     (the variance unbiased), or those of the "batch" at hand, as the code of DIEN's authors does; its
-    predictions then depend on which samples are asked together. Fewer than two rows leave the running
+    predictions then depend on which samples are asked together: this rank's, where there are
+    several. Fewer than two rows leave the running
     averages as they are; with one row p is 1/2. Narrow values are computed in float32. (Code of DIN's
     authors published later multiplies what the sigmoid takes with one more learned number; this is
     the paper's.)
@@ -48,34 +50,45 @@ class Dice(nn.Module):
         if x.dim() != 2 or x.shape[1] != len(self.alpha):
             raise ValueError(f"Dice needs [M, {len(self.alpha)}] values, not {list(x.shape)}")
         wide = x.to(self.alpha.dtype)
-        of_batch = (self.training or self.statistics == "batch") and len(x) > 0
-        if of_batch:
-            mean, var = ops.moments(wide.detach())
-            if self.training:
-                self._remember(mean, var, len(x))
-        else:
-            mean, var = self.running_mean, self.running_var
-        rstd = (var + self.eps).rsqrt()
-        return _Dice.apply(wide, mean, rstd, self.alpha, of_batch).to(x.dtype)
+        seen = self._statistics(wide.detach())
+        if self.training:
+            self._remember(seen)
+        rstd = (seen.var + self.eps).rsqrt()
+        ranks = self.ranks if self.training else None
+        return _Dice.apply(wide, seen.mean, rstd, self.alpha, seen.num_rows, ranks).to(x.dtype)
+
+    def _statistics(self, x: Tensor) -> Moments:
+        """Of the batch in training or where asked, and the running averages, of no rows, else."""
+        if self.training or self.statistics == "batch":
+            seen = moments(x, self.ranks if self.training else None)
+            if seen.num_rows > 0:
+                return seen
+        return Moments(0, self.running_mean, self.running_var)
 
     @torch.no_grad()
-    def _remember(self, mean: Tensor, var: Tensor, num_rows: int) -> None:
-        if num_rows > 1:
-            self.running_mean.lerp_(mean, self.momentum)
-            self.running_var.lerp_(var * (num_rows / (num_rows - 1)), self.momentum)
+    def _remember(self, seen: Moments) -> None:
+        if seen.num_rows > 1:
+            unbiased = seen.num_rows / (seen.num_rows - 1)
+            self.running_mean.lerp_(seen.mean, self.momentum)
+            self.running_var.lerp_(seen.var * unbiased, self.momentum)
 
 
 class _Dice(torch.autograd.Function):
+    """num_rows: those of all ranks whose statistics mean and rstd are; 0: they are averages."""
+
     @staticmethod
-    def forward(ctx, x, mean, rstd, alpha, of_batch):
-        ctx.of_batch = of_batch
+    def forward(ctx, x, mean, rstd, alpha, num_rows, ranks):
+        ctx.num_rows, ctx.ranks = num_rows, ranks
         # Running averages change in place before the way back: what was used is kept.
-        ctx.save_for_backward(x, mean if of_batch else mean.clone(), rstd, alpha)
+        ctx.save_for_backward(x, mean if num_rows else mean.clone(), rstd, alpha)
         return ops.dice(x, mean, rstd, alpha)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         x, mean, rstd, alpha = ctx.saved_tensors
-        grad_x, grad_alpha = ops.dice_backward(grad, x, mean, rstd, alpha, ctx.of_batch)
-        return grad_x, None, None, grad_alpha, None
+        grad = grad.contiguous()
+        sums = ops.dice_sums(grad, x, mean, rstd, alpha)
+        of_all = summed(sums[:2], ctx.ranks) if ctx.num_rows else sums[:2]
+        grad_x = ops.dice_to_x(grad, x, mean, rstd, alpha, of_all, ctx.num_rows)
+        return grad_x, None, None, sums[2], None, None

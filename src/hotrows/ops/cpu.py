@@ -18,9 +18,8 @@ _MAX_IDS = 2**31 - 1
 def resolve(ids, offsets, batch_size, features, first_rows, num_rows, num_columns, routes=None):
     ids, features = ids.contiguous(), features.contiguous()
     size, count, columns = (ctypes.c_int64(n) for n in (batch_size, features.numel(), num_columns))
-    num_ranks = 0 if routes is None else routes.shape[1] - 4
-    tables = [pointer(t) for t in (features, first_rows, num_rows, routes)]
-    tables.append(ctypes.c_int64(num_ranks))
+    num_ranks = ctypes.c_int64(0 if routes is None else routes.shape[1] - 4)
+    tables = (*(pointer(t) for t in (features, first_rows, num_rows, routes)), num_ranks)
     if offsets is None:
         rows = torch.empty(features.numel() * batch_size, dtype=torch.int64)
         bad = _int64(_core().hotrows_resolve_single)(

@@ -38,23 +38,41 @@ def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
     return out
 
 
-def dice_backward(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, by_statistics: bool
-) -> tuple[Tensor, Tensor]:
-    """Gradients of x and alpha.
+def dice_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
+    """The first pass of the way back: sums over the rows of dz, of dz z, and alpha's gradient: [3, H].
 
-    by_statistics: whether mean and rstd were made from x, so that the gradient flows through them.
+    z = (x - mean) rstd, and dz is what the loss changes by with z.
     """
     core = _core(grad, x, mean, rstd, alpha)
     if core is None:
-        return dice_backward_reference(grad, x, mean, rstd, alpha, by_statistics)
+        return dice_sums_reference(grad, x, mean, rstd, alpha)
     grad, x, alpha = grad.contiguous(), x.contiguous(), alpha.contiguous()
-    grad_x, grad_alpha = torch.empty_like(x), torch.empty_like(alpha)
-    core.hotrows_dice_backward(
+    sums = x.new_empty(3, x.shape[1])
+    core.hotrows_dice_sums(
         pointer(grad), pointer(x), pointer(mean), pointer(rstd), pointer(alpha), *_sizes(x),
-        int(by_statistics), pointer(grad_x), pointer(grad_alpha),
+        pointer(sums),
     )  # fmt: skip
-    return grad_x, grad_alpha
+    return sums
+
+
+def dice_to_x(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int
+) -> Tensor:
+    """The second pass: the gradient of x, [M, H].
+
+    sums: [2, H], of dz and of dz z over the num_rows rows whose statistics mean and rstd are: those of
+    x, and maybe of other ranks. num_rows = 0: they are none of theirs, and nothing flows through them.
+    """
+    core = _core(grad, x, mean, rstd, alpha, sums)
+    if core is None:
+        return dice_to_x_reference(grad, x, mean, rstd, alpha, sums, num_rows)
+    grad, x, alpha, sums = (t.contiguous() for t in (grad, x, alpha, sums))
+    grad_x = torch.empty_like(x)
+    core.hotrows_dice_to_x(
+        pointer(grad), pointer(x), pointer(mean), pointer(rstd), pointer(alpha), pointer(sums),
+        *_sizes(x), c_int64(num_rows), pointer(grad_x),
+    )  # fmt: skip
+    return grad_x
 
 
 def moments_reference(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,16 +85,25 @@ def dice_reference(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tens
     return x * (p + alpha * (1 - p))
 
 
-def dice_backward_reference(
-    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, by_statistics: bool
-) -> tuple[Tensor, Tensor]:
+def dice_sums_reference(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor
+) -> Tensor:
     z = (x - mean) * rstd
     p = torch.sigmoid(z)
     by_z = grad * x * (1 - alpha) * p * (1 - p)
-    grad_alpha = (grad * x * (1 - p)).sum(0)
-    if by_statistics and len(x) > 0:
-        by_z = by_z - by_z.mean(0) - z * (by_z * z).mean(0)
-    return grad * (p + alpha * (1 - p)) + rstd * by_z, grad_alpha
+    by_alpha = grad * x * (1 - p)
+    return torch.stack([by_z.sum(0), (by_z * z).sum(0), by_alpha.sum(0)])
+
+
+def dice_to_x_reference(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int
+) -> Tensor:
+    z = (x - mean) * rstd
+    p = torch.sigmoid(z)
+    by_z = grad * x * (1 - alpha) * p * (1 - p)
+    if num_rows > 0:
+        by_z = by_z - sums[0] / num_rows - z * (sums[1] / num_rows)
+    return grad * (p + alpha * (1 - p)) + rstd * by_z
 
 
 def _core(*tensors: Tensor) -> CDLL | None:

@@ -44,7 +44,9 @@ def resolve(
     if offsets is None:
         picked = ids[bags]
         bad = (picked < 0) | (picked >= num_rows[:, None])
-        rows = _rows_of(picked, bad, first_rows[:, None], routes, torch.arange(len(features))[:, None])
+        rows = _rows_of(
+            picked, bad, first_rows[:, None], routes, torch.arange(len(features))[:, None]
+        )
         empty = torch.empty(0, dtype=torch.int32)
         rows, bad = _by_bag(rows, num_columns), _by_bag(bad, num_columns)
         return rows, torch.empty(0, dtype=torch.int64), empty, _first(bad)

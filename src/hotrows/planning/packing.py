@@ -68,11 +68,14 @@ def pack_tables(
     tables: Sequence[Table],
     sequences: Sequence[str] = (),
     placements: Mapping[str, Placement] | None = None,
+    parts: int = 1,
 ) -> tuple[Pack, ...]:
     """Groups tables into packs, in the order in which their attributes first appear.
 
     tables: every one with its optimizer filled in. sequences: names of the sequence features.
     placements: by table, where its rows are among ranks; tables by columns have packs of their own.
+    parts: in how many packs, of near equal numbers of lookups, tables of equal attributes are dealt:
+        one is looked up while the rows of another travel (PICASSO's groups). At most one per table.
     """
     _check_names(tables)
     groups: dict[tuple, list[Table]] = {}
@@ -80,7 +83,8 @@ def pack_tables(
         columns = placements is not None and placements[table.name].columns
         key = (table.dim, table.dtype, table.optimizer, table.initializer, columns)
         groups.setdefault(key, []).append(table)
-    packs = [_pack(number, group, sequences) for number, group in enumerate(groups.values())]
+    dealt = [part for group in groups.values() for part in _dealt(group, parts)]
+    packs = [_pack(number, group, sequences) for number, group in enumerate(dealt)]
     if placements is None:
         return tuple(packs)
     return tuple(
@@ -155,6 +159,20 @@ def describe(packs: Sequence[Pack]) -> str:
                 f"{', '.join(table.features)}"
             )
     return "\n".join(lines)
+
+
+def _dealt(tables: list[Table], parts: int) -> list[list[Table]]:
+    """Consecutive tables in `parts` lists with near equal numbers of features; none is empty."""
+    parts = min(parts, len(tables))
+    total, seen = sum(len(table.features) for table in tables), 0
+    dealt: list[list[Table]] = [[]]
+    for left, table in zip(range(len(tables), 0, -1), tables, strict=True):
+        due = seen * parts >= len(dealt) * total or left <= parts - len(dealt)
+        if dealt[-1] and due and len(dealt) < parts:
+            dealt.append([])
+        dealt[-1].append(table)
+        seen += len(table.features)
+    return dealt
 
 
 def _pack(number: int, tables: list[Table], sequences: Sequence[str]) -> Pack:

@@ -6,8 +6,8 @@ features, say) ask for the same row numbers, so one PackPlan serves them all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from hotrows.plan import PackPlan, Plan
 from hotrows.planning.crosses import append_crosses
 from hotrows.planning.packing import Pack
 from hotrows.planning.routing import route
+from hotrows.planning.summing import Sums, summed_columns, with_sums
 from hotrows.ranks import OneRank, Ranks
 from hotrows.schema import Cross
 
@@ -28,7 +29,8 @@ class Planner:
     packs: the packing. pooling: `sum` or `mean` by feature; `sum` where a feature is not named.
     crosses: features that tables read beside those of a batch, made of its ids.
     ranks: those that plan together, on a channel of their own; num_slices: in how many parts a batch
-        is learned from. With several of either, `plan` and `rows` are collective.
+        is learned from. summed: list features whose vectors are summed where their rows are, rank by
+        rank, in place of rows that travel. With several of either, `plan` and `rows` are collective.
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class Planner:
         crosses: Sequence[Cross] = (),
         ranks: Ranks | None = None,
         num_slices: int = 1,
+        summed: Collection[str] = (),
     ) -> None:
+        self.summed = frozenset(summed)
         self.packs = tuple(packs)
         self.pooling = dict(pooling or {})
         self.crosses = tuple(crosses)
@@ -87,22 +91,34 @@ class Planner:
     def _plan_routed(self, batch: Batch, step: int, wishes: int) -> Plan:
         batch = append_crosses(batch, self.crosses)
         parts = split(batch, self.num_slices)
-        slices = [Plan(self._plan_packs(of), step, of.size) for of in parts]
         signatures = [reads.signature for reads in self._reads_of(batch.features)]
         leaders = [signatures.index(signature) for signature in dict.fromkeys(signatures)]
-        shardings = [self.packs[p].sharding(self.ranks.num_ranks) for p in leaders]
-        asked = [[of.packs[p] for p in leaders] for of in slices]
-        routed = route(asked, shardings, self.ranks, batch.size, step, wishes)
         group_of = [leaders.index(signatures.index(signature)) for signature in signatures]
+        shardings = [self.packs[p].sharding(self.ranks.num_ranks) for p in leaders]
+        asked = [[self._asked(p, of) for p in leaders] for of in parts]
+        routed = route(asked, shardings, self.ranks, batch.size, step, wishes)
+        slices = [
+            Plan(
+                tuple(found[g][0] for g in group_of), routed.step, of.size, global_size=routed.size
+            )
+            for found, of in zip(asked, parts, strict=True)
+        ]
         return Plan(
             packs=tuple(routed.served[g] for g in group_of),
             step=routed.step,
             batch_size=batch.size,
-            slices=tuple(replace(of, step=routed.step, global_size=routed.size) for of in slices),
+            slices=tuple(slices),
             answers=tuple(routed.answers[g] for g in group_of),
             global_size=routed.size,
             wishes=routed.wishes,
         )
+
+    def _asked(self, p: int, batch: Batch) -> tuple[PackPlan, Sums | None]:
+        """What samples read of a pack: distinct rows, and sums where features ask for these."""
+        part = self._plan_pack(self._reads_of(batch.features)[p], batch)
+        pack, sharding = self.packs[p], self.packs[p].sharding(self.ranks.num_ranks)
+        columns = summed_columns(pack, self.summed)
+        return with_sums(part, sharding, columns, len(pack.columns), batch.size)
 
     def _reads_of(self, features: tuple[str, ...]) -> list[_Reads]:
         """Where each pack finds its features in a batch: the same for every batch of a run."""
@@ -195,8 +211,12 @@ def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> _Reads:
         num_rows=torch.tensor(num_rows, dtype=torch.int64),
         num_columns=len(pack.columns),
         signature=(
-            tuple(positions), tuple(first_rows), tuple(num_rows), len(pack.columns), pack.placements
-        ),  # fmt: skip
+            tuple(positions),
+            tuple(first_rows),
+            tuple(num_rows),
+            len(pack.columns),
+            pack.placements,
+        ),
         routes=routes,
     )
 

@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hotrows import ops
 from hotrows.plan import Answers, PackPlan
 from hotrows.planning.sharding import Sharding
+from hotrows.planning.summing import Sums
 from hotrows.ranks import Ranks
 
 # Wishes: what a rank may ask of all when a batch is planned; all learn of it with that batch.
@@ -45,7 +47,7 @@ class Routed:
 
 
 def route(
-    asked: Sequence[Sequence[PackPlan]],
+    asked: Sequence[Sequence[tuple[PackPlan, Sums | None]]],
     shardings: Sequence[Sharding],
     ranks: Ranks,
     size: int,
@@ -54,22 +56,22 @@ def route(
 ) -> Routed:
     """Collective. asked: what this rank's samples read, by slice and group; size: how many they are."""
     shares = [
-        [_shares(part.rows, sharding, ranks) for part, sharding in zip(of, shardings, strict=True)]
+        [
+            _shares(part.rows, sums, sharding, ranks)
+            for (part, sums), sharding in zip(of, shardings, strict=True)
+        ]
         for of in asked
     ]
     told = _tell(shares, ranks, (size, step, wishes))
     groups = range(len(shardings))
-    found = [
-        _serve([of[g] for of in shares], [of[g] for of in told.lists], shardings[g], ranks.rank)
-        for g in groups
-    ]
+    found = [_serve([of[g] for of in told.asks], ranks.rank) for g in groups]
     answers = tuple(
         Answers(
             num_shared=num_shared,
             shared=tuple(places),
-            asked=tuple(tuple(map(len, of[g].owned)) for of in shares),
-            given=tuple(tuple(map(len, owned)) for _, owned in (of[g] for of in told.lists)),
-            travels=tuple(told.travels[s][g] for s in range(len(asked))),
+            asked=tuple(tuple(ask.num_answers for ask in of[g]) for of in shares),
+            given=tuple(tuple(ask.num_answers for ask in of[g]) for of in told.asks),
+            travels=tuple(of[g] for of in told.travels),
             by_columns=shardings[g].columns,
         )
         for g, (_, num_shared, places) in zip(groups, found, strict=True)
@@ -78,73 +80,112 @@ def route(
 
 
 @dataclass(frozen=True)
-class _Shares:
-    """What a slice reads of a group: shared rows, and for each rank the rows of its store."""
+class _Ask:
+    """What one rank asks of another, of a group and for a slice; int32, rows of the other's store.
+
+    shared: rows that every rank holds; rows: one answer each; lengths, terms, weights: sums, each an
+    answer, with the bits of its float32 weights.
+    """
 
     shared: Tensor
-    owned: tuple[Tensor, ...]
+    rows: Tensor
+    lengths: Tensor
+    terms: Tensor
+    weights: Tensor
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.rows) + len(self.lengths)
+
+    @property
+    def parts(self) -> tuple[Tensor, ...]:
+        return self.shared, self.rows, self.lengths, self.terms, self.weights
 
 
 @dataclass(frozen=True)
 class _Told:
-    """What all ranks have told this one: by slice and group the shared rows of each rank, and the
-    rows that it asks for."""
+    """What all ranks have told this one.
 
-    lists: list[list[tuple[list[Tensor], list[Tensor]]]]
+    asks: by slice and group, what each rank asks; travels: by slice and group.
+    """
+
+    asks: list[list[list[_Ask]]]
     travels: list[list[bool]]
     size: int
     step: int
     wishes: int
 
 
-def _shares(rows: Tensor, sharding: Sharding, ranks: Ranks) -> _Shares:
-    """rows: [A] int64, ascending."""
+_NUM_PARTS = 5  # of an ask
+
+
+def _shares(rows: Tensor, sums: Sums | None, sharding: Sharding, ranks: Ranks) -> tuple[_Ask, ...]:
+    """What a slice asks of every rank; rows: [A] int64, ascending."""
     rows32 = rows.int()
+    none = rows32[:0]
     if sharding.columns:
-        return _Shares(rows32[:0], (rows32,) * ranks.num_ranks)
+        return (_Ask(none, rows32, none, none, none),) * ranks.num_ranks
     starts = torch.tensor(sharding.owner_starts)
     bounds = torch.searchsorted(rows, starts).tolist()
-    shifts = [sharding.num_shared - start for start in sharding.owner_starts]
-    spans = zip(itertools.pairwise(bounds), shifts, strict=False)
-    owned = tuple(rows32[first:end] + shift for (first, end), shift in spans)
-    return _Shares(rows32[: bounds[0]], owned)
+    shared, asks = rows32[: bounds[0]], []
+    for p, (first, end) in enumerate(itertools.pairwise(bounds)):
+        shift = sharding.num_shared - sharding.owner_starts[p]
+        terms = (none, none, none) if sums is None else _terms(sums, p, shift)
+        asks.append(_Ask(shared, rows32[first:end] + shift, *terms))
+    return tuple(asks)
+
+
+def _terms(sums: Sums, owner: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The sums asked of one rank: lengths, rows of its store, weights."""
+    first, end = torch.searchsorted(sums.owners, torch.tensor([owner, owner + 1])).tolist()
+    lengths = sums.lengths[first:end]
+    begin = int(sums.lengths[:first].sum())
+    span = slice(begin, begin + int(lengths.sum()))
+    return lengths.int(), sums.rows[span].int() + shift, sums.weights[span].view(torch.int32)
 
 
 def _tell(
-    shares: Sequence[Sequence[_Shares]], ranks: Ranks, standing: tuple[int, int, int]
+    shares: Sequence[Sequence[tuple[_Ask, ...]]], ranks: Ranks, standing: tuple[int, int, int]
 ) -> _Told:
     """Sends every rank what it has to know; what each has sent here comes back.
 
     standing: of this rank: samples, step, wishes.
     """
     flat = [share for of in shares for share in of]
-    # To each rank: what concerns all, then of each slice and group the shared rows, those of its own
-    # that are asked of it, and those that are asked of anyone else.
-    header = len(standing)
-    counts = torch.empty(ranks.num_ranks, header + 3 * len(flat), dtype=torch.int64)
+    # To each rank: what concerns all; then of each slice and group how long the parts of the ask are,
+    # and how many answers this rank asks of any other.
+    header, width = len(standing), _NUM_PARTS + 1
+    counts = torch.empty(ranks.num_ranks, header + width * len(flat), dtype=torch.int64)
+    of_others = [
+        sum(ask.num_answers for p, ask in enumerate(share) if p != ranks.rank) for share in flat
+    ]
     for p in range(ranks.num_ranks):
-        of_others = [sum(map(len, share.owned)) - len(share.owned[ranks.rank]) for share in flat]
-        each = [(len(s.shared), len(s.owned[p]), n) for s, n in zip(flat, of_others, strict=True)]
-        counts[p] = torch.tensor([*standing, *(number for three in each for number in three)])
+        numbers = [
+            number
+            for share, others in zip(flat, of_others, strict=True)
+            for number in (*map(len, share[p].parts), others)
+        ]
+        counts[p] = torch.tensor([*standing, *numbers])
     ones = [1] * ranks.num_ranks
     told = ranks.all_to_all(counts, ones, ones).wait()
-    parts = [part for p in range(ranks.num_ranks) for s in flat for part in (s.shared, s.owned[p])]
-    sent = [sum(len(s.shared) + len(s.owned[p]) for s in flat) for p in range(ranks.num_ranks)]
-    per_part = told[:, header:].view(ranks.num_ranks, len(flat), 3)
-    received = per_part[:, :, :2].sum((1, 2)).tolist()
-    rows = ranks.all_to_all(torch.cat(parts), sent, received).wait()
-    pieces = iter(rows.split(per_part[:, :, :2].reshape(-1).tolist()))
-    by_rank = [[(next(pieces), next(pieces)) for _ in flat] for _ in range(ranks.num_ranks)]
-    travels = (per_part[:, :, 2].sum(0) > 0).tolist()
-    num_groups = len(shares[0])
-    at = [range(s * num_groups, (s + 1) * num_groups) for s in range(len(shares))]
-    lists = [
-        [([of[k][0] for of in by_rank], [of[k][1] for of in by_rank]) for k in of_slice]
-        for of_slice in at
+    parts = [part for p in range(ranks.num_ranks) for share in flat for part in share[p].parts]
+    sent = [sum(map(len, itertools.chain(*(s[p].parts for s in flat)))) for p in range(len(ones))]
+    each = told[:, header:].view(ranks.num_ranks, len(flat), width)
+    sizes = each[:, :, :_NUM_PARTS]
+    arrived = ranks.all_to_all(torch.cat(parts), sent, sizes.sum((1, 2)).tolist()).wait()
+    pieces = iter(arrived.split(sizes.reshape(-1).tolist()))
+    by_rank = [
+        [_Ask(*itertools.islice(pieces, _NUM_PARTS)) for _ in flat] for _ in range(ranks.num_ranks)
     ]
-    size, steps, wishes = int(told[:, 0].sum()), told[:, 1], told[:, 2].tolist()
+    travels = (each[:, :, _NUM_PARTS].sum(0) > 0).tolist()
+    num_groups = len(shares[0])
+    places = [range(s * num_groups, (s + 1) * num_groups) for s in range(len(shares))]
     return _Told(
-        lists, [[travels[k] for k in of] for of in at], size, int(steps.max()), _agreed(wishes)
+        asks=[[[of[k] for of in by_rank] for k in of_slice] for of_slice in places],
+        travels=[[travels[k] for k in of_slice] for of_slice in places],
+        size=int(told[:, 0].sum()),
+        step=int(told[:, 1].max()),
+        wishes=_agreed(told[:, 2].tolist()),
     )
 
 
@@ -157,22 +198,34 @@ def _agreed(wishes: Sequence[int]) -> int:
     return found | ended
 
 
-def _serve(
-    mine: Sequence[_Shares],
-    told: Sequence[tuple[list[Tensor], list[Tensor]]],
-    sharding: Sharding,
-    rank: int,
-) -> tuple[PackPlan, int, list[Tensor]]:
+def _serve(asks: Sequence[Sequence[_Ask]], rank: int) -> tuple[PackPlan, int, list[Tensor]]:
     """The plan for the rows of this rank's store that are read anywhere, how many of them are shared,
-    and per slice the places of the shared ones that its own samples read."""
-    shared, inverse, _, _ = ops.unique(torch.cat([of for lists, _ in told for of in lists]).long())
-    sizes = [len(of) for lists, _ in told for of in lists]
-    num_ranks = len(told[0][0])
-    places = [inverse.split(sizes)[s * num_ranks + rank].long() for s in range(len(mine))]
-    rows = torch.cat([shared, *(of.long() for _, lists in told for of in lists)])
-    distinct, inverse, order, starts = ops.unique(rows)
+    and per slice the places of the shared ones that its own samples read.
+
+    asks: by slice, of each rank.
+    """
+    flat = [ask for of in asks for ask in of]
+    shared, inverse, _, _ = ops.unique(torch.cat([ask.shared for ask in flat]).long())
+    places = inverse.split([len(ask.shared) for ask in flat])
+    mine = [places[s * len(of) + rank].long() for s, of in enumerate(asks)]
+    entries = torch.cat([shared, *(torch.cat([ask.rows, ask.terms]).long() for ask in flat)])
+    distinct, inverse, order, starts = ops.unique(entries)
+    num_answers = len(shared) + sum(ask.num_answers for ask in flat)
     part = PackPlan(
         rows=distinct, slots=distinct, inverse=inverse, order=order, starts=starts,
-        num_bags=len(rows),
+        num_bags=num_answers,
     )  # fmt: skip
-    return part, len(shared), places
+    if any(len(ask.lengths) for ask in flat):
+        part = _with_bags(part, len(shared), flat)
+    return part, len(shared), mine
+
+
+def _with_bags(part: PackPlan, num_shared: int, asks: Sequence[_Ask]) -> PackPlan:
+    """The plan where some places hold sums and the others a row each."""
+    lengths, weights = [torch.ones(num_shared, dtype=torch.int32)], [torch.ones(num_shared)]
+    for ask in asks:
+        lengths += [torch.ones_like(ask.rows), ask.lengths]
+        weights += [torch.ones(len(ask.rows)), ask.weights.view(torch.float32)]
+    bag_starts = functional.pad(torch.cat(lengths).cumsum(0), (1, 0)).int()
+    bags = ops.reference.bags_of(bag_starts).int()
+    return replace(part, bag_starts=bag_starts, bags=bags, weights=torch.cat(weights))

@@ -172,7 +172,9 @@ class Sharding:
         table = torch.tensor(
             [
                 [hot, first, of.num_ranks, of.first_rank]
-                for hot, first, of in zip(self.hot, _starts(self.hot), self.placements, strict=False)
+                for hot, first, of in zip(
+                    self.hot, _starts(self.hot), self.placements, strict=False
+                )
             ]
         )
         return torch.cat([table, first_owned.t()], 1).contiguous()
