@@ -306,7 +306,7 @@ def in_memory(embedding):
 @pytest.mark.parametrize("num_writers", [1, 2, 3])
 def test_file_stores_are_read_by_any_number_of_ranks(tmp_path, num_writers, num_readers, read_only):
     tables, batches = mixed_tables(Adam(lr=0.01)), batches_of("single", 4)
-    name = "mixed" if num_writers == 3 else "rows"
+    name = {1: "rows", 2: "tables", 3: "mixed"}[num_writers]
     whole = trained_in_files(tmp_path, num_writers, name, tables, batches)
     folder = tmp_path / "checkpoints" / "step-7"
 
