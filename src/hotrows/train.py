@@ -229,7 +229,7 @@ class Trainer:
         Ctrl-C (or SIGTERM) saves a checkpoint after the current step and raises `Interrupted`; a
         second one interrupts at once.
         """
-        _keep_freed_memory()
+        keep_freed_memory()
         with ExitStack() as stack:
             self._asked = stack.enter_context(_stop_signals())
             self._log = stack.enter_context(closing(self._open_log()))
@@ -767,7 +767,8 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
+    """Asks malloc to, for the whole process."""
     library = native.load()
     if library is not None:
         library.hotrows_keep_freed_memory()

@@ -59,9 +59,7 @@ def divide(fast_memory: int, groups: Sequence[Group], split: str = "reads") -> l
     return slots
 
 
-def _shares(
-    left: int, groups: Sequence[Group], slots: Sequence[int], split: str
-) -> dict[int, int]:
+def _shares(left: int, groups: Sequence[Group], slots: Sequence[int], split: str) -> dict[int, int]:
     """How many more slots each group gets of the bytes left, where it gets any."""
     growing = [g for g, group in enumerate(groups) if slots[g] < group.rows]
     weights = {g: _weight(groups[g], split) for g in growing}
