@@ -70,6 +70,11 @@ class Comparison:
         return statistics.median(self.ratios)
 
     @property
+    def speeds(self) -> tuple[float, float]:
+        """Medians of both."""
+        return statistics.median(self.before), statistics.median(self.after)
+
+    @property
     def quartiles(self) -> tuple[float, float]:
         """Between which the middle half of the ratios lies."""
         if len(self.ratios) < 2:
