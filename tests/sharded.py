@@ -1,6 +1,8 @@
-"""The tables of several ranks, put together."""
+"""The tables of several ranks, put together and dealt out."""
 
 import torch
+
+from hotrows.record import views
 
 
 def whole_weights(embeddings):
@@ -23,3 +25,87 @@ def whole_weights(embeddings):
     for name, table in found.items():
         assert not table.isnan().any(), f"no rank holds all of {name}"
     return found
+
+
+def whole_rows(embeddings):
+    """{table: ([rows, 1 + k, dim], [rows, r])} float64, put together from the stores of all ranks:
+    weights and the state of each column; state of the row, and its step. Unequal copies raise."""
+    found = {}
+    for embedding in embeddings:
+        for p, shard in enumerate(embedding.shards):
+            for piece in shard.pieces:
+                table = shard.tables[piece.table]
+                by_column, by_row = split_rows(embedding, p, piece)
+                if table.name not in found:
+                    found[table.name] = (
+                        torch.full((table.rows, by_column.shape[1], table.dim), torch.nan).double(),
+                        torch.full((table.rows, by_row.shape[1]), torch.nan).double(),
+                    )
+                ids = torch.tensor(piece.ids, dtype=torch.int64)
+                whole = found[table.name]
+                _put(whole[0][:, :, slice(*shard.columns)], ids, by_column)
+                _put(whole[1], ids, by_row)
+    for name, parts in found.items():
+        assert not any(part.isnan().any() for part in parts), f"no rank holds all of {name}"
+    return found
+
+
+def _put(whole, ids, own):
+    seen = whole[ids]
+    assert torch.equal(seen[~seen.isnan()], own[~seen.isnan()]), "copies of a row differ"
+    whole[ids] = own
+
+
+def split_rows(embedding, p, piece):
+    """The rows of a piece as `whole_rows` has them, of the columns held."""
+    layout, dim = embedding.stores[p].layout, embedding.shards[p].dim
+    stored = views(embedding.stores[p].records, layout.as_ints())
+    rows = slice(piece.first_row, piece.first_row + piece.num_rows)
+    per_column = embedding.packs[p].tables[0].optimizer.state_width(1000) // 1000
+    state = stored.state[rows].double()
+    of_columns = state[:, : per_column * dim].reshape(piece.num_rows, per_column, dim)
+    by_column = torch.cat([stored.weights[rows].double()[:, None], of_columns], 1)
+    by_row = [state[:, per_column * dim :]]
+    if stored.step is not None:
+        by_row.append(stored.step[rows].double()[:, None])
+    return by_column, torch.cat(by_row, 1)
+
+
+def scatter(whole, embedding):
+    """Makes the stores of a rank what `whole_rows` has put together."""
+    for p, shard in enumerate(embedding.shards):
+        layout, dim = embedding.stores[p].layout, shard.dim
+        stored = views(embedding.stores[p].records, layout.as_ints())
+        for piece in shard.pieces:
+            by_column, by_row = whole[shard.tables[piece.table].name]
+            ids = torch.tensor(piece.ids, dtype=torch.int64)
+            rows = slice(piece.first_row, piece.first_row + piece.num_rows)
+            columns = by_column[ids][:, :, slice(*shard.columns)]
+            stored.weights[rows] = columns[:, 0].to(stored.weights.dtype)
+            num_flat = (columns.shape[1] - 1) * dim
+            stored.state[rows, :num_flat] = columns[:, 1:].flatten(1).float()
+            num_state = layout.state_width - num_flat
+            stored.state[rows, num_flat:] = by_row[ids][:, :num_state].float()
+            if stored.step is not None:
+                stored.step[rows] = by_row[ids][:, num_state].int()
+
+
+def random_whole(tables):
+    """Rows of any weights and state, of the shape that `whole_rows` gives."""
+    found = {}
+    for table in tables:
+        per_column = table.optimizer.state_width(1000) // 1000
+        num_row = table.optimizer.state_width(1000) % 1000
+        num_row += getattr(table.optimizer, "per_row_step", False)
+        by_column = torch.randint(-999, 999, (table.rows, 1 + per_column, table.dim)).double() / 8
+        if table.dtype == "bfloat16":
+            by_column[:, 0] = by_column[:, 0].bfloat16().double()
+        found[table.name] = by_column, torch.randint(0, 999, (table.rows, num_row)).double()
+    return found
+
+
+def assert_same_rows(found, expected):
+    assert found.keys() == expected.keys()
+    for name, parts in expected.items():
+        for own, wanted in zip(found[name], parts, strict=True):
+            assert torch.equal(own, wanted), name

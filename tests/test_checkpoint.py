@@ -9,7 +9,7 @@ from torch import nn
 
 from hotrows import checkpoint
 from hotrows.batch import Batch
-from hotrows.checkpoint import Pointer, State
+from hotrows.checkpoint import Pointer, State, files
 from hotrows.embedding import Embedding
 from hotrows.optim import FTRL, SGD, Adagrad, Adam
 from hotrows.schema import Constant, Table
@@ -100,10 +100,11 @@ def test_tables_may_be_packed_otherwise_when_they_are_loaded(run):
 def test_the_manifest_names_every_table_by_range_and_every_file_by_checksum(run):
     manifest = json.loads((saved(run) / "manifest.json").read_text())
     tables = {table["name"]: table for table in manifest["tables"]}
-    assert set(tables) == {"A", "B", "A.linear"}
+    pieces = {piece["table"]: piece for piece in manifest["pieces"]}
+    assert set(tables) == set(pieces) == {"A", "B", "A.linear"}
     stride = tables["B"]["layout"]["stride"]
-    assert (tables["B"]["first_id"], tables["B"]["num_ids"]) == (0, 50)
-    assert (tables["B"]["file"], tables["B"]["offset"]) == (tables["A"]["file"], 50 * stride)
+    assert (pieces["B"]["first_id"], pieces["B"]["num_ids"]) == (0, 50)
+    assert (pieces["B"]["file"], pieces["B"]["offset"]) == (pieces["A"]["file"], 50 * stride)
     assert all(file.keys() == {"bytes", "crc32"} for file in manifest["files"].values())
 
 
@@ -133,7 +134,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_half_one(run, monkeypa
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_write", full)
+    monkeypatch.setattr(files, "write_file", full)
     with pytest.raises(OSError, match=r"step-8: No space left on device; earlier checkpoints"):
         saved(run, step=8)
     assert [p.name for p in (run / "checkpoints").iterdir()] == [before.name]
@@ -208,8 +209,8 @@ def test_another_schema_is_refused(run):
 def test_a_later_format_is_refused(run):
     folder = saved(run)
     manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 2}))
-    with pytest.raises(ValueError, match="has format 2, this hotrows reads format 1"):
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 3}))
+    with pytest.raises(ValueError, match="has format 3, this hotrows reads formats 1 and 2"):
         checkpoint.load(folder, embedding(), model())
 
 
@@ -244,7 +245,7 @@ def test_another_dense_part_is_refused(run):
 def test_loading_reads_into_the_rows_in_small_pieces(run, monkeypatch):
     rows = trained()
     folder = saved(run, rows)
-    monkeypatch.setattr(checkpoint, "_CHUNK", 7)
+    monkeypatch.setattr(files, "CHUNK", 7)
     fresh = embedding(seed=5)
     where = [store.records.data_ptr() for store in fresh.stores]
     checkpoint.load(folder, fresh, model())

@@ -42,6 +42,9 @@ class TrainConfig:
     evaluate_every: steps between evaluations. None: three times within the first epoch, and at the
         end of every one.
     checkpoint_every: steps between checkpoints beside those at evaluations, the end and Ctrl-C.
+    keep_last: how many checkpoints stay beside the best one. full_every: every so-manieth holds all
+        rows, those between the rows changed since the one before. background_checkpoints: training goes
+        on while they are written, where there is memory for a copy of what is.
     warmup_steps: both rates rise evenly from 0 to their value over so many steps.
     decay_factor: what both rates are multiplied with after `decay_patience` evaluations without a
         better score; stop_patience: after how many such evaluations training stops. None: never.
@@ -86,6 +89,9 @@ class TrainConfig:
     shuffle: bool = True
     evaluate_every: int | None = None
     checkpoint_every: int | None = None
+    keep_last: int = 1
+    full_every: int = 1
+    background_checkpoints: bool = True
     warmup_steps: int = 0
     decay_factor: float = 0.3
     decay_patience: int | None = 2
@@ -116,7 +122,7 @@ class TrainConfig:
         _check_choice("memory_split", self.memory_split, SPLITS)
         for name in (
             "epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every", "micro_batches",
-            "pack_parts",
+            "pack_parts", "keep_last", "full_every",
         ):  # fmt: skip
             _check_at_least(name, getattr(self, name), 1)
         for name in ("decay_patience", "stop_patience"):

@@ -109,6 +109,7 @@ class Embedding:
         self._first = tuple(_first_values(shard, seed) for shard in self.shards)
         in_memory = caching is None or caching.path is None
         self.stores = tuple(map(MemoryStore, self._first)) if in_memory else ()
+        self.touched: tuple[Tensor, ...] = ()
         self._decay: dict[int, Tensor] = {}  # by pack: what the weight decay of each row is times
         self.tiers: Tiers | None = None
         if caching is not None:
@@ -232,6 +233,8 @@ class Embedding:
         for g, group in enumerate(self.groups):
             if all(grads[p] is None for p in group.packs):
                 continue
+            if self.touched:
+                self.touched[g][plan.packs[group.packs[0]].rows] = True
             if self._is_resident(plan, g):
                 for p in group.packs:
                     part = plan.packs[p]
@@ -242,6 +245,10 @@ class Embedding:
                     self.tiers.caches[g].changed(plan.packs[group.packs[0]].slots)
             else:
                 self._update_through(g, plan, grads, lr_scale, squares)
+
+    def note_touched(self) -> None:
+        """From here on `touched` says for each group which rows of this rank are updated: [rows]."""
+        self.touched = tuple(torch.zeros(group.rows, dtype=torch.bool) for group in self.groups)
 
     def _gradients(self, plan: Plan, vectors: Vectors) -> list[Tensor | None]:
         """By pack, the gradients of what its plan looked up."""

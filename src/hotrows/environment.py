@@ -37,6 +37,14 @@ def environment() -> dict[str, Any]:
     }
 
 
+def available_memory() -> int | None:
+    """Bytes that may be taken without swapping; None where the system does not say."""
+    for line in _text_of("/proc/meminfo").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
 def _processor() -> str:
     """The processor's model, as the system calls it."""
     lines = _text_of("/proc/cpuinfo").splitlines()

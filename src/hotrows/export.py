@@ -28,12 +28,12 @@ from torch import Tensor
 from hotrows.data.aside import written_aside
 from hotrows.predict import Predictor
 from hotrows.schema import Table
+from hotrows.tensor_file import DTYPES, Stored, header
 from hotrows.train import load_run
 from hotrows.version import VERSION
 
 FORMAT = 1
 _MODEL = "model.safetensors"
-_DTYPES = {"float32": ("F32", 4), "bfloat16": ("BF16", 2)}
 
 
 def export(
@@ -72,7 +72,8 @@ def _write_tables(
     done, total = 0, sum(table.rows for table in embedding.tables)
     for table in embedding.tables:
         with open(folder / _file(table), "wb") as file:
-            file.write(_header(table))
+            weight = Stored(DTYPES[table.dtype], (table.rows, table.dim))
+            file.write(header({"weight": weight}))
             for weights in embedding.weight_chunks(table.name):
                 file.write(_bytes_of(weights))
                 done += len(weights)
@@ -82,16 +83,6 @@ def _write_tables(
 def _file(table: Table) -> str:
     """Where a table goes; its name comes from a column's and may hold any character."""
     return f"tables/{quote(table.name, safe=' ')}.safetensors"
-
-
-def _header(table: Table) -> bytes:
-    """How a safetensors file of one tensor begins: its length, then JSON, padded to 8 bytes."""
-    dtype, itemsize = _DTYPES[table.dtype]
-    size = table.rows * table.dim * itemsize
-    weight = {"dtype": dtype, "shape": [table.rows, table.dim], "data_offsets": [0, size]}
-    text = json.dumps({"weight": weight}).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def _bytes_of(weights: Tensor) -> memoryview:

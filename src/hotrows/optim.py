@@ -25,6 +25,7 @@ class SGD:
     weight_decay: float = 0.0
     decay_by_count: bool = False
     kind: ClassVar[str] = "sgd"
+    state_names: ClassVar[tuple[str, ...]] = ()
 
     def state_width(self, dim: int) -> int:
         return 0
@@ -40,6 +41,7 @@ class Adagrad:
     weight_decay: float = 0.0
     decay_by_count: bool = False
     kind: ClassVar[str] = "adagrad"
+    state_names: ClassVar[tuple[str, ...]] = ("sum_of_squares",)
 
     def state_width(self, dim: int) -> int:
         return dim
@@ -55,6 +57,7 @@ class RowWiseAdagrad:
     weight_decay: float = 0.0
     decay_by_count: bool = False
     kind: ClassVar[str] = "rowwise_adagrad"
+    state_names: ClassVar[tuple[str, ...]] = ("sum_of_squares",)
 
     def state_width(self, dim: int) -> int:
         return 1
@@ -76,6 +79,7 @@ class Adam:
     per_row_step: bool = False
     decay_by_count: bool = False
     kind: ClassVar[str] = "adam"
+    state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
 
     def state_width(self, dim: int) -> int:
         return 2 * dim
@@ -95,6 +99,7 @@ class FTRL:
     beta: float = 1.0
     initial_accumulator: float = 0.0
     kind: ClassVar[str] = "ftrl"
+    state_names: ClassVar[tuple[str, ...]] = ("n", "z")
 
     def state_width(self, dim: int) -> int:
         return 2 * dim

@@ -14,7 +14,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from hotrows.planning.packing import Group
 from hotrows.planning.policy import Hot, Lookahead, Policy
 from hotrows.planning.slots import SlotMap
 from hotrows.storage.cache import Cache
-from hotrows.storage.file import FileStore, View
+from hotrows.storage.file import FileStore
 from hotrows.storage.store import FirstValues, HostStore, MemoryStore, Store
 
 FILE = "file:"
@@ -252,10 +252,16 @@ class Tiers:
     def view(self, checkpoint: Sequence[int]) -> None:
         """Reads the file stores as they were at a checkpoint, and trains no more."""
         self.close()
-        for g, (cache, generation) in enumerate(zip(self.caches, checkpoint, strict=True)):
+        self.read_from(
+            [FileStore.view_at(*self._file_arguments(g), of) for g, of in enumerate(checkpoint)]
+        )
+
+    def read_from(self, sources: Sequence[Source]) -> None:
+        """Reads rows from these, one for each group, and trains no more."""
+        self.close()
+        for group, cache, source in zip(self.groups, self.caches, sources, strict=True):
             cache.clear()
-            view = FileStore.view_at(*self._file_arguments(g), generation)
-            cache.store = _ReadOnly(self.groups[g].stride, view)
+            cache.store = _ReadOnly(group.stride, source)
 
     def stop_writing(self) -> None:
         """Closes the file stores that are open for training."""
@@ -293,10 +299,11 @@ class Tiers:
         ]
         meta = {"seed": self._seed, "tables": tables}
         path = self.caching.path / _folder(self._shards[group.packs[0]]) / f"group-{g}"
-        return path, group.rows, group.stride, self._fill(group), meta
+        return path, group.rows, group.stride, self.first_values(g), meta
 
-    def _fill(self, group: Group) -> Callable[[Tensor, Tensor], None]:
-        """What makes records the first ones of their rows: fill(rows, records)."""
+    def first_values(self, g: int) -> Callable[[Tensor, Tensor], None]:
+        """What makes records of a group the first ones of their rows: fill(rows, records)."""
+        group = self.groups[g]
 
         def fill(rows: Tensor, records: Tensor) -> None:
             for p, own in zip(group.packs, records.split(list(group.strides), 1), strict=True):
@@ -329,10 +336,20 @@ def _folder(shard: Shard) -> str:
     return "" if shard.is_whole else f"rank-{shard.rank}-of-{shard.num_ranks}"
 
 
+class Source(Protocol):
+    """Records of a group that can be read, and closed."""
+
+    def read(self, rows: Tensor, out: Tensor) -> None:
+        """As a store's."""
+
+    def close(self) -> None:
+        """Reads no more."""
+
+
 class _ReadOnly:
     """A file store that is not open for training; source: one of its checkpoints, once it is known."""
 
-    def __init__(self, stride: int, source: View | None = None) -> None:
+    def __init__(self, stride: int, source: Source | None = None) -> None:
         self.stride = stride
         self._source = source
 

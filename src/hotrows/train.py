@@ -190,6 +190,11 @@ class Trainer:
             self.embedding.set_counts(_counts(data, self.embedding.tables))
         self.dense_optimizer = _dense_optimizer(self.config, self.model)
         self._shared = SharedGradients(self.model, self.ranks)
+        self._writer = checkpoint.Writer(
+            self.run, self.embedding, self.model, data.fingerprint,
+            keep_last=self.config.keep_last, full_every=self.config.full_every,
+            background=self.config.background_checkpoints,
+        )  # fmt: skip
         self.standing = Standing(position=_first_position(data, self.config))
         self._random_state = self._first_random_state()
         self._saved: Standing | None = None
@@ -236,6 +241,7 @@ class Trainer:
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.set_rng_state(self._random_state)
             stack.callback(self._write_trace)
+            stack.callback(self._writer.close)
             if self.tiers:
                 stack.callback(self.tiers.stop_writing)
                 self.tiers.warm()
@@ -289,6 +295,7 @@ class Trainer:
             except _Asked:
                 with runner.paused():
                     self._save()
+                    self._writer.wait()
                 raise
             except BaseException:
                 runner.abandon()
@@ -463,22 +470,9 @@ class Trainer:
         # [P, n]: of every rank
         tensors["random_state"] = self.ranks.all_gather(torch.get_rng_state()).wait()
         state = checkpoint.State(self.standing.step, self.standing.to_json(), tensors)
-        name = checkpoint.save(self.run, self.embedding, self.model, state, self.data.fingerprint)
-        before = checkpoint.pointed(self.run)
         is_best = self.standing.best is None or self.standing.best_step == self.standing.step
-        best = name if is_best or before is None else before.best
-        self.ranks.barrier()
-        if self.is_first:
-            checkpoint.point(self.run, checkpoint.Pointer(last=name, best=best))
-        self.ranks.barrier()
-        self._retain()
+        self._writer.save(state, is_best)
         self._saved, self._checkpoint_wished = self.standing, False
-
-    def _retain(self) -> None:
-        """File stores keep the checkpoints that this run may go back to."""
-        if self.tiers:
-            folders = [checkpoint.folder_of(self.run, which) for which in ("last", "best")]
-            self.tiers.retain([checkpoint.generations(folder) for folder in folders])
 
     def _read_checkpoint(self) -> None:
         nn.use_linear_paths(self.model, run_folder.read_json(self.run / "choices.json"))
@@ -494,7 +488,10 @@ class Trainer:
         if len(states) == self.ranks.num_ranks:  # else every rank begins anew
             self._random_state = states[self.ranks.rank]
         _load_optimizer(self.dense_optimizer, state.tensors)
-        self._retain()
+        self._writer.went_to(folder)
+        if self.tiers:
+            of = checkpoint.retained(self.run, self.ranks.rank, self.ranks.num_ranks)
+            self.tiers.retain(of)
 
     def _start_from(self) -> None:
         """Begins with what another run has learned, where the config names one."""
@@ -506,6 +503,7 @@ class Trainer:
         _load_optimizer(self.dense_optimizer, state.tensors)
 
     def _finish(self) -> Result:
+        self._writer.wait()
         pointer = checkpoint.pointed(self.run)
         in_files = self.tiers is not None and self.tiers.files
         if pointer is not None and (pointer.best != pointer.last or in_files):

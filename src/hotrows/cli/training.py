@@ -148,6 +148,13 @@ log = logging.getLogger("hotrows")
 )
 @click.option("--evaluate-every", type=int, help="Steps. [quarters of epoch 1, ends of epochs]")
 @click.option("--checkpoint-every", type=int, help="Steps. [at evaluations alone]")
+@click.option("--keep-last", type=int, help="Checkpoints that stay beside the best. [1]")
+@click.option("--full-every", type=int, help="Checkpoints of which one holds all rows. [1]")
+@click.option(
+    "--background-checkpoints/--no-background-checkpoints",
+    default=None,
+    help="Train on while they are written. [background]",
+)
 @click.option("--warmup-steps", type=int, help="Steps over which learning rates rise. [0]")
 @click.option("--decay-factor", type=float, help="What a plateau multiplies the rates with. [0.3]")
 @click.option("--decay-patience", type=int, help="Evaluations that make a plateau. [2]")

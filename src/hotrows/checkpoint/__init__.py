@@ -1,0 +1,50 @@
+"""Checkpoints: all that a run needs to go on or to predict, in plain files.
+
+    RUN/checkpoints.json           which folder is the last, which the best, which others stay
+    RUN/checkpoints/step-1200/
+        manifest.json              tables by pieces: ids, columns, file, offset; a crc32 per file
+        pack-0.records             the records of one pack, raw: weights and optimizer state
+        model.safetensors          the dense part
+        trainer.safetensors        its optimizer's state, the random state
+
+Of several ranks each writes its own records, `rank-1/pack-0.records`, and rank 0 those that all
+have, `shared/pack-0.records`; any number of ranks reads them, whatever holds what (`recut`). An
+increment has the records of some rows and their ids, `pack-0.ids`, on top of its base.
+
+Tables in a file store stay there: the manifest has the numbers of the stores' own checkpoints (see
+`hotrows.storage.file`) in place of the records.
+
+A folder is written aside, synced and renamed, then the pointer moves, then folders that nothing
+points at or is made on go: a crash at any moment leaves a whole checkpoint. Records are found by
+table and id, so a table may have more rows when it is loaded than when it was saved; the new ones
+keep their first values.
+"""
+
+from hotrows.checkpoint.convert import export_tables, merge
+from hotrows.checkpoint.manifest import Manifest, chain, read_manifest
+from hotrows.checkpoint.pointer import Pointer, folder_of, generations, point, pointed, retained
+from hotrows.checkpoint.read import load, read_state
+from hotrows.checkpoint.summary import checkpoints_of, summary
+from hotrows.checkpoint.write import State, save
+from hotrows.checkpoint.writer import Writer
+
+__all__ = [
+    "Manifest",
+    "Pointer",
+    "State",
+    "Writer",
+    "chain",
+    "checkpoints_of",
+    "export_tables",
+    "folder_of",
+    "generations",
+    "load",
+    "merge",
+    "point",
+    "pointed",
+    "read_manifest",
+    "read_state",
+    "retained",
+    "save",
+    "summary",
+]

@@ -1,0 +1,96 @@
+"""The pointer of a run: which of its checkpoints is the last, which the best, which others stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hotrows.checkpoint import files
+from hotrows.checkpoint.manifest import bases, json_bytes, read_manifest
+from hotrows.storage.log import sync_folder
+
+FOLDER = "checkpoints"
+_POINTER = "checkpoints.json"
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """Names of the last and the best checkpoint of a run, and of earlier ones that stay."""
+
+    last: str
+    best: str
+    kept: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each once."""
+        return tuple(dict.fromkeys((self.last, self.best, *self.kept)))
+
+
+def point(run: Path, pointer: Pointer) -> None:
+    """Makes these the checkpoints of `run`; deletes the others, but none that these are made on."""
+    path = run / _POINTER
+    part = path.with_name(path.name + ".part")
+    files.write_file(part, [json_bytes(asdict(pointer))])
+    os.replace(part, path)
+    sync_folder(run)
+    needed = set(pointer.names)
+    for name in pointer.names:
+        needed.update(bases(run / FOLDER / name))
+    for folder in (run / FOLDER).iterdir():
+        if folder.name not in needed:
+            shutil.rmtree(folder)
+
+
+def pointed(run: Path) -> Pointer | None:
+    """The pointer of `run`, None where it has no checkpoint yet."""
+    path = run / _POINTER
+    if not path.exists():
+        return None
+    try:
+        fields = json.loads(path.read_text())
+        return Pointer(**{**fields, "kept": tuple(fields.get("kept", ()))})
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError(
+            f"{path} is damaged: expected the names of the last and the best checkpoint; "
+            f'write {{"last": NAME, "best": NAME}} with names from {run / FOLDER}'
+        ) from None
+
+
+def moved_on(before: Pointer | None, name: str, is_best: bool, keep_last: int) -> Pointer:
+    """The pointer once `name` is the last checkpoint, and the last `keep_last` stay."""
+    if before is None:
+        return Pointer(name, name)
+    earlier = dict.fromkeys((*before.kept, before.last))
+    kept = [of for of in earlier if of != name][-(keep_last - 1) :] if keep_last > 1 else []
+    return Pointer(name, name if is_best else before.best, tuple(kept))
+
+
+def folder_of(run: Path, which: str = "best") -> Path:
+    """The folder of the `last` or the `best` checkpoint of `run`."""
+    if which not in ("last", "best"):
+        raise ValueError(f"checkpoint must be 'last' or 'best', not {which!r}")
+    pointer = pointed(run)
+    if pointer is None:
+        raise ValueError(f"run {run} has no checkpoint yet: train it first, or name another run")
+    return run / FOLDER / getattr(pointer, which)
+
+
+def generations(folder: Path, rank: int = 0, num_ranks: int = 1) -> list[int]:
+    """The numbers of a rank's file stores' own checkpoints; none where rows are in memory, or where
+    another number of ranks wrote."""
+    manifest = read_manifest(folder)
+    if not manifest.stores or manifest.num_ranks != num_ranks:
+        return []
+    return list(manifest.stores[rank])
+
+
+def retained(run: Path, rank: int = 0, num_ranks: int = 1) -> list[list[int]]:
+    """The checkpoints of a rank's file stores that `run` may go back to, for `Tiers.retain`."""
+    pointer = pointed(run)
+    names = pointer.names if pointer else ()
+    found = [generations(run / FOLDER / name, rank, num_ranks) for name in names]
+    return [of for of in found if of]

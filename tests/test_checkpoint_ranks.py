@@ -1,0 +1,385 @@
+"""A checkpoint of any number of ranks is read by any number, in whatever way rows are dealt."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from hotrows import checkpoint
+from hotrows.checkpoint import State, files
+from hotrows.checkpoint.recut import common, common_range
+from hotrows.embedding import Embedding
+from hotrows.exchange.threads import run
+from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
+from hotrows.schema import Constant, Table
+from hotrows.tiers import Caching
+from tests.sharded import assert_same_rows, random_whole, scatter, whole_rows
+from tests.test_embedding import mixed_tables
+from tests.test_embedding_ranks import SHARDINGS, batches_of, placements, train
+
+RANKS = (1, 2, 3, 4, 7)
+NAMES = list(SHARDINGS)
+OPTIMIZERS = [SGD(), Adagrad(), RowWiseAdagrad(), Adam(), Adam(per_row_step=True), FTRL()]
+
+
+def dense():
+    return nn.Linear(3, 2)
+
+
+def state(step=7):
+    return State(step, {"step": step}, {"random_state": torch.arange(9)})
+
+
+def saved_by(path, num_ranks, name, tables, whole):
+    """The folder of a checkpoint of these rows, written by so many ranks."""
+    model = dense()
+
+    def work(ranks):
+        embedding = Embedding(tables, ranks=ranks, sharding=placements(name, num_ranks))
+        scatter(whole, embedding)
+        return checkpoint.save(path, embedding, model, state(), "f")
+
+    names = set(run(work, num_ranks))
+    assert len(names) == 1
+    return path / "checkpoints" / names.pop()
+
+
+def loaded_by(folder, num_ranks, name, tables, **rest):
+    """The embeddings of so many ranks that have read the checkpoint."""
+
+    def work(ranks):
+        sharding = placements(name, num_ranks)
+        embedding = Embedding(tables, seed=5, ranks=ranks, sharding=sharding, **rest)
+        back = checkpoint.load(folder, embedding, dense(), "f")
+        assert (back.step, back.fields) == (7, {"step": 7})
+        assert torch.equal(back.tensors["random_state"], torch.arange(9))
+        return embedding
+
+    return run(work, num_ranks)
+
+
+@pytest.mark.parametrize("num_readers", RANKS)
+@pytest.mark.parametrize("num_writers", RANKS)
+def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path, num_writers, num_readers):
+    for k, name in enumerate(NAMES):
+        tables = mixed_tables(OPTIMIZERS[k])
+        whole = random_whole(tables)
+        folder = saved_by(tmp_path / name, num_writers, name, tables, whole)
+        for other in {NAMES[(k + num_readers) % len(NAMES)], name}:
+            assert_same_rows(whole_rows(loaded_by(folder, num_readers, other, tables)), whole)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_records_of_any_optimizer_are_cut_anew(tmp_path, optimizer, dtype):
+    tables = [dataclasses.replace(table, dtype=dtype) for table in mixed_tables(optimizer)]
+    whole = random_whole(tables)
+    folder = saved_by(tmp_path, 3, "columns", tables, whole)
+    for num_readers, name in ((2, "columns"), (1, "rows"), (4, "mixed columns"), (2, "mixed")):
+        assert_same_rows(whole_rows(loaded_by(folder, num_readers, name, tables)), whole)
+
+
+def test_ranks_that_hold_what_they_wrote_read_their_own_files_in_place(tmp_path, monkeypatch):
+    tables = mixed_tables(Adam())
+    whole = random_whole(tables)
+    folder = saved_by(tmp_path, 3, "mixed", tables, whole)
+
+    def not_needed(*arguments):
+        raise AssertionError("records are read in place")
+
+    monkeypatch.setattr("hotrows.checkpoint.read.in_files", not_needed)
+    monkeypatch.setattr(files, "CHUNK", 100)
+    assert_same_rows(whole_rows(loaded_by(folder, 3, "mixed", tables)), whole)
+    with pytest.raises(AssertionError, match="in place"):
+        loaded_by(folder, 3, "rows", tables)
+
+
+def test_rows_are_taken_in_small_pieces(tmp_path, monkeypatch):
+    tables = mixed_tables(Adagrad())
+    whole = random_whole(tables)
+    folder = saved_by(tmp_path, 3, "rows", tables, whole)
+    monkeypatch.setattr(files, "CHUNK", 100)
+    assert_same_rows(whole_rows(loaded_by(folder, 2, "columns", tables)), whole)
+
+
+def test_rows_that_all_ranks_hold_are_written_once(tmp_path):
+    tables = mixed_tables(Adagrad())
+    folder = saved_by(tmp_path, 4, "replicated", tables, random_whole(tables))
+    alone = saved_by(tmp_path / "alone", 1, "replicated", tables, random_whole(tables))
+    size, of_one = (
+        sum(path.stat().st_size for path in at.rglob("*.records")) for at in (folder, alone)
+    )
+    assert size == of_one
+
+
+@pytest.mark.parametrize("num_readers", [1, 2, 3])
+def test_a_cache_reads_what_ranks_in_memory_wrote(tmp_path, num_readers):
+    tables = mixed_tables(Adam())
+    whole = random_whole(tables)
+    folder = saved_by(tmp_path, 3, "mixed", tables, whole)
+    caching = Caching(fast_memory=3000)
+    assert_same_rows(
+        whole_rows(loaded_by(folder, num_readers, "rows", tables, caching=caching)), whole
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("num_readers", [1, 2, 3])
+def test_a_table_may_grow_on_other_ranks(tmp_path, num_readers, name):
+    tables = mixed_tables(Adagrad())
+    whole = random_whole(tables)
+    folder = saved_by(tmp_path, 2, name, tables, whole)
+    grown = [dataclasses.replace(table, rows=table.rows + 5) for table in tables]
+    found = whole_rows(loaded_by(folder, num_readers, name, grown))
+    new = whole_rows([Embedding(grown, seed=5)])
+    for table in tables:
+        for own, old, fresh in zip(
+            found[table.name], whole[table.name], new[table.name], strict=True
+        ):
+            assert torch.equal(own[: table.rows], old)
+            assert torch.equal(own[table.rows :], fresh[table.rows :])
+
+
+def test_training_goes_on_elsewhere_as_if_it_had_not_moved(tmp_path):
+    tables, batches = mixed_tables(Adagrad(lr=0.05)), batches_of("single", 4)
+    alone = Embedding(tables, seed=3)
+    train(alone, batches[:2])
+    checkpoint.save(tmp_path, alone, dense(), state(), "f")
+    train(alone, batches[2:])
+
+    def work(ranks):
+        embedding = Embedding(tables, ranks=ranks, sharding="rows")
+        checkpoint.load(tmp_path / "checkpoints" / "step-7", embedding, dense(), "f")
+        train(embedding, batches[2:])
+        return embedding
+
+    found, expected = whole_rows(run(work, 3)), whole_rows([alone])
+    for name, parts in expected.items():
+        for own, wanted in zip(found[name], parts, strict=True):
+            torch.testing.assert_close(own, wanted, rtol=3e-5, atol=3e-6)
+
+
+# ---- what goes wrong
+
+
+def full_on(name, real=files.write_file):
+    """A disk that is full where the path has `name` in it."""
+
+    def write_file(path, parts):
+        if name in str(path):
+            path.write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        return real(path, parts)
+
+    return write_file
+
+
+@pytest.mark.parametrize(
+    "where", ["rank-0/pack-1", "rank-2/pack-1", "shared", "model.safe", "manifest.json"]
+)
+def test_a_disk_full_on_one_rank_stops_all_and_leaves_no_half_checkpoint(
+    tmp_path, monkeypatch, where
+):
+    tables = mixed_tables(Adagrad())
+    whole = random_whole(tables)
+    before = saved_by(tmp_path, 3, "mixed", tables, whole)
+    monkeypatch.setattr(files, "write_file", full_on(where))
+
+    def work(ranks):
+        embedding = Embedding(tables, ranks=ranks, sharding=placements("mixed", 3))
+        with pytest.raises(OSError) as raised:
+            checkpoint.save(tmp_path, embedding, dense(), state(8), "f")
+        return str(raised.value)
+
+    said = run(work, 3)
+    for one in said:
+        assert "could not write checkpoint" in one and "step-8" in one
+        assert "No space left on device; earlier checkpoints are whole; make room" in one
+    assert [path.name for path in before.parent.iterdir()] == [before.name]
+    monkeypatch.undo()
+    assert_same_rows(whole_rows(loaded_by(before, 2, "rows", tables)), whole)
+
+
+def test_a_write_that_the_system_refuses_stops_all_ranks(tmp_path):
+    """The limit on the size of files is one that the system itself enforces."""
+    resource = pytest.importorskip("resource", reason="limits on files are of POSIX")
+    tables = [Table("big", 5000, 16, ("big",)), Table("small", 10, 16, ("small",))]
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def work(ranks):
+        embedding = Embedding(tables, ranks=ranks, sharding="tables")
+        with pytest.raises(OSError, match=r"step-7: .*File too large; earlier checkpoints are"):
+            checkpoint.save(tmp_path, embedding, dense(), state(), "f")
+
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+        run(work, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    assert saved_by(tmp_path, 1, "rows", mixed_tables(SGD()), random_whole(mixed_tables(SGD())))
+
+
+@pytest.mark.parametrize("num_readers", [1, 2, 3])
+@pytest.mark.parametrize("name", ["rows", "mixed"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "missing", "manifest"])
+def test_damage_to_one_ranks_file_is_seen_by_all(tmp_path, damage, name, num_readers):
+    tables = mixed_tables(Adagrad())
+    folder = saved_by(tmp_path, 3, name, tables, random_whole(tables))
+    path = folder / "rank-1" / "pack-1.records"
+    content = bytearray(path.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif damage == "truncated":
+        path.write_bytes(content[:-1])
+    elif damage == "missing":
+        path.unlink()
+    else:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["pieces"] = manifest["pieces"][:-1]
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+    said = {
+        "flipped": r"rank-1/pack-1.records is damaged: its checksum is wrong; restore it",
+        "truncated": r"rank-1/pack-1.records is damaged: it has .* bytes instead of",
+        "missing": r"rank-1/pack-1.records is damaged: the file is missing",
+        "manifest": r"manifest.json is damaged: its pieces of table .* hold .* weights",
+    }[damage]
+
+    def work(ranks):
+        embedding = Embedding(tables, ranks=ranks, sharding=placements("rows", num_readers))
+        with pytest.raises(ValueError, match=said):
+            checkpoint.load(folder, embedding, dense(), "f")
+
+    run(work, num_readers)
+
+
+# ---- file stores
+
+
+def in_file(path):
+    return Caching(fast_memory=3000, store=f"file:{path}")
+
+
+def trained_in_files(path, num_ranks, name, tables, batches):
+    """Ranks with file stores train, save a checkpoint and train on; the rows at the checkpoint."""
+
+    def work(ranks):
+        sharding = placements(name, num_ranks)
+        rest = {"seed": 3, "ranks": ranks, "sharding": sharding}
+        embedding = Embedding(tables, caching=in_file(path / "store"), **rest)
+        plain = Embedding(tables, **{**rest, "ranks": ranks.channel("plain")})
+        for of in (embedding, plain):
+            train(of, batches[:2])
+        name_of = checkpoint.save(path, embedding, dense(), state(), "f")
+        embedding.tiers.retain([checkpoint.generations(
+            path / "checkpoints" / name_of, ranks.rank, num_ranks)])  # fmt: skip
+        train(embedding, batches[2:])
+        embedding.close()
+        return plain
+
+    return whole_rows(run(work, num_ranks))
+
+
+def in_memory(embedding):
+    """A plain embedding with the rows that one with file stores has now."""
+    plain = Embedding(
+        embedding.tables, seed=9, ranks=embedding.ranks,
+        sharding={t.name: p for pack in embedding.packs
+                  for t, p in zip(pack.tables, pack.placements, strict=False)},
+    )  # fmt: skip
+    for g, group in enumerate(embedding.groups):
+        if not group.rows:
+            continue
+        records = embedding.tiers.caches[g].read(torch.arange(group.rows))
+        for p, own in zip(group.packs, records.split(list(group.strides), 1), strict=True):
+            plain.stores[p].records.copy_(own)
+    return plain
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+@pytest.mark.parametrize("num_readers", [1, 2, 3])
+@pytest.mark.parametrize("num_writers", [1, 2, 3])
+def test_file_stores_are_read_by_any_number_of_ranks(tmp_path, num_writers, num_readers, read_only):
+    tables, batches = mixed_tables(Adam(lr=0.01)), batches_of("single", 4)
+    name = "mixed" if num_writers == 3 else "rows"
+    whole = trained_in_files(tmp_path, num_writers, name, tables, batches)
+    folder = tmp_path / "checkpoints" / "step-7"
+
+    def work(ranks):
+        sharding = placements(name, num_readers)
+        embedding = Embedding(
+            tables, seed=3, ranks=ranks, sharding=sharding, caching=in_file(tmp_path / "store"),
+            read_only=read_only,
+        )  # fmt: skip
+        checkpoint.load(folder, embedding, dense(), "f", read_only=read_only)
+        plain = in_memory(embedding)
+        embedding.close()
+        return plain
+
+    for _ in range(2):  # what was read once can be read again
+        assert_same_rows(whole_rows(run(work, num_readers)), whole)
+
+
+def test_file_stores_take_what_ranks_in_memory_wrote(tmp_path):
+    tables = mixed_tables(Adam(lr=0.01))
+    whole = random_whole(tables)
+    folder = saved_by(tmp_path, 3, "mixed", tables, whole)
+
+    def work(ranks):
+        caching = in_file(tmp_path / "store")
+        embedding = Embedding(tables, ranks=ranks, sharding="rows", caching=caching)
+        checkpoint.load(folder, embedding, dense(), "f")
+        plain = in_memory(embedding)
+        embedding.close()
+        return plain
+
+    assert_same_rows(whole_rows(run(work, 2)), whole)
+
+
+def test_rows_in_a_file_store_are_not_read_into_memory(tmp_path):
+    tables = mixed_tables(SGD(lr=0.1))
+    trained_in_files(tmp_path, 2, "rows", tables, batches_of("single", 2))
+    with pytest.raises(ValueError, match="has its rows in a file store; load it with the store"):
+        loaded_by(tmp_path / "checkpoints" / "step-7", 1, "rows", tables)
+
+
+# ---- ids in common
+
+ranges = st.builds(
+    lambda first, step, num: range(first, first + step * num, step),
+    st.integers(0, 60), st.integers(1, 12), st.integers(0, 40),
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(ranges, ranges)
+def test_ids_in_common_are_those_in_both(a, b):
+    assert list(common_range(a, b)) == sorted(set(a) & set(b))
+
+
+@settings(max_examples=300, deadline=None)
+@given(ranges, ranges, st.booleans(), st.booleans())
+def test_places_name_the_ids_in_common(a, b, list_a, list_b):
+    import numpy as np
+
+    both = sorted(set(a) & set(b))
+    as_array = [np.array(of, dtype=np.int64) for of in (a, b)]
+    given_a, given_b = as_array[0] if list_a else a, as_array[1] if list_b else b
+    found = common(given_a, given_b)
+    if not both:
+        assert found is None
+    else:
+        assert as_array[0][found[0]].tolist() == both
+        assert as_array[1][found[1]].tolist() == both
+
+
+def test_a_constant_table_of_one_column_survives_columns(tmp_path):
+    tables = [Table("bias", 5, 1, ("bias",), "linear", Constant(), optimizer=Adagrad())]
+    whole = random_whole(tables)
+    folder = saved_by(tmp_path, 2, "columns", tables, whole)
+    assert_same_rows(whole_rows(loaded_by(folder, 1, "rows", tables)), whole)
