@@ -51,6 +51,7 @@ _FREE = (
     "policy",
     "in_flight",
     "lookahead_memory",
+    "memory_split",
     "micro_batches",
     "pack_parts",
     "sharding",

@@ -234,7 +234,7 @@ class Trainer:
         Ctrl-C (or SIGTERM) saves a checkpoint after the current step and raises `Interrupted`; a
         second one interrupts at once.
         """
-        _keep_freed_memory()
+        keep_freed_memory()
         with ExitStack() as stack:
             self._asked = stack.enter_context(_stop_signals())
             self._log = stack.enter_context(closing(self._open_log()))
@@ -260,9 +260,12 @@ class Trainer:
         choices = None
         if self.is_first:
             choices = self.predictor.measure_choices(self.total_steps * self.loader.batch_size)
-            run_folder.begin(self.run, self.config, self.data, choices)
+            self._begin_folder(choices)
         choices = self.ranks.gather_objects(choices)[0]
         nn.use_linear_paths(self.model, choices)
+
+    def _begin_folder(self, choices: dict) -> None:
+        run_folder.begin(self.run, self.config, self.data, choices)
 
     def _first_random_state(self) -> Tensor:
         """Where random numbers begin; on every rank in a place of its own."""
@@ -387,13 +390,7 @@ class Trainer:
         self._number = work.number
         loss = self._step(work.plan, work.batch)
         end = time.perf_counter()
-        self.standing = after_step(self.standing)
-        if isinstance(self.loader, HotColdLoader):
-            assert self.standing.position is not None
-            position = advance(
-                self.standing.position, 1, len(self.loader.hot), len(self.loader.cold)
-            )
-            self.standing = dataclasses.replace(self.standing, position=position)
+        self._advance()
         for interval in (self._interval, self._whole):
             interval.add(loss, work.batch.size, seconds=end - begin, stalled=ready - begin)
             interval.wait(before, runner.stalled)
@@ -402,6 +399,16 @@ class Trainer:
         if self._interval.steps == self._interval_steps or self._evaluation_is_due():
             self._write_interval()
         self._step_progress()
+
+    def _advance(self) -> None:
+        """One step further."""
+        self.standing = after_step(self.standing)
+        if isinstance(self.loader, HotColdLoader):
+            assert self.standing.position is not None
+            position = advance(
+                self.standing.position, 1, len(self.loader.hot), len(self.loader.cold)
+            )
+            self.standing = dataclasses.replace(self.standing, position=position)
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         """The batches still to train, each with its step; of regrouped data, of this block alone."""
@@ -758,7 +765,8 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
+    """Asks malloc to, for the whole process."""
     library = native.load()
     if library is not None:
         library.hotrows_keep_freed_memory()
