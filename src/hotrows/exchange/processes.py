@@ -9,6 +9,7 @@ collective that does not end within `timeout` seconds raises, so that no job han
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,9 @@ TIMEOUT = 300.0  # seconds
 _AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
+_TIMED_OUT = re.compile("timed? ?out", re.IGNORECASE)
+
+
 class RankLost(RuntimeError):
     """Another rank has gone, or does not answer."""
 
@@ -38,7 +42,15 @@ def start(timeout: float = TIMEOUT) -> Ranks:
         return Processes(timeout)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return OneRank()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    try:
+        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    except RuntimeError as error:
+        raise RankLost(
+            f"the {os.environ['WORLD_SIZE']} ranks of this job did not meet at "
+            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} within {timeout:,.0f} s "
+            f"({_reason(error)}): look whether all of them were started and reach that address; on "
+            f"several networks GLOO_SOCKET_IFNAME names the one to take"
+        ) from error
     return Processes(timeout)
 
 
@@ -111,7 +123,8 @@ class Processes:
 
     def channel(self, name: str) -> Processes:
         if name not in self._channels:
-            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
+            timeout = timedelta(seconds=self._timeout)
+            group = self._guarded(dist.new_group, backend="gloo", timeout=timeout)
             self._channels[name] = Processes(self._timeout, group)
         return self._channels[name]
 
@@ -128,11 +141,23 @@ class Processes:
 
     def lost(self, error: RuntimeError) -> RankLost:
         """What to say of a collective that failed."""
+        others, reason = f"another of the {self.num_ranks} ranks", _reason(error)
+        if _TIMED_OUT.search(reason):
+            return RankLost(
+                f"waited more than {self._timeout:,.0f} s for {others} ({reason}): it hangs, is cut off "
+                f"or is slow; end what is left of it, then go on from the last checkpoint with --resume, "
+                f"and a longer --timeout where it was only slow"
+            )
         return RankLost(
-            f"rank {self.rank} lost another of the {self.num_ranks} ranks, or waited for it more than "
-            f"{self._timeout:,.0f} s: {str(error).splitlines()[0]}; look for the first error among the "
-            f"ranks' messages, then go on from the last checkpoint with --resume"
+            f"lost {others} ({reason}): the first error among the ranks' messages says why; go on from "
+            f"the last checkpoint with --resume"
         )
+
+
+def _reason(error: RuntimeError) -> str:
+    """What Gloo says, without where in its source and what may typically be the cause."""
+    line = re.sub(r"^\[\S+:\d+\] ", "", str(error).splitlines()[0])
+    return line.partition(". This is typically")[0]
 
 
 class _Travelling:
