@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -26,6 +28,8 @@ TIMEOUT = 300.0  # seconds
 _AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16}
 
 
+_POLL = 0.02  # seconds
+_GRACE = 2.0  # seconds in which a step may end by its own timeout
 _TIMED_OUT = re.compile("timed? ?out", re.IGNORECASE)
 
 
@@ -43,7 +47,7 @@ def start(timeout: float = TIMEOUT) -> Ranks:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return OneRank()
     try:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+        _within(timeout, lambda: _join(timedelta(seconds=timeout)))
     except RuntimeError as error:
         raise RankLost(
             f"the {os.environ['WORLD_SIZE']} ranks of this job did not meet at "
@@ -124,7 +128,9 @@ class Processes:
     def channel(self, name: str) -> Processes:
         if name not in self._channels:
             timeout = timedelta(seconds=self._timeout)
-            group = self._guarded(dist.new_group, backend="gloo", timeout=timeout)
+            group = self._guarded(
+                _within, self._timeout, lambda: dist.new_group(backend="gloo", timeout=timeout)
+            )
             self._channels[name] = Processes(self._timeout, group)
         return self._channels[name]
 
@@ -152,6 +158,60 @@ class Processes:
             f"lost {others} ({reason}): the first error among the ranks' messages says why; go on from "
             f"the last checkpoint with --resume"
         )
+
+
+def _join(timeout: timedelta) -> None:
+    store, rank, num_ranks = next(dist.rendezvous("env://", timeout=timeout))
+    room = _meet(store, rank, num_ranks, timeout)
+    dist.init_process_group("gloo", store=room, rank=rank, world_size=num_ranks, timeout=timeout)
+
+
+def _meet(store: Any, rank: int, num_ranks: int, timeout: timedelta) -> Any:
+    """The part of the store for the ranks that are there now.
+
+    torchrun's store outlives a restart, and with it the addresses of ranks that are dead: who reads them
+    connects to nobody. So rank 0 opens a room under a name of its own, the others leave theirs in it,
+    and enter once they find them in its answer. Counting restarts would not do, since the agents of
+    several hosts count apart.
+    """
+    name, door = secrets.token_hex(8), "hotrows/door"
+    if rank == 0:
+        store.set(door, name)
+        keys = [f"{name}/{other}" for other in range(1, num_ranks)]
+        store.wait(keys, timeout)
+        store.set(f"{name}/met", b" ".join(store.get(key) for key in keys))
+        return dist.PrefixStore(name, store)
+    until = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < until:
+        if store.check([door]):
+            room = store.get(door).decode()
+            store.set(f"{room}/{rank}", name)
+            met = f"{room}/met"
+            if store.check([met]) and name in store.get(met).decode().split():
+                return dist.PrefixStore(room, store)
+        time.sleep(_POLL)
+    raise RuntimeError("timed out waiting for rank 0")
+
+
+def _within(timeout: float, step: Callable[[], Any]) -> Any:
+    """What the step gives; Gloo's own timeout does not end a wait for a rank that died connecting."""
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            found.append(step())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=take, name="hotrows-connect", daemon=True)
+    thread.start()
+    thread.join(timeout + _GRACE)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise RuntimeError("timed out connecting")
+    return found[0]
 
 
 def _reason(error: RuntimeError) -> str:
