@@ -69,7 +69,9 @@ def a_rank_hangs(data: Path, run: Path, num_ranks: int, fault: Fault, timeout: f
     ended = jobs.train(data, run, num_ranks, faults=(fault,), timeout=timeout)
     assert ended.codes[fault.rank] is None, ended
     assert ended.seconds < timeout + 5, ended
-    others_say(ended, num_ranks, fault.rank, rf"(waited more than {timeout:g} s.*--timeout|lost another)")
+    others_say(
+        ended, num_ranks, fault.rank, rf"(waited more than {timeout:g} s.*--timeout|lost another)"
+    )
     assert any(f"waited more than {timeout:g} s" in said for said in ended.said)
     goes_on(data, run, num_ranks)
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hotrows import cli, predict, train, traffic
+from hotrows import cli, predict, traffic, train
 from hotrows.checkpoint import files, write, writer
 from hotrows.embedding import Embedding
 from hotrows.exchange import dense

@@ -20,9 +20,7 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", **more}
 
 
-def script(
-    data: Path, run: Path, faults: Sequence[Fault], timeout: float, *more: str
-) -> list[str]:
+def script(data: Path, run: Path, faults: Sequence[Fault], timeout: float, *more: str) -> list[str]:
     """What torchrun runs: `hotrows train`, with faults."""
     return [
         "-m", "tests.faults.inject", to_text(tuple(faults)), "train", str(data), *SETTINGS,
@@ -105,9 +103,12 @@ def start_on(
         with output:
             started.append(
                 subprocess.Popen(
-                    command, stdout=output, stderr=output, start_new_session=True,
+                    command,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,
                     env=environment(GLOO_SOCKET_IFNAME=host.cable),
-                )  # fmt: skip
+                )
             )
     return started
 
