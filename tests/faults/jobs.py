@@ -133,7 +133,7 @@ def _is_struck(process: multiprocessing.Process) -> bool:
         return process.exitcode != 0
     try:
         state = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:  # it has ended just now
+    except (FileNotFoundError, ProcessLookupError):  # it has ended just now
         return False
     return state == "T"
 
