@@ -1,4 +1,4 @@
-"""All faults there are: `python -m tests.faults [FOLDER]`, some ten minutes on two quiet cores.
+"""All faults there are: `python -m tests.faults [FOLDER]`, about twenty minutes on two cores.
 
 Every stage on two and on four ranks, hangs and errors in every stage, full disks, torchrun, and two
 hosts with one and with two ranks each. Prints a line per case; exits with 1 where one fell short.
