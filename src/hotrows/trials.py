@@ -145,6 +145,11 @@ class Trials:
             self._discard(after)
             raise
 
+    def compare_afresh(self, before: TrainConfig, after: TrainConfig, num_pairs: int) -> Comparison:
+        """The same, both opened anew: their tables lie elsewhere in memory, their caches are empty."""
+        self.close_all()
+        return self.compare(before, after, num_pairs)
+
     def _compared(self, before: TrainConfig, after: TrainConfig, num_pairs: int) -> Comparison:
         found = Comparison((), ())
         for number in range(num_pairs):
