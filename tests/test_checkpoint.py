@@ -5,14 +5,17 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from hotrows import checkpoint
 from hotrows.batch import Batch
 from hotrows.checkpoint import Pointer, State, files
 from hotrows.embedding import Embedding
+from hotrows.exchange.threads import run as on_ranks
 from hotrows.optim import FTRL, SGD, Adagrad, Adam
 from hotrows.schema import Constant, Table
+from tests.sharded import assert_same_rows, whole_rows
 
 
 def embedding(rows=50, optimizer=None, names=("A", "B"), seed=0, dim=4):
@@ -212,6 +215,42 @@ def test_a_later_format_is_refused(run):
     (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 3}))
     with pytest.raises(ValueError, match="has format 3, this hotrows reads formats 1 and 2"):
         checkpoint.load(folder, embedding(), model())
+
+
+def as_format_1(folder):
+    """Rewrites a manifest of one rank as the first version of hotrows wrote it."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    layouts = {table["name"]: table["layout"] for table in manifest["tables"]}
+    tables = [
+        {
+            "name": piece["table"], "first_id": 0, "num_ids": piece["num_ids"],
+            "file": piece["file"], "offset": piece["offset"], "layout": layouts[piece["table"]],
+        }
+        for piece in manifest["pieces"]
+    ]  # fmt: skip
+    names = ("step", "fingerprint", "files", "state")
+    old = {"format": 1, **{name: manifest[name] for name in names}}
+    path.write_text(json.dumps({**old, "tables": tables, "stores": []}))
+
+
+def test_the_first_format_is_read_in_place_and_on_other_ranks(run):
+    rows = trained()
+    folder = saved(run, rows)
+    as_format_1(folder)
+    fresh = embedding(seed=1)
+    assert checkpoint.load(folder, fresh, model(), "f").step == 7
+    assert same_rows(rows, fresh)
+
+    def work(ranks):
+        tables = fresh.tables
+        sharded = Embedding(tables, seed=2, ranks=ranks, sharding="columns")
+        checkpoint.load(folder, sharded, model(), "f")
+        return sharded
+
+    assert_same_rows(whole_rows(on_ranks(work, 3)), whole_rows([rows]))
+    out = checkpoint.export_tables(folder, run / "out", state=True)
+    assert set(load_file(out / "tables" / "A.safetensors")) == {"weight", "state_0"}
 
 
 def test_a_missing_table_is_named(run):

@@ -4,12 +4,16 @@ import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+import hotrows
 from hotrows import checkpoint
 from hotrows.checkpoint import State, Writer, files, pointer, write, writer
 from hotrows.embedding import Embedding
@@ -359,3 +363,35 @@ def test_counts_below_one_are_refused(tmp_path):
     embedding = Embedding(mixed_tables(Adagrad()))
     with pytest.raises(ValueError, match="keep_last must be at least 1, not 0"):
         Writer(tmp_path, embedding, dense(), keep_last=0)
+
+
+def in_processes(path, num_ranks, mode):
+    """Runs `processes_of_checkpoints` as so many processes."""
+    command = [sys.executable, "-m", "tests.processes_of_checkpoints", str(path)]
+    places = [str(Path(__file__).parent.parent), str(Path(hotrows.__file__).parent.parent)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+    started = [
+        subprocess.Popen([*command, str(rank), str(num_ranks), mode], env=environment)
+        for rank in range(num_ranks)
+    ]
+    assert [process.wait(120) for process in started] == [0] * num_ranks
+
+
+@pytest.mark.slow
+def test_processes_write_in_the_background_and_others_read(tmp_path):
+    from tests.processes_of_checkpoints import trained
+
+    in_processes(tmp_path, 2, "write")
+    assert manifest_of(tmp_path, "step-2")["base"] == "step-1"
+    found = loaded(tmp_path, "step-3")
+    expected = run(lambda ranks: _trained_on(ranks, trained), 2)
+    assert_same_rows(found, whole_rows(expected))
+    in_processes(tmp_path, 3, "read")
+    assert manifest_of(tmp_path, "step-9")["num_ranks"] == 3
+    assert_same_rows(loaded(tmp_path, "step-9"), found)
+
+
+def _trained_on(ranks, trained):
+    embedding = Embedding(TABLES, seed=3, ranks=ranks)
+    trained(embedding)
+    return embedding

@@ -299,7 +299,8 @@ class Tiers:
         ]
         meta = {"seed": self._seed, "tables": tables}
         path = self.caching.path / _folder(self._shards[group.packs[0]]) / f"group-{g}"
-        return path, group.rows, group.stride, self.first_values(g), meta
+        rows = max(group.rows, 1)  # a rank may have none of a group, a file has at least one
+        return path, rows, group.stride, self.first_values(g), meta
 
     def first_values(self, g: int) -> Callable[[Tensor, Tensor], None]:
         """What makes records of a group the first ones of their rows: fill(rows, records)."""

@@ -486,7 +486,7 @@ class Trainer:
         self.standing = self._saved = Standing.from_json(state.fields)
         states = state.tensors.pop("random_state")
         if len(states) == self.ranks.num_ranks:  # else every rank begins anew
-            self._random_state = states[self.ranks.rank]
+            self._random_state = states[self.ranks.rank].clone()  # PyTorch misreads views
         _load_optimizer(self.dense_optimizer, state.tensors)
         self._writer.went_to(folder)
         if self.tiers:

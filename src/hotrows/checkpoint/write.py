@@ -39,6 +39,7 @@ from hotrows.piece import Piece, Shard
 from hotrows.ranks import Ranks
 from hotrows.record import layout_of
 from hotrows.storage.log import sync_folder
+from hotrows.storage.store import empty_records
 
 
 @dataclass(frozen=True)
@@ -269,7 +270,12 @@ def _whole(
         offset += piece.num_rows * records.shape[1]
     first = pieces[0].first_row if pieces else 0
     own = records[first : first + sum(piece.num_rows for piece in pieces)]
-    return Part(file, tuple(found), own.clone() if copied else own)
+    return Part(file, tuple(found), _copy(own) if copied else own)
+
+
+def _copy(records: Tensor) -> Tensor:
+    """On huge pages, where there are any: fresh memory costs more than copying."""
+    return empty_records(*records.shape).copy_(records)
 
 
 def _touched(embedding: Embedding, p: int, pieces: Sequence[Piece]) -> list[Tensor]:
