@@ -6,8 +6,8 @@
 One setting after the other is tried (`knobs_of` says which, in which order, with which values): the
 best configuration so far and a neighbour of it train in windows that alternate (`hotrows.trials`).
 The neighbour takes its place where it is faster beyond what windows vary by (`Comparison.wins`), and
-is so again when both have been opened afresh. In the end the defaults and the chosen configuration are opened afresh and compared once more, in more
-windows; where the chosen one does not win again, the defaults are the answer.
+is so again when both have been opened anew. In the end the defaults and the chosen configuration are
+compared once more, in more windows; where the chosen one does not win again, the defaults are the answer.
 
 Settings that change no bit of the result, or its rounding alone, are tried always. Those that change
 what is learned (precision, the size of a batch, ...) are tried where they are asked for.
@@ -34,7 +34,7 @@ MAY_CHANGE = ("precision", "table_dtype", "wire_dtype", "batch_size", "micro_bat
 PAIRS, FINAL_PAIRS = 7, 11
 _LEAST_WINDOW, _LONGEST_WINDOW = 0.05, 3.0  # seconds
 _SMALL_TABLES = 256 << 20  # bytes that every rank may hold whole
-_OPENING = 0.4  # of the time of a comparison, to open what is compared
+_OPENING = 0.5  # of the time of a comparison, to open what is compared
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Knob:
 class Decision:
     """A value that was tried in place of another one, and what came of it.
 
-    comparison: what speaks for it; where it won, once more, both opened afresh, in `again`: tables that
-    happen to lie better in memory stay so for as long as they are open.
+    comparison: what speaks for it; again: where it won, once more, both opened anew: tables that happen
+        to lie better in memory do so for as long as they are open.
     refused: why it could not be opened; there is no comparison then.
     """
 
@@ -116,11 +116,10 @@ class Tuned:
 class Machine(Protocol):
     """What measures: `Trials`, or a fake for tests."""
 
-    def compare(self, before: TrainConfig, after: TrainConfig, num_pairs: int) -> Comparison:
-        """Samples a second of both; ValueError where `after` is refused."""
-
-    def compare_afresh(self, before: TrainConfig, after: TrainConfig, num_pairs: int) -> Comparison:
-        """The same, both opened anew."""
+    def compare(
+        self, before: TrainConfig, after: TrainConfig, num_pairs: int, after_first: bool = False
+    ) -> Comparison:
+        """Samples a second of both, opened anew; ValueError where `after` is refused."""
 
 
 def tune(
@@ -155,6 +154,7 @@ def tune(
             max((1 - _OPENING) * share / (2 * PAIRS), _LEAST_WINDOW), _LONGEST_WINDOW
         )
         trials.warm_up_seconds = _OPENING * share / 2
+        trials.close_all()
 
         def is_late() -> bool:
             spent = time.perf_counter() - begin
@@ -190,7 +190,7 @@ def confirm(
     machine: Machine, defaults: TrainConfig, chosen: TrainConfig
 ) -> tuple[TrainConfig, Comparison]:
     """The chosen configuration where it is faster once more, else the defaults; and the proof."""
-    final = machine.compare_afresh(defaults, chosen, FINAL_PAIRS)
+    final = machine.compare(defaults, chosen, FINAL_PAIRS)
     return (chosen if final.wins else defaults), final
 
 
@@ -315,7 +315,7 @@ def _decide(machine: Machine, config: TrainConfig, knob: Knob, value: Any) -> De
     try:
         changed = dataclasses.replace(config, **{knob.name: value})
         found = machine.compare(config, changed, PAIRS)
-        again = machine.compare_afresh(config, changed, PAIRS) if found.wins else None
+        again = machine.compare(config, changed, PAIRS, after_first=True) if found.wins else None
         return Decision(knob, before, value, found, again)
     except ValueError as error:
         return Decision(knob, before, value, None, refused=str(error))
