@@ -95,11 +95,11 @@ def chosen_on(machine):
 @pytest.mark.parametrize("spread", [0.0, 0.03, 0.2])
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.15])
 def test_what_is_chosen_is_never_slower_than_the_defaults_beyond_noise(spread, noise):
-    """100 machines each. With windows that vary by 15 %, medians of 11 pairs cannot tell 5 %."""
+    """100 machines each; where the median alone decides, some settings are 6 % slower."""
     for seed in range(100):
         speed = table_of_speeds(seed, spread)
         machine = FakeMachine(speed, seed, window=noise, opening=0.02, drift=0.02)
-        assert speed(chosen_on(machine)) > (1 - noise / 2) * speed(DEFAULTS) * 0.995
+        assert speed(chosen_on(machine)) > 0.98 * speed(DEFAULTS)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])

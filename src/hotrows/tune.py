@@ -143,7 +143,7 @@ def tune(
         raise ValueError(f"seconds must be above 0, not {seconds}")
     num_samples = data.parts["train"].rows
     begin, ranks = time.perf_counter(), ranks or OneRank()
-    with Trials(data, ranks) as trials:
+    with Trials(data, ranks, warm_up_seconds=0.0) as trials:
         # Settings that fit this size of batch may not fit another.
         config = dataclasses.replace(config, batch_size=settle(config, num_samples).batch_size)
         knobs = knobs_of(config, trials.opened(config), may_change)
