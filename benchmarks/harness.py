@@ -55,10 +55,11 @@ class Comparison:
     setting: str  # arguments of every arm
     peers: tuple[str, ...]
     baseline: str = "plain-torch"
+    ours: tuple[str, ...] = ("hotrows",)
 
     @property
     def arms(self) -> tuple[str, ...]:
-        return ("hotrows", *self.peers)
+        return (*self.ours, *self.peers)
 
 
 def main(
@@ -134,6 +135,12 @@ def table(figures: dict[str, dict]) -> str:
             f"{arm:{width}} {row['samples_per_s']:11,.0f} {spread:>21} {row['ms']:9.1f} {ratio:>6}"
             f" {row['peak_rss_mb']:7,.0f}  {'; '.join(filter(None, [row['note'], busy]))}".rstrip()
         )
+        if "wire_mb" in row:
+            messages = f", {row['collectives']:.1f} collectives" if "collectives" in row else ""
+            lines[-1] += (
+                f"  loopback {row['wire_mb']:.1f} MB in {row['wire_packets']:,.0f} packets"
+                f"{messages} a step"
+            )
     return "\n".join(lines)
 
 
@@ -225,6 +232,10 @@ def _medians(figures: list[dict], baseline: list[dict]) -> dict:
         "ratio": median(ratios) if ratios else None,
         "peak_rss_mb": max(seen["peak_rss_mb"] for seen in figures),
         "other_cores": max(seen["other_cores"] for seen in figures),
+    } | {
+        name: median(seen[name] for seen in figures)
+        for name in ("wire_mb", "wire_packets", "collectives")  # of one step; arms of several ranks
+        if name in figures[0]
     }
 
 

@@ -32,16 +32,17 @@ ROW_LEARNING_RATE = 0.02  # Adagrad
 DENSE_LEARNING_RATE = 1e-3  # Adam
 
 
-def batches_of(num_batches: int = 16) -> list[Samples]:
+def batches_of(num_batches: int = 16, batch_size: int = BATCH_SIZE) -> list[Samples]:
     """Made once, then read from a file."""
-    path = DATA / f"sequences-{num_batches}.npz"
+    num = num_batches * batch_size
+    path = DATA / f"sequences-{num / BATCH_SIZE:g}.npz"
     if not path.exists():
         DATA.mkdir(exist_ok=True)
         aside = DATA / f"{path.stem}-{os.getpid()}.npz"
-        np.savez(aside, **_samples(num_batches * BATCH_SIZE)._asdict())
+        np.savez(aside, **_samples(num)._asdict())
         aside.replace(path)
     with np.load(path) as file:
-        return batches(Samples(**file), BATCH_SIZE)
+        return batches(Samples(**file), batch_size)
 
 
 def _samples(num: int) -> Samples:

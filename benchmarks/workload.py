@@ -9,12 +9,14 @@ Labels are random: losses say only whether an arm trains at all.
 import os
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from benchmarks.processes import cpu_seconds
 
 DATA = Path(__file__).parent / ".data"
 DIM = 16
@@ -46,6 +48,7 @@ class Workload:
 WORKLOADS = {
     "A": Workload(CRITEO_KAGGLE, num_dense=13, batch_size=8192, num_batches=32),
     "B461": Workload((10_000,) * 461, num_dense=0, batch_size=2048, num_batches=16),
+    "B461L": Workload((10_000,) * 461, num_dense=0, batch_size=8192, num_batches=8),
     "B": Workload((10_000,) * 1000, num_dense=0, batch_size=2048, num_batches=16),
 }
 
@@ -79,32 +82,43 @@ def batches(workload: Workload, batch_size: int) -> list[Batch]:
     return [_cut(samples, slice(start, start + batch_size)) for start in starts]
 
 
-def measure(
-    step: Callable[[int], Any],
+def measure(step: Callable[[int], Any], **options: Any) -> Timing:
+    """Times `step(k)`, k = 0, 1, ...; options: those of `measure_runs`."""
+
+    def run(first: int, num: int) -> None:
+        for k in range(first, first + num):
+            step(k)
+
+    return measure_runs(run, **options)
+
+
+def measure_runs(
+    run: Callable[[int, int], Any],
     *,
     windows: int = 5,
     window_seconds: float = 0.5,
     warmup_seconds: float = 5.0,
     max_seconds: float = 60.0,
     max_other_cores: float = 0.12,
+    pids: Sequence[int] = (),
 ) -> Timing:
-    """Times `step(k)`, k = 0, 1, ..., in short windows, until enough of them were quiet.
+    """Times `run(first, num)`, which takes num steps, in short windows, until enough were quiet.
 
-    A window is quiet if other processes used next to no CPU in it. On a busy machine time runs out:
-    then the quietest windows count, and `other_cores` says how quiet they were.
+    A window is quiet if other processes used next to no CPU in it: others than this one and `pids`.
+    On a busy machine time runs out: then the quietest windows count, and `other_cores` says how
+    quiet they were.
     """
-    next_step, one_step = _warm_up(step, warmup_seconds)
+    next_step, one_step = _warm_up(run, warmup_seconds)
     num_steps = max(1, round(window_seconds / one_step))
     seen = []  # (cores used by others, seconds per step)
     start = time.perf_counter()
     while sum(others <= max_other_cores for others, _ in seen) < windows:
         if seen and time.perf_counter() - start > max_seconds:
             break
-        others_before, before = _cpu_seconds_of_others(), time.perf_counter()
-        for k in range(next_step, next_step + num_steps):
-            step(k)
+        others_before, before = _cpu_seconds_of_others(pids), time.perf_counter()
+        run(next_step, num_steps)
         seconds = time.perf_counter() - before
-        others = max(0.0, _cpu_seconds_of_others() - others_before) / seconds
+        others = max(0.0, _cpu_seconds_of_others(pids) - others_before) / seconds
         seen.append((others, seconds / num_steps))
         next_step += num_steps
     quietest = sorted(seen)[:windows]
@@ -130,23 +144,23 @@ def _cut(samples: Batch, part: slice) -> Batch:
     return Batch(samples.dense[part], np.ascontiguousarray(ids), samples.labels[part])
 
 
-def _warm_up(step: Callable[[int], Any], seconds: float) -> tuple[int, float]:
+def _warm_up(run: Callable[[int, int], Any], seconds: float) -> tuple[int, float]:
     """Steps until time is over, at least twice; returns their number and the last one's seconds."""
     k, start, one_step = 0, time.perf_counter(), 0.0
     while k < 2 or time.perf_counter() - start < seconds:
         before = time.perf_counter()
-        step(k)
+        run(k, 1)
         one_step = time.perf_counter() - before
         k += 1
     return k, one_step
 
 
-def _cpu_seconds_of_others() -> float:
-    """CPU time of all processes but this one, and what the host stole; 0 where /proc is missing."""
+def _cpu_seconds_of_others(pids: Sequence[int]) -> float:
+    """CPU time of all processes but this one and `pids`, and what the host stole; 0 without /proc."""
     if not Path("/proc/stat").exists():
         return 0.0
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     user, nice, system, _idle, _iowait, irq, softirq, steal = ticks[:8]
     busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
     own = os.times()
-    return busy - own.user - own.system
+    return busy - own.user - own.system - cpu_seconds(pids)

@@ -47,6 +47,7 @@ class SmallMLP(nn.Module):
         self.tables = tuple(
             hotrows.Table(f.name, f.rows or 1, DIM, (f.name,)) for f in schema.sparse
         )
+        self.sequences, self.crosses = (), ()
         self.layers = Perceptrons((len(self.tables) * DIM, *MLP))
 
     def forward(self, vectors: hotrows.Vectors, dense: Tensor) -> Tensor:
@@ -60,8 +61,8 @@ def main() -> None:
     core = native.load()
     if core is not None:
         core.hotrows_keep_freed_memory()
-    data = _batches(args)
-    model = _model(args, _schema(args.workload))
+    data = batches_of(args)
+    model = model_of(args, schema_of(args.workload))
     optimizer = ROW_OPTIMIZERS[args.optimizer](lr=LEARNING_RATE)
     embedding = hotrows.Embedding(model.tables, optimizer=optimizer)
     planned = _planned(args, data, embedding)
@@ -69,13 +70,13 @@ def main() -> None:
     arm.report(args, step(args, model, embedding, planned), "torch")
 
 
-def _schema(workload: Workload) -> hotrows.Schema:
+def schema_of(workload: Workload) -> hotrows.Schema:
     dense = tuple(hotrows.Dense(f"I{i}") for i in range(workload.num_dense))
     sparse = tuple(hotrows.Sparse(f"C{f}", rows=n) for f, n in enumerate(workload.num_rows))
     return hotrows.Schema(dense + sparse)
 
 
-def _batches(args: Namespace) -> list[hotrows.Batch]:
+def batches_of(args: Namespace) -> list[hotrows.Batch]:
     names = tuple(f"C{f}" for f in range(len(args.workload.num_rows)))
     return [
         hotrows.Batch(
@@ -88,7 +89,7 @@ def _batches(args: Namespace) -> list[hotrows.Batch]:
     ]
 
 
-def _model(args: Namespace, schema: hotrows.Schema) -> nn.Module:
+def model_of(args: Namespace, schema: hotrows.Schema) -> nn.Module:
     if args.embedding_only:
         return models.build("dlrm", schema, dim=DIM)
     if args.model == "dlrm":

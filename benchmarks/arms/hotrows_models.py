@@ -55,8 +55,13 @@ def embedding_of(
     model: models.Model, features: Features, optimizer: hotrows.Adagrad, seed: int = 0
 ) -> hotrows.Embedding:
     """The model's tables, all under one optimizer."""
-    model.tables = tuple(replace(table, optimizer=None) for table in model.tables)
+    own_no_optimizers(model)
     return hotrows.Embedding.of(model, schema_of(features), optimizer=optimizer, seed=seed)
+
+
+def own_no_optimizers(model: models.Model) -> None:
+    """Its tables learn by the optimizer of the embedding."""
+    model.tables = tuple(replace(table, optimizer=None) for table in model.tables)
 
 
 def training_step(

@@ -12,11 +12,10 @@ def parse(**own: tuple[str, ...]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", choices=MODELS, default="din")
     parser.add_argument("--dim", type=int, default=16)
+    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--windows", type=int, default=5, help="windows of time that are measured")
     parser.add_argument("--max-seconds", type=float, default=60, help="to wait for quiet windows")
     for name, choices in own.items():
         parser.add_argument(f"--{name}", choices=choices, default=choices[0])
-    args = parser.parse_args()
-    args.batch_size = BATCH_SIZE
-    return args
+    return parser.parse_args()

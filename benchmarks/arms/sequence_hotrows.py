@@ -11,7 +11,6 @@ from benchmarks.arms import arm, sequence_arm
 from benchmarks.arms.hotrows_models import batch_of, build, embedding_of, training_step
 from benchmarks.sequences import (
     ATTENTION,
-    BATCH_SIZE,
     CAN_HIDDEN,
     CO_ACTION,
     DENSE_LEARNING_RATE,
@@ -35,7 +34,7 @@ def main() -> None:
     arm.report(args, _step(args), "torch")
 
 
-def _options(args: Namespace) -> dict[str, Any]:
+def options(args: Namespace) -> dict[str, Any]:
     if args.model == "can":
         return {"sizes": CO_ACTION, "orders": ORDERS, "hidden": CAN_HIDDEN}
     options: dict[str, Any] = {"attention": ATTENTION, "hidden": HIDDEN, "activation": "relu"}
@@ -45,10 +44,10 @@ def _options(args: Namespace) -> dict[str, Any]:
 
 
 def _step(args: Namespace) -> Callable[[int], float]:
-    data = [batch_of(FEATURES, samples) for samples in batches_of()]
-    model = build(args.model, FEATURES, args.dim, **_options(args))
+    data = [batch_of(FEATURES, samples) for samples in batches_of(batch_size=args.batch_size)]
+    model = build(args.model, FEATURES, args.dim, **options(args))
     embedding = embedding_of(model, FEATURES, hotrows.Adagrad(lr=ROW_LEARNING_RATE))
-    use_linear_paths(model, choose_linear_paths(model, BATCH_SIZE))
+    use_linear_paths(model, choose_linear_paths(model, args.batch_size))
     return training_step(model, embedding, data, DENSE_LEARNING_RATE)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.arms import arm, sequence_arm
 from benchmarks.samples import Samples
-from benchmarks.sequences import ATTENTION, BATCH_SIZE, FEATURES, HIDDEN, batches_of
+from benchmarks.sequences import ATTENTION, FEATURES, HIDDEN, batches_of
 
 Step = Callable[[int], float]
 
@@ -22,7 +22,7 @@ def main() -> None:
         raise ValueError("neither library has CAN")
     torch.set_num_threads(args.threads)
     make_step = {"deepctr-torch": deepctr, "fuxictr": fuxictr}[args.library]
-    arm.report(args, make_step(args, batches_of()), "torch", args.library)
+    arm.report(args, make_step(args, batches_of(batch_size=args.batch_size)), "torch", args.library)
 
 
 def deepctr(args: Namespace, data: list[Samples]) -> Step:
@@ -45,7 +45,7 @@ def deepctr(args: Namespace, data: list[Samples]) -> Step:
         model.optim.zero_grad()
         (loss + model.get_regularization_loss() + model.aux_loss).backward()
         model.optim.step()
-        return loss.item() / BATCH_SIZE
+        return loss.item() / args.batch_size
 
     return step
 

@@ -40,7 +40,8 @@ def _options(args: Namespace) -> dict[str, Any]:
 
 
 def _step(args: Namespace) -> Callable[[int], float]:
-    data = [padded_models.inputs(FEATURES, samples) for samples in batches_of()]
+    samples = batches_of(batch_size=args.batch_size)
+    data = [padded_models.inputs(FEATURES, part) for part in samples]
     model = padded_models.build(args.model, FEATURES, args.dim, **_options(args))
     rows = torch.optim.Adagrad(padded_models.tables(model).values(), ROW_LEARNING_RATE)
     dense = torch.optim.Adam(model.model.parameters(), DENSE_LEARNING_RATE, fused=True)

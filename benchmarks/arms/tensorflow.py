@@ -70,10 +70,14 @@ def embedding_step(args: Namespace) -> Callable:
     return step
 
 
+def table(num_rows: int, dim: int) -> tf.Variable:
+    return tf.Variable(lambda: tf.random.uniform([num_rows, dim], -0.01, 0.01))
+
+
 class Tables(tf.Module):
     def __init__(self, num_rows: tuple[int, ...], dim: int) -> None:
         super().__init__()
-        self.tables = [tf.Variable(tf.random.uniform([n, dim], -0.01, 0.01)) for n in num_rows]
+        self.tables = [table(n, dim) for n in num_rows]
 
     def __call__(self, ids: tf.Tensor) -> tf.Tensor:
         """ids [F, B] -> vectors [B, F, D]."""
@@ -82,10 +86,17 @@ class Tables(tf.Module):
 
 
 class Layers(tf.Module):
-    """Linear layers with ReLU between them, and behind the last if `last_relu`."""
+    """Linear layers with an activation between them, and behind the last if `last_relu`."""
 
-    def __init__(self, sizes: tuple[int, ...], precision: str, last_relu: bool = False) -> None:
+    def __init__(
+        self,
+        sizes: tuple[int, ...],
+        precision: str,
+        last_relu: bool = False,
+        activation: Callable[[tf.Tensor], tf.Tensor] = tf.nn.relu,
+    ) -> None:
         super().__init__()
+        self.activation = activation
         initial = tf_keras.initializers.HeNormal
         self.weights = [tf.Variable(initial()(pair)) for pair in pairwise(sizes)]
         self.biases = [tf.Variable(tf.zeros(size)) for size in sizes[1:]]
@@ -96,7 +107,7 @@ class Layers(tf.Module):
         x = tf.cast(x, self.dtype)
         for n, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
             x = tf.nn.bias_add(tf.matmul(x, tf.cast(weight, self.dtype)), tf.cast(bias, self.dtype))
-            x = tf.nn.relu(x) if n < self.num_relus else x
+            x = self.activation(x) if n < self.num_relus else x
         return tf.cast(x, tf.float32)
 
 

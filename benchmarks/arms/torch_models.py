@@ -35,7 +35,9 @@ class Dlrm(nn.Module):
         self.register_buffer("pairs", left * (num_fields + 1) + right)
 
     def forward(self, dense: Tensor, vectors: Tensor, first: None = None) -> Tensor:
-        bottom = self.bottom(dense)
+        return self.interact(self.bottom(dense), vectors)
+
+    def interact(self, bottom: Tensor, vectors: Tensor) -> Tensor:
         all_vectors = torch.cat([bottom.unsqueeze(1), vectors], 1)
         dots = torch.bmm(all_vectors, all_vectors.transpose(1, 2)).flatten(1)
         return self.top(torch.cat([bottom, dots.index_select(1, self.pairs)], 1)).squeeze(1)

@@ -4,7 +4,7 @@ from argparse import Namespace
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.optim import Optimizer
 
@@ -55,10 +55,13 @@ def training_step(
     batches: list[Batch],
     lookup: Lookup,
     optimizers: tuple[Optimizer, ...],
-    layer: Layer,
+    layer: Layer = linear,
+    wrap: Callable[[nn.Module], nn.Module] = lambda model: model,
 ) -> Step:
-    model = dense_model(args.model, args.workload, layer)
-    optimizers = (*optimizers, OPTIMIZERS[args.optimizer](model.parameters(), LEARNING_RATE))
+    """wrap: makes of the dense model what is called with dense values and what lookup returns."""
+    layers = dense_model(args.model, args.workload, layer)
+    optimizers = (*optimizers, OPTIMIZERS[args.optimizer](layers.parameters(), LEARNING_RATE))
+    model = wrap(layers)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bfloat16")
     dense = [torch.from_numpy(batch.dense) for batch in batches]
     labels = [torch.from_numpy(batch.labels) for batch in batches]

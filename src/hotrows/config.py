@@ -11,6 +11,7 @@ from typing import Any
 from hotrows import optim
 from hotrows.optim import RowOptimizer
 from hotrows.planning import policy, sharding
+from hotrows.planning.budget import SPLITS
 from hotrows.tiers import FILE, Caching
 
 PRECISIONS = ("float32", "bfloat16")
@@ -41,12 +42,15 @@ class TrainConfig:
     evaluate_every: steps between evaluations. None: three times within the first epoch, and at the
         end of every one.
     checkpoint_every: steps between checkpoints beside those at evaluations, the end and Ctrl-C.
+    keep_last: how many checkpoints stay beside the best one. full_every: every so-manieth holds all
+        rows, those between the rows changed since the one before. background_checkpoints: training goes
+        on while they are written, where there is memory for a copy of what is.
     warmup_steps: both rates rise evenly from 0 to their value over so many steps.
     decay_factor: what both rates are multiplied with after `decay_patience` evaluations without a
         better score; stop_patience: after how many such evaluations training stops. None: never.
     plan_depth: how many batches are planned ahead, beside training; 0: every stage in turn, on one
-        thread. Changes no bit of the result, and neither do fast_memory, store, policy, in_flight
-        and lookahead_memory.
+        thread. Changes no bit of the result, and neither do fast_memory, store, policy, in_flight,
+        lookahead_memory and memory_split.
     fast_memory: bytes of rows held in fast memory, the rest being in the store; None: all rows.
     store: where all rows live: `memory`, or `file:PATH`, a new folder.
     policy: which rows stay in fast memory: `lookahead`, `lookahead:200` (batches), `lru`,
@@ -54,7 +58,8 @@ class TrainConfig:
     hot_cold: of regrouped data: hot and cold batches in blocks whose length follows the loss on the
         validation part (`scheduled`), or all cold, then all hot ones of an epoch (`sequential`).
     in_flight: how many batches may move rows at once. lookahead_memory: bytes of ids waiting in the
-        look ahead; None: a quarter of fast_memory, 64 MiB at least.
+        look ahead; None: a quarter of fast_memory, 64 MiB at least. memory_split: how groups of packs
+        share fast memory: by what a sample `reads` of them, by what their `rows` take, or `even`.
     micro_batches: in how many parts the model learns from a batch, one update in all; between ranks
         the rows of the next part travel meanwhile. pack_parts: in how many packs tables of equal
         attributes are dealt: one is looked up while the rows of another travel.
@@ -84,6 +89,9 @@ class TrainConfig:
     shuffle: bool = True
     evaluate_every: int | None = None
     checkpoint_every: int | None = None
+    keep_last: int = 1
+    full_every: int = 1
+    background_checkpoints: bool = True
     warmup_steps: int = 0
     decay_factor: float = 0.3
     decay_patience: int | None = 2
@@ -95,6 +103,7 @@ class TrainConfig:
     hot_cold: str = "scheduled"
     in_flight: int = 4
     lookahead_memory: int | None = None
+    memory_split: str = "reads"
     linear_paths: str = "auto"
     micro_batches: int = 1
     pack_parts: int = 1
@@ -110,9 +119,10 @@ class TrainConfig:
         _check_choice("dense_optimizer", self.dense_optimizer, DENSE_OPTIMIZERS)
         _check_choice("sharding", self.sharding, SHARDINGS)
         _check_choice("wire_dtype", self.wire_dtype, WIRE_DTYPES)
+        _check_choice("memory_split", self.memory_split, SPLITS)
         for name in (
             "epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every", "micro_batches",
-            "pack_parts",
+            "pack_parts", "keep_last", "full_every",
         ):  # fmt: skip
             _check_at_least(name, getattr(self, name), 1)
         for name in ("decay_patience", "stop_patience"):
@@ -144,6 +154,7 @@ class TrainConfig:
             policy.parse(self.policy),
             self.in_flight,
             self.lookahead_memory,
+            memory_split=self.memory_split,
         )
 
     def to_json(self) -> str:

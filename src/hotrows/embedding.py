@@ -178,6 +178,15 @@ class Embedding:
         return self._planner.rows_of(plan)
 
     @property
+    def features(self) -> tuple[str, ...]:
+        """The features that a batch must have."""
+        read = dict.fromkeys(
+            name for pack in self.packs for name, _ in pack.columns + pack.sequences
+        )
+        made = {cross.name: cross.of for cross in self._planner.crosses}
+        return tuple(dict.fromkeys(of for name in read for of in made.get(name, (name,))))
+
+    @property
     def routes(self) -> bool:
         """Whether rows travel: between ranks, or slice by slice."""
         return self._planner.routes

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
     from hotrows.data.description import Description, VocabularyUse
     from hotrows.pipeline.trace import Event
+    from hotrows.planning.cost import StepCost
+    from hotrows.scale import Prediction
     from hotrows.simulate import Simulation
 
 log = logging.getLogger("hotrows")
@@ -166,6 +168,78 @@ def draw_curves(found: Simulation, picture: Path, knee: int | None = None) -> Pa
         )
         _title(figure, "Misses by fast memory", below)
         return _save(figure, picture)
+
+
+def draw_scaling(found: Prediction, picture: Path) -> Path | None:
+    """Draws samples a second over ranks, beside what the parts of a step take."""
+    costs = [point.cost for point in found.points if point.cost is not None]
+    figure = _figure(12.5, 5.0)
+    if figure is None:
+        return None
+    with _style():
+        speed, parts = figure.subplots(1, 2, width_ratios=(1, 1.25))
+        _draw_scaling(speed, costs)
+        _draw_parts(parts, costs)
+        step = found.shape.step
+        below = (
+            f"{found.machine.name}; {format_bytes(int(found.shape.table_bytes))} of tables, batch "
+            f"{step.batch_size:,} of all ranks, {8 * step.wire_bytes}-bit numbers between them"
+        )
+        _title(figure, f"Predicted: {found.shape.name}", below)
+        return _save(figure, picture)
+
+
+def _draw_scaling(axes: Axes, costs: Sequence[StepCost]) -> None:
+    ranks = [cost.num_ranks for cost in costs]
+    first = costs[0].samples_per_second / ranks[0]
+    axes.set_title("Samples/s")
+    ideal = [first * num for num in ranks]
+    axes.plot(ranks, ideal, "--", color=GRAY, linewidth=1.2, label="as many times as ranks")
+    axes.plot(
+        ranks, [cost.samples_per_second for cost in costs], "o-", color=BLUE, linewidth=2,
+        markersize=5, label="predicted",
+    )  # fmt: skip
+    alone = [cost.batch_size / cost.serial_seconds for cost in costs]
+    axes.plot(
+        ranks, alone, "o:", color=ORANGE, linewidth=1.6, markersize=4, label="nothing overlaps"
+    )
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(ranks, [str(num) for num in ranks])
+    axes.yaxis.set_major_formatter(_short)
+    axes.yaxis.set_minor_formatter("")
+    axes.set_xlabel("ranks")
+    axes.legend(loc="upper left")
+
+
+def _draw_parts(axes: Axes, costs: Sequence[StepCost]) -> None:
+    """Shares of the step itself, one above the other; lanes beside it as marks on the same scale."""
+    axes.set_title("What a step consists of, as shares of its time")
+    at = np.arange(len(costs))
+    bottom = np.zeros(len(costs))
+    critical = np.array([cost.critical for cost in costs])
+    shown: dict[str, tuple[str, list[float]]] = {
+        "dense layers": (GRAY, [c.dense for c in costs]),
+        "rows: gather, pool, update": (BLUE, [c.gather + c.pool + c.update for c in costs]),
+        "exchange: bytes": (ORANGE, [c.exchange - c.latency for c in costs]),
+        "exchange: messages": ("#b8860b", [c.latency for c in costs]),
+        "all-reduces": (GREEN, [c.reduce + c.exposed_reduce for c in costs]),
+    }
+    for name, (color, seconds) in shown.items():
+        share = np.array(seconds) / critical
+        axes.bar(at, share, 0.66, bottom=bottom, color=color, label=name)
+        bottom += share
+    lanes = {"planning": ("v", "planning"), "loading": ("s", "loading"), "moving": ("D", "cache")}
+    for name, (marker, label) in lanes.items():
+        share = np.array([getattr(cost, name) for cost in costs]) / critical
+        if share.any():
+            axes.plot(at[share > 0], share[share > 0], marker, color=INK, markersize=6,
+                      markerfacecolor="white", label=f"{label}, beside the step")  # fmt: skip
+    axes.set_xticks(at, [str(cost.num_ranks) for cost in costs])
+    axes.yaxis.set_major_formatter(_percent)
+    axes.grid(axis="x", visible=False)
+    axes.set_xlabel("ranks")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
 
 
 def _lines(policies: Sequence[str]) -> dict[str, tuple[str, str]]:

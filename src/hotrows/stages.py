@@ -170,10 +170,15 @@ class _Coming:
             raise NoMore
         wishes = self._wishes() | (NO_MORE if batch is None else 0)
         batch = self._empty() if batch is None else batch
-        self._last = batch
         plan = self._embedding.plan(batch, step, wishes)
         if plan.wishes & NO_MORE:
             raise NoMore
+        if self._last is None and not batch.size and wishes & NO_MORE:
+            raise ValueError(
+                f"rank {self._embedding.ranks.rank} has not a single batch, while others have some: "
+                f"give every rank one at least"
+            )
+        self._last = batch
         return batch, plan
 
     def rows(self) -> list[Tensor]:
@@ -186,9 +191,7 @@ class _Coming:
         return self._embedding.rows(batch)
 
     def _empty(self) -> Batch:
-        if self._last is None:
-            raise ValueError(
-                f"rank {self._embedding.ranks.rank} has not a single batch, while others may have some: "
-                f"give every rank one at least"
-            )
-        return samples(self._last, 0, 0)
+        if self._last is not None:
+            return samples(self._last, 0, 0)
+        features = self._embedding.features
+        return Batch(features, torch.empty(0, dtype=torch.int64), torch.empty(0, 0))

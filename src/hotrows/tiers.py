@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hotrows.piece import Piece, Shard
 from hotrows.plan import Plan
-from hotrows.planning.budget import divide
+from hotrows.planning.budget import SPLITS, divide
 from hotrows.planning.packing import Group
 from hotrows.planning.policy import Hot, Lookahead, Policy
 from hotrows.planning.slots import SlotMap
@@ -41,6 +41,7 @@ class Caching:
     policy: which rows stay. in_flight: how many batches may be on their way at once.
     lookahead_memory: bytes of ids waiting in the window of `Lookahead`; None: a quarter of
         `fast_memory`, 64 MiB at least.
+    memory_split: how groups of packs share fast memory, see `planning.budget.divide`.
     hot_ids: by table, the ids that the policy `Hot` keeps, the most popular first; under any policy
         the cache begins with them.
     """
@@ -51,12 +52,17 @@ class Caching:
     in_flight: int = 4
     lookahead_memory: int | None = None
     hot_ids: Mapping[str, Tensor] | None = None
+    memory_split: str = "reads"
 
     def __post_init__(self) -> None:
         if self.store != "memory" and not (self.path and str(self.path) != "."):
             raise ValueError(f"store must be 'memory' or 'file:PATH', not {self.store!r}")
         if self.in_flight < 1:
             raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
+        if self.memory_split not in SPLITS:
+            raise ValueError(
+                f"memory_split must be one of {', '.join(SPLITS)}, not {self.memory_split!r}"
+            )
 
     @property
     def path(self) -> Path | None:
@@ -110,7 +116,9 @@ class Tiers:
         self.caching, self.groups = caching, tuple(groups)
         self._shards, self._first_values, self._seed = shards, first_values, seed
         # Too little fast memory is refused before a store is made.
-        num_slots = [1] * len(groups) if read_only else divide(caching.fast_memory, groups)
+        num_slots = [1] * len(groups)
+        if not read_only:
+            num_slots = divide(caching.fast_memory, groups, caching.memory_split)
         self.files: tuple[FileStore, ...] = ()
         if caching.path is not None and not read_only:
             self.files = tuple(map(self._open, range(len(groups))))

@@ -190,6 +190,11 @@ class Trainer:
             self.embedding.set_counts(_counts(data, self.embedding.tables))
         self.dense_optimizer = _dense_optimizer(self.config, self.model)
         self._shared = SharedGradients(self.model, self.ranks)
+        self._writer = checkpoint.Writer(
+            self.run, self.embedding, self.model, data.fingerprint,
+            keep_last=self.config.keep_last, full_every=self.config.full_every,
+            background=self.config.background_checkpoints,
+        )  # fmt: skip
         self.standing = Standing(position=_first_position(data, self.config))
         self._random_state = self._first_random_state()
         self._saved: Standing | None = None
@@ -229,13 +234,14 @@ class Trainer:
         Ctrl-C (or SIGTERM) saves a checkpoint after the current step and raises `Interrupted`; a
         second one interrupts at once.
         """
-        _keep_freed_memory()
+        keep_freed_memory()
         with ExitStack() as stack:
             self._asked = stack.enter_context(_stop_signals())
             self._log = stack.enter_context(closing(self._open_log()))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.set_rng_state(self._random_state)
             stack.callback(self._write_trace)
+            stack.callback(self._writer.close)
             if self.tiers:
                 stack.callback(self.tiers.stop_writing)
                 self.tiers.warm()
@@ -254,9 +260,12 @@ class Trainer:
         choices = None
         if self.is_first:
             choices = self.predictor.measure_choices(self.total_steps * self.loader.batch_size)
-            run_folder.begin(self.run, self.config, self.data, choices)
+            self._begin_folder(choices)
         choices = self.ranks.gather_objects(choices)[0]
         nn.use_linear_paths(self.model, choices)
+
+    def _begin_folder(self, choices: dict) -> None:
+        run_folder.begin(self.run, self.config, self.data, choices)
 
     def _first_random_state(self) -> Tensor:
         """Where random numbers begin; on every rank in a place of its own."""
@@ -286,6 +295,7 @@ class Trainer:
             except _Asked:
                 with runner.paused():
                     self._save()
+                    self._writer.wait()
                 raise
             except BaseException:
                 runner.abandon()
@@ -380,13 +390,7 @@ class Trainer:
         self._number = work.number
         loss = self._step(work.plan, work.batch)
         end = time.perf_counter()
-        self.standing = after_step(self.standing)
-        if isinstance(self.loader, HotColdLoader):
-            assert self.standing.position is not None
-            position = advance(
-                self.standing.position, 1, len(self.loader.hot), len(self.loader.cold)
-            )
-            self.standing = dataclasses.replace(self.standing, position=position)
+        self._advance()
         for interval in (self._interval, self._whole):
             interval.add(loss, work.batch.size, seconds=end - begin, stalled=ready - begin)
             interval.wait(before, runner.stalled)
@@ -395,6 +399,16 @@ class Trainer:
         if self._interval.steps == self._interval_steps or self._evaluation_is_due():
             self._write_interval()
         self._step_progress()
+
+    def _advance(self) -> None:
+        """One step further."""
+        self.standing = after_step(self.standing)
+        if isinstance(self.loader, HotColdLoader):
+            assert self.standing.position is not None
+            position = advance(
+                self.standing.position, 1, len(self.loader.hot), len(self.loader.cold)
+            )
+            self.standing = dataclasses.replace(self.standing, position=position)
 
     def _batches(self) -> Iterator[tuple[int, Batch]]:
         """The batches still to train, each with its step; of regrouped data, of this block alone."""
@@ -456,22 +470,9 @@ class Trainer:
         # [P, n]: of every rank
         tensors["random_state"] = self.ranks.all_gather(torch.get_rng_state()).wait()
         state = checkpoint.State(self.standing.step, self.standing.to_json(), tensors)
-        name = checkpoint.save(self.run, self.embedding, self.model, state, self.data.fingerprint)
-        before = checkpoint.pointed(self.run)
         is_best = self.standing.best is None or self.standing.best_step == self.standing.step
-        best = name if is_best or before is None else before.best
-        self.ranks.barrier()
-        if self.is_first:
-            checkpoint.point(self.run, checkpoint.Pointer(last=name, best=best))
-        self.ranks.barrier()
-        self._retain()
+        self._writer.save(state, is_best)
         self._saved, self._checkpoint_wished = self.standing, False
-
-    def _retain(self) -> None:
-        """File stores keep the checkpoints that this run may go back to."""
-        if self.tiers:
-            folders = [checkpoint.folder_of(self.run, which) for which in ("last", "best")]
-            self.tiers.retain([checkpoint.generations(folder) for folder in folders])
 
     def _read_checkpoint(self) -> None:
         nn.use_linear_paths(self.model, run_folder.read_json(self.run / "choices.json"))
@@ -485,9 +486,12 @@ class Trainer:
         self.standing = self._saved = Standing.from_json(state.fields)
         states = state.tensors.pop("random_state")
         if len(states) == self.ranks.num_ranks:  # else every rank begins anew
-            self._random_state = states[self.ranks.rank]
+            self._random_state = states[self.ranks.rank].clone()  # PyTorch misreads views
         _load_optimizer(self.dense_optimizer, state.tensors)
-        self._retain()
+        self._writer.went_to(folder)
+        if self.tiers:
+            of = checkpoint.retained(self.run, self.ranks.rank, self.ranks.num_ranks)
+            self.tiers.retain(of)
 
     def _start_from(self) -> None:
         """Begins with what another run has learned, where the config names one."""
@@ -499,6 +503,7 @@ class Trainer:
         _load_optimizer(self.dense_optimizer, state.tensors)
 
     def _finish(self) -> Result:
+        self._writer.wait()
         pointer = checkpoint.pointed(self.run)
         in_files = self.tiers is not None and self.tiers.files
         if pointer is not None and (pointer.best != pointer.last or in_files):
@@ -760,7 +765,8 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-def _keep_freed_memory() -> None:
+def keep_freed_memory() -> None:
+    """Asks malloc to, for the whole process."""
     library = native.load()
     if library is not None:
         library.hotrows_keep_freed_memory()

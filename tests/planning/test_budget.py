@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotrows.planning.budget import divide, format_bytes, parse_bytes
+from hotrows.planning.budget import SPLITS, divide, format_bytes, parse_bytes
 from hotrows.planning.packing import Group
 
 
@@ -36,6 +36,13 @@ def test_bytes_are_shared_by_what_a_sample_reads():
     assert divide(1000, [group(10**6, 30), group(10**6, 10)]) == [25, 25]
 
 
+def test_bytes_are_shared_by_rows_or_evenly_where_asked():
+    groups = [group(3000, 10, lookups=9), group(1000, 10)]
+    assert divide(4000, groups, "reads") == [360, 40]
+    assert divide(4000, groups, "rows") == [300, 100]
+    assert divide(4000, groups, "even") == [200, 200]
+
+
 def test_what_a_small_group_cannot_use_goes_on_to_the_others():
     assert divide(1000, [group(5, 10), group(10**6, 10), group(10**6, 10)]) == [5, 48, 47]
     assert divide(10**9, [group(5, 10), group(7, 10)]) == [5, 7]
@@ -50,10 +57,12 @@ def test_every_group_has_a_slot_or_the_least_is_named():
 groups = st.builds(group, st.integers(1, 500), st.integers(1, 60), st.integers(1, 30))
 
 
-@given(st.lists(groups, min_size=1, max_size=6), st.integers(0, 50_000))
-def test_the_budget_is_kept_and_used_up(groups, extra):
+@given(
+    st.lists(groups, min_size=1, max_size=6), st.integers(0, 50_000), st.sampled_from(SPLITS)
+)
+def test_the_budget_is_kept_and_used_up(groups, extra, split):
     fast_memory = sum(g.stride for g in groups) + extra
-    slots = divide(fast_memory, groups)
+    slots = divide(fast_memory, groups, split)
     used = sum(n * g.stride for n, g in zip(slots, groups, strict=True))
     assert used <= fast_memory
     for n, g in zip(slots, groups, strict=True):

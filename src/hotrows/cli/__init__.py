@@ -16,7 +16,7 @@ import click
 from rich.logging import RichHandler
 
 import hotrows
-from hotrows.cli import caching, checkpoints, data, datasets, training
+from hotrows.cli import caching, checkpoints, data, datasets, training, tuning
 from hotrows.cli.options import messages
 from hotrows.exchange import processes
 
@@ -81,7 +81,8 @@ def cli(session: _Session, debug: bool) -> None:
 _COMMANDS = (
     *(data.synth_command, data.prepare_command, data.describe_command, datasets.data_command),
     *(caching.profile_command, caching.regroup_command, caching.simulate_command),
-    *(training.train_command, training.eval_command, training.predict_command),
+    *(training.train_command, tuning.tune_command),
+    *(training.eval_command, training.predict_command),
     *(training.export_command, checkpoints.checkpoint_group, training.doctor_command),
 )
 for _command in _COMMANDS:

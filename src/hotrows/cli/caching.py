@@ -1,4 +1,4 @@
-"""Commands about fast memory: profile, regroup, simulate."""
+"""Commands about fast memory and many ranks: profile, regroup, simulate."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import Any
 import click
 from rich.table import Table
 
-from hotrows import data, models, optim, report
+from hotrows import data, models, optim, report, shapes
 from hotrows.cli.options import (
     BYTES,
     FILE,
     FOLDER,
     MODEL,
+    NUMBERS,
     Taught,
     bar,
     name_and_value,
@@ -24,7 +25,12 @@ from hotrows.cli.options import (
 )
 from hotrows.config import PRECISIONS
 from hotrows.data.profile import pays, row_bytes
+from hotrows.measure import measure
 from hotrows.planning.budget import format_bytes
+from hotrows.planning.cost import Machine
+from hotrows.planning.machines import MACHINES
+from hotrows.planning.sharding_choice import KINDS
+from hotrows.scale import Prediction, predict
 from hotrows.simulate import Simulation, SlowMemory, advise, simulate
 
 
@@ -170,9 +176,38 @@ def _profiled(
     hotrows simulate enc --fast-memory 64MiB --fast-memory 256MiB
     hotrows simulate enc --batches 1000 --picture curves.png
     hotrows simulate enc --samples-per-second 300000 --reads-per-second 60000
+    hotrows simulate enc --ranks 1,2,4,8 --machine cpu-25g
+    hotrows simulate criteo-1tb --ranks 1,8,64,128 --machine h100 --picture scale.png
     """,
 )
 @click.argument("folder", metavar="DATA", type=FOLDER)
+@click.option(
+    "--ranks",
+    type=NUMBERS,
+    metavar="N,N,...",
+    help=f"Predict steps on so many ranks instead. DATA may be one of {', '.join(shapes.NAMED)}.",
+)
+@click.option(
+    "--machine",
+    type=click.Choice(("measured", *MACHINES)),
+    default="measured",
+    show_default=True,
+    help="Of each rank, with --ranks; measured: this one, and --link between ranks.",
+)
+@click.option(
+    "--link",
+    type=click.Choice([name for name in MACHINES if name.startswith("cpu")]),
+    default="cpu-25g",
+    show_default=True,
+    help="Whose network connects ranks of a measured machine.",
+)
+@click.option(
+    "--sharding", type=click.Choice(KINDS), default="auto", show_default=True, help="With --ranks."
+)
+@click.option("--wire-bytes", type=click.Choice(["2", "4"]), help="Of a number between ranks.")
+@click.option("--micro-batches", type=click.IntRange(1), help="Slices of a step, with --ranks.")
+@click.option("--memory", type=BYTES, metavar="SIZE", help="For tables on a rank, with --ranks.")
+@click.option("--why", is_flag=True, help="With --ranks: say of each table where it goes, and why.")
 @click.option("--model", type=MODEL, default="dlrm", show_default=True)
 @click.option(
     "--option",
@@ -222,14 +257,33 @@ def simulate_command(
     writes_per_second: float | None,
     picture: Path | None,
     as_json: bool,
+    ranks: list[int] | None,
+    machine: str,
+    link: str,
+    sharding: str,
+    wire_bytes: str | None,
+    micro_batches: int | None,
+    memory: int | None,
+    why: bool,
     **given: Any,
 ) -> None:
-    """Say how much fast memory training needs.
+    """Say how much fast memory training needs, or, with --ranks, how fast many ranks would be.
 
     Replays the ids of the training part through caches of several sizes and policies, LRU and
     Bélády's optimum among them; no table is allocated. The first quarter of the batches fills the
     caches and is not counted.
+
+    With --ranks nothing is replayed: a model of costs says what a step takes, what limits it and
+    how tables are best dealt over ranks, on a machine that is measured or stated.
     """
+    if ranks is not None:
+        row_optimizer = optim.BY_NAME[optimizer]() if optimizer else None
+        shape = _shape(folder, options, row_optimizer, given)
+        shape = _with_step(shape, given["batch_size"], wire_bytes, micro_batches)
+        on = _machine(machine, link)
+        predicted = predict(shape, on, ranks, sharding=sharding, memory=memory)
+        _show(predicted, picture, as_json, why)
+        return
     with bar() as progress:
         found = simulate(
             data.EncodedData.open(folder),
@@ -257,6 +311,98 @@ def simulate_command(
     if drawn:
         click.echo(f"picture    {drawn}")
     click.echo(advice.sentence)
+
+
+def _shape(
+    folder: Path, options: Sequence[str], row_optimizer: optim.RowOptimizer | None, given: dict
+) -> shapes.Shape:
+    """Of prepared data, or of the name of a well-known workload."""
+    if not folder.exists() and str(folder) in shapes.NAMED:
+        return shapes.named(str(folder))
+    return shapes.of_data(
+        data.EncodedData.open(folder),
+        given["model"],
+        dict(map(name_and_value, options)),
+        row_optimizer=row_optimizer,
+        table_dtype=given["table_dtype"],
+    )
+
+
+def _with_step(
+    shape: shapes.Shape, batch_size: int | None, wire_bytes: str | None, micro_batches: int | None
+) -> shapes.Shape:
+    """With what was asked for in place of the shape's own."""
+    asked: dict[str, Any] = {
+        "batch_size": batch_size,
+        "wire_bytes": int(wire_bytes) if wire_bytes else None,
+        "micro_batches": micro_batches,
+    }
+    named = {name: value for name, value in asked.items() if value is not None}
+    return dataclasses.replace(shape, step=dataclasses.replace(shape.step, **named))
+
+
+def _machine(name: str, link: str) -> Machine:
+    if name != "measured":
+        return MACHINES[name]
+    stated = MACHINES[link]
+    name = f"this machine, ranks joined as in {link}"
+    return dataclasses.replace(measure(), name=name, outer=stated.outer)
+
+
+def _show(found: Prediction, picture: Path | None, as_json: bool, why: bool) -> None:
+    drawn = report.draw_scaling(found, picture) if picture else None
+    if as_json:
+        click.echo(json.dumps(found.to_json(), indent=2))
+        return
+    print_table(_scaling_table(found))
+    size = format_bytes(int(found.shape.table_bytes))
+    click.echo(
+        f"{found.shape.name} ({found.shape.note}): {size} of tables, batch "
+        f"{found.shape.step.batch_size:,} of all ranks; {found.machine.name}."
+    )
+    click.echo(
+        "each: samples of a rank relative to the first line; parts of a step in ms; ahead: planning, "
+        "loading or moves of a cache, beside it; held: by the fullest rank"
+    )
+    for point in found.points:
+        words = point.refused or point.sharding(found.shape.loads)
+        click.echo(f"{point.num_ranks:>6,} ranks  {words}")
+        for reason in point.choice.reasons if why and point.choice else ():
+            click.echo(f"              {reason}")
+    if drawn:
+        click.echo(f"picture    {drawn}")
+
+
+def _scaling_table(found: Prediction) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    parts = ("dense", "gather", "pool", "update", "bytes", "messages", "reduces", "ahead")
+    for column in ("ranks", "samples", "each", "step", *parts, "held", "limit"):
+        table.add_column(column, justify="left" if column == "limit" else "right")
+    for point in found.points:
+        cost, share = point.cost, found.efficiency(point)
+        if cost is None:
+            table.add_row(f"{point.num_ranks:,}", *["–"] * 11, "memory")
+            continue
+        of = cost.parts
+        ahead = max(cost.planning, cost.loading, cost.moving)
+        reduces = cost.reduce + cost.exposed_reduce
+        ms = [cost.seconds, *(of[name] for name in parts[:6]), reduces, ahead]
+        table.add_row(
+            f"{point.num_ranks:,}",
+            _short(cost.samples_per_second),
+            f"{share:.0%}",
+            *(_short(seconds * 1e3) for seconds in ms),
+            format_bytes(int(cost.held)),
+            cost.limit,
+        )
+    return table
+
+
+def _short(value: float) -> str:
+    """Three digits: 0.0123, 45.6, 1,234, 12.3M."""
+    if value >= 1e5:
+        return f"{value / 1e6:.3g}M"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _simulation_table(found: Simulation, speeds: dict[str, dict[int, float] | None]) -> Table:

@@ -36,6 +36,23 @@ class Bytes(click.ParamType):
 BYTES = Bytes()
 
 
+class Numbers(click.ParamType):
+    """Whole numbers of at least 1, such as 8,64,1024."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> list[int]:
+        if isinstance(value, list):
+            return value
+        parts = [part.strip().replace("_", "") for part in value.split(",")]
+        if not all(part.isdigit() and int(part) for part in parts):
+            self.fail(f"{value!r} must be numbers of at least 1, such as 8,64,1024", param, ctx)
+        return [int(part) for part in parts]
+
+
+NUMBERS = Numbers()
+
+
 class ModelName(click.ParamType):
     """A model of the library, or one's own as file.py:Class or module:Class."""
 

@@ -50,6 +50,7 @@ log = logging.getLogger("hotrows")
     hotrows train enc --model my_model.py:TwoTowers --option dim=32
     hotrows train enc --model dlrm --optimizer rowwise_adagrad --lr 0.03 --precision bfloat16
     hotrows train enc --model dlrm --fast-memory 2GiB --store file:tables --run runs/b
+    hotrows train enc --config tuned.json --run runs/a
     hotrows train enc --run runs/a --resume
     hotrows train enc2 --from runs/a --run runs/b
     hotrows train 'train/*.parquet' --schema shop.json --validation val.parquet --run runs/c
@@ -74,6 +75,12 @@ log = logging.getLogger("hotrows")
     "run",
     type=FOLDER,
     help="The run's folder; under torchrun --run-dir, as it takes --run for its own. [runs/MODEL-NUMBER]",
+)
+@click.option(
+    "--config",
+    "config_file",
+    type=FILE,
+    help="Settings to begin with, as tune writes them; what is said here comes first.",
 )
 @click.option("--resume", is_flag=True, help="Go on with --run, with its settings.")
 @click.option("--label", help="Which of several labels to train. [the first]")
@@ -141,6 +148,13 @@ log = logging.getLogger("hotrows")
 )
 @click.option("--evaluate-every", type=int, help="Steps. [quarters of epoch 1, ends of epochs]")
 @click.option("--checkpoint-every", type=int, help="Steps. [at evaluations alone]")
+@click.option("--keep-last", type=int, help="Checkpoints that stay beside the best. [1]")
+@click.option("--full-every", type=int, help="Checkpoints of which one holds all rows. [1]")
+@click.option(
+    "--background-checkpoints/--no-background-checkpoints",
+    default=None,
+    help="Train on while they are written. [background]",
+)
 @click.option("--warmup-steps", type=int, help="Steps over which learning rates rise. [0]")
 @click.option("--decay-factor", type=float, help="What a plateau multiplies the rates with. [0.3]")
 @click.option("--decay-patience", type=int, help="Evaluations that make a plateau. [2]")
@@ -151,6 +165,7 @@ def train_command(
     validation: tuple[str, ...],
     test: tuple[str, ...],
     run: Path | None,
+    config_file: Path | None,
     resume: bool,
     trace: Path | None,
     options: tuple[str, ...],
@@ -168,17 +183,23 @@ def train_command(
     """
     if resume and run is None:
         raise click.UsageError("--resume needs the run to go on with: --run FOLDER")
+    if resume and config_file is not None:
+        raise click.UsageError("--resume goes on with the run's own settings: leave out --config")
+    written = None if config_file is None else _read_config(config_file)
     ranks = processes.start(given["timeout"] or processes.TIMEOUT)
     if processes.restarted() and run is not None and (run / "config.json").exists():
         resume = True
     begun = resume and run is not None and (run / "config.json").exists()
     start_from = given["start_from"]
-    config = run_folder.read_config(run) if begun and run else _like_run(start_from)
+    if begun and run:
+        config = run_folder.read_config(run)
+    else:
+        config = _like_run(start_from) if written is None else written
     given["start_from"] = start_from and str(start_from.resolve())
-    config = _with_options(config, options, given)
+    config = with_options(config, options, given)
     run = run or run_folder.next_folder(Path("runs"), config.model.rpartition(":")[2].lower())
     run = ranks.gather_objects(run)[0]
-    encoded = _opened(folder, schema, validation, test)
+    encoded = opened(folder, schema, validation, test)
     try:
         with bar() as progress:
             trainer = Trainer(
@@ -227,6 +248,18 @@ def _like_run(run: Path | None) -> TrainConfig:
     return TrainConfig(**{name: getattr(learned, name) for name in names})
 
 
+def _read_config(path: Path) -> TrainConfig:
+    """What tune has written, or a run's config.json."""
+    try:
+        return TrainConfig.load(path)
+    except FileNotFoundError:
+        raise ValueError(f"there is no {path}; `hotrows tune` writes one") from None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} is no training configuration, as `hotrows tune` or a run writes it: {error}"
+        ) from None
+
+
 def _again(
     given: tuple[str, ...], schema: str | None, validation: Sequence[str], test: Sequence[str]
 ) -> str:
@@ -237,7 +270,7 @@ def _again(
     return shlex.join(words)
 
 
-def _opened(
+def opened(
     given: tuple[str, ...], schema: str | None, validation: Sequence[str], test: Sequence[str]
 ) -> data.EncodedData:
     """Prepared data, or the Parquet files that a schema describes."""
@@ -371,7 +404,7 @@ def _line(probability: float | list[float]) -> str:
     return f"{probability:.7g}"
 
 
-def _with_options(config: TrainConfig, options: Sequence[str], given: dict) -> TrainConfig:
+def with_options(config: TrainConfig, options: Sequence[str], given: dict) -> TrainConfig:
     """The config with what was said on the command line."""
     said = {name: value for name, value in given.items() if value is not None}
     kind, lr = said.pop("optimizer", None), said.pop("lr", None)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from hotrows.planning.packing import Group
 
+SPLITS = ("reads", "rows", "even")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -31,9 +32,11 @@ def format_bytes(num_bytes: int) -> str:
     return f"{size:,.0f} {units[0]}" if size >= 100 else f"{size:.3g} {units[0]}"
 
 
-def divide(fast_memory: int, groups: Sequence[Group]) -> list[int]:
-    """The slots of each group: bytes in proportion to what a sample reads of it.
+def divide(fast_memory: int, groups: Sequence[Group], split: str = "reads") -> list[int]:
+    """The slots of each group.
 
+    split: bytes in proportion to what a sample reads of a group (`reads`), to what all of its rows
+    take (`rows`), or as many for each (`even`).
     Every group has one slot at least and no more than it has rows; what one cannot use goes on to
     the others.
     """
@@ -45,7 +48,7 @@ def divide(fast_memory: int, groups: Sequence[Group]) -> list[int]:
         )
     slots = [1] * len(groups)
     left = fast_memory - least
-    while shares := _shares(left, groups, slots):
+    while shares := _shares(left, groups, slots, split):
         for g, more in shares.items():
             slots[g] += more
             left -= more * groups[g].stride
@@ -56,10 +59,16 @@ def divide(fast_memory: int, groups: Sequence[Group]) -> list[int]:
     return slots
 
 
-def _shares(left: int, groups: Sequence[Group], slots: Sequence[int]) -> dict[int, int]:
+def _shares(left: int, groups: Sequence[Group], slots: Sequence[int], split: str) -> dict[int, int]:
     """How many more slots each group gets of the bytes left, where it gets any."""
     growing = [g for g, group in enumerate(groups) if slots[g] < group.rows]
-    weights = {g: groups[g].lookups * groups[g].stride for g in growing}
+    weights = {g: _weight(groups[g], split) for g in growing}
     total = sum(weights.values())
     fair = {g: left * weights[g] // total // groups[g].stride for g in growing}
     return {g: min(fair[g], groups[g].rows - slots[g]) for g in growing if fair[g]}
+
+
+def _weight(group: Group, split: str) -> int:
+    if split == "even":
+        return 1
+    return (group.lookups if split == "reads" else group.rows) * group.stride

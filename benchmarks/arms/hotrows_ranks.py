@@ -1,0 +1,145 @@
+"""hotrows on several ranks: each reads its share of every batch, and holds a shard of the tables.
+
+Batches are planned ahead on a background thread, ranks together. A batch may be learned from in
+micro-batches: rows of the next one travel while the model learns from this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from argparse import Namespace
+from itertools import count
+from typing import Any
+
+import torch
+from torch import distributed, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+import hotrows
+from benchmarks.arms import arm, hotrows_arm, hotrows_models, rank_arm, sequence_hotrows
+from benchmarks.sequences import DENSE_LEARNING_RATE, FEATURES, ROW_LEARNING_RATE
+from benchmarks.sequences import batches_of as sequence_batches_of
+from benchmarks.workload import LEARNING_RATE
+from hotrows import models, native
+from hotrows.batch import split
+from hotrows.exchange import processes
+from hotrows.exchange.dense import SharedGradients
+from hotrows.nn import choose_linear_paths, use_linear_paths
+from hotrows.pipeline.stream import ahead
+
+SEQUENCE_MODELS = ("din", "dien")
+
+
+def main() -> None:
+    rank_arm.report(_parse(), make_step, "torch")
+
+
+def _parse() -> Namespace:
+    parser = rank_arm.parser(
+        models=(*arm.MODELS, *SEQUENCE_MODELS),
+        sharding=("auto", "rows", "tables", "columns"),
+        plan=("ahead", "inline"),
+        auxiliary=("off", "on"),
+    )
+    parser.add_argument("--dim", type=int, default=16, help="of din and dien")
+    unset: dict[str, Any] = {"default": argparse.SUPPRESS}  # what is not given, the engine chooses
+    parser.add_argument("--micro-batches", type=int, default=1)
+    parser.add_argument("--pack", choices=("none", "all"), help="tables of equal shape", **unset)
+    parser.add_argument("--splits", type=int, help="parts of packs that travel apart", **unset)
+    parser.add_argument("--hot-rows", type=int, help="bytes of rows on every rank", **unset)
+    return rank_arm.finish(parser.parse_args())
+
+
+def make_step(args: Namespace) -> rank_arm.Step:
+    torch.set_num_threads(args.threads // args.ranks)
+    torch.manual_seed(0)  # dense layers begin alike on all ranks
+    core = native.load()
+    if core is not None:
+        core.hotrows_keep_freed_memory()
+    ranks = processes.start(timeout=rank_arm.COLLECTIVE_TIMEOUT)
+    model, schema, optimizers, batches = _setting(args)
+    rows, dense = optimizers
+    chosen = {name: vars(args)[name] for name in ("pack", "splits", "hot_rows") if name in args}
+    embedding = hotrows.Embedding.of(
+        model,
+        schema,
+        optimizer=rows,
+        ranks=ranks,
+        sharding=args.sharding,
+        num_slices=args.micro_batches,
+        **chosen,
+    )
+    use_linear_paths(model, _paths(model, args))
+    shared = SharedGradients(model, ranks)
+    mine = [split(batch, ranks.num_ranks)[ranks.rank] for batch in batches]
+    parts = [split(batch, args.micro_batches) for batch in mine]
+
+    def plan(k: int) -> tuple:
+        k_of = k % len(mine)
+        return parts[k_of], embedding.plan(mine[k_of], k)
+
+    planned = iter(ahead(count(), plan, depth=2 if args.plan == "ahead" else 0))
+
+    def step(k: int) -> float:
+        parts, plan = next(planned)
+        total = 0.0
+        for number, part in enumerate(parts):
+            last = number + 1 == len(parts)
+            vectors = embedding.lookup(plan, number)
+            logits, own = models.logits_and_loss(model(vectors, part.dense))
+            loss = binary_cross_entropy_with_logits(logits, part.labels)
+            share = plan.slices[number].share if plan.slices else plan.share
+            of_part = (loss if own is None else loss + own) * share
+            if last:
+                with shared.summing():
+                    of_part.backward()
+            else:
+                of_part.backward()
+                embedding.give_back(plan, number, vectors)
+            total += loss.item() / len(parts)
+        embedding.update(plan, vectors)
+        dense.step()
+        dense.zero_grad()
+        return total
+
+    return step
+
+
+def _setting(args: Namespace) -> tuple:
+    """Model, schema, optimizers of rows and layers, and batches: those of the arms of one rank."""
+    if args.model in SEQUENCE_MODELS:
+        model = hotrows_models.build(
+            args.model, FEATURES, args.dim, **sequence_hotrows.options(args)
+        )
+        hotrows_models.own_no_optimizers(model)
+        optimizers = (
+            hotrows.Adagrad(lr=ROW_LEARNING_RATE),
+            torch.optim.Adam(model.parameters(), DENSE_LEARNING_RATE, fused=True),
+        )
+        batches = [
+            hotrows_models.batch_of(FEATURES, samples)
+            for samples in sequence_batches_of(batch_size=args.batch_size)
+        ]
+        return model, hotrows_models.schema_of(FEATURES), optimizers, batches
+    schema = hotrows_arm.schema_of(args.workload)
+    model = hotrows_arm.model_of(args, schema)
+    dense = hotrows_arm.DENSE_OPTIMIZERS[args.optimizer]
+    optimizers = (
+        hotrows_arm.ROW_OPTIMIZERS[args.optimizer](lr=LEARNING_RATE),
+        dense(model.parameters(), LEARNING_RATE, fused=True),
+    )
+    return model, schema, optimizers, hotrows_arm.batches_of(args)
+
+
+def _paths(model: nn.Module, args: Namespace) -> dict[str, str]:
+    """How linear layers multiply: measured by all ranks at once, since they will run at once; the
+    first one's choice counts."""
+    size = args.batch_size // args.ranks // args.micro_batches
+    found = [choose_linear_paths(model, size)]
+    if args.ranks > 1:
+        distributed.broadcast_object_list(found)
+    return found[0]
+
+
+if __name__ == "__main__":
+    main()
