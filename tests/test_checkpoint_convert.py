@@ -115,6 +115,7 @@ def test_inspect_tells_of_a_run_and_its_last_checkpoint(tmp_path, hotrows):
     assert (found["ranks"], found["base"], found["step"]) == (3, None, 0)
     tables = {of["name"]: of for of in found["tables"]}
     assert (tables["item"]["rows"], tables["item"]["dim"], tables["item"]["pieces"]) == (300, 7, 3)
+    assert tables["item"]["rows_here"] == tables["item"]["rows"]
     assert "checkpoints" not in found
 
 

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hotrows import checkpoint, native, nn, report, run_folder, stages
+from hotrows import checkpoint, models, native, nn, placing, report, run_folder, stages
 from hotrows.batch import Batch, split
 from hotrows.config import TrainConfig, settle
 from hotrows.data import EncodedData, Loader
@@ -44,6 +44,7 @@ from hotrows.exchange.processes import Processes
 from hotrows.metrics import Metrics
 from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.trace import Event, write_trace
+from hotrows.placing import Placing
 from hotrows.plan import Plan
 from hotrows.planning.routing import CHECKPOINT, STOP
 from hotrows.predict import Predictor
@@ -179,11 +180,14 @@ class Trainer:
             run_folder.check_same(self.run, self.config, data)
         else:
             _check_new_store(self.config)
+        known = run_folder.read_placing(self.run, self.ranks.num_ranks) is not None
         self.ranks.barrier()  # all have looked before the first one writes
         self.loader = _loader(data, self.config, self.ranks)
         self.total_steps = self.config.steps or self.config.epochs * len(self.loader)
         hot_ids = _hot_ids(data)
-        self.predictor = Predictor(self.config, data.schema, hot_ids=hot_ids, ranks=self.ranks)
+        self.predictor = Predictor(
+            self.config, data.schema, hot_ids=hot_ids, ranks=self.ranks, place=self._place
+        )
         self.model, self.embedding = self.predictor.model, self.predictor.embedding
         self.tiers = self.embedding.tiers
         if self.embedding.needs_counts:
@@ -211,6 +215,8 @@ class Trainer:
         else:
             self._start_from()
             self._begin()
+        if self.is_first and not known:
+            run_folder.write_placing(self.run, self.ranks.num_ranks, self.placing.to_json())
 
     @property
     def stopped_early(self) -> bool:
@@ -254,6 +260,19 @@ class Trainer:
                     f"stopped after step {self.standing.step:,} of {self.total_steps:,}; "
                     f"the checkpoint is in {self.run}"
                 ) from None
+
+    def _place(self, model: models.Model) -> Placing:
+        """How tables are dealt: as this run did before on as many ranks, else chosen now."""
+        known = run_folder.read_placing(self.run, self.ranks.num_ranks)
+        if known is not None:
+            self.placing = Placing.from_json(known)
+        else:
+            tables = placing.optimized(model.tables, self.config)
+            num_samples = self.total_steps * self.loader.batch_size
+            self.placing = placing.place(
+                self.data, self.config, tables, model.sequences, self.ranks, num_samples
+            )
+        return self.placing
 
     def _begin(self) -> None:
         """Fills the folder of a new run; choices are measured once, for all ranks."""

@@ -211,8 +211,9 @@ def train_command(
                 trace=trace,
                 ranks=ranks,
             )
-            if ranks.num_ranks > 1:
-                log.info("%s", trainer.embedding.describe())
+            if ranks.rank == 0:
+                for reason in trainer.placing.reasons:
+                    log.info("%s", reason)
             result = trainer.fit()
     except KeyboardInterrupt as stopped:
         again = _again(folder, schema, validation, test)
