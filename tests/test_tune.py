@@ -287,9 +287,9 @@ def test_where_memory_holds_one_they_are_opened_in_turn(encoded, monkeypatch):
     opened = []
     begin = Trial.__init__
 
-    def noting(self, data, config, ranks):
+    def noting(self, data, config, *others):
         opened.append(config.plan_depth)
-        begin(self, data, config, ranks)
+        begin(self, data, config, *others)
 
     monkeypatch.setattr(Trial, "__init__", noting)
     with Trials(encoded, window_seconds=0.01) as trials:
@@ -331,7 +331,10 @@ def test_micro_batches_change_results_where_layers_read_statistics_of_the_batch(
 def test_between_ranks_sharding_and_wire_are_tried(encoded):
     found = on_threads(lambda ranks: knobs(encoded, SMALL, ("wire_dtype",), ranks), 2)
     assert found[0] == found[1]  # values in the same order
-    assert found[0]["sharding"].values == ("auto", "tables", "columns", "replicated")
+    kinds = found[0]["sharding"].values
+    assert kinds[0] == "auto"
+    assert 3 <= len(kinds) <= 5  # what auto comes to need not be tried again
+    assert set(kinds[1:]) <= {"rows", "tables", "columns", "replicated"}
     assert found[0]["wire_dtype"].values == ("float32", "bfloat16", "float16")
 
 

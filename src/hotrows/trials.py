@@ -35,9 +35,12 @@ from typing import Any
 
 import torch
 
+from hotrows import nn
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
+from hotrows.models.model import Model
 from hotrows.pipeline.schedule import Work
+from hotrows.placing import Placing
 from hotrows.ranks import OneRank, Ranks
 from hotrows.tiers import FILE
 from hotrows.train import Runner, Trainer, keep_freed_memory
@@ -46,6 +49,10 @@ WIN = 1.02  # a median ratio below is no win, however steady
 _WARM_UP = 8  # steps before the first window
 _LEAD_IN = 2  # steps of every window that are not timed
 _LEAST = 3  # steps of a window that are
+_PLACED_BY = (
+    "sharding", "pack_parts", "micro_batches", "batch_size", "wire_dtype", "table_dtype", "fast_memory",
+)  # fmt: skip
+_PATHS_BY = ("linear_paths", "precision", "micro_batches", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -120,6 +127,7 @@ class Trials:
         self.data, self.ranks = data, ranks or OneRank()
         self.window_seconds, self.warm_up_seconds = window_seconds, warm_up_seconds
         self._open: dict[str, Trial] = {}
+        self._known: dict[Any, Any] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Trials:
@@ -168,7 +176,7 @@ class Trials:
         if key not in self._open:
             if self._open and not self.holds_both:
                 self.close_all()
-            trial = Trial(self.data, config, self.ranks)
+            trial = Trial(self.data, config, self.ranks, self._known)
             self._open[key] = trial
             trial.warm_up(self.warm_up_seconds)
         return self._open[key]
@@ -191,19 +199,23 @@ class Trials:
 
 
 class Trial:
-    """A configuration that trains for some steps at a time, and rests in between."""
+    """A configuration that trains for some steps at a time, and rests in between.
 
-    def __init__(self, data: EncodedData, config: TrainConfig, ranks: Ranks) -> None:
+    known: what other trials have measured to make their choices, and this one need not.
+    """
+
+    def __init__(
+        self, data: EncodedData, config: TrainConfig, ranks: Ranks, known: dict[Any, Any]
+    ) -> None:
         self._ranks = ranks
         config = dataclasses.replace(config, start_from=None)
         self._store: Path | None = None
         if config.store.startswith(FILE):
             self._store = _beside(Path(config.store[len(FILE) :]), ranks)
             config = dataclasses.replace(config, store=f"{FILE}{self._store}")
-        nowhere = Path(tempfile.gettempdir()) / f"hotrows-trial-{uuid.uuid4().hex}"
         self._resting = ExitStack()
         try:
-            self.trainer = _StepTrainer(data, config, nowhere, ranks=ranks)
+            self.trainer = _StepTrainer(data, config, ranks, known)
             self._runner = self.trainer.start()
         except BaseException:
             self._remove_store()
@@ -219,8 +231,8 @@ class Trial:
 
     @property
     def measures_paths(self) -> bool:
-        """Whether the paths of matrix products were measured for it; all ranks agree."""
-        return self._agreed(bool(self.trainer.choices))
+        """Whether the paths of matrix products were measured for it."""
+        return bool(self.trainer.choices)
 
     @property
     def filled(self) -> float | None:
@@ -292,10 +304,15 @@ class Trial:
 class _StepTrainer(Trainer):
     """A trainer of steps without end, which keeps no folder.
 
-    choices: made by measurement, on the rank that makes them.
+    known: choices made by measurement, by the settings that they depend on; filled here.
     """
 
-    choices: dict[str, str] = {}  # noqa: RUF012  (never changed, replaced)
+    def __init__(
+        self, data: EncodedData, config: TrainConfig, ranks: Ranks, known: dict[Any, Any]
+    ) -> None:
+        self._known = known
+        nowhere = Path(tempfile.gettempdir()) / f"hotrows-trial-{uuid.uuid4().hex}"
+        super().__init__(data, config, nowhere, ranks=ranks)
 
     def start(self) -> Runner:
         """A runner of the batches to come; for `step`."""
@@ -309,8 +326,27 @@ class _StepTrainer(Trainer):
         self._step(work.plan, work.batch)
         self._advance()
 
+    def _place(self, model: Model) -> Placing:
+        key = "placing", *(getattr(self.config, name) for name in _PLACED_BY)
+        if key not in self._known:
+            self._known[key] = super()._place(model)
+        self.placing = self._known[key]
+        return self.placing
+
+    def _begin(self) -> None:
+        key = "choices", *(getattr(self.config, name) for name in _PATHS_BY)
+        if key in self._known:
+            self.choices = self._known[key]
+            nn.use_linear_paths(self.model, self.choices)
+        else:
+            super()._begin()
+            self._known[key] = self.choices
+
     def _begin_folder(self, choices: dict) -> None:
-        self.choices = choices
+        pass
+
+    def _keep_placing(self) -> None:
+        pass
 
 
 def _beside(path: Path, ranks: Ranks) -> Path:
