@@ -13,6 +13,7 @@ from hotrows import Adagrad, Caching, Embedding, report, stages
 from hotrows.config import TrainConfig
 from hotrows.data import prepare
 from hotrows.exchange.threads import run as on_threads
+from hotrows.predict import Predictor
 from hotrows.ranks import OneRank
 from hotrows.trials import Comparison, Trial, Trials, _StepTrainer
 from hotrows.tune import (
@@ -58,7 +59,7 @@ class FakeMachine:
         self.compared.append(after)
         luck = [self.random.lognormvariate(0, self.opening) for _ in (before, after)]
         found = Comparison((), ())
-        while len(found.before) < num_pairs and not found.is_hopeless:
+        while len(found.before) < num_pairs and not found.is_lost(num_pairs):
             speeds = [self._window(config, luck[n]) for n, config in enumerate((before, after))]
             found = Comparison((*found.before, speeds[0]), (*found.after, speeds[1]))
         return found
@@ -192,6 +193,16 @@ def test_a_win_is_a_median_over_two_percent_with_the_lower_quartile_over_one():
     assert verdict(Decision(KNOBS[0], 1, 2, small)) == "too small a gain"
 
 
+@pytest.mark.parametrize("num_pairs", [5, 7, 11])
+def test_a_comparison_ends_early_only_where_it_could_not_be_won(num_pairs):
+    for lost in range(num_pairs + 1):
+        so_far = Comparison((1.0,) * lost, (0.999,) * lost)
+        best = Comparison((1.0,) * num_pairs, (0.999,) * lost + (9.0,) * (num_pairs - lost))
+        if so_far.is_lost(num_pairs):
+            assert not best.wins
+    assert Comparison((1.0,) * 4, (0.9,) * 4).is_lost(num_pairs)
+
+
 # ---- on this machine
 
 
@@ -297,6 +308,22 @@ def test_where_memory_holds_one_they_are_opened_in_turn(encoded, monkeypatch):
         assert len(trials._open) == 1
     assert len(found.before) == 2
     assert opened == [2, 1, 2]  # the second pair begins with the one that is open
+
+
+def test_paths_are_measured_once_for_all_that_share_them(encoded, monkeypatch):
+    measured = []
+
+    def measure(self, num_samples):
+        measured.append(self.config.precision)
+        return {"forward float32 8x4": "plain"}
+
+    monkeypatch.setattr(Predictor, "measure_choices", measure)
+    monkeypatch.setattr("hotrows.trials.nn.use_linear_paths", lambda model, choices: None)
+    with Trials(encoded, window_seconds=0.01, warm_up_seconds=0.0) as trials:
+        trials.compare(SMALL, dataclasses.replace(SMALL, plan_depth=1), 1)
+        trials.compare(SMALL, dataclasses.replace(SMALL, precision="bfloat16"), 1)
+        assert trials.opened(SMALL).measures_paths
+    assert measured == ["float32", "bfloat16"]
 
 
 def test_what_cannot_be_opened_is_refused_and_the_rest_goes_on(encoded):

@@ -94,10 +94,10 @@ class Comparison:
         """Whether the second is faster beyond what the windows vary by."""
         return self.ratio > WIN and self.quartiles[0] > 1
 
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether more windows are a waste: three pairs at least, and none in favour."""
-        return len(self.before) >= 3 and max(self.ratios) < 1
+    def is_lost(self, num_pairs: int) -> bool:
+        """Whether it cannot win any more in so many pairs: too many are below what the lower quartile
+        of all may be."""
+        return sum(ratio <= 1 for ratio in self.ratios) >= (num_pairs - 1) // 4 + 2
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -143,7 +143,7 @@ class Trials:
     def compare(
         self, before: TrainConfig, after: TrainConfig, num_pairs: int, after_first: bool = False
     ) -> Comparison:
-        """Both, opened anew, in windows that alternate; ends early where `after` has no chance.
+        """Both, opened anew, in windows that alternate; ends early where `after` cannot win any more.
 
         after_first: which of them is opened first, and first in the even pairs.
         ValueError where a configuration is refused, on all ranks alike.
@@ -151,7 +151,7 @@ class Trials:
         self.close_all()
         found = Comparison((), ())
         try:
-            while len(found.before) < num_pairs and not found.is_hopeless:
+            while len(found.before) < num_pairs and not found.is_lost(num_pairs):
                 swapped = after_first != (len(found.before) % 2 == 1)
                 found = self._pair(found, (before, after), (1, 0) if swapped else (0, 1))
         except ValueError:
