@@ -39,13 +39,24 @@ def start(timeout: float = TIMEOUT) -> Ranks:
         return Processes(timeout)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return OneRank()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    # Ranks that torchrun starts again meet in the same store: what the last ones left there, their
+    # addresses, is not for these.
+    patience = timedelta(seconds=timeout)
+    store, rank, num_ranks = next(dist.rendezvous("env://", timeout=patience))
+    attempt = dist.PrefixStore(f"hotrows/{_restarts()}", store)
+    dist.init_process_group(
+        "gloo", store=attempt, rank=rank, world_size=num_ranks, timeout=patience
+    )
     return Processes(timeout)
 
 
 def restarted() -> bool:
     """Whether torchrun has started this job again after a failure (`--max-restarts`)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return _restarts() > 0
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def name() -> str:
