@@ -75,12 +75,14 @@ class Sent:
 class Processes:
     """This process among those of a process group; see `hotrows.ranks.Ranks`.
 
-    sent: so far; notes_times: whether collectives say when they were over.
+    sent: so far, on all channels; notes_times: whether collectives say when they were over.
     """
 
-    def __init__(self, timeout: float = TIMEOUT, group: Any = None) -> None:
+    def __init__(
+        self, timeout: float = TIMEOUT, group: Any = None, sent: Sent | None = None
+    ) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        self.sent = Sent()
+        self.sent = sent or Sent()
         self.notes_times = False
         self._timeout = timeout
         self._group = group
@@ -123,7 +125,7 @@ class Processes:
     def channel(self, name: str) -> Processes:
         if name not in self._channels:
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
-            self._channels[name] = Processes(self._timeout, group)
+            self._channels[name] = Processes(self._timeout, group, self.sent)
         return self._channels[name]
 
     def _count(self, rows: Tensor, others: Sequence[int]) -> None:
