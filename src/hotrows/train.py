@@ -40,7 +40,7 @@ from hotrows.data.description import row_counts
 from hotrows.data.hot_cold import SEQUENTIAL, HotColdLoader, Position, advance, next_block
 from hotrows.data.profile import Profile
 from hotrows.exchange.dense import SharedGradients
-from hotrows.exchange.processes import Processes
+from hotrows.exchange.processes import Processes, Sent
 from hotrows.metrics import Metrics
 from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.trace import Event, write_trace
@@ -210,6 +210,7 @@ class Trainer:
         self._trace_ranks()
         self._asked: Callable[[], bool] = lambda: False
         self._checkpoint_wished = False
+        self._sent = Sent()
         if begun:
             self._read_checkpoint()
         else:
@@ -589,12 +590,24 @@ class Trainer:
             **self._last_interval,
             "lr": self.config.row_optimizer.lr * scale,
             "dense_lr": self.config.dense_lr * scale,
-            **({"samples_here": own} if self.ranks.num_ranks > 1 else {}),
+            **self._travelled(interval.steps, own),
             "stall_seconds": interval.stalled,
             "seconds": interval.seconds,
             **{f"waited_{stage.replace(' ', '_')}": s for stage, s in interval.waited.items()},
         }
         self._log.write("train", self.standing.step, fields)
+
+    def _travelled(self, steps: int, samples: int) -> dict[str, float]:
+        """Of several ranks: this one's samples, and what it has sent in a step of the interval."""
+        if self.ranks.num_ranks == 1:
+            return {}
+        sent = getattr(self.ranks, "sent", Sent())
+        before, self._sent = self._sent, dataclasses.replace(sent)
+        return {
+            "samples_here": samples,
+            "bytes_sent": (sent.num_bytes - before.num_bytes) / steps,
+            "messages_sent": (sent.messages - before.messages) / steps,
+        }
 
     def _step_progress(self, validation: Metrics | None = None) -> None:
         step, total = self.standing.step, self.total_steps

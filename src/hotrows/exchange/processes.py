@@ -39,13 +39,24 @@ def start(timeout: float = TIMEOUT) -> Ranks:
         return Processes(timeout)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return OneRank()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    # Ranks that torchrun starts again meet in the same store: what the last ones left there, their
+    # addresses, is not for these.
+    patience = timedelta(seconds=timeout)
+    store, rank, num_ranks = next(dist.rendezvous("env://", timeout=patience))
+    attempt = dist.PrefixStore(f"hotrows/{_restarts()}", store)
+    dist.init_process_group(
+        "gloo", store=attempt, rank=rank, world_size=num_ranks, timeout=patience
+    )
     return Processes(timeout)
 
 
 def restarted() -> bool:
     """Whether torchrun has started this job again after a failure (`--max-restarts`)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return _restarts() > 0
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def name() -> str:
@@ -64,12 +75,14 @@ class Sent:
 class Processes:
     """This process among those of a process group; see `hotrows.ranks.Ranks`.
 
-    sent: so far; notes_times: whether collectives say when they were over.
+    sent: so far, on all channels; notes_times: whether collectives say when they were over.
     """
 
-    def __init__(self, timeout: float = TIMEOUT, group: Any = None) -> None:
+    def __init__(
+        self, timeout: float = TIMEOUT, group: Any = None, sent: Sent | None = None
+    ) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        self.sent = Sent()
+        self.sent = sent or Sent()
         self.notes_times = False
         self._timeout = timeout
         self._group = group
@@ -112,7 +125,7 @@ class Processes:
     def channel(self, name: str) -> Processes:
         if name not in self._channels:
             group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
-            self._channels[name] = Processes(self._timeout, group)
+            self._channels[name] = Processes(self._timeout, group, self.sent)
         return self._channels[name]
 
     def _count(self, rows: Tensor, others: Sequence[int]) -> None:
