@@ -1,5 +1,6 @@
 """Increments, checkpoints written in the background, and the last few that stay."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -14,15 +15,18 @@ import torch
 from torch import nn
 
 import hotrows
-from hotrows import checkpoint
+from hotrows import checkpoint, report
 from hotrows.checkpoint import State, Writer, files, pointer, write, writer
+from hotrows.data import prepare
 from hotrows.embedding import Embedding
 from hotrows.exchange.threads import run
 from hotrows.optim import Adagrad, Adam
 from hotrows.tiers import Caching
+from hotrows.train import Interrupted, Trainer
 from tests.sharded import assert_same_rows, whole_rows
 from tests.test_embedding import mixed_tables
 from tests.test_embedding_ranks import batches_of, placements, train
+from tests.test_train import CONFIG, interrupt_after, schema, write_rows
 
 NAMES_AND_RANKS = [("rows", 1), ("rows", 2), ("mixed", 3), ("columns", 3), ("replicated", 2)]
 TABLES = mixed_tables(Adam(lr=0.01, per_row_step=True))
@@ -395,3 +399,31 @@ def _trained_on(ranks, trained):
     embedding = Embedding(TABLES, seed=3, ranks=ranks)
     trained(embedding)
     return embedding
+
+
+@pytest.mark.parametrize("after", [5, 9])
+def test_a_run_with_increments_goes_on_to_the_same_bits(tmp_path, monkeypatch, after):
+    monkeypatch.setattr(report, "draw_run", lambda run: None)
+    monkeypatch.setattr(writer, "_MOST", 9.0)  # every batch reads most of so few rows
+    raw = write_rows(tmp_path / "raw.csv", 600)
+    encoded = prepare([raw], schema(), tmp_path / "enc", split="position:0.6,0.2,0.2")
+    config = dataclasses.replace(
+        CONFIG, batch_size=10, steps=14, epochs=9, checkpoint_every=2, keep_last=3, full_every=4
+    )
+    whole = tmp_path / "whole"
+    Trainer(encoded, config, whole).fit()
+    interrupted = Trainer(
+        encoded, config, tmp_path / "run", progress=interrupt_after(after)
+    )  # fmt: skip
+    with pytest.raises(Interrupted):
+        interrupted.fit()
+    last = checkpoint.folder_of(tmp_path / "run", "last")
+    assert checkpoint.read_manifest(last).base is not None
+    Trainer(encoded, config, tmp_path / "run", resume=True).fit()
+    pairs = []
+    for path in (whole, tmp_path / "run"):
+        folder = checkpoint.folder_of(path, "last")
+        merged = checkpoint.merge(folder, tmp_path / f"merged-{path.name}")
+        pairs.append({file.name: file.read_bytes() for file in merged.iterdir()})
+    assert pairs[0].keys() == pairs[1].keys()
+    assert all(pairs[0][name] == pairs[1][name] for name in pairs[0])
