@@ -100,7 +100,7 @@ class Comparison:
 
 
 class Trials:
-    """Configurations of one data set, opened when they are first measured.
+    """Configurations of one data set, opened anew for every comparison.
 
     ranks: those that train together; all call the same methods and get the same figures: samples of
     all ranks, seconds of the slowest. window_seconds: about how long each window is.
@@ -128,35 +128,39 @@ class Trials:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
-            for key in list(self._open):
-                self._open.pop(key).close(abandon=error is not None)
+            self.close_all(abandon=error is not None)
         finally:
             self._stack.close()
 
-    def compare(self, before: TrainConfig, after: TrainConfig, num_pairs: int) -> Comparison:
-        """Both in windows that alternate; ends early where `after` has no chance.
+    def compare(
+        self, before: TrainConfig, after: TrainConfig, num_pairs: int, after_first: bool = False
+    ) -> Comparison:
+        """Both, opened anew, in windows that alternate; ends early where `after` has no chance.
 
+        after_first: which of them is opened first, and first in the even pairs.
         ValueError where a configuration is refused, on all ranks alike.
         """
-        self._close_all_but(before)
-        try:
-            return self._compared(before, after, num_pairs)
-        except ValueError:
-            self._discard(after)
-            raise
-
-    def _compared(self, before: TrainConfig, after: TrainConfig, num_pairs: int) -> Comparison:
+        self.close_all()
         found = Comparison((), ())
-        for number in range(num_pairs):
-            speeds, filled = [0.0, 0.0], None
-            for which in (0, 1) if number % 2 == 0 else (1, 0):
-                trial = self.opened((before, after)[which])
-                speeds[which] = trial.window(self.window_seconds)
-                filled = trial.filled if which == 1 else filled
-            found = Comparison((*found.before, speeds[0]), (*found.after, speeds[1]), filled)
-            if found.is_hopeless:
-                break
+        try:
+            while len(found.before) < num_pairs and not found.is_hopeless:
+                swapped = after_first != (len(found.before) % 2 == 1)
+                found = self._pair(found, (before, after), (1, 0) if swapped else (0, 1))
+        except ValueError:
+            self.close_all(abandon=True)
+            raise
         return found
+
+    def _pair(
+        self, found: Comparison, configs: tuple[TrainConfig, TrainConfig], order: tuple[int, int]
+    ) -> Comparison:
+        """What was found, and one more window of each."""
+        speeds, filled = [0.0, 0.0], None
+        for which in order:
+            trial = self.opened(configs[which])
+            speeds[which] = trial.window(self.window_seconds)
+            filled = trial.filled if which == 1 else filled
+        return Comparison((*found.before, speeds[0]), (*found.after, speeds[1]), filled)
 
     def opened(self, config: TrainConfig) -> Trial:
         """The trial of a configuration, ready to be measured."""
@@ -179,22 +183,11 @@ class Trials:
         free = self.ranks.gather_objects(_free_memory())[0]
         return free is None or needed < free / 2
 
-    def close_all(self) -> None:
+    def close_all(self, abandon: bool = False) -> None:
+        """abandon: after an error, when other ranks are not waited for."""
         for key in list(self._open):
-            self._open.pop(key).close()
+            self._open.pop(key).close(abandon)
         gc.collect()
-
-    def _discard(self, config: TrainConfig) -> None:
-        """Closes what has failed, on every rank alike."""
-        trial = self._open.pop(config.to_json(), None)
-        if trial is not None:
-            trial.close(abandon=True)
-
-    def _close_all_but(self, config: TrainConfig) -> None:
-        keep = self._open.pop(config.to_json(), None)
-        self.close_all()
-        if keep is not None:
-            self._open[config.to_json()] = keep
 
 
 class Trial:

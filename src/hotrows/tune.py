@@ -5,9 +5,9 @@
 
 One setting after the other is tried (`knobs_of` says which, in which order, with which values): the
 best configuration so far and a neighbour of it train in windows that alternate (`hotrows.trials`).
-The neighbour takes its place where it is faster beyond what windows vary by (`Comparison.wins`). In
-the end the defaults and the chosen configuration are opened afresh and compared once more, in more
-windows; where the chosen one does not win again, the defaults are the answer.
+The neighbour takes its place where it is faster beyond what windows vary by (`Comparison.wins`), and
+is so again when both have been opened anew. In the end the defaults and the chosen configuration are
+compared once more, in more windows; where the chosen one does not win again, the defaults are the answer.
 
 Settings that change no bit of the result, or its rounding alone, are tried always. Those that change
 what is learned (precision, the size of a batch, ...) are tried where they are asked for.
@@ -34,7 +34,7 @@ MAY_CHANGE = ("precision", "table_dtype", "wire_dtype", "batch_size", "micro_bat
 PAIRS, FINAL_PAIRS = 7, 11
 _LEAST_WINDOW, _LONGEST_WINDOW = 0.05, 3.0  # seconds
 _SMALL_TABLES = 256 << 20  # bytes that every rank may hold whole
-_OPENING = 0.4  # of the time of a comparison, to open what is compared
+_OPENING = 0.5  # of the time of a comparison, to open what is compared
 
 
 @dataclass(frozen=True)
@@ -56,24 +56,28 @@ class Knob:
 class Decision:
     """A value that was tried in place of another one, and what came of it.
 
-    refused: why it could not be opened; comparison is None then.
+    comparison: what speaks for it; again: where it won, once more, both opened anew: tables that happen
+        to lie better in memory do so for as long as they are open.
+    refused: why it could not be opened; there is no comparison then.
     """
 
     knob: Knob
     before: Any
     after: Any
     comparison: Comparison | None
+    again: Comparison | None = None
     refused: str | None = None
 
     @property
     def taken(self) -> bool:
-        return self.comparison is not None and self.comparison.wins
+        return self.again is not None and self.again.wins
 
     def to_json(self) -> dict[str, Any]:
         return {
             "knob": self.knob.name, "changes": self.knob.changes, "before": self.before,
             "after": self.after, "taken": self.taken, "refused": self.refused,
             "comparison": self.comparison and self.comparison.to_json(),
+            "again": self.again and self.again.to_json(),
         }  # fmt: skip
 
 
@@ -112,8 +116,10 @@ class Tuned:
 class Machine(Protocol):
     """What measures: `Trials`, or a fake for tests."""
 
-    def compare(self, before: TrainConfig, after: TrainConfig, num_pairs: int) -> Comparison:
-        """Samples a second of both; ValueError where `after` is refused."""
+    def compare(
+        self, before: TrainConfig, after: TrainConfig, num_pairs: int, after_first: bool = False
+    ) -> Comparison:
+        """Samples a second of both, opened anew; ValueError where `after` is refused."""
 
 
 def tune(
@@ -148,6 +154,7 @@ def tune(
             max((1 - _OPENING) * share / (2 * PAIRS), _LEAST_WINDOW), _LONGEST_WINDOW
         )
         trials.warm_up_seconds = _OPENING * share / 2
+        trials.close_all()
 
         def is_late() -> bool:
             spent = time.perf_counter() - begin
@@ -158,7 +165,6 @@ def tune(
         final = None
         if chosen != config:
             tell("before and after", most, most)
-            trials.close_all()
             chosen, final = confirm(trials, config, chosen)
     spent = time.perf_counter() - begin
     return Tuned(chosen, config, decisions, final, skipped, round(spent, 1))
@@ -201,10 +207,9 @@ def knobs_of(config: TrainConfig, trial: Trial, may_change: Collection[str] = ()
         if changes == RESULTS and name not in asked:
             return
         own = getattr(config, name)
-        tried = {*values, own}
+        tried = tuple(dict.fromkeys([own, *values]))  # in the same order on every rank
         if len(tried) > 1:
-            kept = sorted(tried) if ordered else sorted(tried, key=lambda value: value != own)
-            knobs.append(Knob(name, tuple(kept), changes, ordered))
+            knobs.append(Knob(name, tuple(sorted(tried)) if ordered else tried, changes, ordered))
 
     if config.linear_paths != "plain" and trial.measures_paths:
         add("linear_paths", ("plain",), ROUNDING, ordered=False)
@@ -256,6 +261,8 @@ def verdict(decision: Decision) -> str:
         return f"refused: {decision.refused}"
     if decision.taken:
         return "taken"
+    if decision.again is not None:
+        return "won, but not once more"
     ratio, (low, high) = decision.comparison.ratio, decision.comparison.quartiles
     if high < 1:
         return "slower"
@@ -307,9 +314,11 @@ def _decide(machine: Machine, config: TrainConfig, knob: Knob, value: Any) -> De
     before = getattr(config, knob.name)
     try:
         changed = dataclasses.replace(config, **{knob.name: value})
-        return Decision(knob, before, value, machine.compare(config, changed, PAIRS))
+        found = machine.compare(config, changed, PAIRS)
+        again = machine.compare(config, changed, PAIRS, after_first=True) if found.wins else None
+        return Decision(knob, before, value, found, again)
     except ValueError as error:
-        return Decision(knob, before, value, None, str(error))
+        return Decision(knob, before, value, None, refused=str(error))
 
 
 def _differences(before: TrainConfig, after: TrainConfig) -> dict[str, Any]:

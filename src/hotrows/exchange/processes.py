@@ -8,6 +8,7 @@ collective that does not end within `timeout` seconds raises, so that no job han
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from torch import distributed as dist
 from hotrows.ranks import Arriving, OneRank, Ranks
 
 TIMEOUT = 300.0  # seconds
-_AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16}
+_AS_BYTES = (torch.bfloat16, torch.float16)  # Gloo sends bytes of all of these
 
 
 class RankLost(RuntimeError):
@@ -38,13 +39,24 @@ def start(timeout: float = TIMEOUT) -> Ranks:
         return Processes(timeout)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return OneRank()
-    dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
+    # Ranks that torchrun starts again meet in the same store: what the last ones left there, their
+    # addresses, is not for these.
+    patience = timedelta(seconds=timeout)
+    store, rank, num_ranks = next(dist.rendezvous("env://", timeout=patience))
+    attempt = dist.PrefixStore(f"hotrows/{_restarts()}", store)
+    dist.init_process_group(
+        "gloo", store=attempt, rank=rank, world_size=num_ranks, timeout=patience
+    )
     return Processes(timeout)
 
 
 def restarted() -> bool:
     """Whether torchrun has started this job again after a failure (`--max-restarts`)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return _restarts() > 0
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def name() -> str:
@@ -77,10 +89,9 @@ class Processes:
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
         out = rows.new_empty(sum(received), *rows.shape[1:])
         self._count(rows, [n for p, n in enumerate(sent) if p != self.rank])
-        as_sent = _AS_INTEGERS.get(rows.dtype, rows.dtype)  # only bytes travel
         work = self._guarded(
-            dist.all_to_all_single, out.view(as_sent), rows.contiguous().view(as_sent),
-            list(received), list(sent), group=self._group, async_op=True,
+            dist.all_to_all_single, _as_sent(out), _as_sent(rows.contiguous()), list(received),
+            list(sent), group=self._group, async_op=True,
         )  # fmt: skip
         return _Travelling(self, work, out)
 
@@ -156,3 +167,11 @@ class _Travelling:
         except RuntimeError as error:
             raise self._ranks.lost(error) from error
         return self._out
+
+
+def _as_sent(rows: Tensor) -> Tensor:
+    """[R, bytes] of what Gloo knows no arithmetic of; all else as it is."""
+    if rows.dtype not in _AS_BYTES:
+        return rows
+    width = math.prod(rows.shape[1:])
+    return rows.view(len(rows), width).view(torch.uint8)
