@@ -13,6 +13,7 @@ from hotrows import Adagrad, Caching, Embedding, report, stages
 from hotrows.config import TrainConfig
 from hotrows.data import prepare
 from hotrows.exchange.threads import run as on_threads
+from hotrows.predict import Predictor
 from hotrows.ranks import OneRank
 from hotrows.trials import Comparison, Trial, Trials, _StepTrainer
 from hotrows.tune import (
@@ -58,7 +59,7 @@ class FakeMachine:
         self.compared.append(after)
         luck = [self.random.lognormvariate(0, self.opening) for _ in (before, after)]
         found = Comparison((), ())
-        while len(found.before) < num_pairs and not found.is_hopeless:
+        while len(found.before) < num_pairs and not found.is_lost(num_pairs):
             speeds = [self._window(config, luck[n]) for n, config in enumerate((before, after))]
             found = Comparison((*found.before, speeds[0]), (*found.after, speeds[1]))
         return found
@@ -95,11 +96,11 @@ def chosen_on(machine):
 @pytest.mark.parametrize("spread", [0.0, 0.03, 0.2])
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.15])
 def test_what_is_chosen_is_never_slower_than_the_defaults_beyond_noise(spread, noise):
-    """100 machines each. With windows that vary by 15 %, medians of 11 pairs cannot tell 5 %."""
+    """100 machines each; where the median alone decides, some settings are 6 % slower."""
     for seed in range(100):
         speed = table_of_speeds(seed, spread)
         machine = FakeMachine(speed, seed, window=noise, opening=0.02, drift=0.02)
-        assert speed(chosen_on(machine)) > (1 - noise / 2) * speed(DEFAULTS) * 0.995
+        assert speed(chosen_on(machine)) > 0.98 * speed(DEFAULTS)
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
@@ -190,6 +191,16 @@ def test_a_win_is_a_median_over_two_percent_with_the_lower_quartile_over_one():
     assert verdict(Decision(KNOBS[0], 1, 2, Comparison(base, (90.0,) * 5))) == "slower"
     small = Comparison(base, (101.0,) * 5)
     assert verdict(Decision(KNOBS[0], 1, 2, small)) == "too small a gain"
+
+
+@pytest.mark.parametrize("num_pairs", [5, 7, 11])
+def test_a_comparison_ends_early_only_where_it_could_not_be_won(num_pairs):
+    for lost in range(num_pairs + 1):
+        so_far = Comparison((1.0,) * lost, (0.999,) * lost)
+        best = Comparison((1.0,) * num_pairs, (0.999,) * lost + (9.0,) * (num_pairs - lost))
+        if so_far.is_lost(num_pairs):
+            assert not best.wins
+    assert Comparison((1.0,) * 4, (0.9,) * 4).is_lost(num_pairs)
 
 
 # ---- on this machine
@@ -287,9 +298,9 @@ def test_where_memory_holds_one_they_are_opened_in_turn(encoded, monkeypatch):
     opened = []
     begin = Trial.__init__
 
-    def noting(self, data, config, ranks):
+    def noting(self, data, config, *others):
         opened.append(config.plan_depth)
-        begin(self, data, config, ranks)
+        begin(self, data, config, *others)
 
     monkeypatch.setattr(Trial, "__init__", noting)
     with Trials(encoded, window_seconds=0.01) as trials:
@@ -297,6 +308,22 @@ def test_where_memory_holds_one_they_are_opened_in_turn(encoded, monkeypatch):
         assert len(trials._open) == 1
     assert len(found.before) == 2
     assert opened == [2, 1, 2]  # the second pair begins with the one that is open
+
+
+def test_paths_are_measured_once_for_all_that_share_them(encoded, monkeypatch):
+    measured = []
+
+    def measure(self, num_samples):
+        measured.append(self.config.precision)
+        return {"forward float32 8x4": "plain"}
+
+    monkeypatch.setattr(Predictor, "measure_choices", measure)
+    monkeypatch.setattr("hotrows.trials.nn.use_linear_paths", lambda model, choices: None)
+    with Trials(encoded, window_seconds=0.01, warm_up_seconds=0.0) as trials:
+        trials.compare(SMALL, dataclasses.replace(SMALL, plan_depth=1), 1)
+        trials.compare(SMALL, dataclasses.replace(SMALL, precision="bfloat16"), 1)
+        assert trials.opened(SMALL).measures_paths
+    assert measured == ["float32", "bfloat16"]
 
 
 def test_what_cannot_be_opened_is_refused_and_the_rest_goes_on(encoded):
@@ -331,7 +358,10 @@ def test_micro_batches_change_results_where_layers_read_statistics_of_the_batch(
 def test_between_ranks_sharding_and_wire_are_tried(encoded):
     found = on_threads(lambda ranks: knobs(encoded, SMALL, ("wire_dtype",), ranks), 2)
     assert found[0] == found[1]  # values in the same order
-    assert found[0]["sharding"].values == ("auto", "tables", "columns", "replicated")
+    kinds = found[0]["sharding"].values
+    assert kinds[0] == "auto"
+    assert 3 <= len(kinds) <= 5  # what auto comes to need not be tried again
+    assert set(kinds[1:]) <= {"rows", "tables", "columns", "replicated"}
     assert found[0]["wire_dtype"].values == ("float32", "bfloat16", "float16")
 
 

@@ -217,7 +217,7 @@ class Trainer:
             self._start_from()
             self._begin()
         if self.is_first and not known:
-            run_folder.write_placing(self.run, self.ranks.num_ranks, self.placing.to_json())
+            self._keep_placing()
 
     @property
     def stopped_early(self) -> bool:
@@ -281,11 +281,14 @@ class Trainer:
         if self.is_first:
             choices = self.predictor.measure_choices(self.total_steps * self.loader.batch_size)
             self._begin_folder(choices)
-        choices = self.ranks.gather_objects(choices)[0]
-        nn.use_linear_paths(self.model, choices)
+        self.choices = self.ranks.gather_objects(choices)[0]
+        nn.use_linear_paths(self.model, self.choices)
 
     def _begin_folder(self, choices: dict) -> None:
         run_folder.begin(self.run, self.config, self.data, choices)
+
+    def _keep_placing(self) -> None:
+        run_folder.write_placing(self.run, self.ranks.num_ranks, self.placing.to_json())
 
     def _first_random_state(self) -> Tensor:
         """Where random numbers begin; on every rank in a place of its own."""

@@ -26,7 +26,9 @@ from hotrows.data import EncodedData
 from hotrows.environment import environment
 from hotrows.nn.statistics import OverRanks
 from hotrows.planning.budget import SPLITS, format_bytes
+from hotrows.planning.sharding import uniform
 from hotrows.ranks import OneRank, Ranks
+from hotrows.train import Trainer
 from hotrows.trials import WIN, Comparison, Trial, Trials
 
 NO_BIT, ROUNDING, RESULTS = "no bit", "rounding", "results"
@@ -143,7 +145,7 @@ def tune(
         raise ValueError(f"seconds must be above 0, not {seconds}")
     num_samples = data.parts["train"].rows
     begin, ranks = time.perf_counter(), ranks or OneRank()
-    with Trials(data, ranks) as trials:
+    with Trials(data, ranks, warm_up_seconds=0.0) as trials:
         # Settings that fit this size of batch may not fit another.
         config = dataclasses.replace(config, batch_size=settle(config, num_samples).batch_size)
         knobs = knobs_of(config, trials.opened(config), may_change)
@@ -219,12 +221,12 @@ def knobs_of(config: TrainConfig, trial: Trial, may_change: Collection[str] = ()
     add("batch_size", [max(size * n // 4, 1) for n in (1, 2, 4, 8, 16)], RESULTS)
     slices = RESULTS if _has_statistics(trainer.model) else ROUNDING
     add("micro_batches", [n for n in (1, 2, 4, 8) if n <= size], slices)
-    add("pack_parts", [n for n in (1, 2, 4, 8) if n <= len(embedding.tables)], NO_BIT)
+    parts = [n for n in (1, 0, 2, 4) if n <= len(embedding.tables)]
+    add("pack_parts", parts, NO_BIT, ordered=False)
     if several:
         small = sum(trainer.ranks.gather_objects(embedding.num_bytes)) <= _SMALL_TABLES
         kinds = ("rows", "tables", "columns", *(["replicated"] if small else []))
-        own = "rows" if config.sharding == "auto" else config.sharding
-        add("sharding", [kind for kind in kinds if kind != own], ROUNDING, ordered=False)
+        add("sharding", [of for of in kinds if not _places(trainer, of)], ROUNDING, ordered=False)
         add("wire_dtype", ("float32", "bfloat16", "float16"), RESULTS, ordered=False)
     add("plan_depth", (0, 1, 2, 4, 8), NO_BIT)
     caching = trainer.config.caching()
@@ -324,6 +326,12 @@ def _decide(machine: Machine, config: TrainConfig, knob: Knob, value: Any) -> De
 def _differences(before: TrainConfig, after: TrainConfig) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(after)]
     return {n: getattr(after, n) for n in names if getattr(after, n) != getattr(before, n)}
+
+
+def _places(trainer: Trainer, kind: str) -> bool:
+    """Whether the tables are dealt in this way already, by whatever name."""
+    own = uniform(kind, trainer.embedding.tables, trainer.ranks.num_ranks)
+    return dict(trainer.placing.sharding) == dict(own)
 
 
 def _has_statistics(model: Any) -> bool:
