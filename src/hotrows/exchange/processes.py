@@ -44,8 +44,9 @@ def start(timeout: float = TIMEOUT) -> Ranks:
     patience = timedelta(seconds=timeout)
     store, rank, num_ranks = next(dist.rendezvous("env://", timeout=patience))
     attempt = dist.PrefixStore(f"hotrows/{_restarts()}", store)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     dist.init_process_group(
-        "gloo", store=attempt, rank=rank, world_size=num_ranks, timeout=patience
+        backend, store=attempt, rank=rank, world_size=num_ranks, timeout=patience
     )
     return Processes(timeout)
 
