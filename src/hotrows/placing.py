@@ -1,7 +1,7 @@
 """Placing: how a run deals its tables over ranks and packs, chosen from its data and its machine.
 
-    placing = place(data, config, tables, ranks)     # collective; the same on all ranks
-    Embedding(tables, ranks=ranks, sharding=placing.sharding, summed=placing.summed, ...)
+    placing = place(data, config, model, ranks, num_samples)     # collective; the same on all ranks
+    Embedding.of(model, schema, ranks=ranks, sharding=placing.sharding, summed=placing.summed, ...)
 
 What `auto` means in a `TrainConfig`. The choice is written into the run, and read again when the run
 goes on with as many ranks: sums then keep their order.
@@ -22,6 +22,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Loader
 from hotrows.data.profile import Profile
 from hotrows.measure import measure
+from hotrows.models import Model
 from hotrows.planning import packing
 from hotrows.planning.balance import balance, volume
 from hotrows.planning.cost import Machine
@@ -64,10 +65,10 @@ class Placing:
 
 
 def place(
-    data: EncodedData, config: TrainConfig, tables: Sequence[Table], sequences: Sequence[str],
-    ranks: Ranks, num_samples: int,
+    data: EncodedData, config: TrainConfig, model: Model, ranks: Ranks, num_samples: int
 ) -> Placing:  # fmt: skip
-    """Collective. tables: with their optimizers; num_samples: that the run will train on."""
+    """Collective. num_samples: that the run will train on."""
+    tables, sequences = _optimized(model.tables, config), model.sequences
     parts: tuple[int, ...] = (config.pack_parts,)
     if ranks.num_ranks == 1 and config.pack_parts:
         return Placing(pack_parts=parts)
@@ -79,7 +80,7 @@ def place(
     machine = _machine(ranks, num_samples, reasons)
     found = None
     if ranks.rank == 0:
-        sharding = _sharding(data, config, tables, ranks, machine, reasons)
+        sharding = _sharding(data, config, model, tables, ranks, machine, reasons)
         summed = _summed(data, config, tables, sequences, sharding, ranks.num_ranks, reasons)
         found = Placing(sharding, summed, parts, tuple(reasons))
     return ranks.gather_objects(found)[0]
@@ -102,8 +103,8 @@ def _machine(ranks: Ranks, num_samples: int, reasons: list[str]) -> Machine:
 
 
 def _sharding(
-    data: EncodedData, config: TrainConfig, tables: Sequence[Table], ranks: Ranks, machine: Machine,
-    reasons: list[str],
+    data: EncodedData, config: TrainConfig, model: Model, tables: Sequence[Table], ranks: Ranks,
+    machine: Machine, reasons: list[str],
 ) -> dict[str, Placement]:  # fmt: skip
     num_ranks = ranks.num_ranks
     if config.sharding != "auto":
@@ -116,18 +117,18 @@ def _sharding(
         reasons.append("all tables: ids dealt over all ranks, so that each cache has its share")
         found = uniform("rows", tables, num_ranks)
     else:
-        found = _chosen(data, config, tables, num_ranks, machine, reasons)
+        found = _chosen(data, config, model, num_ranks, machine, reasons)
     return found if data.halves is None else _with_hot(data, found, tables, reasons)
 
 
 def _chosen(
-    data: EncodedData, config: TrainConfig, tables: Sequence[Table], num_ranks: int,
-    machine: Machine, reasons: list[str],
+    data: EncodedData, config: TrainConfig, model: Model, num_ranks: int, machine: Machine,
+    reasons: list[str],
 ) -> dict[str, Placement]:  # fmt: skip
     assert config.batch_size is not None
     shape = shapes.of_data(
-        data, config.model, config.model_options, row_optimizer=config.row_optimizer,
-        table_dtype=config.table_dtype, batch_size=config.batch_size,
+        data, model, row_optimizer=config.row_optimizer, table_dtype=config.table_dtype,
+        batch_size=config.batch_size,
     )  # fmt: skip
     wire = 4 if config.wire_dtype == "float32" else 2
     step = dataclasses.replace(shape.step, wire_bytes=wire, micro_batches=config.micro_batches)
@@ -232,7 +233,7 @@ class _Alone(OneRank):
         self.num_ranks = num_ranks
 
 
-def optimized(tables: Sequence[Table], config: TrainConfig) -> list[Table]:
+def _optimized(tables: Sequence[Table], config: TrainConfig) -> list[Table]:
     """The tables with the optimizer and dtype that the config says."""
     return [
         dataclasses.replace(

@@ -268,11 +268,8 @@ class Trainer:
         if known is not None:
             self.placing = Placing.from_json(known)
         else:
-            tables = placing.optimized(model.tables, self.config)
             num_samples = self.total_steps * self.loader.batch_size
-            self.placing = placing.place(
-                self.data, self.config, tables, model.sequences, self.ranks, num_samples
-            )
+            self.placing = placing.place(self.data, self.config, model, self.ranks, num_samples)
         return self.placing
 
     def _begin(self) -> None:
