@@ -24,6 +24,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -240,14 +241,27 @@ class MetricsLog:
 
     def write(self, kind: str, step: int, fields: dict[str, Any]) -> None:
         """kind: `train` or `evaluation`."""
-        self._file.write(json.dumps({"kind": kind, "step": step, **fields}) + "\n")
-        if self._events is not None:
-            self._events.write(kind, step, fields)
+        with self._named():
+            self._file.write(json.dumps({"kind": kind, "step": step, **fields}) + "\n")
+            if self._events is not None:
+                self._events.write(kind, step, fields)
 
     def close(self) -> None:
-        self._file.close()
-        if self._events is not None:
-            self._events.close()
+        with self._named():  # tries to write once more what it could not
+            self._file.close()
+            if self._events is not None:
+                self._events.close()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors say of which file, and what to do."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"could not write {self._file.name}: {error.strerror or error}; earlier checkpoints "
+                f"are whole; make room, then resume the run"
+            ) from error
 
 
 def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

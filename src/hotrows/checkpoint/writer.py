@@ -29,6 +29,7 @@ from hotrows.checkpoint.together import of_rank_0, together
 from hotrows.checkpoint.write import Snapshot, State, take, write
 from hotrows.embedding import Embedding
 from hotrows.environment import available_memory
+from hotrows.exchange.processes import RankLost
 
 log = logging.getLogger("hotrows")
 
@@ -112,9 +113,12 @@ class Writer:
             self.embedding.note_touched()
 
     def close(self) -> None:
-        """Waits for what is being written; a failure is said, not raised."""
+        """Waits for what is being written; a failure is said, not raised, but that of a lost rank:
+        the run ends with that already."""
         try:
             self.wait()
+        except RankLost:
+            pass
         except Exception as error:
             log.error("%s", error)
 

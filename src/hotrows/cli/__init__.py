@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NoReturn
 
 import click
 from rich.logging import RichHandler
@@ -43,12 +45,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(1)
     except (ValueError, OSError, processes.RankLost) as error:
         if session.debug:
-            raise
+            _crash(error)
         _fail(str(error), 1)
+    except Exception as error:
+        _crash(error)
 
 
-def _fail(message: str, code: int) -> None:
+def _fail(message: str, code: int) -> NoReturn:
     print(f"hotrows: {processes.name()}{message}", file=sys.stderr, flush=True)
+    _exit(code)
+
+
+def _crash(error: Exception) -> NoReturn:
+    """Shows the traceback; of a rank, below a line that says which one."""
+    if not processes.name():
+        raise error
+    words = "".join(traceback.format_exception_only(error)).strip()
+    print(f"hotrows: {processes.name()}{words}", file=sys.stderr)
+    traceback.print_exception(error, file=sys.stderr)
+    sys.stderr.flush()
+    _exit(1)
+
+
+def _exit(code: int) -> NoReturn:
     if processes.name():  # a normal exit would wait for threads that wait for other ranks
         sys.stdout.flush()
         os._exit(code)

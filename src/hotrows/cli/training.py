@@ -185,7 +185,6 @@ def train_command(
     if resume and config_file is not None:
         raise click.UsageError("--resume goes on with the run's own settings: leave out --config")
     written = None if config_file is None else _read_config(config_file)
-    ranks = processes.start(given["timeout"] or processes.TIMEOUT)
     if processes.restarted() and run is not None and (run / "config.json").exists():
         resume = True
     begun = resume and run is not None and (run / "config.json").exists()
@@ -196,6 +195,7 @@ def train_command(
         config = _like_run(start_from) if written is None else written
     given["start_from"] = start_from and str(start_from.resolve())
     config = with_options(config, options, given)
+    ranks = processes.start(config.timeout)
     run = run or run_folder.next_folder(Path("runs"), config.model.rpartition(":")[2].lower())
     run = ranks.gather_objects(run)[0]
     encoded = opened(folder, schema, validation, test)

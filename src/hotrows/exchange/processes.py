@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import secrets
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -24,6 +27,11 @@ from hotrows.ranks import Arriving, OneRank, Ranks
 
 TIMEOUT = 300.0  # seconds
 _AS_BYTES = (torch.bfloat16, torch.float16)  # Gloo sends bytes of all of these
+
+
+_POLL = 0.02  # seconds
+_GRACE = 2.0  # seconds in which a step may end by its own timeout
+_TIMED_OUT = re.compile("timed? ?out", re.IGNORECASE)
 
 
 class RankLost(RuntimeError):
@@ -39,15 +47,15 @@ def start(timeout: float = TIMEOUT) -> Ranks:
         return Processes(timeout)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return OneRank()
-    # Ranks that torchrun starts again meet in the same store: what the last ones left there, their
-    # addresses, is not for these.
-    patience = timedelta(seconds=timeout)
-    store, rank, num_ranks = next(dist.rendezvous("env://", timeout=patience))
-    attempt = dist.PrefixStore(f"hotrows/{_restarts()}", store)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(
-        backend, store=attempt, rank=rank, world_size=num_ranks, timeout=patience
-    )
+    try:
+        _within(timeout, lambda: _join(timedelta(seconds=timeout)))
+    except RuntimeError as error:
+        raise RankLost(
+            f"the {os.environ['WORLD_SIZE']} ranks of this job did not meet at "
+            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} within {timeout:,.0f} s "
+            f"({_reason(error)}): look whether all of them were started and reach that address; on "
+            f"several networks GLOO_SOCKET_IFNAME names the one to take"
+        ) from error
     return Processes(timeout)
 
 
@@ -125,7 +133,10 @@ class Processes:
 
     def channel(self, name: str) -> Processes:
         if name not in self._channels:
-            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout))
+            timeout = timedelta(seconds=self._timeout)
+            group = self._guarded(
+                _within, self._timeout, lambda: dist.new_group(backend="gloo", timeout=timeout)
+            )
             self._channels[name] = Processes(self._timeout, group, self.sent)
         return self._channels[name]
 
@@ -142,11 +153,78 @@ class Processes:
 
     def lost(self, error: RuntimeError) -> RankLost:
         """What to say of a collective that failed."""
+        others, reason = f"another of the {self.num_ranks} ranks", _reason(error)
+        if _TIMED_OUT.search(reason):
+            return RankLost(
+                f"waited more than {self._timeout:,.0f} s for {others} ({reason}): it hangs, is cut off "
+                f"or is slow; end what is left of it, then go on from the last checkpoint with --resume, "
+                f"and a longer --timeout where it was only slow"
+            )
         return RankLost(
-            f"rank {self.rank} lost another of the {self.num_ranks} ranks, or waited for it more than "
-            f"{self._timeout:,.0f} s: {str(error).splitlines()[0]}; look for the first error among the "
-            f"ranks' messages, then go on from the last checkpoint with --resume"
+            f"lost {others} ({reason}): the first error among the ranks' messages says why; go on from "
+            f"the last checkpoint with --resume"
         )
+
+
+def _join(timeout: timedelta) -> None:
+    store, rank, num_ranks = next(dist.rendezvous("env://", timeout=timeout))
+    room = _meet(store, rank, num_ranks, timeout)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=room, rank=rank, world_size=num_ranks, timeout=timeout)
+
+
+def _meet(store: Any, rank: int, num_ranks: int, timeout: timedelta) -> Any:
+    """The part of the store for the ranks that are there now.
+
+    torchrun's store outlives a restart, and with it the addresses of ranks that are dead: who reads them
+    connects to nobody. So rank 0 opens a room under a name of its own, the others leave theirs in it,
+    and enter once they find them in its answer. Counting restarts would not do, since the agents of
+    several hosts count apart.
+    """
+    name, door = secrets.token_hex(8), "hotrows/door"
+    if rank == 0:
+        store.set(door, name)
+        keys = [f"{name}/{other}" for other in range(1, num_ranks)]
+        store.wait(keys, timeout)
+        store.set(f"{name}/met", b" ".join(store.get(key) for key in keys))
+        return dist.PrefixStore(name, store)
+    until = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < until:
+        if store.check([door]):
+            room = store.get(door).decode()
+            store.set(f"{room}/{rank}", name)
+            met = f"{room}/met"
+            if store.check([met]) and name in store.get(met).decode().split():
+                return dist.PrefixStore(room, store)
+        time.sleep(_POLL)
+    raise RuntimeError("timed out waiting for rank 0")
+
+
+def _within(timeout: float, step: Callable[[], Any]) -> Any:
+    """What the step gives; Gloo's own timeout does not end a wait for a rank that died connecting."""
+    found: list[Any] = []
+    failed: list[BaseException] = []
+
+    def take() -> None:
+        try:
+            found.append(step())
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=take, name="hotrows-connect", daemon=True)
+    thread.start()
+    thread.join(timeout + _GRACE)
+    if failed:
+        raise failed[0]
+    if not found:
+        raise RuntimeError("timed out connecting")
+    return found[0]
+
+
+def _reason(error: RuntimeError) -> str:
+    """What Gloo says, without where in its source and what may typically be the cause."""
+    line = re.sub(r"^\[\S+:\d+\] ", "", str(error).splitlines()[0])
+    return line.partition(". This is typically")[0]
 
 
 class _Travelling:
