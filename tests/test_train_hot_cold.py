@@ -20,6 +20,7 @@ from hotrows.predict import Predictor
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.standing import Standing
 from hotrows.train import Interrupted, Trainer
+from hotrows.trials import Trials
 from tests.test_train import interrupt_after, one_thread
 from tests.test_train_caching import assert_same_run, weights_of
 
@@ -279,3 +280,25 @@ def test_policy_hot_needs_regrouped_data(data, tmp_path, store):
     ):
         Trainer(data[0], config, tmp_path / "run")
     assert not list(tmp_path.iterdir())  # the next try finds nothing in its way
+
+
+@pytest.mark.parametrize("fast_memory", [None, 2 * HOT_IDS * RECORD])
+def test_trials_go_through_blocks_as_training_does(data, fast_memory):
+    """A trial sees hot and cold batches in turn, through the ends of blocks and of epochs."""
+    policy = {} if fast_memory is None else {"policy": "hot", "fast_memory": fast_memory}
+    config = dataclasses.replace(CONFIG, **policy)
+    with Trials(data[1], window_seconds=0.01, warm_up_seconds=0.0) as trials:
+        trial = trials.opened(config)
+        seen = []
+        step = trial.trainer.step
+
+        def noting(work):
+            seen.append(bool((work.batch.dense >= 0).all()))
+            step(work)
+
+        trial.trainer.step = noting
+        while len(seen) < 80:
+            assert trial.window(0.01) > 0
+        assert trial.trainer.standing.step == len(seen) + 8
+    blocks = [kind for kind, _ in itertools.groupby(seen)]
+    assert len(blocks) >= 4

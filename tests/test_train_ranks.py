@@ -290,7 +290,7 @@ def test_a_rank_that_dies_ends_the_job_in_seconds_and_torchrun_goes_on_by_itself
         "main(sys.argv[1:])\n"
     )
     begun = time.perf_counter()
-    code, out, err = torchrun(
+    code, _, err = torchrun(
         2, "--max-restarts", "1", str(script), "train", str(encoded.path), *TRAIN, "--run-dir",
         str(tmp_path / "run"), "--checkpoint-every", "4",
     )  # fmt: skip

@@ -6,10 +6,9 @@ micro-batches: rows of the next one travel while the model learns from this one.
 
 from __future__ import annotations
 
-import argparse
 from argparse import Namespace
+from dataclasses import replace
 from itertools import count
-from typing import Any
 
 import torch
 from torch import distributed, nn
@@ -26,8 +25,10 @@ from hotrows.exchange import processes
 from hotrows.exchange.dense import SharedGradients
 from hotrows.nn import choose_linear_paths, use_linear_paths
 from hotrows.pipeline.stream import ahead
+from hotrows.planning.sharding import Placement, uniform
 
 SEQUENCE_MODELS = ("din", "dien")
+_A_PACK_PER_TABLE = 1 << 20
 
 
 def main() -> None:
@@ -37,16 +38,17 @@ def main() -> None:
 def _parse() -> Namespace:
     parser = rank_arm.parser(
         models=(*arm.MODELS, *SEQUENCE_MODELS),
-        sharding=("auto", "rows", "tables", "columns"),
+        sharding=("rows", "tables", "columns", "replicated"),
         plan=("ahead", "inline"),
         auxiliary=("off", "on"),
     )
     parser.add_argument("--dim", type=int, default=16, help="of din and dien")
-    unset: dict[str, Any] = {"default": argparse.SUPPRESS}  # what is not given, the engine chooses
     parser.add_argument("--micro-batches", type=int, default=1)
-    parser.add_argument("--pack", choices=("none", "all"), help="tables of equal shape", **unset)
-    parser.add_argument("--splits", type=int, help="parts of packs that travel apart", **unset)
-    parser.add_argument("--hot-rows", type=int, help="bytes of rows on every rank", **unset)
+    parser.add_argument("--pack", choices=("none", "all"), default="all", help="a pack per table?")
+    parser.add_argument("--splits", type=int, default=1, help="parts of packs that travel apart")
+    parser.add_argument(
+        "--hot-rows", type=int, help="bytes of rows on every rank; ids are then sorted by frequency"
+    )
     return rank_arm.finish(parser.parse_args())
 
 
@@ -59,15 +61,15 @@ def make_step(args: Namespace) -> rank_arm.Step:
     ranks = processes.start(timeout=rank_arm.COLLECTIVE_TIMEOUT)
     model, schema, optimizers, batches = _setting(args)
     rows, dense = optimizers
-    chosen = {name: vars(args)[name] for name in ("pack", "splits", "hot_rows") if name in args}
+    sharding = args.sharding if args.hot_rows is None else _with_hot(args, model, batches, ranks)
     embedding = hotrows.Embedding.of(
         model,
         schema,
         optimizer=rows,
         ranks=ranks,
-        sharding=args.sharding,
+        sharding=sharding,
         num_slices=args.micro_batches,
-        **chosen,
+        pack_parts=_A_PACK_PER_TABLE if args.pack == "none" else args.splits,
     )
     use_linear_paths(model, _paths(model, args))
     shared = SharedGradients(model, ranks)
@@ -129,6 +131,29 @@ def _setting(args: Namespace) -> tuple:
         dense(model.parameters(), LEARNING_RATE, fused=True),
     )
     return model, schema, optimizers, hotrows_arm.batches_of(args)
+
+
+def _with_hot(args: Namespace, model, batches: list, ranks) -> dict[str, Placement]:
+    """Numbers ids by falling frequency, as `prepare` does, in place; the most frequent rows of all
+    tables, as many as fit, are then on every rank."""
+    counts = []
+    for f, table in enumerate(model.tables):
+        views = [batch.ids.view(len(model.tables), -1)[f] for batch in batches]
+        count = torch.bincount(torch.cat(views), minlength=table.rows)
+        order = count.argsort(descending=True, stable=True)
+        new_id = torch.empty_like(order)
+        new_id[order] = torch.arange(table.rows)
+        for ids in views:
+            ids.copy_(new_id[ids])
+        counts.append(count[order])
+    num_hot = args.hot_rows // (2 * 4 * model.tables[0].dim)  # weights and their Adagrad
+    every = torch.cat(counts)
+    least = every.topk(min(num_hot, len(every))).values[-1] if num_hot else every.max() + 1
+    placed = uniform("rows", model.tables, ranks.num_ranks)
+    return {
+        table.name: replace(placed[table.name], hot=int((of >= least.clamp(min=1)).sum()))
+        for table, of in zip(model.tables, counts, strict=True)
+    }
 
 
 def _paths(model: nn.Module, args: Namespace) -> dict[str, str]:

@@ -62,7 +62,8 @@ class TrainConfig:
         share fast memory: by what a sample `reads` of them, by what their `rows` take, or `even`.
     micro_batches: in how many parts the model learns from a batch, one update in all; between ranks
         the rows of the next part travel meanwhile. pack_parts: in how many packs tables of equal
-        attributes are dealt: one is looked up while the rows of another travel.
+        attributes are dealt: one is looked up while the rows of another travel; 0: packs of far more
+        volume than the mean are split evenly.
     sharding: where the rows of tables are among ranks: `auto`, `rows`, `tables`, `columns` or
         `replicated`. wire_dtype: of rows and gradients on their way between ranks. timeout: seconds
         after which a rank that does not answer is given up.
@@ -122,12 +123,12 @@ class TrainConfig:
         _check_choice("memory_split", self.memory_split, SPLITS)
         for name in (
             "epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every", "micro_batches",
-            "pack_parts", "keep_last", "full_every",
+            "keep_last", "full_every",
         ):  # fmt: skip
             _check_at_least(name, getattr(self, name), 1)
         for name in ("decay_patience", "stop_patience"):
             _check_at_least(name, getattr(self, name), 1)
-        for name in ("warmup_steps", "plan_depth"):
+        for name in ("warmup_steps", "plan_depth", "pack_parts"):
             _check_at_least(name, getattr(self, name), 0)
         for name in ("fast_memory", "in_flight", "lookahead_memory"):
             _check_at_least(name, getattr(self, name), 1)

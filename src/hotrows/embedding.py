@@ -85,7 +85,7 @@ class Embedding:
         ranks: Ranks | None = None,
         sharding: str | Mapping[str, Placement] = "rows",
         num_slices: int = 1,
-        pack_parts: int = 1,
+        pack_parts: int | Sequence[int] = 1,
         summed: Collection[str] = (),
         wire_dtype: str = "float32",
     ) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,35 @@ def environment() -> dict[str, Any]:
 
 
 def available_memory() -> int | None:
-    """Bytes that may be taken without swapping; None where the system does not say."""
+    """Bytes that may be taken without swapping, by the machine's and any container's limits; None
+    where the system does not say."""
+    return min([*_available_on_machine(), *_available_in_groups()], default=None)
+
+
+def _available_on_machine() -> Iterator[int]:
     for line in _text_of("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+            yield int(line.split()[1]) * 1024
+
+
+def _available_in_groups() -> Iterator[int]:
+    """What is left in each control group of this process that has a limit, of either version."""
+    names = {
+        "": ("memory.max", "memory.current", "inactive_file "),
+        "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+    }
+    for line in _text_of("/proc/self/cgroup").splitlines():
+        _, kinds, path = line.split(":", 2)
+        if kinds not in names:
+            continue
+        own, (limit, usage, cached) = Path(path.lstrip("/")), names[kinds]
+        for group in {own, *own.parents}:
+            folder = Path("/sys/fs/cgroup") / kinds / group
+            found = [_text_of(str(folder / name)).strip() for name in (limit, usage)]
+            if all(text.isdigit() for text in found):  # without a limit: max, or no file
+                stat = _text_of(str(folder / "memory.stat")).splitlines()
+                given_back = sum(int(of.split()[1]) for of in stat if of.startswith(cached))
+                yield max(0, int(found[0]) - int(found[1]) + given_back)
 
 
 def _processor() -> str:

@@ -28,6 +28,7 @@ from hotrows.data.order import Share
 from hotrows.embedding import Embedding
 from hotrows.metrics import Metrics, mean_of, measure
 from hotrows.pipeline.stream import ahead
+from hotrows.placing import Placing
 from hotrows.plan import Plan
 from hotrows.ranks import OneRank, Ranks
 from hotrows.schema import Schema, Table, vocabulary_of
@@ -43,7 +44,8 @@ class Predictor:
     model: the dense part, an `nn.Module`; embedding: the tables. Both begin as the seed says, and
     the caller's random state stays as it is. read_only: tables in a file are not opened for training.
     hot_ids: by vocabulary, what the policy `hot` keeps in fast memory. ranks: those that have the
-    tables together; they predict and evaluate together.
+    tables together; they predict and evaluate together. place: how the tables of the model are dealt
+    over them, and over packs.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Predictor:
         read_only: bool = False,
         hot_ids: Mapping[str, Tensor] | None = None,
         ranks: Ranks | None = None,
+        place: Callable[[models.Model], Placing] | None = None,
     ) -> None:
         self.config = config
         self.schema = schema
@@ -70,6 +73,7 @@ class Predictor:
             caching = dataclasses.replace(
                 caching, hot_ids=_by_table(hot_ids, self.model.tables, schema)
             )
+        placing = Placing() if place is None else place(self.model)
         self.embedding = Embedding.of(
             self.model,
             schema,
@@ -79,9 +83,10 @@ class Predictor:
             caching=caching,
             read_only=read_only,
             ranks=self.ranks,
-            sharding="rows" if config.sharding == "auto" else config.sharding,
+            sharding=placing.sharding or "rows",
             num_slices=config.micro_batches,
-            pack_parts=config.pack_parts,
+            pack_parts=placing.pack_parts,
+            summed=placing.summed,
             wire_dtype=config.wire_dtype,
         )
         nn.share_statistics(self.model, self.ranks)

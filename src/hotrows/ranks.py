@@ -27,7 +27,7 @@ class Arriving(Protocol):
 class Ranks(Protocol):
     """This process among P.
 
-    rank: its number, from 0; num_ranks: P. sent: bytes and messages that it has sent so far.
+    rank: its number, from 0; num_ranks: P.
     """
 
     rank: int

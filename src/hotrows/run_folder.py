@@ -6,6 +6,7 @@
     encoders/          what turns raw rows into ids: the run predicts without the data folder
     environment.json   versions, processor, cores, native core, commit
     choices.json       choices made by measurement; resume, evaluation and prediction read them
+    placing.json       how tables were dealt over ranks and packs, and why, by number of ranks
     metrics.jsonl      a line per interval of training and per evaluation
     ranks/             the same as seen by each other rank, where several train together
     events.out.tfevents.*   the same for TensorBoard, where it is installed
@@ -37,6 +38,7 @@ log = logging.getLogger("hotrows")
 
 METRICS = "metrics.jsonl"
 _ENCODERS = "encoders"
+_PLACING = "placing.json"
 
 # Fields that may change when a run goes on: they say how long it lasts, how it is driven and by how
 # many, and decide no bit of the steps before.
@@ -185,6 +187,18 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path.parent} is no run folder: it has no {path.name}") from None
     except ValueError:
         raise ValueError(f"{path} is damaged: expected JSON; restore it from a copy") from None
+
+
+def read_placing(run: Path, num_ranks: int) -> dict[str, Any] | None:
+    """How the run dealt its tables over so many ranks; None: it never had as many."""
+    path = run / _PLACING
+    return read_json(path).get(str(num_ranks)) if path.exists() else None
+
+
+def write_placing(run: Path, num_ranks: int, fields: dict[str, Any]) -> None:
+    path = run / _PLACING
+    known = read_json(path) if path.exists() else {}
+    write_json(path, {**known, str(num_ranks): fields})
 
 
 def next_folder(parent: Path, model: str) -> Path:

@@ -65,7 +65,7 @@ class Shape:
 
 def of_data(
     data: EncodedData,
-    model: str = "dlrm",
+    model: str | models.Model = "dlrm",
     model_options: Mapping[str, Any] | None = None,
     *,
     row_optimizer: RowOptimizer | None = None,
@@ -74,6 +74,7 @@ def of_data(
 ) -> Shape:
     """The shape of prepared data under a model: frequencies are the counts of the training part.
 
+    model: its name, with model_options, or the model itself.
     Dense work is 6 operations a sample for each weight of the model's matrices: a product, and the
     gradients of its two factors. What a model does per element of a sequence counts once.
     """
@@ -83,8 +84,11 @@ def of_data(
             f"{data.path} has no counts of ids in a training part, which a prediction needs: "
             f"prepare the data first"
         )
-    with torch.random.fork_rng(devices=[]):
-        built = models.build(model, data.schema, **dict(model_options or {}))
+    if isinstance(model, str):
+        with torch.random.fork_rng(devices=[]):
+            built = models.build(model, data.schema, **dict(model_options or {}))
+    else:
+        built = model
     default = row_optimizer or Adagrad()
     tables = [
         dataclasses.replace(table, dtype=table_dtype, optimizer=table.optimizer or default)
@@ -97,7 +101,8 @@ def of_data(
     matrices = [of.numel() for of in built.parameters() if of.dim() >= 2]
     stored = sum((data.path / name).stat().st_size for name, _ in train.shards)
     step = Step(batch_size, 6.0 * sum(matrices), sum(weights), stored / train.rows)
-    note = f"counts of {train.rows:,} training rows; {model}"
+    name = model if isinstance(model, str) else type(model).__name__
+    note = f"counts of {train.rows:,} training rows; {name}"
     return Shape(data.path.name, loads, step, note)
 
 

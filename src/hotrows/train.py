@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hotrows import checkpoint, native, nn, report, run_folder, stages
+from hotrows import checkpoint, models, native, nn, placing, report, run_folder, stages
 from hotrows.batch import Batch, split
 from hotrows.config import TrainConfig, settle
 from hotrows.data import EncodedData, Loader
@@ -40,10 +40,11 @@ from hotrows.data.description import row_counts
 from hotrows.data.hot_cold import SEQUENTIAL, HotColdLoader, Position, advance, next_block
 from hotrows.data.profile import Profile
 from hotrows.exchange.dense import SharedGradients
-from hotrows.exchange.processes import Processes
+from hotrows.exchange.processes import Processes, Sent
 from hotrows.metrics import Metrics
 from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.trace import Event, write_trace
+from hotrows.placing import Placing
 from hotrows.plan import Plan
 from hotrows.planning.routing import CHECKPOINT, STOP
 from hotrows.predict import Predictor
@@ -179,11 +180,14 @@ class Trainer:
             run_folder.check_same(self.run, self.config, data)
         else:
             _check_new_store(self.config)
+        known = run_folder.read_placing(self.run, self.ranks.num_ranks) is not None
         self.ranks.barrier()  # all have looked before the first one writes
         self.loader = _loader(data, self.config, self.ranks)
         self.total_steps = self.config.steps or self.config.epochs * len(self.loader)
         hot_ids = _hot_ids(data)
-        self.predictor = Predictor(self.config, data.schema, hot_ids=hot_ids, ranks=self.ranks)
+        self.predictor = Predictor(
+            self.config, data.schema, hot_ids=hot_ids, ranks=self.ranks, place=self._place
+        )
         self.model, self.embedding = self.predictor.model, self.predictor.embedding
         self.tiers = self.embedding.tiers
         if self.embedding.needs_counts:
@@ -206,11 +210,14 @@ class Trainer:
         self._trace_ranks()
         self._asked: Callable[[], bool] = lambda: False
         self._checkpoint_wished = False
+        self._sent = Sent()
         if begun:
             self._read_checkpoint()
         else:
             self._start_from()
             self._begin()
+        if self.is_first and not known:
+            self._keep_placing()
 
     @property
     def stopped_early(self) -> bool:
@@ -255,17 +262,30 @@ class Trainer:
                     f"the checkpoint is in {self.run}"
                 ) from None
 
+    def _place(self, model: models.Model) -> Placing:
+        """How tables are dealt: as this run did before on as many ranks, else chosen now."""
+        known = run_folder.read_placing(self.run, self.ranks.num_ranks)
+        if known is not None:
+            self.placing = Placing.from_json(known)
+        else:
+            num_samples = self.total_steps * self.loader.batch_size
+            self.placing = placing.place(self.data, self.config, model, self.ranks, num_samples)
+        return self.placing
+
     def _begin(self) -> None:
         """Fills the folder of a new run; choices are measured once, for all ranks."""
         choices = None
         if self.is_first:
             choices = self.predictor.measure_choices(self.total_steps * self.loader.batch_size)
             self._begin_folder(choices)
-        choices = self.ranks.gather_objects(choices)[0]
-        nn.use_linear_paths(self.model, choices)
+        self.choices = self.ranks.gather_objects(choices)[0]
+        nn.use_linear_paths(self.model, self.choices)
 
     def _begin_folder(self, choices: dict) -> None:
         run_folder.begin(self.run, self.config, self.data, choices)
+
+    def _keep_placing(self) -> None:
+        run_folder.write_placing(self.run, self.ranks.num_ranks, self.placing.to_json())
 
     def _first_random_state(self) -> Tensor:
         """Where random numbers begin; on every rank in a place of its own."""
@@ -567,12 +587,24 @@ class Trainer:
             **self._last_interval,
             "lr": self.config.row_optimizer.lr * scale,
             "dense_lr": self.config.dense_lr * scale,
-            **({"samples_here": own} if self.ranks.num_ranks > 1 else {}),
+            **self._travelled(interval.steps, own),
             "stall_seconds": interval.stalled,
             "seconds": interval.seconds,
             **{f"waited_{stage.replace(' ', '_')}": s for stage, s in interval.waited.items()},
         }
         self._log.write("train", self.standing.step, fields)
+
+    def _travelled(self, steps: int, samples: int) -> dict[str, float]:
+        """Of several ranks: this one's samples, and what it has sent in a step of the interval."""
+        if self.ranks.num_ranks == 1:
+            return {}
+        sent = getattr(self.ranks, "sent", Sent())
+        before, self._sent = self._sent, dataclasses.replace(sent)
+        return {
+            "samples_here": samples,
+            "bytes_sent": (sent.num_bytes - before.num_bytes) / steps,
+            "messages_sent": (sent.messages - before.messages) / steps,
+        }
 
     def _step_progress(self, validation: Metrics | None = None) -> None:
         step, total = self.standing.step, self.total_steps

@@ -35,9 +35,12 @@ from typing import Any
 
 import torch
 
+from hotrows import nn
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
+from hotrows.models.model import Model
 from hotrows.pipeline.schedule import Work
+from hotrows.placing import Placing
 from hotrows.ranks import OneRank, Ranks
 from hotrows.tiers import FILE
 from hotrows.train import Runner, Trainer, keep_freed_memory
@@ -46,6 +49,10 @@ WIN = 1.02  # a median ratio below is no win, however steady
 _WARM_UP = 8  # steps before the first window
 _LEAD_IN = 2  # steps of every window that are not timed
 _LEAST = 3  # steps of a window that are
+_PLACED_BY = (
+    "sharding", "pack_parts", "micro_batches", "batch_size", "wire_dtype", "table_dtype", "fast_memory",
+)  # fmt: skip
+_PATHS_BY = ("linear_paths", "precision", "micro_batches", "batch_size")
 
 
 @dataclass(frozen=True)
@@ -87,10 +94,10 @@ class Comparison:
         """Whether the second is faster beyond what the windows vary by."""
         return self.ratio > WIN and self.quartiles[0] > 1
 
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether more windows are a waste: three pairs at least, and none in favour."""
-        return len(self.before) >= 3 and max(self.ratios) < 1
+    def is_lost(self, num_pairs: int) -> bool:
+        """Whether it cannot win any more in so many pairs: too many are below what the lower quartile
+        of all may be."""
+        return sum(ratio <= 1 for ratio in self.ratios) >= (num_pairs - 1) // 4 + 2
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -100,7 +107,7 @@ class Comparison:
 
 
 class Trials:
-    """Configurations of one data set, opened when they are first measured.
+    """Configurations of one data set, opened anew for every comparison.
 
     ranks: those that train together; all call the same methods and get the same figures: samples of
     all ranks, seconds of the slowest. window_seconds: about how long each window is.
@@ -120,6 +127,7 @@ class Trials:
         self.data, self.ranks = data, ranks or OneRank()
         self.window_seconds, self.warm_up_seconds = window_seconds, warm_up_seconds
         self._open: dict[str, Trial] = {}
+        self._known: dict[Any, Any] = {}
         self._stack = ExitStack()
 
     def __enter__(self) -> Trials:
@@ -128,35 +136,39 @@ class Trials:
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         try:
-            for key in list(self._open):
-                self._open.pop(key).close(abandon=error is not None)
+            self.close_all(abandon=error is not None)
         finally:
             self._stack.close()
 
-    def compare(self, before: TrainConfig, after: TrainConfig, num_pairs: int) -> Comparison:
-        """Both in windows that alternate; ends early where `after` has no chance.
+    def compare(
+        self, before: TrainConfig, after: TrainConfig, num_pairs: int, after_first: bool = False
+    ) -> Comparison:
+        """Both, opened anew, in windows that alternate; ends early where `after` cannot win any more.
 
+        after_first: which of them is opened first, and first in the even pairs.
         ValueError where a configuration is refused, on all ranks alike.
         """
-        self._close_all_but(before)
-        try:
-            return self._compared(before, after, num_pairs)
-        except ValueError:
-            self._discard(after)
-            raise
-
-    def _compared(self, before: TrainConfig, after: TrainConfig, num_pairs: int) -> Comparison:
+        self.close_all()
         found = Comparison((), ())
-        for number in range(num_pairs):
-            speeds, filled = [0.0, 0.0], None
-            for which in (0, 1) if number % 2 == 0 else (1, 0):
-                trial = self.opened((before, after)[which])
-                speeds[which] = trial.window(self.window_seconds)
-                filled = trial.filled if which == 1 else filled
-            found = Comparison((*found.before, speeds[0]), (*found.after, speeds[1]), filled)
-            if found.is_hopeless:
-                break
+        try:
+            while len(found.before) < num_pairs and not found.is_lost(num_pairs):
+                swapped = after_first != (len(found.before) % 2 == 1)
+                found = self._pair(found, (before, after), (1, 0) if swapped else (0, 1))
+        except ValueError:
+            self.close_all(abandon=True)
+            raise
         return found
+
+    def _pair(
+        self, found: Comparison, configs: tuple[TrainConfig, TrainConfig], order: tuple[int, int]
+    ) -> Comparison:
+        """What was found, and one more window of each."""
+        speeds, filled = [0.0, 0.0], None
+        for which in order:
+            trial = self.opened(configs[which])
+            speeds[which] = trial.window(self.window_seconds)
+            filled = trial.filled if which == 1 else filled
+        return Comparison((*found.before, speeds[0]), (*found.after, speeds[1]), filled)
 
     def opened(self, config: TrainConfig) -> Trial:
         """The trial of a configuration, ready to be measured."""
@@ -164,7 +176,7 @@ class Trials:
         if key not in self._open:
             if self._open and not self.holds_both:
                 self.close_all()
-            trial = Trial(self.data, config, self.ranks)
+            trial = Trial(self.data, config, self.ranks, self._known)
             self._open[key] = trial
             trial.warm_up(self.warm_up_seconds)
         return self._open[key]
@@ -179,38 +191,31 @@ class Trials:
         free = self.ranks.gather_objects(_free_memory())[0]
         return free is None or needed < free / 2
 
-    def close_all(self) -> None:
+    def close_all(self, abandon: bool = False) -> None:
+        """abandon: after an error, when other ranks are not waited for."""
         for key in list(self._open):
-            self._open.pop(key).close()
+            self._open.pop(key).close(abandon)
         gc.collect()
-
-    def _discard(self, config: TrainConfig) -> None:
-        """Closes what has failed, on every rank alike."""
-        trial = self._open.pop(config.to_json(), None)
-        if trial is not None:
-            trial.close(abandon=True)
-
-    def _close_all_but(self, config: TrainConfig) -> None:
-        keep = self._open.pop(config.to_json(), None)
-        self.close_all()
-        if keep is not None:
-            self._open[config.to_json()] = keep
 
 
 class Trial:
-    """A configuration that trains for some steps at a time, and rests in between."""
+    """A configuration that trains for some steps at a time, and rests in between.
 
-    def __init__(self, data: EncodedData, config: TrainConfig, ranks: Ranks) -> None:
+    known: what other trials have measured to make their choices, and this one need not.
+    """
+
+    def __init__(
+        self, data: EncodedData, config: TrainConfig, ranks: Ranks, known: dict[Any, Any]
+    ) -> None:
         self._ranks = ranks
         config = dataclasses.replace(config, start_from=None)
         self._store: Path | None = None
         if config.store.startswith(FILE):
             self._store = _beside(Path(config.store[len(FILE) :]), ranks)
             config = dataclasses.replace(config, store=f"{FILE}{self._store}")
-        nowhere = Path(tempfile.gettempdir()) / f"hotrows-trial-{uuid.uuid4().hex}"
         self._resting = ExitStack()
         try:
-            self.trainer = _StepTrainer(data, config, nowhere, ranks=ranks)
+            self.trainer = _StepTrainer(data, config, ranks, known)
             self._runner = self.trainer.start()
         except BaseException:
             self._remove_store()
@@ -226,8 +231,8 @@ class Trial:
 
     @property
     def measures_paths(self) -> bool:
-        """Whether the paths of matrix products were measured for it; all ranks agree."""
-        return self._agreed(bool(self.trainer.choices))
+        """Whether the paths of matrix products were measured for it."""
+        return bool(self.trainer.choices)
 
     @property
     def filled(self) -> float | None:
@@ -299,10 +304,15 @@ class Trial:
 class _StepTrainer(Trainer):
     """A trainer of steps without end, which keeps no folder.
 
-    choices: made by measurement, on the rank that makes them.
+    known: choices made by measurement, by the settings that they depend on; filled here.
     """
 
-    choices: dict[str, str] = {}  # noqa: RUF012  (never changed, replaced)
+    def __init__(
+        self, data: EncodedData, config: TrainConfig, ranks: Ranks, known: dict[Any, Any]
+    ) -> None:
+        self._known = known
+        nowhere = Path(tempfile.gettempdir()) / f"hotrows-trial-{uuid.uuid4().hex}"
+        super().__init__(data, config, nowhere, ranks=ranks)
 
     def start(self) -> Runner:
         """A runner of the batches to come; for `step`."""
@@ -316,8 +326,27 @@ class _StepTrainer(Trainer):
         self._step(work.plan, work.batch)
         self._advance()
 
+    def _place(self, model: Model) -> Placing:
+        key = "placing", *(getattr(self.config, name) for name in _PLACED_BY)
+        if key not in self._known:
+            self._known[key] = super()._place(model)
+        self.placing = self._known[key]
+        return self.placing
+
+    def _begin(self) -> None:
+        key = "choices", *(getattr(self.config, name) for name in _PATHS_BY)
+        if key in self._known:
+            self.choices = self._known[key]
+            nn.use_linear_paths(self.model, self.choices)
+        else:
+            super()._begin()
+            self._known[key] = self.choices
+
     def _begin_folder(self, choices: dict) -> None:
-        self.choices = choices
+        pass
+
+    def _keep_placing(self) -> None:
+        pass
 
 
 def _beside(path: Path, ranks: Ranks) -> Path:

@@ -5,9 +5,9 @@
 
 One setting after the other is tried (`knobs_of` says which, in which order, with which values): the
 best configuration so far and a neighbour of it train in windows that alternate (`hotrows.trials`).
-The neighbour takes its place where it is faster beyond what windows vary by (`Comparison.wins`). In
-the end the defaults and the chosen configuration are opened afresh and compared once more, in more
-windows; where the chosen one does not win again, the defaults are the answer.
+The neighbour takes its place where it is faster beyond what windows vary by (`Comparison.wins`), and
+is so again when both have been opened anew. In the end the defaults and the chosen configuration are
+compared once more, in more windows; where the chosen one does not win again, the defaults are the answer.
 
 Settings that change no bit of the result, or its rounding alone, are tried always. Those that change
 what is learned (precision, the size of a batch, ...) are tried where they are asked for.
@@ -26,7 +26,9 @@ from hotrows.data import EncodedData
 from hotrows.environment import environment
 from hotrows.nn.statistics import OverRanks
 from hotrows.planning.budget import SPLITS, format_bytes
+from hotrows.planning.sharding import uniform
 from hotrows.ranks import OneRank, Ranks
+from hotrows.train import Trainer
 from hotrows.trials import WIN, Comparison, Trial, Trials
 
 NO_BIT, ROUNDING, RESULTS = "no bit", "rounding", "results"
@@ -34,7 +36,7 @@ MAY_CHANGE = ("precision", "table_dtype", "wire_dtype", "batch_size", "micro_bat
 PAIRS, FINAL_PAIRS = 7, 11
 _LEAST_WINDOW, _LONGEST_WINDOW = 0.05, 3.0  # seconds
 _SMALL_TABLES = 256 << 20  # bytes that every rank may hold whole
-_OPENING = 0.4  # of the time of a comparison, to open what is compared
+_OPENING = 0.5  # of the time of a comparison, to open what is compared
 
 
 @dataclass(frozen=True)
@@ -56,24 +58,28 @@ class Knob:
 class Decision:
     """A value that was tried in place of another one, and what came of it.
 
-    refused: why it could not be opened; comparison is None then.
+    comparison: what speaks for it; again: where it won, once more, both opened anew: tables that happen
+        to lie better in memory do so for as long as they are open.
+    refused: why it could not be opened; there is no comparison then.
     """
 
     knob: Knob
     before: Any
     after: Any
     comparison: Comparison | None
+    again: Comparison | None = None
     refused: str | None = None
 
     @property
     def taken(self) -> bool:
-        return self.comparison is not None and self.comparison.wins
+        return self.again is not None and self.again.wins
 
     def to_json(self) -> dict[str, Any]:
         return {
             "knob": self.knob.name, "changes": self.knob.changes, "before": self.before,
             "after": self.after, "taken": self.taken, "refused": self.refused,
             "comparison": self.comparison and self.comparison.to_json(),
+            "again": self.again and self.again.to_json(),
         }  # fmt: skip
 
 
@@ -112,8 +118,10 @@ class Tuned:
 class Machine(Protocol):
     """What measures: `Trials`, or a fake for tests."""
 
-    def compare(self, before: TrainConfig, after: TrainConfig, num_pairs: int) -> Comparison:
-        """Samples a second of both; ValueError where `after` is refused."""
+    def compare(
+        self, before: TrainConfig, after: TrainConfig, num_pairs: int, after_first: bool = False
+    ) -> Comparison:
+        """Samples a second of both, opened anew; ValueError where `after` is refused."""
 
 
 def tune(
@@ -137,7 +145,7 @@ def tune(
         raise ValueError(f"seconds must be above 0, not {seconds}")
     num_samples = data.parts["train"].rows
     begin, ranks = time.perf_counter(), ranks or OneRank()
-    with Trials(data, ranks) as trials:
+    with Trials(data, ranks, warm_up_seconds=0.0) as trials:
         # Settings that fit this size of batch may not fit another.
         config = dataclasses.replace(config, batch_size=settle(config, num_samples).batch_size)
         knobs = knobs_of(config, trials.opened(config), may_change)
@@ -148,6 +156,7 @@ def tune(
             max((1 - _OPENING) * share / (2 * PAIRS), _LEAST_WINDOW), _LONGEST_WINDOW
         )
         trials.warm_up_seconds = _OPENING * share / 2
+        trials.close_all()
 
         def is_late() -> bool:
             spent = time.perf_counter() - begin
@@ -158,7 +167,6 @@ def tune(
         final = None
         if chosen != config:
             tell("before and after", most, most)
-            trials.close_all()
             chosen, final = confirm(trials, config, chosen)
     spent = time.perf_counter() - begin
     return Tuned(chosen, config, decisions, final, skipped, round(spent, 1))
@@ -201,10 +209,9 @@ def knobs_of(config: TrainConfig, trial: Trial, may_change: Collection[str] = ()
         if changes == RESULTS and name not in asked:
             return
         own = getattr(config, name)
-        tried = {*values, own}
+        tried = tuple(dict.fromkeys([own, *values]))  # in the same order on every rank
         if len(tried) > 1:
-            kept = sorted(tried) if ordered else sorted(tried, key=lambda value: value != own)
-            knobs.append(Knob(name, tuple(kept), changes, ordered))
+            knobs.append(Knob(name, tuple(sorted(tried)) if ordered else tried, changes, ordered))
 
     if config.linear_paths != "plain" and trial.measures_paths:
         add("linear_paths", ("plain",), ROUNDING, ordered=False)
@@ -214,12 +221,12 @@ def knobs_of(config: TrainConfig, trial: Trial, may_change: Collection[str] = ()
     add("batch_size", [max(size * n // 4, 1) for n in (1, 2, 4, 8, 16)], RESULTS)
     slices = RESULTS if _has_statistics(trainer.model) else ROUNDING
     add("micro_batches", [n for n in (1, 2, 4, 8) if n <= size], slices)
-    add("pack_parts", [n for n in (1, 2, 4, 8) if n <= len(embedding.tables)], NO_BIT)
+    parts = [n for n in (1, 0, 2, 4) if n <= len(embedding.tables)]
+    add("pack_parts", parts, NO_BIT, ordered=False)
     if several:
         small = sum(trainer.ranks.gather_objects(embedding.num_bytes)) <= _SMALL_TABLES
         kinds = ("rows", "tables", "columns", *(["replicated"] if small else []))
-        own = "rows" if config.sharding == "auto" else config.sharding
-        add("sharding", [kind for kind in kinds if kind != own], ROUNDING, ordered=False)
+        add("sharding", [of for of in kinds if not _places(trainer, of)], ROUNDING, ordered=False)
         add("wire_dtype", ("float32", "bfloat16", "float16"), RESULTS, ordered=False)
     add("plan_depth", (0, 1, 2, 4, 8), NO_BIT)
     caching = trainer.config.caching()
@@ -256,6 +263,8 @@ def verdict(decision: Decision) -> str:
         return f"refused: {decision.refused}"
     if decision.taken:
         return "taken"
+    if decision.again is not None:
+        return "won, but not once more"
     ratio, (low, high) = decision.comparison.ratio, decision.comparison.quartiles
     if high < 1:
         return "slower"
@@ -307,14 +316,22 @@ def _decide(machine: Machine, config: TrainConfig, knob: Knob, value: Any) -> De
     before = getattr(config, knob.name)
     try:
         changed = dataclasses.replace(config, **{knob.name: value})
-        return Decision(knob, before, value, machine.compare(config, changed, PAIRS))
+        found = machine.compare(config, changed, PAIRS)
+        again = machine.compare(config, changed, PAIRS, after_first=True) if found.wins else None
+        return Decision(knob, before, value, found, again)
     except ValueError as error:
-        return Decision(knob, before, value, None, str(error))
+        return Decision(knob, before, value, None, refused=str(error))
 
 
 def _differences(before: TrainConfig, after: TrainConfig) -> dict[str, Any]:
     names = [field.name for field in dataclasses.fields(after)]
     return {n: getattr(after, n) for n in names if getattr(after, n) != getattr(before, n)}
+
+
+def _places(trainer: Trainer, kind: str) -> bool:
+    """Whether the tables are dealt in this way already, by whatever name."""
+    own = uniform(kind, trainer.embedding.tables, trainer.ranks.num_ranks)
+    return dict(trainer.placing.sharding) == dict(own)
 
 
 def _has_statistics(model: Any) -> bool:

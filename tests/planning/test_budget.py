@@ -57,9 +57,7 @@ def test_every_group_has_a_slot_or_the_least_is_named():
 groups = st.builds(group, st.integers(1, 500), st.integers(1, 60), st.integers(1, 30))
 
 
-@given(
-    st.lists(groups, min_size=1, max_size=6), st.integers(0, 50_000), st.sampled_from(SPLITS)
-)
+@given(st.lists(groups, min_size=1, max_size=6), st.integers(0, 50_000), st.sampled_from(SPLITS))
 def test_the_budget_is_kept_and_used_up(groups, extra, split):
     fast_memory = sum(g.stride for g in groups) + extra
     slots = divide(fast_memory, groups, split)

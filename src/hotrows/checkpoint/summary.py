@@ -60,9 +60,10 @@ def checkpoints_of(run: Path) -> list[dict[str, Any]]:
 def _table(manifest: Manifest, k: int) -> dict[str, Any]:
     table = manifest.tables[k]
     pieces = [of for of in manifest.pieces if of.table == table.name]
-    stride = sum(of.num_ids * manifest.cut(of).layout.stride for of in pieces)
+    num_bytes = sum(of.num_ids * manifest.cut(of).layout.stride for of in pieces)
+    weights = sum(of.num_ids * manifest.cut(of).dim for of in pieces)
     return {
         "name": table.name, "rows": table.rows, "dim": table.layout.dim, "dtype": table.layout.dtype,
         "optimizer": table.optimizer, "pieces": len(pieces),
-        "rows_here": sum(of.num_ids for of in pieces), "bytes": stride,
+        "rows_here": weights // table.layout.dim, "bytes": num_bytes,
     }  # fmt: skip

@@ -10,9 +10,11 @@ on meanwhile; all of them, or those of the rows touched.
 
 from __future__ import annotations
 
+import mmap
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,6 @@ from hotrows.piece import Piece, Shard
 from hotrows.ranks import Ranks
 from hotrows.record import layout_of
 from hotrows.storage.log import sync_folder
-from hotrows.storage.store import empty_records
 
 
 @dataclass(frozen=True)
@@ -274,8 +275,19 @@ def _whole(
 
 
 def _copy(records: Tensor) -> Tensor:
-    """On huge pages, where there are any: fresh memory costs more than copying."""
-    return empty_records(*records.shape).copy_(records)
+    return _memory_of_its_own(*records.shape).copy_(records)
+
+
+def _memory_of_its_own(num_rows: int, stride: int) -> Tensor:
+    """[num_rows, stride] bytes that go back to the system once they are written: malloc may keep
+    what is freed. On huge pages, where there are any: fresh memory costs more than copying."""
+    if num_rows == 0:
+        return torch.empty(0, stride, dtype=torch.uint8)
+    memory = mmap.mmap(-1, num_rows * stride)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # a system without them
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(num_rows, stride)
 
 
 def _touched(embedding: Embedding, p: int, pieces: Sequence[Piece]) -> list[Tensor]:
@@ -304,7 +316,7 @@ def _listed(
             )  # fmt: skip
             ids.append(piece.first_id + (own - piece.first_row) * piece.id_step)
             done += own.numel()
-    copies = torch.empty(done, stride, dtype=torch.uint8)
+    copies = _memory_of_its_own(done, stride)
     if done:
         ops.copy_rows(records, torch.cat(list(rows)), copies, None)
     return Part(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import math
 import os
 import shlex
@@ -36,7 +35,7 @@ from hotrows.planning.budget import format_bytes
 from hotrows.train import Progress as TrainProgress
 from hotrows.train import Result, Trainer, load_run
 
-log = logging.getLogger("hotrows")
+_SHOWN_REASONS = 8
 
 
 @click.command(
@@ -211,8 +210,8 @@ def train_command(
                 trace=trace,
                 ranks=ranks,
             )
-            if ranks.num_ranks > 1 and ranks.rank == 0:
-                log.info("%s", trainer.embedding.describe())
+            if ranks.rank == 0:
+                _print_reasons(trainer.placing.reasons, run)
             result = trainer.fit()
     except KeyboardInterrupt as stopped:
         again = _again(folder, schema, validation, test)
@@ -221,6 +220,15 @@ def train_command(
         ) from None
     if ranks.rank == 0:
         _print_result(result, run)
+
+
+def _print_reasons(reasons: Sequence[str], run: Path) -> None:
+    """The first of them; the run keeps all."""
+    for reason in reasons[:_SHOWN_REASONS]:
+        print(reason, file=sys.stderr)
+    if len(reasons) > _SHOWN_REASONS:
+        left = len(reasons) - _SHOWN_REASONS
+        print(f"and {left:,} more in {run / 'placing.json'}", file=sys.stderr)
 
 
 def _print_result(result: Result, run: Path) -> None:

@@ -66,7 +66,7 @@ def tune_command(
     what is learned but by rounding; with --may-change, those named may. Settings given as options
     stay as they are.
 
-    In the end the defaults and what was chosen are compared afresh; unless it is faster once more,
+    In the end the defaults and what was chosen are compared once more; unless it is faster again,
     the defaults are written. Under torchrun, for all ranks together.
     """
     may_change_names = [name.strip() for name in may_change.split(",") if name.strip()]
@@ -118,8 +118,9 @@ def _print_tuned(found: Tuned) -> None:
             *_figures(of.comparison), verdict(of),
         )  # fmt: skip
     print_table(table)
-    for knob in found.skipped:
-        click.echo(f"{knob}: not tried to the end, as time was over; give more --seconds")
+    if found.skipped:
+        skipped = ", ".join(found.skipped)
+        click.echo(f"Not tried to the end, as time was over: {skipped}; give more --seconds")
     filled = [of.comparison.filled for of in found.decisions if of.comparison]
     least = min((share for share in filled if share is not None), default=1.0)
     if least < 0.9:
@@ -135,7 +136,7 @@ def _summary(found: Tuned) -> str:
         return "Nothing is faster than the defaults beyond noise: they stay."
     before, after, ratio, half = _figures(found.final)
     sentence = (
-        f"before {before}, after {after} samples/s, afresh: {ratio} times (middle half {half})"
+        f"before {before}, after {after} samples/s, opened anew: {ratio} times (middle half {half})"
     )
     if not found.changes:
         return f"{sentence}\nNot faster beyond noise after all: the defaults stay."

@@ -8,6 +8,7 @@ collective that does not end within `timeout` seconds raises, so that no job han
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import secrets
@@ -25,7 +26,7 @@ from torch import distributed as dist
 from hotrows.ranks import Arriving, OneRank, Ranks
 
 TIMEOUT = 300.0  # seconds
-_AS_INTEGERS = {torch.bfloat16: torch.int16, torch.float16: torch.int16}
+_AS_BYTES = (torch.bfloat16, torch.float16)  # Gloo sends bytes of all of these
 
 
 _POLL = 0.02  # seconds
@@ -60,7 +61,11 @@ def start(timeout: float = TIMEOUT) -> Ranks:
 
 def restarted() -> bool:
     """Whether torchrun has started this job again after a failure (`--max-restarts`)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+    return _restarts() > 0
+
+
+def _restarts() -> int:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 
 
 def name() -> str:
@@ -79,12 +84,14 @@ class Sent:
 class Processes:
     """This process among those of a process group; see `hotrows.ranks.Ranks`.
 
-    sent: so far; notes_times: whether collectives say when they were over.
+    sent: so far, on all channels; notes_times: whether collectives say when they were over.
     """
 
-    def __init__(self, timeout: float = TIMEOUT, group: Any = None) -> None:
+    def __init__(
+        self, timeout: float = TIMEOUT, group: Any = None, sent: Sent | None = None
+    ) -> None:
         self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
-        self.sent = Sent()
+        self.sent = sent or Sent()
         self.notes_times = False
         self._timeout = timeout
         self._group = group
@@ -93,10 +100,9 @@ class Processes:
     def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
         out = rows.new_empty(sum(received), *rows.shape[1:])
         self._count(rows, [n for p, n in enumerate(sent) if p != self.rank])
-        as_sent = _AS_INTEGERS.get(rows.dtype, rows.dtype)  # only bytes travel
         work = self._guarded(
-            dist.all_to_all_single, out.view(as_sent), rows.contiguous().view(as_sent),
-            list(received), list(sent), group=self._group, async_op=True,
+            dist.all_to_all_single, _as_sent(out), _as_sent(rows.contiguous()), list(received),
+            list(sent), group=self._group, async_op=True,
         )  # fmt: skip
         return _Travelling(self, work, out)
 
@@ -131,7 +137,7 @@ class Processes:
             group = self._guarded(
                 _within, self._timeout, lambda: dist.new_group(backend="gloo", timeout=timeout)
             )
-            self._channels[name] = Processes(self._timeout, group)
+            self._channels[name] = Processes(self._timeout, group, self.sent)
         return self._channels[name]
 
     def _count(self, rows: Tensor, others: Sequence[int]) -> None:
@@ -163,7 +169,8 @@ class Processes:
 def _join(timeout: timedelta) -> None:
     store, rank, num_ranks = next(dist.rendezvous("env://", timeout=timeout))
     room = _meet(store, rank, num_ranks, timeout)
-    dist.init_process_group("gloo", store=room, rank=rank, world_size=num_ranks, timeout=timeout)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=room, rank=rank, world_size=num_ranks, timeout=timeout)
 
 
 def _meet(store: Any, rank: int, num_ranks: int, timeout: timedelta) -> Any:
@@ -241,3 +248,11 @@ class _Travelling:
         except RuntimeError as error:
             raise self._ranks.lost(error) from error
         return self._out
+
+
+def _as_sent(rows: Tensor) -> Tensor:
+    """[R, bytes] of what Gloo knows no arithmetic of; all else as it is."""
+    if rows.dtype not in _AS_BYTES:
+        return rows
+    width = math.prod(rows.shape[1:])
+    return rows.view(len(rows), width).view(torch.uint8)

@@ -27,8 +27,10 @@ def run(work: Callable[[ThreadRanks], Result], num_ranks: int) -> list[Result]:
     meeting = _Meeting(num_ranks)
     results: list[Any] = [None] * num_ranks
     errors: list[BaseException] = []
+    num_threads = torch.get_num_threads()
 
     def one(rank: int) -> None:
+        torch.set_num_threads(num_threads)  # a thread begins with PyTorch's own choice
         try:
             results[rank] = work(ThreadRanks(meeting, rank))
         except BaseException as error:

@@ -17,6 +17,7 @@ import numpy as np
 
 _EXACT = 1024  # ranks of a law that are a class of their own; those behind them come in classes
 _GROWTH = 1.03  # of the ranks at which classes end
+_EVEN = 1e-9  # an exponent below is none: what is left of it drowns in rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class Frequencies:
                 f"Zipf's law needs at least one row and an exponent of at least 0, not {rows} rows "
                 f"and exponent {exponent}"
             )
-        if exponent == 0:
+        if exponent < _EVEN:
             return Frequencies(np.array([float(rows)]), np.array([1 / rows]))
         ends = _class_ends(rows)
         ids = np.diff(ends)

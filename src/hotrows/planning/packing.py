@@ -68,14 +68,15 @@ def pack_tables(
     tables: Sequence[Table],
     sequences: Sequence[str] = (),
     placements: Mapping[str, Placement] | None = None,
-    parts: int = 1,
+    parts: int | Sequence[int] = 1,
 ) -> tuple[Pack, ...]:
     """Groups tables into packs, in the order in which their attributes first appear.
 
     tables: every one with its optimizer filled in. sequences: names of the sequence features.
     placements: by table, where its rows are among ranks; tables by columns have packs of their own.
     parts: in how many packs, of near equal numbers of lookups, tables of equal attributes are dealt:
-        one is looked up while the rows of another travel (PICASSO's groups). At most one per table.
+        one is looked up while the rows of another travel (PICASSO's groups). At most one per table;
+        several numbers: of each set of equal attributes, in order.
     """
     _check_names(tables)
     groups: dict[tuple, list[Table]] = {}
@@ -83,7 +84,12 @@ def pack_tables(
         columns = placements is not None and placements[table.name].columns
         key = (table.dim, table.dtype, table.optimizer, table.initializer, columns)
         groups.setdefault(key, []).append(table)
-    dealt = [part for group in groups.values() for part in _dealt(group, parts)]
+    each = [parts] * len(groups) if isinstance(parts, int) else [*parts, *[1] * len(groups)]
+    dealt = [
+        part
+        for group, num in zip(groups.values(), each, strict=False)
+        for part in _dealt(group, num)
+    ]
     packs = [_pack(number, group, sequences) for number, group in enumerate(dealt)]
     if placements is None:
         return tuple(packs)

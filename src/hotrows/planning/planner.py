@@ -113,6 +113,14 @@ class Planner:
             wishes=routed.wishes,
         )
 
+    def volumes(self, p: int, batch: Batch, feature: str) -> tuple[int, int]:
+        """What samples ask of a pack for a list feature: how many distinct rows, or else sums."""
+        part = self._plan_pack(self._reads_of(batch.features)[p], batch)
+        pack, sharding = self.packs[p], self.packs[p].sharding(self.ranks.num_ranks)
+        columns = summed_columns(pack, [feature])
+        _, sums = with_sums(part, sharding, columns, len(pack.columns), batch.size)
+        return (0, 0) if sums is None else (len(sums.rows.unique()), len(sums.lengths))
+
     def _asked(self, p: int, batch: Batch) -> tuple[PackPlan, Sums | None]:
         """What samples read of a pack: distinct rows, and sums where features ask for these."""
         part = self._plan_pack(self._reads_of(batch.features)[p], batch)
