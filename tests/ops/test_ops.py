@@ -298,6 +298,6 @@ def test_stochastic_rounding_keeps_the_mean():
         ops.update(
             records, layout.as_ints(), rows, rows, order, starts, None, None,
             torch.full((500, 64), -move), "sgd", [1.0, 0.0], step,
-            torch.tensor([0, 500]), torch.tensor([5]),
+            torch.tensor([0, 500]), torch.tensor([[5, 0, 1, 0, 64]]),
         )  # fmt: skip
         assert abs(float(weights.float().mean()) - (1 + move)) < 2e-4

@@ -86,14 +86,14 @@ def update(
         ctypes.c_int64(rows.numel()), pointer(order), pointer(starts), pointer(bags),
         pointer(weights), pointer(grad), ctypes.c_int(_KINDS.index(kind)),
         (ctypes.c_double * len(hyper))(*hyper), ctypes.c_int64(step), pointer(first_rows),
-        pointer(pieces), ctypes.c_int64(len(pieces)), pointer(decay), pointer(mean_squares),
+        _pieces(pieces), ctypes.c_int64(len(pieces)), pointer(decay), pointer(mean_squares),
     )  # fmt: skip
 
 
 def initialize(records, layout, rows, first_rows, pieces, kind, scale, state):
     _core().hotrows_initialize(
         pointer(records), _layout(records, layout), pointer(rows), ctypes.c_int64(rows.numel()),
-        pointer(first_rows), pointer(pieces), ctypes.c_int64(len(pieces)),
+        pointer(first_rows), _pieces(pieces), ctypes.c_int64(len(pieces)),
         ctypes.c_int(_INITIALIZERS.index(kind)), ctypes.c_double(scale),
         (ctypes.c_float * len(state))(*state),
     )  # fmt: skip
@@ -123,6 +123,11 @@ def _core() -> ctypes.CDLL:
 def _layout(records: Tensor, layout: list[int]):
     """The layout as the core reads it, with the distance at which these records stand."""
     return (ctypes.c_int64 * len(layout))(*layout[:-1], records.stride(0))
+
+
+def _pieces(pieces: Tensor) -> ctypes.c_void_p:
+    assert pieces.dim() == 2 and pieces.shape[1] == 5 and pieces.is_contiguous(), "[K, 5] int64"
+    return pointer(pieces)
 
 
 def _int64(function):
