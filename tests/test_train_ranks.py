@@ -11,16 +11,16 @@ import time
 import pytest
 import torch
 
-from hotrows import checkpoint, report, run_folder
+from hotrows import checkpoint, run_folder
 from hotrows.config import TrainConfig
 from hotrows.data import prepare, profile, regroup
 from hotrows.exchange.threads import run as on_threads
 from hotrows.optim import Adagrad, Adam
 from hotrows.train import Interrupted, Trainer, load_run
 from tests.sharded import whole_weights
-from tests.test_train import one_thread, schema, write_rows
+from tests.test_train import no_pictures, one_thread, schema, write_rows
 
-__all__ = ["one_thread"]  # a fixture
+__all__ = ["no_pictures", "one_thread"]  # fixtures
 
 CONFIG = TrainConfig(
     model="deepfm",
@@ -31,11 +31,6 @@ CONFIG = TrainConfig(
     seed=3,
     linear_paths="plain",
 )
-
-
-@pytest.fixture(autouse=True)
-def no_pictures(monkeypatch):
-    monkeypatch.setattr(report, "draw_run", lambda run: None)
 
 
 @pytest.fixture(scope="module")

@@ -156,13 +156,6 @@ class Sharding:
             first += num
         return (*shared, *(piece for piece in owned if piece.num_rows))
 
-    def local(self, rows: Tensor, rank: int) -> Tensor:
-        """Rows of the pack that `rank` holds to rows of its store."""
-        if self.columns:
-            return rows
-        shift = self.num_shared - self.owner_starts[rank]
-        return torch.where(rows < self.num_shared, rows, rows + shift)
-
     def routes(self) -> Tensor:
         """[T, 4 + P] int64, as `ops.resolve` takes them: hot ids, the row of the first of them, how
         many ranks share the others, the first of these, and each rank's row of the first it owns."""
