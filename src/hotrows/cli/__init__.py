@@ -52,7 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    print(f"hotrows: {processes.name()}{message}", file=sys.stderr, flush=True)
+    sys.stderr.write(f"hotrows: {processes.name()}{message}\n")  # at once: ranks share the terminal
+    sys.stderr.flush()
     _exit(code)
 
 
