@@ -120,13 +120,17 @@ class Part:
 
 
 class RowGradient(torch.Tensor):
-    """The gradient of one table; see above. table: whose."""
+    """The gradient of one table; see above.
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    table: whose. is_spent: the weight has been stepped since, so its multiple is no longer known.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     parts: tuple[Part, ...]
     decay: float
     dense: Tensor | None
     table: Table
+    is_spent: bool = False
 
     @staticmethod
     def __new__(
@@ -146,7 +150,7 @@ class RowGradient(torch.Tensor):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
             f"RowGradient({list(self.shape)}, {sum(part.rows.numel() for part in self.parts)} rows"
             f"{f', {self.decay:g} * weight' if self.decay else ''}"
@@ -155,6 +159,7 @@ class RowGradient(torch.Tensor):
 
     def to_dense(self, *args: Any, **kwargs: Any) -> Tensor:
         """[R, D], as PyTorch would have it."""
+        self._check_unspent()
         dense = self.table.values.new_zeros(self.shape, dtype=self.dtype)
         if self.dense is not None:
             dense += self.dense
@@ -178,6 +183,7 @@ class RowGradient(torch.Tensor):
 
     def norm_squared(self) -> float:
         """The sum of all its squares."""
+        self._check_unspent()
         if self.dense is not None:
             return float((self.to_dense().double() ** 2).sum())
         if not self.decay and len(self.parts) == 1:
@@ -202,18 +208,26 @@ class RowGradient(torch.Tensor):
         return RowGradient(self.table, parts, self.decay * factor, dense)
 
     def plus(self, other: Tensor) -> RowGradient:
+        self._check_unspent()
         if not isinstance(other, RowGradient):
-            dense = other if self.dense is None else self.dense + other
-            return RowGradient(self.table, self.parts, self.decay, dense)
-        dense = other.dense if self.dense is None else self.dense
-        if self.dense is not None and other.dense is not None:
-            dense = self.dense + other.dense
+            other = RowGradient(self.table, dense=other)
+        both = [of.dense for of in (self, other) if of.dense is not None]
+        dense = sum(both[1:], both[0]) if both else None
         return RowGradient(self.table, self.parts + other.parts, self.decay + other.decay, dense)
 
     def become(self, other: RowGradient) -> RowGradient:
         """Takes the value of another, in place."""
         self.parts, self.decay, self.dense = other.parts, other.decay, other.dense
+        self.is_spent = other.is_spent
         return self
+
+    def _check_unspent(self) -> None:
+        if self.is_spent and self.decay:
+            raise RuntimeError(
+                f"the gradient of {self.table.names[0]} holds {self.decay:g} times the weight as it "
+                f"was before optimizer.step(), which is no more: read it before the step, and call "
+                f"zero_grad before the next backward"
+            )
 
     def clamped(self, low: float | None, high: float | None) -> RowGradient:
         """Every number of it clamped; zero stays zero."""
@@ -223,7 +237,7 @@ class RowGradient(torch.Tensor):
         return of_rows(self.table, rows, sums.clamp(low, high))
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         kwargs = kwargs or {}
         handler = _HANDLERS.get(func)
         if handler is not None:
@@ -262,7 +276,7 @@ def _by_table(of_rows: Tensor, bounds: Tensor) -> list[float]:
 # ---- what PyTorch asks of a gradient
 
 
-def _densely(func: Callable, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Any other operation: on the dense tensors; one that is changed in place keeps what it became."""
     changed: list[tuple[RowGradient, Tensor]] = []
 
@@ -293,7 +307,7 @@ def _number(of: Any) -> float | None:
 
 
 def _detach(of: RowGradient, *args: Any, **kwargs: Any) -> RowGradient:
-    return RowGradient(of.table, of.parts, of.decay, of.dense)
+    return RowGradient(of.table).become(of)
 
 
 def _clone(of: RowGradient, *args: Any, **kwargs: Any) -> RowGradient:

@@ -105,8 +105,8 @@ def look_up(
         ]
         for i, found in zip(members, _look_up_pack(asked, kind), strict=True):
             results[i] = found
-    for i, found in enumerate(results):
-        if found is None:
+    for i, result in enumerate(results):
+        if result is None:
             results[i] = _alone(lookups[i], weights[i], ids[i], offsets[i], per_sample_weights[i])
     return tuple(results)  # type: ignore[arg-type]
 
@@ -177,7 +177,8 @@ class _Call:
         for size, shape in zip(self.sizes, self.shapes, strict=True):
             # No views: autograd would forbid changing one of several in place.
             out = torch.empty(0, dtype=vectors.dtype)
-            results.append(out.set_(storage, begin * dim, (*shape, dim)))
+            out.set_(storage, begin * dim, (*shape, dim))  # type: ignore[call-overload]
+            results.append(out)
             begin += size
         return tuple(results)
 
@@ -191,7 +192,7 @@ class _LookUp(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         call: _Call = ctx.call
         plan, like = call.plan, call.plan.targets[0].weights
         dim = like.shape[1]
@@ -269,11 +270,8 @@ def _rows(asked: list[_Asked], first_rows: Tensor, num_rows: Tensor) -> Tensor:
     if len(set(sizes)) == 1:
         spans = [(0, len(asked))]
     else:
-        ends = [
-            0,
-            *(i + 1 for i in range(len(sizes)) if i + 1 == len(sizes) or sizes[i] != sizes[i + 1]),
-        ]
-        spans = list(zip(ends[:-1], ends[1:], strict=True))
+        changes = [i for i in range(1, len(sizes)) if sizes[i] != sizes[i - 1]]
+        spans = list(itertools.pairwise([0, *changes, len(sizes)]))
     found = []
     for begin, end in spans:
         each = torch.cat(ids[begin:end]) if end - begin > 1 else ids[begin]
@@ -401,7 +399,7 @@ def _renormed(lookup: Lookup, weight: TableParameter, *rest: Tensor | None) -> T
     rows = ops.unique(ids.reshape(-1).long())[0]
     table = weight.table
     table.catch_up_rows(rows)
-    torch.embedding_renorm_(table.values, rows, lookup.max_norm, lookup.norm_type)
+    torch.embedding_renorm_(table.values, rows, lookup.max_norm or 0.0, lookup.norm_type)
     table.written()
     return look_up([replace(lookup, max_norm=None)], [weight], *([of] for of in rest))[0]  # type: ignore[arg-type]
 

@@ -104,23 +104,26 @@ def _set_data(parameter: TableParameter, data: Tensor) -> None:
 _HANDLERS[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]
 
 _PROPERTIES = (
-    "shape", "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "grad_fn", "ndim", "names", "name",
-    "is_sparse", "is_sparse_csr", "is_cuda", "is_cpu", "is_meta", "is_quantized", "is_mkldnn", "is_mps",
-    "is_xpu", "is_nested", "is_vulkan", "is_xla", "is_ipu", "is_mtia", "itemsize", "nbytes", "output_nr",
-    "retains_grad", "_backward_hooks", "_post_accumulate_grad_hooks", "_version", "_base", "_cdata", "_grad",
-    "_grad_fn", "grad_dtype",
+    "shape", "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "grad_fn", "ndim",
+    "names", "name", "is_sparse", "is_sparse_csr", "is_cuda", "is_cpu", "is_meta", "is_quantized",
+    "is_mkldnn", "is_mps", "is_xpu", "is_nested", "is_vulkan", "is_xla", "is_ipu", "is_mtia",
+    "itemsize", "nbytes", "output_nr", "retains_grad", "_backward_hooks",
+    "_post_accumulate_grad_hooks", "_version", "_base", "_cdata", "_grad", "_grad_fn",
+    "grad_dtype",
 )  # fmt: skip
 _METHODS = (
-    "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous", "get_device",
-    "element_size", "is_floating_point", "is_complex", "is_signed", "is_pinned", "is_shared", "is_inference",
-    "_is_view", "register_hook", "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_",
-    "__len__", "__hash__", "has_names", "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor",
-    "is_same_size", "backward", "_is_zerotensor", "is_conj", "is_neg", "is_coalesced", "dim_order",
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous",
+    "get_device", "element_size", "is_floating_point", "is_complex", "is_signed", "is_pinned",
+    "is_shared", "is_inference", "_is_view", "register_hook",
+    "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "__len__", "__hash__",
+    "has_names", "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "is_same_size",
+    "backward", "_is_zerotensor", "is_conj", "is_neg", "is_coalesced", "dim_order",
 )  # fmt: skip
 _FUNCTIONS = (
-    torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like, torch.randn_like,
-    torch.numel, torch.is_floating_point, torch.is_complex, torch.is_same_size, torch.is_tensor,
-    torch.is_inference, torch.result_type, torch.can_cast, torch.promote_types, torch.is_signed,
+    torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like,
+    torch.randn_like, torch.numel, torch.is_floating_point, torch.is_complex, torch.is_same_size,
+    torch.is_tensor, torch.is_inference, torch.result_type, torch.can_cast, torch.promote_types,
+    torch.is_signed,
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ class _SumOfSquares(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> RowGradient:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> RowGradient:
         return RowGradient(ctx.table, decay=2 * float(grad))
 
 
@@ -41,7 +41,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> RowGradient:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> RowGradient:
         return RowGradient(ctx.table, decay=float(grad) / ctx.norm if ctx.norm else 0.0)
 
 
@@ -63,7 +63,7 @@ class Squares(torch.Tensor):
     def __init__(self, *args: Any) -> None:
         pass
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"Squares({list(self.shape)}, factor={self.factor:g})"
 
     @classmethod
@@ -81,7 +81,7 @@ class Squares(torch.Tensor):
         return read_whole(torch.square, (self.weight,), {}) * self.factor
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         raise RuntimeError(
             f"{func} got the squares of a whole table where plain PyTorch would have [R, D] numbers; "
             f"write torch.square(weight).clone(), or leave this table out of hotrows.accelerate"

@@ -81,7 +81,7 @@ class Table:
 
     def publish(self) -> None:
         """Shows the optimizer what it would have itself after these steps; rows are caught up."""
-        if self.history.now == 0 and not self.states:
+        if self.history.now == 0 or (self.rule.kind == "sgd" and not self.states):
             return
         state = self.optimizer.state[self.weight]
         state.update(self.states)

@@ -107,13 +107,11 @@ def find(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Found]:
     """The embedding weights of a model, each once, with what updates them."""
     names: dict[int, list[str]] = {}
     weights: dict[int, nn.Parameter] = {}
-    modules: dict[int, nn.Module] = {}
     sparse: set[int] = set()
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
-            weight = module.weight
-            key = id(weight)
-            weights[key], modules[key] = weight, module
+            key = id(module.weight)
+            weights[key] = module.weight  # type: ignore[assignment]
             names.setdefault(key, []).append(f"{path}.weight" if path else "weight")
             if module.sparse:
                 sparse.add(key)
@@ -268,6 +266,7 @@ def _hook(optimizer: Optimizer, tables: Sequence[Table]) -> list[Any]:
             for weight, gradient in hidden:
                 table = by_weight[id(weight)]
                 if isinstance(gradient, RowGradient) and weight.grad is None:
+                    gradient.is_spent = True
                     weight.grad = gradient
                 else:
                     weight.__class__ = TableParameter
@@ -317,13 +316,13 @@ def step_tables(optimizer: Optimizer, tables: Mapping[int, Table]) -> list[tuple
                     continue
                 weight.grad = None
                 if len(gradient.parts) == 1 and table.rule.kind != BY_OPTIMIZER:
-                    key = (id(gradient.parts[0].of), id(group))
-                    packs.setdefault(key, []).append((table, gradient))
+                    of = gradient.parts[0].of
+                    packs.setdefault((id(of), id(group)), []).append((table, gradient))
                 else:
                     table.step(gradient, group)
         groups = {id(group): group for group in optimizer.param_groups}
-        for (_, group), members in packs.items():
-            _step_pack(members, groups[group])
+        for (_, key), members in packs.items():
+            _step_pack(members, groups[key])
     return stepped
 
 
