@@ -25,9 +25,10 @@ from torch.optim import Optimizer
 
 from hotrows.capture import lookup, penalty, ranks  # noqa: F401  (they say what they handle)
 from hotrows.capture.gradient import PackGradient, RowGradient
-from hotrows.capture.graph import Report, capture
+from hotrows.capture.function import capture
 from hotrows.capture.history import History
 from hotrows.capture.parameter import NO_TORCH_FUNCTION, TableParameter
+from hotrows.capture.report import Report
 from hotrows.capture.rules import BY_OPTIMIZER, Rule, rule_of, with_lazy
 from hotrows.capture.table import Table, counted_squares
 from hotrows.ops import deferred
@@ -167,7 +168,7 @@ class Acceleration:
         packing: bool,
     ) -> None:
         self.optimizers, self.tables, self.found = tuple(optimizers), tuple(tables), tuple(found)
-        self.report = Report()
+        self.report = Report(model)
         for table in self.tables:
             table.weight.__class__ = TableParameter
             table.weight.table = table  # type: ignore[attr-defined]
