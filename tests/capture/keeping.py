@@ -28,9 +28,16 @@ class Model(nn.Module):
 
     def forward(self, ids, dense=None):
         weights = [self.bag.weight, *(of.weight for of in (*self.vectors, *self.linear))]
-        lookups = [Lookup("mean"), *[Lookup()] * (FIELDS - 1), Lookup(None, 3), *[Lookup()] * FIELDS]
+        lookups = [
+            Lookup("mean"),
+            *[Lookup()] * (FIELDS - 1),
+            Lookup(None, 3),
+            *[Lookup()] * FIELDS,
+        ]
         columns = [ids[:, :3], *ids.T, *ids.T]
-        bag, *found = look_up(lookups, weights, columns, [None] * len(columns), [None] * len(columns))
+        bag, *found = look_up(
+            lookups, weights, columns, [None] * len(columns), [None] * len(columns)
+        )
         dense = torch.zeros(len(ids), 2) if dense is None else self.norm(dense)
         deep = self.mlp(torch.cat([bag, *found[:FIELDS], dense], 1))
         return (deep + sum(found[FIELDS:])).squeeze(1)

@@ -294,7 +294,9 @@ def test_learning_from_all_of_a_table_is_refused():
     with pytest.raises(RuntimeError, match=r"abs would learn from all of table vectors.2.weight"):
         model.vectors[2].weight.abs().sum()
     model.vectors[2].weight.grad = torch.ones(model.vectors[2].weight.shape)
-    with pytest.raises(RuntimeError, match=r"vectors.2.weight is kept behind a cache and has a dense"):
+    with pytest.raises(
+        RuntimeError, match=r"vectors.2.weight is kept behind a cache and has a dense"
+    ):
         optimizer.step()
 
 
