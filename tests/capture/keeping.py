@@ -94,7 +94,7 @@ def step(model, optimizer, ids, l2=False, clip=False):
     if clip:
         nn.utils.clip_grad_norm_(model.parameters(), 0.05)
     optimizer.step()
-    return float(loss)
+    return float(loss.detach())
 
 
 def quietly(batches):
@@ -117,6 +117,13 @@ def assert_same(one, other):
     assert one.keys() == other.keys()
     for name, of in one.items():
         assert torch.equal(of, other[name]), name
+
+
+def assert_near(one, other):
+    """To rounding."""
+    assert one.keys() == other.keys()
+    for name, of in one.items():
+        torch.testing.assert_close(of, other[name], rtol=1e-5, atol=1e-7)
 
 
 def counts(model):

@@ -12,6 +12,7 @@ from torch import nn
 
 import hotrows
 from hotrows.capture.acceleration import acceleration_of
+from hotrows.capture.parameter import NO_TORCH_FUNCTION
 from tests.capture.keeping import (
     ADAM,
     LEAST,
@@ -19,6 +20,7 @@ from tests.capture.keeping import (
     ROWS,
     Model,
     Single,
+    assert_near,
     assert_same,
     batches,
     counts,
@@ -120,7 +122,8 @@ def test_gradients_of_several_batches_are_stepped_together(fast_memory):
             if number % 3 == 2:
                 optimizer.step()
                 optimizer.zero_grad()
-    assert_same(*(state_of(*pair) for pair in pairs))
+    # Rows that pass through are brought up to date beside other rows than in memory: to rounding.
+    (assert_same if fast_memory > FAST else assert_near)(*(state_of(*pair) for pair in pairs))
 
 
 def test_clipping_by_norm_with_penalties():
@@ -128,9 +131,7 @@ def test_clipping_by_norm_with_penalties():
     for model, optimizer in pairs:
         for ids in quietly(batches()):
             step(model, optimizer, ids, l2=True, clip=True)
-    one, other = (state_of(*pair) for pair in pairs)
-    for name, of in one.items():
-        torch.testing.assert_close(other[name], of, rtol=1e-5, atol=1e-7)
+    assert_near(*(state_of(*pair) for pair in pairs))
 
 
 def test_values_are_clamped_in_row_gradients():
@@ -159,16 +160,18 @@ def test_states_are_loaded_into_stores(store):
     for ids in batches(5):
         step(*source, ids)
     saved = [copy.deepcopy(of.state_dict()) for of in source]
-    other = made(fast_memory=FAST, store=store)
-    for ids in quietly(batches(3, seed=9)):
-        step(*other, ids)
-    for of, state in zip(other, saved, strict=True):
-        of.load_state_dict(state)
-    assert_same(state_of(*other), state_of(*source))
-    for ids in quietly(batches(5, seed=3)):
-        step(*source, ids)
-        step(*other, ids)
-    assert_same(state_of(*other), state_of(*source))
+    ends = []
+    for options in ({}, {"fast_memory": FAST, "store": store}):
+        other = made(**options)
+        for ids in quietly(batches(3, seed=9)):
+            step(*other, ids)
+        for of, state in zip(other, saved, strict=True):
+            of.load_state_dict(state)
+        assert_same(state_of(*other), state_of(*source))
+        for ids in quietly(batches(5, seed=3)):
+            step(*other, ids)
+        ends.append(state_of(*other))
+    assert_same(*ends)
 
 
 def test_an_optimizer_that_has_stepped_brings_its_states(store):
@@ -250,7 +253,8 @@ def test_weights_are_read_as_they_are():
     assert torch.equal(other.norm(), one.norm())
     assert str(other) == str(nn.Parameter(one.detach())) and repr(kept) == repr(plain)
     assert torch.equal(other.cpu().detach(), one.detach())
-    assert other.untyped_storage().nbytes() == 4
+    with NO_TORCH_FUNCTION():
+        assert other.untyped_storage().nbytes() == 4
 
 
 def test_copies_and_pickles_are_plain(store):
@@ -291,8 +295,9 @@ def test_restored_models_are_plain_and_go_on(store):
 
 def test_learning_from_all_of_a_table_is_refused():
     model, optimizer = made(fast_memory=FAST)
-    with pytest.raises(RuntimeError, match=r"abs would learn from all of table vectors.2.weight"):
-        model.vectors[2].weight.abs().sum()
+    size = model.vectors[2].weight.abs().sum()
+    with pytest.raises(RuntimeError, match=r"abs has read all of table vectors.2.weight, and the loss"):
+        size.backward()
     model.vectors[2].weight.grad = torch.ones(model.vectors[2].weight.shape)
     with pytest.raises(
         RuntimeError, match=r"vectors.2.weight is kept behind a cache and has a dense"
@@ -381,7 +386,7 @@ def test_sums_of_squares_of_large_tables_are_kept_up_to_date(monkeypatch):
         found = []
         for ids in quietly(batches(8)):
             with pytest.warns(UserWarning, match="counts rows") if found else _no_warning():
-                found.append(float(model.vectors[0].weight.square().sum()))
+                found.append(float(model.vectors[0].weight.square().sum().detach()))
             step(model, optimizer, ids)
         sums.append(found)
     torch.testing.assert_close(torch.tensor(sums[1]), torch.tensor(sums[0]))

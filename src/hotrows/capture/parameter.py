@@ -12,6 +12,7 @@ Everything that PyTorch does with it comes through `__torch_function__`:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -82,7 +83,6 @@ def _read_copies(func: Callable, args: Any, kwargs: Any, found: list[TableParame
         found[0].table.write_whole(args[1].expand(found[0].shape))
         return found[0]
     copies: dict[int, tuple[TableParameter, Tensor]] = {}
-    learns = False
     with NO_TORCH_FUNCTION():
         for parameter in found:
             if parameter.table.keeper is None:
@@ -90,20 +90,12 @@ def _read_copies(func: Callable, args: Any, kwargs: Any, found: list[TableParame
                 parameter.table.written()
             elif id(parameter) not in copies:
                 copy = parameter.table.caught_up()
-                if torch.is_grad_enabled():
-                    copy.requires_grad_(parameter.requires_grad)
-                    learns = learns or parameter.requires_grad
+                if torch.is_grad_enabled() and parameter.requires_grad:
+                    copy.requires_grad_().register_hook(partial(_refuse, func, parameter.table))
                 copies[id(parameter)] = parameter, copy
         versions = [copy._version for _, copy in copies.values()]
         result = func(*_with_copies(args, copies), **_with_copies(kwargs, copies))
         results = list(_tensors_in(result))
-        if learns and any(of.requires_grad for of in results if type(of) is Tensor):
-            names = ", ".join(parameter.table.names[0] for parameter, _ in copies.values())
-            raise RuntimeError(
-                f"{getattr(func, '__qualname__', func)} would learn from all of table {names}, which "
-                f"is kept behind a cache (fast_memory) and is stepped row by row; look rows up, read "
-                f"it under torch.no_grad(), or accelerate without fast_memory"
-            )
         for (parameter, copy), version in zip(copies.values(), versions, strict=True):
             own = copy.untyped_storage().data_ptr()
             results = [of for of in results if type(of) in (Tensor, nn.Parameter)]
@@ -116,6 +108,14 @@ def _read_copies(func: Callable, args: Any, kwargs: Any, found: list[TableParame
         if result is copy:
             return parameter
     return result
+
+
+def _refuse(func: Callable, table: Table, grad: Tensor) -> None:
+    raise RuntimeError(
+        f"{getattr(func, '__qualname__', func)} has read all of table {table.names[0]}, and the loss "
+        f"learns from it; but the table is kept behind a cache (fast_memory) and is stepped row by "
+        f"row. Look rows up, read it under torch.no_grad(), or accelerate without fast_memory"
+    )
 
 
 def _with_copies(values: Any, copies: dict[int, tuple[TableParameter, Tensor]]) -> Any:
