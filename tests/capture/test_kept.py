@@ -166,7 +166,7 @@ def test_states_are_loaded_into_stores(store):
         for ids in quietly(batches(3, seed=9)):
             step(*other, ids)
         for of, state in zip(other, saved, strict=True):
-            of.load_state_dict(state)
+            of.load_state_dict(copy.deepcopy(state))
         assert_same(state_of(*other), state_of(*source))
         for ids in quietly(batches(5, seed=3)):
             step(*other, ids)

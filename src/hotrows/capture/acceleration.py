@@ -217,7 +217,7 @@ class Acceleration:
             table.weight.__class__ = TableParameter
             table.weight.table = table  # type: ignore[attr-defined]
         self.keepers = tuple({id(t.keeper): t.keeper for t in self.tables if t.keeper}.values())
-        self.seen: Seen | None = None
+        self.seen: list[Seen] = []  # of look aheads that learn how the model is called
         plain = type(model).forward
         self._forward = capture(plain, self.report) if packing and self._gains() else plain
         self.group: dist.ProcessGroup | None = None
@@ -234,8 +234,8 @@ class Acceleration:
         return len(self.found) > 1
 
     def forward(self, model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-        if self.seen is not None:
-            self.seen.see(args, kwargs)
+        for seen in self.seen:
+            seen.see(args, kwargs)
         group = ranks.active_group()
         if group is None:
             return self._forward(model, *args, **kwargs)

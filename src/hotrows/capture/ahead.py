@@ -38,6 +38,7 @@ from hotrows.plan import Moves
 Inputs = Callable[[Any], Any]
 Arguments = tuple[tuple, dict[str, Any]]
 
+_LEARNS_FROM = 3  # batches, before it gives up
 _RUN_AHEAD = 1  # batches planned beyond those that move rows
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
@@ -95,35 +96,58 @@ class Lookahead:
             moving.close()
 
     def _learn(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Hands out a batch, and looks where the model's arguments are in it."""
+        """Hands out a batch or a few, and looks where the model's arguments are in them."""
+        failed = 0
         for batch in batches:
-            seen = self._state.seen = Seen()
+            seen = Seen()
+            self._state.seen.append(seen)
             try:
                 yield batch
             finally:
-                self._state.seen = None
-            if seen.arguments is None:
-                continue  # the loop skipped it
+                self._state.seen.remove(seen)
             try:
-                self._inputs = places_in(batch, *seen.arguments)
+                self._inputs = seen.places_in(batch)
             except LookupError as error:
-                warnings.warn(
-                    f"lookahead cannot tell how a batch becomes the arguments of "
-                    f"{type(self._model).__name__}: {error}. Rows are not moved ahead; pass inputs=, a "
-                    f"function from a batch to the arguments of model(...)",
-                    stacklevel=3,
-                )
-            return
+                failed += 1
+                if failed == _LEARNS_FROM:
+                    self._say_unknown(error)
+                    return
+            if self._inputs is not None:
+                return
+
+    def _say_unknown(self, error: LookupError) -> None:
+        warnings.warn(
+            f"lookahead cannot tell how a batch becomes the arguments of "
+            f"{type(self._model).__name__}: {error}. Rows are not moved ahead; pass inputs=, a "
+            f"function from a batch to the arguments of model(...)",
+            stacklevel=4,
+        )
 
 
 class Seen:
-    """The arguments of a model's first call that learns, while a look ahead is learning."""
+    """The arguments of a model's calls that learn, while a look ahead learns how it is called."""
 
-    arguments: Arguments | None = None
+    def __init__(self) -> None:
+        self.calls: list[Arguments] = []
 
     def see(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
-        if self.arguments is None and torch.is_grad_enabled():
-            self.arguments = args, dict(kwargs)
+        if torch.is_grad_enabled():
+            self.calls.append((args, dict(kwargs)))
+
+    def places_in(self, batch: Any) -> Inputs | None:
+        """Where the arguments of the first call that takes them from a batch are in it.
+
+        None: there was no call; LookupError: none takes them from there.
+        """
+        error: LookupError | None = None
+        for args, kwargs in self.calls:
+            try:
+                return places_in(batch, args, kwargs)
+            except LookupError as of_call:
+                error = error or of_call
+        if error is not None:
+            raise error
+        return None
 
 
 # ---- which rows a batch will look up
@@ -191,7 +215,7 @@ class Ids:
 
     def _ask(self, batch: Any) -> Planned | None:
         random = torch.get_rng_state()
-        buffers = [(of, of._version, of.clone()) for of in self._model.buffers()]
+        buffers = [(of, of.clone()) for of in self._model.buffers()]
         PLANNING.is_on = True
         try:
             args, kwargs = _arguments(self._inputs(batch))
@@ -210,8 +234,8 @@ class Ids:
             PLANNING.is_on = False
             torch.set_rng_state(random)
             with torch.no_grad():
-                for of, version, before in buffers:
-                    if of._version != version:
+                for of, before in buffers:
+                    if not torch.equal(of, before):
                         of.copy_(before)
         return None
 
