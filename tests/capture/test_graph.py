@@ -214,6 +214,19 @@ def changed_through_a_view(m, x):
     return first + m.a(ids) + m.b(ids)
 
 
+@torch.library.custom_op("capture_tests::next", mutates_args=("ids",))
+def _next(ids: torch.Tensor) -> None:
+    ids.add_(1)
+
+
+def changed_by_a_custom_op(m, x):
+    ids = x.clone()
+    first = m.a(ids).sum() + m.b(ids).sum() + m.c(x)
+    torch.ops.capture_tests.next(ids)
+    torch.ops.aten.add_(ids, 0)
+    return first + m.a(ids) + m.b(ids)
+
+
 def changed_input(m, x):
     first = m.a(x) + m.b(x)
     x.mul_(2).remainder_(10)
@@ -277,13 +290,19 @@ def branching(m, x):
     return v * m.b(x) + m.c(x)
 
 
-CHANGE_IDS = (changed_between, changed_through_a_view, changed_input)  # autograd would refuse that
+CHANGE_IDS = (  # as autograd would not have it
+    changed_between,
+    changed_through_a_view,
+    changed_by_a_custom_op,
+    changed_input,
+)
 CASES = [
     (dependent, [3], {"b.weight": "its ids depend on another lookup"}),
     (dependent_in_memory, [3], {"b.weight": "its ids depend on another lookup"}),
     (changed_before, [2], {}),
     (changed_between, [2, 2], {}),
     (changed_through_a_view, [2, 2], {}),
+    (changed_by_a_custom_op, [3, 2], {}),
     (changed_input, [2, 2], {}),
     (changed_vectors, [3], {}),
     (changed_table, [2, 2], {}),
