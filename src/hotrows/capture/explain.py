@@ -52,7 +52,9 @@ def explain(
         capture(run, report)(*_copied(example), **_copied(kwargs))
     read = {each.table for graph in report.graphs for each in _reads(graph)}
     tables = (name for name, table in model.named_modules() if _is_table(table))
-    unread = tuple(name for name in map(_weight_of, tables) if name not in read | _tied(model, read))
+    unread = tuple(
+        name for name in map(_weight_of, tables) if name not in read | _tied(model, read)
+    )
     return Explanation(tuple(report.graphs), unread, dict(refused or {}), tuple(report.notes))
 
 
@@ -94,13 +96,13 @@ def _left_as_it_was(model: nn.Module) -> Iterator[None]:
     """Puts back what a run in training mode changes besides parameters' gradients."""
     changing = [*model.buffers(), *_clipped_while_read(model)]
     kept = [each.detach().clone() for each in changing]
-    states = random.getstate(), np.random.get_state()
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng():
             yield
     finally:
         random.setstate(states[0])
-        np.random.set_state(states[1])
+        np.random.set_state(states[1])  # noqa: NPY002
         with torch.no_grad():
             for each, before in zip(changing, kept, strict=True):
                 each.copy_(before)
@@ -120,7 +122,8 @@ def _lines(explained: Explanation) -> Iterator[str]:
     if packs:
         num_lookups = sum(map(len, packs))
         tables = {each.table for members in packs for each in members}
-        yield f"{_num(num_lookups, 'lookup')} of {_num(len(tables), 'table')} in {_num(len(packs), 'pack')}"
+        of_tables = f"{_num(num_lookups, 'lookup')} of {_num(len(tables), 'table')}"
+        yield f"{of_tables} in {_num(len(packs), 'pack')}"
     else:
         yield "no lookups packed"
     for place, members in enumerate(packs):
