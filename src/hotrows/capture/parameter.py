@@ -12,6 +12,7 @@ Everything that PyTorch does with it comes through `__torch_function__`:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +31,16 @@ class Capturing:
     """
 
     is_on = False
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Within, models may be captured with their tables."""
+    before, Capturing.is_on = Capturing.is_on, True
+    try:
+        yield
+    finally:
+        Capturing.is_on = before
 
 
 class TableParameter(nn.Parameter):
