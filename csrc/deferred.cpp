@@ -84,9 +84,13 @@ std::vector<Block> blocks_of(int64_t num_targets, int64_t size, Range range) {
 
 template <class T>
 double sum_of_squares(const T* w, int64_t dim) {
-  double sum = 0;
-  for (int64_t d = 0; d < dim; ++d) sum += static_cast<double>(w[d]) * static_cast<double>(w[d]);
-  return sum;
+  constexpr int64_t kSums = 8;  // side by side
+  double sums[kSums] = {};
+  int64_t d = 0;
+  for (; d + kSums <= dim; d += kSums)
+    for (int64_t k = 0; k < kSums; ++k) sums[k] += static_cast<double>(w[d + k]) * static_cast<double>(w[d + k]);
+  for (int64_t k = 0; d + k < dim; ++k) sums[k] += static_cast<double>(w[d + k]) * static_cast<double>(w[d + k]);
+  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
 }
 
 void add_changes(const std::vector<Block>& blocks, const std::vector<double>& changes, double* squares) {
