@@ -8,8 +8,8 @@
 //   decay (c != 0)       replayed, step by step
 //
 // A Path holds the steps of one table in the rows' precision, made once per call. It replays a group of
-// elements side by side, which stay in registers over the steps. Adam's float32 replay with decay
-// differs between instruction sets by rounding; all else has the same bits on all of them.
+// elements side by side, which stay in registers over the steps. Adam's float32 replay differs
+// between instruction sets by rounding; all else has the same bits on all of them.
 #pragma once
 
 #include <limits>
@@ -110,11 +110,20 @@ inline void in_registers(const Elements<T>& e, int64_t from, int64_t to, Move mo
   }
 }
 
+template <class T>
+inline Reg<T> absolute(Reg<T> x) {
+  return x < 0 ? -x : x;
+}
+
+// Whether test(i), a comparison of registers number i, holds in all of their lanes.
 template <class T, class Test>
 inline bool all(Test test) {
-  bool holds = true;
-  for (int64_t l = 0; l < kGroup<T>; ++l) holds &= static_cast<bool>(test(l));
-  return holds;
+  auto holds = test(0);
+  for (int64_t i = 1; i < kVectors; ++i) holds &= test(i);
+  int64_t words[sizeof holds / 8], together = -1;
+  std::memcpy(words, &holds, sizeof holds);
+  for (const int64_t word : words) together &= word;
+  return together == -1;
 }
 
 // One rounding, whatever the factor.
@@ -302,8 +311,11 @@ class Path {
       in_registers(e, from, end, move);
       from = end;
       if (from == to) return;
-      if (all<T>([&](int64_t l) { return (e.w[l] == 0) & (Rule::kStates < 2 || e.first[l] == 0); }))
-        return rest(e, from, to);
+      const auto at_rest = [&](int64_t i) {
+        const auto zero = read(e.w + i * kWidth<T>) == 0;
+        return Rule::kStates < 2 ? zero : zero & (read(e.first + i * kWidth<T>) == 0);
+      };
+      if (all<T>(at_rest)) return rest(e, from, to);
       const int64_t equal_end = std::min(to, equal_ends_[from - begin_]);
       if (equal_end > from + 1) {
         Reg<T> before[3][kVectors];
@@ -410,11 +422,12 @@ class AdamPath : public Path<Adam<T>, T> {
   void fade(const Elements<T>& e, int64_t from, int64_t to) const {
     constexpr int64_t kFew = 16;
     constexpr T kTiny = std::numeric_limits<T>::epsilon() / 16;
-    T roots[kGroup<T>], moved[kGroup<T>];
+    T roots[kGroup<T>];
     for (int64_t i = 0; i < kVectors; ++i) write(roots + i * kWidth<T>, root(read(e.second + i * kWidth<T>)));
     double fallen = 1;  // sqrt(v_t) = fallen * roots
-    [[maybe_unused]] const bool calm =
-        all<T>([&](int64_t l) { return (roots[l] < T(1e15)) & (std::fabs(e.first[l]) < T(1e15)); });
+    [[maybe_unused]] const bool calm = all<T>([&](int64_t i) {
+      return (read(roots + i * kWidth<T>) < T(1e15)) & (absolute<T>(read(e.first + i * kWidth<T>)) < T(1e15));
+    });
     int64_t at = from;
     while (at < to) {
       const int64_t end = std::min(to, at + kFew);
@@ -453,10 +466,9 @@ class AdamPath : public Path<Adam<T>, T> {
       for (int64_t i = 0; i < kVectors; ++i) {
         write(e.w + i * kWidth<T>, w[i]);
         write(e.first + i * kWidth<T>, m[i]);
-        write(moved + i * kWidth<T>, q[i]);
       }
       const T remains = remains_[at - 1 - begin_];
-      if (all<T>([&](int64_t l) { return std::fabs(moved[l]) * remains <= kTiny * std::fabs(e.w[l]); })) break;
+      if (all<T>([&](int64_t i) { return absolute<T>(q[i]) * remains <= kTiny * absolute<T>(w[i]); })) break;
     }
     const Powers left = powers(at, to);
     multiply(e.w, left.w);
@@ -523,10 +535,11 @@ class AdamPath : public Path<Adam<T>, T> {
   bool replay_scaled(const Elements<float>& e, int64_t from, int64_t to) const {
     const double c = numbers_[from][0], square = c * c * (1 - numbers_[from][4]);
     const float largest_m = static_cast<float>(std::min(1e30, 1e30 * c)), largest_v = static_cast<float>(std::min(1e30, 1e30 * square));
-    if (!all<float>([&](int64_t l) {
-          return (std::fabs(e.w[l]) < 1e14f) & (std::fabs(e.first[l]) < largest_m) & (e.second[l] < largest_v);
-        }))
-      return false;
+    const auto small = [&](int64_t i) {
+      return (absolute<float>(read(e.w + i * kLanes)) < 1e14f) & (absolute<float>(read(e.first + i * kLanes)) < largest_m) &
+             (read(e.second + i * kLanes) < largest_v);
+    };
+    if (!all<float>(small)) return false;
     multiply(e.first, 1 / c);
     multiply(e.second, 1 / square);
     bool shrinks = false;
