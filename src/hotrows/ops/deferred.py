@@ -126,7 +126,7 @@ def catch_up(
     """
     packed = pack_targets(targets)
     if kind == "none" or not packed.targets:
-        return None
+        return
     if packed.core is None:
         reference.catch_up(kind, packed.targets, slots, bounds, squares)
         return
@@ -140,7 +140,7 @@ def catch_up_all(kind: str, target: Target | Packed, squares: Tensor | None = No
     packed = target if isinstance(target, Packed) else pack_targets([target])
     assert len(packed.targets) == 1, "one table at a time"
     if kind == "none":
-        return None
+        return
     if packed.core is None:
         reference.catch_up_all(kind, packed.targets[0], squares)
         return
@@ -172,7 +172,7 @@ def update(
     """
     packed = pack_targets(targets)
     if not packed.targets:
-        return None
+        return
     if packed.core is None:
         reference.update(
             kind, packed.targets, slots, bounds, order, starts, bags, weights, grad, scales, squares
