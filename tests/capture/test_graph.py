@@ -10,8 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 
 import hotrows.capture.graph as graph_module
-from hotrows.capture import Report, capture, explain
+from hotrows.capture import explain
+from hotrows.capture.function import capture
 from hotrows.capture.lookup import look_up
+from hotrows.capture.report import Report
 
 
 @pytest.fixture

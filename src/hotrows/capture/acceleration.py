@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotrows.capture import lookup, penalty, ranks  # noqa: F401  (they say what they handle)
-from hotrows.capture.gradient import PackGradient, RowGradient
 from hotrows.capture.function import capture
+from hotrows.capture.gradient import PackGradient, RowGradient
 from hotrows.capture.history import History
 from hotrows.capture.parameter import NO_TORCH_FUNCTION, TableParameter, capturing
 from hotrows.capture.report import Report
@@ -330,9 +330,9 @@ def step_tables(
     """
     if group is not None:
         with NO_TORCH_FUNCTION(), torch.no_grad():
-            own = [(table, table.weight.grad) for table in tables.values()]
-            for table, gradient in ranks.averaged(own, group):
-                table.weight.grad = gradient
+            own = [(of, of.weight.grad) for of in tables.values()]
+            for of, mean in ranks.averaged(own, group):
+                of.weight.grad = mean
     stepped: list[tuple[Tensor, Tensor]] = []
     packs: dict[tuple[int, int], list[tuple[Table, RowGradient]]] = {}
     with NO_TORCH_FUNCTION(), torch.no_grad():
@@ -348,8 +348,8 @@ def step_tables(
                     continue
                 weight.grad = None
                 if len(gradient.parts) == 1 and table.rule.kind != BY_OPTIMIZER:
-                    of = gradient.parts[0].of
-                    packs.setdefault((id(of), id(settings)), []).append((table, gradient))
+                    pack = gradient.parts[0].of
+                    packs.setdefault((id(pack), id(settings)), []).append((table, gradient))
                 else:
                     table.step(gradient, settings)
         by_id = {id(settings): settings for settings in optimizer.param_groups}

@@ -54,9 +54,8 @@ def explain(
     if accelerated is not None:
         run = accelerated.plain_forward(model)
         refused = {**accelerated.refused, **(refused or {})}
-    with _left_as_it_was(model):
-        with capturing():
-            capture(run, report)(*_copied(example), **_copied(kwargs))
+    with _left_as_it_was(model), capturing():
+        capture(run, report)(*_copied(example), **_copied(kwargs))
     read = {each.table for graph in report.graphs for each in _reads(graph)}
     tables = (name for name, table in model.named_modules() if _is_table(table))
     unread = tuple(
