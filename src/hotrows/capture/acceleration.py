@@ -408,12 +408,19 @@ def _update(pack: PackGradient, members: list[tuple[Table, RowGradient]]) -> Non
     begin, end = plan.ends[first], plan.ends[last + 1]
     bounds = plan.bounds[first : last + 2] - begin
     tables = [table for table, _ in members]
+    runs, grad, weights = (
+        (plan.order, plan.starts[begin : end + 1], plan.bags),
+        pack.grad,
+        pack.weights,
+    )
+    if pack.is_summed:
+        each = torch.arange(begin, end + 1, dtype=torch.int32)
+        runs, grad, weights = (each[:-1] - begin, each - begin, None), pack.sums[begin:end], None
     factors = torch.tensor([part.factor for part in parts], dtype=torch.float64)
     with counted_squares(tables) as squares:
         deferred.update(
             tables[0].rule.kind, [table.target for table in tables], plan.slots[begin:end], bounds,
-            plan.order, plan.starts[begin : end + 1], plan.bags, pack.weights, pack.grad, factors,
-            squares,
+            *runs, weights, grad, factors, squares,
         )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 
 _MODES = ("sum", "mean", "max")
+_ID_TYPES = (torch.int64, torch.int32)
 _KERNEL_TYPES = (torch.float32, torch.float64)
 _NO_LAST = torch.empty(0, dtype=torch.int32)
 _NO_STEPS = torch.empty(0, WIDTH, dtype=torch.float64)
@@ -91,10 +92,8 @@ def look_up(
     results: list[Tensor | None] = [None] * len(lookups)
     packs: dict[tuple, list[int]] = {}
     with NO_TORCH_FUNCTION():
-        for i, (lookup, weight, samples) in enumerate(
-            zip(lookups, weights, per_sample_weights, strict=True)
-        ):
-            if _goes_alone(lookup, weight, samples):
+        for i, (lookup, weight) in enumerate(zip(lookups, weights, strict=True)):
+            if ids[i].dtype not in _ID_TYPES or _goes_alone(lookup, weight, per_sample_weights[i]):
                 continue
             kind = weight.table.rule.kind if isinstance(weight, TableParameter) else None
             packs.setdefault((weight.dtype, weight.shape[1], kind), []).append(i)
