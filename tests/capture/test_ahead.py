@@ -1,4 +1,4 @@
-"""The claim of `lookahead`: the loop sees the same batches and trains the same model, whatever it does."""
+"""The claim of `lookahead`: a loop sees the same batches and trains the same model, whatever it does."""
 
 import gc
 import random
@@ -238,7 +238,7 @@ def _full(rows, out):
 
 
 def test_asking_for_ids_leaves_no_trace():
-    """Random numbers and buffers are as without a look ahead; the forward of a batch to come stops early."""
+    """Random numbers and buffers are as without a look ahead."""
 
     class Noisy(Model):
         calls = 0

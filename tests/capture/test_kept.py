@@ -296,7 +296,9 @@ def test_restored_models_are_plain_and_go_on(store):
 def test_learning_from_all_of_a_table_is_refused():
     model, optimizer = made(fast_memory=FAST)
     size = model.vectors[2].weight.abs().sum()
-    with pytest.raises(RuntimeError, match=r"abs has read all of table vectors.2.weight, and the loss"):
+    with pytest.raises(
+        RuntimeError, match=r"abs has read all of table vectors.2.weight, and the loss"
+    ):
         size.backward()
     model.vectors[2].weight.grad = torch.ones(model.vectors[2].weight.shape)
     with pytest.raises(
@@ -378,7 +380,6 @@ def test_several_optimizers_and_a_shared_table():
 
 
 def test_sums_of_squares_of_large_tables_are_kept_up_to_date(monkeypatch):
-    monkeypatch.setattr("hotrows.capture.kept.SUM_EXACTLY", 0)
     monkeypatch.setattr("hotrows.capture.table.EXACT", 0)
     sums = []
     for options in ({}, {"fast_memory": FAST}, {"fast_memory": LEAST}):

@@ -4,7 +4,7 @@ from torch._dynamo import list_backends, register_backend
 
 from hotrows.capture.acceleration import accelerate, restore
 from hotrows.capture.ahead import lookahead
-from hotrows.capture.explain import Explanation, explain
+from hotrows.capture.explanation import Explanation, explain
 from hotrows.capture.graph import hotrows
 
 __all__ = ["Explanation", "accelerate", "explain", "lookahead", "restore"]

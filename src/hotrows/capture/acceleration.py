@@ -14,7 +14,7 @@ The same objects come back, changed in place: the loop that trains them stays as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,7 +29,7 @@ from hotrows.capture.function import capture
 from hotrows.capture.gradient import PackGradient, RowGradient, TablePlan
 from hotrows.capture.history import History
 from hotrows.capture.kept import KeptTable, ToKeep, keep, why_not_kept
-from hotrows.capture.parameter import NO_TORCH_FUNCTION, TableParameter
+from hotrows.capture.parameter import NO_TORCH_FUNCTION, TableParameter, capturing
 from hotrows.capture.report import Report
 from hotrows.capture.rules import BY_OPTIMIZER, Rule, rule_of, with_lazy
 from hotrows.capture.table import Table, counted_squares
@@ -237,18 +237,29 @@ class Acceleration:
         for seen in self.seen:
             seen.see(args, kwargs)
         group = ranks.active_group()
-        if group is None:
-            return self._forward(model, *args, **kwargs)
-        if self.group is not group:
+        if group is not None and self.group is not group:
             self.group = group
             ranks.share_weights(list(self.tables), group)
-        with torch._dynamo.config.patch(optimize_ddp=False):  # which would cut the graph in pieces
-            return self._forward(model, *args, **kwargs)
+        with capturing():
+            if group is None:
+                return self._forward(model, *args, **kwargs)
+            with torch._dynamo.config.patch(optimize_ddp=False):  # it would cut the graph in pieces
+                return self._forward(model, *args, **kwargs)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The tables that stay plain PyTorch, and why."""
+        return {of.names[0]: of.rule for of in self.found if isinstance(of.rule, str)}
+
+    def plain_forward(self, model: nn.Module) -> Callable[..., Any]:
+        """The model's own forward, to be captured anew."""
+        return type(model)._hotrows_plain.forward.__get__(model)  # type: ignore[attr-defined]
 
     def catch_up(self) -> None:
         """Brings every row of every table up to date."""
         for table in self.tables:
             table.catch_up()
+        share_histories(self.tables)
 
     def undo(self) -> None:
         self.catch_up()
@@ -341,6 +352,7 @@ def _hook(of: Acceleration, optimizer: Optimizer, tables: Sequence[Table]) -> li
         for table in tables:
             table.catch_up()
             table.publish()
+        share_histories(tables)
 
     def adopt(optimizer: Optimizer) -> None:
         for table in tables:
@@ -374,9 +386,9 @@ def step_tables(
     """
     if group is not None:
         with NO_TORCH_FUNCTION(), torch.no_grad():
-            own = [(table, table.weight.grad) for table in tables.values()]
-            for table, gradient in ranks.averaged(own, group):
-                table.weight.grad = gradient
+            own = [(of, of.weight.grad) for of in tables.values()]
+            for of, mean in ranks.averaged(own, group):
+                of.weight.grad = mean
     stepped: list[tuple[Tensor, Tensor]] = []
     packs: dict[tuple[int, int], list[tuple[Table, RowGradient]]] = {}
     with NO_TORCH_FUNCTION(), torch.no_grad():
@@ -392,8 +404,8 @@ def step_tables(
                     continue
                 weight.grad = None
                 if len(gradient.parts) == 1 and table.rule.kind != BY_OPTIMIZER:
-                    of = gradient.parts[0].of
-                    packs.setdefault((id(of), id(settings)), []).append((table, gradient))
+                    pack = gradient.parts[0].of
+                    packs.setdefault((id(pack), id(settings)), []).append((table, gradient))
                 else:
                     table.step(gradient, settings)
         by_id = {id(settings): settings for settings in optimizer.param_groups}
@@ -458,11 +470,18 @@ def _update(pack: PackGradient, members: list[tuple[Table, RowGradient]]) -> Non
     begin, end = plan.ends[first], plan.ends[last + 1]
     bounds = plan.bounds[first : last + 2] - begin
     tables = [table for table, _ in members]
+    runs, grad, weights = (
+        (plan.order, plan.starts[begin : end + 1], plan.bags),
+        pack.grad,
+        pack.weights,
+    )
+    if pack.is_summed:
+        each = torch.arange(begin, end + 1, dtype=torch.int32)
+        runs, grad, weights = (each[:-1] - begin, each - begin, None), pack.sums[begin:end], None
     factors = torch.tensor([part.factor for part in parts], dtype=torch.float64)
     with _held(plan, begin, end, tables) as (targets, slots), counted_squares(tables) as squares:
         deferred.update(
-            tables[0].rule.kind, targets, slots, bounds, plan.order, plan.starts[begin : end + 1],
-            plan.bags, pack.weights, pack.grad, factors, squares,
+            tables[0].rule.kind, targets, slots, bounds, *runs, weights, grad, factors, squares,
         )  # fmt: skip
 
 

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from hotrows.capture.ahead import Coming
     from hotrows.pipeline.runner import Overlapped
 
-SUM_EXACTLY = 1 << 18
-"""Weights of a kept table up to which a sum over all of it reads all of it, each time."""
 _WAITS = 8  # lookups that wait for their rows before it is said that they need not
 
 
@@ -442,7 +440,7 @@ class KeptTable(Table):
         return records.weights
 
     def sum_of_squares(self) -> float:
-        if self.values.numel() <= SUM_EXACTLY:
+        if self._is_summed_exactly:
             return float(self.caught_up().double().square().sum())
         if self._squares is None:
             self.catch_up()

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from hotrows.capture.kept import Keeper, Place
 
 _MODES = ("sum", "mean", "max")
+_ID_TYPES = (torch.int64, torch.int32)
 _KERNEL_TYPES = (torch.float32, torch.float64)
 _NO_LAST = torch.empty(0, dtype=torch.int32)
 _NO_STEPS = torch.empty(0, WIDTH, dtype=torch.float64)
@@ -123,7 +124,7 @@ def _packs(
     with NO_TORCH_FUNCTION():
         each = zip(lookups, weights, ids, offsets, per_sample_weights, strict=True)
         for i, (lookup, weight, own_ids, own_offsets, samples) in enumerate(each):
-            if _goes_alone(lookup, weight, samples):
+            if own_ids.dtype not in _ID_TYPES or _goes_alone(lookup, weight, samples):
                 continue
             table = weight.table if isinstance(weight, TableParameter) else None
             kind, keeper = (table.rule.kind, table.keeper) if table else (None, None)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from hotrows.capture.kept import Keeper, Place
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
-EXACT = 1 << 22
+EXACT = 1 << 16
 """Weights of a table up to which a sum over all of it brings every row up to date first."""
 
 
@@ -182,7 +182,7 @@ class Table:
 
     def sum_of_squares(self) -> float:
         """Of all weights. Of a large table, rows behind count as they were when last touched."""
-        if self.values.numel() <= EXACT:
+        if self._is_summed_exactly:
             self.catch_up()
             return float(self.values.double().square().sum())
         if self._squares is None:
@@ -190,6 +190,10 @@ class Table:
             norm = torch.linalg.vector_norm(self.values, dtype=torch.float64)
             self._squares = norm.square().reshape(1)
         return self._sum_as_stored()
+
+    @property
+    def _is_summed_exactly(self) -> bool:
+        return self.values.numel() <= EXACT
 
     def _sum_as_stored(self) -> float:
         assert self._squares is not None

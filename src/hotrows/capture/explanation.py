@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hotrows.capture.acceleration import acceleration_of
 from hotrows.capture.function import capture
+from hotrows.capture.parameter import capturing
 from hotrows.capture.report import Captured, Read, Report
 
 
@@ -44,11 +46,15 @@ def explain(
     Buffers, tables with `max_norm` and random states are put back as they were; no gradient is computed.
     """
     report = Report(model)
+    accelerated = acceleration_of(model)
 
     def run(*args: Any, **named: Any) -> Any:
         return model(*args, **named)
 
-    with _left_as_it_was(model):
+    if accelerated is not None:
+        run = accelerated.plain_forward(model)
+        refused = {**accelerated.refused, **(refused or {})}
+    with _left_as_it_was(model), capturing():
         capture(run, report)(*_copied(example), **_copied(kwargs))
     read = {each.table for graph in report.graphs for each in _reads(graph)}
     tables = (name for name, table in model.named_modules() if _is_table(table))
