@@ -330,6 +330,9 @@ def test_tables_that_cannot_be_kept_stay_in_memory_with_the_reason():
     stays = {of.names[0]: of.stays for of in acceleration_of(model).found}
     assert stays["kept.weight"] == ""
     assert "not float32" in stays["wide.weight"] and "max" in stays["most.weight"]
+    assert "in memory, not behind the cache: wide.weight (its weights are float64" in str(
+        hotrows.explain(model, batches(1)[0])
+    )
 
 
 def test_rows_that_are_cut_to_a_norm():

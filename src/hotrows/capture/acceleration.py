@@ -251,6 +251,12 @@ class Acceleration:
         """The tables that stay plain PyTorch, and why."""
         return {of.names[0]: of.rule for of in self.found if isinstance(of.rule, str)}
 
+    @property
+    def in_memory(self) -> dict[str, str]:
+        """Where tables are kept behind a cache: those that are not, and why."""
+        tables = [of for of in self.found if self.keepers and of.stays]
+        return {of.names[0]: of.stays for of in tables}
+
     def plain_forward(self, model: nn.Module) -> Callable[..., Any]:
         """The model's own forward, to be captured anew."""
         return type(model)._hotrows_plain.forward.__get__(model)  # type: ignore[attr-defined]

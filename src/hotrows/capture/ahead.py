@@ -38,7 +38,7 @@ from hotrows.plan import Moves
 Inputs = Callable[[Any], Any]
 Arguments = tuple[tuple, dict[str, Any]]
 
-_LEARNS_FROM = 3  # batches, before it gives up
+_LEARNS_FROM, _MOST_CALLS = 3, 8  # batches, and calls for each, before it gives up
 _RUN_AHEAD = 1  # batches planned beyond those that move rows
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
@@ -125,13 +125,13 @@ class Lookahead:
 
 
 class Seen:
-    """The arguments of a model's calls that learn, while a look ahead learns how it is called."""
+    """The arguments of a model's calls for one batch, while a look ahead learns how it is called."""
 
     def __init__(self) -> None:
         self.calls: list[Arguments] = []
 
     def see(self, args: tuple, kwargs: Mapping[str, Any]) -> None:
-        if torch.is_grad_enabled():
+        if len(self.calls) < _MOST_CALLS:
             self.calls.append((args, dict(kwargs)))
 
     def places_in(self, batch: Any) -> Inputs | None:

@@ -187,7 +187,8 @@ class Keeper:
         """Takes what users have written to copies of tables; says what is broken."""
         if self._broken is not None:
             raise RuntimeError(
-                "rows of the tables were lost when moving them failed; load a state that you saved"
+                "rows of the tables were lost when moving them failed; make the model anew and load a "
+                "state that you saved"
             ) from self._broken
         for table in self.tables:
             table.take_back()
@@ -490,7 +491,7 @@ class KeptTable(Table):
             for begin, end in self._chunks():
                 rows = slice(begin - self.first_row, end - self.first_row)
                 size = (end - begin, self.keeper.layout.stride)
-                whole = None not in (weights, states, last)
+                whole = all(of is not None for of in (weights, states, last))
                 records = (
                     torch.zeros(size, dtype=torch.uint8) if whole else self.keeper.read(begin, end)
                 )
