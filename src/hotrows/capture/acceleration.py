@@ -36,6 +36,8 @@ from hotrows.ops import deferred
 Optimizers = TypeVar("Optimizers", Optimizer, list, tuple)
 
 _STATE = "_hotrows"
+SMALL = 1 << 16
+"""Weights up to which a model's only table stays plain: PyTorch's own steps are as fast there."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ def find(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Found]:
             rule = "none of the optimizers given updates it"
         elif weight.device.type != "cpu":
             rule = f"it is on {weight.device}; tables are updated on the CPU so far"
+        elif len(weights) == 1 and weight.numel() <= SMALL:
+            rule = f"the only table, and so small ({weight.numel():,} weights) that there is no gain"
         else:
             rule = rule_of(of, group, weight, key in sparse)
         found.append(Found(tuple(dict.fromkeys(names[key])), weight, of, rule))

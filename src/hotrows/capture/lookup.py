@@ -237,13 +237,15 @@ def _distinct(asked: list[_Asked]) -> list[Tensor]:
 def _plan(asked: list[_Asked], weights: list[Tensor], tables: list[Table | None]) -> TablePlan:
     """What the lookups of a pack read."""
     place = {id(weight): t for t, weight in enumerate(weights)}
-    num_rows = torch.tensor([len(weight) for weight in weights])
-    first_rows = functional.pad(num_rows.cumsum(0), (1, 0))
-    read = torch.tensor([place[id(of.weight)] for of in asked])
-    rows = _rows(asked, first_rows[read], num_rows[read])
+    ends = [0, *itertools.accumulate(weight.shape[0] for weight in weights)]
+    read = [place[id(of.weight)] for of in asked]
+    first_rows = torch.tensor([ends[t] for t in read])
+    rows = _rows(asked, first_rows, torch.tensor([ends[t + 1] - ends[t] for t in read]))
     distinct, inverse, order, starts = ops.unique(rows)
-    bounds = torch.searchsorted(distinct, first_rows)
-    own = distinct - first_rows[:-1].repeat_interleave(bounds.diff())
+    own, bounds = distinct, torch.tensor([0, distinct.numel()])
+    if len(weights) > 1:
+        bounds = torch.searchsorted(distinct, torch.tensor(ends))
+        own = distinct - torch.tensor(ends[:-1]).repeat_interleave(bounds.diff())
     with NO_TORCH_FUNCTION():
         targets = tuple(
             _target_of(weight.detach()) if table is None else table.target
