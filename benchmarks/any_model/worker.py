@@ -1,0 +1,126 @@
+"""Checks models of one library, in that library's environment; a line of JSON for each that is done.
+
+    python -m benchmarks.any_model.worker LIBRARY OUT --models M ... --optimizers O ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TQDM_DISABLE", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+MODULES = {
+    "deepctr-torch": "deepctr",
+    "fuxictr": "fuxictr_zoo",
+    "torch-rechub": "rechub",
+    "pytorch-widedeep": "widedeep",
+    "dlrm": "dlrm",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library", choices=MODULES)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--models", nargs="*")
+    parser.add_argument("--optimizers", nargs="*")
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    module = importlib.import_module(f"benchmarks.any_model.{MODULES[args.library]}")
+    library = module.library()
+    import torch
+
+    torch.set_num_threads(1)
+    with args.out.open("a") as out:
+
+        def say(**line: Any) -> None:
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+
+        if args.list:
+            say(models=list(library.recipes), versions=library.versions() | {"torch": torch.__version__})
+            return
+        accelerate = None
+        if not args.plain:
+            import hotrows
+
+            accelerate = hotrows.accelerate
+        for name in args.models or library.recipes:
+            start = time.perf_counter()
+            record = of_model(library.recipes[name], accelerate, args)
+            say(model=name, seconds=round(time.perf_counter() - start, 1), **record)
+
+
+def of_model(recipe: Any, accelerate: Any, args: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks.any_model import check
+
+    if isinstance(recipe, str):
+        return {"not_built": recipe}
+    try:
+        weights = check.starting_weights(recipe)
+        chosen = args.optimizers or recipe.optimizers
+        names = [name for name in recipe.optimizers if name in chosen]
+        record: dict[str, Any] = {
+            "remark": recipe.remark,
+            "repeats": check.repeats(recipe, names[0], weights),
+            "tables": tables_of(recipe),
+        }
+    except Exception as error:
+        return {"not_built": f"fails plain: {check.described(error)}"}
+    if accelerate is not None:
+        record["explained"] = explained(recipe, weights)
+    record["optimizers"] = {}
+    for name in names:
+        try:
+            record["optimizers"][name] = check.check(recipe, name, weights, accelerate, args.quick)
+        except Exception as error:
+            record["optimizers"][name] = {"plain": check.described(error)}
+    return record
+
+
+def tables_of(recipe: Any) -> int:
+    from torch import nn
+
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    modules = [of for of in recipe.build().modules() if isinstance(of, kinds)]
+    return len({id(of.weight) for of in modules})
+
+
+def explained(recipe: Any, weights: dict[str, Any]) -> dict[str, Any]:
+    """What `hotrows.explain` says of the model: its text, and its fields."""
+    import hotrows
+    import torch
+
+    from benchmarks.any_model import check
+
+    torch.manual_seed(check.SEED)
+    model = recipe.build()
+    model.load_state_dict(weights)
+    model.train()
+    try:
+        batch = recipe.batches(torch.float32)[0]
+        said = hotrows.explain(model, *recipe.arguments(model, batch))
+    except Exception as error:
+        return {"error": check.described(error)}
+    return fields_of(said) | {"text": str(said)}
+
+
+def fields_of(said: Any) -> dict[str, Any]:
+    from dataclasses import asdict, is_dataclass
+
+    return {"fields": asdict(said)} if is_dataclass(said) else {}
+
+
+if __name__ == "__main__":
+    main()
