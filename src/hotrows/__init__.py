@@ -1,7 +1,8 @@
 """hotrows: trains wide-and-deep recommender models at the speed of the fastest memory.
 
 The names below are the engine, and importing them takes torch and numpy alone. `prepare`, `Trainer`,
-`TrainConfig` and `load_run` are loaded when they are first asked for.
+`TrainConfig`, `load_run` and what packs other people's models (`accelerate`, `restore`, `explain`,
+`lookahead`) are loaded when they are first asked for.
 """
 
 from importlib import import_module
@@ -29,6 +30,7 @@ from hotrows.vectors import Vectors
 from hotrows.version import VERSION
 
 if TYPE_CHECKING:
+    from hotrows.capture import accelerate, explain, lookahead, restore
     from hotrows.config import TrainConfig
     from hotrows.data.prepare import prepare
     from hotrows.train import Trainer, load_run
@@ -60,15 +62,23 @@ __all__ = [
     "Trainer",
     "Uniform",
     "Vectors",
+    "accelerate",
+    "explain",
     "load_run",
+    "lookahead",
     "prepare",
+    "restore",
 ]
 
 _LOADED_LATER = {
     "TrainConfig": "hotrows.config",
     "Trainer": "hotrows.train",
+    "accelerate": "hotrows.capture",
+    "explain": "hotrows.capture",
     "load_run": "hotrows.train",
+    "lookahead": "hotrows.capture",
     "prepare": "hotrows.data.prepare",
+    "restore": "hotrows.capture",
 }
 
 

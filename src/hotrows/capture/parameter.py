@@ -1,0 +1,141 @@
+"""TableParameter: an embedding weight that knows who reads it.
+
+The class of a parameter is changed in place, so it stays the object that modules and optimizers hold.
+Everything that PyTorch does with it comes through `__torch_function__`:
+
+    its shape, dtype, `.grad`, hooks ..          as it is
+    F.embedding, F.embedding_bag, weight[ids]    a lookup: rows alone
+    square().sum(), norm() ..                    a term over the whole table: a number, and a decay
+    anything else                                every row is brought up to date first; then plain PyTorch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hotrows.capture.table import Table
+
+NO_TORCH_FUNCTION = torch._C.DisableTorchFunctionSubclass
+
+
+class Tracing:
+    """Whether a model is being captured, on this thread."""
+
+    captures = False
+
+
+class TableParameter(nn.Parameter):
+    """The weight of a table; see above."""
+
+    table: Table
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if torch.compiler.is_dynamo_compiling():
+            with NO_TORCH_FUNCTION():
+                return func(*args, **kwargs)
+        if func in _AS_IT_IS:
+            with NO_TORCH_FUNCTION():
+                return func(*args, **kwargs)
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            result = handler(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return read_whole(func, args, kwargs)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
+        """A plain parameter of the same values."""
+        if id(self) not in memo:
+            memo[id(self)] = nn.Parameter(self.table.caught_up().clone(), self.requires_grad)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return nn.Parameter(self.table.caught_up(), self.requires_grad).__reduce_ex__(protocol)
+
+
+def read_whole(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Plain PyTorch on tables whose rows are all up to date; it may write them, too."""
+    for parameter in tables_in((args, kwargs)):
+        parameter.table.catch_up()
+        parameter.table.written()
+    with NO_TORCH_FUNCTION():
+        return func(*args, **kwargs)
+
+
+def tables_in(values: Any) -> Iterator[TableParameter]:
+    """The tables among arguments, in lists and dictionaries too."""
+    if isinstance(values, TableParameter):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from tables_in(value)
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from tables_in(value)
+
+
+def handles(*functions: Callable) -> Callable[[Callable], Callable]:
+    """Says which functions of PyTorch a handler takes over where a table is among the arguments."""
+
+    def note(handler: Callable) -> Callable:
+        for function in functions:
+            _HANDLERS[function] = handler
+        return handler
+
+    return note
+
+
+_HANDLERS: dict[Callable, Callable] = {}
+
+
+def _set_data(parameter: TableParameter, data: Tensor) -> None:
+    parameter.table.catch_up()
+    with NO_TORCH_FUNCTION():
+        Tensor.data.__set__(parameter, data)  # type: ignore[attr-defined]
+    parameter.table.adopt_weight()
+
+
+_HANDLERS[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]
+
+_PROPERTIES = (
+    "shape", "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "grad_fn", "ndim",
+    "names", "name", "is_sparse", "is_sparse_csr", "is_cuda", "is_cpu", "is_meta", "is_quantized",
+    "is_mkldnn", "is_mps", "is_xpu", "is_nested", "is_vulkan", "is_xla", "is_ipu", "is_mtia",
+    "itemsize", "nbytes", "output_nr", "retains_grad", "_backward_hooks",
+    "_post_accumulate_grad_hooks", "_version", "_base", "_cdata", "_grad", "_grad_fn",
+    "grad_dtype",
+)  # fmt: skip
+_METHODS = (
+    "size", "dim", "ndimension", "numel", "nelement", "stride", "storage_offset", "is_contiguous",
+    "get_device", "element_size", "is_floating_point", "is_complex", "is_signed", "is_pinned",
+    "is_shared", "is_inference", "_is_view", "register_hook",
+    "register_post_accumulate_grad_hook", "retain_grad", "requires_grad_", "__len__", "__hash__",
+    "has_names", "new_empty", "new_zeros", "new_ones", "new_full", "new_tensor", "is_same_size",
+    "backward", "_is_zerotensor", "is_conj", "is_neg", "is_coalesced", "dim_order",
+)  # fmt: skip
+_FUNCTIONS = (
+    torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, torch.rand_like,
+    torch.randn_like, torch.numel, torch.is_floating_point, torch.is_complex, torch.is_same_size,
+    torch.is_tensor, torch.is_inference, torch.result_type, torch.can_cast, torch.promote_types,
+    torch.is_signed,
+)  # fmt: skip
+
+
+def _as_it_is() -> set[Any]:
+    found: set[Any] = set(_FUNCTIONS)
+    for name in _PROPERTIES:
+        descriptor = getattr(Tensor, name, None)
+        for access in ("__get__", "__set__", "__delete__"):
+            if name != "data" and hasattr(descriptor, access):
+                found.add(getattr(descriptor, access))
+    found.update(getattr(Tensor, name) for name in _METHODS if hasattr(Tensor, name))
+    return found
+
+
+_AS_IT_IS = _as_it_is()
