@@ -94,7 +94,9 @@ def main() -> None:
     known = [*RECIPES, *SOURCES]
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
     parser.add_argument("--torch-index", help="package index that has CPU builds of torch")
-    parser.add_argument("--clone-of", help="a clone of the source's repository, instead of its address")
+    parser.add_argument(
+        "--clone-of", help="a clone of the source's repository, instead of its address"
+    )
     args = parser.parse_args()
     for name in args.names or known:
         if name in SOURCES:

@@ -11,8 +11,6 @@ from types import ModuleType
 
 
 class _Empty(ModuleType):
-    __path__: list[str] = []
-
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -32,7 +30,9 @@ class _StandIns(MetaPathFinder, Loader):
         return ModuleSpec(name, self, is_package=True) if inside else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Empty(spec.name)
+        made = _Empty(spec.name)
+        made.__path__ = []
+        return made
 
     def exec_module(self, module: ModuleType) -> None:
         pass

@@ -30,7 +30,9 @@ Batch = tuple[list[np.ndarray], np.ndarray]
 
 
 def library() -> Library:
-    return Library("deepctr-torch", "ctr", lambda: {"deepctr-torch": version("deepctr-torch")}, RECIPES)
+    return Library(
+        "deepctr-torch", "ctr", lambda: {"deepctr-torch": version("deepctr-torch")}, RECIPES
+    )
 
 
 def _fields(dense: bool = True, tags: bool = True) -> list[Any]:
@@ -152,7 +154,9 @@ RECIPES: dict[str, Recipe | str] = {
     "PNN, outer": _pnn(use_inner=False, use_outter=True),
     "CCPM": _wide_deep("CCPM", dense=False),
     "DIEN": _sequence("DIEN"),
-    "DIEN, AUGRU, negatives": _sequence("DIEN", True, _SINGLE, gru_type="AUGRU", use_negsampling=True),
+    "DIEN, AUGRU, negatives": _sequence(
+        "DIEN", True, _SINGLE, gru_type="AUGRU", use_negsampling=True
+    ),
     "DIN": _sequence("DIN"),
     "AFN": _recipe(_afn),
     "SharedBottom": _multi_task("SharedBottom", bottom_dnn_hidden_units=HIDDEN),

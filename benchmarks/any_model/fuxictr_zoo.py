@@ -9,18 +9,15 @@ import importlib
 import sys
 import tempfile
 from collections import OrderedDict
-from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
 
-import fuxictr.pytorch.models  # of the package, before the clone of its repository comes into the path
 import numpy as np
 import torch
 from fuxictr.features import FeatureMap
-from torch import Tensor, nn
+from torch import nn
 
 from benchmarks.any_model.columns import (
-    BATCH_SIZE,
     CATEGORIES,
     DENSE,
     ITEMS,
@@ -32,12 +29,19 @@ from benchmarks.any_model.columns import (
 from benchmarks.any_model.recipe import RATES, Library, Recipe, Training, no_dropout
 from benchmarks.peers import SOURCES, source_of
 
+# Behind the imports, for the clone has a folder `fuxictr` too; the package's is the one measured.
 sys.path.insert(0, str(source_of("fuxictr-zoo")))
 
 DIM = 8
 HIDDEN = [16, 8]
 SOURCE = {"c0": "user", "c1": "user", "c2": "item", "c3": "item", "c4": "context"}
-OPTIMIZERS = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "adam", "adamw": "AdamW", "rmsprop": "RMSprop"}
+OPTIMIZERS = {
+    "sgd": "SGD",
+    "adagrad": "Adagrad",
+    "adam": "adam",
+    "adamw": "AdamW",
+    "rmsprop": "RMSprop",
+}
 LABELS = ("click", "buy")
 REGULARIZERS = {"embedding_regularizer": 1e-5, "net_regularizer": 1e-6}
 Batch = Any  # a dictionary of columns, or for LongCTR (columns, items, mask)
@@ -50,11 +54,13 @@ def library() -> Library:
     return Library("fuxictr", "ctr", versions, RECIPES)
 
 
-def _features(kind: str, dim: int) -> dict[str, dict[str, Any]]:
+def _features(kind: str) -> dict[str, dict[str, Any]]:
     """kind: `ids` alone, `dense` beside them, `fields` with a pooled sequence too, or `history`."""
     made: dict[str, dict[str, Any]] = {}
     for name, rows in ROWS.items():
         made[name] = {"source": SOURCE[name], "type": "categorical", "vocab_size": rows}
+        made[name] |= {"source": "user"} if kind == "items" else {}
+        made[name] |= {"padding_idx": 0} if kind == "negatives" else {}
     if kind in ("dense", "fields"):
         for name in DENSE:
             made[name] = {"source": "context", "type": "numeric"}
@@ -68,9 +74,6 @@ def _features(kind: str, dim: int) -> dict[str, dict[str, Any]]:
     for prefix in prefixes:
         made[f"{prefix}click_history"] = _sequence(ITEMS, share="item_id")
         made[f"{prefix}cate_history"] = _sequence(CATEGORIES, share="cate_id")
-        if prefix:
-            for name in ("click_history", "cate_history"):
-                made[prefix + name]["emb_output_dim"] = 0
     return made
 
 
@@ -84,7 +87,7 @@ def _sequence(
 
 def _feature_map(kind: str, dim: int, labels: tuple[str, ...]) -> FeatureMap:
     made = FeatureMap("any_model", tempfile.gettempdir())
-    made.features = OrderedDict(_features(kind, dim))
+    made.features = OrderedDict(_features(kind))
     made.labels = list(labels)
     made.num_fields = made.get_num_fields()
     made.default_emb_dim = dim
@@ -101,9 +104,13 @@ def _columns_of(batch: Columns, kind: str, labels: tuple[str, ...], dtype: torch
     for prefix, sequences in (("", batch.history), ("neg_", batch.negatives)):
         named[f"{prefix}click_history"] = torch.from_numpy(sequences[0])
         named[f"{prefix}cate_history"] = torch.from_numpy(sequences[1])
-    wanted = _features("fields" if kind == "items" else kind, DIM)
+    if kind == "dense":  # its DLRM takes columns as [B, 1]
+        named |= {name: named[name][:, None] for name in DENSE}
+    wanted = _features("fields" if kind == "items" else kind)
     chosen = {name: named[name] for name in wanted if kind != "items" or name in ROWS}
-    chosen |= {name: torch.from_numpy(batch.labels[:, n]).to(dtype) for n, name in enumerate(labels)}
+    chosen |= {
+        name: torch.from_numpy(batch.labels[:, n]).to(dtype) for n, name in enumerate(labels)
+    }
     if kind != "items":
         return chosen
     # Padding comes first, as in LongCTR's own loader.
@@ -138,7 +145,9 @@ def _of(
     labels = LABELS[:tasks]
 
     def build() -> nn.Module:
-        found = getattr(importlib.import_module("model_zoo." + module), name or module.split(".")[-1])
+        found = getattr(
+            importlib.import_module("model_zoo." + module), name or module.split(".")[-1]
+        )
         one = "binary_classification"
         model = found(
             _feature_map(kind, dim, labels),
@@ -166,9 +175,7 @@ def _of(
         model._batch_index = 0
         return Training(model.optimizer, lambda batch: model.train_step(_copied(batch)))
 
-    return Recipe(
-        build, batches, training, lambda _, batch: (_copied(batch),), **(recipe or {})
-    )
+    return Recipe(build, batches, training, lambda _, batch: (_copied(batch),), **(recipe or {}))
 
 
 def _spread(model: nn.Module) -> None:
@@ -213,7 +220,6 @@ _EXPERTS = {
 }
 _CONDITIONS = {"condition_mode": "group-wise", "condition_features": ["c0", "c1"]}
 _APG = {"rank_k": 4, "overparam_p": 8, "hypernet_config": {"hidden_units": [8]}}
-_SINGLE = {"remark": "casts to float32 by name, so it has no float64 run", "float64": False}
 RECIPES: dict[str, Recipe | str] = {
     "AFM": _of("AFM.src.AFM", attention_dim=8),
     "AFN": _of("AFN.src.AFN", afn_hidden_units=HIDDEN, **_DNN),
@@ -234,22 +240,17 @@ RECIPES: dict[str, Recipe | str] = {
         num_experts=2,
     ),
     "DESTINE": _of("DESTINE.src.DESTINE", **_DNN),
-    "DIEN": _of("DIEN.src.DIEN", kind="history", attention_hidden_units=[8], **_DNN),
+    "DIEN": _of("DIEN.src.DIEN", kind="negatives", attention_hidden_units=[8], **_DNN),
     "DIEN, auxiliary loss": _of(
         "DIEN.src.DIEN", kind="negatives", aux_loss_alpha=0.5, attention_hidden_units=[8], **_DNN
     ),
     "DIN": _of("DIN.src.DIN", kind="history", attention_hidden_units=[8], **_DNN),
-    "DLRM": _of(
-        "DLRM.src.DLRM", kind="dense", top_mlp_units=HIDDEN, bottom_mlp_units=[16, DIM]
-    ),
-    "DMIN": _of("DMIN.src.DMIN", kind="history", **{**_AUXILIARY, "aux_loss_lambda": 0}),
+    "DLRM": _of("DLRM.src.DLRM", kind="dense", top_mlp_units=HIDDEN, bottom_mlp_units=[16, DIM]),
+    "DMIN": _of("DMIN.src.DMIN", kind="negatives", **{**_AUXILIARY, "aux_loss_lambda": 0}),
     "DMIN, auxiliary loss": _of(
         "DMIN.src.DMIN", kind="negatives", **_AUXILIARY, aux_loss_lambda=0.5
     ),
-    "DMR": _of("DMR.src.DMR", kind="history", **_AUXILIARY, context_field=["c4"]),
-    "DMR, auxiliary loss": _of(
-        "DMR.src.DMR", kind="negatives", **_AUXILIARY, context_field=["c4"], aux_loss_beta=0.5
-    ),
+    "DMR": _of("DMR.src.DMR", kind="negatives", **_AUXILIARY, context_field=["c4"]),
     "DNN": _of("DNN.DNN_torch.src.DNN", **_HIDDEN),
     "DSSM": _of("DSSM.src.DSSM", kind="ids", user_tower_units=HIDDEN, item_tower_units=HIDDEN),
     "DeepCrossing": _of("DeepCrossing.src.DeepCrossing", residual_blocks=HIDDEN),
@@ -260,22 +261,31 @@ RECIPES: dict[str, Recipe | str] = {
     "FFM": _of("FFM.src.FFM", kind="ids", dim=4, regularizer=1e-5),
     "FFMv2": _of("FFM.src.FFMv2", kind="ids", dim=4, regularizer=1e-5),
     "FGCNN": _of(
-        "FGCNN.src.FGCNN", channels=[3, 4], kernel_heights=[3, 3], pooling_sizes=[2, 2],
-        recombined_channels=[2, 2], **_DNN,
+        "FGCNN.src.FGCNN",
+        channels=[3, 4],
+        kernel_heights=[3, 3],
+        pooling_sizes=[2, 2],
+        recombined_channels=[2, 2],
+        **_DNN,
     ),
     "FLEN": _of("FLEN.src.FLEN", **_DNN),
     "FM": _of("FM.src.FM", regularizer=1e-5),
     "FiBiNET": _of("FiBiNET.src.FiBiNET", **_HIDDEN),
     "FiGNN": _of("FiGNN.src.FiGNN"),
     "FinalMLP": _of(
-        "FinalMLP.src.FinalMLP", mlp1_hidden_units=HIDDEN, mlp2_hidden_units=HIDDEN,
-        fs_hidden_units=[8], fs1_context=["c0"], fs2_context=["c2"],
+        "FinalMLP.src.FinalMLP",
+        mlp1_hidden_units=HIDDEN,
+        mlp2_hidden_units=HIDDEN,
+        fs_hidden_units=[8],
+        fs1_context=["c0"],
+        fs2_context=["c2"],
     ),
     "DualMLP": _of("FinalMLP.src.DualMLP", mlp1_hidden_units=HIDDEN, mlp2_hidden_units=HIDDEN),
     "FinalNet": _of("FinalNet.src.FinalNet"),
     "FmFM": _of("FmFM.src.FmFM", regularizer=1e-5),
     "FwFM": _of("FwFM.src.FwFM", regularizer=1e-5),
-    "GDCN": _of("GDCN.src.GDCN"),
+    "GDCN": _of("GDCN.src.GDCN", **_DNN),
+    "GDCNP": _of("GDCN.src.GDCN", name="GDCNP", **_DNN),
     "HFM": _of("HFM.src.HFM"),
     "HOFM": _of("HOFM.src.HOFM", kind="ids", dim=DIM, regularizer=1e-5),
     "InterHAt": _of("InterHAt.src.InterHAt"),
@@ -283,8 +293,11 @@ RECIPES: dict[str, Recipe | str] = {
     "LorentzFM": _of("LorentzFM.src.LorentzFM", regularizer=1e-5),
     "MaskNet": _of("MaskNet.src.MaskNet", **_DNN),
     "MaskNet, parallel": _of(
-        "MaskNet.src.MaskNet", model_type="ParallelMaskNet", parallel_num_blocks=2,
-        parallel_block_dim=8, **_DNN,
+        "MaskNet.src.MaskNet",
+        model_type="ParallelMaskNet",
+        parallel_num_blocks=2,
+        parallel_block_dim=8,
+        **_DNN,
     ),
     "NFM": _of("NFM.src.NFM", **_HIDDEN),
     "ONN": _of("ONN.ONN_torch.src.ONN", kind="ids", dim=4, **_HIDDEN),
@@ -296,28 +309,42 @@ RECIPES: dict[str, Recipe | str] = {
     "QNN_alpha": _of("QNN.src.QNN_alpha"),
     "SAM": _of("SAM.src.SAM"),
     "TransAct": _of(
-        "TransAct.src.TransAct", kind="history", dcn_hidden_units=HIDDEN, dim_feedforward=16,
-        target_item_field=[_TARGETS["target"]], sequence_item_field=[_TARGETS["sequence"]],
+        "TransAct.src.TransAct",
+        kind="history",
+        dcn_hidden_units=HIDDEN,
+        dim_feedforward=16,
+        target_item_field=[_TARGETS["target"]],
+        sequence_item_field=[_TARGETS["sequence"]],
     ),
     "WideDeep": _of("WideDeep.WideDeep_torch.src.WideDeep", **_HIDDEN),
     "WuKong": _of(
-        "WuKong.src.WuKong", num_wukong_layers=2, lcb_features=4, fmb_features=4, fmp_rank_k=4,
-        fmb_mlp_units=HIDDEN, mlp_hidden_units=HIDDEN,
+        "WuKong.src.WuKong",
+        num_wukong_layers=2,
+        lcb_features=4,
+        fmb_features=4,
+        fmp_rank_k=4,
+        fmb_mlp_units=HIDDEN,
+        mlp_hidden_units=HIDDEN,
     ),
     "xDeepFM": _of("xDeepFM.src.xDeepFM", cin_hidden_units=[8, 8], **_DNN),
     "MMoE": _of("multitask.MMoE.src.MMoE", num_experts=2, **_EXPERTS),
     "PLE": _of("multitask.PLE.src.PLE", **_EXPERTS),
     "ShareBottom": _of(
-        "multitask.ShareBottom.src.ShareBottom", bottom_hidden_units=HIDDEN,
-        tower_hidden_units=[8], **_TASKS,
+        "multitask.ShareBottom.src.ShareBottom",
+        bottom_hidden_units=HIDDEN,
+        tower_hidden_units=[8],
+        **_TASKS,
     ),
     "LongCTR DCNv2": _of("LongCTR.DCNv2.DCNv2", kind="items", parallel_dnn_hidden_units=HIDDEN),
     "LongCTR DIEN": _of("LongCTR.DIEN.DIEN", kind="items", attention_hidden_units=[8], **_DNN),
     "LongCTR DIN": _of("LongCTR.DIN.DIN", kind="items", attention_hidden_units=[8], **_DNN),
     "LongCTR ETA": _of("LongCTR.ETA.ETA", **_LONG, topk=2),
     "LongCTR FinalMLP": _of(
-        "LongCTR.FinalMLP.FinalMLP", kind="items", mlp1_hidden_units=HIDDEN,
-        mlp2_hidden_units=HIDDEN, fs_hidden_units=[8],
+        "LongCTR.FinalMLP.FinalMLP",
+        kind="items",
+        mlp1_hidden_units=HIDDEN,
+        mlp2_hidden_units=HIDDEN,
+        fs_hidden_units=[8],
     ),
     "LongCTR MIRRN": _of("LongCTR.MIRRN.MIRRN", **_LONG, topk=2, max_len=MAX_LENGTH),
     "LongCTR SDIM": _of("LongCTR.SDIM.SDIM", **_LONG),

@@ -38,7 +38,9 @@ Inputs = dict[str, Tensor]
 
 
 def library() -> Library:
-    return Library("torch-rechub", "ctr", lambda: {"torch-rechub": version("torch-rechub")}, RECIPES)
+    return Library(
+        "torch-rechub", "ctr", lambda: {"torch-rechub": version("torch-rechub")}, RECIPES
+    )
 
 
 # A feature keeps the table that it once made, so each model gets features of its own.
@@ -257,7 +259,9 @@ def _dynamic() -> nn.Module:
 
 def _sine() -> nn.Module:
     names = (["hist_item"], ["item"], ["neg_items"])
-    return matching.SINE(*names, ITEMS, DIM, 8, num_concept=10, num_intention=3, seq_max_len=MAX_LENGTH)
+    return matching.SINE(
+        *names, ITEMS, DIM, 8, num_concept=10, num_intention=3, seq_max_len=MAX_LENGTH
+    )
 
 
 def _narm(**options: Any) -> Callable[[], nn.Module]:
@@ -293,7 +297,9 @@ def _generative(build: Callable[[], nn.Module]) -> Recipe:
         for batch in columns():
             tokens = torch.from_numpy(batch.history[0])
             seconds = torch.arange(MAX_LENGTH).flip(0) * 97 + tokens % 50
-            made.append((tokens, torch.arange(MAX_LENGTH), seconds, torch.from_numpy(batch.item)[:, None]))
+            made.append(
+                (tokens, torch.arange(MAX_LENGTH), seconds, torch.from_numpy(batch.item)[:, None])
+            )
         return made
 
     return Recipe(
@@ -305,7 +311,14 @@ def _generative(build: Callable[[], nn.Module]) -> Recipe:
 
 
 def _hstu(**options: Any) -> Callable[[], nn.Module]:
-    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "dqk": 8, "dv": 8, "max_seq_len": MAX_LENGTH}
+    sizes = {
+        "d_model": 16,
+        "n_heads": 2,
+        "n_layers": 1,
+        "dqk": 8,
+        "dv": 8,
+        "max_seq_len": MAX_LENGTH,
+    }
     return lambda: generative.HSTUModel(ITEMS, **sizes, dropout=0.0, **options)
 
 
@@ -364,9 +377,7 @@ RECIPES: dict[str, Recipe | str] = {
     "ESMM": _esmm(),
     "MMOE": _tasks(multi_task.MMOE, n_expert=2, **_EXPERTS),
     "MMOE, uncertainty weights": _tasks(multi_task.MMOE, adaptive="uwl", n_expert=2, **_EXPERTS),
-    "PLE": _tasks(
-        multi_task.PLE, n_level=2, n_expert_specific=1, n_expert_shared=1, **_EXPERTS
-    ),
+    "PLE": _tasks(multi_task.PLE, n_level=2, n_expert_specific=1, n_expert_shared=1, **_EXPERTS),
     "AITM": _tasks(multi_task.AITM, n_task=2, bottom_params=MLP),
     "DSSM": _match(_two_towers(matching.DSSM), 0, _clicks),
     "DSSM, in-batch negatives": _match(

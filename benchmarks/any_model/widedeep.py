@@ -15,7 +15,9 @@ from benchmarks.any_model.columns import DENSE, ROWS, columns
 from benchmarks.any_model.recipe import Library, Recipe, Training, no_dropout, optimizer_of
 
 # Its text and image parts import these; no tabular model uses any of them.
-stand_in("torchvision", "spacy", "gensim", "cv2", "transformers", "imutils", "sentence_transformers")
+stand_in(
+    "torchvision", "spacy", "gensim", "cv2", "transformers", "imutils", "sentence_transformers"
+)
 
 from pytorch_widedeep import Trainer  # noqa: E402
 from pytorch_widedeep import models as zoo  # noqa: E402
@@ -50,7 +52,9 @@ def _recipe(tabular: Callable[[], nn.Module] | None, wide: bool = False, **train
 
     def training(model: nn.Module, name: str) -> Training:
         optimizer = optimizer_of(model, name)
-        of = Trainer(model, objective="binary", optimizers=optimizer, verbose=0, device="cpu", **trainer)
+        of = Trainer(
+            model, objective="binary", optimizers=optimizer, verbose=0, device="cpu", **trainer
+        )
         of.train_running_loss = 0.0
         return Training(of.optimizer, lambda batch: of._train_step(*batch, 0))
 
@@ -90,12 +94,8 @@ RECIPES: dict[str, Recipe | str] = {
     "Wide and TabMlp": _recipe(_sized("TabMlp", mlp_hidden_dims=HIDDEN), wide=True),
     "TabResnet": _recipe(_sized("TabResnet", blocks_dims=[16, 16, 8])),
     "TabNet": _recipe(_sized("TabNet", n_steps=2, step_dim=8, attn_dim=8, ghost_bn=False)),
-    "ContextAttentionMLP": _recipe(
-        _same("ContextAttentionMLP", input_dim=DIM, n_blocks=2, mlp_hidden_dims=HIDDEN)
-    ),
-    "SelfAttentionMLP": _recipe(
-        _same("SelfAttentionMLP", input_dim=DIM, n_heads=2, n_blocks=2, mlp_hidden_dims=HIDDEN)
-    ),
+    "ContextAttentionMLP": _recipe(_same("ContextAttentionMLP", input_dim=DIM, n_blocks=2)),
+    "SelfAttentionMLP": _recipe(_same("SelfAttentionMLP", input_dim=DIM, n_heads=2, n_blocks=2)),
     "TabTransformer": _recipe(_same("TabTransformer", **_TRANSFORMER)),
     "TabTransformer, shared": _recipe(
         _same("TabTransformer", **_TRANSFORMER, shared_embed=True, frac_shared_embed=0.25)

@@ -1,6 +1,6 @@
 """Checks models of one library, in that library's environment; a line of JSON for each that is done.
 
-    python -m benchmarks.any_model.worker LIBRARY OUT --models M ... --optimizers O ...
+python -m benchmarks.any_model.worker LIBRARY OUT --models M ... --optimizers O ...
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ def main() -> None:
             out.flush()
 
         if args.list:
-            say(models=list(library.recipes), versions=library.versions() | {"torch": torch.__version__})
+            say(
+                models=list(library.recipes),
+                versions=library.versions() | {"torch": torch.__version__},
+            )
             return
         accelerate = None
         if not args.plain:
-            import hotrows
-
-            accelerate = hotrows.accelerate
+            accelerate = Accelerate()
         for name in args.models or library.recipes:
             start = time.perf_counter()
             record = of_model(library.recipes[name], accelerate, args)
@@ -79,11 +80,14 @@ def of_model(recipe: Any, accelerate: Any, args: argparse.Namespace) -> dict[str
     except Exception as error:
         return {"not_built": f"fails plain: {check.described(error)}"}
     if accelerate is not None:
-        record["explained"] = explained(recipe, weights)
+        record["explained"] = explained(recipe, names[0], weights)
     record["optimizers"] = {}
     for name in names:
         try:
-            record["optimizers"][name] = check.check(recipe, name, weights, accelerate, args.quick)
+            found = check.check(recipe, name, weights, accelerate, args.quick)
+            if accelerate is not None:
+                record.setdefault("accelerated", {})[name] = accelerate.tables
+            record["optimizers"][name] = found
         except Exception as error:
             record["optimizers"][name] = {"plain": check.described(error)}
     return record
@@ -97,16 +101,33 @@ def tables_of(recipe: Any) -> int:
     return len({id(of.weight) for of in modules})
 
 
-def explained(recipe: Any, weights: dict[str, Any]) -> dict[str, Any]:
-    """What `hotrows.explain` says of the model: its text, and its fields."""
-    import hotrows
+class Accelerate:
+    """`hotrows.accelerate`, which notes how many tables it took, and why it left the others."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, Any] = {}
+
+    def __call__(self, model: Any, optimizer: Any) -> None:
+        import hotrows
+        from hotrows.capture.acceleration import acceleration_of
+
+        hotrows.accelerate(model, optimizer)
+        found = acceleration_of(model).found
+        left = {one.names[0]: one.rule for one in found if isinstance(one.rule, str)}
+        self.tables = {"taken": len(found) - len(left), "left": left}
+
+
+def explained(recipe: Any, optimizer: str, weights: dict[str, Any]) -> dict[str, Any]:
+    """What `hotrows.explain` says of the accelerated model: its text, and its fields."""
     import torch
 
+    import hotrows
     from benchmarks.any_model import check
 
     torch.manual_seed(check.SEED)
     model = recipe.build()
     model.load_state_dict(weights)
+    hotrows.accelerate(model, recipe.training(model, optimizer).optimizer)
     model.train()
     try:
         batch = recipe.batches(torch.float32)[0]
