@@ -33,6 +33,7 @@ CRITEO_KAGGLE = (
     27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )
 # fmt: on
+CRITEO_TENTH = tuple(rows // 10 if rows > 10_000 else rows for rows in CRITEO_KAGGLE)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Workload:
 
 WORKLOADS = {
     "A": Workload(CRITEO_KAGGLE, num_dense=13, batch_size=8192, num_batches=32),
+    "criteo": Workload(CRITEO_KAGGLE, num_dense=13, batch_size=8192, num_batches=128),
+    "criteo-tenth": Workload(CRITEO_TENTH, num_dense=13, batch_size=8192, num_batches=128),
     "B461": Workload((10_000,) * 461, num_dense=0, batch_size=2048, num_batches=16),
     "B461L": Workload((10_000,) * 461, num_dense=0, batch_size=8192, num_batches=8),
     "B": Workload((10_000,) * 1000, num_dense=0, batch_size=2048, num_batches=16),
@@ -115,10 +118,10 @@ def measure_runs(
     while sum(others <= max_other_cores for others, _ in seen) < windows:
         if seen and time.perf_counter() - start > max_seconds:
             break
-        others_before, before = _cpu_seconds_of_others(pids), time.perf_counter()
+        others_before, before = cpu_seconds_of_others(pids), time.perf_counter()
         run(next_step, num_steps)
         seconds = time.perf_counter() - before
-        others = max(0.0, _cpu_seconds_of_others(pids) - others_before) / seconds
+        others = max(0.0, cpu_seconds_of_others(pids) - others_before) / seconds
         seen.append((others, seconds / num_steps))
         next_step += num_steps
     quietest = sorted(seen)[:windows]
@@ -155,7 +158,7 @@ def _warm_up(run: Callable[[int, int], Any], seconds: float) -> tuple[int, float
     return k, one_step
 
 
-def _cpu_seconds_of_others(pids: Sequence[int]) -> float:
+def cpu_seconds_of_others(pids: Sequence[int] = ()) -> float:
     """CPU time of all processes but this one and `pids`, and what the host stole; 0 without /proc."""
     if not Path("/proc/stat").exists():
         return 0.0

@@ -1,6 +1,7 @@
 """The DeepFM of three CTR libraries, with their own defaults and what their own loops do in a step.
 
-All three train with dense Adam: every step touches every row of every table.
+All three train with dense Adam: every step touches every row of every table. With --accelerate the
+same model and the same step run under `hotrows.accelerate`.
 """
 
 import tempfile
@@ -10,27 +11,32 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy
+from torch.optim import Optimizer
 
-from benchmarks.arms import arm
+from benchmarks.arms import accelerated, arm
 from benchmarks.workload import DEEPFM_DEEP, DIM, Batch, batches
 
 HIDDEN = DEEPFM_DEEP[:-1]
-Step = Callable[[int], float]
+Trained = tuple[Callable[[int], float], nn.Module, Optimizer | list[Optimizer]]
 
 
 def main() -> None:
-    args = arm.parse(library=("deepctr-torch", "fuxictr", "torch-rechub"))
+    parser = arm.parser(library=("deepctr-torch", "fuxictr", "torch-rechub"))
+    accelerated.add_arguments(parser)
+    parser.add_argument("--regularizer", type=float, default=0.0, help="of FuxiCTR's embeddings")
+    parser.add_argument("--sparse", action="store_true", help="sparse gradients, for torch-rechub")
+    args = arm.finish(parser.parse_args())
     if (args.model, args.optimizer) != ("deepfm", "adam"):
         raise ValueError("the CTR libraries are measured with --model deepfm --optimizer adam only")
     torch.set_num_threads(args.threads)
     data = batches(args.workload, args.batch_size)
     make_step = {"deepctr-torch": deepctr, "fuxictr": fuxictr, "torch-rechub": rechub}[args.library]
-    arm.report(args, make_step(args, data), "torch", args.library)
+    accelerated.report(args, *make_step(args, data), "torch", args.library)
 
 
-def deepctr(args: Namespace, data: list[Batch]) -> Step:
+def deepctr(args: Namespace, data: list[Batch]) -> Trained:
     from deepctr_torch.inputs import DenseFeat, SparseFeat
     from deepctr_torch.models import DeepFM
 
@@ -54,10 +60,10 @@ def deepctr(args: Namespace, data: list[Batch]) -> Step:
         model.optim.step()
         return loss.item() / args.batch_size
 
-    return step
+    return step, model, model.optim
 
 
-def fuxictr(args: Namespace, data: list[Batch]) -> Step:
+def fuxictr(args: Namespace, data: list[Batch]) -> Trained:
     from fuxictr.features import FeatureMap
     from fuxictr.pytorch.layers import FactorizationMachine, FeatureEmbedding, MLP_Block
     from fuxictr.pytorch.models import BaseModel
@@ -82,6 +88,7 @@ def fuxictr(args: Namespace, data: list[Batch]) -> Step:
                 model_id="DeepFM",
                 gpu=-1,
                 metrics=["AUC"],
+                embedding_regularizer=args.regularizer or None,
                 verbose=0,
                 model_root=tempfile.mkdtemp(),
             )
@@ -101,10 +108,10 @@ def fuxictr(args: Namespace, data: list[Batch]) -> Step:
     model.train()
     model._max_gradient_norm = 10.0  # what its fit() sets
     inputs = [_columns(args, batch) | {"label": torch.from_numpy(batch.labels)} for batch in data]
-    return lambda k: model.train_step(inputs[k % len(inputs)]).item()
+    return lambda k: model.train_step(inputs[k % len(inputs)]).item(), model, model.optimizer
 
 
-def rechub(args: Namespace, data: list[Batch]) -> Step:
+def rechub(args: Namespace, data: list[Batch]) -> Trained:
     from torch_rechub.basic.features import DenseFeature, SparseFeature
     from torch_rechub.models.ranking import DeepFM
 
@@ -114,7 +121,15 @@ def rechub(args: Namespace, data: list[Batch]) -> Step:
     deep = fields + [DenseFeature(name) for name in dense]
     mlp = {"dims": list(HIDDEN), "dropout": 0, "activation": "relu"}
     model = DeepFM(deep_features=deep, fm_features=fields, mlp_params=mlp)
-    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    optimizers = [torch.optim.Adam(model.parameters(), 1e-3)]
+    if args.sparse:
+        tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+        for module in tables:
+            module.sparse = True
+        rows = [module.weight for module in tables]
+        read = {id(weight) for weight in rows}
+        dense = [of for of in model.parameters() if id(of) not in read]
+        optimizers = [torch.optim.Adam(dense, 1e-3), torch.optim.SparseAdam(rows, 1e-3)]
     inputs = [_columns(args, batch) for batch in data]
     labels = [torch.from_numpy(batch.labels) for batch in data]
 
@@ -123,10 +138,11 @@ def rechub(args: Namespace, data: list[Batch]) -> Step:
         loss = binary_cross_entropy(model(inputs[k]), labels[k])
         model.zero_grad()
         loss.backward()
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         return loss.item()
 
-    return step
+    return step, model, optimizers
 
 
 def _names(args: Namespace) -> tuple[list[str], list[str]]:

@@ -9,13 +9,17 @@ MODELS = ("din", "dien", "can")
 
 def parse(**own: tuple[str, ...]) -> argparse.Namespace:
     """The arguments of all arms, and of one: `own` choices, the first of which is the default."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--model", choices=MODELS, default="din")
-    parser.add_argument("--dim", type=int, default=16)
-    parser.add_argument("--batch-size", type=int, default=BATCH_SIZE)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--windows", type=int, default=5, help="windows of time that are measured")
-    parser.add_argument("--max-seconds", type=float, default=60, help="to wait for quiet windows")
+    return parser(**own).parse_args()
+
+
+def parser(**own: tuple[str, ...]) -> argparse.ArgumentParser:
+    found = argparse.ArgumentParser()
+    found.add_argument("--model", choices=MODELS, default="din")
+    found.add_argument("--dim", type=int, default=16)
+    found.add_argument("--batch-size", type=int, default=BATCH_SIZE)
+    found.add_argument("--threads", type=int, default=2)
+    found.add_argument("--windows", type=int, default=5, help="windows of time that are measured")
+    found.add_argument("--max-seconds", type=float, default=60, help="to wait for quiet windows")
     for name, choices in own.items():
-        parser.add_argument(f"--{name}", choices=choices, default=choices[0])
-    return parser.parse_args()
+        found.add_argument(f"--{name}", choices=choices, default=choices[0])
+    return found

@@ -8,24 +8,29 @@ from argparse import Namespace
 from collections.abc import Callable
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
-from benchmarks.arms import arm, sequence_arm
+from benchmarks.arms import accelerated, sequence_arm
 from benchmarks.samples import Samples
 from benchmarks.sequences import ATTENTION, FEATURES, HIDDEN, batches_of
 
-Step = Callable[[int], float]
+Trained = tuple[Callable[[int], float], nn.Module, Optimizer]
 
 
 def main() -> None:
-    args = sequence_arm.parse(library=("deepctr-torch", "fuxictr"))
+    parser = sequence_arm.parser(library=("deepctr-torch", "fuxictr"))
+    accelerated.add_arguments(parser)
+    args = parser.parse_args()
     if args.model == "can":
         raise ValueError("neither library has CAN")
     torch.set_num_threads(args.threads)
     make_step = {"deepctr-torch": deepctr, "fuxictr": fuxictr}[args.library]
-    arm.report(args, make_step(args, batches_of(batch_size=args.batch_size)), "torch", args.library)
+    trained = make_step(args, batches_of(batch_size=args.batch_size))
+    accelerated.report(args, *trained, "torch", args.library)
 
 
-def deepctr(args: Namespace, data: list[Samples]) -> Step:
+def deepctr(args: Namespace, data: list[Samples]) -> Trained:
     from benchmarks.arms import deepctr_models
 
     options = {"dnn_hidden_units": HIDDEN, "att_activation": "sigmoid", "task": "binary"}
@@ -47,10 +52,10 @@ def deepctr(args: Namespace, data: list[Samples]) -> Step:
         model.optim.step()
         return loss.item() / args.batch_size
 
-    return step
+    return step, model, model.optim
 
 
-def fuxictr(args: Namespace, data: list[Samples]) -> Step:
+def fuxictr(args: Namespace, data: list[Samples]) -> Trained:
     from benchmarks.arms import fuxictr_models
 
     options = {"dnn_hidden_units": list(HIDDEN), "batch_norm": False}
@@ -70,7 +75,7 @@ def fuxictr(args: Namespace, data: list[Samples]) -> Step:
         return columns | {"label": torch.from_numpy(samples.labels)}, items, mask
 
     inputs = [labelled(samples) for samples in data]
-    return lambda k: model.train_step(inputs[k % len(inputs)]).item()
+    return lambda k: model.train_step(inputs[k % len(inputs)]).item(), model, model.optimizer
 
 
 if __name__ == "__main__":

@@ -46,7 +46,10 @@ OPTIMIZERS = {
     "sgd": (torch.optim.SGD, {"lr": 0.02}),
     "sgd, decay": (torch.optim.SGD, {"lr": 0.1, "weight_decay": 0.01}),
     "momentum": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9}),
-    "dampened": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}),
+    "dampened": (
+        torch.optim.SGD,
+        {"lr": 0.01, "momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01},
+    ),
     "nesterov": (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True}),
     "adagrad": (torch.optim.Adagrad, {"lr": 0.1}),
     "adagrad, decay": (

@@ -1,6 +1,13 @@
 """Other people's models: any PyTorch model gets packed lookups and row updates, in two lines."""
 
-from hotrows.capture.acceleration import accelerate, restore
-from hotrows.capture.explain import explain
+from torch._dynamo import list_backends, register_backend
 
-__all__ = ["accelerate", "explain", "restore"]
+from hotrows.capture.acceleration import accelerate, restore
+from hotrows.capture.explain import Explanation, explain
+from hotrows.capture.graph import hotrows
+
+__all__ = ["Explanation", "accelerate", "explain", "restore"]
+
+# Where hotrows is installed, dynamo knows the backend from its entry point.
+if "hotrows" not in list_backends(exclude_tags=()):
+    register_backend(name="hotrows")(hotrows)

@@ -19,14 +19,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotrows.capture import lookup, penalty  # noqa: F401  (they say what they handle)
+from hotrows.capture import lookup, penalty, ranks  # noqa: F401  (they say what they handle)
 from hotrows.capture.gradient import PackGradient, RowGradient
-from hotrows.capture.graph import Report, capture
+from hotrows.capture.function import capture
 from hotrows.capture.history import History
 from hotrows.capture.parameter import NO_TORCH_FUNCTION, TableParameter
+from hotrows.capture.report import Report
 from hotrows.capture.rules import BY_OPTIMIZER, Rule, rule_of, with_lazy
 from hotrows.capture.table import Table, counted_squares
 from hotrows.ops import deferred
@@ -166,16 +168,19 @@ class Acceleration:
         packing: bool,
     ) -> None:
         self.optimizers, self.tables, self.found = tuple(optimizers), tuple(tables), tuple(found)
-        self.report = Report()
+        self.report = Report(model)
         for table in self.tables:
             table.weight.__class__ = TableParameter
             table.weight.table = table  # type: ignore[attr-defined]
         plain = type(model).forward
         self._forward = capture(plain, self.report) if packing and self._gains() else plain
+        self.group: dist.ProcessGroup | None = None
+        names = [name for table in self.tables for name in table.names]
+        model._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
         self._hooks = [
             hook
             for optimizer in self.optimizers
-            for hook in _hook(optimizer, [t for t in self.tables if t.optimizer is optimizer])
+            for hook in _hook(self, optimizer, [t for t in self.tables if t.optimizer is optimizer])
         ]
 
     def _gains(self) -> bool:
@@ -183,7 +188,14 @@ class Acceleration:
         return len(self.found) > 1
 
     def forward(self, model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> Any:
-        return self._forward(model, *args, **kwargs)
+        group = ranks.active_group()
+        if group is None:
+            return self._forward(model, *args, **kwargs)
+        if self.group is not group:
+            self.group = group
+            ranks.share_weights(list(self.tables), group)
+        with torch._dynamo.config.patch(optimize_ddp=False):  # which would cut the graph in pieces
+            return self._forward(model, *args, **kwargs)
 
     def catch_up(self) -> None:
         """Brings every row of every table up to date."""
@@ -247,7 +259,7 @@ def _plain_again(plain: type[nn.Module]) -> nn.Module:
 # ---- the optimizer
 
 
-def _hook(optimizer: Optimizer, tables: Sequence[Table]) -> list[Any]:
+def _hook(of: Acceleration, optimizer: Optimizer, tables: Sequence[Table]) -> list[Any]:
     """Puts the tables' steps in front of an optimizer's own."""
     by_weight = {id(table.weight): table for table in tables}
     hidden: list[tuple[Tensor, Tensor]] = []
@@ -258,7 +270,7 @@ def _hook(optimizer: Optimizer, tables: Sequence[Table]) -> list[Any]:
             with torch.enable_grad():
                 loss = closure()
             args, kwargs = (optimizer, lambda: loss), {}
-        hidden.extend(step_tables(optimizer, by_weight))
+        hidden.extend(step_tables(optimizer, by_weight, of.group))
         return (args, kwargs) if closure is not None else None
 
     def after(optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
@@ -296,16 +308,24 @@ def _hook(optimizer: Optimizer, tables: Sequence[Table]) -> list[Any]:
     ]
 
 
-def step_tables(optimizer: Optimizer, tables: Mapping[int, Table]) -> list[tuple[Tensor, Tensor]]:
+def step_tables(
+    optimizer: Optimizer, tables: Mapping[int, Table], group: dist.ProcessGroup | None = None
+) -> list[tuple[Tensor, Tensor]]:
     """Steps the tables that have a gradient; returns (weight, gradient) of each.
 
-    Those whose gradient is dense are left to the optimizer, with every row up to date.
+    Those whose gradient is dense are left to the optimizer, with every row up to date. group: ranks
+    whose gradients are averaged first.
     """
+    if group is not None:
+        with NO_TORCH_FUNCTION(), torch.no_grad():
+            own = [(table, table.weight.grad) for table in tables.values()]
+            for table, gradient in ranks.averaged(own, group):
+                table.weight.grad = gradient
     stepped: list[tuple[Tensor, Tensor]] = []
     packs: dict[tuple[int, int], list[tuple[Table, RowGradient]]] = {}
     with NO_TORCH_FUNCTION(), torch.no_grad():
-        for group in optimizer.param_groups:
-            for weight in group["params"]:
+        for settings in optimizer.param_groups:
+            for weight in settings["params"]:
                 table = tables.get(id(weight))
                 if table is None or weight.grad is None:
                     continue
@@ -317,12 +337,12 @@ def step_tables(optimizer: Optimizer, tables: Mapping[int, Table]) -> list[tuple
                 weight.grad = None
                 if len(gradient.parts) == 1 and table.rule.kind != BY_OPTIMIZER:
                     of = gradient.parts[0].of
-                    packs.setdefault((id(of), id(group)), []).append((table, gradient))
+                    packs.setdefault((id(of), id(settings)), []).append((table, gradient))
                 else:
-                    table.step(gradient, group)
-        groups = {id(group): group for group in optimizer.param_groups}
+                    table.step(gradient, settings)
+        by_id = {id(settings): settings for settings in optimizer.param_groups}
         for (_, key), members in packs.items():
-            _step_pack(members, groups[key])
+            _step_pack(members, by_id[key])
     return stepped
 
 

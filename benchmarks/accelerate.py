@@ -1,0 +1,55 @@
+"""How much faster do other libraries' models train under `hotrows.accelerate`, unmodified?
+
+    python -m benchmarks.accelerate                  # every comparison
+    python -m benchmarks.accelerate criteo-deepctr --quick
+
+The library's own model and its own training step, plain and accelerated, with the same meaning of the
+optimizer. Figures of accelerated arms are of a whole epoch of 500 steps and the catching up of every
+row at its end.
+"""
+
+from benchmarks.harness import Arm, Comparison, main
+
+SETTINGS = {
+    "deepctr-torch": "--library deepctr-torch",  # L2 terms over all tables: its default
+    "fuxictr": "--library fuxictr --regularizer 1e-5",  # and the gradient's norm is clipped
+    "torch-rechub": "--library torch-rechub",
+}
+CTR, SEQUENCES = "ctr_libraries", "sequence_libraries"
+
+
+def _arms() -> dict[str, Arm]:
+    found = {}
+    for library, arguments in SETTINGS.items():
+        found[library] = Arm("ctr", CTR, arguments)
+        found[f"{library}+hotrows"] = Arm("ctr", CTR, f"{arguments} --accelerate")
+    sparse = "--library torch-rechub --sparse"
+    found["rechub-sparse"] = Arm("ctr", CTR, sparse, "sparse gradients and SparseAdam")
+    found["rechub-sparse+hotrows"] = Arm("ctr", CTR, f"{sparse} --accelerate")
+    for library in ("deepctr-torch", "fuxictr"):
+        arguments = f"--library {library}"
+        found[f"{library}-din"] = Arm("ctr", SEQUENCES, arguments)
+        found[f"{library}-din+hotrows"] = Arm("ctr", SEQUENCES, f"{arguments} --accelerate")
+    return found
+
+
+def _comparisons() -> dict[str, Comparison]:
+    found = {}
+
+    def compare(name: str, setting: str, arm: str) -> None:
+        found[name] = Comparison(setting, peers=(), baseline=arm, ours=(arm, f"{arm}+hotrows"))
+
+    deepfm = "--model deepfm --optimizer adam --workload"
+    for library in SETTINGS:
+        short = library.split("-")[-1] if library.startswith("torch") else library.split("-")[0]
+        compare(f"criteo-{short}", f"{deepfm} criteo", library)
+        compare(f"tenth-{short}", f"{deepfm} criteo-tenth", library)
+        compare(f"461-{short}", f"{deepfm} B461", library)
+    compare("criteo-sparse", f"{deepfm} criteo", "rechub-sparse")
+    compare("din-deepctr", "--model din --dim 16", "deepctr-torch-din")
+    compare("din-fuxictr", "--model din --dim 16", "fuxictr-din")
+    return found
+
+
+if __name__ == "__main__":
+    main(__doc__.splitlines()[0], _comparisons(), _arms())

@@ -1,0 +1,525 @@
+// What the steps of a dense optimizer do to rows whose gradient is zero, and to those of a batch.
+//
+// Between two touches the gradient of a row is c * w, so what happens to one element depends on that element
+// and on the step it begins with alone:
+//
+//   sgd                  linear in (w, buffer): one matrix of 2 x 2 for all steps
+//   no decay (c = 0)     adagrad, rmsprop: powers. adam: replayed until the weights have stopped moving
+//   decay (c != 0)       replayed, step by step
+//
+// A Path holds the steps of one table in the rows' precision, made once per call. It replays a group of
+// elements side by side, which stay in registers over the steps. Adam's float32 replay with decay
+// differs between instruction sets by rounding; all else has the same bits on all of them.
+#pragma once
+
+#include <limits>
+#include <type_traits>
+
+#include "vector.h"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+namespace hotrows {
+
+using Numbers = const double (*)[8];  // of each step, as the caller gives them; ops/deferred.py says which
+
+// ---- groups of elements -------------------------------------------------------------------------------
+
+template <class T>
+struct Register {
+  typedef T Type __attribute__((vector_size(sizeof(Vec))));
+};
+template <class T>
+using Reg = typename Register<T>::Type;
+
+constexpr int64_t kVectors = 6;  // side by side, so that one is worked on while another waits for its quotient
+template <class T>
+constexpr int64_t kWidth = sizeof(Vec) / sizeof(T);
+template <class T>
+constexpr int64_t kGroup = kVectors * kWidth<T>;
+
+template <class T>
+struct Elements {  // kGroup of each
+  T *w, *first, *second;
+};
+
+template <class T>
+inline Reg<T> read(const T* from) {
+  Reg<T> x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+template <class T>
+inline void write(T* to, Reg<T> x) {
+  std::memcpy(to, &x, sizeof x);
+}
+
+#if defined(__AVX512F__)
+inline Reg<float> root(Reg<float> x) { return _mm512_maskz_sqrt_ps(0xFFFF, x); }
+inline Reg<double> root(Reg<double> x) { return _mm512_maskz_sqrt_pd(0xFF, x); }
+#elif defined(__AVX__)
+inline Reg<float> root(Reg<float> x) { return _mm256_sqrt_ps(x); }
+inline Reg<double> root(Reg<double> x) { return _mm256_sqrt_pd(x); }
+#elif defined(__SSE2__)
+inline Reg<float> root(Reg<float> x) { return _mm_sqrt_ps(x); }
+inline Reg<double> root(Reg<double> x) { return _mm_sqrt_pd(x); }
+#else
+template <class V>
+inline V root(V x) {
+  for (size_t l = 0; l < sizeof(V) / sizeof(x[0]); ++l) x[l] = std::sqrt(x[l]);
+  return x;
+}
+#endif
+
+// move(t, w, first, second) for each step and register.
+template <class T, class Move>
+inline void in_registers(const Elements<T>& e, int64_t from, int64_t to, Move move) {
+  Reg<T> w[kVectors], a[kVectors], b[kVectors];
+  for (int64_t i = 0; i < kVectors; ++i) {
+    w[i] = read(e.w + i * kWidth<T>);
+    a[i] = read(e.first + i * kWidth<T>);
+    b[i] = read(e.second + i * kWidth<T>);
+  }
+  for (int64_t t = from; t < to; ++t) {
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kVectors; ++i) move(t, w[i], a[i], b[i]);
+  }
+  for (int64_t i = 0; i < kVectors; ++i) {
+    write(e.w + i * kWidth<T>, w[i]);
+    write(e.first + i * kWidth<T>, a[i]);
+    write(e.second + i * kWidth<T>, b[i]);
+  }
+}
+
+template <class T, class Test>
+inline bool all(Test test) {
+  bool holds = true;
+  for (int64_t l = 0; l < kGroup<T>; ++l) holds &= static_cast<bool>(test(l));
+  return holds;
+}
+
+// One rounding, whatever the factor.
+template <class T>
+inline void multiply(T* x, double by, int64_t count = kGroup<T>) {
+  if (by == 1) return;
+  for (int64_t l = 0; l < count; ++l) x[l] = static_cast<T>(x[l] * by);
+}
+
+// What a step multiplies each of the three with where c = 0.
+struct Powers {
+  double w = 1, first = 1, second = 1;
+  Powers operator*(const Powers& o) const { return {w * o.w, first * o.first, second * o.second}; }
+};
+
+// ---- the rules: one step of a row with a gradient (apply), of registers without one (move) --------------
+
+template <class T>
+struct Sgd {
+  static constexpr int kStates = 1;  // none where there is no momentum
+  T c, shrink, lr, momentum, undamped;
+  bool nesterov;
+  explicit Sgd(const double* n)
+      : c(n[0]), shrink(n[1]), lr(n[2]), momentum(n[3]), undamped(n[4]), nesterov(n[5] != 0) {}
+  template <int kDim>
+  void apply(T* __restrict w, T* __restrict buffer, T*, const T* __restrict grad, int64_t dim) const {
+    const int64_t width = kDim ? kDim : dim;
+    if (!buffer) {
+      for (int64_t d = 0; d < width; ++d) {
+        w[d] = w[d] * shrink - lr * (grad[d] + c * w[d]);
+      }
+      return;
+    }
+    for (int64_t d = 0; d < width; ++d) {
+      const T held = w[d] * shrink, g = grad[d] + c * w[d];
+      const T moved = momentum * buffer[d] + undamped * g;
+      buffer[d] = moved;
+      w[d] = held - lr * (nesterov ? g + momentum * moved : moved);
+    }
+  }
+};
+
+template <class T>
+struct Adagrad {
+  static constexpr int kStates = 1;
+  T c, shrink, lr, eps;
+  explicit Adagrad(const double* n) : c(n[0]), shrink(n[1]), lr(n[2]), eps(n[3]) {}
+  static Powers powers(const double* n) { return {n[1], 1, 1}; }
+  template <int kDim>
+  void apply(T* __restrict w, T* __restrict sum, T*, const T* __restrict grad, int64_t dim) const {
+    const int64_t width = kDim ? kDim : dim;
+    for (int64_t d = 0; d < width; ++d) {
+      const T held = w[d] * shrink, g = grad[d] + c * w[d];
+      sum[d] = sum[d] + g * g;
+      w[d] = held - lr * g / (std::sqrt(sum[d]) + eps);
+    }
+  }
+  void move(Reg<T>& w, Reg<T>& sum, Reg<T>&) const {
+    const Reg<T> g = w * c;
+    sum = sum + g * g;
+    w = w * shrink - lr * g / (root(sum) + eps);
+  }
+};
+
+template <class T>
+struct RmsProp {
+  static constexpr int kStates = 1;
+  T c, shrink, lr, alpha, rest, eps;
+  explicit RmsProp(const double* n) : c(n[0]), shrink(n[1]), lr(n[2]), alpha(n[3]), rest(1 - n[3]), eps(n[4]) {}
+  static Powers powers(const double* n) { return {n[1], n[3], 1}; }
+  template <int kDim>
+  void apply(T* __restrict w, T* __restrict v, T*, const T* __restrict grad, int64_t dim) const {
+    const int64_t width = kDim ? kDim : dim;
+    for (int64_t d = 0; d < width; ++d) {
+      const T held = w[d] * shrink, g = grad[d] + c * w[d];
+      v[d] = v[d] * alpha + rest * g * g;
+      w[d] = held - lr * g / (std::sqrt(v[d]) + eps);
+    }
+  }
+  void move(Reg<T>& w, Reg<T>& v, Reg<T>&) const {
+    const Reg<T> g = w * c;
+    v = v * alpha + rest * g * g;
+    w = w * shrink - lr * g / (root(v) + eps);
+  }
+};
+
+template <class T>
+struct Adam {
+  static constexpr int kStates = 2;
+  T c, shrink, rate, rest1, beta2, rest2, eps, correction;
+  explicit Adam(const double* n)
+      : c(n[0]), shrink(n[1]), rate(n[2]), rest1(1 - n[3]), beta2(n[4]), rest2(1 - n[4]), eps(n[5]), correction(n[6]) {}
+  static Powers powers(const double* n) { return {n[1], n[3], n[4]}; }
+  template <int kDim>
+  void apply(T* __restrict w, T* __restrict m, T* __restrict v, const T* __restrict grad, int64_t dim) const {
+    const int64_t width = kDim ? kDim : dim;
+    for (int64_t d = 0; d < width; ++d) {
+      const T held = w[d] * shrink, g = grad[d] + c * w[d];
+      m[d] = m[d] + rest1 * (g - m[d]);
+      v[d] = v[d] * beta2 + rest2 * g * g;
+      w[d] = held - rate * m[d] / (std::sqrt(v[d]) / correction + eps);
+    }
+  }
+  void move(Reg<T>& w, Reg<T>& m, Reg<T>& v) const {
+    const Reg<T> g = w * c;
+    m = m + rest1 * (g - m);
+    v = v * beta2 + rest2 * g * g;
+    w = w * shrink - rate * m / (root(v) / correction + eps);
+  }
+};
+
+// ---- paths: the steps begin .. now - 1 of one table -----------------------------------------------------
+
+constexpr int64_t kCheck = 32;  // steps between two looks whether anything still moves
+
+template <class Rule, class T>
+class Path {
+ public:
+  Path(Numbers numbers, int64_t begin, int64_t now) : numbers_(numbers), begin_(begin), now_(now) {
+    const int64_t count = now - begin;
+    steps_.reserve(count);
+    for (int64_t t = begin; t < now; ++t) steps_.emplace_back(numbers[t]);
+    run_ends_.resize(count);
+    equal_ends_.resize(count);
+    powers_.resize(count);
+    for (int64_t t = now - 1; t >= begin; --t) {
+      const bool more = t + 1 < now;
+      const bool run = more && fades(t) == fades(t + 1);
+      const bool equal = more && !std::memcmp(numbers[t], numbers[t + 1], sizeof *numbers);
+      run_ends_[t - begin] = run ? run_ends_[t + 1 - begin] : t + 1;
+      equal_ends_[t - begin] = equal ? equal_ends_[t + 1 - begin] : t + 1;
+      const Powers own = Rule::powers(numbers[t]);
+      powers_[t - begin] = run ? own * powers_[t + 1 - begin] : own;
+    }
+  }
+
+  // Whether the steps from `start` on are powers; then `close` makes them for one row.
+  bool closed(int64_t start) const { return fades(start) && run_end(start) == now_; }
+  void close(int64_t start, T* w, T* state, int64_t dim) const {
+    const Powers by = powers_[start - begin_];
+    multiply(w, by.w, dim);
+    multiply(state, by.first, dim);
+  }
+
+  // The steps from .. to - 1.
+  void replay(const Elements<T>& e, int64_t from, int64_t to) const {
+    while (from < to) {
+      const int64_t end = std::min(to, run_end(from));
+      fades(from) ? rest(e, from, end) : decay(e, from, end);
+      from = end;
+    }
+  }
+
+ protected:
+  bool fades(int64_t t) const { return numbers_[t][0] == 0; }
+  int64_t run_end(int64_t t) const { return run_ends_[t - begin_]; }
+  const Rule& step(int64_t t) const { return steps_[t - begin_]; }
+
+  Powers powers(int64_t from, int64_t to) const {
+    if (from == to) return {};
+    if (to == run_end(from)) return powers_[from - begin_];
+    Powers product;
+    for (int64_t t = from; t < to; ++t) product = product * Rule::powers(numbers_[t]);
+    return product;
+  }
+  // Steps that are powers.
+  void rest(const Elements<T>& e, int64_t from, int64_t to) const {
+    const Powers by = powers(from, to);
+    multiply(e.w, by.w);
+    multiply(e.first, by.first);
+    multiply(e.second, by.second);
+  }
+
+  // Steps with c != 0, of one run.
+  void decay(const Elements<T>& e, int64_t from, int64_t to) const {
+    replay_until_rest(e, from, to, [this](int64_t t, Reg<T>& w, Reg<T>& a, Reg<T>& b) { step(t).move(w, a, b); });
+  }
+
+  // Replays until nothing can move any more: where the weights and the first moments are zero, the gradient
+  // is, and the steps left are powers; where a step changes no bit, those with equal numbers do not either.
+  template <class Move>
+  void replay_until_rest(const Elements<T>& e, int64_t from, int64_t to, Move move) const {
+    while (from < to) {
+      const int64_t end = std::min(to, from + kCheck);
+      in_registers(e, from, end, move);
+      from = end;
+      if (from == to) return;
+      if (all<T>([&](int64_t l) { return (e.w[l] == 0) & (Rule::kStates < 2 || e.first[l] == 0); }))
+        return rest(e, from, to);
+      const int64_t equal_end = std::min(to, equal_ends_[from - begin_]);
+      if (equal_end > from + 1) {
+        Reg<T> before[3][kVectors];
+        const T* parts[3] = {e.w, e.first, e.second};
+        for (int k = 0; k < 3; ++k) std::memcpy(before[k], parts[k], sizeof before[k]);
+        in_registers(e, from, from + 1, move);
+        bool same = true;
+        for (int k = 0; k < 3; ++k) same &= !std::memcmp(before[k], parts[k], sizeof before[k]);
+        from = same ? equal_end : from + 1;
+      }
+    }
+  }
+
+  Numbers numbers_;
+  int64_t begin_, now_;
+  std::vector<Rule> steps_;
+  std::vector<int64_t> run_ends_, equal_ends_;  // of steps alike in whether c = 0, of steps with equal numbers
+  std::vector<Powers> powers_;                  // from each step to the end of its run
+};
+
+// Linear: (w, buffer) after all steps = matrix (w, buffer) before, in float64, whatever the numbers are.
+template <class T>
+class SgdPath {
+ public:
+  SgdPath(Numbers numbers, int64_t begin, int64_t now) : begin_(begin), after_(now - begin + 1) {
+    for (int64_t t = now - 1; t >= begin; --t) {
+      const double *n = numbers[t], c = n[0], shrink = n[1], lr = n[2], momentum = n[3], undamped = n[4];
+      const double nesterov = n[5] != 0;
+      const double kept = undamped * c;  // what the buffer takes of w
+      const double way_w = nesterov ? c + momentum * kept : kept;
+      const double way_buffer = nesterov ? momentum * momentum : momentum;
+      const Matrix step{shrink - lr * way_w, -lr * way_buffer, kept, momentum, shrink - lr * c};
+      const Matrix& rest = after_[t + 1 - begin];
+      after_[t - begin] = {rest.ww * step.ww + rest.wb * step.bw, rest.ww * step.wb + rest.wb * step.bb,
+                           rest.bw * step.ww + rest.bb * step.bw, rest.bw * step.wb + rest.bb * step.bb,
+                           rest.alone * step.alone};
+    }
+  }
+  bool closed(int64_t) const { return true; }
+  void close(int64_t start, T* __restrict w, T* __restrict buffer, int64_t dim) const {
+    const Matrix& by = after_[start - begin_];
+    if (!buffer) return multiply(w, by.alone, dim);
+    for (int64_t d = 0; d < dim; ++d) {
+      const double old_w = w[d], old_buffer = buffer[d];
+      w[d] = static_cast<T>(by.ww * old_w + by.wb * old_buffer);
+      buffer[d] = static_cast<T>(by.bw * old_w + by.bb * old_buffer);
+    }
+  }
+  void replay(const Elements<T>&, int64_t, int64_t) const {}  // never: it is closed
+
+ private:
+  struct Matrix {
+    double ww = 1, wb = 0, bw = 0, bb = 1, alone = 1;  // alone: of w where there is no buffer
+  };
+  int64_t begin_;
+  std::vector<Matrix> after_;
+};
+
+template <class T>
+class AdamPath : public Path<Adam<T>, T> {
+  using Base = Path<Adam<T>, T>;
+  using Base::begin_, Base::fades, Base::now_, Base::numbers_, Base::powers, Base::run_end, Base::step;
+
+ public:
+  AdamPath(Numbers numbers, int64_t begin, int64_t now) : Base(numbers, begin, now) {
+    bound_what_remains();
+    scale();
+  }
+  bool closed(int64_t) const { return false; }
+  void replay(const Elements<T>& e, int64_t from, int64_t to) const {
+    while (from < to) {
+      const int64_t end = std::min(to, run_end(from));
+      fades(from) ? fade(e, from, end) : decay(e, from, end);
+      from = end;
+    }
+  }
+
+ private:
+  // c = 0. Both moments shrink by constant factors, the second one by so much less that the updates die out. Let
+  //   q_t = rate_t m_t / D_t,  D_t = sqrt(v_t) / correction_t + eps_t.
+  // m shrinks by beta1 a step and D at most by
+  //   least_t = min(sqrt(beta2_t) correction_{t-1} / correction_t, eps_t / eps_{t-1}),
+  // so with the weights themselves shrinking, |q_k / w_k| <= |rate_k / rate_t| prod(beta1 / (least shrink)) |q_t / w_t|.
+  // remains_[t] is the sum of these factors over the steps after t. Half an ulp of w is at least 2^-25 |w| in
+  // float32; once remains_[t] |q_t| is below a quarter of that, no step left can move w, nor can all of
+  // them together: they are left out.
+  void bound_what_remains() {
+    remains_.resize(now_ - begin_);
+    double after = 0;  // the sum over t .. of |rate_k| times the product, relative to m_t / D_t
+    for (int64_t t = now_ - 1; t >= begin_; --t) {
+      const double* n = numbers_[t];
+      if (t + 1 == run_end(t)) after = 0;
+      if (after != 0) {
+        const double* next = numbers_[t + 1];
+        const double least = std::min(std::sqrt(next[4]) * n[6] / next[6], n[5] == 0 ? 1 : next[5] / n[5]);
+        after *= next[3] / (least * next[1]);
+        if (!(next[1] > 0)) after = std::numeric_limits<double>::quiet_NaN();  // never left out
+      }
+      remains_[t - begin_] = static_cast<T>(after / std::fabs(n[2]));  // infinite where the rate is 0
+      after += std::fabs(n[2]);
+    }
+  }
+
+  void fade(const Elements<T>& e, int64_t from, int64_t to) const {
+    constexpr int64_t kFew = 16;
+    constexpr T kTiny = std::numeric_limits<T>::epsilon() / 16;
+    T roots[kGroup<T>], moved[kGroup<T>];
+    for (int64_t i = 0; i < kVectors; ++i) write(roots + i * kWidth<T>, root(read(e.second + i * kWidth<T>)));
+    double fallen = 1;  // sqrt(v_t) = fallen * roots
+    int64_t at = from;
+    while (at < to) {
+      const int64_t end = std::min(to, at + kFew);
+      Reg<T> w[kVectors], m[kVectors], r[kVectors], q[kVectors] = {};
+      for (int64_t i = 0; i < kVectors; ++i) {
+        w[i] = read(e.w + i * kWidth<T>);
+        m[i] = read(e.first + i * kWidth<T>);
+        r[i] = read(roots + i * kWidth<T>);
+      }
+      for (; at < end; ++at) {
+        const Adam<T>& s = step(at);
+        fallen *= std::sqrt(numbers_[at][4]);
+        const T scale = static_cast<T>(fallen / numbers_[at][6]);
+#pragma GCC unroll 8
+        for (int64_t i = 0; i < kVectors; ++i) {
+          m[i] = m[i] - m[i] * s.rest1;
+          q[i] = s.rate * m[i] / (r[i] * scale + s.eps);
+          w[i] = w[i] * s.shrink - q[i];
+        }
+      }
+      for (int64_t i = 0; i < kVectors; ++i) {
+        write(e.w + i * kWidth<T>, w[i]);
+        write(e.first + i * kWidth<T>, m[i]);
+        write(moved + i * kWidth<T>, q[i]);
+      }
+      const T remains = remains_[at - 1 - begin_];
+      if (all<T>([&](int64_t l) { return std::fabs(moved[l]) * remains <= kTiny * std::fabs(e.w[l]); })) break;
+    }
+    const Powers left = powers(at, to);
+    multiply(e.w, left.w);
+    multiply(e.first, left.first);
+    multiply(e.second, powers(from, to).second);
+  }
+
+  // c != 0. On AVX-512, float32 steps with the same c and beta2 run on m / c and v / (c^2 (1 - beta2)), whose gradients
+  // are w and w^2 (four operations fewer), and take root and quotient from the 14 bits that the processor
+  // estimates and one step of Newton's method each: about an ulp from the rounded ones, in half the time.
+  void decay(const Elements<T>& e, int64_t from, int64_t to) const {
+#if defined(__AVX512F__)
+    if constexpr (std::is_same_v<T, float>) {
+      while (from < to) {
+        int64_t end = std::min(to, scaled_[from - begin_].end);
+        if (end - from >= kFewest && replay_scaled(e, from, end)) {
+          from = end;
+          continue;
+        }
+        end = std::clamp(end, from + 1, std::min(to, from + kCheck));
+        Base::decay(e, from, end);
+        from = end;
+      }
+      return;
+    }
+#endif
+    Base::decay(e, from, to);
+  }
+
+#if defined(__AVX512F__)
+  static constexpr int64_t kFewest = 12;  // steps that are worth the scaling
+
+  struct Scaled {
+    float shrink, rest1, beta2, a, b;  // w -= m / (a sqrt(v) + b), of the scaled moments
+    int64_t end;                       // of the steps from this one on that share a scale; itself where it has none
+  };
+
+  void scale() {
+    if constexpr (std::is_same_v<T, float>) {
+      scaled_.resize(now_ - begin_);
+      for (int64_t t = now_ - 1; t >= begin_; --t) {
+        const double *n = numbers_[t], rest2 = 1 - n[4];
+        const double a = std::sqrt(rest2) / (n[6] * n[2]), b = n[5] / (n[0] * n[2]);
+        // Far from where a float would overflow or be denormal; and where v is too small to be a normal
+        // number, its root is nothing beside b. A rate of 0, or no eps, is left to the plain step.
+        const bool tame = n[0] > 0 && n[2] > 0 && n[0] * n[0] * rest2 > 1e-24 && a > 1e-12 && a < 1e12 && b > a * 1e-11 &&
+                          b > 1e-20 && b < 1e20;
+        const bool more = tame && t + 1 < run_end(t) && numbers_[t + 1][0] == n[0] && numbers_[t + 1][4] == n[4];
+        const int64_t after = more ? scaled_[t + 1 - begin_].end : t + 1;
+        scaled_[t - begin_] = {static_cast<float>(n[1]), static_cast<float>(1 - n[3]), static_cast<float>(n[4]),
+                               static_cast<float>(a), static_cast<float>(b), tame ? after : t};
+      }
+    }
+  }
+
+  // False, and nothing done, where a number is too large.
+  bool replay_scaled(const Elements<float>& e, int64_t from, int64_t to) const {
+    const double c = numbers_[from][0], square = c * c * (1 - numbers_[from][4]);
+    const float largest_m = static_cast<float>(std::min(1e30, 1e30 * c)), largest_v = static_cast<float>(std::min(1e30, 1e30 * square));
+    if (!all<float>([&](int64_t l) {
+          return (std::fabs(e.w[l]) < 1e14f) & (std::fabs(e.first[l]) < largest_m) & (e.second[l] < largest_v);
+        }))
+      return false;
+    multiply(e.first, 1 / c);
+    multiply(e.second, 1 / square);
+    bool shrinks = false;
+    for (int64_t t = from; t < to; ++t) shrinks |= scaled_[t - begin_].shrink != 1;
+    const auto move = [this](auto with_shrink) {
+      return [this](int64_t t, Vec& w, Vec& m, Vec& v) { move_scaled<decltype(with_shrink)::value>(scaled_[t - begin_], w, m, v); };
+    };
+    shrinks ? this->replay_until_rest(e, from, to, move(std::true_type())) : this->replay_until_rest(e, from, to, move(std::false_type()));
+    multiply(e.first, c);
+    multiply(e.second, square);
+    return true;
+  }
+
+  template <bool kShrinks>
+  static inline void move_scaled(const Scaled& s, Vec& w, Vec& m, Vec& v) {
+    m = fma(spread(s.rest1), w - m, m);
+    v = fma(w, w, v * s.beta2);
+    // The root: y near 1 / sqrt(v), so that (v - (v y)^2) y / 2 is what v y lacks. No division by 0 where v = 0.
+    const Vec smallest = spread(std::numeric_limits<float>::min());
+    const Vec y = _mm512_maskz_rsqrt14_ps(0xFFFF, v > smallest ? v : smallest);
+    const Vec half = reinterpret_cast<Vec>(reinterpret_cast<Bits>(y) - 0x00800000);  // y / 2, beside the multipliers
+    const Vec near = v * y;
+    const Vec d = fma(spread(s.a), fma(_mm512_fnmadd_ps(near, near, v), half, near), spread(s.b));
+    const Vec inverse = _mm512_maskz_rcp14_ps(0xFFFF, d), quotient = m * inverse;
+    const Vec update = fma(_mm512_fnmadd_ps(d, quotient, m), inverse, quotient);
+    w = kShrinks ? (Vec)_mm512_fmsub_ps(w, spread(s.shrink), update) : w - update;
+  }
+
+  std::vector<Scaled> scaled_;
+#else
+  void scale() {}
+#endif
+
+  std::vector<T> remains_;
+};
+
+}  // namespace hotrows

@@ -1,0 +1,146 @@
+"""What becomes of a model's lookups: a readable account of one run."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hotrows.capture.function import capture
+from hotrows.capture.report import Captured, Read, Report
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """How the lookups of a model are made. `str()` of it is for people, `as_dict()` for programs.
+
+    `unread`: tables that no lookup read in this run. `refused`: tables that are left as they are -> why.
+    `notes`: what dynamo could not follow, and runs as plain PyTorch.
+    """
+
+    graphs: tuple[Captured, ...]
+    unread: tuple[str, ...]
+    refused: Mapping[str, str]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Dicts, lists, texts and numbers alone, as JSON has them."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def explain(
+    model: nn.Module, *example: Any, refused: Mapping[str, str] | None = None, **kwargs: Any
+) -> Explanation:
+    """Runs `model(*example, **kwargs)` once, in its present mode, and tells what became of its lookups.
+
+    Buffers, tables with `max_norm` and random states are put back as they were; no gradient is computed.
+    """
+    report = Report(model)
+
+    def run(*args: Any, **named: Any) -> Any:
+        return model(*args, **named)
+
+    with _left_as_it_was(model):
+        capture(run, report)(*_copied(example), **_copied(kwargs))
+    read = {each.table for graph in report.graphs for each in _reads(graph)}
+    tables = (name for name, table in model.named_modules() if _is_table(table))
+    unread = tuple(name for name in map(_weight_of, tables) if name not in read | _tied(model, read))
+    return Explanation(tuple(report.graphs), unread, dict(refused or {}), tuple(report.notes))
+
+
+def _is_table(module: nn.Module) -> bool:
+    return isinstance(module, nn.Embedding | nn.EmbeddingBag)
+
+
+def _weight_of(table: str) -> str:
+    return f"{table}.weight" if table else "weight"
+
+
+def _tied(model: nn.Module, read: set[str]) -> set[str]:
+    """The other names of the parameters that were read."""
+    named = dict(model.named_parameters(remove_duplicate=False))
+    tensors = {id(named[name]) for name in read if name in named}
+    return {name for name, parameter in named.items() if id(parameter) in tensors}
+
+
+def _reads(graph: Captured) -> Iterator[Read]:
+    for members in graph.packs:
+        yield from members
+    for alone in graph.alone:
+        yield alone.lookup
+
+
+def _copied(value: Any) -> Any:
+    """With tensors of its own, since a model may write into what it is given."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_copied(each) for each in value)
+    return value
+
+
+@contextmanager
+def _left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Puts back what a run in training mode changes besides parameters' gradients."""
+    changing = [*model.buffers(), *_clipped_while_read(model)]
+    kept = [each.detach().clone() for each in changing]
+    states = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        with torch.no_grad():
+            for each, before in zip(changing, kept, strict=True):
+                each.copy_(before)
+
+
+def _clipped_while_read(model: nn.Module) -> list[Tensor]:
+    tables = (each for each in model.modules() if _is_table(each))
+    return [table.weight for table in tables if table.max_norm is not None]  # type: ignore[misc]
+
+
+# As text
+
+
+def _lines(explained: Explanation) -> Iterator[str]:
+    graphs = explained.graphs
+    packs = [members for graph in graphs for members in graph.packs]
+    if packs:
+        num_lookups = sum(map(len, packs))
+        tables = {each.table for members in packs for each in members}
+        yield f"{_num(num_lookups, 'lookup')} of {_num(len(tables), 'table')} in {_num(len(packs), 'pack')}"
+    else:
+        yield "no lookups packed"
+    for place, members in enumerate(packs):
+        yield f"  pack {place}: {_num(len(members), 'lookup')} ({_dims(members)})"
+    for alone in (each for graph in graphs for each in graph.alone):
+        yield f"  alone: {alone.lookup.table} ({alone.reason})"
+    for reason in (graph.break_reason for graph in graphs if graph.break_reason):
+        yield f"  break between graphs: {reason}"
+    for note in explained.notes:
+        yield f"  not captured: {note}"
+    for table in explained.unread:
+        yield f"  read by no lookup here: {table}"
+    for table, reason in explained.refused.items():
+        yield f"  left as it is: {table} ({reason})"
+
+
+def _num(count: int, word: str) -> str:
+    return f"{count:,} {word}" + ("" if count == 1 else "s")
+
+
+def _dims(members: tuple[Read, ...]) -> str:
+    dims = Counter(each.dim for each in members)
+    return ", ".join(f"dim {dim}: {count}" for dim, count in sorted(dims.items()))
