@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--library", nargs="*", choices=MODULES, default=list(MODULES))
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--optimizers", nargs="*")
-    parser.add_argument("--quick", action="store_true", help="float64 alone, six plain runs")
+    parser.add_argument("--quick", action="store_true", help="float64 alone")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--table", action="store_true")
@@ -97,13 +97,17 @@ def check_library(library: str, args: argparse.Namespace, results: Results) -> N
     while waiting:
         for record in _worker(library, [*options, "--models", *waiting], SECONDS):
             waiting.remove(record["model"])
-            _note(library, record, commit, results)
+            _note(library, record | {"quick": args.quick}, commit, results)
         if waiting:  # the worker ended, or was ended, within this model
             record = {
                 "model": waiting.pop(0),
                 "failed": f"no result within {SECONDS} s, or a crash",
             }
             _note(library, record, commit, results)
+
+
+def _is_done(record: dict[str, Any] | None, commit: str, quick: bool) -> bool:
+    return record is not None and record["commit"] == commit and (quick or not record.get("quick"))
 
 
 def _note(library: str, record: dict[str, Any], commit: str, results: Results) -> None:
