@@ -17,9 +17,10 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
-from benchmarks.any_model.table import write_table
+from benchmarks.any_model.table import OPTIMIZERS, write_table
 from benchmarks.any_model.worker import MODULES
 from benchmarks.peers import python_of
 
@@ -55,22 +56,32 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.lock = Lock()  # the libraries are checked in threads
 
     def read(self) -> dict[str, Any]:
         return json.loads(self.path.read_text()) if self.path.exists() else {}
 
     def add(self, library: str, model: str, record: dict[str, Any]) -> None:
-        results = self.read()
-        results.setdefault(library, {"models": {}})["models"][model] = record
-        self._write(results)
+        """Beside the optimizers that were checked before, of the same commit and as thoroughly."""
+        with self.lock:
+            results = self.read()
+            models = results.setdefault(library, {"models": {}})["models"]
+            before = models.get(model, {})
+            if all(before.get(key) == record.get(key) for key in ("commit", "quick")):
+                for key in ("optimizers", "accelerated"):
+                    if key in before and key in record:
+                        record[key] = before[key] | record[key]
+            models[model] = record
+            self._write(results)
 
     def note(self, library: str, models: list[str], versions: dict[str, str]) -> None:
         """Also forgets models that have no recipe any more, and puts the others in the recipes' order."""
-        results = self.read()
-        known = results.get(library, {"models": {}})["models"]
-        kept = {model: known[model] for model in models if model in known}
-        results[library] = {"versions": versions, "models": kept}
-        self._write(results)
+        with self.lock:
+            results = self.read()
+            known = results.get(library, {"models": {}})["models"]
+            kept = {model: known[model] for model in models if model in known}
+            results[library] = {"versions": versions, "models": kept}
+            self._write(results)
 
     def _write(self, results: dict[str, Any]) -> None:
         part = self.path.with_suffix(f".{os.getpid()}")
@@ -106,8 +117,12 @@ def check_library(library: str, args: argparse.Namespace, results: Results) -> N
             _note(library, record, commit, results)
 
 
-def _is_done(record: dict[str, Any] | None, commit: str, quick: bool) -> bool:
-    return record is not None and record["commit"] == commit and (quick or not record.get("quick"))
+def _is_done(record: dict[str, Any] | None, commit: str, args: argparse.Namespace) -> bool:
+    """Whether a model stands in the results with all that is asked for now."""
+    if record is None or record["commit"] != commit or (record.get("quick") and not args.quick):
+        return False
+    wanted = set(args.optimizers or OPTIMIZERS) & set(record.get("of", ()))
+    return wanted <= record.get("optimizers", {}).keys()
 
 
 def _note(library: str, record: dict[str, Any], commit: str, results: Results) -> None:

@@ -76,6 +76,7 @@ def of_model(recipe: Any, accelerate: Any, args: argparse.Namespace) -> dict[str
             "remark": recipe.remark,
             "repeats": check.repeats(recipe, names[0], weights),
             "tables": tables_of(recipe),
+            "of": recipe.optimizers,
         }
     except Exception as error:
         return {"not_built": f"fails plain: {check.described(error)}"}
