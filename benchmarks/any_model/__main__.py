@@ -166,7 +166,8 @@ def _lines(process: subprocess.Popen[bytes], out: Path, seconds: float) -> Any:
 
 
 def _commit() -> str:
-    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    """The latest that changed hotrows itself."""
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%h", "--", "src", "csrc"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 

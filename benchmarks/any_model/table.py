@@ -30,6 +30,9 @@ first step, and all that `state_dict()` returns after the last.
 * **ok 64**: equal in float64; float32 was not run.
 * **differs**, **fails**: with what stands below the tables.
 * **plain fails**: the library itself does not run so.
+* tables taken: of all embedding tables; "dense": those whose gradient came with all rows, by a read of
+  the whole table, or of rows where nothing intercepts it; all their rows are updated, as in plain
+  PyTorch.
 * float64 runs replace the libraries' own `.float()` by `.double()`. Dropout is off.
 """
 
@@ -98,11 +101,15 @@ def _named(model: str, of: dict[str, Any]) -> str:
 
 def _taken(of: dict[str, Any]) -> str:
     """How many tables were accelerated, of all; optimizer by optimizer where it differs."""
-    counts = {name: one["taken"] for name, one in of.get("accelerated", {}).items()}
-    if len(set(counts.values())) > 1:
-        said = ", ".join(f"{OPTIMIZERS[name]} {count}" for name, count in counts.items())
-        return f"{of['tables']}: {said}"
-    return f"{next(iter(counts.values()), 0)} of {of['tables']}"
+    said = {}
+    for name, one in of.get("accelerated", {}).items():
+        dense = len(one.get("dense", ()))
+        said[name] = f"{one.get('taken', 0)} of {of['tables']}" + (
+            f", {dense} dense" if dense else ""
+        )
+    if len(set(said.values())) > 1:
+        return "; ".join(f"{OPTIMIZERS[name]} {text}" for name, text in said.items())
+    return next(iter(said.values()), "")
 
 
 def _lookups(explained: dict[str, Any]) -> tuple[str, str]:

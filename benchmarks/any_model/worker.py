@@ -87,7 +87,8 @@ def of_model(recipe: Any, accelerate: Any, args: argparse.Namespace) -> dict[str
         try:
             found = check.check(recipe, name, weights, accelerate, args.quick)
             if accelerate is not None:
-                record.setdefault("accelerated", {})[name] = accelerate.tables
+                said = accelerate.tables | {"dense": sorted(accelerate.tables.get("dense", ()))}
+                record.setdefault("accelerated", {})[name] = said
             record["optimizers"][name] = found
         except Exception as error:
             record["optimizers"][name] = {"plain": check.described(error)}
@@ -112,10 +113,24 @@ class Accelerate:
         import hotrows
         from hotrows.capture.acceleration import acceleration_of
 
+        dense: set[str] = set()
+        self.tables = {"dense": dense}
+        optimizer.register_step_pre_hook(lambda *_: dense.update(self._dense(found)))
         hotrows.accelerate(model, optimizer)
         found = acceleration_of(model).found
         left = {one.names[0]: one.rule for one in found if isinstance(one.rule, str)}
-        self.tables = {"taken": len(found) - len(left), "left": left}
+        self.tables |= {"taken": len(found) - len(left), "left": left}
+
+    def _dense(self, found: Any) -> set[str]:
+        """The tables that were taken, whose gradient has all rows all the same: right, and slow."""
+        from hotrows.capture.gradient import RowGradient
+
+        taken = {one.names[0]: one.weight.grad for one in found if not isinstance(one.rule, str)}
+        return {
+            name
+            for name, grad in taken.items()
+            if grad is not None and (not isinstance(grad, RowGradient) or grad.dense is not None)
+        }
 
 
 def explained(recipe: Any, optimizer: str, weights: dict[str, Any]) -> dict[str, Any]:
