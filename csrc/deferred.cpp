@@ -84,9 +84,19 @@ std::vector<Block> blocks_of(int64_t num_targets, int64_t size, Range range) {
 
 template <class T>
 double sum_of_squares(const T* w, int64_t dim) {
-  double sum = 0;
-  for (int64_t d = 0; d < dim; ++d) sum += static_cast<double>(w[d]) * static_cast<double>(w[d]);
-  return sum;
+  typedef T Eight __attribute__((vector_size(8 * sizeof(T))));
+  typedef double Sums __attribute__((vector_size(64)));
+  Sums sums = {};
+  for (int64_t d = 0; d < dim; d += 8) {
+    Eight part = {};
+    if (d + 8 <= dim)
+      std::memcpy(&part, w + d, sizeof part);
+    else
+      for (int64_t k = 0; d + k < dim; ++k) part[k] = w[d + k];
+    const Sums wide = __builtin_convertvector(part, Sums);
+    sums += wide * wide;
+  }
+  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
 }
 
 void add_changes(const std::vector<Block>& blocks, const std::vector<double>& changes, double* squares) {

@@ -8,8 +8,8 @@
 //   decay (c != 0)       replayed, step by step
 //
 // A Path holds the steps of one table in the rows' precision, made once per call. It replays a group of
-// elements side by side, which stay in registers over the steps. Adam's float32 replay with decay
-// differs between instruction sets by rounding; all else has the same bits on all of them.
+// elements side by side, which stay in registers over the steps. Adam's float32 replay differs
+// between instruction sets by rounding; all else has the same bits on all of them.
 #pragma once
 
 #include <limits>
@@ -73,6 +73,23 @@ inline V root(V x) {
 }
 #endif
 
+#if defined(__AVX512F__)
+// To about an ulp, in half the time of the rounded ones: from the 14 bits that the processor estimates, by one step of
+// Newton's method. x >= 0 and finite; of a number too small to be a normal one the root is only as small. |d| between
+// 1e-30 and 1e30.
+inline Vec near_root(Vec x) {
+  const Vec smallest = spread(std::numeric_limits<float>::min());  // no division by 0 where x = 0
+  const Vec y = _mm512_maskz_rsqrt14_ps(0xFFFF, _mm512_maskz_max_ps(0xFFFF, x, smallest));
+  const Vec half = reinterpret_cast<Vec>(reinterpret_cast<Bits>(y) - 0x00800000);  // y / 2, beside the multipliers
+  const Vec estimate = x * y;
+  return fma(_mm512_fnmadd_ps(estimate, estimate, x), half, estimate);
+}
+inline Vec near_quotient(Vec n, Vec d) {
+  const Vec inverse = _mm512_maskz_rcp14_ps(0xFFFF, d), estimate = n * inverse;
+  return fma(_mm512_fnmadd_ps(d, estimate, n), inverse, estimate);
+}
+#endif
+
 // move(t, w, first, second) for each step and register.
 template <class T, class Move>
 inline void in_registers(const Elements<T>& e, int64_t from, int64_t to, Move move) {
@@ -93,11 +110,20 @@ inline void in_registers(const Elements<T>& e, int64_t from, int64_t to, Move mo
   }
 }
 
+template <class T>
+inline Reg<T> absolute(Reg<T> x) {
+  return x < 0 ? -x : x;
+}
+
+// Whether test(i), a comparison of registers number i, holds in all of their lanes.
 template <class T, class Test>
 inline bool all(Test test) {
-  bool holds = true;
-  for (int64_t l = 0; l < kGroup<T>; ++l) holds &= static_cast<bool>(test(l));
-  return holds;
+  auto holds = test(0);
+  for (int64_t i = 1; i < kVectors; ++i) holds &= test(i);
+  int64_t words[sizeof holds / 8], together = -1;
+  std::memcpy(words, &holds, sizeof holds);
+  for (const int64_t word : words) together &= word;
+  return together == -1;
 }
 
 // One rounding, whatever the factor.
@@ -285,8 +311,11 @@ class Path {
       in_registers(e, from, end, move);
       from = end;
       if (from == to) return;
-      if (all<T>([&](int64_t l) { return (e.w[l] == 0) & (Rule::kStates < 2 || e.first[l] == 0); }))
-        return rest(e, from, to);
+      const auto at_rest = [&](int64_t i) {
+        const auto zero = read(e.w + i * kWidth<T>) == 0;
+        return Rule::kStates < 2 ? zero : zero & (read(e.first + i * kWidth<T>) == 0);
+      };
+      if (all<T>(at_rest)) return rest(e, from, to);
       const int64_t equal_end = std::min(to, equal_ends_[from - begin_]);
       if (equal_end > from + 1) {
         Reg<T> before[3][kVectors];
@@ -393,9 +422,12 @@ class AdamPath : public Path<Adam<T>, T> {
   void fade(const Elements<T>& e, int64_t from, int64_t to) const {
     constexpr int64_t kFew = 16;
     constexpr T kTiny = std::numeric_limits<T>::epsilon() / 16;
-    T roots[kGroup<T>], moved[kGroup<T>];
+    T roots[kGroup<T>];
     for (int64_t i = 0; i < kVectors; ++i) write(roots + i * kWidth<T>, root(read(e.second + i * kWidth<T>)));
     double fallen = 1;  // sqrt(v_t) = fallen * roots
+    [[maybe_unused]] const bool calm = all<T>([&](int64_t i) {
+      return (read(roots + i * kWidth<T>) < T(1e15)) & (absolute<T>(read(e.first + i * kWidth<T>)) < T(1e15));
+    });
     int64_t at = from;
     while (at < to) {
       const int64_t end = std::min(to, at + kFew);
@@ -408,6 +440,21 @@ class AdamPath : public Path<Adam<T>, T> {
       for (; at < end; ++at) {
         const Adam<T>& s = step(at);
         fallen *= std::sqrt(numbers_[at][4]);
+#if defined(__AVX512F__)
+        if constexpr (std::is_same_v<T, float>) {
+          const Tame& tame = tame_[at - begin_];
+          if (calm && tame.is) {
+            const Vec a = spread(static_cast<float>(fallen * tame.a)), b = spread(tame.b);
+#pragma GCC unroll 8
+            for (int64_t i = 0; i < kVectors; ++i) {
+              m[i] = _mm512_fnmadd_ps(m[i], spread(s.rest1), m[i]);
+              q[i] = near_quotient(m[i], fma(r[i], a, b));
+              w[i] = _mm512_fmsub_ps(w[i], spread(s.shrink), q[i]);
+            }
+            continue;
+          }
+        }
+#endif
         const T scale = static_cast<T>(fallen / numbers_[at][6]);
 #pragma GCC unroll 8
         for (int64_t i = 0; i < kVectors; ++i) {
@@ -419,10 +466,9 @@ class AdamPath : public Path<Adam<T>, T> {
       for (int64_t i = 0; i < kVectors; ++i) {
         write(e.w + i * kWidth<T>, w[i]);
         write(e.first + i * kWidth<T>, m[i]);
-        write(moved + i * kWidth<T>, q[i]);
       }
       const T remains = remains_[at - 1 - begin_];
-      if (all<T>([&](int64_t l) { return std::fabs(moved[l]) * remains <= kTiny * std::fabs(e.w[l]); })) break;
+      if (all<T>([&](int64_t i) { return absolute<T>(q[i]) * remains <= kTiny * absolute<T>(w[i]); })) break;
     }
     const Powers left = powers(at, to);
     multiply(e.w, left.w);
@@ -431,8 +477,7 @@ class AdamPath : public Path<Adam<T>, T> {
   }
 
   // c != 0. On AVX-512, float32 steps with the same c and beta2 run on m / c and v / (c^2 (1 - beta2)), whose gradients
-  // are w and w^2 (four operations fewer), and take root and quotient from the 14 bits that the processor
-  // estimates and one step of Newton's method each: about an ulp from the rounded ones, in half the time.
+  // are w and w^2: four operations fewer.
   void decay(const Elements<T>& e, int64_t from, int64_t to) const {
 #if defined(__AVX512F__)
     if constexpr (std::is_same_v<T, float>) {
@@ -455,6 +500,11 @@ class AdamPath : public Path<Adam<T>, T> {
 #if defined(__AVX512F__)
   static constexpr int64_t kFewest = 12;  // steps that are worth the scaling
 
+  struct Tame {
+    double a;  // of a step with c = 0: w -= m / (a sqrt(v) + b)
+    float b;
+    bool is;
+  };
   struct Scaled {
     float shrink, rest1, beta2, a, b;  // w -= m / (a sqrt(v) + b), of the scaled moments
     int64_t end;                       // of the steps from this one on that share a scale; itself where it has none
@@ -463,8 +513,11 @@ class AdamPath : public Path<Adam<T>, T> {
   void scale() {
     if constexpr (std::is_same_v<T, float>) {
       scaled_.resize(now_ - begin_);
+      tame_.resize(now_ - begin_);
       for (int64_t t = now_ - 1; t >= begin_; --t) {
-        const double *n = numbers_[t], rest2 = 1 - n[4];
+        const double *n = numbers_[t], rest2 = 1 - n[4], a_of_v = 1 / (n[6] * n[2]), b_of_v = n[5] / n[2];
+        tame_[t - begin_] = {a_of_v, static_cast<float>(b_of_v),
+                             n[2] > 0 && a_of_v > 1e-12 && a_of_v < 1e12 && b_of_v > 1e-20 && b_of_v < 1e20};
         const double a = std::sqrt(rest2) / (n[6] * n[2]), b = n[5] / (n[0] * n[2]);
         // Far from where a float would overflow or be denormal; and where v is too small to be a normal
         // number, its root is nothing beside b. A rate of 0, or no eps, is left to the plain step.
@@ -482,10 +535,11 @@ class AdamPath : public Path<Adam<T>, T> {
   bool replay_scaled(const Elements<float>& e, int64_t from, int64_t to) const {
     const double c = numbers_[from][0], square = c * c * (1 - numbers_[from][4]);
     const float largest_m = static_cast<float>(std::min(1e30, 1e30 * c)), largest_v = static_cast<float>(std::min(1e30, 1e30 * square));
-    if (!all<float>([&](int64_t l) {
-          return (std::fabs(e.w[l]) < 1e14f) & (std::fabs(e.first[l]) < largest_m) & (e.second[l] < largest_v);
-        }))
-      return false;
+    const auto small = [&](int64_t i) {
+      return (absolute<float>(read(e.w + i * kLanes)) < 1e14f) & (absolute<float>(read(e.first + i * kLanes)) < largest_m) &
+             (read(e.second + i * kLanes) < largest_v);
+    };
+    if (!all<float>(small)) return false;
     multiply(e.first, 1 / c);
     multiply(e.second, 1 / square);
     bool shrinks = false;
@@ -503,17 +557,11 @@ class AdamPath : public Path<Adam<T>, T> {
   static inline void move_scaled(const Scaled& s, Vec& w, Vec& m, Vec& v) {
     m = fma(spread(s.rest1), w - m, m);
     v = fma(w, w, v * s.beta2);
-    // The root: y near 1 / sqrt(v), so that (v - (v y)^2) y / 2 is what v y lacks. No division by 0 where v = 0.
-    const Vec smallest = spread(std::numeric_limits<float>::min());
-    const Vec y = _mm512_maskz_rsqrt14_ps(0xFFFF, v > smallest ? v : smallest);
-    const Vec half = reinterpret_cast<Vec>(reinterpret_cast<Bits>(y) - 0x00800000);  // y / 2, beside the multipliers
-    const Vec near = v * y;
-    const Vec d = fma(spread(s.a), fma(_mm512_fnmadd_ps(near, near, v), half, near), spread(s.b));
-    const Vec inverse = _mm512_maskz_rcp14_ps(0xFFFF, d), quotient = m * inverse;
-    const Vec update = fma(_mm512_fnmadd_ps(d, quotient, m), inverse, quotient);
+    const Vec update = near_quotient(m, fma(spread(s.a), near_root(v), spread(s.b)));
     w = kShrinks ? (Vec)_mm512_fmsub_ps(w, spread(s.shrink), update) : w - update;
   }
 
+  std::vector<Tame> tame_;
   std::vector<Scaled> scaled_;
 #else
   void scale() {}

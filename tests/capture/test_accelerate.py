@@ -470,3 +470,16 @@ def test_wrong_arguments():
         hotrows.accelerate(model, optimizer)
     with pytest.raises(ValueError, match="before it is wrapped"):
         hotrows.accelerate(nn.DataParallel(made()[0]), optimizer)
+
+
+def test_explain_tells_what_was_packed_and_what_stays_plain():
+    torch.manual_seed(0)
+    model = Model()
+    model.linear[0].weight.requires_grad_(False)
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad])
+    x = torch.randint(0, ROWS, (8, FIELDS))
+    before = hotrows.explain(model, x)
+    hotrows.accelerate(model, optimizer)
+    after = hotrows.explain(model, x)
+    assert "13 lookups of 12 tables in 1 pack" in str(after) and "13 lookups" in str(before)
+    assert "linear.0.weight (frozen" in str(after) and not before.refused

@@ -14,7 +14,7 @@ The same objects come back, changed in place: the loop that trains them stays as
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -27,7 +27,7 @@ from hotrows.capture import lookup, penalty, ranks  # noqa: F401  (they say what
 from hotrows.capture.gradient import PackGradient, RowGradient
 from hotrows.capture.function import capture
 from hotrows.capture.history import History
-from hotrows.capture.parameter import NO_TORCH_FUNCTION, TableParameter
+from hotrows.capture.parameter import NO_TORCH_FUNCTION, TableParameter, capturing
 from hotrows.capture.report import Report
 from hotrows.capture.rules import BY_OPTIMIZER, Rule, rule_of, with_lazy
 from hotrows.capture.table import Table, counted_squares
@@ -189,18 +189,29 @@ class Acceleration:
 
     def forward(self, model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         group = ranks.active_group()
-        if group is None:
-            return self._forward(model, *args, **kwargs)
-        if self.group is not group:
+        if group is not None and self.group is not group:
             self.group = group
             ranks.share_weights(list(self.tables), group)
-        with torch._dynamo.config.patch(optimize_ddp=False):  # which would cut the graph in pieces
-            return self._forward(model, *args, **kwargs)
+        with capturing():
+            if group is None:
+                return self._forward(model, *args, **kwargs)
+            with torch._dynamo.config.patch(optimize_ddp=False):  # it would cut the graph in pieces
+                return self._forward(model, *args, **kwargs)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The tables that stay plain PyTorch, and why."""
+        return {of.names[0]: of.rule for of in self.found if isinstance(of.rule, str)}
+
+    def plain_forward(self, model: nn.Module) -> Callable[..., Any]:
+        """The model's own forward, to be captured anew."""
+        return type(model)._hotrows_plain.forward.__get__(model)  # type: ignore[attr-defined]
 
     def catch_up(self) -> None:
         """Brings every row of every table up to date."""
         for table in self.tables:
             table.catch_up()
+        share_histories(self.tables)
 
     def undo(self) -> None:
         self.catch_up()
@@ -290,6 +301,7 @@ def _hook(of: Acceleration, optimizer: Optimizer, tables: Sequence[Table]) -> li
         for table in tables:
             table.catch_up()
             table.publish()
+        share_histories(tables)
 
     def adopt(optimizer: Optimizer) -> None:
         for table in tables:

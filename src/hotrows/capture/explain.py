@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from hotrows.capture.acceleration import acceleration_of
 from hotrows.capture.function import capture
+from hotrows.capture.parameter import capturing
 from hotrows.capture.report import Captured, Read, Report
 
 
@@ -44,15 +46,22 @@ def explain(
     Buffers, tables with `max_norm` and random states are put back as they were; no gradient is computed.
     """
     report = Report(model)
+    accelerated = acceleration_of(model)
 
     def run(*args: Any, **named: Any) -> Any:
         return model(*args, **named)
 
+    if accelerated is not None:
+        run = accelerated.plain_forward(model)
+        refused = {**accelerated.refused, **(refused or {})}
     with _left_as_it_was(model):
-        capture(run, report)(*_copied(example), **_copied(kwargs))
+        with capturing():
+            capture(run, report)(*_copied(example), **_copied(kwargs))
     read = {each.table for graph in report.graphs for each in _reads(graph)}
     tables = (name for name, table in model.named_modules() if _is_table(table))
-    unread = tuple(name for name in map(_weight_of, tables) if name not in read | _tied(model, read))
+    unread = tuple(
+        name for name in map(_weight_of, tables) if name not in read | _tied(model, read)
+    )
     return Explanation(tuple(report.graphs), unread, dict(refused or {}), tuple(report.notes))
 
 
@@ -94,13 +103,13 @@ def _left_as_it_was(model: nn.Module) -> Iterator[None]:
     """Puts back what a run in training mode changes besides parameters' gradients."""
     changing = [*model.buffers(), *_clipped_while_read(model)]
     kept = [each.detach().clone() for each in changing]
-    states = random.getstate(), np.random.get_state()
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
     try:
         with torch.random.fork_rng():
             yield
     finally:
         random.setstate(states[0])
-        np.random.set_state(states[1])
+        np.random.set_state(states[1])  # noqa: NPY002
         with torch.no_grad():
             for each, before in zip(changing, kept, strict=True):
                 each.copy_(before)
@@ -120,7 +129,8 @@ def _lines(explained: Explanation) -> Iterator[str]:
     if packs:
         num_lookups = sum(map(len, packs))
         tables = {each.table for members in packs for each in members}
-        yield f"{_num(num_lookups, 'lookup')} of {_num(len(tables), 'table')} in {_num(len(packs), 'pack')}"
+        of_tables = f"{_num(num_lookups, 'lookup')} of {_num(len(tables), 'table')}"
+        yield f"{of_tables} in {_num(len(packs), 'pack')}"
     else:
         yield "no lookups packed"
     for place, members in enumerate(packs):

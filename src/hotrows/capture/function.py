@@ -1,7 +1,7 @@
 """One Python function, captured: dynamo turns it into graphs, and the backend packs their lookups.
 
-Dynamo keeps what it compiled at the code of a function, at most eight kinds of inputs per code. Models share
-the code of their class, so each captured function gets a copy of the code to itself.
+Dynamo keeps what it compiled at the code of a function, for at most eight kinds of inputs per code.
+Models share the code of their class, so each captured function gets a copy of the code to itself.
 """
 
 import inspect
@@ -25,8 +25,8 @@ _running = threading.local()  # .report: of the captured function that this thre
 def capture(function: Callable[..., Any], report: Report) -> Callable[..., Any]:
     """`function` with the lookups that it makes packed; it may be called wherever `function` may.
 
-    Where dynamo cannot follow, that part runs as it would have, and `report.notes` says why. The callable holds
-    compiled code: leave it out of copies and pickles, and capture anew. `.plain` is `function` itself.
+    Where dynamo cannot follow, that part runs as it would have, and `report.notes` says why. The callable
+    holds compiled code: leave it out of copies and pickles, and capture anew. `.plain` is `function`.
     """
     try:
         compiled = _compiled(function, report)
@@ -38,7 +38,7 @@ def capture(function: Callable[..., Any], report: Report) -> Callable[..., Any]:
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         nonlocal num_graphs, packs_nothing
-        if packs_nothing or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        if packs_nothing or _is_traced():
             return function(*args, **kwargs)
         before, suppressed = getattr(_running, "report", None), dynamo_config.suppress_errors
         _running.report = report
@@ -55,6 +55,12 @@ def capture(function: Callable[..., Any], report: Report) -> Callable[..., Any]:
     call.plain = function  # type: ignore[attr-defined]
     _listen()
     return call
+
+
+def _is_traced() -> bool:
+    """Whether another capture is under way, which is to see the function itself."""
+    compiler = torch.compiler
+    return compiler.is_dynamo_compiling() or compiler.is_exporting() or torch.jit.is_tracing()
 
 
 def _compiled(function: Callable[..., Any], report: Report) -> Callable[..., Any]:
@@ -91,7 +97,8 @@ _BREAKS_AT_ITEM = "torch._dynamo.variables.tensor"  # the report has it as the r
 
 def _listen() -> None:
     # Dynamo asks intermediate results for their .grad; PyTorch warns of it as if the model had done so.
-    warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor", module=r"torch\._dynamo")
+    modules = r"torch\._(dynamo|subclasses)"
+    warnings.filterwarnings("ignore", r"The \.grad attribute of a Tensor", module=modules)
     for name in (_GIVES_UP, _BREAKS_AT_ITEM):
         log = logging.getLogger(name)
         if _to_report not in log.filters:
@@ -110,6 +117,7 @@ def _to_report(record: logging.LogRecord) -> bool:
 
 
 def _first_line(error: BaseException) -> str:
+    error = getattr(error, "inner_exception", None) or error  # what a backend's failure wraps
     text = next(iter(str(error).strip().splitlines()), "")
     return f"dynamo gave up, so plain PyTorch runs: {type(error).__name__}: {text}"
 

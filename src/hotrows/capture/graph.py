@@ -1,4 +1,4 @@
-"""The torch.compile backend "hotrows": all lookups of a graph whose ids are known at its start, as one call.
+"""The torch.compile backend "hotrows": the lookups of a graph, as far as their ids allow, as one call.
 
 Dynamo hands over what a model does as a graph of PyTorch's own calls, before autograd looks at it. The
 backend finds the lookups, moves what their ids need to the front, and makes one `look_up` of them; the
@@ -31,7 +31,15 @@ from hotrows.capture.lookup import Lookup, look_up
 from hotrows.capture.report import Alone, Captured, Read, Report
 
 _MODES = ("sum", "mean", "max")
-_EMBEDDING = ("input", "weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
+_EMBEDDING = (
+    "input",
+    "weight",
+    "padding_idx",
+    "max_norm",
+    "norm_type",
+    "scale_grad_by_freq",
+    "sparse",
+)
 _EMBEDDING_BAG = (
     "input", "weight", "offsets", "max_norm", "norm_type", "scale_grad_by_freq", "mode", "sparse",
     "per_sample_weights", "include_last_offset", "padding_idx",
@@ -58,7 +66,25 @@ def rewrite(
     report.add(_captured(graph_module, lookups, packs, names))
     if packs:
         graph_module.recompile()
-    return graph_module.forward
+    forward = graph_module.forward
+    if any(getattr(type(value), "intercepts_in_graphs", False) for value in example_inputs):
+        return _with_intercepts(forward)
+    return forward
+
+
+def _with_intercepts(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`forward` with `__torch_function__` at work in it.
+
+    Dynamo turns it off (from 2.13 on) in graphs for which it traced such a method, as what the
+    method does should be in the graph. A class with `intercepts_in_graphs` lets dynamo
+    through instead, and acts when the graph runs.
+    """
+
+    def run(*inputs: Any) -> Any:
+        with torch._C._EnableTorchFunction():
+            return forward(*inputs)
+
+    return run
 
 
 # Finding lookups
@@ -66,7 +92,10 @@ def rewrite(
 
 @dataclass(frozen=True)
 class Found:
-    """A call that looks rows up. `results`: the nodes that are its vectors. `why_alone`: "" if it may be packed."""
+    """A call that looks rows up.
+
+    `results`: the nodes that are its vectors. `why_alone`: "" if it may be packed.
+    """
 
     node: Node
     lookup: Lookup
@@ -128,7 +157,9 @@ def _read_aten_bag(node: Node) -> Found:
     return _judged(found)
 
 
-def _bag(node: Node, given: dict[str, Any], ids: Any, mode: Any, results: tuple[Node, ...]) -> Found:
+def _bag(
+    node: Node, given: dict[str, Any], ids: Any, mode: Any, results: tuple[Node, ...]
+) -> Found:
     lookup = Lookup(
         mode=mode,
         padding_idx=_counted_from_zero(given.get("padding_idx"), given["weight"]),
@@ -229,7 +260,7 @@ class Packed:
 
 
 def pack(graph: FxGraph, lookups: list[Found]) -> list[list[Found]]:
-    """Rewrites `graph`, and returns its packs. Replaces the items of `lookups` that stay alone, with the reason."""
+    """Rewrites `graph`, and returns its packs. Writes into `lookups` which stay alone, and why."""
     order = {node: place for place, node in enumerate(graph.nodes)}
     earliest = earliest_places(graph, order)
     origins = _origins(graph, {found.node for found in lookups})
@@ -261,7 +292,10 @@ def _origins(graph: FxGraph, lookups: set[Node]) -> dict[Node, tuple[bool, bool]
         made_of[node] = origins[node][0] or node in lookups, origins[node][1] or of.is_random(node)
         for written in of.written_by(node):
             before = memory.get(of.storage_of(written), (False, False))
-            memory[of.storage_of(written)] = before[0] or made_of[node][0], before[1] or made_of[node][1]
+            memory[of.storage_of(written)] = (
+                before[0] or made_of[node][0],
+                before[1] or made_of[node][1],
+            )
     return origins
 
 
@@ -299,7 +333,7 @@ def earliest_places(graph: FxGraph, order: dict[Node, int]) -> dict[Node, int]:
 def _stabbed(
     lookups: list[Found], order: dict[Node, int], earliest: dict[Node, int]
 ) -> Iterator[tuple[int, list[Found]]]:
-    """The fewest (place, lookups) such that each lookup is answered between its earliest and its own place."""
+    """The fewest (place, lookups) with each lookup between its earliest and its own place."""
     left = sorted(lookups, key=lambda found: order[found.node])
     while left:
         last = order[left[0].node]
@@ -384,7 +418,10 @@ def readable(source: str) -> str:
 
 
 def _captured(
-    graph_module: GraphModule, lookups: list[Found], packs: list[list[Found]], names: dict[Node, str]
+    graph_module: GraphModule,
+    lookups: list[Found],
+    packs: list[list[Found]],
+    names: dict[Node, str],
 ) -> Captured:
     reads = {found.node: _read(found, names) for found in lookups}
     packed = {found.node for members in packs for found in members}
@@ -402,7 +439,7 @@ def _read(found: Found, names: dict[Node, str]) -> Read:
     shape = tuple(of.result(weight).shape) if _is_tensor(weight) else ()
     rows, dim = (int(shape[0]), int(shape[1])) if len(shape) == 2 else (0, 0)
     kind = "embedding" if found.lookup.mode is None else f"bag, {found.lookup.mode}"
-    return Read(names.get(weight) or getattr(weight, "name", "?"), rows, dim, kind)
+    return Read(names.get(weight) or str(getattr(weight, "name", "?")), rows, dim, kind)
 
 
 def _break_reason(graph_module: GraphModule) -> str:
@@ -415,4 +452,6 @@ def _break_reason(graph_module: GraphModule) -> str:
         text = "a branch on the value of a tensor"
     line = next(iter(text.splitlines()), "not known")
     frames = getattr(reason, "user_stack", None)
-    return f"{line} (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else line
+    return (
+        f"{line} (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else line
+    )

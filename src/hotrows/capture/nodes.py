@@ -54,7 +54,7 @@ def written_by(node: Node) -> Iterator[Node]:
 
 
 def _written_by_call(node: Node) -> Iterator[Node]:
-    target: Any = node.target
+    target: Any = _overload(node.target)
     name = getattr(target, "__name__", "")
     if isinstance(target, torch._ops.OpOverload):
         yield from _written_by_schema(node, target)
@@ -68,6 +68,14 @@ def _written_by_call(node: Node) -> Iterator[Node]:
             yield from _nodes_in([given.get("running_mean"), given.get("running_var")])
     elif (given := _arguments(node)) is not None and given.get("inplace") not in (None, False):
         yield from _nodes_in(node.args[:1] or tuple(node.kwargs.values())[:1])
+
+
+def _overload(target: Any) -> Any:
+    """Of an op with overloads the plain one, as a rule the one meant; anything else as it is."""
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        names = target.overloads()
+        return getattr(target, "default" if "default" in names else names[0])
+    return target
 
 
 def _written_by_schema(node: Node, target: Any) -> Iterator[Node]:
@@ -109,7 +117,7 @@ def _signature(function: Any) -> inspect.Signature | None:
 def is_random(node: Node) -> bool:
     """Whether a node draws random numbers."""
     if node.op == "call_function":
-        target: Any = node.target
+        target: Any = _overload(node.target)
         if isinstance(target, torch._ops.OpOverload):
             return torch.Tag.nondeterministic_seeded in target.tags
         return _draws(getattr(target, "__name__", ""))

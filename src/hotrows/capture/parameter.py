@@ -12,6 +12,7 @@ Everything that PyTorch does with it comes through `__torch_function__`:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,21 +23,41 @@ from hotrows.capture.table import Table
 NO_TORCH_FUNCTION = torch._C.DisableTorchFunctionSubclass
 
 
-class Tracing:
-    """Whether a model is being captured, on this thread."""
+class Capturing:
+    """Whether what dynamo traces is a model captured here, whose graph will run as it is.
 
-    captures = False
+    Anything else that is compiled (inductor, say) would read the rows as they are stored: it must stop
+    before them, and begin again behind them.
+    """
+
+    is_on = False
+
+
+@contextmanager
+def capturing() -> Iterator[None]:
+    """Within, models may be captured with their tables."""
+    before, Capturing.is_on = Capturing.is_on, True
+    try:
+        yield
+    finally:
+        Capturing.is_on = before
 
 
 class TableParameter(nn.Parameter):
-    """The weight of a table; see above."""
+    """The weight of a table; see above.
+
+    intercepts_in_graphs: captured graphs call `__torch_function__` when they run, too.
+    """
 
     table: Table
+    intercepts_in_graphs = True
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if torch.compiler.is_dynamo_compiling():
+            if not Capturing.is_on:
+                torch._dynamo.graph_break()
             with NO_TORCH_FUNCTION():
                 return func(*args, **kwargs)
         if func in _AS_IT_IS:

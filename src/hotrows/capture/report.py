@@ -66,6 +66,8 @@ class Report:
         model = self._model()
         if model is None or not self.graphs:
             return False
-        num_tables = sum(isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in model.modules())
+        num_tables = sum(
+            isinstance(each, nn.Embedding | nn.EmbeddingBag) for each in model.modules()
+        )
         num_reads = sum(len(graph.alone) + 2 * len(graph.packs) for graph in self.graphs)
         return num_tables <= 1 and num_reads <= 1

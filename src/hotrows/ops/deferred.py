@@ -128,7 +128,8 @@ def catch_up(
     if kind == "none" or not packed.targets:
         return
     if packed.core is None:
-        return reference.catch_up(kind, packed.targets, slots, bounds, squares)
+        reference.catch_up(kind, packed.targets, slots, bounds, squares)
+        return
     packed.core.hotrows_deferred_catch_up(
         c_int(_KINDS[kind]), *_tables(packed), pointer(slots), pointer(bounds), pointer(squares)
     )
@@ -141,7 +142,8 @@ def catch_up_all(kind: str, target: Target | Packed, squares: Tensor | None = No
     if kind == "none":
         return
     if packed.core is None:
-        return reference.catch_up_all(kind, packed.targets[0], squares)
+        reference.catch_up_all(kind, packed.targets[0], squares)
+        return
     itemsize, dim, lines, _ = _tables(packed)
     packed.core.hotrows_deferred_catch_up_all(
         c_int(_KINDS[kind]), itemsize, dim, lines, pointer(squares)
@@ -163,17 +165,19 @@ def update(
 ) -> None:
     """Brings the rows to `now` and makes step `now` with their gradients; then last = now + 1.
 
-    order [N], starts [U + 1], bags [N] or None, int32, and weights [N] or None as in `PackPlan`: the gradient
-    of row u is the sum over its run of weights[n] * grad[bag of n], times scales[t] of its target.
-    grad: [M, D], weights: of the tables' dtype; scales: [T] float64. slots, bounds, squares: as in `catch_up`.
+    order [N], starts [U + 1], bags [N] or None, int32, and weights [N] or None as in `PackPlan`: the
+    gradient of row u is the sum over its run of weights[n] * grad[bag of n], times scales[t] of its
+    target. grad: [M, D], weights: of the tables' dtype; scales: [T] float64. slots, bounds, squares:
+    as in `catch_up`.
     """
     packed = pack_targets(targets)
     if not packed.targets:
         return
     if packed.core is None:
-        return reference.update(
+        reference.update(
             kind, packed.targets, slots, bounds, order, starts, bags, weights, grad, scales, squares
         )
+        return
     dtype = packed.targets[0].weights.dtype
     grad = grad.to(dtype).contiguous()
     weights = None if weights is None else weights.to(dtype).contiguous()
