@@ -45,7 +45,8 @@ def write_table(results: dict[str, Any], path: Path) -> None:
         versions = ", ".join(
             f"{name} {version[:12]}" for name, version in found["versions"].items()
         )
-        parts.append(f"## {library}\n\n{versions}\n")
+        commits = sorted({of["commit"] for of in found["models"].values()})
+        parts.append(f"## {library}\n\n{versions}; hotrows at {', '.join(commits)}\n")
         parts.append(_models(library, found["models"], failing))
     if failing:
         parts.append("## What differs or fails\n\n" + "\n".join(failing) + "\n")
