@@ -100,7 +100,7 @@ def check_library(library: str, args: argparse.Namespace, results: Results) -> N
     waiting = [
         model
         for model in args.models or said["models"]
-        if model in said["models"] and (args.again or done.get(model, {}).get("commit") != commit)
+        if model in said["models"] and (args.again or not _is_done(done.get(model), commit, args))
     ]
     options = ["--plain"] * args.plain + ["--quick"] * args.quick
     if args.optimizers:

@@ -72,6 +72,8 @@ def of_model(recipe: Any, accelerate: Any, args: argparse.Namespace) -> dict[str
         weights = check.starting_weights(recipe)
         chosen = args.optimizers or recipe.optimizers
         names = [name for name in recipe.optimizers if name in chosen]
+        if not names:
+            return {"not_built": f"takes none of {', '.join(chosen)}"}
         record: dict[str, Any] = {
             "remark": recipe.remark,
             "repeats": check.repeats(recipe, names[0], weights),
