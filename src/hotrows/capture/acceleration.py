@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 Optimizers = TypeVar("Optimizers", Optimizer, list, tuple)
 
 _STATE = "_hotrows"
+SMALL = 1 << 16
+"""Weights up to which a model's only table stays plain: PyTorch's own steps are as fast there."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,10 @@ def find(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Found]:
             rule = "none of the optimizers given updates it"
         elif weight.device.type != "cpu":
             rule = f"it is on {weight.device}; tables are updated on the CPU so far"
+        elif len(weights) == 1 and weight.numel() <= SMALL:
+            rule = (
+                f"the only table, and so small ({weight.numel():,} weights) that there is no gain"
+            )
         else:
             rule = rule_of(of, group, weight, key in sparse)
         stays = why_not_kept(modules[key], weight, rule) if isinstance(rule, Rule) else ""

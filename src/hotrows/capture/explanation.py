@@ -22,8 +22,8 @@ class Explanation:
     """How the lookups of a model are made. `str()` of it is for people, `as_dict()` for programs.
 
     `unread`: tables that no lookup read in this run. `refused`: tables that are left as they are -> why.
-    `notes`: what dynamo could not follow, and runs as plain PyTorch. `in_memory`: tables that are not kept
-    behind the cache of the others -> why.
+    `notes`: what dynamo could not follow, and runs as plain PyTorch. `in_memory`: tables that are not
+    kept behind the cache of the others -> why.
     """
 
     graphs: tuple[Captured, ...]

@@ -291,16 +291,22 @@ def runs_of(asked: list[Asked]) -> Runs:
     """The rows of a pack's lookups; kept tables lie end to end as their keeper has them."""
     weights = _distinct(asked)
     place = {id(weight): t for t, weight in enumerate(weights)}
-    num_rows = torch.tensor([len(weight) for weight in weights])
-    first_rows = functional.pad(num_rows.cumsum(0), (1, 0))[:-1]
+    sizes = [weight.shape[0] for weight in weights]
+    begins = [0, *itertools.accumulate(sizes)][:-1]
     with NO_TORCH_FUNCTION():
         if _is_kept(weights[0]):
-            first_rows = torch.tensor([weight.table.first_row for weight in weights])  # type: ignore[attr-defined]
-    read = torch.tensor([place[id(of.weight)] for of in asked])
-    rows = _rows(asked, first_rows[read], num_rows[read])
+            begins = [weight.table.first_row for weight in weights]  # type: ignore[attr-defined]
+    read = [place[id(of.weight)] for of in asked]
+    rows = _rows(
+        asked, torch.tensor([begins[t] for t in read]), torch.tensor([sizes[t] for t in read])
+    )
     distinct, inverse, order, starts = ops.unique(rows)
-    bounds = functional.pad(torch.searchsorted(distinct, first_rows), (0, 1), value=len(distinct))
-    own = distinct - first_rows.repeat_interleave(bounds.diff())
+    own = distinct - begins[0] if begins[0] else distinct
+    bounds = torch.tensor([0, distinct.numel()])
+    if len(weights) > 1:
+        first_rows = torch.tensor(begins)
+        bounds = torch.searchsorted(distinct, torch.tensor([*begins, begins[-1] + sizes[-1]]))
+        own = distinct - first_rows.repeat_interleave(bounds.diff())
     return Runs(distinct, own, bounds, inverse, order, starts)
 
 
