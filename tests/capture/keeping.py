@@ -100,7 +100,7 @@ def step(model, optimizer, ids, l2=False, clip=False):
 def quietly(batches):
     """Batches, without being told that training waits."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "training waits for its rows")
+        warnings.filterwarnings("ignore", "training waits for its rows|most lookups of this model")
         yield from batches
 
 

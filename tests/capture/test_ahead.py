@@ -18,6 +18,7 @@ from tests.capture.keeping import (
     LEAST,
     ROWS,
     Model,
+    Single,
     assert_near,
     assert_same,
     batches,
@@ -320,6 +321,21 @@ def test_inputs_may_be_a_tensor_a_tuple_or_names(inputs):
     for ids in hotrows.lookahead(batches(), model, inputs=inputs):
         step(model, optimizer, ids)
     assert counts(model) == {"ahead": 2 * 20, "brought": 0, "copied": 0}
+
+
+def test_lookups_that_are_not_known_ahead_end_the_look_ahead():
+    model, optimizer = made(model=Single, fast_memory=FAST["plenty"])
+    given, seen = batches(), []
+    with pytest.warns(UserWarning, match="most lookups of this model") as said:
+        for ids in hotrows.lookahead(iter(given), model, inputs=lambda batch: batch):
+            seen.append(ids)
+            step(model, optimizer, ids)
+            assert len(seen) < 10 or not threads()
+    assert len(said) == 1 and all(one is other for one, other in zip(seen, given, strict=True))
+    memory = made(model=Single)
+    for ids in given:
+        step(*memory, ids)
+    assert_same(state_of(model, optimizer), state_of(*memory))
 
 
 def test_inputs_that_fit_no_model_are_said_once():

@@ -39,6 +39,7 @@ Inputs = Callable[[Any], Any]
 Arguments = tuple[tuple, dict[str, Any]]
 
 _LEARNS_FROM, _MOST_CALLS = 3, 8  # batches, and calls for each, before it gives up
+_MOST_UNKNOWN = 32  # lookups, before a look ahead that knows fewer stops
 _RUN_AHEAD = 1  # batches planned beyond those that move rows
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
@@ -198,12 +199,12 @@ class Ids:
     def __init__(self, model: nn.Module, state: Acceleration, inputs: Inputs) -> None:
         self._state, self._inputs = state, inputs
         self._model = next(of for of in model.modules() if of.__dict__.get("_hotrows") is state)
-        self._failed = False
+        self.failed = False
 
     def of(self, batch: Any) -> list[Coming]:
         """What a batch looks up first, of each keeper."""
         comings = [Coming(keeper) for keeper in self._state.keepers]
-        planned = None if self._failed else self._ask(batch)
+        planned = None if self.failed else self._ask(batch)
         if planned is not None:
             packs = {of[0].weight.table.keeper: of for of in planned.packs() if _is_kept(of[0])}  # type: ignore[attr-defined]
             for coming in comings:
@@ -223,7 +224,7 @@ class Ids:
         except Planned as planned:
             return planned
         except Exception as error:
-            self._failed = True
+            self.failed = True
             warnings.warn(
                 f"lookahead could not ask {type(self._model).__name__} for the ids of a batch "
                 f"({type(error).__name__}: {error}); rows are no longer moved ahead. Does inputs= give "
@@ -285,12 +286,14 @@ class Moving:
         self._depth = in_flight + _RUN_AHEAD + self._window
         for keeper in keepers:
             keeper.fit(in_flight)
+        self._known_before = self._counts()
         self._bases = [keeper.slots.taken for keeper in keepers]
         self._asked: deque[_Batch | None] = deque()  # None: the loader has no more
+        self._to_give: deque[Any] = deque()
         self._fed: deque[_Batch] = deque()
         self._unmoved: deque[_Batch] = deque()
         self._num_fed = self._num_asked = self._num_handed = 0
-        self._all_asked = self._all_fed = False
+        self._all_asked = self._all_fed = self._closed = False
         self._handed: _Batch | None = None
         self._failed: BaseException | None = None
         self._of_loader: BaseException | None = None
@@ -313,10 +316,50 @@ class Moving:
             self._num_handed += 1
             for coming in work.batch.comings:
                 coming.keeper.handed = coming
-            yield work.batch.given
+            yield self._to_give.popleft()
+            if self._is_in_the_way():
+                self.close()
+                yield from self._in_line()
+                return
+
+    def _in_line(self) -> Iterator[Any]:
+        """The rest of the loader, without looking ahead."""
+        while self._to_give:
+            yield self._to_give.popleft()
+        if self._of_loader is not None:
+            raise self._of_loader
+        if not self._all_asked:
+            yield from self._batches
+
+    def _is_in_the_way(self) -> bool:
+        """Whether most lookups are others than those known ahead, and wait for rows to rest."""
+        known, unknown = (
+            now - before for now, before in zip(self._counts(), self._known_before, strict=True)
+        )
+        if self._ids.failed:  # and it was said
+            return True
+        if unknown <= max(known, _MOST_UNKNOWN):
+            return False
+        warnings.warn(
+            "most lookups of this model are made after its first ones, or not with the ids of the "
+            "batch, so lookahead does not know them; it stops, and training waits for its rows. "
+            "hotrows.explain(model, *example) says what keeps lookups from being made together",
+            stacklevel=4,
+        )
+        return True
+
+    def _counts(self) -> tuple[int, int]:
+        """How many lookups were known ahead, and how many were not."""
+        return (
+            sum(keeper.counts["ahead"] for keeper in self._keepers),
+            sum(keeper.num_unplanned for keeper in self._keepers),
+        )
 
     def close(self) -> None:
         """Ends the threads; what was planned is moved all the same, so that caches agree with maps."""
+        if self._closed:
+            return
+        self._closed = True
         self._let_go()
         self._runner.close()
         for keeper in self._keepers:
@@ -354,7 +397,8 @@ class Moving:
                 self._all_asked = True
                 self._asked.append(None)
                 return
-            self._asked.append(_Batch(given, self._ids.of(given)))
+            self._to_give.append(given)
+            self._asked.append(_Batch(self._ids.of(given)))
             self._num_asked += 1
 
     # ---- stages
@@ -430,9 +474,8 @@ class Moving:
 
 @dataclass
 class _Batch:
-    """A batch of the loader, and what it looks up."""
+    """What a batch of the loader looks up."""
 
-    given: Any
     comings: list[Coming] = field(default_factory=list)
 
 

@@ -117,6 +117,7 @@ class Keeper:
     """Where tables of one width and rule are kept; see above.
 
     runner: the look ahead that moves rows at present. handed: its batch that is being trained.
+    num_unplanned: lookups that learn and that the look ahead did not know of.
     counts: lookups whose rows had been moved ahead; were brought into slots; were copied aside.
     """
 
@@ -128,6 +129,7 @@ class Keeper:
         self.slots: Any = SlotMap(num_slots, Lookahead(1), 1)
         self.runner: Overlapped | None = None
         self.handed: Coming | None = None
+        self.num_unplanned = 0
         self.counts = {"ahead": 0, "brought": 0, "copied": 0}
         self._waits = 0
         self._broken: BaseException | None = None
@@ -149,6 +151,8 @@ class Keeper:
             slots = self._bring(rows) if learns and self.runner is None else None
             if learns and self.runner is None:
                 self._say_waiting()
+            elif learns:
+                self.num_unplanned += 1
             self.counts["copied" if slots is None else "brought"] += 1
             if slots is not None:
                 return Place(self, rows, slots, self.arena)
