@@ -215,15 +215,15 @@ class Acceleration:
 
     def undo(self) -> None:
         self.catch_up()
+        gradients = [_gradient_of(table) for table in self.tables]
+        plain = [of.to_dense() if isinstance(of, RowGradient) else of for of in gradients]
         for hook in self._hooks:
             hook.remove()
-        for table in self.tables:
+        for table, gradient in zip(self.tables, plain, strict=True):
             table.publish()
-            gradient = _gradient_of(table)
             table.weight.__class__ = nn.Parameter
             del table.weight.table  # type: ignore[attr-defined]
-            if isinstance(gradient, RowGradient):
-                table.weight.grad = gradient.to_dense()
+            table.weight.grad = gradient
 
 
 # ---- the model
@@ -294,7 +294,6 @@ def _hook(of: Acceleration, optimizer: Optimizer, tables: Sequence[Table]) -> li
                 else:
                     weight.__class__ = TableParameter
                     table.stepped_densely()
-                    weight.grad = gradient
         hidden.clear()
 
     def publish(optimizer: Optimizer) -> None:

@@ -399,8 +399,8 @@ def _renormed(lookup: Lookup, weight: TableParameter, *rest: Tensor | None) -> T
     rows = ops.unique(ids.reshape(-1).long())[0]
     table = weight.table
     table.catch_up_rows(rows)
+    table.to_be_written()
     torch.embedding_renorm_(table.values, rows, lookup.max_norm or 0.0, lookup.norm_type)
-    table.written()
     return look_up([replace(lookup, max_norm=None)], [weight], *([of] for of in rest))[0]  # type: ignore[arg-type]
 
 

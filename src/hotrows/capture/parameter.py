@@ -84,7 +84,7 @@ def read_whole(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Plain PyTorch on tables whose rows are all up to date; it may write them, too."""
     for parameter in tables_in((args, kwargs)):
         parameter.table.catch_up()
-        parameter.table.written()
+        parameter.table.to_be_written()
     with NO_TORCH_FUNCTION():
         return func(*args, **kwargs)
 
@@ -117,6 +117,7 @@ _HANDLERS: dict[Callable, Callable] = {}
 
 def _set_data(parameter: TableParameter, data: Tensor) -> None:
     parameter.table.catch_up()
+    parameter.table.to_be_written()
     with NO_TORCH_FUNCTION():
         Tensor.data.__set__(parameter, data)  # type: ignore[attr-defined]
     parameter.table.adopt_weight()

