@@ -17,6 +17,7 @@ from pathlib import Path
 
 ENVIRONMENTS = Path(__file__).parent / ".envs"
 TORCH = "torch==2.13.0"
+OUR_OWN = ("safetensors", "rich", "click", "pyarrow")  # where the peers' models run with our tables
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,19 @@ RECIPES = {
             (TORCH, "numpy", "requests", "scikit-learn", "tqdm"),
             (TORCH, "fuxictr==2.3.10", "ray[data]>=2.52"),
             ("--no-deps", "deepctr-torch==0.3.0", "torch-rechub==0.9.0"),
+            (TORCH, *OUR_OWN),
         ),
         imports="deepctr_torch.models, fuxictr.pytorch.models, torch_rechub.models.ranking",
+    ),
+    # What its text and image parts need (torchvision, spacy, gensim, transformers, OpenCV) stays
+    # out: torchvision on PyPI is a CUDA build, which does not load beside a CPU build of torch.
+    "widedeep": Recipe(
+        installs=(
+            (TORCH, "numpy", "pandas", "scikit-learn", "scipy", "tqdm"),
+            (TORCH, "einops", "wrapt", "torchmetrics", "fastparquet", *OUR_OWN),
+            ("--no-deps", "pytorch-widedeep==1.7.0"),
+        ),
+        imports="einops, torchmetrics, fastparquet",
     ),
     "encode": Recipe(
         installs=(("polars==2.1.0", "numpy", "scikit-learn==1.9.1"),), imports="polars, sklearn"
@@ -58,18 +70,60 @@ RECIPES = {
 }
 
 
+@dataclass(frozen=True)
+class Source:
+    """Code that is on no package index: a commit of a repository, read from a clone of it."""
+
+    repository: str
+    commit: str
+
+
+SOURCES = {
+    # The package, also as sdist, has the models of LongCTR alone. This commit says version 2.3.10.
+    "fuxictr-zoo": Source(
+        "https://github.com/reczoo/FuxiCTR", "0245987fdc1d43c36164ea496a02324885a8557a"
+    ),
+    "dlrm": Source(
+        "https://github.com/facebookresearch/dlrm", "090956ee2319ddd349a42232958aefccfe3f7b0a"
+    ),
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the environments of the peers.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(RECIPES)}")
+    known = [*RECIPES, *SOURCES]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
     parser.add_argument("--torch-index", help="package index that has CPU builds of torch")
+    parser.add_argument(
+        "--clone-of", help="a clone of the source's repository, instead of its address"
+    )
     args = parser.parse_args()
-    for name in args.names or RECIPES:
-        make(name, args.torch_index)
+    for name in args.names or known:
+        if name in SOURCES:
+            clone(name, args.clone_of)
+        else:
+            make(name, args.torch_index)
 
 
 def python_of(name: str) -> Path:
     """The interpreter of one environment."""
     return ENVIRONMENTS / name / "bin" / "python"
+
+
+def source_of(name: str) -> Path:
+    """Where the code of one source lies."""
+    return ENVIRONMENTS / name
+
+
+def clone(name: str, repository: str | None = None) -> None:
+    """Brings one source, unless it is there."""
+    source, folder = SOURCES[name], source_of(name)
+    if folder.exists():
+        print(f"{name}: already there")
+        return
+    print(f"{name}: cloning {source.repository}")
+    subprocess.run(["git", "clone", "--quiet", repository or source.repository, folder], check=True)
+    subprocess.run(["git", "-C", folder, "checkout", "--quiet", source.commit], check=True)
 
 
 def make(name: str, torch_index: str | None = None) -> None:

@@ -36,6 +36,8 @@ from hotrows.ops import deferred
 Optimizers = TypeVar("Optimizers", Optimizer, list, tuple)
 
 _STATE = "_hotrows"
+SMALL = 1 << 16
+"""Weights up to which a model's only table stays plain: PyTorch's own steps are as fast there."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ def find(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Found]:
             rule = "none of the optimizers given updates it"
         elif weight.device.type != "cpu":
             rule = f"it is on {weight.device}; tables are updated on the CPU so far"
+        elif len(weights) == 1 and weight.numel() <= SMALL:
+            rule = f"the only table, and so small ({weight.numel():,} weights) that there is no gain"
         else:
             rule = rule_of(of, group, weight, key in sparse)
         found.append(Found(tuple(dict.fromkeys(names[key])), weight, of, rule))
@@ -407,12 +411,19 @@ def _update(pack: PackGradient, members: list[tuple[Table, RowGradient]]) -> Non
     begin, end = plan.ends[first], plan.ends[last + 1]
     bounds = plan.bounds[first : last + 2] - begin
     tables = [table for table, _ in members]
+    runs, grad, weights = (
+        (plan.order, plan.starts[begin : end + 1], plan.bags),
+        pack.grad,
+        pack.weights,
+    )
+    if pack.is_summed:
+        each = torch.arange(begin, end + 1, dtype=torch.int32)
+        runs, grad, weights = (each[:-1] - begin, each - begin, None), pack.sums[begin:end], None
     factors = torch.tensor([part.factor for part in parts], dtype=torch.float64)
     with counted_squares(tables) as squares:
         deferred.update(
             tables[0].rule.kind, [table.target for table in tables], plan.slots[begin:end], bounds,
-            plan.order, plan.starts[begin : end + 1], plan.bags, pack.weights, pack.grad, factors,
-            squares,
+            *runs, weights, grad, factors, squares,
         )  # fmt: skip
 
 

@@ -79,6 +79,11 @@ class PackGradient:
         """[U, D]: the gradient of each distinct row."""
         return sum_runs(self.grad, self.plan, self.weights)
 
+    @property
+    def is_summed(self) -> bool:
+        """Whether the gradients of rows have been summed already."""
+        return "sums" in self.__dict__
+
     @functools.cached_property
     def squares(self) -> list[float]:
         """By table, the sum of the squares of its rows' gradients."""

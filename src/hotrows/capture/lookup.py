@@ -31,6 +31,7 @@ from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 
 _MODES = ("sum", "mean", "max")
+_ID_TYPES = (torch.int64, torch.int32)
 _KERNEL_TYPES = (torch.float32, torch.float64)
 _NO_LAST = torch.empty(0, dtype=torch.int32)
 _NO_STEPS = torch.empty(0, WIDTH, dtype=torch.float64)
@@ -91,10 +92,8 @@ def look_up(
     results: list[Tensor | None] = [None] * len(lookups)
     packs: dict[tuple, list[int]] = {}
     with NO_TORCH_FUNCTION():
-        for i, (lookup, weight, samples) in enumerate(
-            zip(lookups, weights, per_sample_weights, strict=True)
-        ):
-            if _goes_alone(lookup, weight, samples):
+        for i, (lookup, weight) in enumerate(zip(lookups, weights, strict=True)):
+            if ids[i].dtype not in _ID_TYPES or _goes_alone(lookup, weight, per_sample_weights[i]):
                 continue
             kind = weight.table.rule.kind if isinstance(weight, TableParameter) else None
             packs.setdefault((weight.dtype, weight.shape[1], kind), []).append(i)
@@ -238,13 +237,15 @@ def _distinct(asked: list[_Asked]) -> list[Tensor]:
 def _plan(asked: list[_Asked], weights: list[Tensor], tables: list[Table | None]) -> TablePlan:
     """What the lookups of a pack read."""
     place = {id(weight): t for t, weight in enumerate(weights)}
-    num_rows = torch.tensor([len(weight) for weight in weights])
-    first_rows = functional.pad(num_rows.cumsum(0), (1, 0))
-    read = torch.tensor([place[id(of.weight)] for of in asked])
-    rows = _rows(asked, first_rows[read], num_rows[read])
+    ends = [0, *itertools.accumulate(weight.shape[0] for weight in weights)]
+    read = [place[id(of.weight)] for of in asked]
+    first_rows = torch.tensor([ends[t] for t in read])
+    rows = _rows(asked, first_rows, torch.tensor([ends[t + 1] - ends[t] for t in read]))
     distinct, inverse, order, starts = ops.unique(rows)
-    bounds = torch.searchsorted(distinct, first_rows)
-    own = distinct - first_rows[:-1].repeat_interleave(bounds.diff())
+    own, bounds = distinct, torch.tensor([0, distinct.numel()])
+    if len(weights) > 1:
+        bounds = torch.searchsorted(distinct, torch.tensor(ends))
+        own = distinct - torch.tensor(ends[:-1]).repeat_interleave(bounds.diff())
     with NO_TORCH_FUNCTION():
         targets = tuple(
             _target_of(weight.detach()) if table is None else table.target

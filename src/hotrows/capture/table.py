@@ -24,7 +24,7 @@ from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
-EXACT = 1 << 22
+EXACT = 1 << 16
 """Weights of a table up to which a sum over all of it brings every row up to date first."""
 
 

@@ -1,0 +1,165 @@
+"""Checks models of one library, in that library's environment; a line of JSON for each that is done.
+
+python -m benchmarks.any_model.worker LIBRARY OUT --models M ... --optimizers O ...
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("TQDM_DISABLE", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+MODULES = {
+    "deepctr-torch": "deepctr",
+    "fuxictr": "fuxictr_zoo",
+    "torch-rechub": "rechub",
+    "pytorch-widedeep": "widedeep",
+    "dlrm": "dlrm",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("library", choices=MODULES)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--models", nargs="*")
+    parser.add_argument("--optimizers", nargs="*")
+    parser.add_argument("--plain", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    module = importlib.import_module(f"benchmarks.any_model.{MODULES[args.library]}")
+    library = module.library()
+    import torch
+
+    torch.set_num_threads(1)
+    with args.out.open("a") as out:
+
+        def say(**line: Any) -> None:
+            out.write(json.dumps(line) + "\n")
+            out.flush()
+
+        if args.list:
+            say(
+                models=list(library.recipes),
+                versions=library.versions() | {"torch": torch.__version__},
+            )
+            return
+        accelerate = None
+        if not args.plain:
+            accelerate = Accelerate()
+        for name in args.models or library.recipes:
+            start = time.perf_counter()
+            record = of_model(library.recipes[name], accelerate, args)
+            say(model=name, seconds=round(time.perf_counter() - start, 1), **record)
+
+
+def of_model(recipe: Any, accelerate: Any, args: argparse.Namespace) -> dict[str, Any]:
+    from benchmarks.any_model import check
+
+    if isinstance(recipe, str):
+        return {"not_built": recipe}
+    try:
+        weights = check.starting_weights(recipe)
+        chosen = args.optimizers or recipe.optimizers
+        names = [name for name in recipe.optimizers if name in chosen]
+        if not names:
+            return {"not_built": f"takes none of {', '.join(chosen)}"}
+        record: dict[str, Any] = {
+            "remark": recipe.remark,
+            "repeats": check.repeats(recipe, names[0], weights),
+            "tables": tables_of(recipe),
+            "of": recipe.optimizers,
+        }
+    except Exception as error:
+        return {"not_built": f"fails plain: {check.described(error)}"}
+    if accelerate is not None:
+        record["explained"] = explained(recipe, names[0], weights)
+    record["optimizers"] = {}
+    for name in names:
+        try:
+            found = check.check(recipe, name, weights, accelerate, args.quick)
+            if accelerate is not None:
+                said = accelerate.tables | {"dense": sorted(accelerate.tables.get("dense", ()))}
+                record.setdefault("accelerated", {})[name] = said
+            record["optimizers"][name] = found
+        except Exception as error:
+            record["optimizers"][name] = {"plain": check.described(error)}
+    return record
+
+
+def tables_of(recipe: Any) -> int:
+    from torch import nn
+
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    modules = [of for of in recipe.build().modules() if isinstance(of, kinds)]
+    return len({id(of.weight) for of in modules})
+
+
+class Accelerate:
+    """`hotrows.accelerate`, which notes how many tables it took, and why it left the others."""
+
+    def __init__(self) -> None:
+        self.tables: dict[str, Any] = {}
+
+    def __call__(self, model: Any, optimizer: Any) -> None:
+        import hotrows
+        from hotrows.capture.acceleration import acceleration_of
+
+        dense: set[str] = set()
+        self.tables = {"dense": dense}
+        optimizer.register_step_pre_hook(lambda *_: dense.update(self._dense(found)))
+        hotrows.accelerate(model, optimizer)
+        found = acceleration_of(model).found
+        left = {one.names[0]: one.rule for one in found if isinstance(one.rule, str)}
+        self.tables |= {"taken": len(found) - len(left), "left": left}
+
+    def _dense(self, found: Any) -> set[str]:
+        """The tables that were taken, whose gradient has all rows all the same: right, and slow."""
+        from hotrows.capture.gradient import RowGradient
+
+        taken = {one.names[0]: one.weight.grad for one in found if not isinstance(one.rule, str)}
+        return {
+            name
+            for name, grad in taken.items()
+            if grad is not None and (not isinstance(grad, RowGradient) or grad.dense is not None)
+        }
+
+
+def explained(recipe: Any, optimizer: str, weights: dict[str, Any]) -> dict[str, Any]:
+    """What `hotrows.explain` says of the accelerated model: its text, and its fields."""
+    import torch
+
+    import hotrows
+    from benchmarks.any_model import check
+
+    torch.manual_seed(check.SEED)
+    model = recipe.build()
+    model.load_state_dict(weights)
+    hotrows.accelerate(model, recipe.training(model, optimizer).optimizer)
+    model.train()
+    try:
+        batch = recipe.batches(torch.float32)[0]
+        said = hotrows.explain(model, *recipe.arguments(model, batch))
+    except Exception as error:
+        return {"error": check.described(error)}
+    return fields_of(said) | {"text": str(said)}
+
+
+def fields_of(said: Any) -> dict[str, Any]:
+    from dataclasses import asdict, is_dataclass
+
+    return {"fields": asdict(said)} if is_dataclass(said) else {}
+
+
+if __name__ == "__main__":
+    main()
