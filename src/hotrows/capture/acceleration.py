@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 
 from hotrows.capture import lookup, penalty, ranks  # noqa: F401  (they say what they handle)
 from hotrows.capture.function import capture
-from hotrows.capture.gradient import PackGradient, RowGradient
+from hotrows.capture.gradient import PackGradient, RowGradient, settle
 from hotrows.capture.history import History
 from hotrows.capture.parameter import NO_TORCH_FUNCTION, TableParameter, capturing
 from hotrows.capture.report import Report
@@ -346,6 +346,8 @@ def step_tables(
                     continue
                 gradient = weight.grad
                 stepped.append((weight, gradient))
+                if table.multiples:
+                    settle(table.multiples, table, but=gradient)
                 if not isinstance(gradient, RowGradient) or gradient.dense is not None:
                     _leave_to_optimizer(table, gradient)
                     continue

@@ -312,14 +312,16 @@ def of_rows(table: Table, rows: Tensor, sums: Tensor) -> RowGradient:
     return RowGradient(table, (Part(PackGradient(plan, sums), 0),))
 
 
-def settle(contents: weakref.WeakSet[Content], table: Table) -> None:
-    """Writes out the multiples of a weight that is about to change other than by a step."""
+def settle(contents: weakref.WeakSet[Content], table: Table, but: Tensor | None = None) -> None:
+    """Writes out the multiples of a weight that is about to change; not `but`, which steps it."""
     for content in list(contents):
+        if isinstance(but, RowGradient) and but.content is content:
+            continue
         if content.decay and not content.is_spent:
             of = RowGradient(table)
             of._hold(content)
             of.as_dense()
-    contents.clear()
+        contents.discard(content)
 
 
 def sum_runs(grad: Tensor, plan: TablePlan, weights: Tensor | None) -> Tensor:

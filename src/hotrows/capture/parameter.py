@@ -125,6 +125,31 @@ def _set_data(parameter: TableParameter, data: Tensor) -> None:
 
 _HANDLERS[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]
 
+@handles(torch.autograd.grad)
+def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """The tables by their edges of the graph: what backward runs is to be intercepted as ever."""
+    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    given = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    materialize = kwargs.get("materialize_grads", False)
+    if any(tables_in(given)) or not all(
+        isinstance(of, Tensor) and of.requires_grad for of in inputs
+    ):
+        return NotImplemented
+    edges = [
+        torch.autograd.graph.get_gradient_edge(of) if isinstance(of, TableParameter) else of
+        for of in inputs
+    ]
+    if materialize:
+        kwargs = {**kwargs, "allow_unused": True, "materialize_grads": False}
+    found = torch.autograd.grad(outputs, edges, *args, **kwargs)
+    if not materialize:
+        return found
+    return tuple(
+        torch.zeros_like(of) if grad is None else grad
+        for of, grad in zip(inputs, found, strict=True)
+    )
+
+
 _PROPERTIES = (
     "shape", "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "grad_fn", "ndim",
     "names", "name", "is_sparse", "is_sparse_csr", "is_cuda", "is_cpu", "is_meta", "is_quantized",

@@ -215,7 +215,11 @@ class Table:
     def _step_by_optimizer(self, gradient: RowGradient, group: Mapping[str, Any]) -> None:
         rows, sums = gradient.coalesced()
         self._replay(rows)
-        settings = {n: of for n, of in group.items() if n != "params"}
+        settings = {
+            name: of.clone() if isinstance(of, Tensor) else of  # schedulers write into them
+            for name, of in group.items()
+            if name != "params"
+        }
         begun = bool(self.states) or bool(self._shared)
         step = Step(settings, begun, self._shared, gradient.decay)
         shared = self._go(step, rows, sums)
