@@ -135,6 +135,8 @@ def find(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Found]:
             rule = "frozen (requires_grad=False): its rows are looked up, and never change"
         elif of is None:
             rule = "none of the optimizers given updates it"
+        elif weight.dim() == 2 and weight.shape[1] > 1 and weight.stride(1) != 1:
+            rule = "its rows are not laid out one after another"
         elif weight.device.type != "cpu":
             rule = f"it is on {weight.device}; tables are updated on the CPU so far"
         elif len(weights) == 1 and weight.numel() <= SMALL:

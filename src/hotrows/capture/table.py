@@ -255,11 +255,12 @@ class Table:
         weights = torch.zeros_like(grad) if dry else self.values[rows]
         states = {n: torch.zeros_like(grad) if dry else of[rows] for n, of in self.states.items()}
         weights, states, shared = stepped(type(self.optimizer), step, weights, states, grad)
-        if not dry:
-            for name, of in states.items():
-                if name not in self.states:
-                    self.states[name] = _zeros(self.values)
+        for name, of in states.items():
+            if name not in self.states:
+                self.states[name] = _zeros(self.values)
+            if not dry:
                 self.states[name][rows] = of
+        if not dry:
             self.values[rows] = weights
         return shared
 

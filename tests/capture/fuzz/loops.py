@@ -131,7 +131,7 @@ def _options(draw: random.Random, kind: str, sparse: bool) -> tuple[tuple[str, A
         options["fused"] = True
         options.pop("foreach", None)
     if draw.random() < 0.05 and kind in ("Adam", "AdamW") and not options.get("foreach"):
-        options["lr"] = torch.tensor(options["lr"])
+        options["lr"] = torch.tensor(options["lr"], dtype=torch.float64)
     return tuple(options.items())
 
 
@@ -385,7 +385,7 @@ HOOKS: dict[str, Callable[[Run, nn.Parameter], None]] = {
     "post accumulate, scale": _post_accumulate_scale,
     "grad * 0.5": _gradient_hook(lambda grad: grad * 0.5),
     "grad.clamp": _gradient_hook(lambda grad: grad.clamp(-0.1, 0.1)),
-    "grad.sign": _gradient_hook(lambda grad: grad.sign()),
+    "grad.tanh": _gradient_hook(lambda grad: grad.tanh()),
     "grad, seen": _gradient_hook(lambda grad: None),
     "-grad": _gradient_hook(lambda grad: -grad),
     "grad.clone": _gradient_hook(lambda grad: grad.clone() / 2),
@@ -512,7 +512,7 @@ AFTER: dict[str, Callable[[Run, nn.Parameter], Any]] = {
     "addcmul_": _change(_addcmul),
     "add_ weight": _change(_decayed),
     "clip rows": _change(_clip_rows),
-    "sign_": _change(lambda w: w.grad.sign_()),
+    "tanh_": _change(lambda w: w.grad.tanh_()),
     "copy_": _change(lambda w: w.grad.copy_(w.detach() * 0.1)),
     "clamp_": _change(lambda w: w.grad.clamp_(-0.05, 0.05)),
     "clamp_ above": _change(lambda w: w.grad.clamp_(min=0.01)),

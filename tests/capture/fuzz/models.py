@@ -353,7 +353,7 @@ def _checkpointed(of: Drawing) -> list[str]:
     read = f"{table.name}({ids})" + ("" if table.bag else ".sum(1)")
     reentrant = of.chance(0.2)
     return [
-        f"def part(o): return torch.tanh({linear}({read}) + o)",
+        f"def part(o, x=x): return torch.tanh({linear}({read}) + o)",
         f"out = out + checkpoint(part, out, use_reentrant={reentrant})",
     ]
 
