@@ -140,7 +140,9 @@ def find(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Found]:
         elif weight.device.type != "cpu":
             rule = f"it is on {weight.device}; tables are updated on the CPU so far"
         elif len(weights) == 1 and weight.numel() <= SMALL:
-            rule = f"the only table, and so small ({weight.numel():,} weights) that there is no gain"
+            rule = (
+                f"the only table, and so small ({weight.numel():,} weights) that there is no gain"
+            )
         else:
             rule = rule_of(of, group, weight, key in sparse)
         found.append(Found(tuple(dict.fromkeys(names[key])), weight, of, rule))

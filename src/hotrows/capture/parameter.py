@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.eval_frame import skip_code
 
 from hotrows.capture.table import Table
 
@@ -60,15 +61,7 @@ class TableParameter(nn.Parameter):
                 torch._dynamo.graph_break()
             with NO_TORCH_FUNCTION():
                 return func(*args, **kwargs)
-        if func in _AS_IT_IS:
-            with NO_TORCH_FUNCTION():
-                return func(*args, **kwargs)
-        handler = _HANDLERS.get(func)
-        if handler is not None:
-            result = handler(*args, **kwargs)
-            if result is not NotImplemented:
-                return result
-        return read_whole(func, args, kwargs)
+        return _intercept(func, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A plain parameter of the same values."""
@@ -78,6 +71,23 @@ class TableParameter(nn.Parameter):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return nn.Parameter(self.table.caught_up(), self.requires_grad).__reduce_ex__(protocol)
+
+
+# Traced from within a captured model, it is followed (above); called there, it is not to be compiled.
+skip_code(TableParameter.__torch_function__.__func__.__code__)  # type: ignore[attr-defined]
+
+
+@torch.compiler.disable
+def _intercept(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
+    if func in _AS_IT_IS:
+        with NO_TORCH_FUNCTION():
+            return func(*args, **kwargs)
+    handler = _HANDLERS.get(func)
+    if handler is not None:
+        result = handler(*args, **kwargs)
+        if result is not NotImplemented:
+            return result
+    return read_whole(func, args, kwargs)
 
 
 def read_whole(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
