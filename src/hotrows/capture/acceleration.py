@@ -342,6 +342,9 @@ def step_tables(
                 of.weight.grad = mean
     stepped: list[tuple[Tensor, Tensor]] = []
     packs: dict[tuple[int, int], list[tuple[Table, RowGradient]]] = {}
+    for gradient in map(_gradient_of, tables.values()):
+        if isinstance(gradient, RowGradient):
+            gradient.check_unspent()
     with NO_TORCH_FUNCTION(), torch.no_grad():
         for settings in optimizer.param_groups:
             for weight in settings["params"]:

@@ -199,7 +199,7 @@ class RowGradient(torch.Tensor):
 
     def to_dense(self, *args: Any, **kwargs: Any) -> Tensor:
         """[R, D], as PyTorch would have it."""
-        self._check_unspent()
+        self.check_unspent()
         dense = self.table.values.new_zeros(self.shape, dtype=self.dtype)
         if self.dense is not None:
             dense += self.dense
@@ -223,7 +223,7 @@ class RowGradient(torch.Tensor):
 
     def norm_squared(self) -> float:
         """The sum of all its squares."""
-        self._check_unspent()
+        self.check_unspent()
         if self.dense is not None:
             return float((self.to_dense().double() ** 2).sum())
         if not self.decay and len(self.parts) == 1:
@@ -250,7 +250,7 @@ class RowGradient(torch.Tensor):
         return result
 
     def plus(self, other: Tensor) -> RowGradient:
-        self._check_unspent()
+        self.check_unspent()
         if not isinstance(other, RowGradient):
             other = RowGradient(self.table, dense=other)
         both = [of.dense for of in (self, other) if of.dense is not None]
@@ -278,7 +278,7 @@ class RowGradient(torch.Tensor):
         assert self.dense is not None
         return self.dense
 
-    def _check_unspent(self) -> None:
+    def check_unspent(self) -> None:
         if self.is_spent and self.decay:
             raise RuntimeError(
                 f"the gradient of {self.table.names[0]} holds {self.decay:g} times the weight as it "

@@ -201,7 +201,7 @@ def start(model: Model, loop: Loop, accelerated: bool) -> Run:
 def _made(of: Optimizer, model: nn.Module) -> list[torch.optim.Optimizer]:
     kind = getattr(torch.optim, of.kind)
     params = list(model.parameters())
-    options = dict(of.options)
+    options = _copied(dict(of.options))  # schedulers write into tensors
     if of.second is None:
         return [kind(params, **options)]
     one, other = params[::2], params[1::2]
@@ -584,7 +584,7 @@ def _copied_model(run: Run, w: nn.Parameter) -> Any:
 
 
 def _again(run: Run, w: nn.Parameter) -> Any:
-    if run.accelerated:
+    if run.accelerated and getattr(run.model, "_hotrows", None) is not None:
         hotrows.restore(run.model)
         hotrows.accelerate(run.model, run.optimizers, packing=run.loop.packing)
 
