@@ -197,6 +197,14 @@ class RowGradient(torch.Tensor):
             f"{', dense' if self.dense is not None else ''})"
         )
 
+    @property
+    def data(self) -> RowGradient:  # type: ignore[override]
+        return self.shared()
+
+    @data.setter
+    def data(self, new: Tensor) -> None:
+        _copy(self, new)
+
     def to_dense(self, *args: Any, **kwargs: Any) -> Tensor:
         """[R, D], as PyTorch would have it."""
         self.check_unspent()

@@ -635,8 +635,9 @@ def _learning_rate(run: Run, w: nn.Parameter) -> None:
 
 
 def _decay(run: Run, w: nn.Parameter) -> None:
+    sparse = any(getattr(module, "sparse", False) for module in run.model.modules())
     for group in run.optimizers[0].param_groups:
-        if "weight_decay" in group and not any(p.grad is not None and p.grad.is_sparse for p in group["params"]):
+        if "weight_decay" in group and not sparse:  # plain PyTorch would refuse
             group["weight_decay"] = 0.05 if group["weight_decay"] == 0 else 0.0
 
 
