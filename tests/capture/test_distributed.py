@@ -48,11 +48,42 @@ dist.destroy_process_group()
 """
 
 
+KEPT = """
+import torch, torch.distributed as dist
+from torch import nn
+import hotrows
+from tests.capture.keeping import ADAM, LEAST, assert_near, batches, made, quietly, state_of
+
+dist.init_process_group("gloo")
+ends = []
+for options in ({}, {"fast_memory": 40 * LEAST}):
+    model, optimizer = made(ADAM, **options)
+    parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
+    for ids in quietly(hotrows.lookahead(batches(seed=dist.get_rank()), parallel)):
+        optimizer.zero_grad()
+        parallel(ids).square().mean().backward()
+        optimizer.step()
+    ends.append(state_of(model, optimizer))
+assert_near(*ends)
+print("equal on rank", dist.get_rank())
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_kept_tables_on_two_ranks_train_as_those_in_memory(tmp_path):
+    run_on_two_ranks(tmp_path, KEPT)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("packing", [False, True])
 def test_two_ranks_train_as_plain_pytorch_does(tmp_path, packing):
+    run_on_two_ranks(tmp_path, SCRIPT.replace("{packing}", str(packing)))
+
+
+def run_on_two_ranks(tmp_path, text):
     script = tmp_path / "ranks.py"
-    script.write_text(textwrap.dedent(SCRIPT).replace("{packing}", str(packing)))
+    script.write_text(textwrap.dedent(text))
     command = [
         sys.executable,
         "-m",

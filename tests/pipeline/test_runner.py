@@ -142,3 +142,16 @@ def test_a_trace_has_every_stage_of_every_batch(kind, tmp_path):
     lanes = {e["args"]["name"] for e in trace if e["ph"] == "M"}
     assert lanes == {"plan", "move", "train", "write"}
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in trace if event["ph"] == "X")
+
+
+def test_a_pause_may_leave_the_work_at_hand_in_training():
+    log = Log(6, in_flight=2, slow=0.001)
+    with closing(Overlapped(log.stages)) as runner:
+        for work in runner:
+            with runner.paused(trained=False), runner.paused(trained=False):
+                before = list(log.ran)
+                time.sleep(0.01)
+                assert log.ran == before and ("write", work.number) not in before
+            log.note("train", work.number)
+    assert [batch for name, batch in log.ran if name == "write"] == list(range(6))
+    assert no_threads()

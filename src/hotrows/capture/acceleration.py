@@ -14,9 +14,10 @@ The same objects come back, changed in place: the loop that trains them stays as
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,13 +26,20 @@ from torch.optim import Optimizer
 
 from hotrows.capture import lookup, penalty, ranks  # noqa: F401  (they say what they handle)
 from hotrows.capture.function import capture
-from hotrows.capture.gradient import PackGradient, RowGradient, settle
+from hotrows.capture.gradient import PackGradient, RowGradient, TablePlan, settle
 from hotrows.capture.history import History
+from hotrows.capture.kept import KeptTable, ToKeep, keep, why_not_kept
 from hotrows.capture.parameter import NO_TORCH_FUNCTION, TableParameter, capturing
 from hotrows.capture.report import Report
 from hotrows.capture.rules import BY_OPTIMIZER, Rule, rule_of, with_lazy
 from hotrows.capture.table import Table, counted_squares
 from hotrows.ops import deferred
+from hotrows.ops.deferred import Target
+from hotrows.planning.budget import parse_bytes
+from hotrows.tiers import Caching
+
+if TYPE_CHECKING:
+    from hotrows.capture.ahead import Seen
 
 Optimizers = TypeVar("Optimizers", Optimizer, list, tuple)
 
@@ -42,12 +50,16 @@ SMALL = 1 << 16
 
 @dataclass(frozen=True)
 class Found:
-    """An embedding weight of a model: its names there, and its rule or the reason why it stays plain."""
+    """An embedding weight of a model: its names there, and its rule or the reason why it stays plain.
+
+    stays: why its rows would stay in memory where those of others are kept behind a cache.
+    """
 
     names: tuple[str, ...]
     weight: nn.Parameter
     optimizer: Optimizer | None
     rule: Rule | str
+    stays: str = ""
 
 
 def accelerate(
@@ -56,6 +68,8 @@ def accelerate(
     *,
     lazy: bool = False,
     packing: bool = True,
+    fast_memory: int | str | None = None,
+    store: str = "memory",
 ) -> tuple[nn.Module, Optimizers]:
     """Packs the lookups of a model's embeddings and updates their rows alone; returns both arguments.
 
@@ -66,6 +80,10 @@ def accelerate(
     algorithm.
     packing: whether the model's forward is captured, so that lookups are made together; without it,
     each is made by itself.
+
+    fast_memory: bytes, or text like "2GiB": rows live in `store` (`memory`, or `file:PATH`, a new
+    folder), and those that are used are held in so much memory. `lookahead` keeps training from
+    waiting for them. None: every row is in memory.
 
     A table that cannot be handled stays plain PyTorch: `hotrows.explain` says which and why.
     """
@@ -83,7 +101,7 @@ def accelerate(
                 f"optimizer must be a torch.optim.Optimizer, or a list of them, not {type(of).__name__}"
             )
     found = find(model, optimizers)
-    tables = [_table(of, lazy) for of in found if isinstance(of.rule, Rule)]
+    tables = _tables(found, lazy, _caching(fast_memory, store))
     share_histories(tables)
     state = Acceleration(model, optimizers, tables, found, packing)
     model.__dict__[_STATE] = state
@@ -111,12 +129,14 @@ def find(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Found]:
     """The embedding weights of a model, each once, with what updates them."""
     names: dict[int, list[str]] = {}
     weights: dict[int, nn.Parameter] = {}
+    modules: dict[int, list[nn.Module]] = {}
     sparse: set[int] = set()
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             key = id(module.weight)
             weights[key] = module.weight  # type: ignore[assignment]
             names.setdefault(key, []).append(f"{path}.weight" if path else "weight")
+            modules.setdefault(key, []).append(module)
             if module.sparse:
                 sparse.add(key)
     group_of = {
@@ -145,13 +165,37 @@ def find(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Found]:
             )
         else:
             rule = rule_of(of, group, weight, key in sparse)
-        found.append(Found(tuple(dict.fromkeys(names[key])), weight, of, rule))
+        stays = why_not_kept(modules[key], weight, rule) if isinstance(rule, Rule) else ""
+        found.append(Found(tuple(dict.fromkeys(names[key])), weight, of, rule, stays))
     return found
 
 
-def _table(of: Found, lazy: bool) -> Table:
-    assert isinstance(of.rule, Rule) and of.optimizer is not None
-    return Table(of.names, of.weight, with_lazy(of.rule) if lazy else of.rule, of.optimizer)
+def _caching(fast_memory: int | str | None, store: str) -> Caching | None:
+    if fast_memory is None:
+        if store != "memory":
+            raise ValueError(f"store={store!r} needs fast_memory, the bytes of rows held in memory")
+        return None
+    if isinstance(fast_memory, str):
+        try:
+            fast_memory = parse_bytes(fast_memory)
+        except ValueError as error:
+            raise ValueError(f"fast_memory: {error}") from None
+    return Caching(int(fast_memory), store)
+
+
+def _tables(found: Sequence[Found], lazy: bool, caching: Caching | None) -> list[Table]:
+    """The tables of a model, in order; they move into stores where these are asked for."""
+    given = [
+        ToKeep(of.names, of.weight, with_lazy(of.rule) if lazy else of.rule, of.optimizer)
+        for of in found
+        if isinstance(of.rule, Rule) and of.optimizer is not None
+    ]
+    stays = {id(of.weight) for of in found if caching is None or of.stays}
+    moving = [of for of in given if id(of.weight) not in stays]
+    kept = {id(of.weight): of for of in (keep(moving, caching) if caching else [])}
+    return [
+        kept.get(id(of.weight)) or Table(of.names, of.weight, of.rule, of.optimizer) for of in given
+    ]
 
 
 def share_histories(tables: Iterable[Table]) -> None:
@@ -180,6 +224,8 @@ class Acceleration:
         for table in self.tables:
             table.weight.__class__ = TableParameter
             table.weight.table = table  # type: ignore[attr-defined]
+        self.keepers = tuple({id(t.keeper): t.keeper for t in self.tables if t.keeper}.values())
+        self.seen: list[Seen] = []  # of look aheads that learn how the model is called
         plain = type(model).forward
         self._forward = capture(plain, self.report) if packing and self._gains() else plain
         self.group: dist.ProcessGroup | None = None
@@ -196,6 +242,8 @@ class Acceleration:
         return len(self.found) > 1
 
     def forward(self, model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        for seen in self.seen:
+            seen.see(args, kwargs)
         group = ranks.active_group()
         if group is not None and self.group is not group:
             self.group = group
@@ -210,6 +258,12 @@ class Acceleration:
     def refused(self) -> dict[str, str]:
         """The tables that stay plain PyTorch, and why."""
         return {of.names[0]: of.rule for of in self.found if isinstance(of.rule, str)}
+
+    @property
+    def in_memory(self) -> dict[str, str]:
+        """Where tables are kept behind a cache: those that are not, and why."""
+        tables = [of for of in self.found if self.keepers and of.stays]
+        return {of.names[0]: of.stays for of in tables}
 
     def plain_forward(self, model: nn.Module) -> Callable[..., Any]:
         """The model's own forward, to be captured anew."""
@@ -228,10 +282,12 @@ class Acceleration:
         for hook in self._hooks:
             hook.remove()
         for table, gradient in zip(self.tables, plain, strict=True):
-            table.publish()
+            table.move_out()
             table.weight.__class__ = nn.Parameter
             del table.weight.table  # type: ignore[attr-defined]
             table.weight.grad = gradient
+        for keeper in self.keepers:
+            keeper.close()
 
 
 # ---- the model
@@ -315,6 +371,10 @@ def _hook(of: Acceleration, optimizer: Optimizer, tables: Sequence[Table]) -> li
             table.adopt_states()
         share_histories(tables)
 
+    def hide(optimizer: Optimizer, state: dict) -> None:
+        for table in tables:
+            table.hide()
+
     def before_loading(optimizer: Optimizer, state: dict) -> None:
         publish(optimizer)
 
@@ -322,6 +382,7 @@ def _hook(of: Acceleration, optimizer: Optimizer, tables: Sequence[Table]) -> li
         optimizer.register_step_pre_hook(before),
         optimizer.register_step_post_hook(after),
         optimizer.register_state_dict_pre_hook(publish),
+        optimizer.register_state_dict_post_hook(hide),
         optimizer.register_load_state_dict_pre_hook(before_loading),
         optimizer.register_load_state_dict_post_hook(adopt),
     ]
@@ -371,6 +432,12 @@ def step_tables(
 
 
 def _leave_to_optimizer(table: Table, gradient: Tensor) -> None:
+    if table.keeper is not None:
+        raise RuntimeError(
+            f"table {table.names[0]} is kept behind a cache and has a dense gradient, which the "
+            f"optimizer cannot step there: something has read or learned from all of the table. Leave "
+            f"that out, or accelerate without fast_memory"
+        )
     table.catch_up()
     table.publish()
     table.weight.__class__ = nn.Parameter  # so that PyTorch takes its usual path
@@ -429,11 +496,24 @@ def _update(pack: PackGradient, members: list[tuple[Table, RowGradient]]) -> Non
         each = torch.arange(begin, end + 1, dtype=torch.int32)
         runs, grad, weights = (each[:-1] - begin, each - begin, None), pack.sums[begin:end], None
     factors = torch.tensor([part.factor for part in parts], dtype=torch.float64)
-    with counted_squares(tables) as squares:
+    with _held(plan, begin, end, tables) as (targets, slots), counted_squares(tables) as squares:
         deferred.update(
-            tables[0].rule.kind, [table.target for table in tables], plan.slots[begin:end], bounds,
-            *runs, weights, grad, factors, squares,
+            tables[0].rule.kind, targets, slots, bounds, *runs, weights, grad, factors, squares,
         )  # fmt: skip
+
+
+@contextmanager
+def _held(
+    plan: TablePlan, begin: int, end: int, tables: Sequence[Table]
+) -> Iterator[tuple[list[Target], Tensor]]:
+    """Where the rows of tables that are stepped together are."""
+    if plan.place is None:
+        yield [table.target for table in tables], plan.slots[begin:end]
+        return
+    place = plan.place.part(begin, end)
+    with place.keeper.held(place) as (records, slots):
+        kept = (table for table in tables if isinstance(table, KeptTable))
+        yield [table.target_in(records) for table in kept], slots
 
 
 def _gradient_of(table: Table) -> Tensor | None:

@@ -4,7 +4,7 @@ import random
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,15 @@ class Explanation:
     """How the lookups of a model are made. `str()` of it is for people, `as_dict()` for programs.
 
     `unread`: tables that no lookup read in this run. `refused`: tables that are left as they are -> why.
-    `notes`: what dynamo could not follow, and runs as plain PyTorch.
+    `notes`: what dynamo could not follow, and runs as plain PyTorch. `in_memory`: tables that are not
+    kept behind the cache of the others -> why.
     """
 
     graphs: tuple[Captured, ...]
     unread: tuple[str, ...]
     refused: Mapping[str, str]
     notes: tuple[str, ...]
+    in_memory: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Dicts, lists, texts and numbers alone, as JSON has them."""
@@ -61,7 +63,10 @@ def explain(
     unread = tuple(
         name for name in map(_weight_of, tables) if name not in read | _tied(model, read)
     )
-    return Explanation(tuple(report.graphs), unread, dict(refused or {}), tuple(report.notes))
+    in_memory = {} if accelerated is None else accelerated.in_memory
+    return Explanation(
+        tuple(report.graphs), unread, dict(refused or {}), tuple(report.notes), in_memory
+    )
 
 
 def _is_table(module: nn.Module) -> bool:
@@ -144,6 +149,8 @@ def _lines(explained: Explanation) -> Iterator[str]:
         yield f"  read by no lookup here: {table}"
     for table, reason in explained.refused.items():
         yield f"  left as it is: {table} ({reason})"
+    for table, reason in explained.in_memory.items():
+        yield f"  in memory, not behind the cache: {table} ({reason})"
 
 
 def _num(count: int, word: str) -> str:

@@ -29,6 +29,7 @@ from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 
 if TYPE_CHECKING:
+    from hotrows.capture.kept import Place
     from hotrows.capture.table import Table
 
 aten = torch.ops.aten
@@ -43,6 +44,7 @@ class TablePlan:
     slots: [U] int64, where in its target each of them is.
     inverse, order, starts, bag_starts, bags, weights: as in `PackPlan`.
     grad_weights: [N], what the gradient of each id's vector is multiplied with; None: `weights`.
+    place: of tables that are kept behind a cache, where the rows were when they were looked up.
     """
 
     targets: tuple[Target, ...]
@@ -56,6 +58,7 @@ class TablePlan:
     bags: Tensor | None = None
     weights: Tensor | None = None
     grad_weights: Tensor | None = None
+    place: Place | None = None
 
     @functools.cached_property
     def ends(self) -> list[int]:
@@ -93,9 +96,12 @@ class PackGradient:
     def with_weights(self) -> list[tuple[float, float]]:
         """By table, over the rows read: the sum of gradient times weight, and of squared weights."""
         plan = self.plan
-        each = torch.arange(plan.rows.numel(), dtype=torch.int32)
-        read = deferred.look_up(plan.targets, plan.slots, plan.bounds, each, None, None)
-        weights = read.double()
+        if plan.place is not None:
+            weights = plan.place.weights().double()
+        else:
+            each = torch.arange(plan.rows.numel(), dtype=torch.int32)
+            read = deferred.look_up(plan.targets, plan.slots, plan.bounds, each, None, None)
+            weights = read.double()
         dots = _by_table((self.sums * weights).sum(1), self.plan.bounds)
         return list(zip(dots, _by_table((weights**2).sum(1), self.plan.bounds), strict=True))
 
@@ -316,7 +322,9 @@ def of_rows(table: Table, rows: Tensor, sums: Tensor) -> RowGradient:
     """The gradient with these rows, distinct and ascending, [U], and their gradients [U, D]."""
     each = torch.arange(rows.numel() + 1, dtype=torch.int32)
     bounds = torch.tensor([0, rows.numel()])
-    plan = TablePlan((table.target,), rows, rows, bounds, each[:-1], each[:-1], each)
+    plan = TablePlan(
+        (table.target,), rows, rows, bounds, each[:-1], each[:-1], each, place=table.place_of(rows)
+    )
     return RowGradient(table, (Part(PackGradient(plan, sums), 0),))
 
 

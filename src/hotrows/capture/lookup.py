@@ -15,7 +15,7 @@ import itertools
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from hotrows.capture.rules import BY_OPTIMIZER
 from hotrows.capture.table import Table, counted_squares
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
+
+if TYPE_CHECKING:
+    from hotrows.capture.kept import Keeper, Place
 
 _MODES = ("sum", "mean", "max")
 _ID_TYPES = (torch.int64, torch.int32)
@@ -61,9 +64,17 @@ class Lookup:
 class Planned(Exception):
     """Raised by `look_up` where only the ids are wanted: what it was asked."""
 
-    def __init__(self, lookups: Any, weights: Any, ids: Any, offsets: Any) -> None:
+    def __init__(
+        self, lookups: Any, weights: Any, ids: Any, offsets: Any, per_sample_weights: Any
+    ) -> None:
         super().__init__("the ids are known")
         self.lookups, self.weights, self.ids, self.offsets = lookups, weights, ids, offsets
+        self.per_sample_weights = per_sample_weights
+
+    def packs(self) -> list[list[Asked]]:
+        """The lookups that `look_up` would make together."""
+        given = self.lookups, self.weights, self.ids, self.offsets, self.per_sample_weights
+        return [[of for _, of in members] for members in _packs(*given).values()]
 
 
 class Planning(threading.local):
@@ -88,30 +99,42 @@ def look_up(
     offsets, per_sample_weights: of bags, as `F.embedding_bag` takes them.
     """
     if PLANNING.is_on:
-        raise Planned(lookups, weights, ids, offsets)
+        raise Planned(lookups, weights, ids, offsets, per_sample_weights)
     results: list[Tensor | None] = [None] * len(lookups)
-    packs: dict[tuple, list[int]] = {}
-    with NO_TORCH_FUNCTION():
-        for i, (lookup, weight) in enumerate(zip(lookups, weights, strict=True)):
-            if ids[i].dtype not in _ID_TYPES or _goes_alone(lookup, weight, per_sample_weights[i]):
-                continue
-            kind = weight.table.rule.kind if isinstance(weight, TableParameter) else None
-            packs.setdefault((weight.dtype, weight.shape[1], kind), []).append(i)
-    for (_, _, kind), members in packs.items():
-        asked = [
-            _Asked(lookups[i], weights[i], ids[i], offsets[i], per_sample_weights[i])
-            for i in members
-        ]
-        for i, found in zip(members, _look_up_pack(asked, kind), strict=True):
-            results[i] = found
+    packs = _packs(lookups, weights, ids, offsets, per_sample_weights)
+    for (*_, kind, keeper), members in packs.items():
+        found = _look_up_pack([of for _, of in members], kind, keeper)
+        for (i, _), vectors in zip(members, found, strict=True):
+            results[i] = vectors
     for i, result in enumerate(results):
         if result is None:
             results[i] = _alone(lookups[i], weights[i], ids[i], offsets[i], per_sample_weights[i])
     return tuple(results)  # type: ignore[arg-type]
 
 
+def _packs(
+    lookups: Sequence[Lookup],
+    weights: Sequence[Tensor],
+    ids: Sequence[Tensor],
+    offsets: Sequence[Tensor | None],
+    per_sample_weights: Sequence[Tensor | None],
+) -> dict[tuple, list[tuple[int, Asked]]]:
+    """Which lookups are made together; by (dtype, width, kind of rule, keeper)."""
+    packs: dict[tuple, list[tuple[int, Asked]]] = {}
+    with NO_TORCH_FUNCTION():
+        each = zip(lookups, weights, ids, offsets, per_sample_weights, strict=True)
+        for i, (lookup, weight, own_ids, own_offsets, samples) in enumerate(each):
+            if own_ids.dtype not in _ID_TYPES or _goes_alone(lookup, weight, samples):
+                continue
+            table = weight.table if isinstance(weight, TableParameter) else None
+            kind, keeper = (table.rule.kind, table.keeper) if table else (None, None)
+            asked = Asked(lookup, weight, own_ids, own_offsets, samples)
+            packs.setdefault((weight.dtype, weight.shape[1], kind, keeper), []).append((i, asked))
+    return packs
+
+
 @dataclass(frozen=True)
-class _Asked:
+class Asked:
     """One lookup with its tensors."""
 
     lookup: Lookup
@@ -128,31 +151,41 @@ def _goes_alone(lookup: Lookup, weight: Tensor, samples: Tensor | None) -> bool:
         or weight.dim() != 2
         or weight.device.type != "cpu"
         or not weight.is_leaf
-        or weight.stride(-1) != 1
+        or (weight.stride(-1) != 1 and not _is_kept(weight))
         or not weight.numel()
         or (samples is not None and samples.requires_grad)
     )
 
 
-# ---- one pack: tables of one width, dtype and rule
+def _is_kept(weight: Tensor) -> bool:
+    return isinstance(weight, TableParameter) and weight.table.keeper is not None
 
 
-def _look_up_pack(asked: list[_Asked], kind: str | None) -> tuple[Tensor, ...]:
+# ---- one pack: tables of one width, dtype and rule, and what keeps them
+
+
+def _look_up_pack(
+    asked: list[Asked], kind: str | None, keeper: Keeper | None
+) -> tuple[Tensor, ...]:
     weights = _distinct(asked)
     with NO_TORCH_FUNCTION():
         tables = [w.table if isinstance(w, TableParameter) else None for w in weights]
-    plan = _plan(asked, weights, tables)
+    learns = torch.is_grad_enabled() and any(w.requires_grad for w in weights)
+    plan = _plan(asked, weights, tables, keeper, learns)
     if kind == BY_OPTIMIZER:
         for t, table in enumerate(tables):
             assert table is not None
             table.catch_up_rows(plan.rows[plan.ends[t] : plan.ends[t + 1]])
     elif kind is not None and any(table.is_behind for table in tables if table):
-        with counted_squares(tables) as squares:
+        is_copy = plan.place is not None and plan.place.is_aside
+        with counted_squares([] if is_copy else tables) as squares:
             deferred.catch_up(kind, plan.targets, plan.slots, plan.bounds, squares)
+        if plan.place is not None:
+            plan.place.changed()
     sizes = [_num_bags(of) for of in asked]
     shapes = [_shape(of, size) for of, size in zip(asked, sizes, strict=True)]
     call = _Call(plan, tables, sizes, shapes, any(of.lookup.sparse for of in asked))
-    if torch.is_grad_enabled() and any(w.requires_grad for w in weights):
+    if learns:
         return _LookUp.apply(call, *weights)
     return call.forward()
 
@@ -229,34 +262,93 @@ def _plain_gradient(part: Part, values: Tensor, sparse: bool) -> Tensor:
 # ---- planning
 
 
-def _distinct(asked: list[_Asked]) -> list[Tensor]:
-    """The weights that lookups read from, each once."""
-    return list({id(of.weight): of.weight for of in asked}.values())
-
-
-def _plan(asked: list[_Asked], weights: list[Tensor], tables: list[Table | None]) -> TablePlan:
-    """What the lookups of a pack read."""
-    place = {id(weight): t for t, weight in enumerate(weights)}
-    ends = [0, *itertools.accumulate(weight.shape[0] for weight in weights)]
-    read = [place[id(of.weight)] for of in asked]
-    first_rows = torch.tensor([ends[t] for t in read])
-    rows = _rows(asked, first_rows, torch.tensor([ends[t + 1] - ends[t] for t in read]))
-    distinct, inverse, order, starts = ops.unique(rows)
-    own, bounds = distinct, torch.tensor([0, distinct.numel()])
-    if len(weights) > 1:
-        bounds = torch.searchsorted(distinct, torch.tensor(ends))
-        own = distinct - torch.tensor(ends[:-1]).repeat_interleave(bounds.diff())
+def _distinct(asked: list[Asked]) -> list[Tensor]:
+    """The weights that lookups read from, each once; of kept tables, in the order of their rows."""
+    weights = list({id(of.weight): of.weight for of in asked}.values())
     with NO_TORCH_FUNCTION():
-        targets = tuple(
-            _target_of(weight.detach()) if table is None else table.target
-            for weight, table in zip(weights, tables, strict=True)
-        )
+        if _is_kept(weights[0]):
+            weights.sort(key=lambda weight: weight.table.first_row)  # type: ignore[attr-defined]
+    return weights
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Which rows the ids of lookups name, and where equal ones stand.
+
+    rows: [U] distinct rows of the tables laid end to end, ascending; own: [U], as numbers in their
+    tables. bounds, inverse, order, starts: as in `TablePlan`.
+    """
+
+    rows: Tensor
+    own: Tensor
+    bounds: Tensor
+    inverse: Tensor
+    order: Tensor
+    starts: Tensor
+
+
+def runs_of(asked: list[Asked]) -> Runs:
+    """The rows of a pack's lookups; kept tables lie end to end as their keeper has them."""
+    weights = _distinct(asked)
+    place = {id(weight): t for t, weight in enumerate(weights)}
+    sizes = [weight.shape[0] for weight in weights]
+    begins = [0, *itertools.accumulate(sizes)][:-1]
+    with NO_TORCH_FUNCTION():
+        if _is_kept(weights[0]):
+            begins = [weight.table.first_row for weight in weights]  # type: ignore[attr-defined]
+    read = [place[id(of.weight)] for of in asked]
+    rows = _rows(
+        asked, torch.tensor([begins[t] for t in read]), torch.tensor([sizes[t] for t in read])
+    )
+    distinct, inverse, order, starts = ops.unique(rows)
+    own = distinct - begins[0] if begins[0] else distinct
+    bounds = torch.tensor([0, distinct.numel()])
+    if len(weights) > 1:
+        first_rows = torch.tensor(begins)
+        bounds = torch.searchsorted(distinct, torch.tensor([*begins, begins[-1] + sizes[-1]]))
+        own = distinct - first_rows.repeat_interleave(bounds.diff())
+    return Runs(distinct, own, bounds, inverse, order, starts)
+
+
+def _plan(
+    asked: list[Asked],
+    weights: list[Tensor],
+    tables: list[Table | None],
+    keeper: Keeper | None,
+    learns: bool,
+) -> TablePlan:
+    """What the lookups of a pack read; learns: their rows may be stepped."""
+    place: Place | None = None
+    if keeper is None:
+        runs = runs_of(asked)
+        slots = runs.own
+        with NO_TORCH_FUNCTION():
+            targets = tuple(
+                _target_of(weight.detach()) if table is None else table.target
+                for weight, table in zip(weights, tables, strict=True)
+            )
+    else:
+        runs, place = _placed(asked, keeper, learns)
+        slots = place.slots
+        targets = tuple(table.target_in(place.records) for table in tables)  # type: ignore[union-attr]
     dtype = targets[0].weights.dtype
     bag_starts, bags, bag_weights = _bags(asked, dtype)
     return TablePlan(
-        targets, own, own, bounds, inverse, order, starts, bag_starts, bags, bag_weights,
-        _grad_weights(asked, bag_weights, dtype),
+        targets, runs.own, slots, runs.bounds, runs.inverse, runs.order, runs.starts, bag_starts,
+        bags, bag_weights, _grad_weights(asked, bag_weights, dtype), place,
     )  # fmt: skip
+
+
+def _placed(asked: list[Asked], keeper: Keeper, learns: bool) -> tuple[Runs, Place]:
+    """The rows of lookups in kept tables, and where they are: as planned ahead, or in line."""
+    keeper.check()
+    coming = keeper.handed
+    if coming is not None and coming.is_for(asked):
+        assert coming.runs is not None and coming.place is not None
+        keeper.counts["ahead"] += 1
+        return coming.runs, coming.place
+    runs = runs_of(asked)
+    return runs, keeper.place(runs.rows, learns)
 
 
 def _target_of(weights: Tensor) -> Target:
@@ -264,7 +356,7 @@ def _target_of(weights: Tensor) -> Target:
     return Target(weights, (), _NO_LAST, _NO_STEPS, 0, 0, 0)
 
 
-def _rows(asked: list[_Asked], first_rows: Tensor, num_rows: Tensor) -> Tensor:
+def _rows(asked: list[Asked], first_rows: Tensor, num_rows: Tensor) -> Tensor:
     """[N] int64: the row of each id, in the tables laid end to end."""
     sizes = [of.ids.numel() for of in asked]
     ids = [of.ids.reshape(-1) for of in asked]
@@ -287,7 +379,7 @@ def _rows(asked: list[_Asked], first_rows: Tensor, num_rows: Tensor) -> Tensor:
     return torch.cat(found) if len(found) > 1 else found[0]
 
 
-def _outside(of: _Asked, bad: Tensor) -> IndexError:
+def _outside(of: Asked, bad: Tensor) -> IndexError:
     name = ""
     if isinstance(of.weight, TableParameter):
         name = f" {of.weight.table.names[0]}"
@@ -297,7 +389,7 @@ def _outside(of: _Asked, bad: Tensor) -> IndexError:
     )
 
 
-def _num_bags(of: _Asked) -> int:
+def _num_bags(of: Asked) -> int:
     if of.lookup.mode is None:
         return of.ids.numel()
     if of.offsets is None:
@@ -305,12 +397,12 @@ def _num_bags(of: _Asked) -> int:
     return of.offsets.numel() - of.lookup.include_last_offset
 
 
-def _shape(of: _Asked, size: int) -> tuple[int, ...]:
+def _shape(of: Asked, size: int) -> tuple[int, ...]:
     return tuple(of.ids.shape) if of.lookup.mode is None else (size,)
 
 
 def _bags(
-    asked: list[_Asked], dtype: torch.dtype
+    asked: list[Asked], dtype: torch.dtype
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Where each bag begins [M + 1], the bag of each id [N], and what each vector is multiplied with."""
     if all(of.lookup.mode is None for of in asked):
@@ -324,11 +416,11 @@ def _bags(
     return starts, bags, weights
 
 
-def _pads(of: _Asked) -> bool:
+def _pads(of: Asked) -> bool:
     return of.lookup.mode is not None and of.lookup.padding_idx is not None
 
 
-def _lengths(of: _Asked) -> Tensor:
+def _lengths(of: Asked) -> Tensor:
     """How many ids each bag of a lookup has."""
     if of.lookup.mode is None:
         return torch.ones(of.ids.numel(), dtype=torch.int64)
@@ -347,7 +439,7 @@ def _lengths(of: _Asked) -> Tensor:
     return lengths
 
 
-def _weights(of: _Asked, dtype: torch.dtype) -> Tensor:
+def _weights(of: Asked, dtype: torch.dtype) -> Tensor:
     """[N]: what the vector of each id is multiplied with in its bag."""
     if of.lookup.mode is None:
         return torch.ones(of.ids.numel(), dtype=dtype)
@@ -362,7 +454,7 @@ def _weights(of: _Asked, dtype: torch.dtype) -> Tensor:
     return counts if of.samples is None else counts * of.samples.detach().reshape(-1).to(dtype)
 
 
-def _grad_weights(asked: list[_Asked], weights: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+def _grad_weights(asked: list[Asked], weights: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     """[N]: the same for gradients, where padding gets none; None: as in the lookup."""
     pads = [of.lookup.padding_idx if of.lookup.mode is None else None for of in asked]
     if all(pad is None for pad in pads):
@@ -401,7 +493,8 @@ def _renormed(lookup: Lookup, weight: TableParameter, *rest: Tensor | None) -> T
     table = weight.table
     table.catch_up_rows(rows)
     table.to_be_written()
-    torch.embedding_renorm_(table.values, rows, lookup.max_norm or 0.0, lookup.norm_type)
+    with table.held(rows) as (target, slots):
+        torch.embedding_renorm_(target.weights, slots, lookup.max_norm or 0.0, lookup.norm_type)
     return look_up([replace(lookup, max_norm=None)], [weight], *([of] for of in rest))[0]  # type: ignore[arg-type]
 
 
@@ -409,7 +502,7 @@ def _weighted(
     lookup: Lookup, weight: Tensor, ids: Tensor, offsets: Tensor | None, samples: Tensor
 ) -> Tensor:
     """A bag whose weights learn: rows are looked up one by one, then weighted and summed."""
-    lengths = _lengths(_Asked(lookup, weight, ids, offsets, samples))
+    lengths = _lengths(Asked(lookup, weight, ids, offsets, samples))
     single = replace(lookup, mode=None, include_last_offset=False)
     vectors = look_up([single], [weight], [ids.reshape(-1)], [None], [None])[0]
     scale = samples.reshape(-1, 1)

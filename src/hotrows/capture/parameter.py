@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,11 +93,81 @@ def _intercept(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
 
 def read_whole(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
     """Plain PyTorch on tables whose rows are all up to date; it may write them, too."""
-    for parameter in tables_in((args, kwargs)):
+    found = list(tables_in((args, kwargs)))
+    if any(parameter.table.keeper is not None for parameter in found):
+        return _read_copies(func, args, kwargs, found)
+    for parameter in found:
         parameter.table.catch_up()
         parameter.table.to_be_written()
     with NO_TORCH_FUNCTION():
         return func(*args, **kwargs)
+
+
+def _read_copies(func: Callable, args: Any, kwargs: Any, found: list[TableParameter]) -> Any:
+    """Plain PyTorch, on copies of the tables that are kept behind a cache.
+
+    A copy that it writes is written back; one that it hands on is looked at again before the next
+    lookup, since users may write that, too.
+    """
+    frozen = not torch.is_grad_enabled() or not found[0].requires_grad
+    if func is Tensor.copy_ and frozen and len(found) == 1 and args[0] is found[0] and not kwargs:
+        found[0].table.write_whole(args[1].expand(found[0].shape))
+        return found[0]
+    copies: dict[int, tuple[TableParameter, Tensor]] = {}
+    with NO_TORCH_FUNCTION():
+        for parameter in found:
+            if parameter.table.keeper is None:
+                parameter.table.catch_up()
+                parameter.table.written()
+            elif id(parameter) not in copies:
+                copy = parameter.table.caught_up()
+                if torch.is_grad_enabled() and parameter.requires_grad:
+                    copy.requires_grad_().register_hook(partial(_refuse, func, parameter.table))
+                copies[id(parameter)] = parameter, copy
+        versions = [copy._version for _, copy in copies.values()]
+        result = func(*_with_copies(args, copies), **_with_copies(kwargs, copies))
+        results = list(_tensors_in(result))
+        for (parameter, copy), version in zip(copies.values(), versions, strict=True):
+            own = copy.untyped_storage().data_ptr()
+            results = [of for of in results if type(of) in (Tensor, nn.Parameter)]
+            seen = [of for of in results if of.untyped_storage().data_ptr() == own]
+            if copy._version != version:
+                parameter.table.write_whole(copy)
+            if seen:
+                parameter.table.lend(copy, [*seen, copy])
+    for parameter, copy in copies.values():
+        if result is copy:
+            return parameter
+    return result
+
+
+def _refuse(func: Callable, table: Table, grad: Tensor) -> None:
+    raise RuntimeError(
+        f"{getattr(func, '__qualname__', func)} has read all of table {table.names[0]}, and the loss "
+        f"learns from it; but the table is kept behind a cache (fast_memory) and is stepped row by "
+        f"row. Look rows up, read it under torch.no_grad(), or accelerate without fast_memory"
+    )
+
+
+def _with_copies(values: Any, copies: dict[int, tuple[TableParameter, Tensor]]) -> Any:
+    if id(values) in copies:
+        return copies[id(values)][1]
+    if isinstance(values, list | tuple):
+        return type(values)(_with_copies(value, copies) for value in values)
+    if isinstance(values, dict):
+        return {name: _with_copies(value, copies) for name, value in values.items()}
+    return values
+
+
+def _tensors_in(values: Any) -> Iterator[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, list | tuple):
+        for value in values:
+            yield from _tensors_in(value)
+    elif isinstance(values, dict):
+        for value in values.values():
+            yield from _tensors_in(value)
 
 
 def tables_in(values: Any) -> Iterator[TableParameter]:

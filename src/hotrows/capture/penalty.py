@@ -167,8 +167,8 @@ def _pow(weight: Any, exponent: Any) -> Any:
 
 
 @handles(torch.mul, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.multiply)
-def _mul(one: Any, other: Any) -> Any:
-    return Squares(one) if one is other else NotImplemented
+def _mul(one: Any, other: Any, **options: Any) -> Any:
+    return Squares(one) if one is other and not options else NotImplemented
 
 
 @handles(torch.norm, torch.Tensor.norm, torch.linalg.vector_norm)

@@ -29,8 +29,9 @@ def active_group() -> dist.ProcessGroup | None:
 def share_weights(tables: list[Table], group: dist.ProcessGroup) -> None:
     """Every rank begins with the tables of the first, as DistributedDataParallel has it."""
     for table in tables:
-        dist.broadcast(table.caught_up(), group_src=0, group=group)
-        table.written()
+        values = table.caught_up()
+        dist.broadcast(values, group_src=0, group=group)
+        table.write_whole(values)
 
 
 def averaged(stepped: Stepped, group: dist.ProcessGroup) -> Stepped:

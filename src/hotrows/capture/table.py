@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from hotrows.capture.rules import BY_OPTIMIZER, Rule, Step, stepped
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 
+if TYPE_CHECKING:
+    from hotrows.capture.kept import Keeper, Place
+
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 EXACT = 1 << 16
 """Weights of a table up to which a sum over all of it brings every row up to date first."""
@@ -34,7 +37,11 @@ class Table:
     names: the weight's, in the model. weight: the parameter. values: [R, D], its data, as a plain
     tensor. rule: how its rows are updated. optimizer: whose.
     last: [R] int32, how many steps each row has been through; -1: no gradient has touched it.
+    keeper: what keeps its rows behind a cache (`kept`); None: they are in memory.
     """
+
+    keeper: Keeper | None = None
+    first_row = 0
 
     def __init__(
         self, names: tuple[str, ...], weight: nn.Parameter, rule: Rule, optimizer: Optimizer
@@ -100,6 +107,13 @@ class Table:
                 now = self.history.now
                 state["step"] = now if counts else torch.tensor(float(now))
 
+    def hide(self) -> None:
+        """What `publish` showed has been seen."""
+
+    def move_out(self) -> None:
+        """The weight and the optimizer's states become plain; rows are caught up."""
+        self.publish()
+
     # ---- reading
 
     @property
@@ -147,6 +161,24 @@ class Table:
         self.catch_up_rows(rows)
         return self.values[rows]
 
+    def write_whole(self, values: Tensor) -> None:
+        """Makes these its weights, [R, D]."""
+        self.catch_up()
+        self.values.copy_(values)
+        self.written()
+
+    def lend(self, copy: Tensor, seen: Sequence[Tensor]) -> None:
+        """Of a kept table: users see a copy of it through these tensors, and may write them."""
+
+    def place_of(self, rows: Tensor) -> Place | None:
+        """What steps of kept rows, [U], need to know of where they are."""
+        return None
+
+    @contextmanager
+    def held(self, rows: Tensor) -> Iterator[tuple[Target, Tensor]]:
+        """Rows [U] to be written: where they are, and in which places of that."""
+        yield self.target, rows
+
     @property
     def squares_out(self) -> Tensor | None:
         """Where kernels add the change of the sum of squared weights, if anybody asked for it."""
@@ -154,14 +186,22 @@ class Table:
 
     def sum_of_squares(self) -> float:
         """Of all weights. Of a large table, rows behind count as they were when last touched."""
-        if self.values.numel() <= EXACT:
+        if self._is_summed_exactly:
             self.catch_up()
             return float(self.values.double().square().sum())
         if self._squares is None:
             self.catch_up()
             norm = torch.linalg.vector_norm(self.values, dtype=torch.float64)
             self._squares = norm.square().reshape(1)
-        elif self.is_behind and self.history.first_decay < self.history.now:
+        return self._sum_as_stored()
+
+    @property
+    def _is_summed_exactly(self) -> bool:
+        return self.values.numel() <= EXACT
+
+    def _sum_as_stored(self) -> float:
+        assert self._squares is not None
+        if self.is_behind and self.history.first_decay < self.history.now:
             _say_stale()
         return float(self._squares)
 
@@ -187,10 +227,11 @@ class Table:
         self._split_off()
         self.history.prepare(self.rule.numbers(group, self.history.now + 1, gradient.decay))
         each = torch.arange(rows.numel() + 1, dtype=torch.int32)
-        deferred.update(
-            self.rule.kind, [self.target], rows, torch.tensor([0, rows.numel()]), each[:-1], each,
-            None, None, sums, torch.ones(1, dtype=torch.float64), self.squares_out,
-        )  # fmt: skip
+        with self.held(rows) as (target, slots):
+            deferred.update(
+                self.rule.kind, [target], slots, torch.tensor([0, rows.numel()]), each[:-1], each,
+                None, None, sums, torch.ones(1, dtype=torch.float64), self.squares_out,
+            )  # fmt: skip
         self.history.taken()
         if self.rule.lazy:
             self.history.forget()

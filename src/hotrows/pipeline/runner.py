@@ -88,7 +88,7 @@ class Serial(_Runner):
             self._done[s] += 1
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self, trained: bool = True) -> Iterator[None]:
         yield
 
     def close(self) -> None:
@@ -147,11 +147,15 @@ class Overlapped(_Runner):
             return self._works[number]
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Nothing moves within; the work handed out last counts as trained."""
+    def paused(self, trained: bool = True) -> Iterator[None]:
+        """Nothing moves within; trained: the work handed out last counts as trained.
+
+        One that is not goes on being trained afterwards. May be nested.
+        """
         with self._changed:
-            self._finish_training()
-            self._paused = True
+            if trained:
+                self._finish_training()
+            before, self._paused = self._paused, True
             self._changed.notify_all()
             self._changed.wait_for(self._rests)
             if self._error is not None:
@@ -160,7 +164,7 @@ class Overlapped(_Runner):
             yield
         finally:
             with self._changed:
-                self._paused = False
+                self._paused = before
                 self._changed.notify_all()
 
     def close(self) -> None:

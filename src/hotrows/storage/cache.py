@@ -98,6 +98,15 @@ class Cache:
         if self._leaving.pop(id(transit), None) is not None and transit.rows.numel():
             self.store.write(transit.rows, transit.leaving)
 
+    @property
+    def rows(self) -> Tensor:
+        """The rows that have a slot at present, ascending."""
+        return self._row_of[self._row_of >= 0].sort().values
+
+    def holds(self, slots: Tensor, rows: Tensor) -> bool:
+        """Whether each of these slots has the row given for it."""
+        return torch.equal(self._row_of[slots], rows)
+
     def changed(self, slots: Tensor) -> None:
         """Training has written these slots."""
         self._state[slots] = _CHANGED
@@ -107,14 +116,17 @@ class Cache:
         for transit in list(self._leaving.values()):
             self.write_back(transit)
 
-    def flush(self) -> None:
-        """Writes every trained row to the store and keeps it in its slot; the pipeline rests."""
+    def flush(self, keeps: bool = True) -> None:
+        """Writes every trained row to the store and keeps it in its slot; the pipeline rests.
+
+        keeps: no row will be read from the store before it was written again.
+        """
         self.settle()
         for begin, end in chunks(self.num_slots):
             changed = (self._state[begin:end] == _CHANGED).nonzero().squeeze(1) + begin
             rows, order = self._row_of[changed].sort()
             if rows.numel():
-                self.store.write(rows, self._gather(changed[order]), keeps=True)
+                self.store.write(rows, self._gather(changed[order]), keeps=keeps)
             self._state[changed] = _FLUSHED
 
     def clear(self) -> None:

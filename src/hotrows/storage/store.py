@@ -60,6 +60,13 @@ class MemoryStore:
             end = min(begin + _CHUNK, first.num_rows)
             first.fill(self.records[begin:end], torch.arange(begin, end))
 
+    @classmethod
+    def empty(cls, layout: RecordLayout, num_rows: int) -> MemoryStore:
+        """A store whose rows are still to be written."""
+        store = cls.__new__(cls)
+        store.layout, store.records = layout, empty_records(num_rows, layout.stride)
+        return store
+
     @property
     def views(self) -> RecordViews:
         """Weights [R, D], state [R, S] and step [R] of all rows, as views of the records."""
