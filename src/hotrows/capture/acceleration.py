@@ -26,7 +26,7 @@ from torch.optim import Optimizer
 
 from hotrows.capture import lookup, penalty, ranks  # noqa: F401  (they say what they handle)
 from hotrows.capture.function import capture
-from hotrows.capture.gradient import PackGradient, RowGradient, TablePlan
+from hotrows.capture.gradient import PackGradient, RowGradient, TablePlan, settle
 from hotrows.capture.history import History
 from hotrows.capture.kept import KeptTable, ToKeep, keep, why_not_kept
 from hotrows.capture.parameter import NO_TORCH_FUNCTION, TableParameter, capturing
@@ -155,6 +155,8 @@ def find(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[Found]:
             rule = "frozen (requires_grad=False): its rows are looked up, and never change"
         elif of is None:
             rule = "none of the optimizers given updates it"
+        elif weight.dim() == 2 and weight.shape[1] > 1 and weight.stride(1) != 1:
+            rule = "its rows are not laid out one after another"
         elif weight.device.type != "cpu":
             rule = f"it is on {weight.device}; tables are updated on the CPU so far"
         elif len(weights) == 1 and weight.numel() <= SMALL:
@@ -275,12 +277,11 @@ class Acceleration:
 
     def undo(self) -> None:
         self.catch_up()
+        gradients = [_gradient_of(table) for table in self.tables]
+        plain = [of.to_dense() if isinstance(of, RowGradient) else of for of in gradients]
         for hook in self._hooks:
             hook.remove()
-        for table in self.tables:
-            gradient = _gradient_of(table)
-            if isinstance(gradient, RowGradient):
-                gradient = gradient.to_dense()
+        for table, gradient in zip(self.tables, plain, strict=True):
             table.move_out()
             table.weight.__class__ = nn.Parameter
             del table.weight.table  # type: ignore[attr-defined]
@@ -357,7 +358,6 @@ def _hook(of: Acceleration, optimizer: Optimizer, tables: Sequence[Table]) -> li
                 else:
                     weight.__class__ = TableParameter
                     table.stepped_densely()
-                    weight.grad = gradient
         hidden.clear()
 
     def publish(optimizer: Optimizer) -> None:
@@ -403,6 +403,9 @@ def step_tables(
                 of.weight.grad = mean
     stepped: list[tuple[Tensor, Tensor]] = []
     packs: dict[tuple[int, int], list[tuple[Table, RowGradient]]] = {}
+    for gradient in map(_gradient_of, tables.values()):
+        if isinstance(gradient, RowGradient):
+            gradient.check_unspent()
     with NO_TORCH_FUNCTION(), torch.no_grad():
         for settings in optimizer.param_groups:
             for weight in settings["params"]:
@@ -411,6 +414,8 @@ def step_tables(
                     continue
                 gradient = weight.grad
                 stepped.append((weight, gradient))
+                if table.multiples:
+                    settle(table.multiples, table, but=gradient)
                 if not isinstance(gradient, RowGradient) or gradient.dense is not None:
                     _leave_to_optimizer(table, gradient)
                     continue

@@ -16,6 +16,7 @@ it here is done on the dense tensor that it stands for, which is right, and slow
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -130,18 +131,26 @@ class Part:
         return sums if self.factor == 1 else sums * self.factor
 
 
-class RowGradient(torch.Tensor):
-    """The gradient of one table; see above.
+@dataclass(eq=False)
+class Content:
+    """What a gradient is made of. Gradients that are one memory in PyTorch, as `grad` and `grad.data`,
+    share it.
 
-    table: whose. is_spent: the weight has been stepped since, so its multiple is no longer known.
+    is_spent: the weight has been stepped since, so its multiple is no longer known.
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    parts: tuple[Part, ...]
-    decay: float
-    dense: Tensor | None
-    table: Table
+    parts: tuple[Part, ...] = ()
+    decay: float = 0.0
+    dense: Tensor | None = None
     is_spent: bool = False
+
+
+class RowGradient(torch.Tensor):
+    """The gradient of one table; see above. table: whose."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    table: Table
+    content: Content
 
     @staticmethod
     def __new__(
@@ -155,11 +164,37 @@ class RowGradient(torch.Tensor):
         self = torch.Tensor._make_wrapper_subclass(
             cls, like.shape, dtype=like.dtype, device=like.device
         )
-        self.table, self.parts, self.decay, self.dense = table, parts, decay, dense
+        self.table = table
+        self._hold(Content(parts, decay, dense))
         return self
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+    def _hold(self, content: Content) -> None:
+        self.content = content
+        if content.decay:
+            self.table.multiples.add(content)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        return self.content.parts
+
+    @property
+    def decay(self) -> float:
+        return self.content.decay
+
+    @property
+    def dense(self) -> Tensor | None:
+        return self.content.dense
+
+    @property
+    def is_spent(self) -> bool:
+        return self.content.is_spent
+
+    @is_spent.setter
+    def is_spent(self, spent: bool) -> None:
+        self.content.is_spent = spent
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return (
@@ -168,9 +203,17 @@ class RowGradient(torch.Tensor):
             f"{', dense' if self.dense is not None else ''})"
         )
 
+    @property
+    def data(self) -> RowGradient:  # type: ignore[override]
+        return self.shared()
+
+    @data.setter
+    def data(self, new: Tensor) -> None:
+        _copy(self, new)
+
     def to_dense(self, *args: Any, **kwargs: Any) -> Tensor:
         """[R, D], as PyTorch would have it."""
-        self._check_unspent()
+        self.check_unspent()
         dense = self.table.values.new_zeros(self.shape, dtype=self.dtype)
         if self.dense is not None:
             dense += self.dense
@@ -194,7 +237,7 @@ class RowGradient(torch.Tensor):
 
     def norm_squared(self) -> float:
         """The sum of all its squares."""
-        self._check_unspent()
+        self.check_unspent()
         if self.dense is not None:
             return float((self.to_dense().double() ** 2).sum())
         if not self.decay and len(self.parts) == 1:
@@ -216,10 +259,12 @@ class RowGradient(torch.Tensor):
     def times(self, factor: float) -> RowGradient:
         dense = None if self.dense is None else self.dense * factor
         parts = tuple(replace(part, factor=part.factor * factor) for part in self.parts)
-        return RowGradient(self.table, parts, self.decay * factor, dense)
+        result = RowGradient(self.table, parts, self.decay * factor, dense)
+        result.is_spent = self.is_spent
+        return result
 
     def plus(self, other: Tensor) -> RowGradient:
-        self._check_unspent()
+        self.check_unspent()
         if not isinstance(other, RowGradient):
             other = RowGradient(self.table, dense=other)
         both = [of.dense for of in (self, other) if of.dense is not None]
@@ -228,11 +273,26 @@ class RowGradient(torch.Tensor):
 
     def become(self, other: RowGradient) -> RowGradient:
         """Takes the value of another, in place."""
-        self.parts, self.decay, self.dense = other.parts, other.decay, other.dense
-        self.is_spent = other.is_spent
+        mine, new = self.content, other.content
+        mine.parts, mine.decay, mine.dense = new.parts, new.decay, new.dense
+        mine.is_spent = new.is_spent
+        self._hold(mine)
         return self
 
-    def _check_unspent(self) -> None:
+    def shared(self) -> RowGradient:
+        """Another tensor over the same content."""
+        other = RowGradient(self.table)
+        other._hold(self.content)
+        return other
+
+    def as_dense(self) -> Tensor:
+        """[R, D]: its numbers, which it consists of from here on."""
+        if self.dense is None or self.parts or self.decay:
+            self.become(RowGradient(self.table, dense=self.to_dense()))
+        assert self.dense is not None
+        return self.dense
+
+    def check_unspent(self) -> None:
         if self.is_spent and self.decay:
             raise RuntimeError(
                 f"the gradient of {self.table.names[0]} holds {self.decay:g} times the weight as it "
@@ -268,6 +328,18 @@ def of_rows(table: Table, rows: Tensor, sums: Tensor) -> RowGradient:
     return RowGradient(table, (Part(PackGradient(plan, sums), 0),))
 
 
+def settle(contents: weakref.WeakSet[Content], table: Table, but: Tensor | None = None) -> None:
+    """Writes out the multiples of a weight that is about to change; not `but`, which steps it."""
+    for content in list(contents):
+        if isinstance(but, RowGradient) and but.content is content:
+            continue
+        if content.decay and not content.is_spent:
+            of = RowGradient(table)
+            of._hold(content)
+            of.as_dense()
+        contents.discard(content)
+
+
 def sum_runs(grad: Tensor, plan: TablePlan, weights: Tensor | None) -> Tensor:
     """[U, D]: gradients [M, D] summed along the runs of equal rows."""
     if grad.dtype == torch.float32:
@@ -290,12 +362,16 @@ def _by_table(of_rows: Tensor, bounds: Tensor) -> list[float]:
 
 
 def _densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Any other operation: on the dense tensors; one that is changed in place keeps what it became."""
+    """Any other operation: on the dense tensors; one that is changed in place keeps what it became.
+
+    One that something is a view of consists of its numbers from then on, as the view may be written.
+    """
     changed: list[tuple[RowGradient, Tensor]] = []
+    views = any(of.alias_info and not of.alias_info.is_write for of in func._schema.arguments)
 
     def dense(of: Any) -> Any:
         if isinstance(of, RowGradient):
-            found = of.to_dense()
+            found = of.as_dense() if views else of.to_dense()
             changed.append((of, found))
             return found
         if isinstance(of, list | tuple):
@@ -320,12 +396,14 @@ def _number(of: Any) -> float | None:
 
 
 def _detach(of: RowGradient, *args: Any, **kwargs: Any) -> RowGradient:
-    return RowGradient(of.table).become(of)
+    return of.shared()
 
 
 def _clone(of: RowGradient, *args: Any, **kwargs: Any) -> RowGradient:
     dense = None if of.dense is None else of.dense.clone()
-    return RowGradient(of.table, of.parts, of.decay, dense)
+    result = RowGradient(of.table, of.parts, of.decay, dense)
+    result.is_spent = of.is_spent
+    return result
 
 
 def _empty(of: RowGradient, *args: Any, **kwargs: Any) -> Any:
@@ -403,6 +481,7 @@ def _clamp_in_place(of: RowGradient, low: Any = None, high: Any = None) -> RowGr
 
 def _each(single: Callable, foreach: Callable) -> Callable:
     """An operation on lists: ours one by one, the others together as before."""
+    in_place = foreach.__name__.endswith("_")
 
     def run(gradients: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
         ours = [isinstance(of, RowGradient) for of in gradients]
@@ -424,7 +503,7 @@ def _each(single: Callable, foreach: Callable) -> Callable:
             if result is NotImplemented:
                 raise NotImplementedError(f"{foreach} of a row gradient with {args}")
             results.append(result)
-        return None if found is None else results
+        return None if in_place else results
 
     return run
 

@@ -492,9 +492,9 @@ def _renormed(lookup: Lookup, weight: TableParameter, *rest: Tensor | None) -> T
     rows = ops.unique(ids.reshape(-1).long())[0]
     table = weight.table
     table.catch_up_rows(rows)
+    table.to_be_written()
     with table.held(rows) as (target, slots):
         torch.embedding_renorm_(target.weights, slots, lookup.max_norm or 0.0, lookup.norm_type)
-    table.written()
     return look_up([replace(lookup, max_norm=None)], [weight], *([of] for of in rest))[0]  # type: ignore[arg-type]
 
 

@@ -98,7 +98,7 @@ def read_whole(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
         return _read_copies(func, args, kwargs, found)
     for parameter in found:
         parameter.table.catch_up()
-        parameter.table.written()
+        parameter.table.to_be_written()
     with NO_TORCH_FUNCTION():
         return func(*args, **kwargs)
 
@@ -198,12 +198,38 @@ _HANDLERS: dict[Callable, Callable] = {}
 
 def _set_data(parameter: TableParameter, data: Tensor) -> None:
     parameter.table.catch_up()
+    parameter.table.to_be_written()
     with NO_TORCH_FUNCTION():
         Tensor.data.__set__(parameter, data)  # type: ignore[attr-defined]
     parameter.table.adopt_weight()
 
 
 _HANDLERS[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]
+
+@handles(torch.autograd.grad)
+def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+    """The tables by their edges of the graph: what backward runs is to be intercepted as ever."""
+    inputs = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+    given = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+    materialize = kwargs.get("materialize_grads", False)
+    if any(tables_in(given)) or not all(
+        isinstance(of, Tensor) and of.requires_grad for of in inputs
+    ):
+        return NotImplemented
+    edges = [
+        torch.autograd.graph.get_gradient_edge(of) if isinstance(of, TableParameter) else of
+        for of in inputs
+    ]
+    if materialize:
+        kwargs = {**kwargs, "allow_unused": True, "materialize_grads": False}
+    found = torch.autograd.grad(outputs, edges, *args, **kwargs)
+    if not materialize:
+        return found
+    return tuple(
+        torch.zeros_like(of) if grad is None else grad
+        for of, grad in zip(inputs, found, strict=True)
+    )
+
 
 _PROPERTIES = (
     "shape", "dtype", "device", "layout", "requires_grad", "grad", "is_leaf", "grad_fn", "ndim",

@@ -23,25 +23,27 @@ from hotrows.capture.parameter import TableParameter, handles, read_whole
 class _SumOfSquares(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: TableParameter) -> Tensor:
-        ctx.table = weight.table
+        ctx.weight, ctx.table = weight, weight.table
         return torch.tensor(ctx.table.sum_of_squares(), dtype=ctx.table.values.dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> RowGradient:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        if torch.is_grad_enabled():  # create_graph: it depends on the weight, too
+            return read_whole(torch.mul, (ctx.weight, 2 * grad), {})
         return RowGradient(ctx.table, decay=2 * float(grad))
 
 
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: TableParameter) -> Tensor:
-        ctx.table = weight.table
+        ctx.weight, ctx.table = weight, weight.table
         ctx.norm = ctx.table.sum_of_squares() ** 0.5
         return torch.tensor(ctx.norm, dtype=ctx.table.values.dtype)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> RowGradient:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        if torch.is_grad_enabled() and ctx.norm:
+            return read_whole(torch.mul, (ctx.weight, grad / _Norm.apply(ctx.weight)), {})
         return RowGradient(ctx.table, decay=float(grad) / ctx.norm if ctx.norm else 0.0)
 
 

@@ -7,6 +7,7 @@ goes through those it missed.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotrows.capture.gradient import RowGradient
+from hotrows.capture.gradient import Content, RowGradient, settle
 from hotrows.capture.history import History
 from hotrows.capture.rules import BY_OPTIMIZER, Rule, Step, stepped
 from hotrows.ops import deferred
@@ -50,6 +51,7 @@ class Table:
         self._shared: dict[str, Any] = {}
         self._squares: Tensor | None = None  # [1] float64, as the rows are stored
         self._by_optimizer: list[Step] = []
+        self.multiples: weakref.WeakSet[Content] = weakref.WeakSet()  # gradients with a decay
         self.history = History()
         self.adopt_weight()
         self.adopt_states()
@@ -88,7 +90,9 @@ class Table:
 
     def publish(self) -> None:
         """Shows the optimizer what it would have itself after these steps; rows are caught up."""
-        if self.history.now == 0 or (self.rule.kind == "sgd" and not self.states):
+        if self.history.now == 0:
+            return
+        if self.rule.kind in ("sgd", BY_OPTIMIZER) and not (self.states or self._shared):
             return
         state = self.optimizer.state[self.weight]
         state.update(self.states)
@@ -201,6 +205,11 @@ class Table:
             _say_stale()
         return float(self._squares)
 
+    def to_be_written(self) -> None:
+        """Somebody may write the weight; every row is up to date."""
+        settle(self.multiples, self)
+        self.written()
+
     def written(self) -> None:
         """Somebody may have written the weight."""
         self._squares = None
@@ -247,15 +256,19 @@ class Table:
     def _step_by_optimizer(self, gradient: RowGradient, group: Mapping[str, Any]) -> None:
         rows, sums = gradient.coalesced()
         self._replay(rows)
-        settings = {n: of for n, of in group.items() if n != "params"}
+        settings = {
+            name: of.clone() if isinstance(of, Tensor) else of  # schedulers write into them
+            for name, of in group.items()
+            if name != "params"
+        }
         begun = bool(self.states) or bool(self._shared)
         step = Step(settings, begun, self._shared, gradient.decay)
         shared = self._go(step, rows, sums)
         if not rows.numel():  # what rows share goes on without any
             shared = self._go(step, rows, self.values.new_zeros(1, self.values.shape[1]), dry=True)
         self._by_optimizer.append(step)
-        weight_decay = group.get("weight_decay", 0.0)
-        moves = gradient.decay != 0 or weight_decay != 0
+        moves = gradient.decay != 0 or group.get("weight_decay", 0.0) != 0
+        moves |= isinstance(self.optimizer, torch.optim.Adamax)  # whose exp_inf takes in eps
         self._split_off()
         self.history.prepare((float(moves), 1.0, *(0.0,) * 6))
         self.history.taken()
@@ -283,11 +296,12 @@ class Table:
         weights = torch.zeros_like(grad) if dry else self.values[rows]
         states = {n: torch.zeros_like(grad) if dry else of[rows] for n, of in self.states.items()}
         weights, states, shared = stepped(type(self.optimizer), step, weights, states, grad)
-        if not dry:
-            for name, of in states.items():
-                if name not in self.states:
-                    self.states[name] = _zeros(self.values)
+        for name, of in states.items():
+            if name not in self.states:
+                self.states[name] = _zeros(self.values)
+            if not dry:
                 self.states[name][rows] = of
+        if not dry:
             self.values[rows] = weights
         return shared
 
