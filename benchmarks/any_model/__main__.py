@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Check every model of the CTR libraries.")
     parser.add_argument("--library", nargs="*", choices=MODULES, default=list(MODULES))
     parser.add_argument("--models", nargs="*")
-    parser.add_argument("--optimizers", nargs="*")
+    parser.add_argument("--optimizers", nargs="*", choices=OPTIMIZERS)
     parser.add_argument("--quick", action="store_true", help="float64 alone")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--plain", action="store_true")

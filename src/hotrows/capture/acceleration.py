@@ -397,10 +397,7 @@ def step_tables(
     whose gradients are averaged first.
     """
     if group is not None:
-        with NO_TORCH_FUNCTION(), torch.no_grad():
-            own = [(of, of.weight.grad) for of in tables.values()]
-            for of, mean in ranks.averaged(own, group):
-                of.weight.grad = mean
+        _average(tables.values(), group)
     stepped: list[tuple[Tensor, Tensor]] = []
     packs: dict[tuple[int, int], list[tuple[Table, RowGradient]]] = {}
     for gradient in map(_gradient_of, tables.values()):
@@ -429,6 +426,13 @@ def step_tables(
         for (_, key), members in packs.items():
             _step_pack(members, by_id[key])
     return stepped
+
+
+def _average(tables: Iterable[Table], group: dist.ProcessGroup) -> None:
+    with NO_TORCH_FUNCTION(), torch.no_grad():
+        means = ranks.averaged([(table, table.weight.grad) for table in tables], group)
+        for table, mean in means:
+            table.weight.grad = mean
 
 
 def _leave_to_optimizer(table: Table, gradient: Tensor) -> None:

@@ -318,14 +318,14 @@ class RowGradient(torch.Tensor):
         return _densely(func, args, kwargs)
 
 
-def of_rows(table: Table, rows: Tensor, sums: Tensor) -> RowGradient:
+def of_rows(table: Table, rows: Tensor, sums: Tensor, decay: float = 0.0) -> RowGradient:
     """The gradient with these rows, distinct and ascending, [U], and their gradients [U, D]."""
     each = torch.arange(rows.numel() + 1, dtype=torch.int32)
     bounds = torch.tensor([0, rows.numel()])
     plan = TablePlan(
         (table.target,), rows, rows, bounds, each[:-1], each[:-1], each, place=table.place_of(rows)
     )
-    return RowGradient(table, (Part(PackGradient(plan, sums), 0),))
+    return RowGradient(table, (Part(PackGradient(plan, sums), 0),), decay)
 
 
 def settle(contents: weakref.WeakSet[Content], table: Table, but: Tensor | None = None) -> None:

@@ -80,7 +80,8 @@ skip_code(TableParameter.__torch_function__.__func__.__code__)  # type: ignore[a
 
 @torch.compiler.disable
 def _intercept(func: Callable, args: Any, kwargs: dict[str, Any]) -> Any:
-    if func in _AS_IT_IS:
+    # A compiler describes the weight, and reads no numbers.
+    if func in _AS_IT_IS or (func is Tensor.untyped_storage and torch.compiler.is_compiling()):
         with NO_TORCH_FUNCTION():
             return func(*args, **kwargs)
     handler = _HANDLERS.get(func)
@@ -205,6 +206,7 @@ def _set_data(parameter: TableParameter, data: Tensor) -> None:
 
 
 _HANDLERS[Tensor.data.__set__] = _set_data  # type: ignore[attr-defined]
+
 
 @handles(torch.autograd.grad)
 def _grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:

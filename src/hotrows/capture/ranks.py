@@ -56,9 +56,7 @@ def averaged(stepped: Stepped, group: dist.ProcessGroup) -> Stepped:
         else:
             mine = gradient if isinstance(gradient, RowGradient) else RowGradient(table)
             rows, sums = _gathered(*mine.coalesced(), group)
-            mean = of_rows(table, rows, sums / num_ranks)
-            mean.decay = decay / num_ranks
-            found.append((table, mean))
+            found.append((table, of_rows(table, rows, sums / num_ranks, decay / num_ranks)))
     return found
 
 

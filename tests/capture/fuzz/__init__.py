@@ -92,7 +92,9 @@ def outcome(case: Case, accelerated: bool) -> Outcome:
 
 
 def _compare(plain: Outcome, fast: Outcome) -> None:
-    for place, ((what, expected), (also, found)) in enumerate(zip(plain.seen, fast.seen, strict=False)):
+    for place, ((what, expected), (also, found)) in enumerate(
+        zip(plain.seen, fast.seen, strict=False)
+    ):
         if what != also:
             raise Broken(f"thing {place} is {also}, not {what}")
         differences = list(_differences(expected, found, what))

@@ -98,7 +98,10 @@ def smallest(case: Case, kind: str, seconds: float) -> Case:
             if time.monotonic() > end:
                 break
             found = run_batch(iter([(0, smaller)]), end + CASE_SECONDS)
-            if found is not None and "".join(c for c in found[1] if not c.isdigit())[:25] == kind[:25]:
+            if (
+                found is not None
+                and "".join(c for c in found[1] if not c.isdigit())[:25] == kind[:25]
+            ):
                 case, progress = smaller, True
                 break
     return case

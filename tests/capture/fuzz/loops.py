@@ -83,7 +83,9 @@ def _step(draw: random.Random, habit: str, penalties: Sequence[tuple[str, int]])
     sizes = tuple(draw.choice((1, 2, 3, 5, 8, 5, 8)) for _ in range(draw.choice((1, 1, 1, 2))))
     if draw.random() < 0.03:
         sizes = (0,)
-    backward = draw.choices(("each", "together", "twice", "grad", "none", "second"), (12, 2, 1, 0.5, 0.4, 0.2))[0]
+    backward = draw.choices(
+        ("each", "together", "twice", "grad", "none", "second"), (12, 2, 1, 0.5, 0.4, 0.2)
+    )[0]
     how = draw.choices(("step", "closure", "skip", "twice"), (14, 1, 1, 0.5))[0]
     used = tuple(penalties) if draw.random() < 0.8 else tuple(penalties[:1])
     return Step(sizes, zero, used, backward, some(AFTER, 0.3), how, some(THEN, 0.3))
@@ -114,7 +116,9 @@ def _options(draw: random.Random, kind: str, sparse: bool) -> tuple[tuple[str, A
         options.update({"foreach": draw.choice((True, False))} if draw.random() < 0.3 else {})
     if kind == "SGD" and draw.random() < 0.5 and not sparse:
         options["momentum"] = draw.choice((0.5, 0.9))
-        options.update({"dampening": 0.3} if draw.random() < 0.3 else {"nesterov": draw.random() < 0.3})
+        options.update(
+            {"dampening": 0.3} if draw.random() < 0.3 else {"nesterov": draw.random() < 0.3}
+        )
     if kind in ("Adam", "AdamW", "Adamax", "NAdam", "RAdam") and draw.random() < 0.3:
         options["betas"] = draw.choice(((0.5, 0.9), (0.0, 0.99), (0.9, 0.99)))
     if kind in ("Adam", "AdamW"):
@@ -127,7 +131,12 @@ def _options(draw: random.Random, kind: str, sparse: bool) -> tuple[tuple[str, A
         options["decoupled_weight_decay"] = True
     if draw.random() < 0.08 and not sparse:
         options["maximize"] = True
-    if draw.random() < 0.05 and kind in ("SGD", "Adam", "AdamW", "Adagrad") and not options.get("foreach") and not sparse:
+    if (
+        draw.random() < 0.05
+        and kind in ("SGD", "Adam", "AdamW", "Adagrad")
+        and not options.get("foreach")
+        and not sparse
+    ):
         options["fused"] = True
         options.pop("foreach", None)
     if draw.random() < 0.05 and kind in ("Adam", "AdamW") and not options.get("foreach"):
@@ -187,7 +196,9 @@ def start(model: Model, loop: Loop, accelerated: bool) -> Run:
         hotrows.accelerate(built, optimizers, packing=loop.packing)
     makers = {
         "StepLR": lambda of: torch.optim.lr_scheduler.StepLR(of, 2, 0.5),
-        "OneCycleLR": lambda of: torch.optim.lr_scheduler.OneCycleLR(of, 0.1, total_steps=100, cycle_momentum=False),
+        "OneCycleLR": lambda of: torch.optim.lr_scheduler.OneCycleLR(
+            of, 0.1, total_steps=100, cycle_momentum=False
+        ),
         "LambdaLR": lambda of: torch.optim.lr_scheduler.LambdaLR(of, lambda step: step % 3 / 3),
         "ExponentialLR": lambda of: torch.optim.lr_scheduler.ExponentialLR(of, 0.8),
     }
@@ -329,7 +340,9 @@ PENALTIES: dict[str, Callable[[Tensor], Tensor]] = {
     "0 * square": lambda w: 0 * w.square().sum(),
     "0.5 * norm(2)**2 * norm": lambda w: 0.005 * w.norm(2) ** 2 * w.norm(),
     "cube": lambda w: 0.01 * w.pow(3).sum(),
-    "half power": lambda w: 0.01 * (w**2) .pow(0.75).sum() if w.numel() and bool((w != 0).all()) else w.sum(),
+    "half power": lambda w: (
+        0.01 * (w**2).pow(0.75).sum() if w.numel() and bool((w != 0).all()) else w.sum()
+    ),
     "tensor factor": lambda w: (torch.tensor(0.01, dtype=torch.float64) * w.square()).sum(),
     "no_grad": lambda w: w.detach().square().sum(),
     "parameters_to_vector": lambda w: 0.01 * nn.utils.parameters_to_vector([w]).square().sum(),
@@ -471,22 +484,32 @@ AFTER: dict[str, Callable[[Run, nn.Parameter], Any]] = {
     "clip norm": lambda run, w: nn.utils.clip_grad_norm_(_all(run), 0.5),
     "clip norm, each": lambda run, w: nn.utils.clip_grad_norm_(_all(run), 0.5, foreach=False),
     "clip norm, foreach": lambda run, w: nn.utils.clip_grad_norm_(_all(run), 0.5, foreach=True),
-    "clip norm, inf": lambda run, w: nn.utils.clip_grad_norm_(_all(run), 0.1, norm_type=float("inf")),
+    "clip norm, inf": lambda run, w: nn.utils.clip_grad_norm_(
+        _all(run), 0.1, norm_type=float("inf")
+    ),
     "clip norm, 1": lambda run, w: nn.utils.clip_grad_norm_(_all(run), 1.0, norm_type=1.0),
     "clip norm of one": lambda run, w: nn.utils.clip_grad_norm_(w, 0.1),
     "clip norm twice": lambda run, w: [nn.utils.clip_grad_norm_(_all(run), 0.5) for _ in range(2)],
     "clip value": lambda run, w: nn.utils.clip_grad_value_(_all(run), 0.05),
     "clip value, each": lambda run, w: nn.utils.clip_grad_value_(_all(run), 0.05, foreach=False),
-    "get_total_norm": lambda run, w: nn.utils.get_total_norm([p.grad for p in _all(run) if p.grad is not None]),
+    "get_total_norm": lambda run, w: nn.utils.get_total_norm(
+        [p.grad for p in _all(run) if p.grad is not None]
+    ),
     "read grads": lambda run, w: [None if p.grad is None else p.grad + 0 for p in _all(run)],
     "read grad norm": lambda run, w: None if w.grad is None else w.grad.norm(),
     "read grad norm 1": lambda run, w: None if w.grad is None else w.grad.norm(1),
     "read grad max": lambda run, w: None if w.grad is None else w.grad.abs().max(),
     "read grad row": lambda run, w: None if w.grad is None else w.grad[1],
-    "read grad sum": lambda run, w: None if w.grad is None else [w.grad.sum(), w.grad.mean(0), w.grad.T.sum(1)],
+    "read grad sum": lambda run, w: (
+        None if w.grad is None else [w.grad.sum(), w.grad.mean(0), w.grad.T.sum(1)]
+    ),
     "read grad list": lambda run, w: None if w.grad is None else w.grad.to_dense().tolist(),
-    "grad numpy": lambda run, w: None if w.grad is None else w.grad.to_dense().numpy().copy().tolist(),
-    "grad detach": lambda run, w: None if w.grad is None else w.grad.detach().clone().square().sum(),
+    "grad numpy": lambda run, w: (
+        None if w.grad is None else w.grad.to_dense().numpy().copy().tolist()
+    ),
+    "grad detach": lambda run, w: (
+        None if w.grad is None else w.grad.detach().clone().square().sum()
+    ),
     "grad isfinite": lambda run, w: None if w.grad is None else bool(torch.isfinite(w.grad).all()),
     "grad @": lambda run, w: None if w.grad is None else w.grad @ w.grad.t(),
     "grad * w": lambda run, w: None if w.grad is None else (w.grad * w).sum(),
@@ -554,7 +577,9 @@ def _unused_forward(run: Run, w: nn.Parameter) -> Any:
 
 def _reload_model(run: Run, w: nn.Parameter) -> Any:
     state = copy.deepcopy(run.model.state_dict())
-    run.model.load_state_dict({name: of * 0.5 if of.is_floating_point() else of for name, of in state.items()})
+    run.model.load_state_dict(
+        {name: of * 0.5 if of.is_floating_point() else of for name, of in state.items()}
+    )
 
 
 def _reload_assign(run: Run, w: nn.Parameter) -> Any:

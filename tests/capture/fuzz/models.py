@@ -117,7 +117,9 @@ def _table(draw: random.Random, number: int, before: list[TableText]) -> TableTe
         other = _fresh(draw, name, of.rows, of.dim, of.sparse)
         lines = (*other.lines, f"{name}.weight = {of.name}.weight")
         return TableText(name, of.rows, of.dim, lines, other.bag, (of.name,), of.sparse)
-    return _fresh(draw, name, draw.randint(2, 60), draw.choice((1, 2, 3, 4, 4, 4, 8, 16, 20)), False)
+    return _fresh(
+        draw, name, draw.randint(2, 60), draw.choice((1, 2, 3, 4, 4, 4, 8, 16, 20)), False
+    )
 
 
 def _fresh(draw: random.Random, name: str, rows: int, dim: int, sparse: bool) -> TableText:
@@ -158,7 +160,9 @@ def _ids(of: Drawing, rows: int, dims: int) -> str:
         2: of.draw.choice((f"x[:, {a}:{a + 3}]", "x[:, ::2]", "x[:, 1:2]", "x[:, 2:2]", "x")),
         3: "x[:, :4].reshape(-1, 2, 2)",
     }[dims]
-    text = of.draw.choice((f"{sliced} % {rows}", f"({sliced} % {rows})", f"{sliced}.remainder({rows})"))
+    text = of.draw.choice(
+        (f"{sliced} % {rows}", f"({sliced} % {rows})", f"{sliced}.remainder({rows})")
+    )
     if of.chance(0.1):
         text = f"({sliced} * 7 + 3) % {rows}"
     if of.chance(0.15):
@@ -284,7 +288,10 @@ def _changed(of: Drawing) -> list[str]:
     )  # fmt: skip
     lines = [f"v = {vector}", change]
     if of.chance(0.2):
-        lines = [f"v = {vector}", f"v = {of.own(f'nn.BatchNorm1d({table.dim})')}(v.expand(len(x), -1) if v.dim() == 2 else v.expand(len(x), -1))"]
+        lines = [
+            f"v = {vector}",
+            f"v = {of.own(f'nn.BatchNorm1d({table.dim})')}(v.expand(len(x), -1) if v.dim() == 2 else v.expand(len(x), -1))",
+        ]
     return [*lines, _add(of, "v", table.dim)]
 
 
@@ -292,8 +299,24 @@ def _inputs(of: Drawing) -> list[str]:
     """The ids change between two lookups."""
     first, one = _vector(of)
     second, other = _vector(of)
-    change = of.draw.choice(("x = x + 1", "x.add_(1)", "x[:, 0] = 1", "x += 2", "x = x.flip(0)", "w = w * 2", "x = x.clone()"))
-    return [f"u = {first}", change, f"v = {second}", _add(of, "u", one.dim), _add(of, "v", other.dim)]
+    change = of.draw.choice(
+        (
+            "x = x + 1",
+            "x.add_(1)",
+            "x[:, 0] = 1",
+            "x += 2",
+            "x = x.flip(0)",
+            "w = w * 2",
+            "x = x.clone()",
+        )
+    )
+    return [
+        f"u = {first}",
+        change,
+        f"v = {second}",
+        _add(of, "u", one.dim),
+        _add(of, "v", other.dim),
+    ]
 
 
 def _dependent(of: Drawing) -> list[str]:
@@ -341,7 +364,14 @@ def _break(of: Drawing) -> list[str]:
 
 def _no_grad(of: Drawing) -> list[str]:
     vector, table = _vector(of)
-    mode = of.draw.choice(("torch.no_grad()", "torch.enable_grad()", "torch.inference_mode()", "torch.set_grad_enabled(False)"))
+    mode = of.draw.choice(
+        (
+            "torch.no_grad()",
+            "torch.enable_grad()",
+            "torch.inference_mode()",
+            "torch.set_grad_enabled(False)",
+        )
+    )
     after = ["v = v.clone()"] if "inference" in mode else []
     return [f"with {mode}:", f"    v = {vector}", *after, _add(of, "v", table.dim)]
 
