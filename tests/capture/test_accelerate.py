@@ -358,6 +358,35 @@ def test_lazy_leaves_rows_that_are_not_read():
     assert not torch.equal(model.vectors[1].weight[3], touched[3])
 
 
+@pytest.mark.parametrize("packing", [True, False])
+def test_rows_that_are_read_and_not_learned_from_stay_as_they_are(packing):
+    """SparseAdam moves rows by their momentum where their gradient is zero, not where there is none."""
+
+    class Pairs(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.items, self.users = (nn.Embedding(6, 3, sparse=True) for _ in range(2))
+
+        def forward(self, ids):
+            target = self.items(ids[:, 1]).detach() + self.users(ids[:, 2]).detach()
+            return (self.items(ids[:, 0]) * target).sum()
+
+    torch.manual_seed(0)
+    plain = Pairs().double()
+    fast = copy.deepcopy(plain)
+    for model in (plain, fast):
+        optimizer = torch.optim.SparseAdam(list(model.parameters()), 0.1)
+        if model is fast:
+            hotrows.accelerate(model, optimizer, packing=packing)
+        for ids in ([[0, 1, 2]], [[1, 0, 2]], [[2, 0, 1], [2, 1, 1]]):
+            optimizer.zero_grad()
+            model(torch.tensor(ids)).backward()
+            assert model.users.weight.grad is None
+            optimizer.step()
+    for name, weight in plain.state_dict().items():
+        torch.testing.assert_close(fast.state_dict()[name], weight)
+
+
 def test_sparse_adam_equals_pytorchs():
     class Sparse(nn.Module):
         def __init__(self):

@@ -204,7 +204,7 @@ class RowGradient(torch.Tensor):
         )
 
     @property
-    def data(self) -> RowGradient:  # type: ignore[override]
+    def data(self) -> RowGradient:
         return self.shared()
 
     @data.setter

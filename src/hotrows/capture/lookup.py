@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotrows import ops
-from hotrows.capture.gradient import PackGradient, Part, RowGradient, TablePlan
+from hotrows.capture.gradient import PackGradient, Part, RowGradient, TablePlan, of_rows
 from hotrows.capture.history import WIDTH
 from hotrows.capture.parameter import NO_TORCH_FUNCTION, TableParameter, handles, read_whole
 from hotrows.capture.rules import BY_OPTIMIZER
@@ -184,7 +184,9 @@ def _look_up_pack(
             plan.place.changed()
     sizes = [_num_bags(of) for of in asked]
     shapes = [_shape(of, size) for of, size in zip(asked, sizes, strict=True)]
-    call = _Call(plan, tables, sizes, shapes, any(of.lookup.sparse for of in asked))
+    place = {id(weight): t for t, weight in enumerate(weights)}
+    reads = [(place[id(of.weight)], of.ids.numel()) for of in asked]
+    call = _Call(plan, tables, reads, sizes, shapes, any(of.lookup.sparse for of in asked))
     if learns:
         return _LookUp.apply(call, *weights)
     return call.forward()
@@ -192,10 +194,14 @@ def _look_up_pack(
 
 @dataclass(frozen=True)
 class _Call:
-    """One lookup of a pack: its plan, its tables, and how its vectors are dealt out."""
+    """One lookup of a pack: its plan, its tables, and how its vectors are dealt out.
+
+    reads: of each call of the model, its table's place and its number of ids.
+    """
 
     plan: TablePlan
     tables: list[Table | None]
+    reads: list[tuple[int, int]]
     sizes: list[int]
     shapes: list[tuple[int, ...]]
     is_sparse: bool
@@ -213,6 +219,19 @@ class _Call:
             results.append(out)
             begin += size
         return tuple(results)
+
+    def learned(self, grads: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
+        """Of each table: None, where none of its vectors has a gradient; else [U] bool, rows that do."""
+        num_rows = self.plan.rows.numel()
+        learned = torch.zeros(num_rows, dtype=torch.bool)
+        begin, have = 0, set()
+        for grad, (t, num_ids) in zip(grads, self.reads, strict=True):
+            if grad is not None:
+                have.add(t)
+                learned[self.plan.inverse[begin : begin + num_ids].long()] = True
+            begin += num_ids
+        for t in range(len(self.tables)):
+            yield learned[self.plan.ends[t] : self.plan.ends[t + 1]] if t in have else None
 
 
 class _LookUp(torch.autograd.Function):
@@ -233,29 +252,40 @@ class _LookUp(torch.autograd.Function):
             for grad, size in zip(grads, call.sizes, strict=True)
         ]
         pack = PackGradient(plan, torch.cat(pieces) if len(pieces) > 1 else pieces[0].contiguous())
+        parts: list[Part | None] = [Part(pack, t) for t in range(len(call.tables))]
+        if any(grad is None for grad in grads):
+            parts = [
+                _learned(Part(pack, t), table, learned)
+                for t, (table, learned) in enumerate(
+                    zip(call.tables, call.learned(grads), strict=True)
+                )
+            ]
         found: list[Tensor | None] = [None]
-        for t, table in enumerate(call.tables):
-            if not ctx.needs_input_grad[1 + t]:
+        for t, (part, table) in enumerate(zip(parts, call.tables, strict=True)):
+            if part is None or not ctx.needs_input_grad[1 + t]:
                 found.append(None)
             elif table is not None:
-                found.append(RowGradient(table, (Part(pack, t),)))
+                found.append(RowGradient(table, (part,)))
             else:
-                found.append(
-                    _plain_gradient(Part(pack, t), plan.targets[t].weights, call.is_sparse)
-                )
+                found.append(_plain_gradient(part, plan.targets[t].weights, call.is_sparse))
         return tuple(found)
+
+
+def _learned(part: Part, table: Table | None, learned: Tensor | None) -> Part | None:
+    """The part without rows whose vectors all have no gradient, where an optimizer can tell."""
+    if learned is None:
+        return None
+    if table is None or not table.rule.lazy or bool(learned.all()):
+        return part
+    return of_rows(table, part.rows[learned], part.sums[learned]).parts[0]
 
 
 def _plain_gradient(part: Part, values: Tensor, sparse: bool) -> Tensor:
     """The gradient of a weight that is no table of ours, as PyTorch makes it."""
     if sparse:
         return torch.sparse_coo_tensor(
-            part.rows[None],
-            part.sums,
-            tuple(values.shape),
-            is_coalesced=True,
-            check_invariants=False,
-        )
+            part.rows[None], part.sums, tuple(values.shape), is_coalesced=True, check_invariants=False
+        )  # fmt: skip
     return torch.zeros_like(values).index_copy_(0, part.rows, part.sums)
 
 

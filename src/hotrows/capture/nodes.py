@@ -60,6 +60,10 @@ def _written_by_call(node: Node) -> Iterator[Node]:
         yield from _written_by_schema(node, target)
     elif target in _IN_PLACE or _is_name_in_place(name):
         yield from _nodes_in(node.args[:1])
+    elif name in ("embedding", "embedding_bag"):
+        given = _arguments(node)
+        if given is not None and given.get("max_norm") is not None:
+            yield from _nodes_in([given.get("weight")])
     elif "batch_norm" in name or "instance_norm" in name:
         given = _arguments(node)  # running statistics, where training is not ruled out
         if given is None:

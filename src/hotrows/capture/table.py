@@ -61,7 +61,9 @@ class Table:
     def adopt_weight(self) -> None:
         """Takes the parameter's data as it is now; rows had been caught up."""
         with torch._C.DisableTorchFunctionSubclass():
-            self.values = self.weight.detach()
+            self.values = (
+                self.weight.data
+            )  # writing it is not the user's doing: no version of theirs
         self._squares = None
         self.states = {name: of.to(self.values.dtype) for name, of in self.states.items()}
         if self.states:

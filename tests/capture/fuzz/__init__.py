@@ -12,7 +12,6 @@ rounding stays rounding.
 
 from __future__ import annotations
 
-import logging
 import random
 import warnings
 from dataclasses import dataclass
@@ -156,6 +155,3 @@ def _differences(expected: Any, found: Any, where: str) -> Any:
             yield f"{where} is {found}, not {expected}"
     elif expected != found and not callable(expected):
         yield f"{where} is {found}, not {expected}"
-
-
-logging.getLogger("torch._dynamo").setLevel(logging.ERROR)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import logging
 import multiprocessing
 import pprint
 import sys
@@ -181,4 +182,5 @@ def show(case: Case) -> None:
 
 
 if __name__ == "__main__":
+    logging.getLogger("torch._dynamo").setLevel(logging.ERROR)
     sys.exit(main())

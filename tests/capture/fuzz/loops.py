@@ -754,5 +754,5 @@ THEN: dict[str, Callable[[Run, nn.Parameter], Any]] = {
     "repr": lambda run, w: len(repr(w)) > 0,
     "isnan": lambda run, w: bool(torch.isnan(w).any()),
     "equal": lambda run, w: torch.equal(w, w.detach()),
-    "module": lambda run, w: [p for p in run.model.parameters()],
+    "module": lambda run, w: list(run.model.parameters()),
 }

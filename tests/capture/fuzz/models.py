@@ -64,7 +64,7 @@ class Model:
             "torch": torch, "nn": nn, "F": nn.functional, "checkpoint": torch.utils.checkpoint.checkpoint,
             "print": lambda *_: None,
         }  # fmt: skip
-        exec(self.text, names)  # noqa: S102
+        exec(self.text, names)
         return names["Model"]().double()  # type: ignore[operator]
 
 
@@ -269,7 +269,7 @@ def _two(of: Drawing) -> list[str]:
     second, other = _vector(of)
     return [
         f"u, v = {first}, {second}",
-        _add(of, f"(u.sum(-1, keepdim=True) * v)", other.dim),
+        _add(of, "(u.sum(-1, keepdim=True) * v)", other.dim),
         *([_add(of, "u", one.dim)] if of.chance(0.5) else []),
     ]
 
