@@ -476,8 +476,8 @@ class AdamPath : public Path<Adam<T>, T> {
     multiply(e.second, powers(from, to).second);
   }
 
-  // c != 0. On AVX-512, float32 steps with the same c and beta2 run on m / c and v / (c^2 (1 - beta2)), whose gradients
-  // are w and w^2: four operations fewer.
+  // c != 0. On AVX-512, float32 steps of one beta2 and one scale C run on m / C and v / (C^2 (1 - beta2)), whose
+  // gradients are c / C w and its square: four operations fewer, three where c does not change.
   void decay(const Elements<T>& e, int64_t from, int64_t to) const {
 #if defined(__AVX512F__)
     if constexpr (std::is_same_v<T, float>) {
@@ -507,6 +507,8 @@ class AdamPath : public Path<Adam<T>, T> {
   };
   struct Scaled {
     float shrink, rest1, beta2, a, b;  // w -= m / (a sqrt(v) + b), of the scaled moments
+    float part;                        // c / C
+    double c;                          // C, the largest c of its run
     int64_t end;                       // of the steps from this one on that share a scale; itself where it has none
   };
 
@@ -514,26 +516,53 @@ class AdamPath : public Path<Adam<T>, T> {
     if constexpr (std::is_same_v<T, float>) {
       scaled_.resize(now_ - begin_);
       tame_.resize(now_ - begin_);
-      for (int64_t t = now_ - 1; t >= begin_; --t) {
-        const double *n = numbers_[t], rest2 = 1 - n[4], a_of_v = 1 / (n[6] * n[2]), b_of_v = n[5] / n[2];
-        tame_[t - begin_] = {a_of_v, static_cast<float>(b_of_v),
-                             n[2] > 0 && a_of_v > 1e-12 && a_of_v < 1e12 && b_of_v > 1e-20 && b_of_v < 1e20};
-        const double a = std::sqrt(rest2) / (n[6] * n[2]), b = n[5] / (n[0] * n[2]);
-        // Far from where a float would overflow or be denormal; and where v is too small to be a normal
-        // number, its root is nothing beside b. A rate of 0, or no eps, is left to the plain step.
-        const bool tame = n[0] > 0 && n[2] > 0 && n[0] * n[0] * rest2 > 1e-24 && a > 1e-12 && a < 1e12 && b > a * 1e-11 &&
-                          b > 1e-20 && b < 1e20;
-        const bool more = tame && t + 1 < run_end(t) && numbers_[t + 1][0] == n[0] && numbers_[t + 1][4] == n[4];
-        const int64_t after = more ? scaled_[t + 1 - begin_].end : t + 1;
-        scaled_[t - begin_] = {static_cast<float>(n[1]), static_cast<float>(1 - n[3]), static_cast<float>(n[4]),
-                               static_cast<float>(a), static_cast<float>(b), tame ? after : t};
+      for (int64_t t = begin_; t < now_; ++t) {
+        const double *n = numbers_[t], a = 1 / (n[6] * n[2]), b = n[5] / n[2];
+        tame_[t - begin_] = {a, static_cast<float>(b),
+                             n[2] > 0 && a > 1e-12 && a < 1e12 && b > 1e-20 && b < 1e20};
+        scaled_[t - begin_].end = t;
+      }
+      for (int64_t t = begin_; t < now_;) {
+        const int64_t start = t;
+        double least = numbers_[t][0], most = least;
+        Range range{0, 1e30};
+        for (; t < run_end(start) && numbers_[t][4] == numbers_[start][4]; ++t) {
+          const double c = numbers_[t][0], low = std::min(least, c), high = std::max(most, c);
+          const Range both = range.and_of(numbers_[t]);
+          if (high > 1e4 * low || !(both.above < high && high < both.below)) break;
+          least = low, most = high, range = both;
+        }
+        if (t == start) {
+          ++t;
+          continue;
+        }
+        for (int64_t k = start; k < t; ++k) {
+          const double* n = numbers_[k];
+          scaled_[k - begin_] = {static_cast<float>(n[1]), static_cast<float>(1 - n[3]), static_cast<float>(n[4]),
+                                 static_cast<float>(a_of(n)), static_cast<float>(b_of(n, most)),
+                                 static_cast<float>(n[0] / most), most, t};
+        }
       }
     }
   }
 
+  static double a_of(const double* n) { return std::sqrt(1 - n[4]) / (n[6] * n[2]); }
+  static double b_of(const double* n, double c) { return n[5] / (c * n[2]); }
+
+  // The scales that steps can run on: far from where a float would overflow or be denormal; and where v is too small to
+  // be a normal number, its root is nothing beside b. A rate of 0, or no eps, is left to the plain step.
+  struct Range {
+    double above, below;
+    Range and_of(const double* n) const {
+      const double a = a_of(n), eps = n[5] / n[2];
+      const bool is = n[0] > 0 && n[2] > 0 && n[0] * n[0] * (1 - n[4]) > 1e-24 && a > 1e-12 && a < 1e12;
+      return is ? Range{std::max(above, eps / 1e20), std::min(below, eps / std::max(a * 1e-11, 1e-20))} : Range{0, 0};
+    }
+  };
+
   // False, and nothing done, where a number is too large.
   bool replay_scaled(const Elements<float>& e, int64_t from, int64_t to) const {
-    const double c = numbers_[from][0], square = c * c * (1 - numbers_[from][4]);
+    const double c = scaled_[from - begin_].c, square = c * c * (1 - numbers_[from][4]);
     const float largest_m = static_cast<float>(std::min(1e30, 1e30 * c)), largest_v = static_cast<float>(std::min(1e30, 1e30 * square));
     const auto small = [&](int64_t i) {
       return (absolute<float>(read(e.w + i * kLanes)) < 1e14f) & (absolute<float>(read(e.first + i * kLanes)) < largest_m) &
@@ -542,23 +571,24 @@ class AdamPath : public Path<Adam<T>, T> {
     if (!all<float>(small)) return false;
     multiply(e.first, 1 / c);
     multiply(e.second, 1 / square);
-    bool shrinks = false;
-    for (int64_t t = from; t < to; ++t) shrinks |= scaled_[t - begin_].shrink != 1;
-    const auto move = [this](auto with_shrink) {
-      return [this](int64_t t, Vec& w, Vec& m, Vec& v) { move_scaled<decltype(with_shrink)::value>(scaled_[t - begin_], w, m, v); };
+    bool plain = true;  // the steps neither shrink the weights, nor do their c differ
+    for (int64_t t = from; t < to; ++t) plain &= scaled_[t - begin_].shrink == 1 && scaled_[t - begin_].part == 1;
+    const auto move = [this](auto is_plain) {
+      return [this](int64_t t, Vec& w, Vec& m, Vec& v) { move_scaled<decltype(is_plain)::value>(scaled_[t - begin_], w, m, v); };
     };
-    shrinks ? this->replay_until_rest(e, from, to, move(std::true_type())) : this->replay_until_rest(e, from, to, move(std::false_type()));
+    plain ? this->replay_until_rest(e, from, to, move(std::true_type())) : this->replay_until_rest(e, from, to, move(std::false_type()));
     multiply(e.first, c);
     multiply(e.second, square);
     return true;
   }
 
-  template <bool kShrinks>
+  template <bool kPlain>
   static inline void move_scaled(const Scaled& s, Vec& w, Vec& m, Vec& v) {
-    m = fma(spread(s.rest1), w - m, m);
-    v = fma(w, w, v * s.beta2);
+    const Vec g = kPlain ? w : w * spread(s.part);
+    m = fma(spread(s.rest1), g - m, m);
+    v = fma(g, g, v * s.beta2);
     const Vec update = near_quotient(m, fma(spread(s.a), near_root(v), spread(s.b)));
-    w = kShrinks ? (Vec)_mm512_fmsub_ps(w, spread(s.shrink), update) : w - update;
+    w = kPlain ? w - update : (Vec)_mm512_fmsub_ps(w, spread(s.shrink), update);
   }
 
   std::vector<Tame> tame_;
