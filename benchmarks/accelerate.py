@@ -44,6 +44,7 @@ def _comparisons() -> dict[str, Comparison]:
         short = library.split("-")[-1] if library.startswith("torch") else library.split("-")[0]
         compare(f"criteo-{short}", f"{deepfm} criteo", library)
         compare(f"tenth-{short}", f"{deepfm} criteo-tenth", library)
+        compare(f"cut-{short}", f"{deepfm} criteo-cut", library)
         compare(f"461-{short}", f"{deepfm} B461", library)
     compare("criteo-sparse", f"{deepfm} criteo", "rechub-sparse")
     compare("din-deepctr", "--model din --dim 16", "deepctr-torch-din")

@@ -34,6 +34,7 @@ CRITEO_KAGGLE = (
 )
 # fmt: on
 CRITEO_TENTH = tuple(rows // 10 if rows > 10_000 else rows for rows in CRITEO_KAGGLE)
+CRITEO_CUT = tuple(min(rows, 1000) for rows in CRITEO_KAGGLE)  # next to nothing but the dense part
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ WORKLOADS = {
     "A": Workload(CRITEO_KAGGLE, num_dense=13, batch_size=8192, num_batches=32),
     "criteo": Workload(CRITEO_KAGGLE, num_dense=13, batch_size=8192, num_batches=128),
     "criteo-tenth": Workload(CRITEO_TENTH, num_dense=13, batch_size=8192, num_batches=128),
+    "criteo-cut": Workload(CRITEO_CUT, num_dense=13, batch_size=8192, num_batches=128),
     "B461": Workload((10_000,) * 461, num_dense=0, batch_size=2048, num_batches=16),
     "B461L": Workload((10_000,) * 461, num_dense=0, batch_size=8192, num_batches=8),
     "B": Workload((10_000,) * 1000, num_dense=0, batch_size=2048, num_batches=16),

@@ -20,13 +20,19 @@ from tests.test_train_data import table
 ROOT = Path(__file__).parents[1]
 
 
-def auc_of(example, folder):
-    """What an example prints as its test AUC, and all that it prints; `folder` is where it is run."""
+def told_by(example, folder):
+    """What an example prints; `folder` is where it is run."""
     environment = {**os.environ, "PYTHONPATH": str(Path(hotrows.__file__).parents[1])}
     command = [sys.executable, ROOT / "examples" / example]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return float(re.search(r"test AUC (0\.\d+)", done.stdout).group(1)), done.stdout
+    return done.stdout
+
+
+def auc_of(example, folder):
+    """What an example prints as its test AUC, and all that it prints."""
+    told = told_by(example, folder)
+    return float(re.search(r"test AUC (0\.\d+)", told).group(1)), told
 
 
 def test_the_loop_of_ones_own_learns(tmp_path):
@@ -39,6 +45,12 @@ def test_the_model_of_ones_own_learns_and_leaves_nothing_behind(tmp_path):
     auc, _ = auc_of("own_model.py", tmp_path)
     assert auc > 0.8
     assert not list(tmp_path.iterdir())
+
+
+def test_any_model_ends_with_the_weights_of_plain_pytorch(tmp_path):
+    told = told_by("any_model.py", tmp_path)
+    assert "6 lookups of 6 tables in 1 pack" in told
+    assert float(re.search(r"weights differ by (\S+)", told).group(1)) < 1e-4
 
 
 @pytest.fixture
