@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from hotrows.capture.kept import Keeper, Place
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
-EXACT = 1 << 16
+EXACT = 1 << 12
 """Weights of a table up to which a sum over all of it brings every row up to date first."""
 
 
