@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 Optimizers = TypeVar("Optimizers", Optimizer, list, tuple)
 
 _STATE = "_hotrows"
-SMALL = 1 << 16
+SMALL = 1 << 18
 """Weights up to which a model's only table stays plain: PyTorch's own steps are as fast there."""
 
 
