@@ -49,6 +49,8 @@ def rule_of(optimizer: Optimizer, group: Group, weight: Tensor, sparse: bool) ->
     sparse: the table's module asks for sparse gradients.
     """
     kind = type(optimizer)
+    if kind not in _RULES and kind is not torch.optim.SparseAdam:
+        return f"{kind.__name__} does not go element by element, or is not one of PyTorch's own"
     if sparse and kind not in _WITH_SPARSE:
         return f"sparse=True, and {kind.__name__} takes no sparse gradients"
     if group.get("differentiable") or group.get("capturable"):
@@ -56,8 +58,6 @@ def rule_of(optimizer: Optimizer, group: Group, weight: Tensor, sparse: bool) ->
     if kind is torch.optim.SparseAdam:
         rule = Rule("adam", ("exp_avg", "exp_avg_sq"), _sparse_adam, lazy=True)
         return "SparseAdam(maximize=True)" if group.get("maximize") else rule
-    if kind not in _RULES:
-        return f"{kind.__name__} does not go element by element, or is not one of PyTorch's own"
     if weight.dtype not in (torch.float32, torch.float64):
         return f"its weights are {str(weight.dtype).removeprefix('torch.')}, not float32 or float64"
     return _RULES[kind](group) or Rule(BY_OPTIMIZER, ())
