@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import hotrows
+from hotrows.capture.acceleration import acceleration_of
 from hotrows.capture.gradient import RowGradient
 from hotrows.capture.parameter import TableParameter
 
@@ -356,6 +357,19 @@ def test_lazy_leaves_rows_that_are_not_read():
     optimizer.step()
     assert torch.equal(model.vectors[1].weight[2], touched[2])  # dense Adam would move it on
     assert not torch.equal(model.vectors[1].weight[3], touched[3])
+
+
+def test_rows_are_never_further_behind_than_a_bound(monkeypatch):
+    monkeypatch.setattr("hotrows.capture.stepping.MOST_KEPT", 4)
+    plain, fast = pair(optimizer=(torch.optim.Adam, {"weight_decay": 0.1}))
+    tables = acceleration_of(fast[0]).tables
+    kept = []
+    fast[1].register_step_post_hook(lambda *_: kept.append(tables[0].history.num_kept))
+    train(*plain)
+    train(*fast)
+    assert 0 in kept[3:] and max(kept) == 3
+    assert len({id(table.history) for table in tables}) == 1
+    assert_equal_training(plain, fast)
 
 
 @pytest.mark.parametrize("packing", [True, False])

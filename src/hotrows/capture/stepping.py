@@ -25,6 +25,9 @@ from hotrows.capture.table import Table, counted_squares
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 
+MOST_KEPT = 1 << 14
+"""Steps that rows may be behind: what a step costs that looks for them grows with their number."""
+
 
 def share_histories(tables: Iterable[Table]) -> None:
     """Tables that stand at the same step go on with one history until their steps differ."""
@@ -66,6 +69,10 @@ def hook(
                     weight.__class__ = TableParameter
                     table.stepped_densely()
         hidden.clear()
+        if any(table.history.num_kept >= MOST_KEPT for table in tables):
+            for table in tables:
+                table.catch_up()
+            share_histories(tables)
 
     def publish(optimizer: Optimizer) -> None:
         for table in tables:
