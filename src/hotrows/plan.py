@@ -106,6 +106,8 @@ class Plan:
         ranks; answers: per pack, how these come about.
     global_size: samples of the batch on all ranks; 0: as many as here.
     wishes: what some rank asked for when this batch was planned; see `planning.routing`.
+    on_host: the same plan in host memory, where this one is its copy on a device: the one to ask for
+        sizes, which the device would have to be waited for.
     """
 
     packs: tuple[PackPlan, ...]
@@ -117,6 +119,12 @@ class Plan:
     answers: tuple[Answers, ...] = ()
     global_size: int = 0
     wishes: int = 0
+    on_host: Plan | None = None
+
+    @property
+    def host(self) -> Plan:
+        """The plan in host memory."""
+        return self.on_host or self
 
     @property
     def share(self) -> float:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from hotrows.device import HOST, Device, aligned
 from hotrows.piece import Piece, Shard
 from hotrows.plan import Plan
 from hotrows.planning.budget import SPLITS, divide
@@ -26,6 +27,7 @@ from hotrows.planning.packing import Group
 from hotrows.planning.policy import Hot, Lookahead, Policy
 from hotrows.planning.slots import SlotMap
 from hotrows.storage.cache import Cache
+from hotrows.storage.device_cache import WAYS, DeviceCache
 from hotrows.storage.file import FileStore
 from hotrows.storage.store import FirstValues, HostStore, MemoryStore, Store
 
@@ -42,6 +44,8 @@ class Caching:
     lookahead_memory: bytes of ids waiting in the window of `Lookahead`; None: a quarter of
         `fast_memory`, 64 MiB at least.
     memory_split: how groups of packs share fast memory, see `planning.budget.divide`.
+    way: how rows go between host memory and a device: `direct`, the device reads and writes them
+        itself, or `staged`, the host gathers them and blocks are copied; those of files are staged.
     hot_ids: by table, the ids that the policy `Hot` keeps, the most popular first; under any policy
         the cache begins with them.
     """
@@ -53,12 +57,15 @@ class Caching:
     lookahead_memory: int | None = None
     hot_ids: Mapping[str, Tensor] | None = None
     memory_split: str = "reads"
+    way: str = "direct"
 
     def __post_init__(self) -> None:
         if self.store != "memory" and not (self.path and str(self.path) != "."):
             raise ValueError(f"store must be 'memory' or 'file:PATH', not {self.store!r}")
         if self.in_flight < 1:
             raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
+        if self.way not in WAYS:
+            raise ValueError(f"way must be one of {', '.join(WAYS)}, not {self.way!r}")
         if self.memory_split not in SPLITS:
             raise ValueError(
                 f"memory_split must be one of {', '.join(SPLITS)}, not {self.memory_split!r}"
@@ -100,7 +107,7 @@ class Tiers:
     shards: what this rank holds of each pack; groups: of packs; first_values: how the rows of each
     begin; seed: theirs.
     stores: what holds the packs in host memory; none where they live in files. read_only: files are
-    not opened for training: `view` says what is read.
+    not opened for training: `view` says what is read. device: where fast memory is.
     """
 
     def __init__(
@@ -112,18 +119,21 @@ class Tiers:
         stores: Sequence[MemoryStore],
         seed: int,
         read_only: bool = False,
+        device: Device = HOST,
     ) -> None:
-        self.caching, self.groups = caching, tuple(groups)
+        self.caching, self.groups, self.device = caching, tuple(groups), device
         self._shards, self._first_values, self._seed = shards, first_values, seed
         # Too little fast memory is refused before a store is made.
         num_slots = [1] * len(groups)
         if not read_only:
-            num_slots = divide(caching.fast_memory, groups, caching.memory_split)
+            num_slots = divide(
+                caching.fast_memory, _as_held(groups, device), caching.memory_split
+            )
         self.files: tuple[FileStore, ...] = ()
         if caching.path is not None and not read_only:
             self.files = tuple(map(self._open, range(len(groups))))
         self.caches = tuple(
-            Cache(num_slots[g], group.strides, self._store(g, stores))
+            self._cache(num_slots[g], group.strides, self._store(g, stores))
             for g, group in enumerate(groups)
         )
         self.forget_plans()
@@ -162,7 +172,7 @@ class Tiers:
 
     def moved(self, plan: Plan) -> Moved:
         """What a plan moves; rows that pass through come in twice and go out once."""
-        total = Moved()
+        total, plan = Moved(), plan.host
         for group, moves in zip(self.groups, plan.moves or (), strict=False):
             part = plan.packs[group.packs[0]]
             passing = int((part.slots < 0).sum()) if moves.passes_through else 0
@@ -276,6 +286,12 @@ class Tiers:
             if isinstance(cache.store, _ReadOnly):
                 cache.store.close()
 
+    def _cache(self, num_slots: int, strides: tuple[int, ...], store: Store) -> Cache:
+        if self.device.on_host:
+            return Cache(num_slots, strides, store)
+        direct = self.caching.way == "direct" and isinstance(store, HostStore)
+        return DeviceCache(num_slots, strides, store, self.device, direct)
+
     def _store(self, g: int, stores: Sequence[MemoryStore]) -> Store:
         if self.files:
             return self.files[g]
@@ -311,6 +327,15 @@ class Tiers:
                 self._first_values[p].fill(own, rows)
 
         return fill
+
+
+def _as_held(groups: Sequence[Group], device: Device) -> Sequence[Group]:
+    """The groups with the bytes that their records take in fast memory."""
+    if device.on_host:
+        return groups
+    return [
+        dataclasses.replace(group, strides=tuple(map(aligned, group.strides))) for group in groups
+    ]
 
 
 def _rows_of(ids: Tensor, piece: Piece) -> Tensor:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from hotrows import ops
+from hotrows.device import HOST, Device
 from hotrows.plan import Moves
 from hotrows.storage.store import Store, empty_records
 
@@ -48,9 +49,11 @@ class Cache:
     strides: bytes of each pack's record; arenas: [C, stride] uint8 per pack.
     """
 
-    def __init__(self, num_slots: int, strides: Sequence[int], store: Store) -> None:
+    def __init__(
+        self, num_slots: int, strides: Sequence[int], store: Store, device: Device = HOST
+    ) -> None:
         self.store = store
-        self.arenas = tuple(empty_records(num_slots, stride) for stride in strides)
+        self.arenas = tuple(empty_records(num_slots, stride, device) for stride in strides)
         self._row_of = torch.full((num_slots,), -1)
         self._state = torch.zeros(num_slots, dtype=torch.uint8)
         self._leaving: dict[int, Transit] = {}
@@ -86,13 +89,16 @@ class Cache:
 
     def warm(self, moves: Moves) -> None:
         """Fills empty slots before the first batch, a part of the rows at a time."""
-        for begin, end in chunks(moves.rows_in.numel()):
-            part = dataclasses.replace(
-                moves, rows_in=moves.rows_in[begin:end], slots_in=moves.slots_in[begin:end]
-            )
+        for part in self._in_chunks(moves):
             transit = self.collect(part)
             self.insert(part, transit)
             self.write_back(transit)
+
+    def _in_chunks(self, moves: Moves) -> Iterator[Moves]:
+        for begin, end in chunks(moves.rows_in.numel()):
+            yield dataclasses.replace(
+                moves, rows_in=moves.rows_in[begin:end], slots_in=moves.slots_in[begin:end]
+            )
 
     def write_back(self, transit: Transit) -> None:
         if self._leaving.pop(id(transit), None) is not None and transit.rows.numel():
@@ -145,16 +151,16 @@ class Cache:
             found = self._buffer(int(absent.sum()))
             self.store.read(rows[absent], found)
             records[absent] = found
-        for arena, part in zip(self.arenas, self._parts(records), strict=True):
-            ops.copy_rows(arena[:, : part.shape[1]], slots[here], part, here)
+        if here.numel():
+            records[here] = self._gather(slots[here])
         return records
 
     def write(self, rows: Tensor, records: Tensor) -> None:
         """Makes these the present records of `rows`, distinct and ascending; the pipeline rests."""
         slots = self._slots_of(rows)
         absent, here = slots < 0, (slots >= 0).nonzero().squeeze(1)
-        for arena, part in zip(self.arenas, self._parts(records), strict=True):
-            ops.copy_rows(part, here, arena, slots[here])
+        if here.numel():
+            self._scatter(slots[here], records[here])
         self._state[slots[here]] = _CHANGED
         if absent.any():
             self.store.write(rows[absent], records[absent])

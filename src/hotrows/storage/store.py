@@ -1,6 +1,7 @@
 """Where the rows of a pack live for good.
 
-`MemoryStore` holds every record of a pack in host memory, so a row's slot is its row number.
+`MemoryStore` holds every record of a pack in memory, the host's or a device's, so a row's slot is its
+row number.
 `HostStore` and `FileStore` (in `storage.file`) stand behind a cache and serve a group of packs that
 read the same rows: they `read` and `write` records of the group, its packs' records side by side.
 Stores obey plans: they know nothing of ids, batches or optimizers.
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hotrows import native, ops
+from hotrows.device import HOST, Device, aligned
 from hotrows.record import RecordLayout, RecordViews, views
 from hotrows.schema import Constant, Initializer, Normal
 
@@ -51,20 +53,27 @@ class FirstValues:
 
 
 class MemoryStore:
-    """All records of a pack in host memory, [R, stride] bytes, on huge pages where there are any."""
+    """All records of a pack in memory, [R, stride] bytes: on huge pages where there are any, or on a
+    device."""
 
-    def __init__(self, first: FirstValues) -> None:
-        self.layout = first.layout
-        self.records = empty_records(first.num_rows, self.layout.stride)
+    def __init__(self, first: FirstValues, device: Device = HOST) -> None:
+        self.layout, self.device = first.layout, device
+        self.records = empty_records(first.num_rows, self.layout.stride, device)
         for begin in range(0, first.num_rows, _CHUNK):
-            end = min(begin + _CHUNK, first.num_rows)
-            first.fill(self.records[begin:end], torch.arange(begin, end))
+            rows = torch.arange(begin, min(begin + _CHUNK, first.num_rows))
+            if device.on_host:
+                first.fill(self.records[begin : begin + len(rows)], rows)
+            else:  # made on the host, so that they have the same bits everywhere
+                made = empty_records(len(rows), self.layout.stride)
+                first.fill(made, rows)
+                self.copy_in(begin, made)
 
     @classmethod
     def empty(cls, layout: RecordLayout, num_rows: int) -> MemoryStore:
         """A store whose rows are still to be written."""
         store = cls.__new__(cls)
-        store.layout, store.records = layout, empty_records(num_rows, layout.stride)
+        store.layout, store.device = layout, HOST
+        store.records = empty_records(num_rows, layout.stride)
         return store
 
     @property
@@ -75,6 +84,14 @@ class MemoryStore:
     @property
     def num_bytes(self) -> int:
         return self.records.numel()
+
+    def copy_out(self, begin: int, end: int) -> Tensor:
+        """[end - begin, stride]: records in host memory; those that are there, themselves."""
+        return self.records[begin:end].cpu().contiguous()
+
+    def copy_in(self, begin: int, records: Tensor) -> None:
+        """Makes records in host memory those from row `begin` on."""
+        self.records[begin : begin + len(records)] = self.device.put(records)
 
 
 class Store(Protocol):
@@ -111,8 +128,13 @@ class HostStore:
         return records.split([store.layout.stride for store in self.stores], 1)
 
 
-def empty_records(num_rows: int, stride: int) -> Tensor:
-    """[num_rows, stride] bytes of memory, on huge pages where there are any."""
+def empty_records(num_rows: int, stride: int, device: Device = HOST) -> Tensor:
+    """[num_rows, stride] bytes of memory, on huge pages where there are any.
+
+    On a device records begin where it reads well, so they may stand apart.
+    """
+    if not device.on_host:
+        return _on_device(num_rows, stride, device)
     try:
         records = torch.empty(num_rows, stride, dtype=torch.uint8)
     except RuntimeError as error:
@@ -126,6 +148,20 @@ def empty_records(num_rows: int, stride: int) -> Tensor:
     if library is not None and records.numel():
         library.hotrows_advise_huge_pages(native.pointer(records), ctypes.c_int64(records.numel()))
     return records
+
+
+def _on_device(num_rows: int, stride: int, device: Device) -> Tensor:
+    distance = aligned(stride)
+    try:
+        records = torch.empty(num_rows, distance, dtype=torch.uint8, device=device.torch)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(
+            f"{num_rows:,} rows of {distance} bytes need {num_rows * distance / 2**30:.1f} GiB of "
+            f"the device's memory, which has not so much left: keep the rows in host memory and a part "
+            f"of them on the device (fast_memory), or use a smaller dim or a row optimizer with less "
+            f"state"
+        ) from error
+    return records[:, :stride]
 
 
 def _kind(initializer: Initializer) -> tuple[str, float]:
