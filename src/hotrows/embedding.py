@@ -284,7 +284,7 @@ class Embedding:
         ops.update(
             records, first.layout.as_ints(), slots, part.rows, part.order, part.starts, part.bags,
             part.weights, grad, optimizer.kind,
-            optim.hyper_parameters(optimizer, plan.step, lr_scale), plan.step, first.first_rows,
+            optim.hyper_tensor(optimizer, plan.step, lr_scale, records.device), first.first_rows,
             first.pieces, decay, squares,
         )  # fmt: skip
 

@@ -16,6 +16,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+from torch import Tensor
+
 
 @dataclass(frozen=True)
 class SGD:
@@ -125,6 +128,20 @@ def hyper_parameters(optimizer: RowOptimizer, step: int, lr_scale: float = 1.0) 
     if isinstance(optimizer, FTRL):
         return [lr, 0.0, optimizer.l1, optimizer.l2, optimizer.beta]
     return [lr, optimizer.weight_decay, optimizer.eps]
+
+
+def hyper_tensor(
+    optimizer: RowOptimizer,
+    step: int,
+    lr_scale: float = 1.0,
+    device: torch.device | str | None = None,
+) -> Tensor:
+    """[1 + H] float64: the step, then `hyper_parameters`, where the update kernel reads them.
+
+    In memory, not in the call: a captured CUDA graph then takes those of the step that it replays.
+    """
+    numbers = [step, *hyper_parameters(optimizer, step, lr_scale)]
+    return torch.tensor(numbers, dtype=torch.float64, device=device)
 
 
 def initial_state(optimizer: RowOptimizer, dim: int) -> list[float]:

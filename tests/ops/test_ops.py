@@ -8,7 +8,7 @@ from torch.testing import assert_close
 
 from hotrows import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad, native, ops
 from hotrows.ops import reference
-from hotrows.optim import hyper_parameters, initial_state
+from hotrows.optim import hyper_tensor, initial_state
 from hotrows.record import RecordLayout, views
 
 OPTIMIZERS = [
@@ -138,7 +138,7 @@ def test_update_equals_the_reference(optimizer, dtype, dim):
         for module, records in ((ops, fast), (reference, slow)):
             module.update(
                 records, layout.as_ints(), rows, rows, order, starts, bag, torch.ones(90),
-                grad, optimizer.kind, hyper_parameters(optimizer, step), step,
+                grad, optimizer.kind, hyper_tensor(optimizer, step),
                 FIRST_ROWS, pieces(layout.dim), decay,
             )  # fmt: skip
     fast_parts, slow_parts = (views(records, layout.as_ints()) for records in (fast, slow))
@@ -159,7 +159,7 @@ def test_update_of_nothing_changes_nothing(optimizer):
     rows, _, order, starts = reference.unique(torch.empty(0, dtype=torch.int64))
     ops.update(
         records, layout.as_ints(), rows, rows, order, starts, None, None, torch.empty(0, 3),
-        optimizer.kind, hyper_parameters(optimizer, 0), 0, FIRST_ROWS, pieces(layout.dim),
+        optimizer.kind, hyper_tensor(optimizer, 0), FIRST_ROWS, pieces(layout.dim),
     )  # fmt: skip
     assert torch.equal(records, before)
 
@@ -175,7 +175,7 @@ def test_any_number_of_threads_gives_the_same_bits(optimizer, threads):
         records = new_records(layout, initial_state(optimizer, 16))
         ops.update(
             records, layout.as_ints(), rows, rows, order, starts, None, None, grad,
-            optimizer.kind, hyper_parameters(optimizer, 0), 0, FIRST_ROWS, pieces(layout.dim),
+            optimizer.kind, hyper_tensor(optimizer, 0), FIRST_ROWS, pieces(layout.dim),
         )  # fmt: skip
         results.append(records)
     assert all(torch.equal(records, results[0]) for records in results)
@@ -260,15 +260,15 @@ def test_row_wise_updates_of_some_columns_equal_those_of_whole_rows(dtype):
     part = torch.zeros(5, narrow.stride, dtype=torch.uint8)
     pieces_of = {6: torch.tensor([[42, 0, 1, 0, 6]]), 2: torch.tensor([[42, 0, 1, 3, 6]])}
     ops.initialize(part, narrow.as_ints(), torch.arange(5), of, pieces_of[2], "uniform", 0.1, [0.0])
-    hyper = hyper_parameters(optimizer, 0)
+    hyper = hyper_tensor(optimizer, 3)
     for update in (ops.update, reference.update):
         big, small = whole.clone(), part.clone()
         update(
-            big, wide.as_ints(), rows, rows, *runs, grad, optimizer.kind, hyper, 3, of, pieces_of[6]
+            big, wide.as_ints(), rows, rows, *runs, grad, optimizer.kind, hyper, of, pieces_of[6]
         )
         mean_squares = (grad * grad).mean(1)
         update(small, narrow.as_ints(), rows, rows, *runs, grad[:, 3:5].contiguous(), optimizer.kind,
-               hyper, 3, of, pieces_of[2], None, mean_squares)  # fmt: skip
+               hyper, of, pieces_of[2], None, mean_squares)  # fmt: skip
         expected = views(big, wide.as_ints())
         found = views(small, narrow.as_ints())
         assert_close(found.weights, expected.weights[:, 3:5], rtol=1e-5, atol=1e-6)
@@ -297,7 +297,7 @@ def test_stochastic_rounding_keeps_the_mean():
         weights[:] = 1.0
         ops.update(
             records, layout.as_ints(), rows, rows, order, starts, None, None,
-            torch.full((500, 64), -move), "sgd", [1.0, 0.0], step,
+            torch.full((500, 64), -move), "sgd", hyper_tensor(SGD(lr=1.0), step),
             torch.tensor([0, 500]), torch.tensor([[5, 0, 1, 0, 64]]),
         )  # fmt: skip
         assert abs(float(weights.float().mean()) - (1 + move)) < 2e-4

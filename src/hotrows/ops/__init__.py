@@ -20,7 +20,7 @@ _SCHEMAS = (
     "sum_gradients(Tensor grad, Tensor order, Tensor starts, Tensor? bags, Tensor? weights) "
     "-> Tensor",
     "update(Tensor(a!) records, int[] layout, Tensor slots, Tensor rows, Tensor order, "
-    "Tensor starts, Tensor? bags, Tensor? weights, Tensor grad, str kind, float[] hyper, int step, "
+    "Tensor starts, Tensor? bags, Tensor? weights, Tensor grad, str kind, Tensor hyper, "
     "Tensor first_rows, Tensor pieces, Tensor? decay=None, Tensor? mean_squares=None) -> ()",
     "initialize(Tensor(a!) records, int[] layout, Tensor rows, Tensor first_rows, Tensor pieces, "
     "str kind, float scale, float[] state) -> ()",

@@ -77,15 +77,16 @@ def sum_gradients(grad, order, starts, bags, weights):
 
 
 def update(
-    records, layout, slots, rows, order, starts, bags, weights, grad, kind, hyper, step,
-    first_rows, pieces, decay=None, mean_squares=None,
+    records, layout, slots, rows, order, starts, bags, weights, grad, kind, hyper, first_rows,
+    pieces, decay=None, mean_squares=None,
 ):  # fmt: skip
+    assert hyper.dtype == torch.float64 and hyper.is_contiguous(), "optim.hyper_tensor"
     grad = grad.contiguous()
     _core().hotrows_update(
         pointer(records), _layout(records, layout), pointer(slots), pointer(rows),
         ctypes.c_int64(rows.numel()), pointer(order), pointer(starts), pointer(bags),
         pointer(weights), pointer(grad), ctypes.c_int(_KINDS.index(kind)),
-        (ctypes.c_double * len(hyper))(*hyper), ctypes.c_int64(step), pointer(first_rows),
+        pointer(hyper[1:]), ctypes.c_int64(int(hyper[0])), pointer(first_rows),
         _pieces(pieces), ctypes.c_int64(len(pieces)), pointer(decay), pointer(mean_squares),
     )  # fmt: skip
 

@@ -7,6 +7,7 @@ the fields of a `PackPlan` where they follow one.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,30 +41,29 @@ def resolve(
     int32, and bad [1]: the first n whose id lies outside its table, or -1. Where `offsets` is None
     every bag has one id; source and bag_starts are then empty.
     """
-    bags = features[:, None] * batch_size + torch.arange(batch_size)  # [K, B]
+    bags = features[:, None] * batch_size + _arange(batch_size, ids)  # [K, B]
     if offsets is None:
         picked = ids[bags]
         bad = (picked < 0) | (picked >= num_rows[:, None])
-        rows = _rows_of(
-            picked, bad, first_rows[:, None], routes, torch.arange(len(features))[:, None]
-        )
-        empty = torch.empty(0, dtype=torch.int32)
+        column = _arange(len(features), ids)[:, None]
+        rows = _rows_of(picked, bad, first_rows[:, None], routes, column)
+        empty = ids.new_empty(0, dtype=torch.int32)
         rows, bad = _by_bag(rows, num_columns), _by_bag(bad, num_columns)
-        return rows, torch.empty(0, dtype=torch.int64), empty, _first(bad)
+        return rows, ids.new_empty(0, dtype=torch.int64), empty, _first(bad)
 
-    columns = torch.arange(features.numel())[:, None].expand(-1, batch_size)  # [K, B]
+    columns = _arange(features.numel(), ids)[:, None].expand(-1, batch_size)  # [K, B]
     starts, lengths = offsets[bags], offsets.diff()[bags]
     columns, starts, lengths = (_by_bag(t, num_columns) for t in (columns, starts, lengths))
     total = lengths.cumsum(0)
     column = columns.repeat_interleave(lengths)
     begin = (total - lengths).repeat_interleave(lengths)
-    source = torch.arange(column.numel()) - begin + starts.repeat_interleave(lengths)
+    source = _arange(column.numel(), ids) - begin + starts.repeat_interleave(lengths)
     picked = ids[source]
     bad = (picked < 0) | (picked >= num_rows[column])
     num_pooled = int(lengths[: num_columns * batch_size].sum())
     pooled = total[: num_columns * batch_size]
-    single = torch.arange(num_pooled + 1, picked.numel() + 1)
-    bag_starts = torch.cat([torch.zeros(1, dtype=torch.int64), pooled, single])
+    single = num_pooled + 1 + _arange(picked.numel() - num_pooled, ids)
+    bag_starts = torch.cat([pooled.new_zeros(1), pooled, single])
     rows = _rows_of(picked, bad, first_rows[column], routes, column)
     return rows, source, bag_starts.int(), _first(bad)
 
@@ -78,7 +78,7 @@ def unique(rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """
     distinct, inverse, counts = torch.unique(rows, return_inverse=True, return_counts=True)
     order = torch.sort(rows, stable=True).indices
-    starts = torch.zeros(distinct.numel() + 1, dtype=torch.int32)
+    starts = rows.new_zeros(distinct.numel() + 1, dtype=torch.int32)
     starts[1:] = counts.cumsum(0)
     return distinct, inverse.int(), order.int(), starts
 
@@ -100,14 +100,14 @@ def pool(
         rows = rows * weights[:, None]
     if bag_starts is None:
         return rows
-    out = torch.zeros(bag_starts.numel() - 1, layout[0])
+    out = rows.new_zeros(bag_starts.numel() - 1, layout[0])
     return out.index_add_(0, bags_of(bag_starts), rows)
 
 
 def bags_of(bag_starts: Tensor) -> Tensor:
     """[M + 1] starts to the bag of each id, [N] int64."""
     lengths = bag_starts.long().diff()
-    return torch.arange(lengths.numel()).repeat_interleave(lengths)
+    return _arange(lengths.numel(), lengths).repeat_interleave(lengths)
 
 
 def sum_gradients(
@@ -122,7 +122,7 @@ def sum_gradients(
     terms = grad[n if bags is None else bags.long()[n]]
     if weights is not None:
         terms = terms * weights[n, None]
-    out = torch.zeros(starts.numel() - 1, grad.shape[1])
+    out = grad.new_zeros(starts.numel() - 1, grad.shape[1])
     return out.index_add_(0, bags_of(starts), terms)
 
 
@@ -137,8 +137,7 @@ def update(
     weights: Tensor | None,
     grad: Tensor,
     kind: str,
-    hyper: list[float],
-    step: int,
+    hyper: Tensor,
     first_rows: Tensor,
     pieces: Tensor,
     decay: Tensor | None = None,
@@ -146,38 +145,42 @@ def update(
 ) -> None:
     """Sums the gradients of equal rows, then applies the row optimizer to their records, in place.
 
-    kind, hyper: `RowOptimizer.kind` and `optim.hyper_parameters`; the formulas stand in `optim`.
-    first_rows: [K + 1], pieces: [K, 5] of the store, as in `initialize`; with `step` they key
+    kind, hyper: `RowOptimizer.kind` and `optim.hyper_tensor`; the formulas stand in `optim`.
+    first_rows: [K + 1], pieces: [K, 5] of the store, as in `initialize`; with the step they key
     stochastic rounding. decay: [U] float32, what weight_decay is multiplied with; None: 1.
     mean_squares: [U] float32, of the gradient (decay included) over all columns of a row, where the
     records have only some of them; only row-wise optimizers read it.
+
+    Where rows[u] is -1 it is padding: skipped. The native core is never given any.
     """
     stored = views(records, layout)
+    step, *numbers = hyper.tolist()
     g = sum_gradients(grad, order, starts, bags, weights)
+    g, rows, slots, decay, mean_squares = _without_padding(g, rows, slots, decay, mean_squares)
     w = stored.weights[slots].float()
     state = stored.state[slots]
-    lr, weight_decay = _float32(hyper[0]), _float32(hyper[1])
+    lr, weight_decay = _float32(numbers[0]), _float32(numbers[1])
     if weight_decay != 0 and kind != "ftrl":
         g = g + (weight_decay if decay is None else weight_decay * decay[:, None]) * w
     if kind == "sgd":
         w = w - lr * g
     elif kind == "adagrad":
         state = state + g * g
-        w = w - lr * g / (state.sqrt() + _float32(hyper[2]))
+        w = w - lr * g / (state.sqrt() + _float32(numbers[2]))
     elif kind == "rowwise_adagrad":
         own = (g * g).mean(1) if mean_squares is None else mean_squares
         state = state + own[:, None]
-        w = w - lr / (state.sqrt() + _float32(hyper[2])) * g
+        w = w - lr / (state.sqrt() + _float32(numbers[2])) * g
     elif kind == "adam":
-        w, state = _adam(w, state, g, hyper, stored.step, slots)
+        w, state = _adam(w, state, g, numbers, stored.step, slots)
     elif kind == "ftrl":
-        w, state = _ftrl(w, state, g, hyper)
+        w, state = _ftrl(w, state, g, numbers)
     else:
         raise ValueError(f"unknown row optimizer {kind!r}")
     if stored.weights.dtype == torch.bfloat16:
         row_keys = _row_keys(rows, first_rows, pieces) ^ (ROUNDING_STREAM)
         of = pieces[_piece_of(rows, first_rows)]
-        index = (step * of[:, 4] + of[:, 3])[:, None] + torch.arange(layout[0])
+        index = (int(step) * of[:, 4] + of[:, 3])[:, None] + _arange(layout[0], of)
         bits = random_bits(row_keys[:, None], index)
         stored.weights[slots] = _round_to_bfloat16(w, bits)
     else:
@@ -206,7 +209,7 @@ def initialize(
     stored = views(records, layout)
     dim = layout[0]
     row_keys = _row_keys(rows, first_rows, pieces)[:, None]
-    column = pieces[_piece_of(rows, first_rows), 3][:, None] + torch.arange(dim)
+    column = pieces[_piece_of(rows, first_rows), 3][:, None] + _arange(dim, rows)
     if kind == "constant":
         stored.weights[:] = scale
     elif kind == "uniform":
@@ -219,7 +222,7 @@ def initialize(
         stored.weights[:] = (scale * radius * angle.cos()).to(stored.weights.dtype)
     else:
         raise ValueError(f"unknown initializer {kind!r}")
-    stored.state[:] = torch.tensor(state, dtype=torch.float32)
+    stored.state[:] = torch.tensor(state, dtype=torch.float32, device=records.device)
     if stored.step is not None:
         stored.step[:] = 0
 
@@ -251,14 +254,25 @@ def random_bits(key: Tensor, index: Tensor) -> Tensor:
     return mix64(key + (index + 1) * _GOLDEN)
 
 
-def _adam(w: Tensor, state: Tensor, g: Tensor, hyper: list[float], steps: Tensor | None, slots):
-    lr, _, beta1, beta2, eps, correction1, correction2 = hyper
+def _without_padding(g: Tensor, rows: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
+    """The gradients, rows and others [U] of real rows."""
+    real = rows >= 0
+    return g[real], rows[real], *(None if of is None else of[real] for of in others)
+
+
+def _arange(stop: int, like: Tensor) -> Tensor:
+    """0, 1, 2, ... where `like` is."""
+    return torch.arange(stop, device=like.device)
+
+
+def _adam(w: Tensor, state: Tensor, g: Tensor, numbers: list[float], steps: Tensor | None, slots):
+    lr, _, beta1, beta2, eps, correction1, correction2 = numbers
     dim = w.shape[1]
     m, v = state[:, :dim], state[:, dim:]
     m = m + _float32(1 - beta1) * (g - m)
     v = v + _float32(1 - beta2) * (g * g - v)
     if steps is None:
-        rate = torch.tensor(lr * math.sqrt(correction2) / correction1, dtype=torch.float32)
+        rate = _float32(lr * math.sqrt(correction2) / correction1)
     else:
         steps[slots] += 1
         t = steps[slots].double()[:, None]
@@ -267,14 +281,14 @@ def _adam(w: Tensor, state: Tensor, g: Tensor, hyper: list[float], steps: Tensor
     return w, torch.cat([m, v], 1)
 
 
-def _ftrl(w: Tensor, state: Tensor, g: Tensor, hyper: list[float]):
-    lr, _, l1, l2, beta = (_float32(number) for number in hyper)
+def _ftrl(w: Tensor, state: Tensor, g: Tensor, numbers: list[float]):
+    lr, _, l1, l2, beta = (_float32(number) for number in numbers)
     dim = w.shape[1]
     n, z = state[:, :dim], state[:, dim:]
     new_n = n + g * g
     z = z + (g - (new_n.sqrt() - n.sqrt()) / lr * w)
     w = (z.sign() * l1 - z) / ((beta + new_n.sqrt()) / lr + l2)
-    w = torch.where(z.abs() <= l1, torch.zeros(()), w)
+    w = torch.where(z.abs() <= l1, torch.zeros_like(w), w)
     return w, torch.cat([new_n, z], 1)
 
 
@@ -333,4 +347,4 @@ def _by_bag(t: Tensor, num_columns: int) -> Tensor:
 
 def _first(bad: Tensor) -> Tensor:
     found = bad.nonzero()
-    return found[0] if found.numel() else torch.tensor([-1])
+    return found[0] if found.numel() else found.new_full((1,), -1)
