@@ -4,6 +4,11 @@ import pytest
 import torch
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)

@@ -11,6 +11,9 @@ Weights are no `nn.Parameter`s: a step reads and writes only the rows of its bat
 With `caching` the rows live in a store, in host memory or in a file, behind a cache (`tiers`). Such
 plans look through it: right for evaluation, and slow. For training, `hotrows.stages` feeds batches
 ahead and hands out plans whose rows are in place.
+
+With a `device` fast memory is there: all rows, or the cache. Plans are made on the host and copied
+(`upload`); `hotrows.stages` does it ahead.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from torch import Tensor
 
 from hotrows import ops, optim
 from hotrows.batch import Batch
+from hotrows.device import HOST, Device, find
 from hotrows.optim import Adagrad, RowOptimizer, RowWiseAdagrad
 from hotrows.piece import Shard
 from hotrows.plan import PackPlan, Plan
@@ -39,6 +43,7 @@ from hotrows.storage.cache import CHUNK_ROWS, Cache, chunks
 from hotrows.storage.store import FirstValues, MemoryStore
 from hotrows.tiers import Caching, Tiers
 from hotrows.traffic import Traffic
+from hotrows.upload import Uploaded, upload
 from hotrows.vectors import Vectors
 
 _LEAST_CHUNK = 256  # rows
@@ -69,6 +74,7 @@ class Embedding:
     pack_parts: in how many packs tables of equal attributes are dealt. summed: list features whose
         vectors are summed where their rows are (`planning.summing`).
     wire_dtype: of rows and gradients between ranks: `float32`, `bfloat16` or `float16`.
+    device: where fast memory is: `cpu`, or `cuda`, of one rank.
     """
 
     def __init__(
@@ -88,12 +94,19 @@ class Embedding:
         pack_parts: int | Sequence[int] = 1,
         summed: Collection[str] = (),
         wire_dtype: str = "float32",
+        device: str | Device = HOST,
     ) -> None:
         default = optimizer or Adagrad()
         self.tables = tuple(
             dataclasses.replace(table, optimizer=table.optimizer or default) for table in tables
         )
         self.ranks = ranks or OneRank()
+        self.device = find(device) if isinstance(device, str) else device
+        if self.ranks.num_ranks > 1 and not self.device.on_host:
+            raise ValueError(
+                f"{self.ranks.num_ranks} ranks train together on processors alone so far: leave out "
+                f"device={self.device.name!r}, or start one rank"
+            )
         rank, num_ranks = self.ranks.rank, self.ranks.num_ranks
         placements = _placements(sharding, self.tables, num_ranks)
         self.packs = packing.pack_tables(self.tables, sequences, placements, pack_parts)
@@ -107,15 +120,18 @@ class Embedding:
         self._widths = tuple(_widths(pack, num_ranks) for pack in self.packs)
         self.note: Note | None = None
         self._first = tuple(_first_values(shard, seed) for shard in self.shards)
-        in_memory = caching is None or caching.path is None
-        self.stores = tuple(map(MemoryStore, self._first)) if in_memory else ()
+        self._keys = tuple(
+            (self.device.put(of.first_rows), self.device.put(of.pieces)) for of in self._first
+        )
+        self.stores = self._memory(caching)
         self.touched: tuple[Tensor, ...] = ()
         self._decay: dict[int, Tensor] = {}  # by pack: what the weight decay of each row is times
         self.tiers: Tiers | None = None
         if caching is not None:
             self.tiers = Tiers(
-                caching, self.shards, self.groups, self._first, self.stores, seed, read_only
-            )
+                caching, self.shards, self.groups, self._first, self.stores, seed, read_only,
+                self.device,
+            )  # fmt: skip
 
     @classmethod
     def of(
@@ -135,6 +151,18 @@ class Embedding:
             pooling=schema.pooling,
             **rest,
         )
+
+    def _memory(self, caching: Caching | None) -> tuple[MemoryStore, ...]:
+        """What holds every row: on the device, or in host memory behind its cache; none in files."""
+        if caching is None:
+            return tuple(MemoryStore(first, self.device) for first in self._first)
+        if caching.path is not None:
+            return ()
+        stores = tuple(map(MemoryStore, self._first))
+        if caching.way == "direct":
+            for store in stores:
+                self.device.page_lock(store.records)
+        return stores
 
     @property
     def num_bytes(self) -> int:
@@ -157,7 +185,7 @@ class Embedding:
                 of_pack = torch.cat(
                     [counts[pack.tables[piece.table].name][_slice(piece.ids)] for piece in pieces]
                 )
-                self._decay[p] = 1 / of_pack.clamp(min=1).float()
+                self._decay[p] = self.device.put(1 / of_pack.clamp(min=1).float())
 
     # ---- planning
 
@@ -176,6 +204,28 @@ class Embedding:
     def rows_of(self, plan: Plan) -> list[Tensor]:
         """The distinct rows that a plan reads, for each group: the same, of several ranks."""
         return self._planner.rows_of(plan)
+
+    def upload(self, batch: Batch, plan: Plan) -> Uploaded:
+        """(batch, plan) with what a step reads of them on the device, once the mark is passed.
+
+        Ids stay in host memory, and so do groups, which only metrics ask for.
+        """
+        read = batch.dense, batch.labels, batch.sample_weights
+        sent = upload(self.device, (read, plan))
+        (dense, labels, sample_weights), here = sent.value
+        batch = dataclasses.replace(
+            batch, dense=dense, labels=labels, sample_weights=sample_weights
+        )
+        here = dataclasses.replace(here, on_host=plan)
+        return Uploaded((batch, here), sent.block, sent.mark)
+
+    def here(self, batch: Batch, plan: Plan) -> tuple[Batch, Plan]:
+        """The same on the device, ready for what the calling thread does next."""
+        if self.device.on_host:
+            return batch, plan
+        sent = self.upload(batch, plan)
+        self.device.wait(sent.mark, [sent.block])
+        return sent.value
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -231,29 +281,52 @@ class Embedding:
             _per_row(leaf, of) for leaf, of in zip(vectors.leaves, plan.slices[part].packs, strict=True)
         ])  # fmt: skip
 
-    def update(self, plan: Plan, vectors: Vectors, lr_scale: float = 1.0) -> None:
+    def numbers(self, step: int, lr_scale: float = 1.0) -> Tensor:
+        """[packs, 1 + H] float64 in host memory, page-locked: what `update` computes with."""
+        rows = [
+            [step, *optim.hyper_parameters(_optimizer(pack), step, lr_scale)] for pack in self.packs
+        ]
+        width = max(map(len, rows))
+        found = self.device.staging(len(rows), width, dtype=torch.float64)
+        padded = [row + [0.0] * (width - len(row)) for row in rows]
+        return found.copy_(torch.tensor(padded, dtype=torch.float64))
+
+    def update(
+        self, plan: Plan, vectors: Vectors, lr_scale: float = 1.0, numbers: Tensor | None = None
+    ) -> None:
         """Sums the leaves' gradients per row and applies each pack's row optimizer, in place.
 
         lr_scale: what a schedule multiplies every learning rate with. A leaf without a gradient
         (the loss did not use it) leaves its pack as it was; between ranks it counts as zeros.
+        numbers: those of the step, on the device, where they are known already.
         """
+        self.note_update(plan, vectors)
+        if numbers is None:
+            numbers = self.numbers(plan.step, lr_scale).to(self.device.torch, non_blocking=True)
         grads = self._gradients(plan, vectors)
         squares = {p: self._mean_squares(p, plan, grads[p]) for p in range(len(self.packs))}
         for g, group in enumerate(self.groups):
             if all(grads[p] is None for p in group.packs):
                 continue
-            if self.touched:
-                self.touched[g][plan.packs[group.packs[0]].rows] = True
             if self._is_resident(plan, g):
                 for p in group.packs:
                     part = plan.packs[p]
                     self._update(
-                        p, self._records(p), part, part.slots, plan, grads[p], lr_scale, squares[p]
+                        p, self._records(p), part, part.slots, grads[p], numbers, squares[p]
                     )
-                if self.tiers:
-                    self.tiers.caches[g].changed(plan.packs[group.packs[0]].slots)
             else:
-                self._update_through(g, plan, grads, lr_scale, squares)
+                self._update_through(g, plan, grads, numbers, squares)
+
+    def note_update(self, plan: Plan, vectors: Vectors) -> None:
+        """Remembers which rows `update` changes; no tensor of a device is asked for it."""
+        for g, group in enumerate(self.groups):
+            if not plan.slices and all(vectors.leaves[p].grad is None for p in group.packs):
+                continue
+            part = plan.host.packs[group.packs[0]]
+            if self.touched:
+                self.touched[g][part.rows] = True
+            if self.tiers and self._is_resident(plan, g):
+                self.tiers.caches[g].changed(part.slots)
 
     def note_touched(self) -> None:
         """From here on `touched` says for each group which rows of this rank are updated: [rows]."""
@@ -270,22 +343,19 @@ class Embedding:
         return [traffic.gradients(p) for p in range(len(self.packs))]
 
     def _update(
-        self, p: int, records: Tensor, part: PackPlan, slots: Tensor, plan: Plan,
-        grad: Tensor | None, lr_scale: float, squares: Tensor | None,
+        self, p: int, records: Tensor, part: PackPlan, slots: Tensor, grad: Tensor | None,
+        numbers: Tensor, squares: Tensor | None,
     ) -> None:  # fmt: skip
         if grad is None:
             return
-        optimizer = self.packs[p].tables[0].optimizer
-        assert optimizer is not None
-        first = self._first[p]
         if p not in self._decay and _decays_by_count(self.packs[p]):
             raise ValueError("decay_by_count needs the counts of ids: call set_counts first")
         decay = self._decay[p][part.rows] if p in self._decay else None
+        optimizer = _optimizer(self.packs[p])
+        own = numbers[p, : 1 + len(optim.hyper_parameters(optimizer, 0))]
         ops.update(
-            records, first.layout.as_ints(), slots, part.rows, part.order, part.starts, part.bags,
-            part.weights, grad, optimizer.kind,
-            optim.hyper_tensor(optimizer, plan.step, lr_scale, records.device), first.first_rows,
-            first.pieces, decay, squares,
+            records, self._first[p].layout.as_ints(), slots, part.rows, part.order, part.starts,
+            part.bags, part.weights, grad, optimizer.kind, own, *self._keys[p], decay, squares,
         )  # fmt: skip
 
     def _mean_squares(self, p: int, plan: Plan, grad: Tensor | None) -> Tensor | None:
@@ -299,7 +369,7 @@ class Embedding:
         sums = ops.sum_gradients(grad, part.order, part.starts, part.bags, part.weights)
         if optimizer.weight_decay:
             decay = self._decay[p][part.rows][:, None] if p in self._decay else 1.0
-            each = torch.arange(part.num_rows).int()
+            each = torch.arange(part.num_rows, dtype=torch.int32, device=part.rows.device)
             only = dataclasses.replace(part, inverse=each, bag_starts=None, weights=None)
             packs = [only if q == p else of for q, of in enumerate(plan.packs)]
             weights = self._lookup(p, dataclasses.replace(plan, packs=tuple(packs)))
@@ -331,9 +401,9 @@ class Embedding:
         if self._is_resident(plan, self._place(p)[0]):
             records, slots = self._records(p), part.slots
         else:  # distinct rows, chunk by chunk, then bags from the whole block: the bits of a plain one
-            block = self._weights(p, part.rows)
+            block = self.device.put(self._weights(p, plan.host.packs[p].rows))
             records, layout = block.view(torch.uint8), RecordLayout(layout[0]).as_ints()
-            slots = torch.arange(part.num_rows)
+            slots = torch.arange(part.num_rows, device=block.device)
         return ops.pool(records, layout, slots, part.inverse, part.bag_starts, part.weights)
 
     def _weights(self, p: int, rows: Tensor) -> Tensor:
@@ -353,32 +423,36 @@ class Embedding:
         return self.tiers.caches[g].read(rows).split(list(self.groups[g].strides), 1)[i]
 
     def _update_through(
-        self, g: int, plan: Plan, grads: Sequence[Tensor | None], lr_scale: float,
+        self, g: int, plan: Plan, grads: Sequence[Tensor | None], numbers: Tensor,
         squares: Mapping[int, Tensor | None],
     ) -> None:  # fmt: skip
         """Reads rows, updates them and writes them back, chunk by chunk: each row as ever."""
         assert self.tiers is not None
-        group, cache = self.groups[g], self.tiers.caches[g]
-        whole = plan.packs[group.packs[0]]
+        group, cache, put = self.groups[g], self.tiers.caches[g], self.device.put
+        first = group.packs[0]
+        whole, on_host = plan.packs[first], plan.host.packs[first]
         for begin, end in chunks(whole.num_rows, _chunk_rows(cache)):
-            rows = whole.rows[begin:end]
-            records, slots = cache.read(rows), torch.arange(end - begin)
-            starts = whole.starts[begin : end + 1]
+            found = cache.read(on_host.rows[begin:end])
+            records, slots = put(found), put(torch.arange(end - begin))
+            part_of_all = {
+                "rows": whole.rows[begin:end], "starts": whole.starts[begin : end + 1]
+            }  # fmt: skip
             for p, own in zip(group.packs, records.split(list(group.strides), 1), strict=True):
-                part = dataclasses.replace(plan.packs[p], rows=rows, starts=starts)
+                part = dataclasses.replace(plan.packs[p], **part_of_all)
                 whole_row = squares[p]
                 of_rows = None if whole_row is None else whole_row[begin:end]
-                self._update(p, own, part, slots, plan, grads[p], lr_scale, of_rows)
-            cache.write(rows, records)
+                self._update(p, own, part, slots, grads[p], numbers, of_rows)
+            cache.write(on_host.rows[begin:end], records.cpu())
 
     # ---- all rows
 
     def weights(self, table: str) -> Tensor:
-        """[rows, dim] as stored: the weights of a table: a view of its records, behind a cache a copy.
+        """[rows, dim] as stored: the weights of a table: a view of its records, behind a cache or on
+        a device a copy in host memory.
 
         Of the whole table; between ranks see `shards` and `stores`.
         """
-        if self.tiers:
+        if self.tiers or not self.device.on_host:
             return torch.cat(list(self.weight_chunks(table)))
         p, first, end = self._rows_of(table)
         return self.stores[p].views.weights[first:end]
@@ -391,14 +465,15 @@ class Embedding:
                 own = self._own(p, torch.arange(first + begin, first + stop))
                 yield views(own, self._first[p].layout.as_ints()).weights
             else:
-                yield self.stores[p].views.weights[first + begin : first + stop]
+                own = self.stores[p].copy_out(first + begin, first + stop)
+                yield views(own, self._first[p].layout.as_ints()).weights
 
     def present_weights(self, p: int) -> Tensor:
         """[rows, d] float32: the weights of all rows that this rank holds of a pack; the pipeline
         rests."""
         if self.tiers:
             return self._weights(p, torch.arange(self.shards[p].rows))
-        return self.stores[p].views.weights.float()
+        return self.stores[p].views.weights.float().cpu()
 
     def _rows_of(self, table: str) -> tuple[int, int, int]:
         """The pack of a table, its first row there, and the row after its last."""
@@ -472,7 +547,7 @@ def _wire(dtype: str) -> torch.dtype | None:
 def _pooled(rows: Tensor, part: PackPlan) -> Tensor:
     """[M, D]: the bags of a slice, from its rows [A, D] in order."""
     records = rows.contiguous().view(torch.uint8)
-    layout, each = RecordLayout(rows.shape[1]).as_ints(), torch.arange(len(rows))
+    layout, each = RecordLayout(rows.shape[1]).as_ints(), torch.arange(len(rows), device=rows.device)
     return ops.pool(records, layout, each, part.inverse, part.bag_starts, part.weights)
 
 
@@ -480,6 +555,12 @@ def _per_row(leaf: Tensor, part: PackPlan) -> Tensor:
     """[A, D]: the gradients of a slice's rows, in order."""
     grad = torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
     return ops.sum_gradients(grad, part.order, part.starts, part.bags, part.weights)
+
+
+def _optimizer(pack: Pack) -> RowOptimizer:
+    optimizer = pack.tables[0].optimizer
+    assert optimizer is not None
+    return optimizer
 
 
 def _slice(ids: range) -> slice:

@@ -9,6 +9,14 @@
 
 Where every row is in memory, only `plan` and `train` are left. On one machine's memory there is no
 link: `transfer` is where a device copies, and where a benchmark slows a link down.
+
+On a device there is a stage more, and stages launch their work and go on; what must come first is
+waited for on the device, by marks (`hotrows.device`):
+
+    upload       the plan and what the model reads of the batch                  thread `upload`
+    collect ..   waits for the upload, and for the batch that had to leave       thread `move`
+    train        waits for the rows                                              the caller's
+    write back   waits for training, and for what has been taken out             thread `write`
 """
 
 from __future__ import annotations
@@ -20,11 +28,13 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch, samples
+from hotrows.device import Mark
 from hotrows.embedding import Embedding
 from hotrows.pipeline.runner import TRAIN, NoMore, Overlapped, Serial
 from hotrows.pipeline.schedule import Stage, Work
 from hotrows.plan import Plan
 from hotrows.planning.routing import NO_MORE
+from hotrows.storage.device_cache import DeviceCache
 from hotrows.tiers import Tiers
 
 Numbered = tuple[int, Batch]  # the step that it will make, and the batch
@@ -43,10 +53,13 @@ def training_stages(
     future: the same batches once more, for the look ahead; where they can be read only once, leave
     it out, and those looked at wait in memory. link: called with the bytes of each transfer.
     """
+    on_host = embedding.device.on_host
     if embedding.tiers is None:
-        plain = _PlainPlan(embedding, batches, wishes)
-        return [Stage("plan", "plan", run=plain), Stage(TRAIN, TRAIN)]
+        plain = Stage("plan", "plan", run=_PlainPlan(embedding, batches, wishes))
+        return [plain, Stage(TRAIN, TRAIN)] if on_host else _OnDevice(embedding).plain_stages(plain)
     plan = _Plan(embedding, embedding.tiers, batches, future, wishes)
+    if not on_host:
+        return _OnDevice(embedding).stages(plan)
     caches = embedding.tiers.caches
 
     def collect(work: Work) -> None:
@@ -102,6 +115,66 @@ def start(
     if embedding.tiers:
         plan_depth += embedding.tiers.caching.in_flight
     return Overlapped(stages, first, trace, plan_depth, lockstep=True)
+
+
+class _OnDevice:
+    """The stages that launch work on a device."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        self._embedding, self._device = embedding, embedding.device
+        self._left: Mark = None  # passed once every batch that has left is in the store
+
+    def plain_stages(self, plan: Stage) -> list[Stage]:
+        return [plan, Stage("upload", "upload", run=self.upload), self._train]
+
+    def stages(self, plan: Callable[[Work], None]) -> list[Stage]:
+        return [
+            Stage("plan", "plan", run=plan),
+            Stage("upload", "upload", run=self.upload),
+            Stage("collect", "move", enters=True, run=self.collect),
+            Stage("transfer", "move", run=self.transfer),
+            Stage("insert", "move", run=self.insert),
+            self._train,
+            Stage("write back", "write", run=self.write_back),
+        ]
+
+    @property
+    def _train(self) -> Stage:
+        return Stage(TRAIN, TRAIN, begin=self.begin, end=self.end)
+
+    def begin(self, work: Work) -> None:
+        for mark in work.ready:
+            self._device.wait(mark, work.holds)
+
+    def end(self, work: Work) -> None:
+        work.trained = self._device.mark()
+
+    def upload(self, work: Work) -> None:
+        sent = self._embedding.upload(work.batch, work.plan)
+        work.batch, work.plan = sent.value
+        work.ready, work.holds = [sent.mark], [sent.block]
+
+    def collect(self, work: Work) -> None:
+        after = [*work.ready, self._left]
+        moved = zip(self._caches, work.plan.host.moves, work.plan.moves, strict=True)
+        work.transits = [cache.depart(moves, here, after) for cache, moves, here in moved]
+
+    def transfer(self, work: Work) -> None:
+        for cache, journey in zip(self._caches, work.transits, strict=True):
+            cache.transfer(journey)
+
+    def insert(self, work: Work) -> None:
+        for cache, journey in zip(self._caches, work.transits, strict=True):
+            work.ready.append(cache.arrive(journey))
+
+    def write_back(self, work: Work) -> None:
+        for cache, journey in zip(self._caches, work.transits, strict=True):
+            self._left = cache.leave(journey, [work.trained])
+
+    @property
+    def _caches(self) -> tuple[DeviceCache, ...]:
+        assert self._embedding.tiers is not None
+        return self._embedding.tiers.caches  # type: ignore[return-value]
 
 
 class _PlainPlan:

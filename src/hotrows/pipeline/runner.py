@@ -57,6 +57,19 @@ class _Runner:
         stage.run(work)
         self._note(s, work.number, begin)
 
+    def _hand_out(self, work: Work) -> Work:
+        begin = self.stages[self.train].begin
+        if begin is not None:
+            begin(work)
+        self._trained_since = time.perf_counter()
+        return work
+
+    def _take_back(self, work: Work) -> None:
+        end = self.stages[self.train].end
+        if end is not None:
+            end(work)
+        self._note(self.train, work.number, self._trained_since)
+
     def _note(self, s: int, batch: int, begin: float) -> None:
         stage = self.stages[s]
         self.events.append(Event(stage.name, stage.lane, batch, begin, time.perf_counter()))
@@ -69,7 +82,7 @@ class Serial(_Runner):
 
     def __next__(self) -> Work:
         if self._work is not None:
-            self._note(self.train, self._work.number, self._trained_since)
+            self._take_back(self._work)
             self._through(self._work, self.train + 1, len(self.stages))
         work = Work(self._done[0])
         self._work = None
@@ -77,8 +90,8 @@ class Serial(_Runner):
             self._through(work, 0, self.train)
         except NoMore:
             raise StopIteration from None
-        self._work, self._trained_since = work, time.perf_counter()
-        return work
+        self._work = work
+        return self._hand_out(work)
 
     def _through(self, work: Work, begin: int, end: int) -> None:
         for s in range(begin, end):
@@ -143,8 +156,8 @@ class Overlapped(_Runner):
                 before = time.perf_counter()
                 self._changed.wait()
                 self.stalled[missing] += time.perf_counter() - before
-            self._handed, self._trained_since = number, time.perf_counter()
-            return self._works[number]
+            self._handed = number
+            return self._hand_out(self._works[number])
 
     @contextmanager
     def paused(self, trained: bool = True) -> Iterator[None]:
@@ -210,7 +223,7 @@ class Overlapped(_Runner):
 
     def _finish_training(self) -> None:
         if self._handed is not None:
-            self._note(self.train, self._handed, self._trained_since)
+            self._take_back(self._works[self._handed])
             self._done[self.train] += 1
             if self.train == len(self.stages) - 1:
                 del self._works[self._handed]

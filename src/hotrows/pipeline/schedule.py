@@ -17,7 +17,7 @@ its plan says so. Any order that `may_run` allows gives the same bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -25,7 +25,8 @@ from typing import Any
 class Work:
     """A batch on its way: its number, the batch that it waits for, and what its stages make.
 
-    waits_for: known once it is planned.
+    waits_for: known once it is planned. On a device: ready: what training waits for there; holds: the
+    memory that it reads; trained: the mark behind it.
     """
 
     number: int
@@ -33,6 +34,9 @@ class Work:
     batch: Any = None
     plan: Any = None
     transits: Any = None
+    ready: list[Any] = field(default_factory=list)
+    holds: list[Any] = field(default_factory=list)
+    trained: Any = None
 
 
 @dataclass(frozen=True)
@@ -40,13 +44,16 @@ class Stage:
     """One step of a batch's life.
 
     lane: stages of one lane run one at a time. enters: a row moves here for the first time.
-    run: does it, on any thread. `train` has none: the caller does it.
+    run: does it, on any thread. `train` has none: the caller does it; begin and end are called on the
+    caller's thread, before a batch is handed out and once it is trained.
     """
 
     name: str
     lane: str
     enters: bool = False
     run: Callable[[Work], None] | None = None
+    begin: Callable[[Work], None] | None = None
+    end: Callable[[Work], None] | None = None
 
 
 def may_run(

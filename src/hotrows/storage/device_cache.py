@@ -13,7 +13,7 @@ for the batch that had to leave before it; training for the rows; those that lea
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,8 +36,7 @@ class Journey:
 
     moves, here: what moves, in host memory and on the device; of the rows that go, those that were
     trained. staged: [m, stride], leaving: [e, stride], on the device. waiting: [m, stride] in host
-    memory, on the way `staged`. collected: passed once those that leave have left their slots;
-    written: once they are in the store, None where nothing was launched for that yet.
+    memory, on the way `staged`. collected: passed once those that leave have left their slots.
     """
 
     moves: Moves
@@ -45,9 +44,7 @@ class Journey:
     staged: Tensor
     leaving: Tensor
     waiting: Tensor | None
-    collected: Mark = None
-    written: Mark = None
-    is_written: bool = False
+    collected: Mark
 
 
 class DeviceCache(Cache):
@@ -128,32 +125,25 @@ class DeviceCache(Cache):
         return mark
 
     def leave(self, journey: Journey, after: Sequence[Mark] = ()) -> Mark:
-        """Stores what has gone; returns what the batches wait for that need it there.
+        """Stores what has gone; returns what the batches wait for that come after this one has left.
 
         Of the way `staged` the calling thread, which is not training's, waits for the copy.
         """
-        if journey.is_written:
-            return journey.written
         device, leaving, here = self._device, journey.leaving, journey.here
+        is_settled = self._journeys.pop(id(journey), None) is None
+        if is_settled or not len(leaving):  # a mark all the same: behind training, and in order
+            return device.launch(WRITE, lambda: None, after)
         after = [journey.collected, *after]
-        if self._direct or not len(leaving):
-            write = self._writer(here.rows_out, leaving)
-            journey.written = device.launch(WRITE, write, after, [leaving, *_blocks(here)])
-        else:
-            gone = device.staging(*leaving.shape)
-            journey.written = device.launch(WRITE, lambda: _copy(gone, leaving), after, [leaving])
-            device.finish(journey.written)
-            self.store.write(journey.moves.rows_out, gone)
-        journey.is_written = True
-        self._journeys.pop(id(journey), None)
-        return journey.written
-
-    def _writer(self, rows: Tensor, records: Tensor) -> Callable[[], None]:
-        def write() -> None:
-            if len(records):
-                self.store.write(rows, records)
-
-        return write
+        if self._direct:
+            return device.launch(
+                WRITE, lambda: self.store.write(here.rows_out, leaving), after,
+                [leaving, *_blocks(here)],
+            )  # fmt: skip
+        gone = device.staging(*leaving.shape)
+        mark = device.launch(WRITE, lambda: _copy(gone, leaving), after, [leaving])
+        device.finish(mark)
+        self.store.write(journey.moves.rows_out, gone)
+        return mark
 
     # ---- as every cache; the pipeline rests, and the host waits
 

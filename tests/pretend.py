@@ -1,0 +1,224 @@
+"""A pretended GPU: tensors that say they are on `cuda:0`, hold their values in host memory, and mix
+with others as a GPU's would; lanes that are threads, each as late as it likes.
+
+    with pretend.gpu() as device:
+        embedding = Embedding(tables, device=device)     # or Trainer(..., device="cuda")
+
+What runs on it has run the engine's code for devices, with real values, on a machine without any. An
+op on tensors of both sides raises, and so does a kernel of the native core that is given a tensor of
+the device. `device.waits` counts where the host waited for the device: the copies back, `item()`,
+whatever depends on values.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hotrows.device import Device
+
+CUDA = torch.device("cuda", 0)
+aten = torch.ops.aten
+_COPIES = (aten._to_copy.default, aten.copy_.default, aten._copy_from.default)
+_DEPENDS_ON_VALUES = {
+    aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default,
+    aten.masked_select.default, aten._unique2.default, aten.unique_dim.default,
+    aten.repeat_interleave.Tensor, aten.is_nonzero.default,
+}  # fmt: skip
+# Rows of page-locked host memory are read and written by the device itself.
+_READS_HOST = {"hotrows::copy_rows": (0, 2)}
+
+
+class PretendTensor(torch.Tensor):
+    """inner: the values, in host memory."""
+
+    inner: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner):
+        # The form of a tensor on `meta`, with the dispatch keys of one on CUDA, as fake tensors have.
+        size = inner.untyped_storage().nbytes() // max(inner.element_size(), 1)
+        form = torch.empty(size, dtype=inner.dtype, device="meta").as_strided(
+            inner.size(), inner.stride(), inner.storage_offset()
+        )
+        made = torch.Tensor._make_subclass(
+            cls, form, False, dispatch_device=True, device_for_backend_keys=CUDA
+        )
+        made.inner = inner
+        return made
+
+    @property
+    def device(self):
+        return CUDA
+
+    @property
+    def is_cuda(self):
+        return True
+
+    def data_ptr(self):
+        raise RuntimeError("a tensor of the device has no address on the host")
+
+    def __repr__(self):
+        return f"PretendTensor({self.inner})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+
+waits: Counter = Counter()
+
+
+def _run(func, args, kwargs):
+    if func is torch.ops.prim.device.default:  # PyTorch's C++ has a guard for `meta`, none for CUDA
+        return torch.device("meta")
+    leaves = tree_leaves((args, kwargs))
+    asked = kwargs.get("device")
+    to_device = asked is not None and torch.device(asked).type == "cuda"
+    on_device = any(isinstance(leaf, PretendTensor) for leaf in leaves)
+    if not on_device and not to_device:
+        return func(*args, **kwargs)
+    _refuse_mixture(func, args, leaves)
+    plain_args, plain_kwargs = tree_map(_inner, args), tree_map(_inner, kwargs)
+    if to_device:
+        plain_kwargs["device"] = torch.device("cpu")
+    back = asked is not None and torch.device(asked).type == "cpu"
+    into_host = func is aten.copy_.default and not isinstance(args[0], PretendTensor)
+    blocking = not (kwargs.get("non_blocking") or (into_host and len(args) > 2 and args[2]))
+    if func in _DEPENDS_ON_VALUES or ((back or into_host) and blocking):
+        waits[str(func)] += 1
+    with torch.no_grad():
+        found = func(*plain_args, **plain_kwargs)
+    if back:
+        return found
+    if func is aten.copy_.default:
+        return args[0]
+    found = tree_map(lambda of: PretendTensor(of) if isinstance(of, torch.Tensor) else of, found)
+    return return_and_correct_aliasing(func, args, kwargs, found) if on_device else found
+
+
+def _refuse_mixture(func, args, leaves):
+    if func in _COPIES:
+        return
+    allowed = [args[place] for place in _READS_HOST.get(func.name(), ())]
+    for leaf in leaves:
+        is_plain = isinstance(leaf, torch.Tensor) and not isinstance(leaf, PretendTensor)
+        if is_plain and leaf.dim() > 0 and not any(leaf is of for of in allowed):
+            raise RuntimeError(f"{func}: a tensor in host memory among those of the device")
+
+
+def _inner(leaf):
+    return leaf.inner if isinstance(leaf, PretendTensor) else leaf
+
+
+class PretendDevice(Device):
+    """delay: called before each launch is done; lanes are threads and do their work in order."""
+
+    on_host = False
+
+    def __init__(self, delay=lambda: None):
+        self.torch = CUDA
+        self._delay = delay
+        self._queues: dict[str, queue.SimpleQueue] = {}
+        self._failures: list[BaseException] = []
+        self._lock = threading.Lock()
+
+    def empty(self, lane, *shape, dtype=torch.uint8):
+        # Poisoned: what is read before it was written is noticed.
+        return PretendTensor(torch.full(shape, 0x7F, dtype=dtype))
+
+    def put(self, tensor):
+        return tensor if isinstance(tensor, PretendTensor) else PretendTensor(tensor.clone())
+
+    def launch(self, lane, work, after=(), holds=()):
+        mark = threading.Event()
+        self._queue(lane).put((work, [of for of in after if of is not None], mark))
+        return mark
+
+    def mark(self):
+        return None  # the caller's own work is done when it is asked for
+
+    def wait(self, mark, holds=()):
+        self.finish(mark)
+
+    def finish(self, mark):
+        if mark is not None:
+            assert mark.wait(60), "a launch waits for one that never comes"
+        if self._failures:
+            raise self._failures[0]
+
+    def synchronize(self):
+        for lane in list(self._queues):
+            self.finish(self.launch(lane, lambda: None))
+
+    def close(self):
+        for own in self._queues.values():
+            own.put(None)
+
+    def _queue(self, lane):
+        with self._lock:
+            if lane not in self._queues:
+                self._queues[lane] = queue.SimpleQueue()
+                threading.Thread(target=self._work, args=(self._queues[lane],), daemon=True).start()
+            return self._queues[lane]
+
+    def _work(self, own):
+        while (item := own.get()) is not None:
+            work, after, mark = item
+            for of in after:
+                of.wait()
+            self._delay()
+            try:
+                work()
+            except BaseException as error:
+                self._failures.append(error)
+            mark.set()
+
+
+def random_delay(seed, longest=0.003):
+    """Sleeps, now and then."""
+    drawn = random.Random(seed)
+    return lambda: time.sleep(drawn.random() * longest) if drawn.random() < 0.5 else None
+
+
+@contextmanager
+def gpu(delay=lambda: None):
+    """Within, there is a GPU: a `PretendDevice`, which `hotrows.device.find` finds too."""
+    device = PretendDevice(delay)
+    waits.clear()
+    run = threading.Thread.run
+
+    def run_in_mode(thread):
+        with _Mode():
+            run(thread)
+
+    with ExitStack() as stack:
+        for name, value in {
+            "_lazy_init": lambda: None, "is_available": lambda: True, "device_count": lambda: 1,
+            "current_device": lambda: 0, "is_bf16_supported": lambda *_, **__: True,
+            "get_device_name": lambda *_: "a pretended GPU",
+        }.items():  # fmt: skip
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        stack.enter_context(mock.patch("hotrows.device.Cuda", lambda index=0: device))
+        stack.enter_context(mock.patch.object(threading.Thread, "run", run_in_mode))
+        before = torch.__future__.get_overwrite_module_params_on_conversion()
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, before)
+        stack.callback(device.close)
+        stack.enter_context(_Mode())
+        yield device

@@ -1,0 +1,115 @@
+"""The master test on a device: behind a cache there, training has the bits of tables held whole.
+
+On a pretended GPU whose lanes are late at random, so that whatever does not wait for what it needs
+reads something else; and on a real one where there is one.
+"""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from hotrows import Adagrad, Adam, Embedding, RowWiseAdagrad
+from hotrows.device import Cuda
+from hotrows.planning.policy import Lookahead, Newest
+from hotrows.storage.device_cache import DeviceCache
+from tests import pretend
+from tests.test_caching import (
+    caching_of,
+    records,
+    same,
+    stream,
+    tables,
+    train,
+    train_behind_a_cache,
+    train_plainly,
+)
+
+
+@contextmanager
+def device_of(kind, seed=0):
+    if kind == "real":
+        yield Cuda()
+    else:
+        with pretend.gpu(pretend.random_delay(seed)) as device:
+            yield device
+
+
+KINDS = ["pretended", pytest.param("real", marks=pytest.mark.gpu)]
+
+
+def engine(device, caching=None, optimizer=None, dtype="float32"):
+    return Embedding(
+        tables(optimizer or Adagrad(lr=0.1), dtype), seed=3, caching=caching, device=device
+    )
+
+
+def losses_and_records(embedding, losses):
+    found = [of.cpu() for of in records(embedding)]
+    return [loss.cpu() for loss in losses], found
+
+
+def train_there(embedding, batches):
+    return [
+        train(embedding, step, *embedding.here(batch, embedding.plan(batch, step)))
+        for step, batch in enumerate(batches)
+    ]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("way", ["direct", "staged"])
+@pytest.mark.parametrize("plan_depth", [0, 2])
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_a_cache_on_the_device_changes_no_bit(kind, way, plan_depth, share):
+    with device_of(kind) as device:
+        whole = engine(device)
+        expected = losses_and_records(whole, train_there(whole, stream()))
+        cached = engine(device, caching_of(share, way=way))
+        found = losses_and_records(cached, train_behind_a_cache(cached, stream(), plan_depth))
+        assert same(found[0], expected[0])
+        assert same(found[1], expected[1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "optimizer", [RowWiseAdagrad(lr=0.1, weight_decay=0.01), Adam(lr=0.01, per_row_step=True)]
+)
+def test_nor_do_files_policies_or_a_warm_start(kind, optimizer, tmp_path):
+    with device_of(kind, seed=1) as device:
+        whole = engine(device, optimizer=optimizer)
+        expected = losses_and_records(whole, train_there(whole, stream()))
+        for name, policy, path in (("a", Newest(), None), ("b", Lookahead(2), tmp_path / "rows")):
+            cached = engine(device, caching_of(0.2, policy, path=path), optimizer)
+            trained = train_behind_a_cache(cached, stream(), warm=True)
+            found = losses_and_records(cached, trained)
+            cached.close()
+            assert same(found[0], expected[0]) and same(found[1], expected[1]), name
+
+
+def test_the_pretended_device_computes_what_the_host_does():
+    with device_of("pretended") as device:
+        there = engine(device)
+        found = losses_and_records(there, train_there(there, stream()))
+    here = engine("cpu")
+    expected = losses_and_records(here, train_plainly(here, stream()))
+    assert same(found[0], expected[0]) and same(found[1], expected[1])
+
+
+@pytest.mark.parametrize("missing", ["training waits", "moves wait"])
+def test_a_wait_that_is_left_out_is_noticed(missing, monkeypatch):
+    """The lanes of the pretended device are late enough for that, before long."""
+    if missing == "training waits":
+        monkeypatch.setattr("hotrows.stages._OnDevice.begin", lambda self, work: None)
+    else:
+        depart = DeviceCache.depart
+        monkeypatch.setattr(DeviceCache, "depart", lambda self, m, h, after: depart(self, m, h, []))
+    assert any(_differs(seed) for seed in range(20))
+
+
+def _differs(seed):
+    with pretend.gpu(pretend.random_delay(seed, 0.02)) as device:
+        whole = engine(device)
+        expected = losses_and_records(whole, train_there(whole, stream(12)))
+        cached = engine(device, caching_of(0.1))
+        found = losses_and_records(cached, train_behind_a_cache(cached, stream(12)))
+    return not (same(found[0], expected[0]) and same(found[1], expected[1]))
