@@ -7,7 +7,6 @@ reads something else; and on a real one where there is one.
 from contextlib import contextmanager
 
 import pytest
-import torch
 
 from hotrows import Adagrad, Adam, Embedding, RowWiseAdagrad
 from hotrows.device import Cuda

@@ -12,6 +12,7 @@ from hotrows import optim
 from hotrows.optim import RowOptimizer
 from hotrows.planning import policy, sharding
 from hotrows.planning.budget import SPLITS
+from hotrows.storage.device_cache import WAYS
 from hotrows.tiers import FILE, Caching
 
 PRECISIONS = ("float32", "bfloat16")
@@ -67,6 +68,10 @@ class TrainConfig:
     sharding: where the rows of tables are among ranks: `auto`, `rows`, `tables`, `columns` or
         `replicated`. wire_dtype: of rows and gradients on their way between ranks. timeout: seconds
         after which a rank that does not answer is given up.
+    device: where fast memory and the model are: `cpu`, `cuda` or `cuda:NUMBER`. way: how rows go between
+        host memory and the device: `direct` (it reads and writes them itself) or `staged` (gathered on
+        the host, copied in blocks). compile: the dense part through `torch.compile`. cuda_graph: steps
+        are launched as one, where batches have one size.
     linear_paths: `measured` at the start of a run, `plain` PyTorch, or `auto`: measured where a run
         is long enough to gain from it. Paths differ in rounding, so two runs of equal settings have
         equal bits for sure only with `plain`; a resumed run always.
@@ -111,6 +116,10 @@ class TrainConfig:
     sharding: str = "auto"
     wire_dtype: str = "float32"
     timeout: float = 300.0
+    device: str = "cpu"
+    way: str = "direct"
+    compile: bool = False
+    cuda_graph: bool = False
 
     def __post_init__(self) -> None:
         _check_choice("precision", self.precision, PRECISIONS)
@@ -136,6 +145,12 @@ class TrainConfig:
             raise ValueError(
                 f"store={self.store!r} needs fast_memory: how many bytes of rows memory may hold"
             )
+        _check_choice("way", self.way, WAYS)
+        if self.cuda_graph and (self.device == "cpu" or self.dense_optimizer == "adagrad"):
+            raise ValueError(
+                "cuda_graph needs device='cuda', and the dense optimizer adam or sgd: PyTorch's Adagrad "
+                "cannot be captured"
+            )
         for name in ("dense_lr", "clip_norm", "decay_factor", "timeout"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -156,6 +171,7 @@ class TrainConfig:
             self.in_flight,
             self.lookahead_memory,
             memory_split=self.memory_split,
+            way=self.way,
         )
 
     def to_json(self) -> str:

@@ -13,7 +13,8 @@ A lane is a CUDA stream and a mark an event. Training's own lane is the stream o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -80,6 +81,16 @@ class Device:
 
     def synchronize(self) -> None:
         """Returns once all that was launched on any lane is done."""
+
+    @contextmanager
+    def own_random_numbers(self, state: Tensor | None, seed: int) -> Iterator[None]:
+        """Within, the device's generator stands at `state`, None: begins with the seed; afterwards
+        where it stood before. On the host PyTorch's own does this, `torch.random.fork_rng`."""
+        yield
+
+    def random_state(self) -> Tensor | None:
+        """Where the device's generator stands; None on the host."""
+        return None
 
 
 class Cuda(Device):
@@ -148,6 +159,21 @@ class Cuda(Device):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch)
+
+    @contextmanager
+    def own_random_numbers(self, state: Tensor | None, seed: int) -> Iterator[None]:
+        before = torch.cuda.get_rng_state(self.torch)
+        if state is None:
+            torch.cuda.default_generators[self.torch.index].manual_seed(seed)
+        else:
+            torch.cuda.set_rng_state(state, self.torch)
+        try:
+            yield
+        finally:
+            torch.cuda.set_rng_state(before, self.torch)
+
+    def random_state(self) -> Tensor | None:
+        return torch.cuda.get_rng_state(self.torch)
 
     def _lane(self, name: str) -> torch.cuda.Stream:
         if name not in self._lanes:

@@ -205,13 +205,14 @@ class Embedding:
         """The distinct rows that a plan reads, for each group: the same, of several ranks."""
         return self._planner.rows_of(plan)
 
-    def upload(self, batch: Batch, plan: Plan) -> Uploaded:
+    def upload(self, batch: Batch, plan: Plan, padded: bool = False) -> Uploaded:
         """(batch, plan) with what a step reads of them on the device, once the mark is passed.
 
-        Ids stay in host memory, and so do groups, which only metrics ask for.
+        Ids stay in host memory, and so do groups, which only metrics ask for. padded: with rows that
+        are none, so that the tensors of every whole batch have the same sizes.
         """
         read = batch.dense, batch.labels, batch.sample_weights
-        sent = upload(self.device, (read, plan))
+        sent = upload(self.device, (read, plan.padded() if padded else plan))
         (dense, labels, sample_weights), here = sent.value
         batch = dataclasses.replace(
             batch, dense=dense, labels=labels, sample_weights=sample_weights
@@ -291,6 +292,10 @@ class Embedding:
         padded = [row + [0.0] * (width - len(row)) for row in rows]
         return found.copy_(torch.tensor(padded, dtype=torch.float64))
 
+    def numbers_here(self, step: int, lr_scale: float = 1.0) -> Tensor:
+        """The same on the device, before what the calling thread launches next."""
+        return self.numbers(step, lr_scale).to(self.device.torch, non_blocking=True)
+
     def update(
         self, plan: Plan, vectors: Vectors, lr_scale: float = 1.0, numbers: Tensor | None = None
     ) -> None:
@@ -300,14 +305,14 @@ class Embedding:
         (the loss did not use it) leaves its pack as it was; between ranks it counts as zeros.
         numbers: those of the step, on the device, where they are known already.
         """
-        self.note_update(plan, vectors)
         if numbers is None:
-            numbers = self.numbers(plan.step, lr_scale).to(self.device.torch, non_blocking=True)
+            numbers = self.numbers_here(plan.step, lr_scale)
         grads = self._gradients(plan, vectors)
         squares = {p: self._mean_squares(p, plan, grads[p]) for p in range(len(self.packs))}
         for g, group in enumerate(self.groups):
             if all(grads[p] is None for p in group.packs):
                 continue
+            self._note_update(plan, g)
             if self._is_resident(plan, g):
                 for p in group.packs:
                     part = plan.packs[p]
@@ -317,16 +322,17 @@ class Embedding:
             else:
                 self._update_through(g, plan, grads, numbers, squares)
 
-    def note_update(self, plan: Plan, vectors: Vectors) -> None:
-        """Remembers which rows `update` changes; no tensor of a device is asked for it."""
-        for g, group in enumerate(self.groups):
-            if not plan.slices and all(vectors.leaves[p].grad is None for p in group.packs):
-                continue
-            part = plan.host.packs[group.packs[0]]
-            if self.touched:
-                self.touched[g][part.rows] = True
-            if self.tiers and self._is_resident(plan, g):
-                self.tiers.caches[g].changed(part.slots)
+    def note_update(self, plan: Plan) -> None:
+        """What `update` remembers, where a captured step makes its changes in its place."""
+        for g in range(len(self.groups)):
+            self._note_update(plan, g)
+
+    def _note_update(self, plan: Plan, g: int) -> None:
+        part = plan.host.packs[self.groups[g].packs[0]]
+        if self.touched:
+            self.touched[g][part.rows] = True
+        if self.tiers and self._is_resident(plan, g):
+            self.tiers.caches[g].changed(part.slots)
 
     def note_touched(self) -> None:
         """From here on `touched` says for each group which rows of this rank are updated: [rows]."""
@@ -547,7 +553,10 @@ def _wire(dtype: str) -> torch.dtype | None:
 def _pooled(rows: Tensor, part: PackPlan) -> Tensor:
     """[M, D]: the bags of a slice, from its rows [A, D] in order."""
     records = rows.contiguous().view(torch.uint8)
-    layout, each = RecordLayout(rows.shape[1]).as_ints(), torch.arange(len(rows), device=rows.device)
+    layout, each = (
+        RecordLayout(rows.shape[1]).as_ints(),
+        torch.arange(len(rows), device=rows.device),
+    )
     return ops.pool(records, layout, each, part.inverse, part.bag_starts, part.weights)
 
 

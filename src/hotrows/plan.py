@@ -12,9 +12,10 @@ order[starts[u] : starts[u + 1]], in the order of the batch. Gradients are summe
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,19 @@ class PackPlan:
     def num_rows(self) -> int:
         """U, the number of distinct rows."""
         return self.rows.numel()
+
+    def padded(self) -> PackPlan:
+        """With as many rows as ids: row -1 is none, has slot 0 and an empty run.
+
+        rows [3, 7], starts [0, 1, 3]  ->  rows [3, 7, -1], starts [0, 1, 3, 3]
+        """
+        num_ids, missing = self.inverse.numel(), self.inverse.numel() - self.num_rows
+        return replace(
+            self,
+            rows=functional.pad(self.rows, (0, missing), value=-1),
+            slots=functional.pad(self.slots, (0, missing)),
+            starts=functional.pad(self.starts, (0, missing), value=num_ids),
+        )
 
 
 @dataclass(frozen=True)
@@ -120,6 +134,13 @@ class Plan:
     global_size: int = 0
     wishes: int = 0
     on_host: Plan | None = None
+
+    def padded(self) -> Plan:
+        """With the packs padded, where every bag has one id; slices and lists stay as they are."""
+        if self.slices:
+            return self
+        made = {id(of): of if of.bag_starts is not None else of.padded() for of in self.packs}
+        return replace(self, packs=tuple(made[id(of)] for of in self.packs))
 
     @property
     def host(self) -> Plan:

@@ -25,6 +25,7 @@ from hotrows.batch import Batch, split
 from hotrows.config import TrainConfig
 from hotrows.data import Loader, Part
 from hotrows.data.order import Share
+from hotrows.device import find
 from hotrows.embedding import Embedding
 from hotrows.metrics import Metrics, mean_of, measure
 from hotrows.pipeline.stream import ahead
@@ -66,8 +67,11 @@ class Predictor:
             torch.manual_seed(config.seed)
             self.model = models.build(config.model, schema, **config.model_options)
             self.random_state = torch.get_rng_state()
+        self.device = find(config.device)
+        self.model.to(self.device.torch)
         self.tasks = tasks_of(schema, self.model.labels, config.label)
-        self._task_weights = _task_weights(config.label_weights, self.labels)
+        weights = _task_weights(config.label_weights, self.labels)
+        self._task_weights = None if weights is None else weights.to(self.device.torch)
         caching = config.caching()
         if caching is not None and hot_ids is not None:
             caching = dataclasses.replace(
@@ -88,6 +92,7 @@ class Predictor:
             pack_parts=placing.pack_parts,
             summed=placing.summed,
             wire_dtype=config.wire_dtype,
+            device=self.device,
         )
         nn.share_statistics(self.model, self.ranks)
 
@@ -116,12 +121,15 @@ class Predictor:
         return choices
 
     def _measures(self, num_samples: int) -> bool:
+        if not self.device.on_host:
+            return False
         if self.config.linear_paths != "auto":
             return self.config.linear_paths == "measured"
         return num_samples * nn.products_per_sample(self.model) >= _WORTH_MEASURING
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tensor]]:
-        """Each batch with its logits, [B] or [B, T]; the next batches are planned meanwhile."""
+        """Each batch with its logits, [B] or [B, T] in host memory; the next ones are planned
+        meanwhile."""
         training = self.model.training
         self.model.eval()
         planned = ahead(batches, lambda b: (b, self.embedding.plan(b)), self.config.plan_depth)
@@ -129,7 +137,7 @@ class Predictor:
             with closing(planned):  # type: ignore[type-var]
                 for batch, plan in planned:
                     with torch.no_grad():
-                        yield batch, self._logits(batch, plan)
+                        yield batch, self._logits(*self.embedding.here(batch, plan)).cpu()
         finally:
             self.model.train(training)
 
@@ -227,11 +235,16 @@ def targets_of(batch: Batch, tasks: Tasks) -> Targets:
     if tasks is None:
         return Targets(batch.labels, batch.sample_weights)
     labels = batch.labels if batch.labels.dim() == 2 else batch.labels[:, None]
-    labels = labels[:, tasks if isinstance(tasks, int) else list(tasks)]
+    labels = labels[:, tasks] if isinstance(tasks, int) else _columns_of(labels, tasks)
     present = (~labels.isnan()).float()
     if batch.sample_weights is not None:
         present *= batch.sample_weights if isinstance(tasks, int) else batch.sample_weights[:, None]
     return Targets(labels.nan_to_num(), present)
+
+
+def _columns_of(labels: Tensor, tasks: Sequence[int]) -> Tensor:
+    """labels[:, tasks], without an index that a device would wait for."""
+    return torch.stack([labels[:, task] for task in tasks], 1)
 
 
 def _several(tasks: Tasks) -> tuple[int, ...]:

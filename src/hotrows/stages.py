@@ -21,6 +21,7 @@ waited for on the device, by marks (`hotrows.device`):
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import tee
 
@@ -37,6 +38,8 @@ from hotrows.planning.routing import NO_MORE
 from hotrows.storage.device_cache import DeviceCache
 from hotrows.tiers import Tiers
 
+_LAUNCHED = 2  # steps that the host may be ahead of the device: more would only hold memory
+
 Numbered = tuple[int, Batch]  # the step that it will make, and the batch
 Wishes = Callable[[], int]  # what this rank asks of all, when a batch is planned
 
@@ -47,19 +50,25 @@ def training_stages(
     future: Iterable[Batch] | None = None,
     link: Callable[[int], None] | None = None,
     wishes: Wishes = lambda: 0,
+    padded: bool = False,
 ) -> list[Stage]:
     """The stages of training on `batches`.
 
     future: the same batches once more, for the look ahead; where they can be read only once, leave
-    it out, and those looked at wait in memory. link: called with the bytes of each transfer.
+    it out, and those looked at wait in memory. link: called with the bytes of each transfer. padded:
+    plans go to the device with tensors of equal sizes (`Embedding.upload`).
     """
     on_host = embedding.device.on_host
     if embedding.tiers is None:
         plain = Stage("plan", "plan", run=_PlainPlan(embedding, batches, wishes))
-        return [plain, Stage(TRAIN, TRAIN)] if on_host else _OnDevice(embedding).plain_stages(plain)
+        return (
+            [plain, Stage(TRAIN, TRAIN)]
+            if on_host
+            else _OnDevice(embedding, padded).plain_stages(plain)
+        )
     plan = _Plan(embedding, embedding.tiers, batches, future, wishes)
     if not on_host:
-        return _OnDevice(embedding).stages(plan)
+        return _OnDevice(embedding, padded).stages(plan)
     caches = embedding.tiers.caches
 
     def collect(work: Work) -> None:
@@ -97,16 +106,17 @@ def start(
     trace: bool = False,
     link: Callable[[int], None] | None = None,
     wishes: Wishes = lambda: 0,
+    padded: bool = False,
 ) -> Serial | Overlapped:
     """A runner that hands out the batches, planned and their rows in place, ready to be trained.
 
     plan_depth: batches planned beyond those that move rows; 0: everything in turn, on one thread.
-    wishes: see `planning.routing`; their sum over ranks comes with every plan.
+    wishes: see `planning.routing`; their sum over ranks comes with every plan. padded: as above.
 
     Between ranks, each brings batches of its own, as many as it has: one that has no more goes on
     with empty ones until none has, so that all end together.
     """
-    stages = training_stages(embedding, batches, future, link, wishes)
+    stages = training_stages(embedding, batches, future, link, wishes, padded)
     first = embedding.tiers.num_planned if embedding.tiers else 0
     if plan_depth == 0:
         return Serial(stages, first, trace)
@@ -120,8 +130,9 @@ def start(
 class _OnDevice:
     """The stages that launch work on a device."""
 
-    def __init__(self, embedding: Embedding) -> None:
-        self._embedding, self._device = embedding, embedding.device
+    def __init__(self, embedding: Embedding, padded: bool) -> None:
+        self._embedding, self._device, self._padded = embedding, embedding.device, padded
+        self._trained: deque[Mark] = deque()
         self._left: Mark = None  # passed once every batch that has left is in the store
 
     def plain_stages(self, plan: Stage) -> list[Stage]:
@@ -148,9 +159,12 @@ class _OnDevice:
 
     def end(self, work: Work) -> None:
         work.trained = self._device.mark()
+        self._trained.append(work.trained)
+        if len(self._trained) > _LAUNCHED:
+            self._device.finish(self._trained.popleft())
 
     def upload(self, work: Work) -> None:
-        sent = self._embedding.upload(work.batch, work.plan)
+        sent = self._embedding.upload(work.batch, work.plan, self._padded)
         work.batch, work.plan = sent.value
         work.ready, work.holds = [sent.mark], [sent.block]
 

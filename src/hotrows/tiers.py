@@ -126,9 +126,7 @@ class Tiers:
         # Too little fast memory is refused before a store is made.
         num_slots = [1] * len(groups)
         if not read_only:
-            num_slots = divide(
-                caching.fast_memory, _as_held(groups, device), caching.memory_split
-            )
+            num_slots = divide(caching.fast_memory, _as_held(groups, device), caching.memory_split)
         self.files: tuple[FileStore, ...] = ()
         if caching.path is not None and not read_only:
             self.files = tuple(map(self._open, range(len(groups))))

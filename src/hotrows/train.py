@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotrows import checkpoint, models, native, nn, placing, report, run_folder, stages
-from hotrows.batch import Batch, split
+from hotrows.batch import Batch
 from hotrows.config import TrainConfig, settle
 from hotrows.data import EncodedData, Loader
 from hotrows.data.description import row_counts
@@ -45,7 +45,6 @@ from hotrows.metrics import Metrics
 from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.trace import Event, write_trace
 from hotrows.placing import Placing
-from hotrows.plan import Plan
 from hotrows.planning.routing import CHECKPOINT, STOP
 from hotrows.predict import Predictor
 from hotrows.ranks import OneRank, Ranks
@@ -59,6 +58,7 @@ from hotrows.standing import (
     lr_scale,
     stops_early,
 )
+from hotrows.step import CapturedStep, Step
 from hotrows.tiers import Moved
 
 log = logging.getLogger("hotrows")
@@ -194,6 +194,8 @@ class Trainer:
             self.embedding.set_counts(_counts(data, self.embedding.tables))
         self.dense_optimizer = _dense_optimizer(self.config, self.model)
         self._shared = SharedGradients(self.model, self.ranks)
+        step = Step(self.predictor, self.dense_optimizer, self.config, self._shared)
+        self._step = CapturedStep(step) if self.config.cuda_graph else step
         self._writer = checkpoint.Writer(
             self.run, self.embedding, self.model, data.fingerprint,
             keep_last=self.config.keep_last, full_every=self.config.full_every,
@@ -201,12 +203,15 @@ class Trainer:
         )  # fmt: skip
         self.standing = Standing(position=_first_position(data, self.config))
         self._random_state = self._first_random_state()
+        self._device_random_state: Tensor | None = None
         self._saved: Standing | None = None
         self._progress = progress or (lambda _: None)
         self._interval, self._whole = _Interval(), _Interval()
         self._last_interval: dict[str, Any] = {}
         self._trace, self._events = trace, deque[Event](maxlen=_KEPT_EVENTS)
         self._number = 0  # of the batch that is trained
+        if trace is not None:
+            step.note = self._note
         self._trace_ranks()
         self._asked: Callable[[], bool] = lambda: False
         self._checkpoint_wished = False
@@ -247,6 +252,8 @@ class Trainer:
             self._log = stack.enter_context(closing(self._open_log()))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.set_rng_state(self._random_state)
+            device, state = self.predictor.device, self._device_random_state
+            stack.enter_context(device.own_random_numbers(state, self.config.seed))
             stack.callback(self._write_trace)
             stack.callback(self._writer.close)
             if self.tiers:
@@ -299,7 +306,7 @@ class Trainer:
         future = (batch for _, batch in self._batches()) if self.tiers else None
         return stages.start(
             self.embedding, self._batches(), future, plan_depth=self.config.plan_depth,
-            trace=self._trace is not None, wishes=self._wishes,
+            trace=self._trace is not None, wishes=self._wishes, padded=self.config.cuda_graph,
         )  # fmt: skip
 
     def _wishes(self) -> int:
@@ -344,39 +351,6 @@ class Trainer:
                 self._set_rate()
                 return False
 
-    def _step(self, plan: Plan, batch: Batch) -> Tensor:
-        """One update; the loss of this rank's samples, times its share of all."""
-        scale = lr_scale(self.standing, self.config)
-        parts = split(batch, max(len(plan.slices), 1))
-        total, last = torch.zeros(()), len(parts) - 1
-        for number, part in enumerate(parts):
-            vectors = self.embedding.lookup(plan, number)
-            with self._noted("forward"), self._autocast():
-                output = self.model(vectors, part.dense)
-            share = plan.slices[number].share if plan.slices else 1.0
-            loss = self.predictor.loss(output, part) * share
-            with (
-                self._shared.summing() if number == last else nullcontext(),
-                self._noted("backward"),
-            ):
-                loss.backward()
-            if number < last:
-                self.embedding.give_back(plan, number, vectors)
-            total += loss.detach() if part.size else 0.0
-        with self._noted("update"):
-            self.embedding.update(plan, vectors, scale)
-        with self._noted("dense step"):
-            self._dense_step(scale)
-        return total
-
-    @contextmanager
-    def _noted(self, stage: str) -> Iterator[None]:
-        """Notes when a part of the step ran, where the run is traced."""
-        begin = time.perf_counter()
-        yield
-        if self._trace is not None:
-            self._note(stage, "model", begin, time.perf_counter())
-
     def _note(self, stage: str, lane: str, begin: float, end: float) -> None:
         self._events.append(Event(stage, lane, self._number, begin, end))
 
@@ -386,20 +360,6 @@ class Trainer:
             self.embedding.note = self._shared.note = self._note
             self.ranks.notes_times = True
 
-    def _dense_step(self, scale: float) -> None:
-        assert self.config.dense_lr is not None
-        if self.config.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
-        for group in self.dense_optimizer.param_groups:
-            group["lr"] = self.config.dense_lr * scale
-        self.dense_optimizer.step()
-        self.dense_optimizer.zero_grad(set_to_none=True)
-
-    def _autocast(self) -> AbstractContextManager:
-        if self.config.precision == "float32":
-            return nullcontext()
-        return torch.autocast("cpu", dtype=torch.bfloat16)
-
     def _timed_step(self, runner: Runner) -> None:
         begin, before = time.perf_counter(), runner.stalled.copy()
         work = next(runner)
@@ -408,7 +368,7 @@ class Trainer:
         self._checkpoint_wished |= bool(work.plan.wishes & CHECKPOINT)
         ready = time.perf_counter()
         self._number = work.number
-        loss = self._step(work.plan, work.batch)
+        loss = self._step(work.plan, work.batch, lr_scale(self.standing, self.config))
         end = time.perf_counter()
         self._advance()
         for interval in (self._interval, self._whole):
@@ -489,6 +449,9 @@ class Trainer:
         tensors = _optimizer_tensors(self.dense_optimizer)
         # [P, n]: of every rank
         tensors["random_state"] = self.ranks.all_gather(torch.get_rng_state()).wait()
+        of_device = self.predictor.device.random_state()
+        if of_device is not None:
+            tensors["device_random_state"] = of_device
         state = checkpoint.State(self.standing.step, self.standing.to_json(), tensors)
         is_best = self.standing.best is None or self.standing.best_step == self.standing.step
         self._writer.save(state, is_best)
@@ -505,6 +468,7 @@ class Trainer:
         state = checkpoint.load(folder, self.embedding, self.model, self.data.fingerprint)
         self.standing = self._saved = Standing.from_json(state.fields)
         states = state.tensors.pop("random_state")
+        self._device_random_state = state.tensors.pop("device_random_state", None)
         if len(states) == self.ranks.num_ranks:  # else every rank begins anew
             self._random_state = states[self.ranks.rank].clone()  # PyTorch misreads views
         _load_optimizer(self.dense_optimizer, state.tensors)
@@ -519,7 +483,8 @@ class Trainer:
             return
         folder = checkpoint.folder_of(Path(self.config.start_from), "best")
         state = checkpoint.load(folder, self.embedding, self.model, self.data.lineage)
-        state.tensors.pop("random_state")
+        for name in ("random_state", "device_random_state"):
+            state.tensors.pop(name, None)
         _load_optimizer(self.dense_optimizer, state.tensors)
 
     def _finish(self) -> Result:
@@ -715,10 +680,12 @@ def _check_new_store(config: TrainConfig) -> None:
 
 
 def _for_reading(config: TrainConfig) -> TrainConfig:
-    """The config of a run, for looking things up alone: what fits in memory needs no cache.
+    """The config of a run, for looking things up alone, on any machine: what fits in memory needs no
+    cache.
 
     A file store is read without a policy's help, `hot` having no data at hand that says what is.
     """
+    config = dataclasses.replace(config, device="cpu", cuda_graph=False)
     if config.store == "memory":
         return dataclasses.replace(config, fast_memory=None)
     return dataclasses.replace(config, policy="lru")
@@ -775,13 +742,22 @@ def _dense_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim
         "adagrad": torch.optim.Adagrad,
         "sgd": torch.optim.SGD,
     }
-    return kinds[config.dense_optimizer](model.parameters(), lr=config.dense_lr, fused=True)
+    options: dict[str, Any] = {"lr": config.dense_lr, "fused": True}
+    if config.device != "cpu" and config.dense_optimizer == "adagrad":
+        options["fused"] = False  # PyTorch has none on a GPU
+    if config.cuda_graph:  # its numbers are read from memory, where the next step's are put
+        assert config.dense_lr is not None
+        device = next(model.parameters()).device
+        options["lr"] = torch.tensor(config.dense_lr, device=device)
+        if config.dense_optimizer == "adam":
+            options["capturable"] = True
+    return kinds[config.dense_optimizer](model.parameters(), **options)
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Its state by `parameter number.name`."""
     return {
-        f"{parameter}.{name}": value
+        f"{parameter}.{name}": value.cpu()
         for parameter, state in optimizer.state_dict()["state"].items()
         for name, value in state.items()
         if isinstance(value, Tensor)

@@ -171,7 +171,7 @@ def _verify(found: Chain, ranks: Ranks) -> None:
 def _is_as_written(found: Chain, embedding: Embedding) -> bool:
     """Whether every rank holds what one rank wrote, in files that it can read from end to end."""
     (_, manifest), num_ranks = found[-1], embedding.ranks.num_ranks
-    if len(found) > 1 or manifest.num_ranks != num_ranks:
+    if len(found) > 1 or manifest.num_ranks != num_ranks or not _on_host(embedding):
         return False
     held = [_held(embedding, rank) for rank in range(num_ranks)]
     return all(
@@ -237,9 +237,17 @@ def _fill_memory(tables: Tables, embedding: Embedding) -> None:
     for shard, store in zip(embedding.shards, embedding.stores, strict=True):
         for piece in shard.pieces:
             saved, to = tables[shard.tables[piece.table].name], cut_of(shard, piece)
-            records = store.records[piece.first_row : piece.first_row + piece.num_rows].numpy()
             for begin, ids in chunks_of(piece.ids, store.layout.stride):
-                fill(saved, ids, records[begin : begin + len(ids)], to)
+                first = piece.first_row + begin
+                records = store.copy_out(first, first + len(ids))
+                fill(saved, ids, records.numpy(), to)
+                if not store.device.on_host:
+                    store.copy_in(first, records)
+
+
+def _on_host(embedding: Embedding) -> bool:
+    """Whether the rows can be read into where they stay."""
+    return all(store.device.on_host for store in embedding.stores)
 
 
 # ---- rows in file stores

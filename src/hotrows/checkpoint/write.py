@@ -13,7 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -194,7 +194,7 @@ def _write_records(folder: Path, snapshot: Snapshot, rank: int) -> _Written:
     sums = {}
     for part in snapshot.parts:
         (folder / part.file).parent.mkdir(exist_ok=True)
-        sums[part.file] = files.write_file(folder / part.file, [bytes_of(part.records)])
+        sums[part.file] = files.write_file(folder / part.file, _bytes_of(part.records))
         if part.listed is not None and part.ids is not None:
             sums[part.listed] = files.write_file(folder / part.listed, [bytes_of(part.ids)])
     for own in {(folder / part.file).parent for part in snapshot.parts}:
@@ -204,6 +204,15 @@ def _write_records(folder: Path, snapshot: Snapshot, rank: int) -> _Written:
     pieces = tuple(piece for part in snapshot.parts for piece in part.pieces)
     small = replace(snapshot, parts=(), tensors={})  # travels to the other ranks
     return _Written(small, pieces, sums)
+
+
+def _bytes_of(records: Tensor) -> Iterator[memoryview]:
+    """All records; those on a device are copied some at a time."""
+    if records.device.type == "cpu":
+        yield bytes_of(records)
+        return
+    for own in records.split(max(files.CHUNK // max(records.shape[1], 1), 1)):
+        yield bytes_of(own.cpu().contiguous())
 
 
 def _publish(folder: Path, written: Sequence[_Written]) -> None:
@@ -317,12 +326,14 @@ def _listed(
             ids.append(piece.first_id + (own - piece.first_row) * piece.id_step)
             done += own.numel()
     copies = _memory_of_its_own(done, stride)
-    if done:
+    if done and records.device.type == "cpu":
         ops.copy_rows(records, torch.cat(list(rows)), copies, None)
+    elif done:
+        copies.copy_(records[torch.cat(list(rows)).to(records.device)])
     return Part(
         file, tuple(found), copies, listed, torch.cat(ids) if ids else torch.empty(0).long()
     )
 
 
 def _tensor_bytes(tensors: Mapping[str, Tensor]) -> bytes:
-    return tensors_to_bytes({name: of.detach().contiguous() for name, of in tensors.items()})
+    return tensors_to_bytes({name: of.detach().cpu().contiguous() for name, of in tensors.items()})
