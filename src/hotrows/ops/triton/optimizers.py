@@ -23,7 +23,7 @@ def rowwise_adagrad(b_w, b_g, p_state, m_row, lr, p_numbers, p_mean_squares, D: 
     """p_state: [ROWS], of each row's one number; p_mean_squares: likewise, or None."""
     eps = tl.load(p_numbers + 2).to(tl.float32)
     if p_mean_squares is None:
-        b_mean = tl.sum(b_g * b_g, axis=1) * (1.0 / D)
+        b_mean = tl.div_rn(tl.sum(b_g * b_g, axis=1), D * 1.0)
     else:
         b_mean = tl.load(p_mean_squares, mask=m_row, other=0.0)
     b_squares = tl.load(p_state, mask=m_row, other=0.0) + b_mean

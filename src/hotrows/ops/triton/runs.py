@@ -26,7 +26,7 @@ def sum_windows(
     """Heads and tails, each [windows, D] float32; of windows that no run crosses they are not set."""
     (num_ids,), dim, num_runs = order.shape, grad.shape[1], starts.numel() - 1
     num_windows = triton.cdiv(num_ids, WINDOW)
-    heads, tails = grad.new_empty(2, num_windows, dim)
+    heads, tails = (grad.new_empty(num_windows, dim) for _ in range(2))
     columns = min(triton.next_power_of_2(dim), WINDOW_COLUMNS)
     _sum_windows[(num_windows, triton.cdiv(dim, columns))](
         grad, order, starts, bags, weights, heads, tails, num_ids, num_runs,

@@ -19,7 +19,7 @@ def unique_padded(
     last = torch.iinfo(key).max
     keys, places = torch.sort(torch.where(rows < 0, last, rows).to(key), stable=True)
     distinct = rows.new_empty(n)
-    inverse, order = rows.new_empty(2, n, dtype=torch.int32)
+    inverse, order = (rows.new_empty(n, dtype=torch.int32) for _ in range(2))
     starts = rows.new_empty(n + 1, dtype=torch.int32)
     if not n:
         return distinct, inverse, order, starts.zero_()
