@@ -61,7 +61,9 @@ def test_sizes_are_known_without_computing(name, device):
     real = getattr(ops, name)(*arguments("cpu")[name])
     with FakeTensorMode(allow_non_fake_inputs=True):
         args = [
-            torch.empty_like(arg, device=device) if isinstance(arg, torch.Tensor) else arg
+            torch.empty(arg.shape, dtype=arg.dtype, device=device)
+            if isinstance(arg, torch.Tensor)
+            else arg
             for arg in arguments("cpu")[name]
         ]
         fake = getattr(ops, name)(*args)

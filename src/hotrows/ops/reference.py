@@ -299,6 +299,7 @@ def _adam(w: Tensor, state: Tensor, g: Tensor, numbers: list[float], steps: Tens
     m, v = state[:, :dim], state[:, dim:]
     m = m + _float32(1 - beta1) * (g - m)
     v = v + _float32(1 - beta2) * (g * g - v)
+    rate: Tensor | float
     if steps is None:
         rate = _float32(lr * math.sqrt(correction2) / correction1)
     else:

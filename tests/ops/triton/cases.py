@@ -71,3 +71,8 @@ def parts(records, layout):
 def on(device, *args):
     """The arguments with all tensors there."""
     return [arg.to(device) if isinstance(arg, torch.Tensor) else arg for arg in args]
+
+
+def one_ulp(x):
+    """Of the largest number in float32: no sum in it is nearer, except by luck."""
+    return 2**-23 * x.abs().max()

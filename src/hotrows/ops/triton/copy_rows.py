@@ -50,5 +50,5 @@ def _widest(source: Tensor, target: Tensor) -> tuple[int, torch.dtype]:
     """The widest word that every address and size here is a multiple of."""
     multiples = [source.shape[1]]
     for of in (source, target):
-        multiples += [of.stride(0), of.storage_offset(), of.untyped_storage().data_ptr()]
+        multiples += [of.stride(0), of.data_ptr()]
     return next((size, word) for size, word in _WORDS if all(n % size == 0 for n in multiples))

@@ -11,7 +11,8 @@ GATHER_ELEMENTS = 2048
 """Of a tile of rows gathered for single ids: 4 float32 loads of 16 bytes in flight per thread."""
 
 BAG_ELEMENTS = 1024
-"""Of a tile of bags or runs. They go as far as their longest one, so tiles are kept small."""
+"""Of a tile of bags or runs. They go as far as their longest one, so tiles are kept small. Not fewer
+than threads: an update in place must read each element by one thread alone."""
 
 UNROLL = 4
 """Ids of a bag or run whose rows are in flight at once, for each row of the tile."""

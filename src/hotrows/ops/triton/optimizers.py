@@ -27,6 +27,7 @@ def rowwise_adagrad(b_w, b_g, p_state, m_row, lr, p_numbers, p_mean_squares, D: 
     else:
         b_mean = tl.load(p_mean_squares, mask=m_row, other=0.0)
     b_squares = tl.load(p_state, mask=m_row, other=0.0) + b_mean
+    tl.debug_barrier()  # each row's number is read by many threads and written by one
     tl.store(p_state, b_squares, mask=m_row)
     b_rate = tl.div_rn(lr, tl.sqrt_rn(b_squares) + eps)
     return b_w - b_rate[:, None] * b_g
@@ -50,6 +51,7 @@ def adam(b_w, b_g, p_state, m, p_step, m_row, p_numbers, D: tl.constexpr):
         b_move = rate * b_m
     else:
         b_step = tl.load(p_step, mask=m_row, other=0) + 1
+        tl.debug_barrier()  # each row's step is read by many threads and written by one
         tl.store(p_step, b_step, mask=m_row)
         b_t = b_step.to(tl.float64)
         # beta^t as exp(t log beta) in float64: its error is far below float32's.
