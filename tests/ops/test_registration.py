@@ -8,6 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from hotrows import SGD, ops
+from hotrows.ops import cuda
 from hotrows.optim import hyper_tensor
 from hotrows.record import RecordLayout
 
@@ -75,6 +76,15 @@ def test_sizes_are_known_without_computing(name, device):
 def test_how_many_rows_are_distinct_is_not_known_without_computing():
     with FakeTensorMode(), pytest.raises(DynamicOutputShapeException):
         ops.unique(torch.zeros(4, dtype=torch.int64))
+
+
+@on_devices
+def test_first_values_are_the_same_bits_on_every_device(device, monkeypatch):
+    monkeypatch.setattr(cuda, "_CHUNK_BYTES", 50)  # three rows at a time
+    (records, *of), (expected, *_) = arguments(device)["initialize"], arguments("cpu")["initialize"]
+    cuda.initialize(records, *of)
+    ops.initialize(expected, *arguments("cpu")["initialize"][1:])
+    assert torch.equal(records.cpu(), expected) and expected.any()
 
 
 def test_nothing_on_the_cpu_imports_triton():

@@ -1,6 +1,7 @@
 """The ops on CUDA tensors: kernels in Triton, which is imported when the first of them runs.
 
-Where there is no Triton, CUDA tensors take the reference. First values are computed on the host
+Where there is no Triton, CUDA tensors take the reference, whose sums have no one order there. First
+values are computed on the host
 wherever the records are, so that a row begins with the same bits on every device.
 """
 
@@ -51,10 +52,7 @@ def initialize(
     chunk = max(_CHUNK_BYTES // records.shape[1], 1)
     rows, first_rows, pieces = rows.cpu(), first_rows.cpu(), pieces.cpu()
     for begin in range(0, len(records), chunk):
-        part = records[begin : begin + chunk]
-        host = torch.empty(part.shape, dtype=torch.uint8)
-        of = rows[begin : begin + chunk]
-        torch.ops.hotrows.initialize(
-            host, layout, of, first_rows, pieces, kind, scale, state
-        )  # fmt: skip
+        part, of = records[begin : begin + chunk], rows[begin : begin + chunk]
+        host = torch.zeros(part.shape, dtype=torch.uint8)
+        torch.ops.hotrows.initialize(host, layout, of, first_rows, pieces, kind, scale, state)
         part.copy_(host)

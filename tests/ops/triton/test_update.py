@@ -179,7 +179,7 @@ def test_means_over_a_row_may_come_from_elsewhere(device):
     assert_close(parts(fast, layout), parts(slow, layout))
 
 
-def test_rows_wider_than_a_tile_take_the_reference(device):
+def test_rows_wider_than_a_tile_equal_the_reference(device):
     layout = layout_of(SGD(), MAX_DIM + 1)
     records, grad = new_records(layout, SGD(), rows=2), torch.randn(3, MAX_DIM + 1)
     ids = torch.tensor([1, 0, 1])

@@ -35,8 +35,8 @@ GATHER_COLUMNS = 256
 """At most, of a tile; wider rows are cut."""
 
 MAX_DIM = 1024
-"""The widest row that `update` holds whole: the mean over a row needs all of it. Wider ones take the
-reference."""
+"""The widest row that `update` holds whole: the mean over a row needs all of it. Wider ones are
+summed here and updated by the reference."""
 
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 """Without fused multiply-add, so that sums and formulas round as the reference does; kernels that

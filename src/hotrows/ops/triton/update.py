@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -11,6 +12,7 @@ from hotrows.ops.triton.launch import BAG_ELEMENTS, MAX_DIM, OPTIONS, UNROLL, WI
 from hotrows.ops.triton.optimizers import adagrad, adam, ftrl, rowwise_adagrad
 from hotrows.ops.triton.random import rounding_bits, to_bfloat16, to_float16
 from hotrows.ops.triton.runs import sum_runs, sum_windows
+from hotrows.ops.triton.sum_gradients import sum_gradients
 from hotrows.record import views
 
 
@@ -33,9 +35,11 @@ def update(
 ) -> None:
     dim, num_rows, num_pieces = layout[0], rows.numel(), len(pieces)
     if dim > MAX_DIM:
+        summed = sum_gradients(grad, order, starts, bags, weights)
+        each = torch.arange(num_rows + 1, dtype=torch.int32, device=grad.device)
         reference.update(
-            records, layout, slots, rows, order, starts, bags, weights, grad, kind, hyper, first_rows,
-            pieces, decay, mean_squares,
+            records, layout, slots, rows, each[:-1], each, None, None, summed, kind, hyper,
+            first_rows, pieces, decay, mean_squares,
         )  # fmt: skip
         return
     stored, grad = views(records, layout), grad.contiguous()
