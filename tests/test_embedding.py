@@ -193,9 +193,10 @@ def test_sequences_stay_apart_and_share_their_items_table():
         assert_close(engine.weights("item")[row], before[row] - times)
 
 
-def test_bfloat16_weights_train_close_to_float32():
+@pytest.mark.parametrize("narrow", ["bfloat16", "float16"])
+def test_narrow_weights_train_close_to_float32(narrow):
     runs = []
-    for dtype in ("float32", "bfloat16"):
+    for dtype in ("float32", narrow):
         torch.manual_seed(1)
         engine = Embedding([Table("t", 20, 16, ("f",), dtype=dtype, optimizer=Adagrad(lr=0.05))])
         for step in range(200):

@@ -8,7 +8,7 @@ from hotrows.record import RecordLayout, views
 def test_state_is_aligned_behind_narrow_weights():
     layout = RecordLayout(dim=3, dtype="bfloat16", state_width=2, has_step=True)
     assert (layout.state_offset, layout.step_offset, layout.stride) == (8, 16, 20)
-    assert layout.as_ints() == [3, 2, 8, 2, 16, 20]
+    assert layout.as_ints() == [3, 2, 8, 2, 16, 20, 1]
 
 
 def test_views_write_the_record():

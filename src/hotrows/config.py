@@ -12,6 +12,7 @@ from hotrows import optim
 from hotrows.optim import RowOptimizer
 from hotrows.planning import policy, sharding
 from hotrows.planning.budget import SPLITS
+from hotrows.schema import TABLE_DTYPES
 from hotrows.storage.device_cache import WAYS
 from hotrows.tiers import FILE, Caching
 
@@ -123,7 +124,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         _check_choice("precision", self.precision, PRECISIONS)
-        _check_choice("table_dtype", self.table_dtype, PRECISIONS)
+        _check_choice("table_dtype", self.table_dtype, TABLE_DTYPES)
         _check_choice("linear_paths", self.linear_paths, LINEAR_PATHS)
         _check_choice("hot_cold", self.hot_cold, HOT_COLD)
         _check_choice("dense_optimizer", self.dense_optimizer, DENSE_OPTIMIZERS)

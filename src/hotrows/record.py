@@ -3,8 +3,8 @@
     byte 0         state_offset          step_offset     stride
     | D weights    | S float32 of state  | int32 step    |
 
-Weights may be bfloat16; state is always float32 and starts at a multiple of four bytes. Rows travel
-whole: fetched, cached, evicted and saved with their state.
+Weights may be bfloat16 or float16; state is always float32 and starts at a multiple of four bytes.
+Rows travel whole: fetched, cached, evicted and saved with their state.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hotrows.schema import Table
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -50,10 +50,12 @@ class RecordLayout:
         return {**asdict(self), "stride": self.stride}
 
     def as_ints(self) -> list[int]:
-        """dim, bytes per weight, state offset, state width, step offset (-1: none), stride."""
+        """dim, bytes per weight, state offset, state width, step offset (-1: none), stride, and which
+        dtype: 0 float32, 1 bfloat16, 2 float16."""
         step_offset = self.step_offset if self.has_step else -1
         itemsize = _DTYPES[self.dtype].itemsize
-        return [self.dim, itemsize, self.state_offset, self.state_width, step_offset, self.stride]
+        sizes = [self.dim, itemsize, self.state_offset, self.state_width, step_offset, self.stride]
+        return [*sizes, list(_DTYPES).index(self.dtype)]
 
 
 def layout_of(table: Table) -> RecordLayout:
@@ -70,15 +72,20 @@ def layout_of(table: Table) -> RecordLayout:
 class RecordViews(NamedTuple):
     """The parts of [R, stride] bytes of records, as views: writing to them writes the records."""
 
-    weights: Tensor  # [R, D] float32 or bfloat16
+    weights: Tensor  # [R, D] float32, bfloat16 or float16
     state: Tensor  # [R, S] float32
     step: Tensor | None  # [R] int32
 
 
+def dtype_of(layout: list[int]) -> torch.dtype:
+    """The dtype of the weights."""
+    return tuple(_DTYPES.values())[layout[-1]]
+
+
 def views(records: Tensor, layout: list[int]) -> RecordViews:
     """Splits [R, stride] uint8 records into their parts, without a copy."""
-    dim, itemsize, state_offset, state_width, step_offset, _ = layout
-    weights = records.view(torch.float32 if itemsize == 4 else torch.bfloat16)[:, :dim]
+    dim, _, state_offset, state_width, step_offset, *_ = layout
+    weights = records.view(dtype_of(layout))[:, :dim]
     first = state_offset // 4
     state = records.view(torch.float32)[:, first : first + state_width]
     step = records.view(torch.int32)[:, step_offset // 4] if step_offset >= 0 else None

@@ -37,6 +37,7 @@ PADDING = 0
 MISSING = 1
 FIRST_UNKNOWN = 2
 
+TABLE_DTYPES = ("float32", "bfloat16", "float16")
 DENSE_TRANSFORMS = ("log", "standard", "none", "missing")
 TIME_TRANSFORMS = ("hour", "weekday", "weekend", "day")
 SPARSE_TRANSFORMS = ("none", "log", "bucket", *TIME_TRANSFORMS)
@@ -74,6 +75,8 @@ class Table:
     rows: how many ids it holds; dim: weights per row.
     features: the features that read it, in the order in which the model wants their vectors.
     role: what the model calls these vectors; a feature may read several tables, of different roles.
+    dtype: of the stored weights, one of `TABLE_DTYPES`; float16 runs on the plain PyTorch ops where
+        tables are in host memory.
     optimizer: the row optimizer; None takes the one given to `Embedding`.
     """
 
@@ -92,9 +95,10 @@ class Table:
                 f"table {self.name!r} needs at least one row and one dimension, "
                 f"not rows={self.rows}, dim={self.dim}"
             )
-        if self.dtype not in ("float32", "bfloat16"):
+        if self.dtype not in TABLE_DTYPES:
             raise ValueError(
-                f"table {self.name!r}: dtype must be 'float32' or 'bfloat16', not {self.dtype!r}"
+                f"table {self.name!r}: dtype must be one of {', '.join(TABLE_DTYPES)}, "
+                f"not {self.dtype!r}"
             )
         if not self.features:
             raise ValueError(f"table {self.name!r} is read by no feature; name at least one")

@@ -23,7 +23,6 @@ from hotrows.cli.options import (
     name_and_value,
     print_table,
 )
-from hotrows.config import PRECISIONS
 from hotrows.data.profile import pays, row_bytes
 from hotrows.measure import measure
 from hotrows.planning.budget import format_bytes
@@ -31,6 +30,7 @@ from hotrows.planning.cost import Machine
 from hotrows.planning.machines import MACHINES
 from hotrows.planning.sharding_choice import KINDS
 from hotrows.scale import Prediction, predict
+from hotrows.schema import TABLE_DTYPES
 from hotrows.simulate import Simulation, SlowMemory, advise, simulate
 
 
@@ -61,7 +61,7 @@ def _profile_options(command: Callable) -> Callable:
             help="Of rows; its state takes fast memory too.",
         ),
         click.option(
-            "--table-dtype", type=click.Choice(PRECISIONS), default="float32", show_default=True
+            "--table-dtype", type=click.Choice(TABLE_DTYPES), default="float32", show_default=True
         ),
         click.option(
             "--sample",
@@ -217,7 +217,9 @@ def _profiled(
     help="An argument of the model, such as dim=32; may be repeated.",
 )
 @click.option("--optimizer", type=click.Choice(sorted(optim.BY_NAME)), help="Of rows. [adagrad]")
-@click.option("--table-dtype", type=click.Choice(PRECISIONS), default="float32", show_default=True)
+@click.option(
+    "--table-dtype", type=click.Choice(TABLE_DTYPES), default="float32", show_default=True
+)
 @click.option("--batch-size", type=click.IntRange(1), help="Rows a step. [as train chooses]")
 @click.option(
     "--fast-memory",

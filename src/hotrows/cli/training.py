@@ -32,6 +32,7 @@ from hotrows.exchange import processes
 from hotrows.export import export
 from hotrows.metrics import Metrics
 from hotrows.planning.budget import format_bytes
+from hotrows.schema import TABLE_DTYPES
 from hotrows.train import Progress as TrainProgress
 from hotrows.train import Result, Trainer, load_run
 
@@ -113,7 +114,7 @@ _SHOWN_REASONS = 8
 @click.option("--dense-lr", type=float, help="Learning rate of the dense part.")
 @click.option("--clip-norm", type=float, help="Largest norm of the dense gradients.")
 @click.option("--precision", type=click.Choice(PRECISIONS), help="Of the dense part. [float32]")
-@click.option("--table-dtype", type=click.Choice(PRECISIONS), help="Of stored rows. [float32]")
+@click.option("--table-dtype", type=click.Choice(TABLE_DTYPES), help="Of stored rows. [float32]")
 @click.option("--seed", type=int, help="Of first values and of the order of rows. [0]")
 @click.option("--shuffle/--no-shuffle", default=None, help="Read rows in random order. [shuffle]")
 @click.option(

@@ -1,18 +1,33 @@
-"""The ops on the native core: the same names, arguments and results as in `reference`."""
+"""The ops on the native core: the same names, arguments and results as in `reference`.
+
+Float16 weights are for devices: the core does not know them, and such records take the reference.
+"""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotrows import native
 from hotrows.native import pointer
+from hotrows.ops import reference
+from hotrows.record import dtype_of
 
 _KINDS = ("sgd", "adagrad", "rowwise_adagrad", "adam", "ftrl")
 _INITIALIZERS = ("constant", "uniform", "normal")
 _MAX_IDS = 2**31 - 1
+
+
+def kernels() -> dict[str, Callable[..., Any]]:
+    """The ops to register for CPU tensors, by name: none where the core was not built."""
+    if native.load() is None:
+        return {}
+    found = (resolve, unique, pool, sum_gradients, update, initialize, copy_rows)
+    return {kernel.__name__: kernel for kernel in found}
 
 
 def resolve(ids, offsets, batch_size, features, first_rows, num_rows, num_columns, routes=None):
@@ -54,6 +69,8 @@ def unique(rows: Tensor):
 
 
 def pool(records, layout, slots, inverse, bag_starts, weights):
+    if dtype_of(layout) == torch.float16:
+        return reference.pool(records, layout, slots, inverse, bag_starts, weights)
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
     out = torch.empty(num_bags, layout[0])
     scratch = torch.empty(slots.numel(), layout[0])
@@ -80,6 +97,12 @@ def update(
     records, layout, slots, rows, order, starts, bags, weights, grad, kind, hyper, first_rows,
     pieces, decay=None, mean_squares=None,
 ):  # fmt: skip
+    if dtype_of(layout) == torch.float16:
+        reference.update(
+            records, layout, slots, rows, order, starts, bags, weights, grad, kind, hyper, first_rows,
+            pieces, decay, mean_squares,
+        )  # fmt: skip
+        return
     assert hyper.dtype == torch.float64 and hyper.is_contiguous(), "optim.hyper_tensor"
     grad = grad.contiguous()
     _core().hotrows_update(
@@ -92,6 +115,9 @@ def update(
 
 
 def initialize(records, layout, rows, first_rows, pieces, kind, scale, state):
+    if dtype_of(layout) == torch.float16:
+        reference.initialize(records, layout, rows, first_rows, pieces, kind, scale, state)
+        return
     _core().hotrows_initialize(
         pointer(records), _layout(records, layout), pointer(rows), ctypes.c_int64(rows.numel()),
         pointer(first_rows), _pieces(pieces), ctypes.c_int64(len(pieces)),
@@ -123,7 +149,8 @@ def _core() -> ctypes.CDLL:
 
 def _layout(records: Tensor, layout: list[int]):
     """The layout as the core reads it, with the distance at which these records stand."""
-    return (ctypes.c_int64 * len(layout))(*layout[:-1], records.stride(0))
+    *sizes, _, _ = layout
+    return (ctypes.c_int64 * 6)(*sizes, records.stride(0))
 
 
 def _pieces(pieces: Tensor) -> ctypes.c_void_p:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hotrows import native
 from hotrows.native import pointer
-from hotrows.ops.reference import random_bits
+from hotrows.ops.reference_random import random_bits
 
 LEVELS = 1 << 16
 _PER_DRAW = 4  # a draw of 64 random bits serves four neighbours, the lowest bits the first

@@ -1,6 +1,6 @@
 """Every op in plain PyTorch: the specification, the oracle of the tests, and the fallback.
 
-All ops take `layout`, the six numbers of `RecordLayout.as_ints()`, where they touch records, and
+All ops take `layout`, the numbers of `RecordLayout.as_ints()`, where they touch records, and
 the fields of a `PackPlan` where they follow one.
 """
 
@@ -12,12 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrows.ops.reference_random import (
+    ROUNDING_STREAM,
+    piece_of,
+    random_bits,
+    round_by_bits,
+    row_keys,
+    unit,
+)
 from hotrows.record import views
-
-_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-_MIX = (0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64))
-ROUNDING_STREAM = 0x6A09E667F3BCC908
-"""What sets the random bits of stochastic rounding apart from those of initialization."""
 
 
 def resolve(
@@ -83,6 +86,44 @@ def unique(rows: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return distinct, inverse.int(), order.int(), starts
 
 
+def unique_padded(
+    rows: Tensor, num_rows: int | None = None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `unique`, in tensors whose sizes the ids do not decide, so that nobody waits for a count.
+
+    rows: [N] int64, -1 where there is none (padding): such ids belong to no run. num_rows: all rows
+    are below, where known: keys of 32 bits then sort in half the time. Returns distinct [N], -1 after
+    the last; inverse [N] int32, -1 for padding; order [N] int32, padding last; starts [N + 1] int32,
+    after the last run the number of real ids.
+
+    rows = [7, -1, 3, 7] -> [3, 7, -1, -1], [1, -1, 0, 1], [2, 0, 3, 1], [0, 1, 3, 3, 3]
+    """
+    n, real = rows.numel(), rows >= 0
+    found, of_real, _, run_starts = unique(rows[real])
+    distinct = rows.new_full((n,), -1)
+    distinct[: found.numel()] = found
+    inverse = torch.full_like(rows, -1, dtype=torch.int32)
+    inverse[real] = of_real
+    starts = run_starts.new_full((n + 1,), int(run_starts[-1]))
+    starts[: run_starts.numel()] = run_starts
+    last = torch.where(real, rows, torch.iinfo(torch.int64).max)
+    return distinct, inverse, torch.sort(last, stable=True).indices.int(), starts
+
+
+def find_slots(held_rows: Tensor, held_slots: Tensor, rows: Tensor) -> Tensor:
+    """The slot of each row, or -1 where it has none: [m] int64.
+
+    held_rows: [C] int64 ascending, the rows that have slots; held_slots: [C] int64, theirs.
+    rows: [m] int64; -1 (padding) has none.
+
+    held_rows = [3, 7], held_slots = [1, 0], rows = [7, 5, -1] -> [0, -1, -1]
+    """
+    if not held_rows.numel():
+        return torch.full_like(rows, -1)
+    place = torch.searchsorted(held_rows, rows).clamp(max=held_rows.numel() - 1)
+    return torch.where((held_rows[place] == rows) & (rows >= 0), held_slots[place], -1)
+
+
 def pool(
     records: Tensor,
     layout: list[int],
@@ -93,9 +134,11 @@ def pool(
 ) -> Tensor:
     """The vector of each bag: out[m] = sum over its ids n of weights[n] * row(slots[inverse[n]]).
 
-    records: [C, stride] uint8. Returns [M, D] float32; an empty bag gives zeros.
+    records: [C, stride] uint8. Returns [M, D] float32; an empty bag gives zeros. Where inverse[n] is
+    -1 it is padding (`unique_padded`): zeros. The native core is never given any.
     """
-    rows = views(records, layout).weights[slots[inverse.long()]].float()  # [N, D]
+    rows = views(records, layout).weights[slots[inverse.long().clamp(min=0)]].float()  # [N, D]
+    rows = torch.where(inverse[:, None] >= 0, rows, 0)
     if weights is not None:
         rows = rows * weights[:, None]
     if bag_starts is None:
@@ -177,14 +220,12 @@ def update(
         w, state = _ftrl(w, state, g, numbers)
     else:
         raise ValueError(f"unknown row optimizer {kind!r}")
-    if stored.weights.dtype == torch.bfloat16:
-        row_keys = _row_keys(rows, first_rows, pieces) ^ (ROUNDING_STREAM)
-        of = pieces[_piece_of(rows, first_rows)]
+    if stored.weights.dtype != torch.float32:
+        keys = row_keys(rows, first_rows, pieces) ^ ROUNDING_STREAM
+        of = pieces[piece_of(rows, first_rows)]
         index = (int(step) * of[:, 4] + of[:, 3])[:, None] + _arange(layout[0], of)
-        bits = random_bits(row_keys[:, None], index)
-        stored.weights[slots] = _round_to_bfloat16(w, bits)
-    else:
-        stored.weights[slots] = w
+        w = round_by_bits(w, random_bits(keys[:, None], index), stored.weights.dtype)
+    stored.weights[slots] = w
     stored.state[slots] = state
 
 
@@ -208,17 +249,17 @@ def initialize(
     """
     stored = views(records, layout)
     dim = layout[0]
-    row_keys = _row_keys(rows, first_rows, pieces)[:, None]
-    column = pieces[_piece_of(rows, first_rows), 3][:, None] + _arange(dim, rows)
+    keys = row_keys(rows, first_rows, pieces)[:, None]
+    column = pieces[piece_of(rows, first_rows), 3][:, None] + _arange(dim, rows)
     if kind == "constant":
         stored.weights[:] = scale
     elif kind == "uniform":
-        unit = _unit(random_bits(row_keys, column))
-        stored.weights[:] = (2 * scale * unit - scale).to(stored.weights.dtype)
+        drawn = unit(random_bits(keys, column))
+        stored.weights[:] = (2 * scale * drawn - scale).to(stored.weights.dtype)
     elif kind == "normal":
         # Box and Muller 1958: one normal number from two even ones.
-        radius = (-2 * (1 - _unit(random_bits(row_keys, 2 * column))).log()).sqrt()
-        angle = 2 * math.pi * _unit(random_bits(row_keys, 2 * column + 1))
+        radius = (-2 * (1 - unit(random_bits(keys, 2 * column))).log()).sqrt()
+        angle = 2 * math.pi * unit(random_bits(keys, 2 * column + 1))
         stored.weights[:] = (scale * radius * angle.cos()).to(stored.weights.dtype)
     else:
         raise ValueError(f"unknown initializer {kind!r}")
@@ -241,19 +282,6 @@ def copy_rows(
         target[target_rows] = rows[: len(target_rows)]
 
 
-def mix64(x: Tensor | int) -> Tensor:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014), on int64 as 64 plain bits."""
-    x = torch.as_tensor(x)
-    x = (x ^ _shift(x, 30)) * _MIX[0]
-    x = (x ^ _shift(x, 27)) * _MIX[1]
-    return x ^ _shift(x, 31)
-
-
-def random_bits(key: Tensor, index: Tensor) -> Tensor:
-    """The 64 random bits of element `index` of the stream `key`."""
-    return mix64(key + (index + 1) * _GOLDEN)
-
-
 def _without_padding(g: Tensor, rows: Tensor, *others: Tensor | None) -> tuple[Any, ...]:
     """The gradients, rows and others [U] of real rows."""
     real = rows >= 0
@@ -271,6 +299,7 @@ def _adam(w: Tensor, state: Tensor, g: Tensor, numbers: list[float], steps: Tens
     m, v = state[:, :dim], state[:, dim:]
     m = m + _float32(1 - beta1) * (g - m)
     v = v + _float32(1 - beta2) * (g * g - v)
+    rate: Tensor | float
     if steps is None:
         rate = _float32(lr * math.sqrt(correction2) / correction1)
     else:
@@ -290,35 +319,6 @@ def _ftrl(w: Tensor, state: Tensor, g: Tensor, numbers: list[float]):
     w = (z.sign() * l1 - z) / ((beta + new_n.sqrt()) / lr + l2)
     w = torch.where(z.abs() <= l1, torch.zeros_like(w), w)
     return w, torch.cat([new_n, z], 1)
-
-
-def _row_keys(rows: Tensor, first_rows: Tensor, pieces: Tensor) -> Tensor:
-    """The random stream of each row: of its table's key and its id there."""
-    place = _piece_of(rows, first_rows)
-    key, first_id, id_step = pieces[place, 0], pieces[place, 1], pieces[place, 2]
-    return mix64(key ^ mix64(first_id + (rows - first_rows[place]) * id_step))
-
-
-def _piece_of(rows: Tensor, first_rows: Tensor) -> Tensor:
-    return torch.searchsorted(first_rows, rows, right=True) - 1
-
-
-def _round_to_bfloat16(x: Tensor, bits: Tensor) -> Tensor:
-    """Rounds up with the probability of the part cut off, so that the mean is x."""
-    whole = x.contiguous().view(torch.int32)
-    finite = (whole & 0x7F800000) != 0x7F800000
-    noise = torch.where(finite, _shift(bits, 48).int(), 0)
-    return ((whole + noise) & -65536).view(torch.float32).bfloat16()
-
-
-def _unit(bits: Tensor) -> Tensor:
-    """64 random bits to a float64 in [0, 1), from the upper 24 of them."""
-    return _shift(bits, 40).double() * 2.0**-24
-
-
-def _shift(x: Tensor, by: int) -> Tensor:
-    """x >> by without the sign."""
-    return (x >> by) & ((1 << (64 - by)) - 1)
 
 
 def _float32(number: float) -> float:
@@ -346,5 +346,7 @@ def _by_bag(t: Tensor, num_columns: int) -> Tensor:
 
 
 def _first(bad: Tensor) -> Tensor:
-    found = bad.nonzero()
-    return found[0] if found.numel() else found.new_full((1,), -1)
+    n = bad.numel()
+    places = torch.where(bad, _arange(n, bad), n)
+    first = torch.cat([places, places.new_full((1,), n)]).amin(0, keepdim=True)
+    return torch.where(first == n, -1, first)

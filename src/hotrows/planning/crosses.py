@@ -13,8 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from hotrows import ops
 from hotrows.batch import Batch
+from hotrows.ops.reference_random import random_bits
 from hotrows.schema import Cross
 
 
@@ -49,7 +49,7 @@ def bucket_of(ids: Tensor, rows: int) -> Tensor:
     """
     mixed = torch.zeros((), dtype=torch.int64)
     for of_one in ids:
-        mixed = ops.reference.random_bits(mixed, of_one)
+        mixed = random_bits(mixed, of_one)
     return mixed % rows  # in PyTorch the remainder has the sign of the divisor
 
 

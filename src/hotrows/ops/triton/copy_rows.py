@@ -1,0 +1,54 @@
+"""Whole rows from here to there; either side may be pinned host memory, which the kernel addresses."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hotrows.ops.triton.launch import COPY_BYTES, GATHER_COLUMNS, OPTIONS, tile
+
+_WORDS = ((8, torch.int64), (4, torch.int32), (1, torch.uint8))
+
+
+def copy_rows(
+    source: Tensor, source_rows: Tensor | None, target: Tensor, target_rows: Tensor | None
+) -> None:
+    num_rows = next(len(of) for of in (source_rows, target_rows, source) if of is not None)
+    size, word = _widest(source, target)
+    source, target, num_words = source.view(word), target.view(word), source.shape[1] // size
+    rows, words = tile(num_words, COPY_BYTES // size, GATHER_COLUMNS)
+    _copy_rows[(triton.cdiv(num_rows, rows), triton.cdiv(num_words, words))](
+        source, source_rows, target, target_rows, num_rows, NUM_WORDS=num_words,
+        SOURCE_STRIDE=source.stride(0), TARGET_STRIDE=target.stride(0), ROWS=rows, WORDS=words,
+        **OPTIONS,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def _copy_rows(
+    p_source, p_source_rows, p_target, p_target_rows, num_rows, NUM_WORDS: tl.constexpr,
+    SOURCE_STRIDE: tl.constexpr, TARGET_STRIDE: tl.constexpr, ROWS: tl.constexpr,
+    WORDS: tl.constexpr,
+):  # fmt: skip
+    o_row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    o_word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    m_row = o_row < num_rows
+    m = m_row[:, None] & (o_word < NUM_WORDS)[None, :]
+    b_from, b_to = o_row, o_row
+    if p_source_rows is not None:
+        b_from = tl.load(p_source_rows + o_row, mask=m_row, other=0)
+    if p_target_rows is not None:
+        b_to = tl.load(p_target_rows + o_row, mask=m_row, other=0)
+    # Neighbouring words of 8 bytes become accesses of 16 where base and strides are multiples of it.
+    b_word = tl.load(p_source + b_from[:, None] * SOURCE_STRIDE + o_word[None, :], mask=m)
+    tl.store(p_target + b_to[:, None] * TARGET_STRIDE + o_word[None, :], b_word, mask=m)
+
+
+def _widest(source: Tensor, target: Tensor) -> tuple[int, torch.dtype]:
+    """The widest word that every address and size here is a multiple of."""
+    multiples = [source.shape[1]]
+    for of in (source, target):
+        multiples += [of.stride(0), of.data_ptr()]
+    return next((size, word) for size, word in _WORDS if all(n % size == 0 for n in multiples))

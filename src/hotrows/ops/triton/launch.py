@@ -1,0 +1,49 @@
+"""How kernels are launched: the numbers a benchmark may sweep, and why each is what it is.
+
+All kernels are bound by memory, most of them by its latency: they read rows at random places.
+"""
+
+from __future__ import annotations
+
+import triton
+
+GATHER_ELEMENTS = 2048
+"""Of a tile of rows gathered for single ids: 4 float32 loads of 16 bytes in flight per thread."""
+
+BAG_ELEMENTS = 1024
+"""Of a tile of bags or runs. They go as far as their longest one, so tiles are kept small. Not fewer
+than threads: an update in place must read each element by one thread alone."""
+
+UNROLL = 4
+"""Ids of a bag or run whose rows are in flight at once, for each row of the tile."""
+
+WINDOW = 64
+"""Ids summed by one program where a run of equal rows crosses from window to window. A longer one
+makes the last sum of a hot row shorter, and the longest run that one program sums id by id longer."""
+
+WINDOW_COLUMNS = 64
+"""At most, of such a window: [64, 64] float32 are 32 registers of each of 128 threads."""
+
+COPY_BYTES = 8192
+"""Of a tile of rows copied: 4 loads of 16 bytes in flight per thread, which host memory needs more
+than the device's own."""
+
+LANES = 256
+"""Elements per program where each is one number."""
+
+GATHER_COLUMNS = 256
+"""At most, of a tile; wider rows are cut."""
+
+MAX_DIM = 1024
+"""The widest row that `update` holds whole: the mean over a row needs all of it. Wider ones are
+summed here and updated by the reference."""
+
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
+"""Without fused multiply-add, so that sums and formulas round as the reference does; kernels that
+wait for memory lose nothing by it."""
+
+
+def tile(dim: int, elements: int, most_columns: int) -> tuple[int, int]:
+    """Rows and columns of a tile, powers of two: columns for `dim`, about `elements` in all."""
+    columns = min(triton.next_power_of_2(dim), most_columns)
+    return max(elements // columns, 1), columns

@@ -1,0 +1,89 @@
+"""The vector of each bag: rows gathered through two indices, weighted and summed in the bag's order."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from hotrows.ops.triton.launch import (
+    BAG_ELEMENTS,
+    GATHER_COLUMNS,
+    GATHER_ELEMENTS,
+    OPTIONS,
+    UNROLL,
+    tile,
+)
+from hotrows.record import views
+
+
+def pool(
+    records: Tensor,
+    layout: list[int],
+    slots: Tensor,
+    inverse: Tensor,
+    bag_starts: Tensor | None,
+    weights: Tensor | None,
+) -> Tensor:
+    dim, stored = layout[0], views(records, layout).weights
+    single = bag_starts is None
+    num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
+    out = torch.empty(num_bags, dim, dtype=torch.float32, device=records.device)
+    bags, columns = tile(dim, GATHER_ELEMENTS if single else BAG_ELEMENTS, GATHER_COLUMNS)
+    grid = (triton.cdiv(num_bags, bags), triton.cdiv(dim, columns))
+    sizes = {"D": dim, "STRIDE": stored.stride(0), "BAGS": bags, "COLUMNS": columns}
+    if single:
+        _gather[grid](stored, slots, inverse, weights, out, num_bags, **sizes, **OPTIONS)
+    else:
+        _pool[grid](
+            stored, slots, inverse, bag_starts, weights, out, num_bags, **sizes, UNROLL=UNROLL,
+            **OPTIONS,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["num_bags"])
+def _gather(
+    p_stored, p_slots, p_inverse, p_weights, p_out, num_bags,
+    D: tl.constexpr, STRIDE: tl.constexpr, BAGS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    o_bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
+    o_d = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    m_bag, m_d = o_bag < num_bags, (o_d < D)[None, :]
+    b_row = _weighted(p_stored, p_slots, p_inverse, p_weights, o_bag, m_bag, o_d, m_d, STRIDE)
+    tl.store(p_out + o_bag[:, None] * D + o_d[None, :], b_row, mask=m_bag[:, None] & m_d)
+
+
+@triton.jit(do_not_specialize=["num_bags"])
+def _pool(
+    p_stored, p_slots, p_inverse, p_bag_starts, p_weights, p_out, num_bags,
+    D: tl.constexpr, STRIDE: tl.constexpr, BAGS: tl.constexpr, COLUMNS: tl.constexpr,
+    UNROLL: tl.constexpr,
+):  # fmt: skip
+    o_bag = tl.program_id(0).to(tl.int64) * BAGS + tl.arange(0, BAGS)
+    o_d = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    m_bag, m_d = o_bag < num_bags, (o_d < D)[None, :]
+    b_begin = tl.load(p_bag_starts + o_bag, mask=m_bag, other=0).to(tl.int64)
+    b_length = tl.load(p_bag_starts + o_bag + 1, mask=m_bag, other=0).to(tl.int64) - b_begin
+    b_sum = tl.zeros([BAGS, COLUMNS], dtype=tl.float32)
+    for i in range(0, tl.max(b_length, axis=0), UNROLL):
+        for j in tl.static_range(UNROLL):
+            o_id, m_id = b_begin + i + j, i + j < b_length
+            b_sum += _weighted(
+                p_stored, p_slots, p_inverse, p_weights, o_id, m_id, o_d, m_d, STRIDE
+            )
+    tl.store(p_out + o_bag[:, None] * D + o_d[None, :], b_sum, mask=m_bag[:, None] & m_d)
+
+
+@triton.jit
+def _weighted(p_stored, p_slots, p_inverse, p_weights, o_id, m_id, o_d, m_d, STRIDE: tl.constexpr):
+    """The weighted row of each id; zeros for padding and where there is none."""
+    b_distinct = tl.load(p_inverse + o_id, mask=m_id, other=-1).to(tl.int64)
+    m_id = m_id & (b_distinct >= 0)
+    b_slot = tl.load(p_slots + b_distinct, mask=m_id, other=0)
+    p_row = p_stored + b_slot[:, None] * STRIDE + o_d[None, :]
+    b_row = tl.load(p_row, mask=m_id[:, None] & m_d, other=0.0).to(tl.float32)
+    if p_weights is not None:
+        b_row = b_row * tl.load(p_weights + o_id, mask=m_id, other=0.0)[:, None]
+    return b_row

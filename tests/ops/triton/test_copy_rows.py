@@ -1,0 +1,49 @@
+"""Whole rows, of any size and alignment, between device and host."""
+
+import pytest
+import torch
+
+from hotrows.ops import reference
+from hotrows.ops import triton as kernels
+from hotrows.ops.triton.copy_rows import _widest
+from tests.ops.triton.cases import on
+
+
+@pytest.mark.parametrize("size", [1, 4, 60, 64, 136])
+def test_copies_equal_the_reference(size, device):
+    source = torch.randint(0, 256, (50, size + 24), dtype=torch.uint8)[:, 8 : 8 + size]
+    chosen, to = torch.randperm(50)[:20], torch.randperm(40)[:20]
+    for source_rows, target_rows in (
+        (chosen, to), (chosen, None), (None, torch.randperm(50)), (None, None), (chosen[:0], None),
+    ):  # fmt: skip
+        slow = torch.zeros(50, size + 8, dtype=torch.uint8)
+        fast = slow.to(device, copy=True)
+        kernels.copy_rows(
+            *on(device, source, source_rows), fast[:, 4 : 4 + size], *on(device, target_rows)
+        )
+        reference.copy_rows(source, source_rows, slow[:, 4 : 4 + size], target_rows)
+        assert torch.equal(fast.cpu(), slow)
+
+
+def test_words_are_as_wide_as_all_addresses_allow():
+    def width(size, stride, offset):
+        rows = torch.empty(4, stride, dtype=torch.uint8)
+        return _widest(rows[:, offset : offset + size], rows[:, :size])[0]
+
+    assert width(64, 128, 8) == 8
+    assert width(64, 128, 4) == width(60, 128, 8) == width(64, 132, 8) == 4
+    assert width(63, 128, 8) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_either_side_may_be_pinned_memory_of_the_host():
+    source = torch.randint(0, 256, (500, 64), dtype=torch.uint8).pin_memory()
+    rows = torch.randperm(500, device="cuda")[:100]
+    arena = torch.zeros(100, 64, dtype=torch.uint8, device="cuda")
+    torch.ops.hotrows.copy_rows(source, rows, arena, None)
+    assert torch.equal(arena.cpu(), source[rows.cpu()])
+    back = torch.zeros(500, 64, dtype=torch.uint8).pin_memory()
+    torch.ops.hotrows.copy_rows(arena, None, back, rows)
+    torch.cuda.synchronize()
+    assert torch.equal(back[rows.cpu()], source[rows.cpu()])

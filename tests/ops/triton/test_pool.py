@@ -1,0 +1,65 @@
+"""Bags of rows: every width, dtype, and way of writing bags."""
+
+import pytest
+import torch
+
+from hotrows.ops import reference
+from hotrows.ops import triton as kernels
+from hotrows.record import RecordLayout
+from tests.ops.triton.cases import DIMS, DTYPES, new_records, on
+
+
+def bags(num_ids):
+    """[M + 1] starts: an empty bag at each end, one that holds most ids, some of one id."""
+    starts = [0, 0, 3, 4, 5, max(num_ids - 2, 5), num_ids, num_ids]
+    return torch.tensor(starts).clamp(max=num_ids).int()
+
+
+@pytest.mark.parametrize("jagged", [False, True])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", DIMS)
+def test_pool_gives_the_bits_of_the_reference(dim, dtype, weighted, jagged, device):
+    layout = RecordLayout(dim, dtype, state_width=3)
+    slots, inverse = torch.randperm(60)[:20], torch.randint(-1, 20, (70,)).int()
+    weights = torch.rand(70) if weighted else None
+    args = (slots, inverse, bags(70) if jagged else None, weights)
+    records = new_records(layout)
+    expected = reference.pool(records, layout.as_ints(), *args)
+    found = kernels.pool(records.to(device), layout.as_ints(), *on(device, *args))
+    assert torch.equal(found.cpu(), expected)
+
+
+@pytest.mark.parametrize("num_ids", [0, 1])
+@pytest.mark.parametrize("jagged", [False, True])
+def test_none_and_one(num_ids, jagged, device):
+    layout = RecordLayout(4)
+    args = (torch.tensor([9]), torch.zeros(num_ids).int(), bags(num_ids) if jagged else None, None)
+    records = new_records(layout)
+    expected = reference.pool(records, layout.as_ints(), *args)
+    found = kernels.pool(records.to(device), layout.as_ints(), *on(device, *args))
+    assert torch.equal(found.cpu(), expected)
+
+
+def test_where_the_rows_stand_changes_no_bit(device):
+    layout = RecordLayout(16)
+    records, moved = new_records(layout), torch.randperm(60)
+    elsewhere = torch.empty_like(records)
+    elsewhere[moved] = records
+    slots, inverse = torch.arange(60), torch.randint(0, 60, (50,)).int()
+    found = [
+        kernels.pool(*on(device, of, layout.as_ints(), at, inverse, bags(50), torch.ones(50)))
+        for of, at in ((records, slots), (elsewhere, moved), (elsewhere, moved))
+    ]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2])
+
+
+def test_records_may_be_parts_of_longer_ones(device):
+    layout = RecordLayout(5, "bfloat16")
+    wide = torch.zeros(60, layout.stride + 8, dtype=torch.uint8)
+    wide[:, 4 : 4 + layout.stride] = new_records(layout)
+    part = wide.to(device)[:, 4 : 4 + layout.stride]
+    each = torch.arange(60)
+    args = (layout.as_ints(), *on(device, each, each.int()), None, None)
+    expected = reference.pool(new_records(layout), layout.as_ints(), each, each.int(), None, None)
+    assert torch.equal(kernels.pool(part, *args).cpu(), expected)
