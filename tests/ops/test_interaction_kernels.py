@@ -4,6 +4,9 @@ On a GPU where there is one, else in Triton's interpreter.
 """
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -105,6 +108,16 @@ def test_second_order_is_as_exact_as_plain_pytorch(shape, dtype, device):
     backward = run(second_order, "second_order_backward", grad, vectors)
     for got, plain, exact in (*zip(*forward, strict=True), *zip(*backward, strict=True)):
         assert_as_exact(got, plain, exact)
+
+
+def test_the_kernels_compile_for_a_hopper_gpu():
+    root = Path(__file__).parents[2]
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(root / "src"), str(root)])
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.ops.hopper"], env=environment, capture_output=True, text=True
+    )
+    assert done.stdout.strip() == "24 kernels compiled", done.stdout + done.stderr
 
 
 def test_more_vectors_than_a_tile_holds_and_float64_are_left_to_the_reference():

@@ -32,7 +32,7 @@ def dot_interaction(bottom: Tensor, vectors: Tensor) -> Tensor:
         with torch.cuda.device_of(vectors):
             _forward[(size,)](
                 bottom, vectors, out, bottom.stride(0), *vectors.stride(), out.stride(0),
-                count, width, **_blocks(count, width, bottom, vectors),
+                count, width, **_tile(count, width, bottom, vectors),
             )  # fmt: skip
     return out
 
@@ -48,7 +48,7 @@ def dot_interaction_backward(
             _backward[(size,)](
                 grad, bottom, vectors, grad_bottom, grad_vectors,
                 grad.stride(0), bottom.stride(0), *vectors.stride(),
-                count, width, **_blocks(count, width, grad, bottom, vectors),
+                count, width, **_tile(count, width, grad, bottom, vectors),
             )  # fmt: skip
     return grad_bottom, grad_vectors
 
@@ -57,7 +57,8 @@ def dot_interaction_backward(
 def _forward(
     bottom, vectors, out,
     bottom_stride, vectors_stride_b, vectors_stride_f, vectors_stride_d, out_stride,
-    F: tl.constexpr, D: tl.constexpr, BF: tl.constexpr, BD: tl.constexpr, DTYPE: tl.constexpr,
+    F: tl.constexpr, D: tl.constexpr, BF: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
     i_b = tl.program_id(0).to(tl.int64)
     p_bottom = bottom + i_b * bottom_stride
@@ -84,7 +85,8 @@ def _forward(
 def _backward(
     grad, bottom, vectors, grad_bottom, grad_vectors,
     grad_stride, bottom_stride, vectors_stride_b, vectors_stride_f, vectors_stride_d,
-    F: tl.constexpr, D: tl.constexpr, BF: tl.constexpr, BD: tl.constexpr, DTYPE: tl.constexpr,
+    F: tl.constexpr, D: tl.constexpr, BF: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+    DTYPE: tl.constexpr,
 ):  # fmt: skip
     i_b = tl.program_id(0).to(tl.int64)
     p_grad = grad + i_b * grad_stride
@@ -93,18 +95,20 @@ def _backward(
     p_grad_bottom = grad_bottom + i_b * D
     p_grad_vectors = grad_vectors + i_b * F * D
     o_f = tl.arange(0, BF)
-    o_low = tl.minimum(o_f[:, None], o_f[None, :])
-    o_high = tl.maximum(o_f[:, None], o_f[None, :])
-    m_pair = (o_low < o_high) & (o_high <= F)
-    # [BF, BF]
-    b_s = tl.load(p_grad + D + o_high * (o_high - 1) // 2 + o_low, mask=m_pair, other=0.0)
-    b_s = b_s.to(DTYPE)
     for first in range(0, D, BD):
         o_d = first + tl.arange(0, BD)
         m_d = o_d < D
-        # [BF, BD]
-        b_z = _load_z(p_bottom, p_vectors, vectors_stride_f, vectors_stride_d, o_f, o_d, F, D)
-        b_grad_z = tl.dot(b_s, b_z.to(DTYPE), input_precision="ieee")
+        b_grad_z = tl.zeros([BF, BD], tl.float32)
+        for row in range(0, BF, BK):
+            o_k = row + tl.arange(0, BK)
+            o_low = tl.minimum(o_f[:, None], o_k[None, :])
+            o_high = tl.maximum(o_f[:, None], o_k[None, :])
+            p_s = p_grad + D + o_high * (o_high - 1) // 2 + o_low
+            # [BF, BK]
+            b_s = tl.load(p_s, mask=(o_low < o_high) & (o_high <= F), other=0.0)
+            # [BK, BD]
+            b_z = _load_z(p_bottom, p_vectors, vectors_stride_f, vectors_stride_d, o_k, o_d, F, D)
+            b_grad_z = tl.dot(b_s.to(DTYPE), b_z.to(DTYPE), b_grad_z, input_precision="ieee")
         m_z = (o_f[:, None] > 0) & (o_f[:, None] <= F) & m_d[None, :]
         p_z = p_grad_vectors + (o_f[:, None] - 1) * D + o_d[None, :]
         tl.store(p_z, b_grad_z.to(grad_vectors.dtype.element_ty), mask=m_z)
@@ -125,15 +129,21 @@ def _load_z(p_bottom, p_vectors, stride_f, stride_d, o_f, o_d, F: tl.constexpr, 
     return tl.where(o_f[:, None] == 0, b_bottom[None, :], b_vectors)
 
 
-def _blocks(count: int, width: int, *tensors: Tensor) -> dict:
-    """Sizes of the tile, the dtype that products are taken in, and warps per program."""
+def _tile(count: int, width: int, *tensors: Tensor) -> dict:
+    """Sizes of the tile, the dtype that products are taken in, and warps per program.
+
+    Without tensor cores, in float32, long blocks would not fit the registers.
+    """
     dtypes = {tensor.dtype for tensor in tensors}
+    dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
     rows = max(16, triton.next_power_of_2(count + 1))
+    longest = 16 if dtype == torch.float32 else 64
     return {
         "BF": rows,
-        "BD": min(max(16, triton.next_power_of_2(width)), 64 if rows <= 64 else 32),
-        "DTYPE": _DTYPES[dtypes.pop()] if len(dtypes) == 1 else tl.float32,
-        "num_warps": {16: 1, 32: 1, 64: 4, 128: 8}[rows],
+        "BK": min(rows, longest),
+        "BD": min(max(16, triton.next_power_of_2(width)), longest),
+        "DTYPE": _DTYPES[dtype],
+        "num_warps": {16: 1, 32: 4, 64: 4, 128: 8}[rows],
     }
 
 

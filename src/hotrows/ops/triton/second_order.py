@@ -24,7 +24,7 @@ def second_order(vectors: Tensor) -> Tensor:
     out = vectors.new_empty(size, dtype=torch.float32)
     if size > 0:
         with torch.cuda.device_of(vectors):
-            _forward[(size,)](vectors, out, *vectors.stride(), count, width, **_blocks(vectors))
+            _forward[(size,)](vectors, out, *vectors.stride(), count, width, **_tile(vectors))
     return out
 
 
@@ -35,7 +35,7 @@ def second_order_backward(grad: Tensor, vectors: Tensor) -> Tensor:
         with torch.cuda.device_of(vectors):
             _backward[(size,)](
                 grad, vectors, grad_vectors, grad.stride(0), *vectors.stride(), count, width,
-                **_blocks(vectors),
+                **_tile(vectors),
             )  # fmt: skip
     return grad_vectors
 
@@ -95,7 +95,7 @@ def _load(p_vectors, stride_f, stride_d, o_f, o_d, F: tl.constexpr, D: tl.conste
     return tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
 
 
-def _blocks(vectors: Tensor) -> dict:
+def _tile(vectors: Tensor) -> dict:
     """Sizes of the tile, at most 2,048 values, and warps per program."""
     _, count, width = vectors.shape
     columns = min(triton.next_power_of_2(max(width, 1)), 128)
