@@ -106,6 +106,7 @@ class Plan:
         ranks; answers: per pack, how these come about.
     global_size: samples of the batch on all ranks; 0: as many as here.
     wishes: what some rank asked for when this batch was planned; see `planning.routing`.
+    on_host: the plan in host memory that this one is a copy of on a device; None: it is no copy.
     """
 
     packs: tuple[PackPlan, ...]
@@ -117,6 +118,7 @@ class Plan:
     answers: tuple[Answers, ...] = ()
     global_size: int = 0
     wishes: int = 0
+    on_host: Plan | None = None
 
     @property
     def share(self) -> float:

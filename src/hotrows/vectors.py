@@ -25,6 +25,7 @@ class Vectors:
         self.leaves = leaves
         self._packs = packs
         self._plan = plan
+        self._on_host = plan.on_host or plan
         self._columns: dict[int, tuple[Tensor, ...]] = {}
         self._parts: dict[int, tuple[Tensor, ...]] = {}
 
@@ -67,6 +68,13 @@ class Vectors:
                 return part, begin - begin[0]
         raise KeyError(f"no sequence feature {feature!r} with role {role!r} was looked up")
 
+    def lengths(self, feature: str) -> Tensor:
+        """How many elements each sample has in a sequence feature, in host memory: [B] int64."""
+        for pack in self._on_host.packs:
+            if pack.sequence_starts is not None and feature in pack.sequence_starts:
+                return pack.sequence_starts[feature].diff().cpu()
+        raise KeyError(f"no sequence feature {feature!r} was looked up")
+
     def _pooled(self, p: int) -> Tensor:
         """The pooled vectors of a pack, [B, F, D]."""
         leaf, size, pack = self.leaves[p], self._plan.batch_size, self._packs[p]
@@ -77,7 +85,7 @@ class Vectors:
     def _split(self, p: int) -> tuple[Tensor, ...]:
         """A pack's leaf: what is pooled, then each sequence."""
         if p not in self._parts:
-            starts = self._plan.packs[p].sequence_starts
+            starts = self._on_host.packs[p].sequence_starts
             assert starts is not None
             ends = [0, *(int(starts[name][-1]) for name, _ in self._packs[p].sequences)]
             ends.insert(1, self._plan.batch_size * len(self._packs[p].columns))

@@ -45,6 +45,9 @@ class FakeVectors:
     def sequence(self, feature, role="vector"):
         return self[feature, role], self.offsets[feature]
 
+    def lengths(self, feature):
+        return self.offsets[feature].diff()
+
 
 def build(name, schema=None, **options):
     """The model of that name, small; without a schema for one that it can train on."""
