@@ -116,7 +116,7 @@ def test_a_forward_pass_is_one_on_a_gpu(name, options):
     """Where layers ask for the device by name. (Without a GPU, autograd does not run on such tensors.)"""
     vectors, _ = looked_up(build(name, **options), "meta")
     with FakeTensorMode(), torch.no_grad():
-        model = build(name, **options).train().to("cuda")
+        model = build(name, **options).train().requires_grad_(False).to("cuda")
         vectors.leaves = tuple(torch.empty(t.shape, device="cuda") for t in vectors.leaves)
         with Watch("cuda"):
             logits = model(vectors, torch.empty(6, len(DENSE), device="cuda"))
