@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -114,12 +115,17 @@ def test_a_step_waits_for_nothing(name, options):
 )
 def test_a_forward_pass_is_one_on_a_gpu(name, options):
     """Where layers ask for the device by name. (Without a GPU, autograd does not run on such tensors.)"""
-    vectors, _ = looked_up(build(name, **options), "meta")
+    model = build(name, **options).train()
+    state, (vectors, dense) = model.state_dict(), looked_up(model, "cpu")
     with FakeTensorMode(), torch.no_grad():
-        model = build(name, **options).train().requires_grad_(False).to("cuda")
-        vectors.leaves = tuple(torch.empty(t.shape, device="cuda") for t in vectors.leaves)
+
+        def there(t):
+            return torch.empty(t.shape, dtype=t.dtype, device="cuda")
+
+        state = {name: there(value) for name, value in state.items()}
+        vectors.leaves = tuple(map(there, vectors.leaves))
         with Watch("cuda"):
-            logits = model(vectors, torch.empty(6, len(DENSE), device="cuda"))
+            logits = functional_call(model, state, (vectors, there(dense)))
     assert logits.device.type == "cuda" and len(logits) == 6
 
 
