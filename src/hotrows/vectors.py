@@ -104,6 +104,11 @@ class Vectors:
         return sorted({table.role for pack in self._packs for table in pack.tables})
 
 
+def of_leaves(packs: Sequence[Pack], leaves: tuple[Tensor, ...], batch_size: int) -> Vectors:
+    """The vectors of packs without sequences, which need no more of a plan than the number of samples."""
+    return Vectors(packs, Plan(packs=(), step=0, batch_size=batch_size), leaves)
+
+
 def _spans(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
     """(pack, column) in order as (pack, first column, end).
 
