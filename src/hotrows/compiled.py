@@ -2,9 +2,9 @@
 
     vectors.leaves, dense  ->  Vectors  ->  model  ->  logits
 
-Neither plans nor ids reach the tracer: what it sees of a lookup are the leaves, to which gradients flow. The
-graph holds the choices of `model.train()` and of autocast; each has a graph of its own, and so has the last
-batch of an epoch, which is smaller.
+Neither plans nor ids reach the tracer: what it sees of a lookup are the leaves, to which gradients
+flow. Training and evaluation have graphs of their own, and so has the last batch of an epoch, which is
+smaller.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Models on tensors of a device, without one: nothing is mixed with host memory, and nothing waits for it.
+"""Models on a device, without one: nothing is mixed with host memory, and nothing waits for it.
 
-Tensors on PyTorch's device "meta" have no values, so whatever would read one fails; `Watch` also refuses what
-a GPU would do by waiting: host tensors copied to it, or used beside its own.
+Tensors on PyTorch's device "meta" have no values, so whatever would read one fails; `Watch` also
+refuses what a GPU would do by waiting: host tensors copied to it, or used beside its own.
 """
 
-from dataclasses import replace
+import contextlib
+import copy
 
 import pytest
 import torch
@@ -15,13 +16,12 @@ from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from hotrows import Batch, Embedding, models
-from hotrows.vectors import Vectors
-from tests.models.looked_up import DENSE, WITH_HISTORY, build
+from hotrows import models
+from tests.models.looked_up import WITH_HISTORY, build, planned
 
 aten = torch.ops.aten
 AUTOCAST = torch.autocast
-OPTIONS = [
+CASES = [
     ("lr", {}),
     ("fm", {}),
     ("dnn", {"batch_norm": True, "dropout": 0.2}),
@@ -41,19 +41,21 @@ OPTIONS = [
     ("can", {"base": "dien"}),
 ]
 
+every_case = pytest.mark.parametrize(("name", "options"), CASES, ids=str)
+
 
 class Watch(TorchDispatchMode):
-    """Refuses operations that wait for `device` or reach from host memory into it."""
+    """Refuses operations that wait for a device or reach from host memory into it."""
 
     def __init__(self, device):
         super().__init__()
-        self.device = torch.device(device)
+        self.device = device
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        there = [t for t in given if t.device == self.device]
-        here = [t for t in given if t.device != self.device]
+        there = [t for t in given if t.device.type == self.device]
+        here = [t for t in given if t.device.type != self.device]
         if there and op in (aten._local_scalar_dense.default, aten.equal.default):
             raise AssertionError(f"{op} waits for the device")
         if there and [t for t in here if t.dim() > 0]:
@@ -62,7 +64,7 @@ class Watch(TorchDispatchMode):
             raise AssertionError("a mask as an index waits for the device")
         out = op(*args, **kwargs)
         made = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-        if here and not there and any(t.device == self.device for t in made):
+        if here and not there and any(t.device.type == self.device for t in made):
             raise AssertionError(f"{op} copies from host memory, and waits for it")
         return out
 
@@ -96,11 +98,11 @@ def test_the_watch_refuses_what_waits():
                 waiting()
 
 
-@pytest.mark.parametrize(("name", "options"), OPTIONS, ids=str)
+@every_case
 @pytest.mark.usefixtures("meta_autocast")
 def test_a_step_waits_for_nothing(name, options):
     model = build(name, **options).train().to("meta")
-    vectors, dense = looked_up(model, "meta")
+    vectors, dense = planned(model, "meta")
     labels = torch.empty(len(dense), *((2,) if name == "mmoe" else ()), device="meta")
     with Watch("meta"):
         logits, own = models.logits_and_loss(model(vectors, dense))
@@ -111,12 +113,12 @@ def test_a_step_waits_for_nothing(name, options):
 
 
 @pytest.mark.parametrize(
-    ("name", "options"), [case for case in OPTIONS if case[0] not in WITH_HISTORY], ids=str
+    ("name", "options"), [case for case in CASES if case[0] not in WITH_HISTORY], ids=str
 )
 def test_a_forward_pass_is_one_on_a_gpu(name, options):
     """Where layers ask for the device by name. (Without a GPU, autograd does not run on such tensors.)"""
     model = build(name, **options).train()
-    state, (vectors, dense) = model.state_dict(), looked_up(model, "cpu")
+    state, (vectors, dense) = model.state_dict(), planned(model, "cpu")
     with FakeTensorMode(), torch.no_grad():
 
         def there(t):
@@ -129,22 +131,39 @@ def test_a_forward_pass_is_one_on_a_gpu(name, options):
     assert logits.device.type == "cuda" and len(logits) == 6
 
 
-def looked_up(model, device, size=6):
-    """Vectors of a random batch, by a plan on the device, and dense values."""
-    embedding = Embedding(model.tables, sequences=model.sequences, crosses=model.crosses)
-    lengths = [
-        torch.randint(0, 4, (size,)) if name in model.sequences else torch.ones(size).long()
-        for name in embedding.features
-    ]
-    offsets = F.pad(torch.cat(lengths).cumsum(0), (1, 0))
-    ids = torch.randint(0, 9, (int(offsets[-1]),))
-    on_host = embedding.plan(Batch(embedding.features, ids, torch.empty(size, 0), offsets=offsets))
-    packs = tuple(
-        replace(pack, sequence_starts=starts and {k: v.to(device) for k, v in starts.items()})
-        for pack in on_host.packs
-        for starts in [pack.sequence_starts]
-    )
-    plan = replace(on_host, packs=packs, on_host=on_host)
-    leaves = (leaf.detach().to(device) for leaf in embedding.lookup(on_host).leaves)
-    vectors = Vectors(embedding.packs, plan, tuple(leaf.requires_grad_() for leaf in leaves))
-    return vectors, torch.empty(size, len(DENSE), device=device)
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@every_case
+def test_a_gpu_learns_as_the_cpu_does_twice_the_same_and_waits_for_nothing(name, options):
+    model = build(name, **{**options, "dropout": 0.0} if "dropout" in options else options).train()
+    twin = copy.deepcopy(model).to("cuda")
+    expected = step(model, *seeded(planned, model, "cpu"))
+    there = seeded(planned, twin, "cuda")
+    with waits_refused():
+        got, again = step(twin, *there), step(twin, *there)
+    for one, other, of_cpu in zip(got, again, expected, strict=True):
+        assert torch.equal(one, other)
+        torch.testing.assert_close(one.cpu(), of_cpu, rtol=1e-3, atol=1e-4)
+
+
+def seeded(make, *arguments):
+    torch.manual_seed(1)
+    return make(*arguments)
+
+
+@contextlib.contextmanager
+def waits_refused():
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def step(model, vectors, dense):
+    """Logits, and the gradients of leaves and parameters."""
+    logits = models.logits_and_loss(model(vectors, dense))[0]
+    used = [
+        p for name, p in model.named_parameters() if ".tells." not in name
+    ]  # of a loss of its own
+    return logits, *torch.autograd.grad(logits.square().sum(), [*vectors.leaves, *used])

@@ -58,7 +58,7 @@ def sample(shape, dtypes, device):
 
 
 def assert_as_exact(got, plain, exact):
-    """Against float64, by root mean squares: at most twice the error of plain PyTorch in the same precision.
+    """Against float64, by root mean squares: at most twice the error of plain PyTorch.
 
     And the last bit of bfloat16 in the interpreter, which cuts off what a GPU rounds.
     """

@@ -1,7 +1,8 @@
 """Interests: what a history says of the item at hand, as vectors; each made in the way of a paper.
 
 Each is a module: (target [B, D], past [N, D], offsets [B + 1], lengths [B]) -> (interest
-[B, num_outputs], loss). lengths: of the lists, in host memory where they are known there, else None. The loss is None, or in training a scalar that the model adds to its own.
+[B, num_outputs], loss). lengths: of the lists, in host memory, None where they are not known there. The
+loss is None, or in training a scalar that the model adds to its own.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from hotrows.native import pointer
 
 
 def takes(weights: Tensor, inputs: Tensor) -> bool:
-    """Whether the core has a kernel for tensors of these devices and dtypes, and they are not being traced."""
+    """Whether the core has a kernel for tensors of these devices and dtypes; not in a compiled graph."""
     on_core = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in (weights, inputs))
     return on_core and not torch.compiler.is_compiling() and native.load() is not None
 

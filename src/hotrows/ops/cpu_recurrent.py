@@ -13,7 +13,7 @@ from hotrows.ops.reference_recurrent import KINDS
 
 
 def takes(*tensors: Tensor | None) -> bool:
-    """Whether the core has a kernel for values of these devices and dtypes, and they are not being traced."""
+    """Whether the core has a kernel for values of these devices and dtypes; not in a compiled graph."""
     on_core = all(
         t is None or (t.device.type == "cpu" and t.dtype == torch.float32) for t in tensors
     )

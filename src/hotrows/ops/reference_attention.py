@@ -74,4 +74,3 @@ def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor
 def _pairs(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
     q = queries[samples_of(offsets, len(keys))]
     return torch.cat([q, keys, q - keys, q * keys], dim=1)  # [N, 4D]
-

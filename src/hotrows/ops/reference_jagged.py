@@ -1,6 +1,8 @@
-"""Sums over lists of uneven length in plain PyTorch: no device is waited for, and no order left to chance.
+"""Sums over lists of uneven length in plain PyTorch: nothing waits, and no order is left to chance.
 
-A jagged batch is [N, ...] values and [B + 1] int64 offsets: sample b has values[offsets[b] : offsets[b + 1]].
+A jagged batch is [N, ...] values and [B + 1] int64 offsets: sample b has
+values[offsets[b] : offsets[b + 1]]. A segment's values are added up one after the other, on a GPU too,
+where `index_add` would add them as they come.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ def samples_of(offsets: Tensor, num: int | None = None) -> Tensor:
 
 
 def sum_by_sample(values: Tensor, offsets: Tensor) -> Tensor:
-    """[B, ...]: the sum of each sample's values, one after the other; 0 where it has none."""
+    """[B, ...]: the sum of each sample's values; 0 where it has none."""
     return torch.segment_reduce(values, "sum", offsets=offsets, unsafe=True, initial=0)
 
 

@@ -4,8 +4,8 @@
     forward    Z Z^T, whose lower triangle goes out row after row
     backward   dZ = S Z, S both triangles of the gradient
 
-Formulas: `reference_interaction`. Products are added up in float32 (tensors of one narrow dtype are multiplied
-as they are, which is exact), in an order fixed by the shapes. D is walked in blocks of BD.
+Formulas: `reference_interaction`. Sums are in float32, in an order fixed by the shapes; tensors of one
+narrow dtype are multiplied as they are, which is exact. D is walked in blocks of BD.
 """
 
 from __future__ import annotations
