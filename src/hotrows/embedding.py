@@ -440,11 +440,9 @@ class Embedding:
         for begin, end in chunks(whole.num_rows, _chunk_rows(cache)):
             found = cache.read(on_host.rows[begin:end])
             records, slots = put(found), put(torch.arange(end - begin))
-            part_of_all = {
-                "rows": whole.rows[begin:end], "starts": whole.starts[begin : end + 1]
-            }  # fmt: skip
+            own_rows, starts = whole.rows[begin:end], whole.starts[begin : end + 1]
             for p, own in zip(group.packs, records.split(list(group.strides), 1), strict=True):
-                part = dataclasses.replace(plan.packs[p], **part_of_all)
+                part = dataclasses.replace(plan.packs[p], rows=own_rows, starts=starts)
                 whole_row = squares[p]
                 of_rows = None if whole_row is None else whole_row[begin:end]
                 self._update(p, own, part, slots, grads[p], numbers, of_rows)

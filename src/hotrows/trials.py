@@ -323,7 +323,7 @@ class _StepTrainer(Trainer):
         return self._start()
 
     def step(self, work: Work) -> None:
-        self._step(work.plan, work.batch)
+        self._step(work.plan, work.batch, 1.0)
         self._advance()
 
     def _place(self, model: Model) -> Placing:

@@ -23,8 +23,9 @@ class Vectors:
 
     def __init__(self, packs: Sequence[Pack], plan: Plan, leaves: tuple[Tensor, ...]) -> None:
         self.leaves = leaves
-        self._packs = packs
+        self.packs = packs
         self._plan = plan
+        self._on_host = plan.on_host or plan
         self._columns: dict[int, tuple[Tensor, ...]] = {}
         self._parts: dict[int, tuple[Tensor, ...]] = {}
 
@@ -43,7 +44,7 @@ class Vectors:
         of order, or their tables are in several packs.
         """
         if features is None:
-            features = [name for pack in self._packs for name, table in pack.columns
+            features = [name for pack in self.packs for name, table in pack.columns
                         if pack.tables[table].role == role]  # fmt: skip
         found = [self._find(feature, role) for feature in features]
         if not found:
@@ -59,7 +60,7 @@ class Vectors:
 
     def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, Tensor]:
         """The vectors of a sequence feature, [N, D], and where each sample's begin, [B + 1]."""
-        for p, pack in enumerate(self._packs):
+        for p, pack in enumerate(self.packs):
             starts = self._plan.packs[p].sequence_starts
             if starts is not None and (feature, role) in pack.sequence_of:
                 begin = starts[feature]
@@ -67,9 +68,16 @@ class Vectors:
                 return part, begin - begin[0]
         raise KeyError(f"no sequence feature {feature!r} with role {role!r} was looked up")
 
+    def lengths(self, feature: str) -> Tensor:
+        """How many elements each sample has in a sequence feature, in host memory: [B] int64."""
+        for pack in self._on_host.packs:
+            if pack.sequence_starts is not None and feature in pack.sequence_starts:
+                return pack.sequence_starts[feature].diff().cpu()
+        raise KeyError(f"no sequence feature {feature!r} was looked up")
+
     def _pooled(self, p: int) -> Tensor:
         """The pooled vectors of a pack, [B, F, D]."""
-        leaf, size, pack = self.leaves[p], self._plan.batch_size, self._packs[p]
+        leaf, size, pack = self.leaves[p], self._plan.batch_size, self.packs[p]
         num_columns = len(pack.columns)
         pooled = self._split(p)[0] if pack.sequences else leaf
         return pooled.view(size, num_columns, leaf.shape[1])
@@ -77,23 +85,28 @@ class Vectors:
     def _split(self, p: int) -> tuple[Tensor, ...]:
         """A pack's leaf: what is pooled, then each sequence."""
         if p not in self._parts:
-            starts = self._plan.packs[p].sequence_starts
+            starts = self._on_host.packs[p].sequence_starts
             assert starts is not None
-            ends = [0, *(int(starts[name][-1]) for name, _ in self._packs[p].sequences)]
-            ends.insert(1, self._plan.batch_size * len(self._packs[p].columns))
+            ends = [0, *(int(starts[name][-1]) for name, _ in self.packs[p].sequences)]
+            ends.insert(1, self._plan.batch_size * len(self.packs[p].columns))
             sizes = [end - begin for begin, end in itertools.pairwise(ends)]
             self._parts[p] = self.leaves[p].split(sizes)
         return self._parts[p]
 
     def _find(self, feature: str, role: str) -> tuple[int, int]:
-        for p, pack in enumerate(self._packs):
+        for p, pack in enumerate(self.packs):
             column = pack.column_of.get((feature, role))
             if column is not None:
                 return p, column
         raise KeyError(f"no table of role {role!r} is read by feature {feature!r}")
 
     def _roles(self) -> list[str]:
-        return sorted({table.role for pack in self._packs for table in pack.tables})
+        return sorted({table.role for pack in self.packs for table in pack.tables})
+
+
+def of_leaves(packs: Sequence[Pack], leaves: tuple[Tensor, ...], batch_size: int) -> Vectors:
+    """The vectors of packs without sequences, which need no more of a plan than the number of samples."""
+    return Vectors(packs, Plan(packs=(), step=0, batch_size=batch_size), leaves)
 
 
 def _spans(found: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:

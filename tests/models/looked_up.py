@@ -1,10 +1,14 @@
 """Models to test, small, and looked-up vectors for them, without an engine."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
+from torch.nn import functional
 
-from hotrows import models
+from hotrows import Batch, Embedding, models
 from hotrows.schema import Dense, Schema, Sequence, Sparse
+from hotrows.vectors import Vectors
 
 SPARSE = tuple(Sparse(f"C{n}", rows=10 + n) for n in range(4))
 DENSE = tuple(Dense(f"I{n}") for n in range(3))
@@ -45,6 +49,9 @@ class FakeVectors:
     def sequence(self, feature, role="vector"):
         return self[feature, role], self.offsets[feature]
 
+    def lengths(self, feature):
+        return self.offsets[feature].diff()
+
 
 def build(name, schema=None, **options):
     """The model of that name, small; without a schema for one that it can train on."""
@@ -80,3 +87,24 @@ def logits_of(model, vectors, dense):
 def randomize(model):
     for parameter in model.parameters():
         nn.init.normal_(parameter)
+
+
+def planned(model, device="cpu", size=6):
+    """Vectors of a random batch, by a plan on the device, and dense values."""
+    embedding = Embedding(model.tables, sequences=model.sequences, crosses=model.crosses)
+    lengths = [
+        torch.randint(0, 4, (size,)) if name in model.sequences else torch.ones(size).long()
+        for name in embedding.features
+    ]
+    offsets = functional.pad(torch.cat(lengths).cumsum(0), (1, 0))
+    ids = torch.randint(0, 9, (int(offsets[-1]),))
+    on_host = embedding.plan(Batch(embedding.features, ids, torch.empty(size, 0), offsets=offsets))
+    packs = tuple(
+        replace(pack, sequence_starts=starts and {k: v.to(device) for k, v in starts.items()})
+        for pack in on_host.packs
+        for starts in [pack.sequence_starts]
+    )
+    plan = replace(on_host, packs=packs, on_host=on_host)
+    leaves = (leaf.detach().to(device) for leaf in embedding.lookup(on_host).leaves)
+    vectors = Vectors(embedding.packs, plan, tuple(leaf.requires_grad_() for leaf in leaves))
+    return vectors, torch.randn(size, len(DENSE)).to(device)

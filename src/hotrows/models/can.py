@@ -12,6 +12,7 @@ after all layers but the last, and the MLP is 200-80 with PReLU on a normalised 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -66,10 +67,13 @@ class CAN(InterestModel):
     def more(self, vectors: Vectors) -> list[Tensor]:
         weights = [vectors[giver, WEIGHTS] for giver, _ in self.pairs]
         feeds = [self._feed(vectors, name) for _, name in self.pairs]
-        ends = torch.tensor([0, *(len(inputs) for inputs, _ in feeds)]).cumsum(0)
-        offsets = [of[:-1] + end for (_, of), end in zip(feeds, ends, strict=False)]
+        begins = itertools.accumulate((len(inputs) for inputs, _ in feeds[:-1]), initial=0)
+        offsets = [of + begin for (_, of), begin in zip(feeds, begins, strict=True)]
+        ends = [of[:-1] for of in offsets[:-1]]  # the next one's first is their last
         together = self.co_action(
-            torch.cat(weights), torch.cat([of for of, _ in feeds]), torch.cat([*offsets, ends[-1:]])
+            torch.cat(weights),
+            torch.cat([inputs for inputs, _ in feeds]),
+            torch.cat([*ends, offsets[-1]]),
         )
         return list(together.chunk(len(self.pairs)))
 
@@ -77,7 +81,7 @@ class CAN(InterestModel):
         if name in self.sequences:
             return vectors.sequence(name, INPUTS)
         values = vectors[name, INPUTS]
-        return values, torch.arange(len(values) + 1)
+        return values, torch.arange(len(values) + 1, device=values.device)
 
     def _checked(self, pairs: Sequence[Sequence[str]] | None) -> tuple[tuple[str, str], ...]:
         if pairs is None:

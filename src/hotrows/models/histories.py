@@ -28,17 +28,17 @@ class History:
         """[B, D], the targets' vectors side by side."""
         return _joined([vectors[name, role] for name in self.targets])
 
-    def past(self, vectors: Vectors, role: str = "vector") -> tuple[Tensor, Tensor]:
-        """[N, D], the vectors of the elements, and their offsets [B + 1]."""
+    def past(self, vectors: Vectors, role: str = "vector") -> tuple[Tensor, Tensor, Tensor]:
+        """[N, D], the vectors of the elements, their offsets [B + 1], and in host memory lengths [B]."""
         found = [vectors.sequence(name, role) for name in self.sequences]
-        offsets = found[0][1]
-        for name, (_, other) in zip(self.sequences, found, strict=True):
-            if not torch.equal(offsets, other):
+        lengths = vectors.lengths(self.sequences[0])
+        for name in self.sequences[1:]:
+            if not torch.equal(lengths, vectors.lengths(name)):
                 raise ValueError(
                     f"the sequences {self.sequences[0]!r} and {name!r} of one history differ in "
                     f"length in a sample; name them as two histories"
                 )
-        return _joined([values for values, _ in found]), offsets
+        return _joined([values for values, _ in found]), found[0][1], lengths
 
 
 def histories_of(

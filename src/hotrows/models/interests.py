@@ -1,7 +1,8 @@
 """Interests: what a history says of the item at hand, as vectors; each made in the way of a paper.
 
-Each is a module: (target [B, D], past [N, D], offsets [B + 1]) -> (interest [B, num_outputs], loss).
-The loss is None, or in training a scalar that the model adds to its own.
+Each is a module: (target [B, D], past [N, D], offsets [B + 1], lengths [B]) -> (interest
+[B, num_outputs], loss). lengths: of the lists, in host memory, None where they are not known there. The
+loss is None, or in training a scalar that the model adds to its own.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from hotrows.nn import (
     TargetAttention,
     last_of,
     pool_jagged,
+    samples_of,
 )
 
 Interest = tuple[Tensor, Tensor | None]
@@ -34,7 +36,9 @@ class PooledInterest(nn.Module):
         super().__init__()
         self.num_outputs, self.pooling = dim, pooling
 
-    def forward(self, target: Tensor, past: Tensor, offsets: Tensor) -> Interest:
+    def forward(
+        self, target: Tensor, past: Tensor, offsets: Tensor, lengths: Tensor | None = None
+    ) -> Interest:
         return pool_jagged(past, offsets, self.pooling), None
 
 
@@ -60,7 +64,9 @@ class AttentionInterest(nn.Module):
         if project:
             self.projection = nn.Sequential(BatchNorm(dim), MLP((dim, dim)))
 
-    def forward(self, target: Tensor, past: Tensor, offsets: Tensor) -> Interest:
+    def forward(
+        self, target: Tensor, past: Tensor, offsets: Tensor, lengths: Tensor | None = None
+    ) -> Interest:
         return self.projection(self.attention(target, past, offsets)), None
 
 
@@ -114,13 +120,15 @@ class EvolvingInterest(nn.Module):
         )
         self.tells = None if auxiliary_hidden is None else _Tells(dim, auxiliary_hidden)
 
-    def forward(self, target: Tensor, past: Tensor, offsets: Tensor) -> Interest:
-        states = self.extraction(past, offsets)
+    def forward(
+        self, target: Tensor, past: Tensor, offsets: Tensor, lengths: Tensor | None = None
+    ) -> Interest:
+        states = self.extraction(past, offsets, lengths)
         weights = self.attention.scores(self.query(target), states, offsets)
         if self.evolution == "aigru":
-            evolved = self.evolving(states * weights[:, None], offsets)
+            evolved = self.evolving(states * weights[:, None], offsets, lengths)
         else:
-            evolved = self.evolving(states, weights, offsets)
+            evolved = self.evolving(states, weights, offsets, lengths)
         interest = last_of(evolved, offsets)
         if self.sums:
             total = pool_jagged(past, offsets, "sum")
@@ -132,9 +140,8 @@ class EvolvingInterest(nn.Module):
     def _auxiliary_loss(self, states: Tensor, past: Tensor, offsets: Tensor) -> Tensor:
         """The mean cross-entropy of telling what came next, over all elements that have a next; 0
         where none has, and the network runs all the same: other ranks wait for its normalisation."""
-        has_next = torch.ones(max(len(past) - 1, 0), dtype=torch.bool, device=past.device)
-        ends = offsets[1:-1] - 1
-        has_next[ends[(ends >= 0) & (ends < len(past) - 1)]] = False
+        sample = samples_of(offsets, len(past))
+        has_next = sample[1:] == sample[:-1]
         others = _Shuffled.apply(past[1:])
         ones = functional.softplus(-self._told(states[:-1], past[1:]))
         zeros = functional.softplus(self._told(states[:-1], others))

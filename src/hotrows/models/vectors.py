@@ -22,3 +22,7 @@ class Vectors(Protocol):
     def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, Tensor]:
         """The vectors of a sequence that the model keeps apart, [N, D], and their offsets, [B + 1]."""
         ...
+
+    def lengths(self, feature: str) -> Tensor:
+        """How many elements each sample has in a sequence, in host memory: [B] int64."""
+        ...

@@ -11,7 +11,7 @@ from hotrows.nn.dropout import Dropout
 from hotrows.nn.expert_mixture import ExpertMixture
 from hotrows.nn.factorization_machine import FactorizationMachine
 from hotrows.nn.grouped_mlp import GroupedMLP
-from hotrows.nn.jagged import last_of, pool_jagged, pool_padded, samples_of, to_padded
+from hotrows.nn.jagged import last_of, pool_jagged, pool_padded, to_padded
 from hotrows.nn.jagged_products import jagged_dot, softmax_jagged, weighted_sum
 from hotrows.nn.linear import PathLinear
 from hotrows.nn.linear_paths import choose_linear_paths, products_per_sample, use_linear_paths
@@ -20,6 +20,7 @@ from hotrows.nn.prelu import PReLU
 from hotrows.nn.recurrent import GRU, AttentionalGRU
 from hotrows.nn.statistics import share_statistics
 from hotrows.nn.target_attention import TargetAttention, TargetProjection
+from hotrows.ops.reference_jagged import samples_of
 
 __all__ = [
     "GRU",

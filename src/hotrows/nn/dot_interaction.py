@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from hotrows.ops import interaction
@@ -16,20 +15,8 @@ class DotInteraction(nn.Module):
     """
 
     def forward(self, bottom: Tensor, vectors: Tensor) -> Tensor:
-        return _DotInteraction.apply(bottom, vectors)
+        return interaction.dot_interaction(bottom, vectors)
 
     @staticmethod
     def num_outputs(num_vectors: int, dim: int) -> int:
         return dim + num_vectors * (num_vectors + 1) // 2
-
-
-class _DotInteraction(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, bottom, vectors):
-        ctx.save_for_backward(bottom, vectors)
-        return interaction.dot_interaction(bottom, vectors)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        return interaction.dot_interaction_backward(grad, *ctx.saved_tensors)

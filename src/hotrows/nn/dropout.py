@@ -11,14 +11,16 @@ from hotrows.ops import dropout as ops
 class Dropout(nn.Dropout):
     """`nn.Dropout`, p rounded to a multiple of 1 / 65536; keys come from PyTorch's generator.
 
-    The same seed drops the same elements, whatever the number of threads.
+    The same seed drops the same elements, whatever the number of threads. On a GPU, and where it is
+    compiled, it is PyTorch's own: a key drawn here would be the same in every replay of a graph.
     """
 
     def forward(self, input: Tensor) -> Tensor:
         dropped = round(self.p * ops.LEVELS)
         if not self.training or dropped == 0:
             return input
-        if dropped == ops.LEVELS:
+        own = input.device.type == "cpu" and not torch.compiler.is_compiling()
+        if dropped == ops.LEVELS or not own:
             return super().forward(input)
         return _Dropout.apply(input, int(torch.randint(2**62, ())), dropped)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
 from hotrows.ops import interaction
@@ -15,16 +14,4 @@ class FactorizationMachine(nn.Module):
     """
 
     def forward(self, vectors: Tensor) -> Tensor:
-        return _SecondOrder.apply(vectors)
-
-
-class _SecondOrder(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, vectors):
-        ctx.save_for_backward(vectors)
         return interaction.second_order(vectors)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
-        return interaction.second_order_backward(grad, *ctx.saved_tensors)

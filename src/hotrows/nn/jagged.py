@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hotrows.nn.jagged_products import weighted_sum
+from hotrows.ops.reference_jagged import samples_of
 
 POOLINGS = ("sum", "mean", "max")
 
@@ -23,7 +25,7 @@ def pool_jagged(vectors: Tensor, offsets: Tensor, pooling: str = "mean") -> Tens
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r}")
     if pooling == "max":
         pooled = vectors.new_zeros(len(offsets) - 1, vectors.shape[1])
-        index = samples_of(offsets)[:, None].expand_as(vectors)
+        index = samples_of(offsets, len(vectors))[:, None].expand_as(vectors)
         return pooled.scatter_reduce(0, index, vectors, "amax", include_self=False)
     pooled = weighted_sum(vectors.new_ones(len(vectors)), vectors, offsets)
     return pooled / offsets.diff().clamp(min=1)[:, None] if pooling == "mean" else pooled
@@ -40,18 +42,19 @@ def last_of(states: Tensor, offsets: Tensor) -> Tensor:
 def to_padded(vectors: Tensor, offsets: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
     """[B, L, D] vectors with zeros behind the last of each sample, and [B, L] bool, where one stands.
 
-    length: L, the longest list by default; of longer lists the last L vectors stay.
+    length: L, the longest list by default, for which a GPU is waited for; of longer lists the last L
+    vectors stay.
     """
     lengths = offsets.diff()
-    longest = int(lengths.max()) if len(lengths) else 0
-    width = longest if length is None else length
-    skipped = (lengths - width).clamp(min=0)
-    mask = torch.arange(width, device=offsets.device) < (lengths - skipped)[:, None]
-    padded = vectors.new_zeros(len(lengths), width, vectors.shape[1])
-    sample = samples_of(offsets)
-    place = torch.arange(len(vectors), device=offsets.device) - offsets[sample] - skipped[sample]
-    kept = place >= 0
-    return padded.index_put((sample[kept], place[kept]), vectors[kept]), mask
+    if length is None:
+        length = int(lengths.max()) if len(lengths) else 0
+    skipped = (lengths - length).clamp(min=0)
+    place = torch.arange(length, device=offsets.device)
+    mask = place < (lengths - skipped)[:, None]
+    position = (offsets[:-1] + skipped)[:, None] + place
+    and_one = functional.pad(vectors, (0, 0, 0, 1))  # for positions behind the end
+    padded = and_one[position.clamp(max=len(vectors))]
+    return padded.masked_fill(~mask[:, :, None], 0), mask
 
 
 def pool_padded(padded: Tensor, mask: Tensor, pooling: str = "mean") -> Tensor:
@@ -66,29 +69,23 @@ def pool_padded(padded: Tensor, mask: Tensor, pooling: str = "mean") -> Tensor:
     return total if pooling == "sum" else total / mask.sum(1, keepdim=True).clamp(min=1)
 
 
-def samples_of(offsets: Tensor) -> Tensor:
-    """[N] int64: the sample that each vector belongs to."""
-    samples = torch.arange(len(offsets) - 1, device=offsets.device)
-    return samples.repeat_interleave(offsets.diff())
-
-
 class _LastOf(torch.autograd.Function):
-    """A gather whose way back writes each row once: no two samples share a position."""
+    """A gather whose way back is one too: every position knows whether it is its sample's last."""
 
     @staticmethod
     def forward(ctx, states, offsets):
         ctx.save_for_backward(offsets)
         ctx.length = len(states)
-        filled = offsets.diff() > 0
-        last = states.new_zeros(len(filled), states.shape[1])
-        last[filled] = states[offsets[1:][filled] - 1]
-        return last
+        if len(states) == 0:
+            return states.new_zeros(len(offsets) - 1, states.shape[1])
+        last = states[(offsets[1:] - 1).clamp(min=0)]
+        return last.masked_fill((offsets.diff() == 0)[:, None], 0)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         (offsets,) = ctx.saved_tensors
-        filled = offsets.diff() > 0
-        grad_states = grad.new_zeros(ctx.length, grad.shape[1])
-        grad_states[offsets[1:][filled] - 1] = grad[filled]
-        return grad_states, None
+        sample = samples_of(offsets, ctx.length)
+        place = torch.arange(ctx.length, device=offsets.device)
+        is_last = place == offsets[1:][sample] - 1
+        return grad[sample].masked_fill(~is_last[:, None], 0), None

@@ -39,7 +39,14 @@ class _Cell(nn.Module):
             nn.init.zeros_(self.bias_hh)
             nn.init.constant_(self.bias_ih[: 2 * self.hidden_size], self.gate_bias)
 
-    def _states(self, x: Tensor, attention: Tensor | None, offsets: Tensor, kind: str) -> Tensor:
+    def _states(
+        self,
+        x: Tensor,
+        attention: Tensor | None,
+        offsets: Tensor,
+        kind: str,
+        lengths: Tensor | None,
+    ) -> Tensor:
         if x.ndim != 2 or x.shape[1] != self.input_size:
             raise ValueError(
                 f"x must be [N, {self.input_size}], one row a position, not {list(x.shape)}"
@@ -53,7 +60,7 @@ class _Cell(nn.Module):
         attention = None if attention is None else attention.to(dtype)
         return _Recurrence.apply(
             x.to(dtype), attention, offsets, self.weight_ih, self.weight_hh,
-            self.bias_ih, self.bias_hh, kind, self.reset,
+            self.bias_ih, self.bias_hh, kind, self.reset, lengths,
         )  # fmt: skip
 
     def extra_repr(self) -> str:
@@ -69,7 +76,8 @@ class GRU(_Cell):
     the biases of both gates there and the candidate's at 0 (TensorFlow: 1.0). z keeps the old state
     here as in TensorFlow, so 1.0 has the same meaning.
 
-    Computes in the parameters' dtype, float32 as a rule, under autocast too.
+    Computes in the parameters' dtype, float32 as a rule, under autocast too. lengths: [B], how long each
+    list is, in host memory where that is known there; without it a GPU is waited for.
     """
 
     def __init__(
@@ -81,8 +89,8 @@ class GRU(_Cell):
     ) -> None:
         super().__init__(input_size, hidden_size, reset, gate_bias)
 
-    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
-        return self._states(x, None, offsets, "gru")
+    def forward(self, x: Tensor, offsets: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self._states(x, None, offsets, "gru", lengths)
 
 
 class AttentionalGRU(_Cell):
@@ -97,7 +105,7 @@ class AttentionalGRU(_Cell):
 
     The authors' code is kind="augru_code", reset="before", gate_bias=1.0; the paper's formulas are
     the defaults. Where a is 0, "augru" and "agru" leave the state as it was; "augru_code" is then
-    a plain GRU without attention. reset, gate_bias and dtypes: as in `GRU`.
+    a plain GRU without attention. reset, gate_bias, lengths and dtypes: as in `GRU`.
     """
 
     def __init__(
@@ -113,8 +121,10 @@ class AttentionalGRU(_Cell):
         super().__init__(input_size, hidden_size, reset, gate_bias)
         self.kind = kind
 
-    def forward(self, x: Tensor, attention: Tensor, offsets: Tensor) -> Tensor:
-        return self._states(x, attention, offsets, self.kind)
+    def forward(
+        self, x: Tensor, attention: Tensor, offsets: Tensor, lengths: Tensor | None = None
+    ) -> Tensor:
+        return self._states(x, attention, offsets, self.kind, lengths)
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, kind={self.kind!r}"
@@ -124,14 +134,16 @@ class _Recurrence(torch.autograd.Function):
     """Input products and recurrence in one, so that the gates may take the products' place."""
 
     @staticmethod
-    def forward(ctx, x, attention, offsets, weight_ih, weight_hh, bias_ih, bias_hh, kind, reset):
+    def forward(
+        ctx, x, attention, offsets, weight_ih, weight_hh, bias_ih, bias_hh, kind, reset, lengths
+    ):
         with torch.autocast(x.device.type, enabled=False):
             parts = torch.addmm(bias_ih, x, weight_ih.t())
             states, gates, inner = recurrent.recurrent(
-                parts, attention, offsets, weight_hh, bias_hh, kind, reset
+                parts, attention, offsets, weight_hh, bias_hh, kind, reset, lengths
             )
         ctx.save_for_backward(x, attention, offsets, weight_ih, weight_hh, states, gates, inner)
-        ctx.kind, ctx.reset = kind, reset
+        ctx.kind, ctx.reset, ctx.lengths = kind, reset, lengths
         return states
 
     @staticmethod
@@ -140,8 +152,9 @@ class _Recurrence(torch.autograd.Function):
         x, attention, offsets, weight_ih, weight_hh, states, gates, inner = ctx.saved_tensors
         with torch.autocast(x.device.type, enabled=False):
             grad_parts, grad_attention, grad_weight_hh, *grad_biases = recurrent.recurrent_backward(
-                grad, states, gates, inner, attention, offsets, weight_hh, ctx.kind, ctx.reset
-            )
+                grad, states, gates, inner, attention, offsets, weight_hh,
+                ctx.kind, ctx.reset, ctx.lengths,
+            )  # fmt: skip
             grad_x = grad_parts.mm(weight_ih) if ctx.needs_input_grad[0] else None
             grad_weight_ih = grad_parts.t().mm(x)
         return (
@@ -151,6 +164,7 @@ class _Recurrence(torch.autograd.Function):
             grad_weight_ih,
             grad_weight_hh,
             *grad_biases,
+            None,
             None,
             None,
         )

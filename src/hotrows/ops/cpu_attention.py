@@ -12,9 +12,9 @@ from hotrows.native import pointer
 
 
 def takes(*tensors: Tensor) -> bool:
-    """Whether the core has kernels for tensors of these devices and dtypes."""
+    """Whether the core has kernels for tensors of these devices and dtypes; not in a compiled graph."""
     on_core = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
-    return on_core and native.load() is not None
+    return on_core and not torch.compiler.is_compiling() and native.load() is not None
 
 
 def target_projection(

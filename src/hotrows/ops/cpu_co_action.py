@@ -13,9 +13,9 @@ from hotrows.native import pointer
 
 
 def takes(weights: Tensor, inputs: Tensor) -> bool:
-    """Whether the core has a kernel for tensors of these devices and dtypes."""
+    """Whether the core has a kernel for tensors of these devices and dtypes; not in a compiled graph."""
     on_core = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in (weights, inputs))
-    return on_core and native.load() is not None
+    return on_core and not torch.compiler.is_compiling() and native.load() is not None
 
 
 def co_action(

@@ -13,11 +13,11 @@ from hotrows.ops.reference_recurrent import KINDS
 
 
 def takes(*tensors: Tensor | None) -> bool:
-    """Whether the core has a kernel for values of these devices and dtypes."""
+    """Whether the core has a kernel for values of these devices and dtypes; not in a compiled graph."""
     on_core = all(
         t is None or (t.device.type == "cpu" and t.dtype == torch.float32) for t in tensors
     )
-    return on_core and native.load() is not None
+    return on_core and not torch.compiler.is_compiling() and native.load() is not None
 
 
 def recurrent(

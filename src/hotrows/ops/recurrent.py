@@ -15,9 +15,12 @@ def recurrent(
     bias: Tensor,
     kind: str,
     reset: str,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    ops = cpu_recurrent if cpu_recurrent.takes(parts, attention, weight) else reference_recurrent
-    return ops.recurrent(parts, attention, offsets, weight, bias, kind, reset)
+    given = parts, attention, offsets, weight, bias, kind, reset
+    if cpu_recurrent.takes(parts, attention, weight):
+        return cpu_recurrent.recurrent(*given)
+    return reference_recurrent.recurrent(*given, lengths)
 
 
 def recurrent_backward(
@@ -30,8 +33,9 @@ def recurrent_backward(
     weight: Tensor,
     kind: str,
     reset: str,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
-    ops = cpu_recurrent if cpu_recurrent.takes(gates, attention, weight) else reference_recurrent
-    return ops.recurrent_backward(
-        grad_states, states, gates, inner, attention, offsets, weight, kind, reset
-    )
+    given = grad_states, states, gates, inner, attention, offsets, weight, kind, reset
+    if cpu_recurrent.takes(gates, attention, weight):
+        return cpu_recurrent.recurrent_backward(*given)
+    return reference_recurrent.recurrent_backward(*given, lengths)

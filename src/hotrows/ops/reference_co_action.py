@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hotrows.ops.reference_jagged import samples_of, sum_by_sample
+
 
 def co_action(
     weights: Tensor,
@@ -26,8 +28,7 @@ def co_action(
 
     sizes = (1, 1), orders = 2, weights = [[2.]], inputs = [[3.], [1.]]  ->  [[8., 20.]]
     """
-    lengths = offsets.diff()
-    sample = torch.arange(len(lengths), device=offsets.device).repeat_interleave(lengths)
+    sample = samples_of(offsets, len(inputs))
     matrices = _matrices(weights, sizes, 1 if shared_orders else orders)
     outputs = []
     for order in range(orders):
@@ -37,8 +38,7 @@ def co_action(
             x = torch.einsum("ni,nio->no", x, matrix[sample])
             x = x if place == len(layers) - 1 else torch.tanh(x)
             outputs.append(x)
-    stacked = torch.cat(outputs, 1)
-    return stacked.new_zeros(len(lengths), stacked.shape[1]).index_add(0, sample, stacked)
+    return sum_by_sample(torch.cat(outputs, 1), offsets)
 
 
 def co_action_backward(

@@ -1,4 +1,4 @@
-"""Interactions of a sample's vectors in plain PyTorch: the specification of `cpu_interaction`."""
+"""Interactions of a sample's vectors in plain PyTorch: the specification of the kernels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dot_interaction_backward(
     products[:, row, column] = grad[:, width:].to(z.dtype)
     grad_z = (products + products.transpose(1, 2)) @ z  # [B, F+1, D]
     grad_bottom = grad_z[:, 0] + grad[:, :width]
-    return grad_bottom.to(bottom.dtype), grad_z[:, 1:].to(vectors.dtype)
+    return grad_bottom.to(bottom.dtype), grad_z[:, 1:].to(vectors.dtype).contiguous()
 
 
 def second_order(vectors: Tensor) -> Tensor:

@@ -19,11 +19,13 @@ def recurrent(
     bias: Tensor,
     kind: str,
     reset: str,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The state of each position, from zeros in front of each sample's first.
 
     parts: [N, 3H], the inputs' share x_r, x_z, x_n of the gates; attention: [N], None for "gru".
-    weight: [3H, H] of U_r, U_z, U_n; bias: [3H] of c_r, c_z, c_n. With h the state before:
+    weight: [3H, H] of U_r, U_z, U_n; bias: [3H] of c_r, c_z, c_n. lengths: [B] int64 in host memory, how
+    long each sample is; without it a GPU is waited for. With h the state before:
 
         r = sigmoid(x_r + U_r h + c_r)      z = sigmoid(x_z + U_z h + c_z)
         n = tanh(x_n + r * (U_n h + c_n))   reset "after" the product
@@ -37,7 +39,7 @@ def recurrent(
     size = weight.shape[1]
     states, gates = parts.new_zeros(len(parts), size), parts.new_zeros(parts.shape)
     inner = parts.new_zeros(len(parts), size) if reset == "after" else None
-    for places, is_first in _steps(offsets):
+    for places, is_first in _steps(offsets, lengths):
         h = states.new_zeros(len(places), size) if is_first else states[places - 1]
         a = None if attention is None else attention[places, None]
         x = parts[places].chunk(3, 1)
@@ -64,6 +66,7 @@ def recurrent_backward(
     weight: Tensor,
     kind: str,
     reset: str,
+    lengths: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
     """Gradients of parts, attention, weight, a bias added to parts, and bias.
 
@@ -76,7 +79,7 @@ def recurrent_backward(
     grad_products = torch.zeros_like(gates)
     grad_attention = None if attention is None else torch.zeros_like(attention)
     old, reset_old = torch.zeros_like(states), torch.zeros_like(states)
-    for places, is_first in reversed(list(_steps(offsets))):
+    for places, is_first in reversed(list(_steps(offsets, lengths))):
         r, z, n = gates[places].chunk(3, 1)
         h = torch.zeros_like(r) if is_first else states[places - 1]
         a = None if attention is None else attention[places, None]
@@ -106,11 +109,16 @@ def recurrent_backward(
     return grad_parts, grad_attention, grad_weight, grad_parts.sum(0), grad_products.sum(0)
 
 
-def _steps(offsets: Tensor) -> Iterator[tuple[Tensor, bool]]:
-    """For each step the positions of all samples that long, and whether it is the first step."""
-    starts, lengths = offsets[:-1], offsets.diff()
-    for step in range(int(lengths.max()) if len(lengths) else 0):
-        yield starts[lengths > step] + step, step == 0
+def _steps(offsets: Tensor, lengths: Tensor | None) -> Iterator[tuple[Tensor, bool]]:
+    """For each step the positions of all samples that long, and whether it is the first step.
+
+    The longest samples come first, so that those of a step are the first so many.
+    """
+    lengths = offsets.diff().cpu() if lengths is None else lengths
+    starts = offsets[:-1][offsets.diff().argsort(descending=True, stable=True)]
+    ended = lengths.bincount().cumsum(0)[:-1]  # samples no longer than each step
+    for step, count in enumerate((len(lengths) - ended).tolist()):
+        yield starts[:count] + step, step == 0
 
 
 def _share(kind: str, z: Tensor, a: Tensor | None) -> Tensor:

@@ -7,9 +7,8 @@ packs.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hotrows.piece import Shard
 from hotrows.planning.sharding import Placement, Sharding, columns_of
@@ -25,6 +24,7 @@ class Pack:
     columns: (feature, table index) for each vector a sample gets from this pack, in order;
     sequences: the same for features whose vectors stay apart.
     placements: where the rows of each table are; none: all of them here.
+    column_of: (feature, role) to which of a sample's vectors it is; sequence_of: the same for sequences.
     """
 
     name: str
@@ -33,6 +33,12 @@ class Pack:
     columns: tuple[tuple[str, int], ...]
     sequences: tuple[tuple[str, int], ...]
     placements: tuple[Placement, ...] = ()
+    column_of: dict[tuple[str, str], int] = field(init=False, repr=False, compare=False)
+    sequence_of: dict[tuple[str, str], int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "column_of", _positions(self.columns, self.tables))
+        object.__setattr__(self, "sequence_of", _positions(self.sequences, self.tables))
 
     @property
     def dim(self) -> int:
@@ -52,16 +58,6 @@ class Pack:
         of = self.sharding(num_ranks)
         columns = columns_of(self.dim, rank, num_ranks) if of.columns else (0, self.dim)
         return Shard(self.tables, of.pieces(rank), columns, rank, num_ranks)
-
-    @functools.cached_property
-    def column_of(self) -> dict[tuple[str, str], int]:
-        """(feature, role) to which of a sample's vectors it is."""
-        return _positions(self.columns, self.tables)
-
-    @functools.cached_property
-    def sequence_of(self) -> dict[tuple[str, str], int]:
-        """The same for sequences."""
-        return _positions(self.sequences, self.tables)
 
 
 def pack_tables(

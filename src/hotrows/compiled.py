@@ -1,0 +1,41 @@
+"""Models through `torch.compile`: one graph per size of batch, of plain tensors.
+
+    vectors.leaves, dense  ->  Vectors  ->  model  ->  logits
+
+Neither plans nor ids reach the tracer: what it sees of a lookup are the leaves, to which gradients
+flow. Training and evaluation have graphs of their own, and so has the last batch of an epoch, which is
+smaller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrows.models import Model
+from hotrows.planning.packing import Pack
+from hotrows.vectors import Vectors, of_leaves
+
+Output = Tensor | tuple[Tensor, Tensor]
+
+
+def compiled(
+    model: Model, packs: Sequence[Pack], **options: Any
+) -> Callable[[Vectors, Tensor], Output]:
+    """What `model` is, (vectors, dense) -> logits, compiled when it is first called.
+
+    packs: of the embedding whose vectors it is given. options: of `torch.compile`, such as `mode`.
+    A model of sequences is run as it is: their elements are of another number in every batch, and each
+    would be compiled anew.
+    """
+    if model.sequences:
+        return model
+
+    def run(leaves: tuple[Tensor, ...], dense: Tensor) -> Output:
+        return model(of_leaves(packs, leaves, len(dense)), dense)
+
+    traced = torch.compile(run, fullgraph=True, dynamic=False, **options)
+    return lambda vectors, dense: traced(vectors.leaves, dense)
