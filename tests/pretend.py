@@ -65,6 +65,10 @@ class PretendTensor(torch.Tensor):
     def is_cuda(self):
         return True
 
+    @property
+    def is_meta(self):
+        return False
+
     def data_ptr(self):
         raise RuntimeError("a tensor of the device has no address on the host")
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from hotrows.batch import Batch, split
 from hotrows.config import TrainConfig
 from hotrows.exchange.dense import SharedGradients
-from hotrows.models.compiled import compiled
+from hotrows.compiled import compiled
 from hotrows.plan import PackPlan, Plan
 from hotrows.predict import Predictor
 from hotrows.ranks import Note, OneRank

@@ -66,7 +66,9 @@ class Traffic:
     def give_back(self, s: int, gradients: Sequence[Tensor]) -> None:
         """Sends the gradients of what slice s has read: [A, D] per pack; slices in their order."""
         if not self._gradients:
-            self._gradients = [_block(self.plan, p, self._own_width(p)) for p in self._packs]
+            self._gradients = [
+                _block(self.plan, p, self._own_width(p), gradients[p]) for p in self._packs
+            ]
         assert s == self._given_back, "slices give back in order"
         self._given_back += 1
         for p in self._packs:
@@ -148,10 +150,10 @@ class Traffic:
             self._note(stage, lane, begin, end)
 
 
-def _block(plan: Plan, p: int, width: int) -> Tensor:
+def _block(plan: Plan, p: int, width: int, like: Tensor) -> Tensor:
     """[num_shared + R, d]: zeros where gradients are summed, the rest to be filled."""
-    block = torch.empty(plan.packs[p].num_bags, width)
-    block[: plan.answers[p].num_shared] = 0
+    block = torch.empty(plan.packs[p].num_bags, width, device=like.device)
+    block[: plan.answers[p].num_shared].zero_()
     return block
 
 

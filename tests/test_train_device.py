@@ -1,0 +1,132 @@
+"""A run on a device: the run of the host, whatever the store, the policy and the model.
+
+On a pretended GPU, where any tensor on the wrong side raises. It computes what the host computes but
+for the native core's fused layers, so weights are equal up to rounding; of the device's own runs, bit
+for bit.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+
+from hotrows import checkpoint, data, report
+from hotrows.config import TrainConfig
+from hotrows.optim import FTRL, SGD, Adagrad, Adam
+from hotrows.train import Trainer, load_run, train
+from tests import pretend
+from tests.test_train import schema, write_rows
+
+CONFIG = TrainConfig(
+    model="deepfm",
+    model_options={"dim": 4, "hidden": [8], "dropout": 0.0},
+    epochs=1,
+    batch_size=128,
+    row_optimizer=Adagrad(lr=0.1),
+    seed=3,
+    linear_paths="plain",
+)
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    raw = write_rows(folder / "raw.csv")
+    return data.prepare([raw], schema(), folder / "enc", split="position:0.6,0.2,0.2")
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(monkeypatch):
+    monkeypatch.setattr(report, "draw_run", lambda run: None)
+
+
+def on_device(encoded, config, run, **rest):
+    with pretend.gpu() as device:
+        result = train(encoded, dataclasses.replace(config, device="cuda"), run, **rest)
+    return result, device
+
+
+def weights(run):
+    found = load_run(run, "last")
+    tables = {t.name: found.embedding.weights(t.name).clone() for t in found.embedding.tables}
+    return {**tables, **found.model.state_dict()}
+
+
+def assert_same(a, b, error=0.0):
+    first, second = weights(a), weights(b)
+    assert first.keys() == second.keys()
+    for name, value in first.items():
+        torch.testing.assert_close(value, second[name], rtol=error, atol=error)
+
+
+ROUNDING = 1e-4
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"fast_memory": 1500},
+        {"fast_memory": 1500, "way": "staged", "policy": "lru"},
+        {"row_optimizer": Adam(), "clip_norm": 1.0, "dense_optimizer": "adagrad"},
+        {"row_optimizer": FTRL(), "dense_optimizer": "sgd", "plan_depth": 0},
+        {"micro_batches": 3, "row_optimizer": SGD()},
+    ],
+    ids=["whole", "cache", "staged", "adam", "ftrl", "micro"],
+)
+def test_a_run_on_the_device_is_that_of_the_host(encoded, tmp_path, settings):
+    config = dataclasses.replace(CONFIG, **settings)
+    here = train(encoded, config, tmp_path / "here")
+    there, _ = on_device(encoded, config, tmp_path / "there")
+    assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=ROUNDING)
+    assert there.steps == here.steps
+    assert_same(tmp_path / "here", tmp_path / "there", ROUNDING)
+
+
+def test_tables_in_a_file_train_on_the_device(encoded, tmp_path):
+    runs = {}
+    for name in ("here", "there"):
+        store = f"file:{tmp_path / name}-rows"
+        config = dataclasses.replace(CONFIG, fast_memory=1500, store=store)
+        if name == "here":
+            runs[name] = train(encoded, config, tmp_path / name)
+        else:
+            runs[name], _ = on_device(encoded, config, tmp_path / name)
+    assert runs["there"].test.log_loss == pytest.approx(runs["here"].test.log_loss, rel=ROUNDING)
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, tmp_path):
+    config = dataclasses.replace(CONFIG, checkpoint_every=3, fast_memory=1500)
+    on_device(encoded, config, tmp_path / "whole")
+
+    def stop(progress):
+        if progress.stage == "train" and progress.done == 4:
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        on_device(encoded, config, tmp_path / "parts", progress=stop)
+    on_device(encoded, config, tmp_path / "parts", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_checkpoint_of_the_device_trains_on_the_host_and_back(encoded, tmp_path):
+    on_device(encoded, CONFIG, tmp_path / "first")
+    second = dataclasses.replace(CONFIG, start_from=str(tmp_path / "first"), seed=4)
+    train(encoded, second, tmp_path / "host")
+    on_device(encoded, second, tmp_path / "device")
+    assert_same(tmp_path / "host", tmp_path / "device", ROUNDING)
+
+
+def test_increments_of_the_device_hold_what_changed(encoded, tmp_path):
+    config = dataclasses.replace(CONFIG, checkpoint_every=2, full_every=4, keep_last=3)
+    on_device(encoded, config, tmp_path / "run")
+    train(encoded, config, tmp_path / "host")
+    assert_same(tmp_path / "host", tmp_path / "run", ROUNDING)
+    assert checkpoint.pointed(tmp_path / "run") is not None
+
+
+def test_a_device_that_is_not_there_is_said(encoded, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("it is there")
+    with pytest.raises(ValueError, match="sees 0 CUDA devices"):
+        Trainer(encoded, dataclasses.replace(CONFIG, device="cuda"), tmp_path / "run")
