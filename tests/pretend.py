@@ -93,8 +93,9 @@ def _run(func, args, kwargs):
         return torch.device("meta")
     leaves = tree_leaves((args, kwargs))
     asked = kwargs.get("device")
-    to_device = asked is not None and torch.device(asked).type == "cuda"
     on_device = any(isinstance(leaf, PretendTensor) for leaf in leaves)
+    kinds = ("cuda", "meta") if on_device else ("cuda",)  # C++ asks for what it sees of the device
+    to_device = asked is not None and torch.device(asked).type in kinds
     if not on_device and not to_device:
         return func(*args, **kwargs)
     _refuse_mixture(func, args, leaves)
