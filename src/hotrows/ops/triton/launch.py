@@ -10,6 +10,9 @@ import triton
 GATHER_ELEMENTS = 2048
 """Of a tile of rows gathered for single ids: 4 float32 loads of 16 bytes in flight per thread."""
 
+GATHER_COLUMNS = 256
+"""At most, of a tile of rows, bags or runs; wider rows are cut."""
+
 BAG_ELEMENTS = 1024
 """Of a tile of bags or runs. They go as far as their longest one, so tiles are kept small. Not fewer
 than threads: an update in place must read each element by one thread alone."""
@@ -30,9 +33,6 @@ than the device's own."""
 
 LANES = 256
 """Elements per program where each is one number."""
-
-GATHER_COLUMNS = 256
-"""At most, of a tile; wider rows are cut."""
 
 MAX_DIM = 1024
 """The widest row that `update` holds whole: the mean over a row needs all of it. Wider ones are

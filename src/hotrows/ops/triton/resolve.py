@@ -21,7 +21,10 @@ def resolve(
     num_columns: int,
     routes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Bags of several ids, and rows among ranks, take the reference; the former wait for a count."""
+    """A bad id gets row -1, padding: nothing is read or written for it before the host hears of it.
+
+    Bags of several ids, and rows among ranks, take the reference; the former wait for a count.
+    """
     if offsets is not None or routes is not None:
         return reference.resolve(
             ids, offsets, batch_size, features, first_rows, num_rows, num_columns, routes
@@ -50,9 +53,10 @@ def _resolve(
     b_feature = tl.load(p_features + b_column, mask=m_out, other=0)
     b_id = tl.load(p_ids + b_feature * batch_size + b_sample, mask=m_out, other=0)
     b_first = tl.load(p_first_rows + b_column, mask=m_out, other=0)
-    tl.store(p_rows + o_out, b_first + b_id, mask=m_out)
+    b_size = tl.load(p_num_rows + b_column, mask=m_out, other=0)
+    m_bad = m_out & ((b_id < 0) | (b_id >= b_size))
+    tl.store(p_rows + o_out, tl.where(m_bad, -1, b_first + b_id), mask=m_out)
 
-    m_bad = m_out & ((b_id < 0) | (b_id >= tl.load(p_num_rows + b_column, mask=m_out, other=0)))
     first_bad = tl.min(tl.where(m_bad, o_out, num_ids.to(tl.int64)), axis=0)
     if first_bad < num_ids:  # as 64 plain bits, -1 (none) is above every place
         p_least = p_bad.to(tl.pointer_type(tl.uint64), bitcast=True)

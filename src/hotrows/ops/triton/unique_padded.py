@@ -67,6 +67,7 @@ def _fill(
     # Beyond the last run: no distinct rows, and the end of the last run.
     total = tl.load(p_counts + num_ids - 1)
     num_runs, num_real = total >> 32, total & 0xFFFFFFFF
-    tl.store(p_distinct + o_id, o_id * 0 - 1, mask=m_id & (o_id >= num_runs))
-    b_end = (o_id * 0 + num_real).to(tl.int32)
-    tl.store(p_starts + o_id, b_end, mask=(o_id <= num_ids) & (o_id >= num_runs))
+    m_after = o_id >= num_runs
+    tl.store(p_distinct + o_id, tl.full([LANES], -1, tl.int64), mask=m_id & m_after)
+    b_end = tl.zeros([LANES], tl.int32) + num_real.to(tl.int32)
+    tl.store(p_starts + o_id, b_end, mask=(o_id <= num_ids) & m_after)
