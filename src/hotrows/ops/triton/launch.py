@@ -1,4 +1,4 @@
-"""How kernels are launched: the numbers a benchmark may sweep, and why each is what it is.
+"""How kernels are launched: the numbers a benchmark may set and sweep, and why each is what it is.
 
 All kernels are bound by memory, most of them by its latency: they read rows at random places.
 """
@@ -39,8 +39,8 @@ MAX_DIM = 1024
 summed here and updated by the reference."""
 
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
-"""Without fused multiply-add, so that sums and formulas round as the reference does; kernels that
-wait for memory lose nothing by it."""
+"""Few warps, since programs are many and small. Without fused multiply-add, so that sums and formulas
+round as the reference does; kernels that wait for memory lose nothing by it."""
 
 
 def tile(dim: int, elements: int, most_columns: int) -> tuple[int, int]:

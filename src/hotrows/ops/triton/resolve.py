@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotrows.ops import reference
-from hotrows.ops.triton.launch import LANES, OPTIONS
+from hotrows.ops.triton import launch
 
 
 def resolve(
@@ -32,9 +32,9 @@ def resolve(
     ids, num_ids = ids.contiguous(), features.numel() * batch_size
     rows = ids.new_empty(num_ids)
     bad = ids.new_full((1,), -1)
-    _resolve[(triton.cdiv(num_ids, LANES),)](
+    _resolve[(triton.cdiv(num_ids, launch.LANES),)](
         ids, features, first_rows, num_rows, rows, bad, batch_size, num_columns, num_ids,
-        LANES=LANES, **OPTIONS,
+        LANES=launch.LANES, **launch.OPTIONS,
     )  # fmt: skip
     return rows, ids.new_empty(0), ids.new_empty(0, dtype=torch.int32), bad
 

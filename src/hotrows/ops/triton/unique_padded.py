@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotrows.ops.triton.launch import LANES, OPTIONS
+from hotrows.ops.triton import launch
 
 
 def unique_padded(
@@ -23,13 +23,14 @@ def unique_padded(
     starts = rows.new_empty(n + 1, dtype=torch.int32)
     if not n:
         return distinct, inverse, order, starts.zero_()
-    grid = (triton.cdiv(n + 1, LANES),)
+    grid = (triton.cdiv(n + 1, launch.LANES),)
     counts = rows.new_empty(n)
-    _count[grid](keys, counts, n, LAST=last, LANES=LANES, **OPTIONS)
+    _count[grid](keys, counts, n, LAST=last, LANES=launch.LANES, **launch.OPTIONS)
     counts = counts.cumsum(0)
     _fill[grid](
-        keys, places, counts, distinct, inverse, order, starts, n, LAST=last, LANES=LANES, **OPTIONS
-    )
+        keys, places, counts, distinct, inverse, order, starts, n, LAST=last, LANES=launch.LANES,
+        **launch.OPTIONS,
+    )  # fmt: skip
     return distinct, inverse, order, starts
 
 
