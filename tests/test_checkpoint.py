@@ -72,8 +72,9 @@ def test_what_was_saved_comes_back_bit_for_bit(run, optimizer):
     assert torch.equal(back.tensors["random_state"], torch.arange(9))
 
 
-def test_rows_of_bfloat16_come_back_too(run):
-    tables = [Table("A", 9, 3, ("A",), dtype="bfloat16")]
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_narrow_weights_come_back_too(run, dtype):
+    tables = [Table("A", 9, 3, ("A",), dtype=dtype)]
     rows, fresh = Embedding(tables, seed=1), Embedding(tables, seed=2)
     run.mkdir()
     checkpoint.save(run, rows, model(), state())

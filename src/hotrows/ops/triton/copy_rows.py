@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotrows.ops.triton.launch import COPY_BYTES, GATHER_COLUMNS, OPTIONS, tile
+from hotrows.ops.triton import launch
 
 _WORDS = ((8, torch.int64), (4, torch.int32), (1, torch.uint8))
 
@@ -18,11 +18,11 @@ def copy_rows(
     num_rows = next(len(of) for of in (source_rows, target_rows, source) if of is not None)
     size, word = _widest(source, target)
     source, target, num_words = source.view(word), target.view(word), source.shape[1] // size
-    rows, words = tile(num_words, COPY_BYTES // size, GATHER_COLUMNS)
+    rows, words = launch.tile(num_words, launch.COPY_BYTES // size, launch.GATHER_COLUMNS)
     _copy_rows[(triton.cdiv(num_rows, rows), triton.cdiv(num_words, words))](
         source, source_rows, target, target_rows, num_rows, NUM_WORDS=num_words,
         SOURCE_STRIDE=source.stride(0), TARGET_STRIDE=target.stride(0), ROWS=rows, WORDS=words,
-        **OPTIONS,
+        **launch.OPTIONS,
     )  # fmt: skip
 
 

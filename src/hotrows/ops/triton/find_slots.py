@@ -7,16 +7,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotrows.ops.triton.launch import LANES, OPTIONS
+from hotrows.ops.triton import launch
 from hotrows.ops.triton.search import last_at_most
 
 
 def find_slots(held_rows: Tensor, held_slots: Tensor, rows: Tensor) -> Tensor:
     rows, num_held = rows.contiguous(), held_rows.numel()
     out = torch.empty_like(rows)
-    _find_slots[(triton.cdiv(rows.numel(), LANES),)](
+    _find_slots[(triton.cdiv(rows.numel(), launch.LANES),)](
         held_rows, held_slots, rows, out, num_held, num_held.bit_length(), rows.numel(),
-        LANES=LANES, **OPTIONS,
+        LANES=launch.LANES, **launch.OPTIONS,
     )  # fmt: skip
     return out
 

@@ -1,4 +1,4 @@
-"""How kernels are launched: the numbers a benchmark may sweep, and why each is what it is.
+"""How kernels are launched: the numbers a benchmark may set and sweep, and why each is what it is.
 
 All kernels are bound by memory, most of them by its latency: they read rows at random places.
 """
@@ -9,6 +9,9 @@ import triton
 
 GATHER_ELEMENTS = 2048
 """Of a tile of rows gathered for single ids: 4 float32 loads of 16 bytes in flight per thread."""
+
+GATHER_COLUMNS = 256
+"""At most, of a tile of rows, bags or runs; wider rows are cut."""
 
 BAG_ELEMENTS = 1024
 """Of a tile of bags or runs. They go as far as their longest one, so tiles are kept small. Not fewer
@@ -31,16 +34,13 @@ than the device's own."""
 LANES = 256
 """Elements per program where each is one number."""
 
-GATHER_COLUMNS = 256
-"""At most, of a tile; wider rows are cut."""
-
 MAX_DIM = 1024
 """The widest row that `update` holds whole: the mean over a row needs all of it. Wider ones are
 summed here and updated by the reference."""
 
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
-"""Without fused multiply-add, so that sums and formulas round as the reference does; kernels that
-wait for memory lose nothing by it."""
+"""Few warps, since programs are many and small. Without fused multiply-add, so that sums and formulas
+round as the reference does; kernels that wait for memory lose nothing by it."""
 
 
 def tile(dim: int, elements: int, most_columns: int) -> tuple[int, int]:

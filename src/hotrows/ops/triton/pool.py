@@ -7,14 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotrows.ops.triton.launch import (
-    BAG_ELEMENTS,
-    GATHER_COLUMNS,
-    GATHER_ELEMENTS,
-    OPTIONS,
-    UNROLL,
-    tile,
-)
+from hotrows.ops.triton import launch
 from hotrows.record import views
 
 
@@ -30,15 +23,17 @@ def pool(
     single = bag_starts is None
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
     out = torch.empty(num_bags, dim, dtype=torch.float32, device=records.device)
-    bags, columns = tile(dim, GATHER_ELEMENTS if single else BAG_ELEMENTS, GATHER_COLUMNS)
+    bags, columns = launch.tile(
+        dim, launch.GATHER_ELEMENTS if single else launch.BAG_ELEMENTS, launch.GATHER_COLUMNS
+    )
     grid = (triton.cdiv(num_bags, bags), triton.cdiv(dim, columns))
     sizes = {"D": dim, "STRIDE": stored.stride(0), "BAGS": bags, "COLUMNS": columns}
     if single:
-        _gather[grid](stored, slots, inverse, weights, out, num_bags, **sizes, **OPTIONS)
+        _gather[grid](stored, slots, inverse, weights, out, num_bags, **sizes, **launch.OPTIONS)
     else:
         _pool[grid](
-            stored, slots, inverse, bag_starts, weights, out, num_bags, **sizes, UNROLL=UNROLL,
-            **OPTIONS,
+            stored, slots, inverse, bag_starts, weights, out, num_bags, **sizes, UNROLL=launch.UNROLL,
+            **launch.OPTIONS,
         )  # fmt: skip
     return out
 

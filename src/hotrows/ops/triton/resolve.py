@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotrows.ops import reference
-from hotrows.ops.triton.launch import LANES, OPTIONS
+from hotrows.ops.triton import launch
 
 
 def resolve(
@@ -21,7 +21,10 @@ def resolve(
     num_columns: int,
     routes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Bags of several ids, and rows among ranks, take the reference; the former wait for a count."""
+    """A bad id gets row -1, padding: nothing is read or written for it before the host hears of it.
+
+    Bags of several ids, and rows among ranks, take the reference; the former wait for a count.
+    """
     if offsets is not None or routes is not None:
         return reference.resolve(
             ids, offsets, batch_size, features, first_rows, num_rows, num_columns, routes
@@ -29,9 +32,9 @@ def resolve(
     ids, num_ids = ids.contiguous(), features.numel() * batch_size
     rows = ids.new_empty(num_ids)
     bad = ids.new_full((1,), -1)
-    _resolve[(triton.cdiv(num_ids, LANES),)](
+    _resolve[(triton.cdiv(num_ids, launch.LANES),)](
         ids, features, first_rows, num_rows, rows, bad, batch_size, num_columns, num_ids,
-        LANES=LANES, **OPTIONS,
+        LANES=launch.LANES, **launch.OPTIONS,
     )  # fmt: skip
     return rows, ids.new_empty(0), ids.new_empty(0, dtype=torch.int32), bad
 
@@ -50,9 +53,10 @@ def _resolve(
     b_feature = tl.load(p_features + b_column, mask=m_out, other=0)
     b_id = tl.load(p_ids + b_feature * batch_size + b_sample, mask=m_out, other=0)
     b_first = tl.load(p_first_rows + b_column, mask=m_out, other=0)
-    tl.store(p_rows + o_out, b_first + b_id, mask=m_out)
+    b_size = tl.load(p_num_rows + b_column, mask=m_out, other=0)
+    m_bad = m_out & ((b_id < 0) | (b_id >= b_size))
+    tl.store(p_rows + o_out, tl.where(m_bad, -1, b_first + b_id), mask=m_out)
 
-    m_bad = m_out & ((b_id < 0) | (b_id >= tl.load(p_num_rows + b_column, mask=m_out, other=0)))
     first_bad = tl.min(tl.where(m_bad, o_out, num_ids.to(tl.int64)), axis=0)
     if first_bad < num_ids:  # as 64 plain bits, -1 (none) is above every place
         p_least = p_bad.to(tl.pointer_type(tl.uint64), bitcast=True)

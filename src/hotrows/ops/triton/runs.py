@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotrows.ops.triton.launch import OPTIONS, WINDOW, WINDOW_COLUMNS
+from hotrows.ops.triton import launch
 from hotrows.ops.triton.search import last_at_most
 
 
@@ -25,12 +25,12 @@ def sum_windows(
 ) -> tuple[Tensor, Tensor]:
     """Heads and tails, each [windows, D] float32; of windows that no run crosses they are not set."""
     (num_ids,), dim, num_runs = order.shape, grad.shape[1], starts.numel() - 1
-    num_windows = triton.cdiv(num_ids, WINDOW)
+    num_windows = triton.cdiv(num_ids, launch.WINDOW)
     heads, tails = (grad.new_empty(num_windows, dim) for _ in range(2))
-    columns = min(triton.next_power_of_2(dim), WINDOW_COLUMNS)
+    columns = min(triton.next_power_of_2(dim), launch.WINDOW_COLUMNS)
     _sum_windows[(num_windows, triton.cdiv(dim, columns))](
         grad, order, starts, bags, weights, heads, tails, num_ids, num_runs,
-        starts.numel().bit_length(), D=dim, WINDOW=WINDOW, COLUMNS=columns, **OPTIONS,
+        starts.numel().bit_length(), D=dim, WINDOW=launch.WINDOW, COLUMNS=columns, **launch.OPTIONS,
     )  # fmt: skip
     return heads, tails
 

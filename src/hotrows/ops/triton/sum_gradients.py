@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotrows.ops.triton.launch import BAG_ELEMENTS, GATHER_COLUMNS, OPTIONS, UNROLL, WINDOW, tile
+from hotrows.ops.triton import launch
 from hotrows.ops.triton.runs import sum_runs, sum_windows
 
 
@@ -16,10 +16,10 @@ def sum_gradients(
     grad, num_runs, dim = grad.contiguous(), starts.numel() - 1, grad.shape[1]
     heads, tails = sum_windows(grad, order, starts, bags, weights)
     out = grad.new_empty(num_runs, dim)
-    runs, columns = tile(dim, BAG_ELEMENTS, GATHER_COLUMNS)
+    runs, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
     _sum_gradients[(triton.cdiv(num_runs, runs), triton.cdiv(dim, columns))](
         grad, order, starts, bags, weights, heads, tails, out, num_runs,
-        D=dim, RUNS=runs, COLUMNS=columns, WINDOW=WINDOW, UNROLL=UNROLL, **OPTIONS,
+        D=dim, RUNS=runs, COLUMNS=columns, WINDOW=launch.WINDOW, UNROLL=launch.UNROLL, **launch.OPTIONS,
     )  # fmt: skip
     return out
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotrows.ops.triton.launch import LANES, OPTIONS
+from hotrows.ops.triton import launch
 
 
 def unique_padded(
@@ -23,13 +23,14 @@ def unique_padded(
     starts = rows.new_empty(n + 1, dtype=torch.int32)
     if not n:
         return distinct, inverse, order, starts.zero_()
-    grid = (triton.cdiv(n + 1, LANES),)
+    grid = (triton.cdiv(n + 1, launch.LANES),)
     counts = rows.new_empty(n)
-    _count[grid](keys, counts, n, LAST=last, LANES=LANES, **OPTIONS)
+    _count[grid](keys, counts, n, LAST=last, LANES=launch.LANES, **launch.OPTIONS)
     counts = counts.cumsum(0)
     _fill[grid](
-        keys, places, counts, distinct, inverse, order, starts, n, LAST=last, LANES=LANES, **OPTIONS
-    )
+        keys, places, counts, distinct, inverse, order, starts, n, LAST=last, LANES=launch.LANES,
+        **launch.OPTIONS,
+    )  # fmt: skip
     return distinct, inverse, order, starts
 
 
@@ -67,6 +68,7 @@ def _fill(
     # Beyond the last run: no distinct rows, and the end of the last run.
     total = tl.load(p_counts + num_ids - 1)
     num_runs, num_real = total >> 32, total & 0xFFFFFFFF
-    tl.store(p_distinct + o_id, o_id * 0 - 1, mask=m_id & (o_id >= num_runs))
-    b_end = (o_id * 0 + num_real).to(tl.int32)
-    tl.store(p_starts + o_id, b_end, mask=(o_id <= num_ids) & (o_id >= num_runs))
+    m_after = o_id >= num_runs
+    tl.store(p_distinct + o_id, tl.full([LANES], -1, tl.int64), mask=m_id & m_after)
+    b_end = tl.zeros([LANES], tl.int32) + num_real.to(tl.int32)
+    tl.store(p_starts + o_id, b_end, mask=(o_id <= num_ids) & m_after)

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotrows.ops import reference
-from hotrows.ops.triton.launch import BAG_ELEMENTS, MAX_DIM, OPTIONS, UNROLL, WINDOW, tile
+from hotrows.ops.triton import launch
 from hotrows.ops.triton.optimizers import adagrad, adam, ftrl, rowwise_adagrad
 from hotrows.ops.triton.random import rounding_bits, to_bfloat16, to_float16
 from hotrows.ops.triton.runs import sum_runs, sum_windows
@@ -34,7 +34,7 @@ def update(
     mean_squares: Tensor | None = None,
 ) -> None:
     dim, num_rows, num_pieces = layout[0], rows.numel(), len(pieces)
-    if dim > MAX_DIM:
+    if dim > launch.MAX_DIM:
         summed = sum_gradients(grad, order, starts, bags, weights)
         each = torch.arange(num_rows + 1, dtype=torch.int32, device=grad.device)
         reference.update(
@@ -44,13 +44,13 @@ def update(
         return
     stored, grad = views(records, layout), grad.contiguous()
     heads, tails = sum_windows(grad, order, starts, bags, weights)
-    tile_rows, columns = tile(dim, BAG_ELEMENTS, MAX_DIM)
+    tile_rows, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.MAX_DIM)
     _update[(triton.cdiv(num_rows, tile_rows),)](
         stored.weights, stored.state, stored.step, slots, rows, grad, order, starts, bags, weights,
         heads, tails, hyper, first_rows, pieces, decay, mean_squares, num_rows, num_pieces,
         (num_pieces + 1).bit_length(), KIND=kind, D=dim, WEIGHTS_STRIDE=stored.weights.stride(0),
-        STATE_STRIDE=stored.state.stride(0), ROWS=tile_rows, COLUMNS=columns, WINDOW=WINDOW,
-        UNROLL=UNROLL, **OPTIONS,
+        STATE_STRIDE=stored.state.stride(0), ROWS=tile_rows, COLUMNS=columns, WINDOW=launch.WINDOW,
+        UNROLL=launch.UNROLL, **launch.OPTIONS,
     )  # fmt: skip
 
 
