@@ -1,7 +1,13 @@
-"""One way to compare tensors, for every test."""
+"""One way to compare tensors, for every test; and kernels without the device that they are for."""
+
+import os
 
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    # Read when Triton is first imported: its kernels then run on the CPU, element by element.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 @pytest.fixture(autouse=True)
