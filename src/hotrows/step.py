@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch, split
+from hotrows.compiled import compiled
 from hotrows.config import TrainConfig
 from hotrows.exchange.dense import SharedGradients
-from hotrows.compiled import compiled
 from hotrows.plan import PackPlan, Plan
 from hotrows.predict import Predictor
 from hotrows.ranks import Note, OneRank

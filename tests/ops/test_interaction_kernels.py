@@ -3,6 +3,7 @@
 On a GPU where there is one, else in Triton's interpreter.
 """
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -12,11 +13,7 @@ import pytest
 import torch
 
 GPU = torch.cuda.is_available()
-if not GPU:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are defined
-pytest.importorskip("triton")
-
-import triton.language as tl  # noqa: E402
+tl = pytest.importorskip("triton.language")
 
 from hotrows.ops import interaction, reference_interaction  # noqa: E402
 from hotrows.ops.triton import dot_interaction, second_order  # noqa: E402
@@ -39,14 +36,20 @@ DTYPES = [
 
 
 @pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    """Memory not yet written is NaN; and the interpreter is spared what it cannot do."""
-    if not GPU:  # it takes the bits of bfloat16 for integers when it multiplies matrices
+def spared(monkeypatch):
+    """The interpreter takes the bits of bfloat16 for integers when it multiplies matrices."""
+    if not GPU:
         monkeypatch.setitem(dot_interaction._DTYPES, torch.bfloat16, tl.float32)
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)  # fills what `empty` returns
-    yield
-    torch.use_deterministic_algorithms(before)
+
+
+@contextlib.contextmanager
+def poisoned():
+    """Memory that is not written yet is NaN, as deterministic algorithms have it."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def sample(shape, dtypes, device):
@@ -76,12 +79,10 @@ def rms(t):
 
 def run(kernels, name, *tensors):
     """What kernel, reference, and reference in float64 return, each as a tuple."""
-    wide = [t.double() for t in tensors]
-    results = (
-        getattr(kernels, name)(*tensors),
-        getattr(reference_interaction, name)(*tensors),
-        getattr(reference_interaction, name)(*wide),
-    )
+    with poisoned():
+        got = getattr(kernels, name)(*tensors)
+    plain = getattr(reference_interaction, name)
+    results = got, plain(*tensors), plain(*(t.double() for t in tensors))
     return [r if isinstance(r, tuple) else (r,) for r in results]
 
 

@@ -123,8 +123,9 @@ def _load_z(p_bottom, p_vectors, stride_f, stride_d, o_f, o_d, F: tl.constexpr, 
     """Columns o_d of Z, zeros outside: [BF, BD] float32."""
     m_d = o_d < D
     m_z = (o_f[:, None] > 0) & (o_f[:, None] <= F) & m_d[None, :]
-    o_z = (o_f[:, None] - 1) * stride_f + o_d[None, :] * stride_d
-    b_vectors = tl.load(p_vectors + o_z, mask=m_z, other=0.0).to(tl.float32)
+    o_row, o_column = (o_f - 1).to(tl.int64) * stride_f, o_d.to(tl.int64) * stride_d
+    p_z = p_vectors + o_row[:, None] + o_column[None, :]
+    b_vectors = tl.load(p_z, mask=m_z, other=0.0).to(tl.float32)
     b_bottom = tl.load(p_bottom + o_d, mask=m_d, other=0.0).to(tl.float32)
     return tl.where(o_f[:, None] == 0, b_bottom[None, :], b_vectors)
 

@@ -91,7 +91,8 @@ def _backward(
 def _load(p_vectors, stride_f, stride_d, o_f, o_d, F: tl.constexpr, D: tl.constexpr):
     """Vectors o_f of the sample, columns o_d, zeros outside: [BF, BD] float32."""
     m_v = (o_f[:, None] < F) & (o_d[None, :] < D)
-    p_v = p_vectors + o_f[:, None] * stride_f + o_d[None, :] * stride_d
+    o_row, o_column = o_f.to(tl.int64) * stride_f, o_d.to(tl.int64) * stride_d
+    p_v = p_vectors + o_row[:, None] + o_column[None, :]
     return tl.load(p_v, mask=m_v, other=0.0).to(tl.float32)
 
 
