@@ -1,0 +1,164 @@
+"""Does a step wait for the device, or take memory from it? Is it, as one CUDA graph, the same step?
+
+A step in its steady state runs where PyTorch raises at any call that waits for the device, with every
+row on the device and behind a cache. Afterwards the allocator must not have asked the driver for more.
+A run of `Trainer` with `cuda_graph=True` must end with the very bits of one without.
+"""
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from benchmarks.gpu_parts.part import Findings, Setting
+from benchmarks.gpu_parts.workloads import (
+    Training,
+    batches_of,
+    dlrm,
+    embedding_of,
+    ready,
+    schema_of,
+    zipf_stream,
+)
+from hotrows import TrainConfig
+from hotrows.data import EncodedData
+from hotrows.data.writing import write_encoded
+from hotrows.stages import start
+from hotrows.tiers import Caching
+from hotrows.train import Trainer
+
+_WARM_UP = 4
+_COMPILED = ({}, {"cuda_graph": True}, {"compile": True, "cuda_graph": True})
+
+
+def run(findings: Findings, setting: Setting) -> None:
+    num_rows = [setting.pick(200_000, 300)] * 26
+    batch_size, dim = setting.pick(65_536, 64), setting.pick(128, 4)
+    num_batches = setting.pick(20, 8)
+    stream = zipf_stream(num_rows, num_batches * batch_size, setting.device)
+    figures = {}
+    for where, step in (("resident", _resident), ("cached", _cached)):
+        model = dlrm(num_rows, dim, setting.device, setting.small)
+        found = findings.check_runs(
+            f"{where}: no step waits for the device",
+            lambda model=model, step=step: step(model, stream, batch_size, setting),
+        )
+        if found is not None:
+            same = found["segments_before"] == found["segments_after"]
+            findings.check(f"{where}: no memory is taken", same, str(found))
+            figures[where] = found
+    _check_graph(findings, setting)
+    findings.demand_green()
+    for where, found in figures.items():
+        findings.add(where, found)
+
+
+def _resident(model, stream, batch_size: int, setting: Setting) -> dict:
+    embedding = embedding_of(model.tables, "rowwise", setting.device)
+    training = Training(model, embedding, setting.device)
+    works = ready(embedding, batches_of(stream, batch_size))
+    for work in works[:_WARM_UP]:
+        training.step(work)
+    before = _segments(setting)
+    with _no_waiting(setting):
+        for work in works[_WARM_UP:]:
+            training.step(work)
+    return {
+        "steps": len(works) - _WARM_UP,
+        "segments_before": before,
+        "segments_after": _segments(setting),
+    }
+
+
+def _cached(model, stream, batch_size: int, setting: Setting) -> dict:
+    """Stages in turn on this thread, which may wait, and between them steps, which may not."""
+    total = embedding_of(model.tables, "rowwise", "cpu").num_bytes
+    # A batch and its neighbours fit, with something to evict.
+    caching = Caching(int(setting.pick(0.5, 0.9) * total), in_flight=1)
+    embedding = embedding_of(model.tables, "rowwise", setting.device, caching)
+    training = Training(model, embedding, setting.device)
+    before, steps = 0, 0
+    runner = start(embedding, enumerate(batches_of(stream, batch_size)), plan_depth=0)
+    with contextlib.closing(runner):
+        for number, work in enumerate(runner):
+            if number < _WARM_UP:
+                training.step(work)
+                before = _segments(setting)
+            else:
+                with _no_waiting(setting):
+                    training.step(work)
+                steps += 1
+    return {"steps": steps, "segments_before": before, "segments_after": _segments(setting)}
+
+
+@contextlib.contextmanager
+def _no_waiting(setting: Setting) -> Iterator[None]:
+    """Where PyTorch raises at a call that waits for the device."""
+    if not setting.on_gpu:
+        yield
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _segments(setting: Setting) -> int:
+    """How often the allocator has asked the driver for memory so far."""
+    return torch.cuda.memory_stats()["segment.all.allocated"] if setting.on_gpu else 0
+
+
+def _check_graph(findings: Findings, setting: Setting) -> None:
+    """Runs of equal settings, step by step and as graphs, end with equal bits."""
+    known = {field.name for field in dataclasses.fields(TrainConfig)}
+    with tempfile.TemporaryDirectory() as folder:
+        data = _data(Path(folder), setting)
+        eager = None
+        for number, options in enumerate(_COMPILED):
+            if not options.keys() <= known:
+                continue
+            name = " and ".join(options) or "step by step"
+            run_folder = Path(folder) / f"run-{number}"
+            found = findings.check_runs(
+                f"a run {name}: runs",
+                lambda options=options, to=run_folder: _run(data, to, setting, known, options),
+            )
+            eager = eager or found
+            if options and found and eager:
+                differing = [key for key in eager if not torch.equal(eager[key], found[key])]
+                # Compiling may round otherwise, a graph of the same kernels may not.
+                compiled = "compile" in options
+                close = all(torch.allclose(eager[key], found[key], 1e-2, 1e-3) for key in differing)
+                findings.check(
+                    f"a run {name}: {'the same results' if compiled else 'the same bits'}",
+                    close if compiled else not differing,
+                    f"differs in {', '.join(differing[:5])}",
+                )
+
+
+def _data(folder: Path, setting: Setting) -> EncodedData:
+    num_rows, batch_size = [1000, 50, 7, 20_000], 512
+    stream = zipf_stream(num_rows, 24 * batch_size, "cpu")
+    path = folder / "data"
+    write_encoded(path, schema_of(num_rows), {"train": batches_of(stream, batch_size)})
+    return EncodedData.open(path)
+
+
+def _run(data: EncodedData, folder: Path, setting: Setting, known: set[str], options: dict) -> dict:
+    """The tables and parameters after a short run."""
+    options = {**options, **({"device": setting.device} if "device" in known else {})}
+    config = TrainConfig(
+        model="dlrm", model_options={"dim": 16, "bottom": [32], "top": [32]}, batch_size=512,
+        steps=setting.pick(20, 3), linear_paths="plain", evaluate_every=1000, **options,
+    )  # fmt: skip
+    trainer = Trainer(data, config, folder)
+    trainer.fit()
+    weights = {
+        table.name: trainer.embedding.weights(table.name) for table in trainer.embedding.tables
+    }
+    found = {**weights, **dict(trainer.model.named_parameters())}
+    return {name: value.detach().cpu().clone() for name, value in found.items()}
