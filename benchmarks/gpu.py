@@ -25,6 +25,7 @@ if __package__ in (None, ""):  # run as a file: the source tree stands in for th
 
 import torch
 
+from benchmarks.gpu_parts import limits
 from benchmarks.gpu_parts.part import ChecksFailed, Findings, Setting
 from benchmarks.harness import RESULTS
 
@@ -54,10 +55,8 @@ PARTS = {
 def main(argv: list[str] | None = None) -> int:
     """Returns how many parts went wrong."""
     args = _arguments(argv)
-    if args.limits:
-        from benchmarks.gpu_parts import limits
-
-        print(limits.tables())
+    if args.page:
+        limits.write_page()
         return 0
     out = args.out or (None if args.small or args.device == "cpu" else RESULTS)
     known = {name: _known(name, out) for name in PARTS}
@@ -68,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         raise SystemExit("PyTorch sees no GPU; --small --device cpu runs the logic of every part")
     deadline = time.monotonic() + 60 * args.minutes - _RESERVE
     setting = Setting(args.device, args.small, args.gigabytes, args.tune, out or Path(), deadline)
-    pending = [name for name in PARTS if not known[name].get("complete")]
+    pending = [name for name in PARTS if not _has_run(known[name], setting)]
     wrong = 0
     for name in args.part or pending:
         left = setting.seconds_left
@@ -109,6 +108,14 @@ def _known(name: str, out: Path | None) -> dict:
     return {}
 
 
+def _has_run(found: dict, setting: Setting) -> bool:
+    """Whether a part ran to its end, on such a device and as large."""
+    same = found and all(
+        found["setting"][key] == getattr(setting, key) for key in ("device", "small")
+    )
+    return bool(same and found["complete"])
+
+
 def _listed(known: dict[str, dict]) -> str:
     lines = []
     for name, found in known.items():
@@ -126,7 +133,7 @@ def _listed(known: dict[str, dict]) -> str:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="which parts have run")
-    parser.add_argument("--limits", action="store_true", help="the limits, as docs/gpu.md has them")
+    parser.add_argument("--page", action="store_true", help="put figures into docs/gpu.md")
     parser.add_argument("--part", nargs="+", choices=PARTS, help="only these, again if need be")
     parser.add_argument("--minutes", type=float, default=9, help="for all of this run")
     parser.add_argument("--out", type=Path, help="folder of the JSON; default: results/")

@@ -1,4 +1,4 @@
-"""One arm of the GPU benchmark's part `cache`: `benchmarks.gpu_parts.cache` runs it in its own process."""
+"""One arm of `benchmarks.gpu_parts.cache`, which runs it in a process of its own."""
 
 import contextlib
 import json

@@ -72,11 +72,12 @@ class Findings:
         self.error: str | None = None
         self.complete = False
         self._conditions = conditions_of_device(self.setting, self.commit)
+        self.commit = self._conditions["commit"]
 
     def go_on_from(self, earlier: dict) -> None:
         """Takes over the arms that a cut run of the same commit and setting has left."""
         same = earlier.get("setting") == self.setting.facts()
-        if same and earlier["commit"] == self._conditions["commit"] and not earlier["complete"]:
+        if same and earlier["commit"] == self.commit and not earlier["complete"]:
             self.arms = dict(earlier["arms"])
 
     def check(self, name: str, passed: bool, why: str = "") -> bool:

@@ -91,6 +91,10 @@ def _cached(model, stream, batch_size: int, setting: Setting) -> dict:
                 with _no_waiting(setting):
                     training.step(work)
                 steps += 1
+    return _told(steps, before, setting)
+
+
+def _told(steps: int, before: int, setting: Setting) -> dict:
     return {"steps": steps, "segments_before": before, "segments_after": _segments(setting)}
 
 

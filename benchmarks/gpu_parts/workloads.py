@@ -1,7 +1,8 @@
 """What the parts train on: ids, tables that are filled fast, models, and the step.
 
-Ids follow Zipf's law with exponent 1.05, or are drawn as Criteo's are (`hotrows.data.synth`), the
-values hashed into tables of Criteo 1TB's published sizes, as MLPerf's reference does.
+Ids follow Zipf's law with exponent 1.05, or are drawn as those of Criteo Kaggle are
+(`hotrows.data.synth`): the values of its largest field hashed into the largest table of Criteo 1TB's
+published sizes, and so on down to the smallest.
 """
 
 import concurrent.futures
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
+from benchmarks.workload import CRITEO_KAGGLE
 from hotrows import models, shapes
 from hotrows.batch import split
 from hotrows.data import synth
@@ -92,10 +94,11 @@ def _criteo_block(task: tuple[int, list[int]]) -> np.ndarray:
     block, num_rows = task
     columns = synth.draw_columns(np.random.default_rng([0, block]), 0, synth.FIELDS)
     ids = np.empty((26, synth.BLOCK), np.int32)
-    for field, rows in enumerate(num_rows):
-        places = columns[f"C{field + 1}"]
-        hashed = synth.id_of(0x9E3779B97F4A7C15 + field, places).astype(np.int64)
-        ids[field] = np.where(places == synth.MISSING, 0, 1 + hashed % max(rows - 1, 1))
+    by_size = np.argsort(CRITEO_KAGGLE, kind="stable"), np.argsort(num_rows, kind="stable")
+    for source, field in zip(*by_size, strict=True):
+        places, rows = columns[f"C{source + 1}"], num_rows[field]
+        hashed = synth.id_of(synth.key(0, "gpu", f"C{source + 1}"), places).astype(np.int64)
+        ids[field] = np.where(places == synth.MISSING, 0, 1 + hashed % (rows - 1))
     return ids
 
 
@@ -158,14 +161,17 @@ def embedding_of(
 
 
 def _filler() -> Callable[[FirstValues, Tensor, Tensor], None]:
+    """Fills chunks of records with the same block, equal on every device."""
     blocks: dict[tuple, Tensor] = {}
 
     def fill(first: FirstValues, records: Tensor, rows: Tensor) -> None:
         key = (first.layout, records.shape, records.device)
         if key not in blocks:
-            block = torch.zeros(records.shape, dtype=torch.uint8, device=records.device)
-            views(block, first.layout.as_ints()).weights.uniform_(-0.01, 0.01)
-            blocks[key] = block
+            block = torch.zeros(records.shape, dtype=torch.uint8)
+            generator = torch.Generator().manual_seed(0)
+            weights = views(block, first.layout.as_ints()).weights
+            weights.uniform_(-0.01, 0.01, generator=generator)
+            blocks[key] = block.to(records.device)
         records.copy_(blocks[key])
 
     return fill

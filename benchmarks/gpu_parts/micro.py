@@ -1,0 +1,72 @@
+"""What do micro-batches save in memory, and cost in time?
+
+DLRM as in `cache`, all rows on the device, batch 65,536 learned from in 1, 2, 4 and 8 parts with one
+update: an eighth of the batch has an eighth of the activations. `peak_mb` is what a step takes beyond
+tables, parameters and the batches that wait.
+"""
+
+import torch
+
+from benchmarks.gpu_parts.part import Findings, Setting
+from benchmarks.gpu_parts.timing import synchronize, timed
+from benchmarks.gpu_parts.workloads import (
+    Training,
+    batches_of,
+    dlrm,
+    embedding_of,
+    ready,
+    zipf_stream,
+)
+
+PARTS = (1, 2, 4, 8)
+
+
+def run(findings: Findings, setting: Setting) -> None:
+    num_rows = [setting.pick(400_000, 200)] * 26
+    batch_size = setting.pick(65_536, 64)
+    stream = zipf_stream(num_rows, 4 * batch_size, setting.device)
+    figures, whole = {}, None
+    for parts in PARTS:
+        found = findings.check_runs(
+            f"{parts} micro-batches: runs",
+            lambda parts=parts: _measure(setting, num_rows, stream, batch_size, parts),
+        )
+        if found is None:
+            continue
+        rows, figures[parts] = found
+        whole = rows if whole is None else whole
+        error = (rows - whole).abs().max().item()
+        findings.check(
+            f"{parts} micro-batches: rows but for rounding", error < 1e-3, f"off by {error}"
+        )
+    findings.demand_green()
+    for parts, found in figures.items():
+        found["over_one"] = found["ms"] / figures[1]["ms"]
+        findings.add(f"{parts} micro-batches", found)
+
+
+def _measure(setting: Setting, num_rows: list[int], stream, batch_size: int, parts: int) -> tuple:
+    """The rows of a table after a step; the step's time and memory."""
+    dim = setting.pick(128, 8)
+    model = dlrm(num_rows, dim, setting.device, setting.small)
+    embedding = embedding_of(model.tables, "rowwise", setting.device, num_slices=parts)
+    training = Training(model, embedding, setting.device)
+    works = ready(embedding, batches_of(stream, batch_size))
+    training.step(works[0])
+    rows = embedding.weights("C0").float().cpu()
+    figures = {"peak_mb": _peak(lambda: training.step(works[1]), setting)}
+    turn = iter(range(1 << 30))
+    timing = timed(lambda: training.step(works[next(turn) % len(works)]), setting)
+    return rows, {**figures, "ms": timing.ms, "lowest": timing.lowest, "highest": timing.highest}
+
+
+def _peak(step, setting: Setting) -> float | None:
+    """MB that a step takes at most beyond what is there before."""
+    if not setting.on_gpu:
+        return None
+    synchronize(setting)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    synchronize(setting)
+    return (torch.cuda.max_memory_allocated() - before) / 1e6
