@@ -12,6 +12,7 @@ versions stand in the files; `docs/gpu.md` has the aims and the limits.
 """
 
 import argparse
+import gc
 import importlib
 import json
 import sys
@@ -79,7 +80,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(name: str, setting: Setting, out: Path | None, earlier: dict, args) -> bool:
-    """Runs a part; whether all went well."""
+    """Runs a part; whether all went well.
+
+    What it leaves is freed: arms of `cache` are processes of their own that need all of the device.
+    """
     print(f"\n{name}: {PARTS[name].question}", flush=True)
     path = None if out is None else out / f"gpu-{name}.json"
     findings = Findings(name, PARTS[name].question, setting, path, args.commit)
@@ -96,7 +100,10 @@ def _run(name: str, setting: Setting, out: Path | None, earlier: dict, args) -> 
     findings.finish(error, complete)
     state = error or ("done" if complete else "cut: run it again to go on")
     print(f"{name}: {state}, {time.monotonic() - begin:.0f} s", flush=True)
-    return error is None
+    gc.collect()
+    if setting.on_gpu:
+        torch.cuda.empty_cache()
+    return error is None and not findings.red
 
 
 def _known(name: str, out: Path | None) -> dict:

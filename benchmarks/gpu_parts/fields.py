@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import hotrows
 from benchmarks.gpu_parts.part import Findings, Setting
-from benchmarks.gpu_parts.timing import timed
+from benchmarks.gpu_parts.timing import step_time
 from benchmarks.gpu_parts.workloads import (
     Training,
     batches_of,
@@ -103,7 +103,7 @@ def _step(setting: Setting, num_fields: int, embedding: Embedding) -> Callable[[
 
 
 def _figures(step: Callable[[], object], intervals: Intervals, setting: Setting) -> dict:
-    timing = timed(step, setting)
+    timing = step_time(step, setting)
     return {
         "ms": timing.ms,
         "lowest": timing.lowest,

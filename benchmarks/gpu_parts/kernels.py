@@ -35,22 +35,13 @@ def run(findings: Findings, setting: Setting) -> None:
 
 def run_tests(paths: list[str], limit: float) -> tuple[int | None, str]:
     """pytest's exit status, None where time ran out, and its output up to there."""
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-m",
-        "gpu",
-        "--tb=short",
-        "-p",
-        "no:cacheprovider",
-    ]
+    options = "-q -m gpu --tb=short -p no:cacheprovider --continue-on-collection-errors"
+    command = [sys.executable, "-m", "pytest", *options.split(), *paths]
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryFile("w+") as output:
         try:
             status = subprocess.run(
-                [*command, *paths], cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
+                command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
                 stdout=output, stderr=subprocess.STDOUT, timeout=limit,
             ).returncode  # fmt: skip
         except subprocess.TimeoutExpired:

@@ -8,7 +8,7 @@ tables, parameters and the batches that wait.
 import torch
 
 from benchmarks.gpu_parts.part import Findings, Setting
-from benchmarks.gpu_parts.timing import synchronize, timed
+from benchmarks.gpu_parts.timing import step_time, synchronize
 from benchmarks.gpu_parts.workloads import (
     Training,
     batches_of,
@@ -25,7 +25,7 @@ def run(findings: Findings, setting: Setting) -> None:
     num_rows = [setting.pick(400_000, 200)] * 26
     batch_size = setting.pick(65_536, 64)
     stream = zipf_stream(num_rows, 4 * batch_size, setting.device)
-    figures, whole = {}, None
+    figures, first = {}, None
     for parts in PARTS:
         found = findings.check_runs(
             f"{parts} micro-batches: runs",
@@ -33,12 +33,12 @@ def run(findings: Findings, setting: Setting) -> None:
         )
         if found is None:
             continue
-        rows, figures[parts] = found
-        whole = rows if whole is None else whole
-        error = (rows - whole).abs().max().item()
-        findings.check(
-            f"{parts} micro-batches: rows but for rounding", error < 1e-3, f"off by {error}"
-        )
+        change, figures[parts] = found
+        first = change if first is None else first
+        # Row-wise Adagrad scales a first gradient to one length, and with it the rounding of bfloat16.
+        error = ((change - first).abs().mean() / first.abs().mean()).item()
+        name = f"{parts} micro-batches: the same update but for rounding"
+        findings.check(name, error < 0.05, f"off by {error:.1%}")
     findings.demand_green()
     for parts, found in figures.items():
         found["over_one"] = found["ms"] / figures[1]["ms"]
@@ -46,18 +46,19 @@ def run(findings: Findings, setting: Setting) -> None:
 
 
 def _measure(setting: Setting, num_rows: list[int], stream, batch_size: int, parts: int) -> tuple:
-    """The rows of a table after a step; the step's time and memory."""
+    """What a first step adds to a table; a step's time and memory."""
     dim = setting.pick(128, 8)
     model = dlrm(num_rows, dim, setting.device, setting.small)
     embedding = embedding_of(model.tables, "rowwise", setting.device, num_slices=parts)
     training = Training(model, embedding, setting.device)
     works = ready(embedding, batches_of(stream, batch_size))
+    before = embedding.weights("C0").clone()
     training.step(works[0])
-    rows = embedding.weights("C0").float().cpu()
+    change = embedding.weights("C0") - before
     figures = {"peak_mb": _peak(lambda: training.step(works[1]), setting)}
     turn = iter(range(1 << 30))
-    timing = timed(lambda: training.step(works[next(turn) % len(works)]), setting)
-    return rows, {**figures, "ms": timing.ms, "lowest": timing.lowest, "highest": timing.highest}
+    timing = step_time(lambda: training.step(works[next(turn) % len(works)]), setting)
+    return change, {**figures, "ms": timing.ms, "lowest": timing.lowest, "highest": timing.highest}
 
 
 def _peak(step, setting: Setting) -> float | None:

@@ -101,11 +101,15 @@ class Findings:
         self.check(name, True)
         return found
 
+    @property
+    def red(self) -> list[str]:
+        """The checks that have failed."""
+        return [name for name, state in self.checks.items() if state != "passed"]
+
     def demand_green(self) -> None:
         """Stops the part where a check has failed."""
-        red = [name for name, state in self.checks.items() if state != "passed"]
-        if red:
-            raise ChecksFailed(f"no figures: {', '.join(red)}")
+        if self.red:
+            raise ChecksFailed(f"no figures: {', '.join(self.red)}")
 
     def has(self, arm: str) -> bool:
         return arm in self.arms

@@ -26,6 +26,7 @@ from benchmarks.gpu_parts.workloads import (
 from hotrows import TrainConfig
 from hotrows.data import EncodedData
 from hotrows.data.writing import write_encoded
+from hotrows.record import RecordLayout
 from hotrows.stages import start
 from hotrows.tiers import Caching
 from hotrows.train import Trainer
@@ -75,9 +76,10 @@ def _resident(model, stream, batch_size: int, setting: Setting) -> dict:
 
 def _cached(model, stream, batch_size: int, setting: Setting) -> dict:
     """Stages in turn on this thread, which may wait, and between them steps, which may not."""
-    total = embedding_of(model.tables, "rowwise", "cpu").num_bytes
-    # A batch and its neighbours fit, with something to evict.
-    caching = Caching(int(setting.pick(0.5, 0.9) * total), in_flight=1)
+    record = RecordLayout(model.tables[0].dim, state_width=1).stride
+    # A batch fits, with something to evict.
+    share = setting.pick(0.5, 0.9)
+    caching = Caching(int(share * record * sum(t.rows for t in model.tables)), in_flight=1)
     embedding = embedding_of(model.tables, "rowwise", setting.device, caching)
     training = Training(model, embedding, setting.device)
     before, steps = 0, 0

@@ -79,6 +79,19 @@ def seconds_of(call: Callable[[], Any], setting: Setting) -> float:
     return time.perf_counter() - begin
 
 
+def step_time(step: Callable[[], Any], setting: Setting) -> Timing:
+    """Times steps one behind the other, as training runs them: windows of ten."""
+    num = setting.pick(10, 2)
+
+    def window() -> None:
+        for _ in range(num):
+            step()
+
+    window()
+    seen = [1e3 / num * seconds_of(window, setting) for _ in range(setting.pick(7, 2))]
+    return Timing(median(seen), min(seen), max(seen))
+
+
 def synchronize(setting: Setting) -> None:
     if setting.on_gpu:
         torch.cuda.synchronize()

@@ -7,6 +7,7 @@ published sizes, and so on down to the smallest.
 
 import concurrent.futures
 import contextlib
+import gc
 import itertools
 import math
 import multiprocessing
@@ -152,6 +153,7 @@ def embedding_of(
     **options,
 ) -> Embedding:
     """Tables whose first values are copies of one random block: tens of gigabytes in seconds."""
+    gc.collect()  # the tables before these
     if device != "cpu":
         options["device"] = device
     with mock.patch.object(FirstValues, "fill", _filler()):
