@@ -76,7 +76,7 @@ def test_a_cut_part_goes_on_where_it_was(tmp_path, monkeypatch):
 def test_figures_of_another_commit_or_size_are_not_gone_on_with():
     findings = Findings("a", "", Setting("cpu"), None)
     same = {"setting": Setting("cpu").facts(), "commit": findings.commit, "complete": False}
-    same["arms"] = {"x": {}}
+    same |= {"arms": {"x": {}}, "checks": {}}
     for other in ({"commit": "another"}, {"setting": Setting("cuda").facts()}, {"complete": True}):
         findings.go_on_from({**same, **other})
         assert not findings.has("x")

@@ -106,7 +106,7 @@ def _timed(runner, embedding, training: Training, asked: dict, setting: Setting)
     losses: dict[int, torch.Tensor] = {}
 
     def train(num_steps: int) -> list:
-        """The plans of so many steps, or of as many as there are."""
+        """The plans of so many steps; of fewer where the stream ends."""
         plans = []
         for _, work in zip(range(num_steps), runner, strict=False):
             losses[work.number + 1] = training.step(work)

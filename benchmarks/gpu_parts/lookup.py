@@ -111,7 +111,8 @@ def _check(findings, setting, num_rows, batch, gradient, optimizer: str) -> None
 def _ours(setting, num_rows, batch, gradient, optimizer: str, copy_rate: float) -> dict:
     """Milliseconds, GB/s of the bytes that must move, and their share of the copy rate."""
     embedding, plan = _planned(setting, num_rows, batch, optimizer)
-    distinct, lookups = plan.packs[0].num_rows, len(batch.ids)
+    distinct = int((plan.packs[0].rows >= 0).sum())  # a plan may be padded to a fixed size
+    lookups = len(batch.ids)
     forward, update = _times(setting, embedding, plan, gradient)
     size = must_move(distinct, lookups, optimizer)
     figures = {"lookups": lookups, "distinct_rows": distinct}

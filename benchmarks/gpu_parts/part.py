@@ -69,20 +69,23 @@ class Findings:
     def __post_init__(self) -> None:
         self.checks: dict[str, str] = {}
         self.arms: dict[str, dict] = {}
+        self._red: list[str] = []
         self.error: str | None = None
         self.complete = False
         self._conditions = conditions_of_device(self.setting, self.commit)
         self.commit = self._conditions["commit"]
 
     def go_on_from(self, earlier: dict) -> None:
-        """Takes over the arms that a cut run of the same commit and setting has left."""
+        """Takes over what a cut run of the same commit and setting has left."""
         same = earlier.get("setting") == self.setting.facts()
         if same and earlier["commit"] == self.commit and not earlier["complete"]:
-            self.arms = dict(earlier["arms"])
+            self.arms, self.checks = dict(earlier["arms"]), dict(earlier["checks"])
 
-    def check(self, name: str, passed: bool, why: str = "") -> bool:
-        """Notes whether a result is right."""
+    def check(self, name: str, passed: bool, why: str = "", arm: str | None = None) -> bool:
+        """Notes whether a result is right. arm: the one that it is about; None: all of them."""
         self.checks[name] = "passed" if passed else f"failed: {why}".rstrip(": ")
+        if arm is None and not passed:
+            self._red.append(name)
         print(
             f"  {'passed' if passed else 'FAILED'}  {name}{'' if passed else f': {why}'}",
             flush=True,
@@ -101,21 +104,17 @@ class Findings:
         self.check(name, True)
         return found
 
-    @property
-    def red(self) -> list[str]:
-        """The checks that have failed."""
-        return [name for name, state in self.checks.items() if state != "passed"]
-
     def demand_green(self) -> None:
-        """Stops the part where a check has failed."""
-        if self.red:
-            raise ChecksFailed(f"no figures: {', '.join(self.red)}")
+        """Stops the part where a check of all arms has failed."""
+        if self._red:
+            raise ChecksFailed(f"no figures: {', '.join(self._red)}")
 
     def has(self, arm: str) -> bool:
         return arm in self.arms
 
     def add(self, arm: str, figures: dict) -> None:
         """Keeps and prints the figures of an arm."""
+        self.demand_green()
         self.arms[arm] = figures
         print(f"  {arm}: {in_words(figures)}", flush=True)
         self._write()

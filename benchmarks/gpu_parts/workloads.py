@@ -153,8 +153,8 @@ def embedding_of(
     **options,
 ) -> Embedding:
     """Tables whose first values are copies of one random block: tens of gigabytes in seconds."""
-    gc.collect()  # the tables before these
     if device != "cpu":
+        gc.collect()  # the tables before these
         options["device"] = device
     with mock.patch.object(FirstValues, "fill", _filler()):
         return Embedding(
