@@ -29,6 +29,7 @@ import torch
 from benchmarks.gpu_parts import limits
 from benchmarks.gpu_parts.part import ChecksFailed, Findings, Setting
 from benchmarks.harness import RESULTS
+from benchmarks.pictures import OUT as PICTURES
 
 _RESERVE = 20  # seconds kept for what a part does after its deadline
 
@@ -67,7 +68,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit("PyTorch sees no GPU; --small --device cpu runs the logic of every part")
     deadline = time.monotonic() + 60 * args.minutes - _RESERVE
-    setting = Setting(args.device, args.small, args.gigabytes, args.tune, out or Path(), deadline)
+    pictures = PICTURES if out == RESULTS else out
+    setting = Setting(args.device, args.small, args.gigabytes, args.tune, pictures, deadline)
     pending = [name for name in PARTS if not _has_run(known[name], setting)]
     wrong = 0
     for name in args.part or pending:

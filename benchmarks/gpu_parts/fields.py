@@ -10,6 +10,7 @@ which the device had a kernel to run (gpu-busy.png); the profiler's own cost is 
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -80,7 +81,8 @@ def run(findings: Findings, setting: Setting) -> None:
         if int(num) == fields[-1]:
             busy[f"{num} tables, {kind}"] = intervals
     _modules(findings, setting, fields[-2])
-    _draw(busy, setting)
+    if setting.pictures is not None:
+        _draw(busy, setting.pictures / "gpu-busy.png")
 
 
 def _tables(setting: Setting, num_fields: int, num_packs: int) -> Embedding:
@@ -165,7 +167,7 @@ def _modules(findings: Findings, setting: Setting, num_fields: int) -> None:
         findings.add(f"{name}-{num_fields}", _figures(step, _profiled(step, setting), setting))
 
 
-def _draw(busy: dict[str, Intervals], setting: Setting) -> None:
+def _draw(busy: dict[str, Intervals], picture: Path) -> None:
     """How busy the device is over some steps, tables packed and apart."""
     try:
         from matplotlib.figure import Figure
@@ -187,4 +189,4 @@ def _draw(busy: dict[str, Intervals], setting: Setting) -> None:
         axes.set_title(
             f"{name}: {len(intervals) / _PROFILED:,.0f} launches a step, busy {mean:.0%}"
         )
-    figure.savefig(setting.out / "gpu-busy.png", dpi=110)
+    figure.savefig(picture, dpi=110)

@@ -4,6 +4,7 @@ Arithmetic on bytes and operations over rates of an H200: nothing here has been 
 hotrows. Rates are decimal, 1 GB/s = 10^9 bytes a second.
 """
 
+import itertools
 import json
 from collections.abc import Callable
 
@@ -19,13 +20,14 @@ COPY = 4300e9  # B/s read and written
 MATRIX = 788e12  # FLOP/s, bfloat16
 LINK = 50e9  # B/s each way
 L2 = 60e6  # bytes
-LAUNCH = 3e-6  # seconds
+FORWARD_AIM, UPDATE_AIM = 0.7, 0.4  # of the copy rate
 
 FIELDS, BATCH, DIM, TABLE_BYTES = 26, 65_536, 128, 80e9
 RECORDS = {"sgd": 512, "rowwise": 516, "adagrad": 1024, "adam": 1536}  # bytes
 NAMES = {"sgd": "SGD", "rowwise": "row-wise Adagrad", "adagrad": "Adagrad", "adam": "Adam"}
 LOOKUPS = FIELDS * BATCH
 SHARES = (0.10, 0.05, 0.02, 0.01)
+_NUM_PAIRS = DIM + (FIELDS + 1) * FIELDS // 2  # what the interaction gives
 NOT_YET = "not measured yet: no GPU so far"
 
 
@@ -41,57 +43,47 @@ def write_page() -> None:
 
 def lookup_limits() -> str:
     """Forward and update of the part `lookup`, by optimizer."""
-    tables, rows = lookup.FIELDS, 1_680_000
-    lookups = tables * 104_858
-    distinct = tables * Frequencies.zipf(rows, ZIPF).distinct(lookups / tables)
-    lines = []
-    for optimizer, name in NAMES.items():
-        size = lookup.must_move(round(distinct), lookups, optimizer)
-        for what, aim in (("forward", 0.7), ("update", 0.4)):
-            if what == "forward" and optimizer != "sgd":
-                continue
-            published = lookup.FBGEMM_MS.get("forward" if what == "forward" else optimizer)
-            lines.append([
-                "forward, any optimizer" if what == "forward" else f"backward + update, {name}",
-                f"{size[what] / 1e6:,.0f}",
-                _ms(size[what] / COPY),
-                f"{aim:.0%}".replace("%", " %"),
-                _ms(size[what] / COPY / aim),
-                "–" if published is None else f"{published:.3f}",
-            ])  # fmt: skip
-    head = [
-        "",
-        "MB that must move",
-        "limit, ms",
-        "aim, of copy rate",
-        "aim, ms",
-        "FBGEMM, H100, ms",
+    lookups, row = lookup.FIELDS * lookup.BATCH, 4 * lookup.DIM
+    ids = Frequencies.zipf(lookup.ROWS, ZIPF)
+    distinct = lookup.FIELDS * ids.distinct(lookup.BATCH)
+    size = {name: lookup.must_move(round(distinct), lookups, name) for name in NAMES}
+    forward = size["sgd"]["forward"]
+    kept = ids.head(L2 / 2 / row / lookup.FIELDS)
+    more = (lookups * (1 - float(kept.ids @ kept.chances)) - distinct) * row
+    aim, published = FORWARD_AIM, lookup.FBGEMM_MS
+    lines = [
+        _lookup_line("forward, any optimizer", forward, aim, published["forward"]),
+        _lookup_line("– with half of the L2 kept for the hottest rows", forward + more + L2 / 2),
+        _lookup_line(
+            "– with no L2, a row read for every lookup", forward + (lookups - distinct) * row
+        ),
     ]
-    return _table(head, lines)
+    for name, said in NAMES.items():
+        of = size[name]["update"]
+        lines.append(
+            _lookup_line(f"backward + update, {said}", of, UPDATE_AIM, published.get(name))
+        )
+    return _table(["", "MB", "limit, ms", "aim, ms", "FBGEMM on an H100, ms"], lines)
 
 
-def l2_hits() -> tuple[float, float]:
-    """The share of lookups whose row is in half of the L2 and in all of it, were the hottest kept."""
-    ids = Frequencies.zipf(1_680_000, ZIPF)
-    rows = [part * L2 / (4 * lookup.DIM) / lookup.FIELDS for part in (0.5, 1.0)]
-    half, whole = (float(head.ids @ head.chances) for head in map(ids.head, rows))
-    return half, whole
+def _lookup_line(
+    name: str, size: float, aim: float = 0, published: float | None = None
+) -> list[str]:
+    aimed = f"{_ms(size / COPY / aim)} ({aim:.0%})".replace("%", " %") if aim else ""
+    known = "" if published is None else f"{published:.3f}"
+    return [name, f"{size / 1e6:,.0f}", _ms(size / COPY), aimed, known]
 
 
 def step_seconds(optimizer: str) -> dict[str, float]:
     """The least seconds of each part of a DLRM step in `cache`, all rows on the device."""
     distinct = _distinct(optimizer)
     size = lookup.must_move(round(distinct), LOOKUPS, optimizer)
-    layers = [*zip((NUM_DENSE, *BOTTOM), (*BOTTOM, DIM), strict=True)]
-    pairs = DIM + (FIELDS + 1) * FIELDS // 2
-    layers += [*zip((pairs, *TOP), (*TOP, 1), strict=True)]
-    weights = sum(a * b for a, b in layers)
-    outputs = sum(b for _, b in layers) + pairs
+    weights = sum(a * b for a, b in _layers())
     return {
         "lookup": size["forward"] / COPY,
         "matrices": 6 * BATCH * (weights + (FIELDS + 1) ** 2 * DIM) / MATRIX,
         # Written and read going forward; read twice, written and read as gradients going back.
-        "activations": 7 * 2 * BATCH * outputs / COPY,
+        "activations": 7 * 2 * BATCH * _num_outputs() / COPY,
         # Read going forward, read and written as gradients going back.
         "vectors": 3 * 4 * DIM * LOOKUPS / COPY,
         "update": size["update"] / COPY,
@@ -144,11 +136,10 @@ def most_misses() -> tuple[float, float]:
 
 def micro_limits() -> str:
     """What a step holds at its peak, by the number of micro-batches."""
-    outputs = sum(BOTTOM) + DIM + sum(TOP) + 1 + DIM + (FIELDS + 1) * FIELDS // 2
     lines = []
     for parts in (1, 2, 4, 8):
         size = BATCH // parts
-        vectors, activations = 2 * 4 * DIM * FIELDS * size, 2 * size * outputs
+        vectors, activations = 2 * 4 * DIM * FIELDS * size, 2 * size * _num_outputs()
         kept = 0 if parts == 1 else 4 * DIM * 2 * _distinct("rowwise")
         total = vectors + activations + kept
         lines.append(
@@ -162,7 +153,8 @@ def micro_limits() -> str:
 def aims() -> str:
     """Every target with its aim, its limit and what was measured."""
     step = 1e3 * sum(step_seconds("rowwise").values())
-    carried = f"100 % up to {most_misses()[0] / 1e3:,.0f} k misses a batch"
+    misses, hit = most_misses()
+    carried = f"100 % up to {misses / 1e3:,.0f} k misses a batch, {100 * hit:.0f} % of rows hit"
     # Target, aim, limit; part and arm whose figures say it, and in which words.
     targets = (
         ("rows of 512 bytes from and to host memory, by a kernel", "as plain copies",
@@ -197,6 +189,17 @@ TABLES: dict[str, Callable[[], str]] = {
     "micro": micro_limits,
     "aims": aims,
 }
+
+
+def _layers() -> list[tuple[int, int]]:
+    """Inputs and outputs of the linear layers."""
+    bottom, top = (NUM_DENSE, *BOTTOM, DIM), (_NUM_PAIRS, *TOP, 1)
+    return [*itertools.pairwise(bottom), *itertools.pairwise(top)]
+
+
+def _num_outputs() -> int:
+    """Activations of a sample that are kept for the way back."""
+    return _NUM_PAIRS + sum(outputs for _, outputs in _layers())
 
 
 def _distinct(optimizer: str) -> float:

@@ -20,7 +20,7 @@ from benchmarks.gpu_parts.workloads import embedding_of, ready, tables_of, zipf_
 from hotrows.embedding import Embedding
 from hotrows.record import RecordLayout
 
-FIELDS, DIM = 10, 128
+FIELDS, ROWS, BATCH, DIM = 10, 1_680_000, 104_858, 128
 FBGEMM_MS = {"forward": 0.345, "sgd": 0.614, "adam": 1.005}  # H100, published
 STATE = {"sgd": 0, "rowwise": 1, "adagrad": DIM, "adam": 2 * DIM}  # float32 numbers a row
 PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -32,8 +32,8 @@ _LR = 0.01
 
 
 def run(findings: Findings, setting: Setting) -> None:
-    num_rows = [setting.pick(1_680_000, 500)] * FIELDS
-    batch_size = setting.pick(104_858, 64)
+    num_rows = [setting.pick(ROWS, 500)] * FIELDS
+    batch_size = setting.pick(BATCH, 64)
     batch = _batch(num_rows, batch_size, setting)
     gradient = torch.randn(batch_size * FIELDS, DIM, device=setting.device)
     for optimizer in STATE:

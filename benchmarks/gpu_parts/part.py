@@ -21,7 +21,8 @@ class Setting:
     """How a part is run.
 
     device: `cuda`, or `cpu` for its logic alone. small: shrunk to seconds; its figures mean nothing.
-    gigabytes: of records, in the part `cache`. tune: sweep launch constants. out: where pictures go.
+    gigabytes: of records, in the part `cache`. tune: sweep launch constants. pictures: their folder;
+        None: none is drawn.
     deadline: when to stop, by `time.monotonic()`.
     """
 
@@ -29,7 +30,7 @@ class Setting:
     small: bool = False
     gigabytes: float = 80.0
     tune: bool = False
-    out: Path = Path()
+    pictures: Path | None = None
     deadline: float = float("inf")
 
     @property
