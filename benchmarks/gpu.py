@@ -149,7 +149,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="shrunk to seconds")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--gigabytes", type=float, default=80, help="of records, in `cache`")
-    parser.add_argument("--tune", action="store_true", help="sweep launch constants, in `lookup`")
+    parser.add_argument(
+        "--tune", action="store_true", help="sweep launch constants, in `pinned` and `lookup`"
+    )
     parser.add_argument("--commit", help="of a source tree without its history")
     return parser.parse_args(argv)
 

@@ -1,12 +1,15 @@
 """The GPU benchmark's logic runs without a GPU, so that a mistake in it costs no time on one."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from benchmarks import gpu
 from benchmarks.gpu_parts import cache, fields, limits, lookup
 from benchmarks.gpu_parts.part import Findings, Setting
+from benchmarks.gpu_parts.tuning import sweep
 from benchmarks.gpu_parts.workloads import scattered, zipf_ids
 
 SMALL = ["--small", "--device", "cpu", "--minutes", "60"]
@@ -107,6 +110,18 @@ def test_no_fewer_bytes_than_a_forward_pass_must_move():
 
 def test_the_device_is_busy_where_an_interval_runs():
     assert fields._busy_shares([(0.0, 1.0), (0.5, 2.0), (3.0, 4.0)], 4) == [1.0, 1.0, 0.0, 1.0]
+
+
+def test_a_sweep_changes_a_constant_wherever_it_was_imported_and_puts_it_back(monkeypatch):
+    options = {"num_warps": 4}
+    launch = SimpleNamespace(WINDOW=64, OPTIONS=options)
+    kernel = SimpleNamespace(WINDOW=64, OPTIONS=options)
+    monkeypatch.setitem(sys.modules, "hotrows.ops.triton.launch", launch)
+    monkeypatch.setitem(sys.modules, "hotrows.ops.triton.some_kernel", kernel)
+    seen = dict(sweep(("WINDOW", "num_warps"), lambda: [kernel.WINDOW, options["num_warps"]]))
+    assert seen["WINDOW=32"] == [32, 4] and seen["WINDOW=256"] == [256, 4]
+    assert seen["num_warps=2"] == [64, 2] and seen["num_warps=16"] == [64, 16]
+    assert vars(kernel) == vars(launch) == {"WINDOW": 64, "OPTIONS": {"num_warps": 4}}
 
 
 def test_hot_ids_are_scattered_one_to_one():

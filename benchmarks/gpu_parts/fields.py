@@ -26,6 +26,7 @@ from benchmarks.gpu_parts.workloads import (
     embedding_of,
     ready,
     tables_of,
+    weights_in_place,
     zipf_stream,
 )
 from hotrows.embedding import Embedding
@@ -64,7 +65,7 @@ def run(findings: Findings, setting: Setting) -> None:
     for num in fields:
         one_pack, many = (_tables(setting, num, parts) for parts in (1, num))
         for table in one_pack.tables:
-            many.weights(table.name).copy_(one_pack.weights(table.name))
+            weights_in_place(many, table.name).copy_(weights_in_place(one_pack, table.name))
         packed, apart = (_step(setting, num, of) for of in (one_pack, many))
         one, other = packed().item(), apart().item()
         findings.check(

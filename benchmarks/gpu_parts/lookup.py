@@ -16,7 +16,14 @@ from torch import Tensor, nn
 import hotrows
 from benchmarks.gpu_parts.part import Findings, Setting
 from benchmarks.gpu_parts.timing import ceilings, timed
-from benchmarks.gpu_parts.workloads import embedding_of, ready, tables_of, zipf_ids
+from benchmarks.gpu_parts.tuning import sweep
+from benchmarks.gpu_parts.workloads import (
+    embedding_of,
+    ready,
+    tables_of,
+    weights_in_place,
+    zipf_ids,
+)
 from hotrows.embedding import Embedding
 from hotrows.record import RecordLayout
 
@@ -28,6 +35,7 @@ PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "adam": torch.optim.SparseAdam,
 }
+TUNED = ("GATHER_ELEMENTS", "BAG_ELEMENTS", "UNROLL", "WINDOW", "num_warps")
 _LR = 0.01
 
 
@@ -49,7 +57,7 @@ def run(findings: Findings, setting: Setting) -> None:
             figures["forward_over_ours"] = figures["forward_ms"] / ours["forward_ms"]
             figures["update_over_ours"] = figures["update_ms"] / ours["update_ms"]
             findings.add(f"pytorch-{optimizer}", figures)
-    if setting.tune:
+    if setting.tune and setting.on_gpu:
         _tune(findings, setting, num_rows, batch, gradient)
 
 
@@ -86,13 +94,13 @@ def _check(findings, setting, num_rows, batch, gradient, optimizer: str) -> None
     def both() -> None:
         embedding, plan = _planned(setting, num_rows, batch, optimizer)
         ids = batch.ids.view(FIELDS, -1)
-        before = embedding.weights("C0").clone()
+        before = weights_in_place(embedding, "C0").clone()
         vectors = embedding.lookup(plan)
         found = vectors["C0"].detach()
         assert torch.equal(found, before[ids[0].to(setting.device)]), "vectors are not their rows"
         vectors.leaves[0].grad = gradient
         embedding.update(plan, vectors)
-        after = embedding.weights("C0")
+        after = weights_in_place(embedding, "C0")
         if optimizer == "sgd":
             own = gradient.view(-1, FIELDS, DIM)[:, 0].double().cpu()
             exact = before.double().cpu().index_add_(0, ids[0], own, alpha=-_LR)
@@ -100,10 +108,10 @@ def _check(findings, setting, num_rows, batch, gradient, optimizer: str) -> None
             assert error < 1e-3, f"rows are off by {error}"
         again, plan = _planned(setting, num_rows, batch, optimizer)
         vectors = again.lookup(plan)
-        again.weights("C0").copy_(before)
+        weights_in_place(again, "C0").copy_(before)
         vectors.leaves[0].grad = gradient
         again.update(plan, vectors)
-        assert torch.equal(again.weights("C0"), after), "a second run has other bits"
+        assert torch.equal(weights_in_place(again, "C0"), after), "a second run has other bits"
 
     findings.check_runs(f"lookup and update, {optimizer}", both)
 
@@ -156,22 +164,11 @@ def _plain(setting, num_rows, batch, gradient, kind: Callable) -> dict:
 
 
 def _tune(findings, setting, num_rows, batch, gradient) -> None:
-    """Every launch constant at half, once and twice its value, the others as they are."""
-    try:
-        from hotrows.ops.triton import launch
-    except ImportError:
-        print("  there are no launch constants to sweep")
-        return
     embedding, plan = _planned(setting, num_rows, batch, "rowwise")
-    constants = {n: v for n, v in vars(launch).items() if n.isupper() and isinstance(v, int)}
-    for name, value in constants.items():
-        for tried in (value // 2, value, 2 * value):
-            setattr(launch, name, max(tried, 1))
-            try:
-                forward, update = _times(setting, embedding, plan, gradient)
-                found = {"forward_ms": forward.ms, "update_ms": update.ms}
-            except Exception as error:  # what does not fit the chip is part of the answer
-                found = {"failed": type(error).__name__}
-            finally:
-                setattr(launch, name, value)
-            findings.add(f"{name}={tried}", found)
+
+    def measure() -> dict:
+        forward, update = _times(setting, embedding, plan, gradient)
+        return {"forward_ms": forward.ms, "update_ms": update.ms}
+
+    for name, found in sweep(TUNED, measure):
+        findings.add(name, found)

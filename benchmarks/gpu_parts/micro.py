@@ -15,6 +15,7 @@ from benchmarks.gpu_parts.workloads import (
     dlrm,
     embedding_of,
     ready,
+    weights_in_place,
     zipf_stream,
 )
 
@@ -52,9 +53,9 @@ def _measure(setting: Setting, num_rows: list[int], stream, batch_size: int, par
     embedding = embedding_of(model.tables, "rowwise", setting.device, num_slices=parts)
     training = Training(model, embedding, setting.device)
     works = ready(embedding, batches_of(stream, batch_size))
-    before = embedding.weights("C0").clone()
+    before = weights_in_place(embedding, "C0").clone()
     training.step(works[0])
-    change = embedding.weights("C0") - before
+    change = weights_in_place(embedding, "C0") - before
     figures = {"peak_mb": _peak(lambda: training.step(works[1]), setting)}
     turn = iter(range(1 << 30))
     timing = step_time(lambda: training.step(works[next(turn) % len(works)]), setting)

@@ -19,6 +19,7 @@ from benchmarks.gpu_parts.timing import (
     timed,
     unregister,
 )
+from benchmarks.gpu_parts.tuning import sweep
 from hotrows import ops
 
 WIDTHS = (64, 128, 256, 512, 516, 1024)  # 516: 128 weights and the state of row-wise Adagrad
@@ -43,8 +44,14 @@ def run(findings: Findings, setting: Setting) -> None:
         records = _records(host, width)
         for order in ("random", "sequential"):
             rows = _rows(len(records), moved // width, order)
-            figures = _rates(setting, records, rows)
-            findings.add(f"{order}-{width}", {"bytes": width * len(rows), **figures})
+            rates = _kernel_rates(setting, records, rows) | _staged_rates(setting, records, rows)
+            findings.add(f"{order}-{width}", {"bytes": width * len(rows), **rates})
+    if setting.tune and setting.on_gpu:
+        records = _records(host, 516)
+        rows = _rows(len(records), moved // 516, "random")
+        measured = sweep(("COPY_BYTES", "num_warps"), lambda: _kernel_rates(setting, records, rows))
+        for name, found in measured:
+            findings.add(name, found)
 
 
 def _records(host: Tensor, width: int) -> Tensor:
@@ -80,29 +87,31 @@ def _check(findings: Findings, setting: Setting, kind: str, host: Tensor) -> Non
     findings.check_runs(f"{kind} memory, rows of {host.shape[1]} bytes", both_ways)
 
 
-def _rates(setting: Setting, host: Tensor, rows: Tensor) -> dict[str, float]:
-    """GB/s in and out, by a kernel and staged."""
+def _kernel_rates(setting: Setting, host: Tensor, rows: Tensor) -> dict[str, float]:
+    """GB/s in and out, by a kernel that reads and writes host memory."""
+    size, there = len(rows) * host.shape[1], rows.to(setting.device)
+    near = torch.empty(len(rows), host.shape[1], dtype=torch.uint8, device=setting.device)
+    repeats = setting.pick(5, 1)
+    into = timed(lambda: ops.copy_rows(host, there, near, None), setting, repeats=repeats)
+    out = timed(lambda: ops.copy_rows(near, None, host, there), setting, repeats=repeats)
+    return {"kernel_in_gb_s": size / into.ms / 1e6, "kernel_out_gb_s": size / out.ms / 1e6}
+
+
+def _staged_rates(setting: Setting, host: Tensor, rows: Tensor) -> dict[str, float]:
+    """GB/s in and out, gathered and scattered by the CPU."""
     size = len(rows) * host.shape[1]
-    there = rows.to(setting.device)
     near = torch.empty(len(rows), host.shape[1], dtype=torch.uint8, device=setting.device)
     stage = page_locked(size, setting).view(near.shape)
 
-    def staged_in() -> None:
+    def into() -> None:
         ops.copy_rows(host, rows, stage, None)
         near.copy_(stage, non_blocking=True)
 
-    def staged_out() -> None:
+    def out() -> None:
         stage.copy_(near)
         ops.copy_rows(stage, None, host, rows)
 
-    repeats = setting.pick(5, 1)
-    kernel_in = timed(lambda: ops.copy_rows(host, there, near, None), setting, repeats=repeats)
-    kernel_out = timed(lambda: ops.copy_rows(near, None, host, there), setting, repeats=repeats)
-    slow_in = min(seconds_of(staged_in, setting) for _ in range(repeats))
-    slow_out = min(seconds_of(staged_out, setting) for _ in range(repeats))
+    fastest = [min(seconds_of(way, setting) for _ in range(5)) for way in (into, out)]
     return {
-        "kernel_in_gb_s": size / kernel_in.ms / 1e6,
-        "kernel_out_gb_s": size / kernel_out.ms / 1e6,
-        "staged_in_gb_s": size / slow_in / 1e9,
-        "staged_out_gb_s": size / slow_out / 1e9,
+        f"staged_{way}_gb_s": size / s / 1e9 for way, s in zip(("in", "out"), fastest, strict=True)
     }

@@ -162,6 +162,15 @@ def embedding_of(
         )
 
 
+def weights_in_place(embedding: Embedding, table: str) -> Tensor:
+    """[rows, dim]: the weights of a table where they are, without a cache: writing writes them."""
+    for pack, store in zip(embedding.packs, embedding.stores, strict=True):
+        for t, found in enumerate(pack.tables):
+            if found.name == table:
+                return store.views.weights[pack.first_rows[t] : pack.first_rows[t + 1]]
+    raise KeyError(table)
+
+
 def _filler() -> Callable[[FirstValues, Tensor, Tensor], None]:
     """Fills chunks of records with the same block, equal on every device."""
     blocks: dict[tuple, Tensor] = {}
