@@ -12,6 +12,8 @@ from benchmarks.gpu_parts.part import Findings, Setting
 from benchmarks.gpu_parts.tuning import sweep
 from benchmarks.gpu_parts.workloads import scattered, zipf_ids
 
+from hotrows import report
+
 SMALL = ["--small", "--device", "cpu", "--minutes", "60"]
 
 
@@ -19,6 +21,7 @@ SMALL = ["--small", "--device", "cpu", "--minutes", "60"]
 def one_thread(monkeypatch, tmp_path, threads):
     threads(1)
     monkeypatch.setattr(cache, "DATA", tmp_path)
+    monkeypatch.setattr(report, "draw_run", lambda run: None)
 
 
 @pytest.mark.parametrize("part", gpu.PARTS)
@@ -109,7 +112,9 @@ def test_no_fewer_bytes_than_a_forward_pass_must_move():
 
 
 def test_the_device_is_busy_where_an_interval_runs():
-    assert fields._busy_shares([(0.0, 1.0), (0.5, 2.0), (3.0, 4.0)], 4) == [1.0, 1.0, 0.0, 1.0]
+    intervals = [(0.0, 1.0), (0.5, 2.0), (1.0, 1.5), (3.0, 4.0)]
+    assert fields._busy_shares(intervals, 4).tolist() == [1.0, 1.0, 0.0, 1.0]
+    assert fields._busy_shares(intervals, 1).tolist() == [0.75]
 
 
 def test_a_sweep_changes_a_constant_wherever_it_was_imported_and_puts_it_back(monkeypatch):

@@ -9,9 +9,11 @@ Launches are counted by the profiler (on the host: operators). Its intervals giv
 which the device had a kernel to run (gpu-busy.png); the profiler's own cost is in it.
 """
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd import DeviceType
@@ -100,19 +102,15 @@ def _step(setting: Setting, num_fields: int, embedding: Embedding) -> Callable[[
     training = Training(model, embedding, setting.device)
     num_rows = [table.rows for table in embedding.tables]
     stream = zipf_stream(num_rows, 4 * batch_size, setting.device)
-    works = ready(embedding, batches_of(stream, batch_size))
-    turn = iter(range(1 << 30))
-    return lambda: training.step(works[next(turn) % len(works)])
+    works = itertools.cycle(ready(embedding, batches_of(stream, batch_size)))
+    return lambda: training.step(next(works))
 
 
 def _figures(step: Callable[[], object], intervals: Intervals, setting: Setting) -> dict:
-    timing = step_time(step, setting)
     return {
-        "ms": timing.ms,
-        "lowest": timing.lowest,
-        "highest": timing.highest,
+        **step_time(step, setting).to_json(),
         "launches": len(intervals) / _PROFILED,
-        "busy": sum(_busy_shares(intervals, 1)),
+        "busy": float(_busy_shares(intervals, 1)[0]),
     }
 
 
@@ -129,21 +127,15 @@ def _profiled(step: Callable[[], object], setting: Setting) -> Intervals:
     return sorted((of.time_range.start, of.time_range.end) for of in events)
 
 
-def _busy_shares(intervals: Intervals, num_bins: int) -> list[float]:
-    """The share of each bin of time in which at least one interval runs."""
-    first, last = intervals[0][0], max(end for _, end in intervals)
-    width = (last - first) / num_bins or 1.0
-    shares, until = [0.0] * num_bins, first
-    for begin, end in intervals:
-        begin, until = max(begin, until), max(end, until)
-        while begin < end:
-            place = min(int((begin - first) / width), num_bins - 1)
-            stop = end if place == num_bins - 1 else min(end, first + (place + 1) * width)
-            shares[place] += (stop - begin) / width
-            if stop <= begin:  # the edge of a bin, hit by rounding
-                break
-            begin = stop
-    return shares
+def _busy_shares(intervals: Intervals, num_bins: int) -> np.ndarray:
+    """[num_bins]: the share of each bin of time in which at least one interval runs."""
+    begins, ends = np.array(intervals).T
+    reached = np.maximum.accumulate(ends)
+    begins = np.maximum(begins, np.append(begins[:1], reached[:-1]))  # without what is covered
+    times = np.stack([begins, reached], 1).reshape(-1)
+    busy = np.cumsum(np.diff(times, prepend=times[0]) * (np.arange(len(times)) % 2))
+    edges = np.linspace(times[0], times[-1], num_bins + 1)
+    return np.diff(np.interp(edges, times, busy)) / np.diff(edges)
 
 
 def _modules(findings: Findings, setting: Setting, num_fields: int) -> None:
@@ -183,11 +175,9 @@ def _draw(busy: dict[str, Intervals], picture: Path) -> None:
     ):
         shares = _busy_shares(intervals, 200)
         span = (max(end for _, end in intervals) - intervals[0][0]) / 1e3
-        times = [span * (n + 0.5) / len(shares) for n in range(len(shares))]
+        times = span * (np.arange(len(shares)) + 0.5) / len(shares)
         axes.fill_between(times, shares, step="mid", color=color)
         axes.set(ylim=(0, 1), xlim=(0, span), ylabel="busy", xlabel=f"ms, {_PROFILED} steps")
-        mean = sum(shares) / len(shares)
-        axes.set_title(
-            f"{name}: {len(intervals) / _PROFILED:,.0f} launches a step, busy {mean:.0%}"
-        )
+        launches = f"{len(intervals) / _PROFILED:,.0f} launches a step"
+        axes.set_title(f"{name}: {launches}, busy {shares.mean():.0%}")
     figure.savefig(picture, dpi=110)

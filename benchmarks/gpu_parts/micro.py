@@ -5,6 +5,9 @@ update: an eighth of the batch has an eighth of the activations. `peak_mb` is wh
 tables, parameters and the batches that wait.
 """
 
+import itertools
+from collections.abc import Callable
+
 import torch
 
 from benchmarks.gpu_parts.part import Findings, Setting
@@ -52,17 +55,18 @@ def _measure(setting: Setting, num_rows: list[int], stream, batch_size: int, par
     model = dlrm(num_rows, dim, setting.device, setting.small)
     embedding = embedding_of(model.tables, "rowwise", setting.device, num_slices=parts)
     training = Training(model, embedding, setting.device)
-    works = ready(embedding, batches_of(stream, batch_size))
+    works = itertools.cycle(ready(embedding, batches_of(stream, batch_size)))
+
+    def step() -> None:
+        training.step(next(works))
+
     before = weights_in_place(embedding, "C0").clone()
-    training.step(works[0])
+    step()
     change = weights_in_place(embedding, "C0") - before
-    figures = {"peak_mb": _peak(lambda: training.step(works[1]), setting)}
-    turn = iter(range(1 << 30))
-    timing = step_time(lambda: training.step(works[next(turn) % len(works)]), setting)
-    return change, {**figures, "ms": timing.ms, "lowest": timing.lowest, "highest": timing.highest}
+    return change, {"peak_mb": _peak(step, setting), **step_time(step, setting).to_json()}
 
 
-def _peak(step, setting: Setting) -> float | None:
+def _peak(step: Callable[[], None], setting: Setting) -> float | None:
     """MB that a step takes at most beyond what is there before."""
     if not setting.on_gpu:
         return None
