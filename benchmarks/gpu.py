@@ -153,7 +153,10 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--tune", action="store_true", help="sweep launch constants, in `pinned` and `lookup`"
     )
     parser.add_argument("--commit", help="of a source tree without its history")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.device == "cpu" and not args.small:
+        parser.error("whole parts are for a GPU: --small --device cpu runs their logic")
+    return args
 
 
 if __name__ == "__main__":
