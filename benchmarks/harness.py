@@ -164,11 +164,15 @@ def conditions(threads: int) -> dict:
 
 
 def write(name: str, result: dict) -> None:
+    write_to(RESULTS / f"{name}.json", result)
+
+
+def write_to(path: Path, result: dict) -> None:
     """Writes aside and renames, so that a result is whole or absent."""
-    RESULTS.mkdir(exist_ok=True)
-    aside = RESULTS / f"{name}.json.partial"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".json.partial")
     aside.write_text(json.dumps(result, indent=1) + "\n")
-    aside.replace(RESULTS / f"{name}.json")
+    aside.replace(path)
 
 
 def _arguments(
@@ -240,7 +244,10 @@ def _medians(figures: list[dict], baseline: list[dict]) -> dict:
 
 
 def _git(*arguments: str) -> str | None:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    except FileNotFoundError:
+        return None
     return None if done.returncode else done.stdout.strip()
 
 

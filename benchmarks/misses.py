@@ -18,9 +18,10 @@ from benchmarks.streams import STREAMS, Stream
 from hotrows.planning.policy import Frequency, Hot, Lookahead
 from hotrows.planning.slots import SlotMap
 
-SHARES = (0.02, 0.05, 0.10)
+SHARES = (0.01, 0.02, 0.05, 0.10)
 IN_FLIGHT = (4, 1)
-BATCHES = {"zipf": 2_500, "drift": 2_500, "criteo": 10_000}  # several windows, for the last of them
+# Several windows, for the last of them.
+BATCHES = {"zipf": 2_500, "drift": 2_500, "criteo": 10_000, "gpu": 1_000}
 POLICIES = ("belady", "lookahead", "two-batch", "lru", "frequency", "hot")
 
 

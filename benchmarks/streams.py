@@ -85,4 +85,6 @@ STREAMS = {
     "zipf": Stream("zipf", (2_500_000,), 10_240),
     "criteo": Stream("criteo", scaled(CRITEO_KAGGLE, 32), 256),
     "drift": Stream("drift", (2_500_000,), 10_240, drift=0.0002),
+    # One of the 26 equal tables of `benchmarks.gpu_parts.cache`: 80 GB of 516 bytes, batch 65,536.
+    "gpu": Stream("gpu", (5_963_029,), 65_536),
 }

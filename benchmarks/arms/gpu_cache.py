@@ -1,0 +1,152 @@
+"""One arm of `benchmarks.gpu_parts.cache`, which runs it in a process of its own."""
+
+import contextlib
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+import torch
+
+from benchmarks.gpu_parts.part import Setting
+from benchmarks.gpu_parts.timing import synchronize
+from benchmarks.gpu_parts.workloads import (
+    OPTIMIZERS,
+    Training,
+    batches_of,
+    dlrm,
+    embedding_of,
+    scattered,
+)
+from hotrows import native
+from hotrows.planning.policy import Hot, Lookahead
+from hotrows.record import layout_of
+from hotrows.stages import start
+from hotrows.tiers import Caching, Moved
+
+_EVERY = 2  # steps whose loss is kept
+
+POLICIES = {
+    "lookahead": Lookahead("auto"),
+    "two-batch": Lookahead(2),
+    "lru": Lookahead(0),
+    "hot": Hot(torch.empty(0, dtype=torch.int64)),
+    "uncached": Lookahead(0),
+}
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    core = native.load()
+    if core is not None:
+        core.hotrows_keep_freed_memory()
+    print(json.dumps(measure(asked, Setting(asked["device"], asked["small"]))))
+
+
+def measure(asked: dict, setting: Setting) -> dict:
+    """Trains for a while; speed, misses and what crossed the link.
+
+    asked: what `cache` says of the arm: num_rows, dim, optimizer, share, policy, stream (a file),
+    batch_size, warmup, windows and steps.
+    """
+    stream = np.load(asked["stream"], mmap_mode="r")
+    model = dlrm(asked["num_rows"], asked["dim"], setting.device, setting.small)
+    begin = time.perf_counter()
+    caching = _caching(asked, model, stream)
+    embedding = embedding_of(model.tables, asked["optimizer"], setting.device, caching)
+    if embedding.tiers and asked["policy"] != "uncached":
+        embedding.tiers.warm()
+    made = time.perf_counter() - begin
+    training = Training(model, embedding, setting.device)
+    near, far = (batches_of(stream, asked["batch_size"]) for _ in range(2))
+    with contextlib.closing(start(embedding, enumerate(near), far if caching else None)) as runner:
+        found = _timed(runner, embedding, training, asked, setting)
+    return {**found, "seconds_to_make": made, "record_bytes": embedding.num_bytes}
+
+
+def _caching(asked: dict, model, stream: np.ndarray) -> Caching | None:
+    if asked["share"] is None:
+        return None
+    optimizer = OPTIMIZERS[asked["optimizer"]]()
+    stride = layout_of(replace(model.tables[0], optimizer=optimizer)).stride
+    slots = max(int(asked["share"] * sum(asked["num_rows"])), 1)
+    if asked["policy"] == "uncached":
+        slots = 1
+    hot = _hot_ids(asked, model.tables, stream, slots)
+    return Caching(slots * stride, "memory", POLICIES[asked["policy"]], hot_ids=hot)
+
+
+def _hot_ids(asked: dict, tables, stream: np.ndarray, slots: int) -> dict[str, torch.Tensor]:
+    """The ids that a cache begins with: by the law they are drawn from, or as a profile counts them."""
+    if Path(asked["stream"]).name.startswith("gpu-zipf"):
+        of_each = slots // len(tables)
+        return {
+            table.name: scattered(torch.arange(min(of_each, table.rows)), table.rows)
+            for table in tables
+        }
+    counted = stream[:, : stream.shape[1] // 4]
+    counts = [
+        np.bincount(ids, minlength=table.rows) for ids, table in zip(counted, tables, strict=True)
+    ]
+    firsts = np.cumsum([0, *(len(of) for of in counts)])
+    everything = np.concatenate(counts)
+    rows = np.flatnonzero(everything)
+    rows = rows[np.argsort(-everything[rows], kind="stable")[:slots]]
+    return {
+        table.name: torch.from_numpy(rows[(rows >= first) & (rows < end)] - first)
+        for table, first, end in zip(tables, firsts, firsts[1:], strict=False)
+    }
+
+
+def _timed(runner, embedding, training: Training, asked: dict, setting: Setting) -> dict:
+    """Windows of steps once the cache is as it stays."""
+    losses: dict[int, torch.Tensor] = {}
+
+    def train(num_steps: int) -> list:
+        """The plans of so many steps; of fewer where the stream ends."""
+        plans = []
+        for _, work in zip(range(num_steps), runner, strict=False):
+            losses[work.number + 1] = training.step(work)
+            plans.append(work.plan)
+        return plans
+
+    train(asked["warmup"])
+    speeds, waited, moved = [], [], []
+    for _ in range(asked["windows"]):
+        synchronize(setting)
+        begin, idle = time.perf_counter(), sum(runner.stalled.values())
+        plans = train(asked["steps"])
+        synchronize(setting)
+        seconds = time.perf_counter() - begin
+        assert len(plans) == asked["steps"], "the stream is too short"
+        speeds.append(len(plans) * asked["batch_size"] / seconds)
+        waited.append((sum(runner.stalled.values()) - idle) / seconds)
+        moved += [embedding.tiers.moved(plan) for plan in plans if embedding.tiers]
+    found = {
+        "samples_per_s": median(speeds),
+        "lowest": min(speeds),
+        "highest": max(speeds),
+        "ms": 1e3 * asked["batch_size"] / median(speeds),
+        "waited": median(waited),
+        "waited_for": dict(runner.stalled),
+        "losses": {str(step): loss.item() for step, loss in losses.items() if step % _EVERY == 0},
+    }
+    if moved:
+        total, num = sum(moved, Moved()), len(moved)
+        found |= {
+            "rows": total.rows / num,
+            "misses": total.rows_in / num,
+            "hit_rate": 1 - total.rows_in / total.rows,
+            "mb_in": total.bytes_in / num / 1e6,
+            "mb_out": total.bytes_out / num / 1e6,
+        }
+    if setting.on_gpu:
+        found["device_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return found
+
+
+if __name__ == "__main__":
+    main()

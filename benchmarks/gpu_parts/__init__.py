@@ -1,0 +1,1 @@
+"""The parts of `benchmarks.gpu`, one file each, and what they share."""

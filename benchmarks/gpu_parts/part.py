@@ -1,0 +1,173 @@
+"""What a part of the GPU benchmark is given, and how it keeps what it finds.
+
+A part first checks that results are right, then measures. What it finds is written whenever
+something is added, so that a run which is cut keeps what it has, and the next one goes on there.
+"""
+
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness import conditions, write_to
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a part is run.
+
+    device: `cuda`, or `cpu` for its logic alone. small: shrunk to seconds; its figures mean nothing.
+    gigabytes: of records, in the part `cache`. tune: sweep launch constants. pictures: their folder;
+        None: none is drawn.
+    deadline: when to stop, by `time.monotonic()`.
+    """
+
+    device: str = "cuda"
+    small: bool = False
+    gigabytes: float = 80.0
+    tune: bool = False
+    pictures: Path | None = None
+    deadline: float = float("inf")
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def pick(self, whole: Any, small: Any) -> Any:
+        """The one of two sizes that this run has."""
+        return small if self.small else whole
+
+    def facts(self) -> dict:
+        """What figures must have in common to stand side by side."""
+        return {"device": self.device, "small": self.small, "gigabytes": self.gigabytes}
+
+
+class ChecksFailed(Exception):
+    """Results are wrong, so that times of them would say nothing."""
+
+
+@dataclass
+class Findings:
+    """The checks and figures of one part.
+
+    path: the JSON file; None: nothing is written. commit: of a source tree without its history.
+    """
+
+    name: str
+    question: str
+    setting: Setting
+    path: Path | None
+    commit: str | None = None
+
+    def __post_init__(self) -> None:
+        self.checks: dict[str, str] = {}
+        self.arms: dict[str, dict] = {}
+        self._red: list[str] = []
+        self.error: str | None = None
+        self.complete = False
+        self._conditions = conditions_of_device(self.setting, self.commit)
+        self.commit = self._conditions["commit"]
+
+    def go_on_from(self, earlier: dict) -> None:
+        """Takes over what a cut run of the same commit and setting has left."""
+        same = earlier.get("setting") == self.setting.facts()
+        if same and earlier["commit"] == self.commit and not earlier["complete"]:
+            self.arms, self.checks = dict(earlier["arms"]), dict(earlier["checks"])
+
+    def check(self, name: str, passed: bool, why: str = "", arm: str | None = None) -> bool:
+        """Notes whether a result is right. arm: the one that it is about; None: all of them."""
+        self.checks[name] = "passed" if passed else f"failed: {why}".rstrip(": ")
+        if arm is None and not passed:
+            self._red.append(name)
+        print(
+            f"  {'passed' if passed else 'FAILED'}  {name}{'' if passed else f': {why}'}",
+            flush=True,
+        )
+        self._write()
+        return passed
+
+    def check_runs(self, name: str, call: Callable[[], Any]) -> Any:
+        """Notes whether a call runs through, and its asserts hold; what it returns, or None."""
+        try:
+            found = call()
+        except Exception as error:
+            told = str(error).strip().splitlines() or ["no message"]
+            self.check(name, False, f"{type(error).__name__}: {told[0]}{_place_of(error)}")
+            return None
+        self.check(name, True)
+        return found
+
+    def demand_green(self) -> None:
+        """Stops the part where a check of all arms has failed."""
+        if self._red:
+            raise ChecksFailed(f"no figures: {', '.join(self._red)}")
+
+    def has(self, arm: str) -> bool:
+        return arm in self.arms
+
+    def add(self, arm: str, figures: dict) -> None:
+        """Keeps and prints the figures of an arm."""
+        self.demand_green()
+        self.arms[arm] = figures
+        print(f"  {arm}: {in_words(figures)}", flush=True)
+        self._write()
+
+    def finish(self, error: str | None = None, complete: bool = True) -> None:
+        """error: what ended the part early; complete: whether it ran through."""
+        self.error, self.complete = error, complete
+        self._write()
+
+    def _write(self) -> None:
+        if self.path is None:
+            return
+        write_to(self.path, {
+            "question": self.question, "part": self.name, "complete": self.complete,
+            "error": self.error, "setting": self.setting.facts(), **self._conditions,
+            "checks": self.checks, "arms": self.arms,
+        })  # fmt: skip
+
+
+def conditions_of_device(setting: Setting, commit: str | None) -> dict:
+    """Where and when, the GPU included. commit: of a tree without its history."""
+    found = conditions(torch.get_num_threads())
+    if found["commit"] is None:
+        found["commit"], found["uncommitted_changes"] = commit, None
+    found["versions"] = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    if setting.on_gpu:
+        import triton
+
+        properties = torch.cuda.get_device_properties(0)
+        found["versions"]["triton"] = triton.__version__
+        found["gpu"] = {
+            "name": properties.name,
+            "memory_gib": round(properties.total_memory / 2**30, 1),
+            "multiprocessors": properties.multi_processor_count,
+            "l2_mb": getattr(properties, "L2_cache_size", 0) // 2**20,
+        }
+    return found
+
+
+def _place_of(error: Exception) -> str:
+    """The line of the library in which an error came up: what waits for a device, as a rule."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "hotrows" in Path(frame.filename).parts]
+    return f" ({'/'.join(Path(own[-1].filename).parts[-2:])}:{own[-1].lineno})" if own else ""
+
+
+def in_words(figures: dict) -> str:
+    """The figures of an arm in a line; what has parts of its own is left to the file."""
+    words = []
+    for name, value in figures.items():
+        if isinstance(value, float):
+            words.append(f"{name} {value:,.4g}")
+        elif isinstance(value, int | str | bool) or value is None:
+            words.append(f"{name} {value}")
+    return ", ".join(words)

@@ -1,0 +1,152 @@
+"""Times on the device, and the rates of the machine that they are measured against.
+
+On a GPU: CUDA events around each call, its launches queued behind a write of four times the L2, which
+also empties that. On the host: the clock. Medians over the repeats.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_parts.part import Setting
+
+_FLUSH_BYTES = 1 << 30  # far more than the L2; writing it hides the launches of the call behind it
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call."""
+
+    ms: float
+    lowest: float
+    highest: float
+
+    def to_json(self) -> dict:
+        return asdict(self)
+
+
+def timed(
+    call: Callable[..., Any],
+    setting: Setting,
+    *,
+    before: Callable[[], tuple] = lambda: (),
+    repeats: int | None = None,
+) -> Timing:
+    """Times `call(*before())`; what `before` does is not counted."""
+    repeats = repeats or setting.pick(20, 3)
+    for _ in range(setting.pick(3, 1)):
+        call(*before())
+    seen = _on_gpu(call, before, repeats) if setting.on_gpu else _on_host(call, before, repeats)
+    return Timing(median(seen), min(seen), max(seen))
+
+
+def _on_gpu(call: Callable[..., Any], before: Callable[[], tuple], repeats: int) -> list[float]:
+    block = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    spans = []
+    for _ in range(repeats):
+        arguments = before()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        block.zero_()
+        begin.record()
+        call(*arguments)
+        end.record()
+        spans.append((begin, end))
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) for begin, end in spans]
+
+
+def _on_host(call: Callable[..., Any], before: Callable[[], tuple], repeats: int) -> list[float]:
+    seen = []
+    for _ in range(repeats):
+        arguments = before()
+        begin = time.perf_counter()
+        call(*arguments)
+        seen.append(1e3 * (time.perf_counter() - begin))
+    return seen
+
+
+def seconds_of(call: Callable[[], Any], setting: Setting) -> float:
+    """Seconds of a call, with all that it launches on any stream, by the host's clock."""
+    synchronize(setting)
+    begin = time.perf_counter()
+    call()
+    synchronize(setting)
+    return time.perf_counter() - begin
+
+
+def step_time(step: Callable[[], Any], setting: Setting) -> Timing:
+    """Times steps one behind the other, as training runs them: windows of ten."""
+    num = setting.pick(10, 2)
+
+    def window() -> None:
+        for _ in range(num):
+            step()
+
+    window()
+    seen = [1e3 / num * seconds_of(window, setting) for _ in range(setting.pick(7, 2))]
+    return Timing(median(seen), min(seen), max(seen))
+
+
+def synchronize(setting: Setting) -> None:
+    if setting.on_gpu:
+        torch.cuda.synchronize()
+
+
+def ceilings(setting: Setting) -> dict[str, float]:
+    """GB/s of plain copies: within the device, read and written bytes both counted, and over the link.
+
+    link_in: host to device, link_out: device to host, link_both: both at once, in sum.
+    """
+    size = setting.pick(4 << 30, 1 << 20)
+    source = torch.empty(size, dtype=torch.uint8, device=setting.device)
+    target = torch.empty_like(source)
+    copy = timed(lambda: target.copy_(source), setting)
+    found = {"copy": 2 * size / copy.ms / 1e6}
+    size = setting.pick(1 << 30, 1 << 20)
+    near = [page_locked(size, setting) for _ in range(2)]
+    far = [source[:size], target[:size]]
+    into = timed(lambda: far[0].copy_(near[0], non_blocking=True), setting)
+    out = timed(lambda: near[1].copy_(far[1], non_blocking=True), setting)
+    both = seconds_of(lambda: _both_ways(near, far, setting), setting)
+    found["link_in"], found["link_out"] = size / into.ms / 1e6, size / out.ms / 1e6
+    found["link_both"] = 8 * size / both / 1e9
+    return found
+
+
+def _both_ways(near: list[Tensor], far: list[Tensor], setting: Setting) -> None:
+    """Four copies each way, on a stream for either."""
+    streams = [torch.cuda.Stream() for _ in range(2)] if setting.on_gpu else [None, None]
+    for _ in range(4):
+        for stream, target, source in zip(
+            streams, (far[0], near[1]), (near[0], far[1]), strict=True
+        ):
+            with torch.cuda.stream(stream):
+                target.copy_(source, non_blocking=True)
+
+
+def page_locked(size: int, setting: Setting) -> Tensor:
+    """[size] bytes of host memory that the device reads and writes; by PyTorch's allocator."""
+    return torch.zeros(size, dtype=torch.uint8, pin_memory=setting.on_gpu)
+
+
+def registered(size: int, setting: Setting) -> Tensor:
+    """[size] bytes of host memory, locked where it lies.
+
+    PyTorch's allocator of pinned memory rounds up to a power of two: 80 GB would take 128 GiB.
+    """
+    block = torch.zeros(size, dtype=torch.uint8)
+    if setting.on_gpu:
+        status = torch.cuda.cudart().cudaHostRegister(block.data_ptr(), size, 3)  # portable, mapped
+        assert int(status) == 0, f"cudaHostRegister: error {int(status)}"
+    return block
+
+
+def unregister(block: Tensor, setting: Setting) -> None:
+    if setting.on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaHostUnregister(block.data_ptr())
