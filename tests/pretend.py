@@ -18,6 +18,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
 from unittest import mock
 
 import torch
@@ -86,6 +87,7 @@ class _Mode(TorchDispatchMode):
 
 
 waits: Counter = Counter()
+_PROPERTIES = SimpleNamespace(name="a pretended GPU", total_memory=1 << 34, major=0, minor=0)
 
 
 def _run(func, args, kwargs):
@@ -216,7 +218,7 @@ def gpu(delay=lambda: None):
         for name, value in {
             "_lazy_init": lambda: None, "is_available": lambda: True, "device_count": lambda: 1,
             "current_device": lambda: 0, "is_bf16_supported": lambda *_, **__: True,
-            "get_device_name": lambda *_: "a pretended GPU",
+            "get_device_properties": lambda *_: _PROPERTIES,
         }.items():  # fmt: skip
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(mock.patch("hotrows.device.Cuda", lambda index=0: device))

@@ -71,8 +71,10 @@ ROUNDING = 1e-4
         {"row_optimizer": Adam(), "clip_norm": 1.0, "dense_optimizer": "adagrad"},
         {"row_optimizer": FTRL(), "dense_optimizer": "sgd", "plan_depth": 0},
         {"micro_batches": 3, "row_optimizer": SGD()},
+        {"micro_batches": 3, "lanes": 2, "fast_memory": 4000},
+        {"lanes": 3, "pack_parts": 2},
     ],
-    ids=["whole", "cache", "staged", "adam", "ftrl", "micro"],
+    ids=["whole", "cache", "staged", "adam", "ftrl", "micro", "micro-lanes", "lanes"],
 )
 def test_a_run_on_the_device_is_that_of_the_host(encoded, tmp_path, settings):
     config = dataclasses.replace(CONFIG, **settings)
@@ -93,6 +95,22 @@ def test_tables_in_a_file_train_on_the_device(encoded, tmp_path):
         else:
             runs[name], _ = on_device(encoded, config, tmp_path / name)
     assert runs["there"].test.log_loss == pytest.approx(runs["here"].test.log_loss, rel=ROUNDING)
+
+
+@pytest.mark.parametrize("settings", [{}, {"fast_memory": 3000}, {"micro_batches": 2, "lanes": 2}])
+def test_a_step_waits_for_nothing(encoded, tmp_path, settings, monkeypatch):
+    """From step to step the host asks the device for nothing: not even the loss."""
+    monkeypatch.setattr(Trainer, "_interval_steps", 1000)  # the loss is asked for at its end
+    config = dataclasses.replace(
+        CONFIG, **settings, epochs=2, clip_norm=1.0, evaluate_every=1000, batch_size=64
+    )
+    seen = {}
+    on_device(
+        encoded, config, tmp_path / "run",
+        progress=lambda of: seen.setdefault((of.stage, of.done), sum(pretend.waits.values())),
+    )  # fmt: skip
+    assert seen["train", 3] == seen["train", 12]
+    assert max(seen.values()) > 0  # an evaluation does wait
 
 
 def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, tmp_path):

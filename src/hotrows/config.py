@@ -72,7 +72,8 @@ class TrainConfig:
     device: where fast memory and the model are: `cpu`, `cuda` or `cuda:NUMBER`. way: how rows go between
         host memory and the device: `direct` (it reads and writes them itself) or `staged` (gathered on
         the host, copied in blocks). compile: the dense part through `torch.compile`. cuda_graph: steps
-        are launched as one, where batches have one size.
+        are launched as one, where batches have one size. lanes: on how many packs are looked up and
+        updated side by side; with several, a micro-batch is looked up while another is learned from.
     linear_paths: `measured` at the start of a run, `plain` PyTorch, or `auto`: measured where a run
         is long enough to gain from it. Paths differ in rounding, so two runs of equal settings have
         equal bits for sure only with `plain`; a resumed run always.
@@ -121,6 +122,7 @@ class TrainConfig:
     way: str = "direct"
     compile: bool = False
     cuda_graph: bool = False
+    lanes: int = 1
 
     def __post_init__(self) -> None:
         _check_choice("precision", self.precision, PRECISIONS)
@@ -133,7 +135,7 @@ class TrainConfig:
         _check_choice("memory_split", self.memory_split, SPLITS)
         for name in (
             "epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every", "micro_batches",
-            "keep_last", "full_every",
+            "keep_last", "lanes", "full_every",
         ):  # fmt: skip
             _check_at_least(name, getattr(self, name), 1)
         for name in ("decay_patience", "stop_patience"):

@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -29,6 +30,7 @@ from torch import Tensor
 from hotrows import ops, optim
 from hotrows.batch import Batch
 from hotrows.device import HOST, Device, find
+from hotrows.lanes import Begun, Lanes
 from hotrows.optim import Adagrad, RowOptimizer, RowWiseAdagrad
 from hotrows.piece import Shard
 from hotrows.plan import PackPlan, Plan
@@ -74,7 +76,9 @@ class Embedding:
     pack_parts: in how many packs tables of equal attributes are dealt. summed: list features whose
         vectors are summed where their rows are (`planning.summing`).
     wire_dtype: of rows and gradients between ranks: `float32`, `bfloat16` or `float16`.
-    device: where fast memory is: `cpu`, or `cuda`, of one rank.
+    device: where fast memory is: `cpu`, or `cuda`, of one rank. lanes: of a device, on how many packs
+        are looked up and updated side by side; with several, a slice is looked up while the model
+        learns from the one before.
     """
 
     def __init__(
@@ -95,6 +99,7 @@ class Embedding:
         summed: Collection[str] = (),
         wire_dtype: str = "float32",
         device: str | Device = HOST,
+        lanes: int = 1,
     ) -> None:
         default = optimizer or Adagrad()
         self.tables = tuple(
@@ -107,6 +112,8 @@ class Embedding:
                 f"{self.ranks.num_ranks} ranks train together on processors alone so far: leave out "
                 f"device={self.device.name!r}, or start one rank"
             )
+        self._lanes = Lanes(self.device, lanes)
+        self._ahead: tuple[Plan, int, Begun] | None = None  # the slice that is being looked up
         rank, num_ranks = self.ranks.rank, self.ranks.num_ranks
         placements = _placements(sharding, self.tables, num_ranks)
         self.packs = packing.pack_tables(self.tables, sequences, placements, pack_parts)
@@ -217,7 +224,14 @@ class Embedding:
         batch = dataclasses.replace(
             batch, dense=dense, labels=labels, sample_weights=sample_weights
         )
-        here = dataclasses.replace(here, on_host=plan)
+        here = dataclasses.replace(
+            here,
+            on_host=plan,
+            slices=tuple(
+                dataclasses.replace(of, on_host=on_host)
+                for of, on_host in zip(here.slices, plan.slices, strict=True)
+            ),
+        )
         return Uploaded((batch, here), sent.block, sent.mark)
 
     def here(self, batch: Batch, plan: Plan) -> tuple[Batch, Plan]:
@@ -256,7 +270,9 @@ class Embedding:
         """
         grad = torch.is_grad_enabled()
         if not plan.slices:
-            leaves = [self._lookup(p, plan) for p in range(len(self.packs))]
+            leaves = self._lanes.each(
+                [partial(self._lookup, p, plan) for p in range(len(self.packs))], _read_by(plan)
+            )
             return Vectors(self.packs, plan, tuple(leaf.requires_grad_(grad) for leaf in leaves))
         if self._traffic is None or self._traffic.plan is not plan:
             self._traffic = Traffic(
@@ -267,10 +283,27 @@ class Embedding:
                 self._wire,
                 self.note,
             )
-        found = self._traffic.rows(part)
+        leaves = self._slice(plan, part)
+        if self._lanes.are_several and part + 1 < len(plan.slices):
+            begun = self._lanes.begin(self._slice_works(plan, part + 1), _read_by(plan))
+            self._ahead = plan, part + 1, begun
         own = plan.slices[part]
-        leaves = [_pooled(rows, of) for rows, of in zip(found, own.packs, strict=True)]
         return Vectors(self.packs, own, tuple(leaf.requires_grad_(grad) for leaf in leaves))
+
+    def _slice(self, plan: Plan, part: int) -> list[Tensor]:
+        """The leaves of a slice, looked up now unless they are on their way."""
+        begun, self._ahead = self._ahead, None
+        if begun is not None and begun[0] is plan and begun[1] == part:
+            return begun[2].wait(self.device)
+        return self._lanes.each(self._slice_works(plan, part), _read_by(plan))
+
+    def _slice_works(self, plan: Plan, part: int) -> list[Callable[[], Tensor]]:
+        assert self._traffic is not None
+        found = self._traffic.rows(part)
+        return [
+            partial(_pooled, rows, of)
+            for rows, of in zip(found, plan.slices[part].packs, strict=True)
+        ]
 
     def give_back(self, plan: Plan, part: int, vectors: Vectors) -> None:
         """Sends the gradients of a slice's vectors to where its rows are, slice after slice.
@@ -313,14 +346,20 @@ class Embedding:
             if all(grads[p] is None for p in group.packs):
                 continue
             self._note_update(plan, g)
-            if self._is_resident(plan, g):
-                for p in group.packs:
-                    part = plan.packs[p]
-                    self._update(
-                        p, self._records(p), part, part.slots, grads[p], numbers, squares[p]
-                    )
-            else:
+            if not self._is_resident(plan, g):
                 self._update_through(g, plan, grads, numbers, squares)
+        self._lanes.each(
+            [
+                partial(
+                    self._update, p, self._records(p), plan.packs[p], plan.packs[p].slots, grads[p],
+                    numbers, squares[p],
+                )
+                for g, group in enumerate(self.groups)
+                if self._is_resident(plan, g)
+                for p in group.packs
+            ],
+            [numbers, *_read_by(plan), *(of for of in (*grads, *squares.values()) if of is not None)],
+        )  # fmt: skip
 
     def note_update(self, plan: Plan) -> None:
         """What `update` remembers, where a captured step makes its changes in its place."""
@@ -568,6 +607,11 @@ def _optimizer(pack: Pack) -> RowOptimizer:
     optimizer = pack.tables[0].optimizer
     assert optimizer is not None
     return optimizer
+
+
+def _read_by(plan: Plan) -> list[Tensor]:
+    """What lanes hold of a plan: the block that all its tensors are views of."""
+    return [] if plan.on_host is None else [plan.packs[0].inverse]
 
 
 def _slice(ids: range) -> slice:

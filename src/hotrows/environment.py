@@ -5,6 +5,7 @@ Nothing in it names the machine or its user.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import subprocess
@@ -34,8 +35,29 @@ def environment() -> dict[str, Any]:
         "memory_gib": _memory_gib(),
         "huge_pages": _huge_pages(),
         "native_core": native.name(),
-        "gpu": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        **_gpu(),
     }
+
+
+def _gpu() -> dict[str, Any]:
+    """The first GPU, its memory and what runs on it."""
+    if not torch.cuda.is_available():
+        return {"gpu": None}
+    found = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": found.name,
+        "gpu_memory_gib": round(found.total_memory / 2**30, 1),
+        "gpu_capability": f"{found.major}.{found.minor}",
+        "cuda": torch.version.cuda,
+        "triton": _version_of("triton"),
+    }
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def available_memory() -> int | None:

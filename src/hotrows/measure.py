@@ -21,6 +21,7 @@ from torch.nn.functional import mse_loss
 
 from hotrows import ops
 from hotrows.batch import Batch
+from hotrows.device import Device
 from hotrows.nn import MLP, choose_linear_paths, use_linear_paths
 from hotrows.optim import Adagrad
 from hotrows.planning.cost import Link, Machine
@@ -68,6 +69,26 @@ def memory_bandwidth() -> float:
     source = torch.ones(_COPIED // 4)
     target = torch.empty_like(source)
     return 2 * _COPIED / _seconds(lambda: target.copy_(source))
+
+
+def device_rates(device: Device, size: int = 1 << 30) -> dict[str, float]:
+    """Bytes a second that a device moves: within its memory (each read and each written one counted),
+    from and to page-locked host memory, and rows of 512 bytes that it reads there itself."""
+    staged = device.staging(size)
+    here, other = (torch.zeros(size, dtype=torch.uint8, device=device.torch) for _ in range(2))
+    records = staged.view(-1, 512)
+    chosen = np.random.default_rng(0).permutation(len(records))[: len(records) // 4]
+    rows_read = device.put(torch.from_numpy(np.sort(chosen)))
+    into = here.view(-1, 512)[: len(rows_read)]
+    works = {
+        "copy in its memory": (2 * size, lambda: other.copy_(here)),
+        "from host memory": (size, lambda: here.copy_(staged, non_blocking=True)),
+        "to host memory": (size, lambda: staged.copy_(here, non_blocking=True)),
+        "rows of 512 bytes, read directly": (
+            into.numel(), lambda: ops.copy_rows(records, rows_read, into, None),
+        ),
+    }  # fmt: skip
+    return {name: moved / _seconds_there(device, run) for name, (moved, run) in works.items()}
 
 
 def rows() -> tuple[float, float]:
@@ -165,6 +186,19 @@ def _seconds_of_row(stride: int) -> float:
     turn = iter(range(1 << 60))
     run = lambda: ops.copy_rows(table, chosen[next(turn) % 8], target, None)  # noqa: E731
     return _seconds(run) / _ROWS
+
+
+def _seconds_there(device: Device, run: Callable[[], object], repeats: int = 5) -> float:
+    """Of one run on a device: the best of several, begun and ended with all lanes at rest."""
+    run()
+    best = float("inf")
+    for _ in range(repeats):
+        device.synchronize()
+        begin = time.perf_counter()
+        run()
+        device.synchronize()
+        best = min(best, time.perf_counter() - begin)
+    return best
 
 
 def _seconds(run: Callable[[], object]) -> float:

@@ -27,12 +27,15 @@ from hotrows.config import (
     TrainConfig,
 )
 from hotrows.data import schemas
+from hotrows.device import find
 from hotrows.environment import environment
 from hotrows.exchange import processes
 from hotrows.export import export
+from hotrows.measure import device_rates
 from hotrows.metrics import Metrics
 from hotrows.planning.budget import format_bytes
 from hotrows.schema import TABLE_DTYPES
+from hotrows.storage.device_cache import WAYS
 from hotrows.train import Progress as TrainProgress
 from hotrows.train import Result, Trainer, load_run
 
@@ -50,6 +53,7 @@ _SHOWN_REASONS = 8
     hotrows train enc --model my_model.py:TwoTowers --option dim=32
     hotrows train enc --model dlrm --optimizer rowwise_adagrad --lr 0.03 --precision bfloat16
     hotrows train enc --model dlrm --fast-memory 2GiB --store file:tables --run runs/b
+    hotrows train enc --model dlrm --device cuda --fast-memory 40GiB --precision bfloat16
     hotrows train enc --config tuned.json --run runs/a
     hotrows train enc --run runs/a --resume
     hotrows train enc2 --from runs/a --run runs/b
@@ -142,6 +146,15 @@ _SHOWN_REASONS = 8
     "--wire-dtype", type=click.Choice(WIRE_DTYPES), help="Of rows between ranks. [float32]"
 )
 @click.option("--timeout", type=float, help="Seconds to wait for a rank that is silent. [300]")
+@click.option("--device", help="Where fast memory and the model are: cpu, cuda. [cpu]")
+@click.option(
+    "--way", type=click.Choice(WAYS), help="Of rows between host memory and the device. [direct]"
+)
+@click.option(
+    "--lanes", type=int, help="Of the device, on which packs are worked on side by side. [1]"
+)
+@click.option("--compile/--no-compile", default=None, help="The model, by torch.compile. [no]")
+@click.option("--cuda-graph/--no-cuda-graph", default=None, help="Launch whole steps at once. [no]")
 @click.option("--in-flight", type=int, help="Batches that may move rows at once. [4]")
 @click.option(
     "--trace", type=FILE, help="Write the times of every stage here, for Perfetto, and a picture."
@@ -384,11 +397,16 @@ def export_command(run: Path, out: Path, which: str) -> None:
 def doctor_command(batch_size: int) -> None:
     """Show what was found on this machine.
 
-    Cores, memory, native core, PyTorch, GPU, and the fastest path of each linear layer, measured.
+    Cores, memory, native core, PyTorch, GPU with its memory and how fast it is read, and the fastest
+    path of each linear layer, measured.
     """
     found = environment()
     for name, value in found.items():
-        click.echo(f"{name.replace('_', ' '):<12} {'none' if value is None else value}")
+        click.echo(f"{name.replace('_', ' '):<16} {'none' if value is None else value}")
+    if found["gpu"] is not None:
+        click.echo("\ndevice, measured, in GB/s:")
+        for name, rate in device_rates(find("cuda")).items():
+            click.echo(f"  {name:<36} {rate / 1e9:,.1f}")
     click.echo(f"\nlinear paths of DLRM's layers at batch {batch_size:,}, measured:")
     for product, path in measured_paths(batch_size).items():
         click.echo(f"  {product:<36} {path}")
