@@ -7,9 +7,11 @@ import random
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from hotrows.capture.graph import hotrows
 from hotrows.nn import batched
 from hotrows.nn.batching import MAX_FLOPS, Batching, describe
 from tests.nn.launches import launches_of_step
@@ -317,6 +319,48 @@ def test_what_is_returned_and_used_has_the_gradient_of_its_use():
     assert_close(found[1], found[0])
 
 
+def test_views_that_are_returned_and_used_have_the_gradient_of_their_use():
+    def run(parts, x):
+        ys = [part(x).unsqueeze(0) for part in parts]
+        return [*ys, sum(y.relu() for y in ys)]
+
+    model = Looped(linears(4), run).double()
+    x, found = double(5, 6), []
+    for each in (model, batched(model)):
+        *ys, out = each(x)
+        found.append(torch.autograd.grad(out.sum(), ys))
+    assert_close(found[1], found[0])
+
+
+def test_returned_views_may_be_changed_by_the_caller():
+    model = Looped(linears(4), lambda parts, x: [part(x).unsqueeze(0) for part in parts]).double()
+    x, found = double(5, 6), []
+    for each in (model, batched(model)):
+        outputs = [out.mul_(2) for out in each(x)]
+        found.append(torch.autograd.grad(sum(outputs).sum(), list(model.parameters())))
+    assert_close(found[1], found[0])
+
+
+def test_hooks_of_tensors_change_gradients_as_before():
+    def run(parts, x):
+        ys = [part(x) for part in parts]
+        for y in ys[1:]:
+            y.register_hook(lambda grad: grad * 3)
+        return sum(y.relu() for y in ys)
+
+    check(Looped(linears(5), run).double(), double(5, 6))
+
+
+def test_what_does_not_learn_is_apart():
+    def run(parts, x):
+        return [part(x) for part in parts]
+
+    model = Looped(linears(8), run).double()
+    model.parts[:4].requires_grad_(False)
+    for plain, ours in zip(model(x := double(5, 6)), batched(model)(x), strict=True):
+        assert ours.requires_grad == plain.requires_grad
+
+
 def test_hooks_of_modules_see_and_change_what_they_did():
     model = Looped(linears(4), lambda parts, x: sum(part(x) for part in parts)).double()
     model.parts[1].register_forward_hook(lambda module, args, out: out * 3)
@@ -408,6 +452,35 @@ def test_a_description_changes_nothing():
 def test_compilers_behind_it_see_the_batched_graph():
     model = Looped(linears(4), lambda parts, x: sum(part(x).relu() for part in parts)).double()
     assert check(model, double(5, 6), backend="aot_eager").groups
+
+
+def test_lookups_are_packed_behind_it_and_results_are_batched():
+    def run(parts, ids):
+        tables, layers = parts
+        rows = [table(ids[:, i]) for i, table in enumerate(tables)]
+        return torch.cat([layer(row) for layer, row in zip(layers, rows, strict=True)], 1)
+
+    tables = nn.ModuleList(nn.Embedding(9, 6) for _ in range(4))
+    model = Looped(nn.ModuleList([tables, linears(4)]), run).double()
+    done = check(model, torch.randint(0, 9, (5, 4)), backend=hotrows)
+    assert calls(done) == {("linear", 4)}
+
+
+def test_the_graph_runs_on_the_device_as_far_as_shapes_and_types_go():
+    found = []
+
+    def backend(graph_module, inputs):
+        with FakeTensorMode():
+            device = [torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in inputs]
+            found.extend(graph_module(*device))
+        return graph_module.forward
+
+    parts = nn.ModuleList(
+        nn.Sequential(nn.Linear(16, 5), nn.ReLU(), nn.Linear(5, 1)) for _ in "abc"
+    )
+    inputs = [x for _ in parts for x in (torch.rand(3, 4), torch.rand(3, 7, 4), torch.ones(3, 7))]
+    expected = batched(Looped(parts, attention), backend)(*inputs)
+    assert found[0].shape == expected.shape and found[0].device.type == "cuda"
 
 
 def test_the_launches_of_a_step_do_not_grow_with_the_number_of_modules():

@@ -28,7 +28,7 @@ from hotrows.nn.batching.grouping import alike, is_worth_it
 from hotrows.nn.batching.operands import Operand, Part, Shared, build, operand_of
 from hotrows.nn.batching.order import draws, has_effects, predecessors, watched_memory
 from hotrows.nn.batching.together import Members, call_together
-from hotrows.nn.batching.views import name_of, view_of
+from hotrows.nn.batching.views import KEPT, name_of, view_of
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,8 @@ class _Agenda:
                 self.behind[each].append(node)
         self.depth = _depths(before)
         self.watched = watched_memory(graph)
+        for node in graph.nodes:
+            node.meta[KEPT] = any(user is self.output or has_effects(user) for user in node.users)
         self.kind = {node: self._kind(node) for node in graph.nodes}
         self.key = {node: calls.key_of(node, kind) for node, kind in self.kind.items() if kind}
         self.num_to_come = Counter(self.key.values())
@@ -194,13 +196,22 @@ class _Agenda:
         whole = self.graph.call_method("contiguous", (out,))  # as each member's result was
         split = self.graph.call_method("unbind", (whole, 0))
         for index, member in enumerate(members):
-            source = whole if self.output in member.users else split  # one that may change in place
+            source = (
+                whole if self._is_returned(member) else split
+            )  # unbound, it may not change in place
             part = self.graph.call_function(operator.getitem, (source, index))
             self.parts[part] = Part(out, index, num)
             self._replace(member, part)
         for member in members:
             self._done(member)
         return group
+
+    def _is_returned(self, node: Node) -> bool:
+        """Whether a node, or a view of it, goes to the caller."""
+        users = [user for user in node.users if user in self.place]
+        return self.output in users or any(
+            storage_of(user) == storage_of(node) and self._is_returned(user) for user in users
+        )
 
 
 def sweep(graph: Graph, theirs: Collection[Node]) -> None:

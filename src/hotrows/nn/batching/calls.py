@@ -128,7 +128,8 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 def key_of(node: Node, kind: str) -> str:
     """Equal for calls that may be one: the same function on equal shapes and types, all else equal."""
-    return f"{kind} {node.op} {node.target} {_described((node.args, node.kwargs))} {_of(node)}"
+    arguments, learns = _described((node.args, node.kwargs)), result(node).requires_grad
+    return f"{kind} {node.op} {node.target} {arguments} {_of(node)} {learns}"
 
 
 def _described(value: Any) -> str:

@@ -160,7 +160,7 @@ def seen(size: int | torch.SymInt) -> int:
     """A size, or what it was in the batch that is compiled for."""
     if isinstance(size, int):
         return size
-    hint = size.node.hint
+    hint = getattr(size.node, "hint", None)
     return int(hint) if hint is not None else _UNSEEN
 
 

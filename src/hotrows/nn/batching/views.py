@@ -19,6 +19,9 @@ from torch.fx import Graph, Node
 
 from hotrows.graph_nodes import is_idle_dropout, result, storage_of
 
+KEPT = "hotrows_kept"
+"""Says in a node's meta that others hold it: its gradient may be asked for, so it may not be bypassed."""
+
 _IDENTITIES = ("contiguous", "float", "to", "type_as", "dropout")
 _PARTS = ("unbind", "chunk", "split")
 
@@ -59,6 +62,8 @@ def view_of(node: Node) -> View | None:
     """What `node` is a view of, where the same view of a stack is known."""
     name = name_of(node)
     if not node.args or not isinstance(node.args[0], Node) or not isinstance(result(node), Tensor):
+        return None
+    if node.meta.get(KEPT):
         return None
     of, args = node.args[0], node.args[1:]
     if name == "getitem" and isinstance(result(of), tuple | list):
