@@ -281,6 +281,34 @@ def test_a_weight_that_changes_between_two_calls_is_stacked_again():
         assert_close(batched(model)(x), plain(x))
 
 
+def test_a_sum_that_changes_on_its_way_is_made_step_by_step():
+    def run(parts, x):
+        ys = [part(x) for part in parts]
+        total = ys[0] + ys[1]
+        total.mul_(2)
+        begun = ys[0] + ys[1]
+        return total + ys[2] + ys[3], begun, begun + ys[2]
+
+    model, x = Looped(linears(4), run).double(), double(5, 6)
+    check(model, x)
+    found = []
+    for each in (model, batched(model)):
+        _, begun, out = each(x)
+        found.append(torch.autograd.grad(out.sum(), begun))
+    assert_close(found[1], found[0])
+
+
+def test_a_copy_of_what_changes_later_stays_that_copy():
+    def run(parts, x):
+        ys = [part(x) for part in parts]
+        copies = [y.t().reshape(-1) for y in ys]
+        for y in ys:
+            y.mul_(2)
+        return torch.stack([torch.relu(copy) for copy in copies])
+
+    check(Looped(linears(5), run).double(), double(5, 6))
+
+
 def test_gradients_that_are_switched_off_inside_stay_off():
     def run(parts, x):
         with torch.no_grad():

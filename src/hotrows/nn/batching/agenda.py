@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from hotrows.graph_nodes import result, storage_of
+from hotrows.graph_nodes import is_idle_dropout, result, storage_of
 from hotrows.nn.batching import calls
 from hotrows.nn.batching.gathering import gather, is_gathering
 from hotrows.nn.batching.grouping import alike, is_worth_it
@@ -66,7 +66,7 @@ def batch(graph: Graph) -> Batching:
 
 
 def num_calls(graph: Graph) -> int:
-    """The calls of a graph that compute something: all but views, sizes and what is contiguous already."""
+    """The calls of a graph that compute something: all but views and reading of sizes."""
     return sum(1 for node in graph.nodes if _computes(node))
 
 
@@ -100,7 +100,7 @@ class _Agenda:
         self.depth = _depths(before)
         self.watched = watched_memory(graph)
         for node in graph.nodes:
-            node.meta[KEPT] = any(user is self.output or has_effects(user) for user in node.users)
+            node.meta[KEPT] = self._is_kept(node)
         self.kind = {node: self._kind(node) for node in graph.nodes}
         self.key = {node: calls.key_of(node, kind) for node, kind in self.kind.items() if kind}
         self.num_to_come = Counter(self.key.values())
@@ -120,6 +120,13 @@ class _Agenda:
         if self.output in node.users and len(node.users) > 1:
             return ""
         return "" if storage_of(node) in self.watched else calls.kind_of(node)
+
+    def _is_kept(self, node: Node) -> bool:
+        """Whether a view must be read itself: others hold it, or it copied what changes later."""
+        memory = storage_of(node)
+        copied = {storage_of(each) for each in node.all_input_nodes} - {memory, None}
+        is_held = any(user is self.output or has_effects(user) for user in node.users)
+        return is_held or not copied.isdisjoint(self.watched)
 
     def run(self) -> list[Group]:
         groups: list[Group] = []
@@ -152,7 +159,7 @@ class _Agenda:
         """One call: as it was, or read off what a group computed."""
         if node is self.output:
             return
-        is_others = self.output in node.users or storage_of(node) in self.watched
+        is_others = self._is_returned(node) or storage_of(node) in self.watched
         made = gather(self.graph, node, self.parts, is_others)
         if made is None:
             self.output.prepend(node)
@@ -210,7 +217,9 @@ class _Agenda:
         """Whether a node, or a view of it, goes to the caller."""
         users = [user for user in node.users if user in self.place]
         return self.output in users or any(
-            storage_of(user) == storage_of(node) and self._is_returned(user) for user in users
+            (storage_of(user) == storage_of(node) or is_idle_dropout(user))
+            and self._is_returned(user)
+            for user in users
         )
 
 

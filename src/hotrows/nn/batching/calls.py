@@ -1,13 +1,12 @@
-"""Calls of equal kind as one: which there are, when they are equal, and what they are together.
+"""Calls that may be batched: their kinds, when two are equal, what each launches.
 
-A call of each of G members, on stacked operands [G, ...], is
-
-    linear         one product: of the stacks (baddbmm); where all read the same x, of x with all weights
-    product        one product: matmul, bmm, mm
-    pointwise      itself, on operands aligned for broadcasting: activations, sums, masks
-    along          itself, its dimensions counted one further: softmax, sum, mean
-    norm           layer_norm without weights, then theirs: a product and a sum
-    join           cat or stack of what a member has, one dimension further
+kind           of G calls on operands [G, ...] becomes (`together`)
+linear         one product: of the stacks (baddbmm); where all read the same x, of x with all weights
+product        one product: matmul, bmm, mm
+pointwise      itself, on operands aligned for broadcasting: activations, sums, masks
+along          itself, its dimensions counted one further: softmax, sum, mean
+norm           layer_norm without weights, then theirs: a product and a sum
+join           cat or stack of what a member has, one dimension further
 """
 
 from __future__ import annotations
@@ -152,10 +151,10 @@ def _of(node: Node) -> str:
 def launches(node: Node, kind: str) -> int:
     """Kernels of a call, forward and backward, about."""
     num = len(list(operands_of(node)))
-    backward = num if result(node).is_floating_point() else 0
-    return 1 + {"linear": num, "product": 2, "pointwise": backward, "norm": 1 + (num > 1)}.get(
-        kind, 1
-    )
+    if not result(node).is_floating_point():
+        return 1
+    backward = {"linear": num, "product": 2, "pointwise": num, "norm": min(num, 2)}
+    return 1 + backward.get(kind, 1)
 
 
 def launches_together(node: Node, kind: str, shared: Sequence[bool]) -> int:

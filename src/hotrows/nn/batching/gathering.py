@@ -33,8 +33,8 @@ def gather(graph: Graph, node: Node, parts: Mapping[Node, Part], is_others: bool
     """
     if (found := _brought_together(_joined(node), parts)) is not None:
         return _join(graph, node, build(graph, found, {}), is_others)
-    if any(_is_sum(user) for user in node.users):
-        return None
+    if len(node.users) == 1 and _is_sum(next(iter(node.users))):
+        return None  # on the way
     if (found := _brought_together(_summed(node), parts)) is not None:
         return graph.call_method("sum", (build(graph, found, {}), 0))
     return None
@@ -72,12 +72,12 @@ def _join(graph: Graph, node: Node, stack: Node, is_others: bool) -> Node:
 
 
 def _summed(node: Node) -> Sequence[Any]:
-    """What ((0 + a) + b) + c adds."""
+    """What ((0 + a) + b) + c adds, where nothing else reads the sums on the way."""
     if not _is_sum(node) or not _is_float(node):
         return ()
     terms: list[Any] = []
     rest: Any = node
-    while isinstance(rest, Node) and _is_sum(rest):
+    while isinstance(rest, Node) and _is_sum(rest) and (rest is node or len(rest.users) == 1):
         terms.append(rest.args[1])
         rest = rest.args[0]
     terms += [] if type(rest) is int and rest == 0 else [rest]

@@ -20,7 +20,8 @@ from torch.fx import Graph, Node
 from hotrows.graph_nodes import is_idle_dropout, result, storage_of
 
 KEPT = "hotrows_kept"
-"""Says in a node's meta that others hold it: its gradient may be asked for, so it may not be bypassed."""
+"""Says in the meta of a view that it is read itself, never what it is a view of: others hold it and may
+ask for its gradient, or it copied what changes later."""
 
 _IDENTITIES = ("contiguous", "float", "to", "type_as", "dropout")
 _PARTS = ("unbind", "chunk", "split")
