@@ -192,9 +192,7 @@ def test_modules_that_depend_on_one_another_are_apart():
         return parts[6](first[0]) + parts[7](sum(second))
 
     done = check(Looped(linears(8, 6, 6), chain).double(), double(5, 6))
-    assert [g.num for g in done.groups if g.call == "linear"] == [3, 4] or [
-        g.num for g in done.groups if g.call == "linear"
-    ] == [3, 3]
+    assert [group.num for group in done.groups] == [3, 4]  # and one alone
 
 
 def test_a_module_that_is_called_many_times_is_one_product_with_its_own_weights():
@@ -528,22 +526,22 @@ def test_the_launches_of_a_step_do_not_grow_with_the_number_of_modules():
 # Random models
 
 _STEPS = {
-    "linear": lambda rng, part, x: part(x),
-    "relu": lambda rng, part, x: torch.relu(x),
-    "tanh": lambda rng, part, x: x.tanh(),
-    "gelu": lambda rng, part, x: F.gelu(x),
-    "softmax": lambda rng, part, x: x.softmax(-1),
-    "norm": lambda rng, part, x: F.layer_norm(x, (4,), part.bias, part.bias),
-    "square": lambda rng, part, x: x * x,
-    "residual": lambda rng, part, x: x + part(x),
-    "matmul": lambda rng, part, x: x @ part.weight,
-    "turned": lambda rng, part, x: x.unsqueeze(1).transpose(1, 2).reshape(-1, 4),
-    "outer": lambda rng, part, x: torch.bmm(x.unsqueeze(2), x.unsqueeze(1)).sum(1),
-    "halves": lambda rng, part, x: torch.cat([x[:, 2:], x[:, :2].sigmoid()], -1),
-    "chunks": lambda rng, part, x: torch.cat(x.chunk(2, 1)[::-1], 1),
-    "scaled": lambda rng, part, x: 1 - 0.5 * x,
-    "masked": lambda rng, part, x: x.masked_fill(x > 1, 0.25),
-    "mean": lambda rng, part, x: x - x.mean(1, keepdim=True),
+    "linear": lambda part, x: part(x),
+    "relu": lambda part, x: torch.relu(x),
+    "tanh": lambda part, x: x.tanh(),
+    "gelu": lambda part, x: F.gelu(x),
+    "softmax": lambda part, x: x.softmax(-1),
+    "norm": lambda part, x: F.layer_norm(x, (4,), part.bias, part.bias),
+    "square": lambda part, x: x * x,
+    "residual": lambda part, x: x + part(x),
+    "matmul": lambda part, x: x @ part.weight,
+    "turned": lambda part, x: x.unsqueeze(1).transpose(1, 2).reshape(-1, 4),
+    "outer": lambda part, x: torch.bmm(x.unsqueeze(2), x.unsqueeze(1)).sum(1),
+    "halves": lambda part, x: torch.cat([x[:, 2:], x[:, :2].sigmoid()], -1),
+    "chunks": lambda part, x: torch.cat(x.chunk(2, 1)[::-1], 1),
+    "scaled": lambda part, x: 1 - 0.5 * x,
+    "masked": lambda part, x: x.masked_fill(x > 1, 0.25),
+    "mean": lambda part, x: x - x.mean(1, keepdim=True),
 }
 
 
@@ -560,7 +558,7 @@ def random_loop(seed):
         for i, part in enumerate(parts):
             y = {"shared": x[:, 0], "slices": x[:, i], "chain": last}[start]
             for place, step in enumerate(steps):
-                y = y if (i, place) in left_out else _STEPS[step](rng, part, y)
+                y = y if (i, place) in left_out else _STEPS[step](part, y)
             last = y if i % 3 == 0 else last
             found.append(y)
         return {

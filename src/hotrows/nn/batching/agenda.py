@@ -28,7 +28,7 @@ from hotrows.nn.batching.grouping import alike, is_worth_it
 from hotrows.nn.batching.operands import Operand, Part, Shared, build, operand_of
 from hotrows.nn.batching.order import draws, has_effects, predecessors, watched_memory
 from hotrows.nn.batching.together import Members, call_together
-from hotrows.nn.batching.views import KEPT, name_of, view_of
+from hotrows.nn.batching.views import KEPT, name_of, only_looks
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,7 @@ def batch(graph: Graph) -> Batching:
 
 def num_calls(graph: Graph) -> int:
     """The calls of a graph that compute something: all but views and reading of sizes."""
-    return sum(1 for node in graph.nodes if _computes(node))
-
-
-def _computes(node: Node) -> bool:
-    if not node.op.startswith("call"):
-        return False
-    if name_of(node) == "contiguous":
-        return name_of(node.all_input_nodes[0]) == "movedim"
-    return name_of(node) not in _NO_CALLS and view_of(node) is None
-
-
-_NO_CALLS = {
-    "getitem", "getattr", "size", "unbind", "chunk", "split", "movedim", "unflatten", "narrow",
-    "transpose", "flatten", "unsqueeze", "squeeze", "expand", "contiguous",
-}  # fmt: skip
+    return sum(1 for node in graph.nodes if node.op.startswith("call") and not only_looks(node))
 
 
 class _Agenda:
@@ -203,9 +189,8 @@ class _Agenda:
         whole = self.graph.call_method("contiguous", (out,))  # as each member's result was
         split = self.graph.call_method("unbind", (whole, 0))
         for index, member in enumerate(members):
-            source = (
-                whole if self._is_returned(member) else split
-            )  # unbound, it may not change in place
+            # PyTorch refuses to change one of several unbound views in place; the caller may
+            source = whole if self._is_returned(member) else split
             part = self.graph.call_function(operator.getitem, (source, index))
             self.parts[part] = Part(out, index, num)
             self._replace(member, part)

@@ -20,7 +20,6 @@ MAX_BYTES = 1 << 22
 """Bytes of a member's operand up to which it is copied into a stack: read and written, that takes 2 us
 at 4.8 TB/s."""
 
-
 Origin = tuple[Hashable, int]
 """A tensor (and the views of it) that a node is one of several neighbours in, and its place there."""
 

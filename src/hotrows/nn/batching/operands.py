@@ -18,19 +18,12 @@ import torch
 from torch.fx import Graph, Node
 
 from hotrows.graph_nodes import result
-from hotrows.nn.batching.views import (
-    Slice,
-    View,
-    slice_of,
-    stack_slices,
-    view_of,
-    view_stack,
-)  # fmt: skip
+from hotrows.nn.batching.views import Slice, View, slice_of, stack_slices, view_of, view_stack
 
 
 @dataclass(frozen=True)
 class Part:
-    """A node's value is `stack[index]`, one of `num`."""
+    """What is known of a node: its value is `stack[index]`, one of `num`."""
 
     stack: Node
     index: int
@@ -164,4 +157,4 @@ def seen(size: int | torch.SymInt) -> int:
     return int(hint) if hint is not None else _UNSEEN
 
 
-_UNSEEN = 8192
+_UNSEEN = 8192  # a size of which nothing is known: a batch's

@@ -62,7 +62,6 @@ def watched_memory(graph: Graph) -> set[int | None]:
 
 
 def _memory_written(node: Node) -> set[int | None]:
+    """Of tensors that `node` changes; with None, as memory that is not known may be theirs."""
     written = {of.storage_of(each) for each in of.written_by(node)}
-    return (
-        written | {None} if written else written
-    )  # None: where no memory is known, any may be meant
+    return written | {None} if written else written

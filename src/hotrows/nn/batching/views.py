@@ -37,9 +37,9 @@ class View:
 
     @property
     def key(self) -> str:
-        return (
-            f"{self.name}{tuple(_plain(each) for each in self.args)}{tuple(result(self.of).shape)}"
-        )
+        """Equal for views of equal meaning, of whatever tensors of one shape."""
+        args = [_plain(each) for each in self.args]
+        return f"{self.name} {args} {tuple(result(self.of).shape)}"
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,14 @@ def view_of(node: Node) -> View | None:
     return view if _is_understood(view, node) else None
 
 
+def only_looks(node: Node) -> bool:
+    """Whether a call computes nothing: a view, a size, a tensor as it was."""
+    name = name_of(node)
+    if name == "contiguous":  # a copy only where dimensions were moved
+        return name_of(node.all_input_nodes[0]) != "movedim"
+    return name in _STACKED or name in _LOOKS or view_of(node) is not None
+
+
 def _part_as_view(parts: Node, index: Any) -> View | None:
     name, of = name_of(parts), parts.args[0] if parts.args else None
     if name not in _PARTS or not isinstance(of, Node) or not isinstance(result(of), Tensor):
@@ -120,7 +128,9 @@ def _index(index: Any) -> tuple[Any, ...]:
 
 
 def _plain(value: Any) -> str:
-    return str(result(value)) if isinstance(value, Node) else repr(value)
+    if not isinstance(value, Node):
+        return repr(value)
+    return value.name if result(value) is None else str(result(value))
 
 
 # The view of a stack
@@ -190,6 +200,7 @@ _STACKED: dict[str, Any] = {
     "unflatten": lambda args, dims, num: ("unflatten", (shifted(args[0]), *args[1:])),
 }
 _TAKES_SIZES = ("view", "reshape", "expand", "permute")
+_LOOKS = (*_PARTS, "getattr", "size", "movedim")
 
 
 # Slices of one tensor
