@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrows import nn
 from hotrows.models import Model
 from hotrows.planning.packing import Pack
 from hotrows.vectors import Vectors, of_leaves
@@ -23,11 +24,12 @@ Output = Tensor | tuple[Tensor, Tensor]
 
 
 def compiled(
-    model: Model, packs: Sequence[Pack], **options: Any
+    model: Model, packs: Sequence[Pack], backend: str = "inductor", batches: bool = False
 ) -> Callable[[Vectors, Tensor], Output]:
     """What `model` is, (vectors, dense) -> logits, compiled when it is first called.
 
-    packs: of the embedding whose vectors it is given. options: of `torch.compile`, such as `mode`.
+    packs: of the embedding whose vectors it is given. backend: of `torch.compile`. batches: equal
+    submodules become one (`nn.batching`): for a GPU, where many small launches are what costs.
     A model of sequences is run as it is: their elements are of another number in every batch, and each
     would be compiled anew.
     """
@@ -37,5 +39,6 @@ def compiled(
     def run(leaves: tuple[Tensor, ...], dense: Tensor) -> Output:
         return model(of_leaves(packs, leaves, len(dense)), dense)
 
-    traced = torch.compile(run, fullgraph=True, dynamic=False, **options)
+    how: dict[str, Any] = {"backend": backend, "fullgraph": True, "dynamic": False}
+    traced = nn.batched(run, **how) if batches else torch.compile(run, **how)
     return lambda vectors, dense: traced(vectors.leaves, dense)

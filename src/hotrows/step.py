@@ -54,7 +54,8 @@ class Step:
         self._shared = shared or SharedGradients(self.model, OneRank())
         self._forward: Callable = self.model
         if config.compile:
-            self._forward = compiled(self.model, self.embedding.packs)
+            batches = not self.embedding.device.on_host
+            self._forward = compiled(self.model, self.embedding.packs, batches=batches)
 
     def __call__(self, plan: Plan, batch: Batch, scale: float) -> Tensor:
         """The loss of this rank's samples, times its share of all; scale: of both learning rates."""

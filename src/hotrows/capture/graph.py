@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.fx import Graph as FxGraph
 from torch.fx import GraphModule, Node
 
-from hotrows.capture import nodes as of
+from hotrows import graph_nodes as of
 from hotrows.capture.lookup import Lookup, look_up
 from hotrows.capture.report import Alone, Captured, Read, Report
 

@@ -1,6 +1,7 @@
 """Layers: ordinary modules on dense tensors and looked-up vectors; they never see an id."""
 
 from hotrows.nn.batch_norm import BatchNorm
+from hotrows.nn.batching import batched
 from hotrows.nn.bilinear_attention import BilinearAttention
 from hotrows.nn.co_action import CoAction
 from hotrows.nn.cross_network import CrossNetwork
@@ -41,6 +42,7 @@ __all__ = [
     "PathLinear",
     "TargetAttention",
     "TargetProjection",
+    "batched",
     "choose_linear_paths",
     "jagged_dot",
     "last_of",

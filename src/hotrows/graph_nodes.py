@@ -128,6 +128,15 @@ def is_random(node: Node) -> bool:
     return node.op == "call_method" and _draws(str(node.target))
 
 
+def is_idle_dropout(node: Node) -> bool:
+    """Whether a node is a dropout that hands back what it is given: not training, or p = 0."""
+    if getattr(node.target, "__name__", "") != "dropout" or any(True for _ in written_by(node)):
+        return False
+    given = {**dict(zip(("input", "p", "training"), node.args, strict=False)), **node.kwargs}
+    p, training = given.get("p", 0.5), given.get("training", given.get("train", True))
+    return training is False or (isinstance(p, int | float) and p == 0)
+
+
 @lru_cache(maxsize=1024)
 def _draws(name: str) -> bool:
     if any(part in name for part in _RANDOM):
