@@ -126,3 +126,12 @@ def test_padding_a_plan_changes_no_bit(encoded):
             found.append([embedding.weights(table.name).clone() for table in embedding.tables])
     for plain, padded in zip(*found, strict=True):
         torch.testing.assert_close(padded, plain, rtol=0, atol=0)
+
+
+def test_more_rows_than_fit_are_stepped_through(encoded):
+    config, captures = dataclasses.replace(CONFIG, fast_memory=1500), Captures()
+    losses, values = trained(encoded, config, captures)
+    plain_losses, plain_values = trained(encoded, config)
+    assert captures.launched == [] and losses == plain_losses
+    for value, plain in zip(values, plain_values, strict=True):
+        torch.testing.assert_close(value, plain, rtol=0, atol=0)
