@@ -228,12 +228,12 @@ def gpu(delay=lambda: None):
 
     with ExitStack() as stack:
         for name, value in {
-            "_lazy_init": lambda: None, "is_available": lambda: True, "device_count": lambda: 1,
+            "_lazy_init": lambda: None, "is_available": lambda: True,
             "current_device": lambda: 0, "is_bf16_supported": lambda *_, **__: True,
             "get_device_properties": lambda *_: _PROPERTIES,
         }.items():  # fmt: skip
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        stack.enter_context(mock.patch("hotrows.device.Cuda", lambda index=0: device))
+        stack.enter_context(mock.patch("hotrows.device.Cuda", lambda: device))
         stack.enter_context(mock.patch.object(threading.Thread, "run", run_in_mode))
         before = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -98,8 +98,8 @@ class Cuda(Device):
 
     on_host = False
 
-    def __init__(self, index: int = 0) -> None:
-        self.torch = torch.device("cuda", index)
+    def __init__(self) -> None:
+        self.torch = torch.device("cuda", 0)
         self._lanes: dict[str, torch.cuda.Stream] = {}
         self._locked: list[Tensor] = []
 
@@ -185,19 +185,19 @@ HOST = Device()
 
 
 def find(name: str) -> Device:
-    """The device of that name: `cpu`, `cuda`, or `cuda:1` where there are several."""
-    kind, _, index = name.partition(":")
-    if kind == "cpu" and not index:
+    """The device of that name: `cpu`, or `cuda`, the first that the process sees."""
+    if name == "cpu":
         return HOST
-    if kind != "cuda" or not (index.isdigit() or not index):
-        raise ValueError(f"device must be cpu, cuda or cuda:NUMBER, not {name!r}")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(index or 0) >= count:
+    if name != "cuda":
         raise ValueError(
-            f"device {name!r} is not there: PyTorch {torch.__version__} sees {count} CUDA devices; "
-            f"`hotrows doctor` shows what it has, device='cpu' needs none"
+            f"device must be cpu or cuda, not {name!r}; of several GPUs CUDA_VISIBLE_DEVICES chooses one"
         )
-    return Cuda(int(index or 0))
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"device 'cuda' is not there: PyTorch {torch.__version__} sees no CUDA device; `hotrows "
+            f"doctor` shows what it has, device='cpu' needs none"
+        )
+    return Cuda()
 
 
 def aligned(size: int) -> int:
