@@ -85,6 +85,19 @@ def test_a_run_on_the_device_is_that_of_the_host(encoded, tmp_path, settings):
     assert_same(tmp_path / "here", tmp_path / "there", ROUNDING)
 
 
+@pytest.mark.parametrize(
+    "settings", [{}, {"dense_optimizer": "sgd", "lanes": 2, "fast_memory": 4000, "clip_norm": 1.0}]
+)
+def test_a_captured_run_has_the_bits_of_one_that_is_not(encoded, tmp_path, settings):
+    """The dense rate, too, which is no float32 as it is given, and changes from step to step."""
+    config = dataclasses.replace(
+        CONFIG, **settings, device="cuda", dense_lr=0.0123, warmup_steps=5, epochs=2
+    )
+    on_device(encoded, config, tmp_path / "plain")
+    on_device(encoded, dataclasses.replace(config, cuda_graph=True), tmp_path / "captured")
+    assert_same(tmp_path / "plain", tmp_path / "captured")
+
+
 def test_tables_in_a_file_train_on_the_device(encoded, tmp_path):
     runs = {}
     for name in ("here", "there"):

@@ -748,7 +748,7 @@ def _dense_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim
     if config.cuda_graph:  # its numbers are read from memory, where the next step's are put
         assert config.dense_lr is not None
         device = next(model.parameters()).device
-        options["lr"] = torch.tensor(config.dense_lr, device=device)
+        options["lr"] = torch.full((), config.dense_lr, device=device)
         if config.dense_optimizer == "adam":
             options["capturable"] = True
     return kinds[config.dense_optimizer](model.parameters(), **options)
