@@ -7,8 +7,8 @@ with others as a GPU's would; lanes that are threads, each as late as it likes.
 What runs on it has run the engine's code for devices, with real values, on a machine without any. An
 op on tensors of both sides raises, and so does a kernel of the native core that is given a tensor of
 the device. So does memory that two lanes touch without a wait between them (`pretend_order`), the
-caller's lane being as late as any. `device.waits` counts where the host waited for the device: the copies back, `item()`,
-whatever depends on values.
+caller's lane being as late as any; and what a captured graph could not replay. `device.waits` counts
+where the host waited for the device: the copies back, `item()`, whatever depends on values.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ def _run(func, args, kwargs):
     if not on_device and not to_device:
         return func(*args, **kwargs)
     _refuse_mixture(func, args, leaves)
+    if getattr(_order[0].here, "captures", False):
+        _refuse_in_capture(func, leaves)
     _note_uses(func, args, kwargs)
     plain_args, plain_kwargs = tree_map(_inner, args), tree_map(_inner, kwargs)
     if to_device:
@@ -136,9 +138,15 @@ def _refuse_mixture(func, args, leaves):
         return
     allowed = [args[place] for place in _READS_HOST.get(func.name(), ())]
     for leaf in leaves:
-        is_plain = isinstance(leaf, torch.Tensor) and not isinstance(leaf, PretendTensor)
-        if is_plain and leaf.dim() > 0 and not any(leaf is of for of in allowed):
+        if _is_plain(leaf) and leaf.dim() > 0 and not any(leaf is of for of in allowed):
             raise RuntimeError(f"{func}: a tensor in host memory among those of the device")
+
+
+def _refuse_in_capture(func, leaves):
+    """What depends on values, and what takes some from host memory, where those of a replay are not."""
+    from_host = any(_is_plain(leaf) for leaf in leaves)
+    if func in _DEPENDS_ON_VALUES or from_host:
+        raise RuntimeError(f"{func}: not in a capture")
 
 
 def _note_uses(func, args, kwargs):
@@ -168,6 +176,10 @@ def _memory_of(tensor):
     storage = tensor.untyped_storage()
     kept = _order[0].page_locked.setdefault(storage._cdata, (storage, Memory(_order[0])))
     return kept[1]
+
+
+def _is_plain(leaf):
+    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, PretendTensor)
 
 
 def _inner(leaf):
@@ -241,6 +253,21 @@ class PretendDevice(Device):
         for lane in list(self._queues):
             self.finish(self.launch(lane, lambda: None))
         self.order.host_waits(self.order.now()[1])
+
+    def capture(self, work):
+        results = []
+
+        def launch():
+            self.order.here.captures = True
+            try:
+                made = work()
+            finally:
+                self.order.here.captures = False
+            if not results:
+                results.append(torch.empty_like(made))
+            return results[0].copy_(made)
+
+        return launch
 
     def close(self):
         for own in self._queues.values():

@@ -6,6 +6,7 @@ for bit.
 """
 
 import dataclasses
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -40,8 +41,8 @@ def no_pictures(monkeypatch):
     monkeypatch.setattr(report, "draw_run", lambda run: None)
 
 
-def on_device(encoded, config, run, **rest):
-    with pretend.gpu() as device:
+def on_device(encoded, config, run, kind="pretended", **rest):
+    with pretend.gpu() if kind == "pretended" else nullcontext() as device:
         result = train(encoded, dataclasses.replace(config, device="cuda"), run, **rest)
     return result, device
 
@@ -85,16 +86,17 @@ def test_a_run_on_the_device_is_that_of_the_host(encoded, tmp_path, settings):
     assert_same(tmp_path / "here", tmp_path / "there", ROUNDING)
 
 
+@pytest.mark.parametrize("kind", ["pretended", pytest.param("real", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(
     "settings", [{}, {"dense_optimizer": "sgd", "lanes": 2, "fast_memory": 4000, "clip_norm": 1.0}]
 )
-def test_a_captured_run_has_the_bits_of_one_that_is_not(encoded, tmp_path, settings):
+def test_a_captured_run_has_the_bits_of_one_that_is_not(encoded, tmp_path, settings, kind):
     """The dense rate, too, which is no float32 as it is given, and changes from step to step."""
     config = dataclasses.replace(
         CONFIG, **settings, device="cuda", dense_lr=0.0123, warmup_steps=5, epochs=2
     )
-    on_device(encoded, config, tmp_path / "plain")
-    on_device(encoded, dataclasses.replace(config, cuda_graph=True), tmp_path / "captured")
+    on_device(encoded, config, tmp_path / "plain", kind)
+    on_device(encoded, dataclasses.replace(config, cuda_graph=True), tmp_path / "captured", kind)
     assert_same(tmp_path / "plain", tmp_path / "captured")
 
 
