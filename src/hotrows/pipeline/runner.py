@@ -156,8 +156,8 @@ class Overlapped(_Runner):
                 before = time.perf_counter()
                 self._changed.wait()
                 self.stalled[missing] += time.perf_counter() - before
-            self._handed = number
-            return self._hand_out(self._works[number])
+            self._handed, work = number, self._works[number]
+        return self._hand_out(work)  # may wait for a device: the lanes go on meanwhile
 
     @contextmanager
     def paused(self, trained: bool = True) -> Iterator[None]:
