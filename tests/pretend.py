@@ -6,8 +6,9 @@ with others as a GPU's would; lanes that are threads, each as late as it likes.
 
 What runs on it has run the engine's code for devices, with real values, on a machine without any. An
 op on tensors of both sides raises, and so does a kernel of the native core that is given a tensor of
-the device. `device.waits` counts where the host waited for the device: the copies back, `item()`,
-whatever depends on values.
+the device. So does memory that two lanes touch without a wait between them (`pretend_order`), the
+caller's lane being as late as any; and what a captured graph could not replay. `device.waits` counts
+where the host waited for the device: the copies back, `item()`, whatever depends on values.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from hotrows.device import Device
 from hotrows.ops import reference
+from tests.pretend_order import CALLER, Memory, Order
 
 CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten
@@ -45,13 +47,14 @@ _READS_HOST = {"hotrows::copy_rows": (0, 2)}
 
 
 class PretendTensor(torch.Tensor):
-    """inner: the values, in host memory."""
+    """inner: the values, in host memory; memory: who used them, of all views of them."""
 
     inner: torch.Tensor
+    memory: Memory
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
-    def __new__(cls, inner):
+    def __new__(cls, inner, like=()):
         # The form of a tensor on `meta`, with the dispatch keys of one on CUDA, as fake tensors have.
         size = inner.untyped_storage().nbytes() // max(inner.element_size(), 1)
         with _disable_current_modes():
@@ -62,6 +65,9 @@ class PretendTensor(torch.Tensor):
             cls, form, False, dispatch_device=True, device_for_backend_keys=CUDA
         )
         made.inner = inner
+        storage = inner.untyped_storage()._cdata
+        shared = (of.memory for of in like if of.inner.untyped_storage()._cdata == storage)
+        made.memory = next(shared, None) or Memory(_order[0])
         return made
 
     @property
@@ -93,6 +99,7 @@ class _Mode(TorchDispatchMode):
 
 
 waits: Counter = Counter()
+_order = [Order()]  # of the device that there is
 _PROPERTIES = SimpleNamespace(name="a pretended GPU", total_memory=1 << 34, major=0, minor=0)
 
 
@@ -107,6 +114,9 @@ def _run(func, args, kwargs):
     if not on_device and not to_device:
         return func(*args, **kwargs)
     _refuse_mixture(func, args, leaves)
+    if getattr(_order[0].here, "captures", False):
+        _refuse_in_capture(func, leaves)
+    _note_uses(func, args, kwargs)
     plain_args, plain_kwargs = tree_map(_inner, args), tree_map(_inner, kwargs)
     if to_device:
         plain_kwargs["device"] = torch.device("cpu")
@@ -115,13 +125,17 @@ def _run(func, args, kwargs):
     blocking = not (kwargs.get("non_blocking") or (into_host and len(args) > 2 and args[2]))
     if func in _DEPENDS_ON_VALUES or ((back or into_host) and blocking):
         waits[str(func)] += 1
+        _order[0].host_waits(_order[0].now()[1])
     with torch.no_grad():
         found = _kernel(func)(*plain_args, **plain_kwargs)
     if back:
         return found
     if func is aten.copy_.default:
         return args[0]
-    found = tree_map(lambda of: PretendTensor(of) if isinstance(of, torch.Tensor) else of, found)
+    of_device = [leaf for leaf in leaves if isinstance(leaf, PretendTensor)]
+    found = tree_map(
+        lambda of: PretendTensor(of, of_device) if isinstance(of, torch.Tensor) else of, found
+    )
     return return_and_correct_aliasing(func, args, kwargs, found) if on_device else found
 
 
@@ -136,13 +150,60 @@ def _refuse_mixture(func, args, leaves):
         return
     allowed = [args[place] for place in _READS_HOST.get(func.name(), ())]
     for leaf in leaves:
-        is_plain = isinstance(leaf, torch.Tensor) and not isinstance(leaf, PretendTensor)
-        if is_plain and leaf.dim() > 0 and not any(leaf is of for of in allowed):
+        if _is_plain(leaf) and leaf.dim() > 0 and not any(leaf is of for of in allowed):
             raise RuntimeError(f"{func}: a tensor in host memory among those of the device")
+
+
+def _refuse_in_capture(func, leaves):
+    """What depends on values, and what takes some from host memory, where those of a replay are not."""
+    from_host = any(_is_plain(leaf) for leaf in leaves)
+    if func in _DEPENDS_ON_VALUES or from_host:
+        raise RuntimeError(f"{func}: not in a capture")
+
+
+def _note_uses(func, args, kwargs):
+    """Tells the order who touches what: rows of records by their slots, anything else whole."""
+    name, by_rows = func.name(), _ROWS_OF.get(func.name(), {})
+    for place, of in enumerate(func._schema.arguments):
+        given = args[place] if place < len(args) else kwargs.get(of.name)
+        writes = of.alias_info is not None and of.alias_info.is_write
+        for tensor in tree_leaves(given):
+            if place in by_rows and (rows := by_rows[place](*map(_inner, args[:5]))) is not None:
+                _memory_of(tensor).use(name, writes, rows.numpy(), len(tensor))
+            elif isinstance(tensor, PretendTensor) and not func.is_view:
+                tensor.memory.use(name, writes)
+
+
+_ROWS_OF = {
+    "hotrows::copy_rows": {0: lambda _, rows, *__: rows, 2: lambda a, b, c, rows=None, *_: rows},
+    "hotrows::pool": {0: lambda records, layout, slots, inverse, *_: slots[inverse[inverse >= 0]]},
+    "hotrows::update": {0: lambda records, layout, slots, rows, *_: slots[rows >= 0]},
+}
+
+
+def _memory_of(tensor):
+    """Of page-locked host memory, too."""
+    if isinstance(tensor, PretendTensor):
+        return tensor.memory
+    storage = tensor.untyped_storage()
+    kept = _order[0].page_locked.setdefault(storage._cdata, (storage, Memory(_order[0])))
+    return kept[1]
+
+
+def _is_plain(leaf):
+    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, PretendTensor)
 
 
 def _inner(leaf):
     return leaf.inner if isinstance(leaf, PretendTensor) else leaf
+
+
+class _Mark(threading.Event):
+    """clock: of what is before it."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
 
 
 class PretendDevice(Device):
@@ -154,58 +215,94 @@ class PretendDevice(Device):
         self.torch = CUDA
         self._delay = delay
         self._queues: dict[str, queue.SimpleQueue] = {}
-        self._failures: list[BaseException] = []
+        self.order = Order()
+        self._failures = self.order.failures
         self._lock = threading.Lock()
 
     def empty(self, lane, *shape, dtype=torch.uint8):
         # Poisoned: what is read before it was written is noticed.
-        return PretendTensor(torch.full(shape, 0x7F, dtype=dtype))
+        made = PretendTensor(torch.full(shape, 0x7F, dtype=dtype))
+        made.memory.owner = lane
+        return made
 
     def put(self, tensor):
         return tensor if isinstance(tensor, PretendTensor) else PretendTensor(tensor.clone())
 
     def launch(self, lane, work, after=(), holds=()):
-        mark = threading.Event()
-        self._queue(lane).put((work, [of for of in after if of is not None], mark))
+        after = [of for of in after if of is not None]
+        self._hold(holds, lane)
+        with self._lock:  # in the order of their clocks
+            mark = _Mark(self.order.launched(lane, [of.clock for of in after]))
+            self._queue(lane).put((work, after, mark))
         return mark
 
     def mark(self):
-        return None  # the caller's own work is done when it is asked for
+        mark = _Mark(self.order.now()[1])
+        mark.set()  # the caller's own work is done when it is asked for
+        return mark
 
     def wait(self, mark, holds=()):
-        self.finish(mark)
+        self._hold(holds, CALLER)
+        if mark is not None:
+            self._pass(mark)
+            self.order.launched(CALLER, [mark.clock])
 
     def finish(self, mark):
         if mark is not None:
-            assert mark.wait(60), "a launch waits for one that never comes"
+            self._pass(mark)
+            self.order.host_waits(mark.clock)
+
+    def _pass(self, mark):
+        assert mark.wait(60), "a launch waits for one that never comes"
         if self._failures:
             raise self._failures[0]
+
+    def _hold(self, tensors, lane):
+        for tensor in tensors:
+            tensor.memory.held.add(lane)
 
     def synchronize(self):
         for lane in list(self._queues):
             self.finish(self.launch(lane, lambda: None))
+        self.order.host_waits(self.order.now()[1])
+
+    def capture(self, work):
+        results = []
+
+        def launch():
+            self.order.here.captures = True
+            try:
+                made = work()
+            finally:
+                self.order.here.captures = False
+            if not results:
+                results.append(torch.empty_like(made))
+            return results[0].copy_(made)
+
+        return launch
 
     def close(self):
         for own in self._queues.values():
             own.put(None)
 
     def _queue(self, lane):
-        with self._lock:
-            if lane not in self._queues:
-                self._queues[lane] = queue.SimpleQueue()
-                threading.Thread(target=self._work, args=(self._queues[lane],), daemon=True).start()
-            return self._queues[lane]
+        if lane not in self._queues:
+            self._queues[lane] = own = queue.SimpleQueue()
+            threading.Thread(target=self._work, args=(lane, own), daemon=True).start()
+        return self._queues[lane]
 
-    def _work(self, own):
+    def _work(self, lane, own):
         while (item := own.get()) is not None:
             work, after, mark = item
             for of in after:
                 of.wait()
             self._delay()
+            self.order.here.launch = lane, mark.clock
             try:
                 work()
             except BaseException as error:
                 self._failures.append(error)
+            del item, work  # what they held is given back as soon as it would be
             mark.set()
 
 
@@ -219,6 +316,7 @@ def random_delay(seed, longest=0.003):
 def gpu(delay=lambda: None):
     """Within, there is a GPU: a `PretendDevice`, which `hotrows.device.find` finds too."""
     device = PretendDevice(delay)
+    _order[0] = device.order
     waits.clear()
     run = threading.Thread.run
 
@@ -241,3 +339,5 @@ def gpu(delay=lambda: None):
         stack.callback(device.close)
         stack.enter_context(_Mode())
         yield device
+        if device.order.failures:
+            raise device.order.failures[0]

@@ -6,6 +6,7 @@ for bit.
 """
 
 import dataclasses
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from hotrows import checkpoint, data, report
 from hotrows.config import TrainConfig
 from hotrows.optim import FTRL, SGD, Adagrad, Adam
+from hotrows.step import Step
 from hotrows.train import Trainer, load_run, train
 from tests import pretend
 from tests.test_train import schema, write_rows
@@ -40,8 +42,8 @@ def no_pictures(monkeypatch):
     monkeypatch.setattr(report, "draw_run", lambda run: None)
 
 
-def on_device(encoded, config, run, **rest):
-    with pretend.gpu() as device:
+def on_device(encoded, config, run, kind="pretended", **rest):
+    with pretend.gpu() if kind == "pretended" else nullcontext() as device:
         result = train(encoded, dataclasses.replace(config, device="cuda"), run, **rest)
     return result, device
 
@@ -83,6 +85,48 @@ def test_a_run_on_the_device_is_that_of_the_host(encoded, tmp_path, settings):
     assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=ROUNDING)
     assert there.steps == here.steps
     assert_same(tmp_path / "here", tmp_path / "there", ROUNDING)
+
+
+@pytest.mark.parametrize("kind", ["pretended", pytest.param("real", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "settings", [{}, {"dense_optimizer": "sgd", "lanes": 2, "fast_memory": 4000, "clip_norm": 1.0}]
+)
+def test_a_captured_run_has_the_bits_of_one_that_is_not(encoded, tmp_path, settings, kind):
+    """The dense rate, too, which is no float32 as it is given, and changes from step to step."""
+    config = dataclasses.replace(
+        CONFIG, **settings, device="cuda", dense_lr=0.0123, warmup_steps=5, epochs=2
+    )
+    on_device(encoded, config, tmp_path / "plain", kind)
+    on_device(encoded, dataclasses.replace(config, cuda_graph=True), tmp_path / "captured", kind)
+    assert_same(tmp_path / "plain", tmp_path / "captured")
+
+
+@pytest.mark.parametrize("model", ["deepfm", "dlrm", "dcnv2", "dnn"])
+def test_nothing_of_a_step_lives_on(encoded, tmp_path, model, monkeypatch):
+    """A graph that did would bring the stream of that step into a capture, and end it."""
+    run, steps = Step.run, []
+
+    def node(parameter):
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]
+
+    def checked(self, *args):
+        parameters = list(self.model.parameters())
+
+        def mark(*_):
+            for parameter in parameters:
+                node(parameter).metadata["step"] = len(steps)
+
+        with self.model.register_forward_hook(mark):
+            loss = run(self, *args)
+        assert not any(node(parameter).metadata for parameter in parameters)
+        steps.append(loss)
+        return loss
+
+    monkeypatch.setattr(Step, "run", checked)
+    options = {"dim": 4, "dropout": 0.0}
+    config = dataclasses.replace(CONFIG, model=model, model_options=options, steps=2)
+    train(encoded, config, tmp_path / "run")
+    assert len(steps) == 2
 
 
 def test_tables_in_a_file_train_on_the_device(encoded, tmp_path):

@@ -6,6 +6,8 @@ is copied (`staged`); and plain copies as the ceiling. Host memory is locked by 
 (`pinned`) or where it lies (`registered`).
 """
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,8 @@ from benchmarks.gpu_parts.timing import (
 )
 from benchmarks.gpu_parts.tuning import sweep
 from hotrows import ops
+from hotrows.device import find
+from hotrows.storage.store import empty_records
 
 WIDTHS = (64, 128, 256, 512, 516, 1024)  # 516: 128 weights and the state of row-wise Adagrad
 MEMORY = {"pinned": page_locked, "registered": registered}
@@ -33,10 +37,16 @@ def run(findings: Findings, setting: Setting) -> None:
         host = allocate(size, setting)
         try:
             for width in WIDTHS:
-                _check(findings, setting, kind, _records(host, width))
+                findings.check_runs(
+                    f"{kind} memory, rows of {width} bytes",
+                    partial(_move_both_ways, setting, _records(host, width)),
+                )
         finally:
             if kind == "registered":
                 unregister(host, setting)
+    findings.check_runs(
+        "small tables, locked again and again", partial(_move_in_small_tables, setting)
+    )
     findings.demand_green()
     findings.add("ceilings", {f"{name}_gb_s": rate for name, rate in ceilings(setting).items()})
     host = page_locked(size, setting)
@@ -65,7 +75,7 @@ def _rows(num_rows: int, count: int, order: str) -> Tensor:
     return torch.randperm(num_rows)[:count].sort().values
 
 
-def _check(findings: Findings, setting: Setting, kind: str, host: Tensor) -> None:
+def _move_both_ways(setting: Setting, host: Tensor) -> None:
     """A kernel reads and writes the very bytes, and no others; far beyond 2 GiB, where there are."""
     tail = slice(max(len(host) - 2000, 0), None)
     first = len(host) - len(host[tail])
@@ -74,17 +84,24 @@ def _check(findings: Findings, setting: Setting, kind: str, host: Tensor) -> Non
     host[tail].random_(0, 256)
     # What a kernel has not written must not look right by chance.
     out = torch.full((len(rows), host.shape[1]), 0xAA, dtype=torch.uint8, device=setting.device)
+    ops.copy_rows(host, there, out, None)
+    assert torch.equal(out.cpu(), host[rows]), "other bytes were read than are in host memory"
+    expected, values = host[tail].clone(), out.flip(0).contiguous()
+    ops.copy_rows(values, None, host, there)
+    synchronize(setting)
+    expected[rows - first] = values.cpu()
+    assert torch.equal(host[tail], expected), "other bytes were written than should be"
 
-    def both_ways() -> None:
-        ops.copy_rows(host, there, out, None)
-        assert torch.equal(out.cpu(), host[rows]), "other bytes were read than are in host memory"
-        expected, values = host[tail].clone(), out.flip(0).contiguous()
-        ops.copy_rows(values, None, host, there)
-        synchronize(setting)
-        expected[rows - first] = values.cpu()
-        assert torch.equal(host[tail], expected), "other bytes were written than should be"
 
-    findings.check_runs(f"{kind} memory, rows of {host.shape[1]} bytes", both_ways)
+def _move_in_small_tables(setting: Setting) -> None:
+    """As an embedding locks its tables, some of them smaller than a page; then anew, where they lay."""
+    device = find(setting.device)
+    for turn in range(3):
+        tables = [empty_records(5 + turn + n, width) for n in range(4) for width in WIDTHS]
+        for records in tables:
+            device.page_lock(records)
+        for records in tables:
+            _move_both_ways(setting, records)
 
 
 def _kernel_rates(setting: Setting, host: Tensor, rows: Tensor) -> dict[str, float]:

@@ -31,7 +31,12 @@ from hotrows.tiers import Caching
 from hotrows.train import Trainer
 
 _WARM_UP = 12  # steps; what moves differs from batch to batch, so the largest block comes late
-AS_GRAPH = {"as a graph": {"cuda_graph": True}, "compiled": {"cuda_graph": True, "compile": True}}
+AS_GRAPH = {
+    "as a graph": {"cuda_graph": True},
+    "as a graph on lanes behind a cache": {"cuda_graph": True, "lanes": 3, "fast_memory": 1 << 20},
+    "staged": {"fast_memory": 1 << 20, "way": "staged"},
+    "compiled": {"cuda_graph": True, "compile": True},
+}
 
 
 def run(findings: Findings, setting: Setting) -> None:

@@ -13,9 +13,12 @@ A lane is a CUDA stream and a mark an event. Training's own lane is the stream o
 
 from __future__ import annotations
 
+import gc
+import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -52,7 +55,11 @@ class Device:
         return torch.empty(shape, dtype=dtype)
 
     def page_lock(self, tensor: Tensor) -> None:
-        """Lets the device read and write a tensor in host memory, for as long as there is one."""
+        """Lets the device read and write a tensor in host memory for as long as the tensor lives.
+
+        It has its pages for itself (`storage.store.empty_records`): whole pages are locked, and
+        none twice.
+        """
 
     def launch(
         self,
@@ -82,6 +89,14 @@ class Device:
     def synchronize(self) -> None:
         """Returns once all that was launched on any lane is done."""
 
+    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """What does the work whenever it is called, on a device launched as one CUDA graph.
+
+        On a device its result lies in the same memory every time, and `work` itself runs once, now,
+        to be recorded.
+        """
+        return work
+
     @contextmanager
     def own_random_numbers(self, state: Tensor | None, seed: int) -> Iterator[None]:
         """Within, the device's generator stands at `state`, None: begins with the seed; afterwards
@@ -97,11 +112,13 @@ class Cuda(Device):
     """One NVIDIA GPU."""
 
     on_host = False
+    # Of the whole process: PyTorch has 32 streams and then gives out the first again, so that a
+    # lane made anew for every run would end up on the stream of a capture.
+    _streams: ClassVar[dict[tuple[int, str], torch.cuda.Stream]] = {}
+    _making = threading.Lock()
 
     def __init__(self) -> None:
         self.torch = torch.device("cuda", 0)
-        self._lanes: dict[str, torch.cuda.Stream] = {}
-        self._locked: list[Tensor] = []
 
     def empty(self, lane: str, *shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         # The allocator may hand out what an earlier launch on the same stream still reads.
@@ -113,18 +130,19 @@ class Cuda(Device):
 
     def page_lock(self, tensor: Tensor) -> None:
         # Not `pin_memory`, which allocates anew and rounds sizes up to powers of two.
-        if tensor.numel() and not tensor.is_pinned():
-            runtime: Any = torch.cuda.cudart()
-            status = runtime.cudaHostRegister(
-                tensor.data_ptr(), tensor.numel() * tensor.element_size(), _PORTABLE_AND_MAPPED
+        if not tensor.numel():
+            return
+        address, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        runtime: Any = torch.cuda.cudart()
+        status = runtime.cudaHostRegister(address, size, _PORTABLE_AND_MAPPED)
+        if int(status) != 0:
+            raise ValueError(
+                f"the system does not page-lock {size / 2**30:.1f} GiB of host memory "
+                f"for the GPU (CUDA error {int(status)}): raise the limit of locked memory "
+                f"(ulimit -l), or keep the tables in a file (store='file:PATH')"
             )
-            if int(status) != 0:
-                raise ValueError(
-                    f"the system does not page-lock {tensor.numel() / 2**30:.1f} GiB of host memory "
-                    f"for the GPU (CUDA error {int(status)}): raise the limit of locked memory "
-                    f"(ulimit -l), or keep the tables in a file (store='file:PATH')"
-                )
-            self._locked.append(tensor)  # stays locked, so it must stay
+        # Before the memory is given back: whatever came to lie there would be taken for locked.
+        weakref.finalize(tensor, _unlock, self.torch, address).atexit = False
 
     def launch(
         self,
@@ -160,6 +178,22 @@ class Cuda(Device):
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch)
 
+    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        gc.collect()  # what dies in a capture may wait for the device, which would end it
+        graph = torch.cuda.CUDAGraph()
+        # Other threads launch and allocate meanwhile: what they do is no concern of this capture.
+        captured = torch.cuda.graph(
+            graph, stream=self._lane("capture"), capture_error_mode="thread_local"
+        )
+        with torch.cuda.device(self.torch), captured:
+            made = work()
+
+        def launch() -> Tensor:
+            graph.replay()
+            return made
+
+        return launch
+
     @contextmanager
     def own_random_numbers(self, state: Tensor | None, seed: int) -> Iterator[None]:
         before = torch.cuda.get_rng_state(self.torch)
@@ -176,9 +210,17 @@ class Cuda(Device):
         return torch.cuda.get_rng_state(self.torch)
 
     def _lane(self, name: str) -> torch.cuda.Stream:
-        if name not in self._lanes:
-            self._lanes[name] = torch.cuda.Stream(self.torch)
-        return self._lanes[name]
+        key = self.torch.index, name
+        with self._making:
+            if key not in self._streams:
+                self._streams[key] = torch.cuda.Stream(self.torch)
+            return self._streams[key]
+
+
+def _unlock(device: torch.device, address: int) -> None:
+    torch.cuda.synchronize(device)
+    runtime: Any = torch.cuda.cudart()
+    runtime.cudaHostUnregister(address)
 
 
 HOST = Device()

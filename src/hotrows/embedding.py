@@ -273,9 +273,11 @@ class Embedding:
         """
         grad = torch.is_grad_enabled()
         if not plan.slices:
-            leaves = self._lanes.each(
-                [partial(self._lookup, p, plan) for p in range(len(self.packs))], _read_by(plan)
-            )
+            works = [partial(self._lookup, p, plan) for p in range(len(self.packs))]
+            if all(self._is_resident(plan, g) for g in range(len(self.groups))):
+                leaves = self._lanes.each(works, _read_by(plan))
+            else:  # the host reads rows from the store, and waits for every lane as it does
+                leaves = [work() for work in works]
             return Vectors(self.packs, plan, tuple(leaf.requires_grad_(grad) for leaf in leaves))
         if self._traffic is None or self._traffic.plan is not plan:
             self._traffic = Traffic(

@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -66,6 +67,8 @@ class Step:
         """Sets the dense part's rate, in place where a captured step reads it."""
         assert self.config.dense_lr is not None
         rate = self.config.dense_lr * scale
+        if not self.embedding.device.on_host:  # as a captured step reads it, so that bits are equal
+            rate = float(np.float32(rate))
         for group in self.optimizer.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(rate)
@@ -122,14 +125,10 @@ class CapturedStep:
     padded, so that whole batches have one (`Embedding.upload(..., padded=True)`). The first steps of
     a form run as ever, and so do those whose form changes from batch to batch: lists of ids, batches
     in parts, and batches with more rows than fit.
-
-    capture: makes what replays a function from it; None: a CUDA graph.
     """
 
-    def __init__(
-        self, step: Step, capture: Callable[[Callable[[], Tensor]], Callable[[], Tensor]] | None = None
-    ) -> None:  # fmt: skip
-        self._step, self._capture = step, capture or _cuda_graph
+    def __init__(self, step: Step) -> None:
+        self._step = step
         self._seen: dict[Any, int] = {}
         self._forms: dict[Any, _Form] = {}
         self._told = False
@@ -163,7 +162,8 @@ class CapturedStep:
         plan = dataclasses.replace(plan, packs=packs)
         batch = dataclasses.replace(batch, dense=dense, labels=labels, sample_weights=weights)
         numbers = numbers.clone()
-        launch = self._capture(lambda: self._step.run(plan, batch, numbers))
+        device = self._step.embedding.device
+        launch = device.capture(lambda: self._step.run(plan, batch, numbers))
         return _Form(_read(plan, batch), numbers, launch)
 
     def _tell(self) -> None:
@@ -186,22 +186,12 @@ class _Form:
     def replay(
         self, plan: Plan, given: Sequence[Tensor], numbers: Tensor, embedding: Any
     ) -> Tensor:
-        torch._foreach_copy_([*self.reads, self.numbers], [*given, numbers])
+        pairs = [*zip(self.reads, given, strict=True), (self.numbers, numbers)]
+        for dtype in {of.dtype for of, _ in pairs}:  # of one dtype it is one launch
+            alike = [pair for pair in pairs if pair[0].dtype == dtype]
+            torch._foreach_copy_([to for to, _ in alike], [of for _, of in alike])
         embedding.note_update(plan)
         return self.launch()
-
-
-def _cuda_graph(run: Callable[[], Tensor]) -> Callable[[], Tensor]:
-    graph = torch.cuda.CUDAGraph()
-    # Other threads launch and allocate meanwhile: what they do is no concern of this capture.
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        loss = run()
-
-    def launch() -> Tensor:
-        graph.replay()
-        return loss
-
-    return launch
 
 
 def _parts_of(plan: Plan, batch: Batch) -> tuple[tuple[PackPlan, ...], tuple]:

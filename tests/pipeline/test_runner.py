@@ -155,3 +155,24 @@ def test_a_pause_may_leave_the_work_at_hand_in_training():
             log.note("train", work.number)
     assert [batch for name, batch in log.ran if name == "write"] == list(range(6))
     assert no_threads()
+
+
+def test_lanes_go_on_while_training_waits_to_begin():
+    """As it does where the device is not yet through with the step before."""
+    waits, moved = threading.Event(), threading.Event()
+
+    def plan(work):
+        if work.number == 1:
+            assert waits.wait(5)
+
+    def move(work):
+        if work.number == 1:
+            moved.set()
+
+    def begin(work):
+        waits.set()
+        assert moved.wait(5), "nothing moved meanwhile"
+
+    stages = [Stage("plan", "plan", run=plan), Stage("move", "move", run=move)]
+    with closing(Overlapped([*stages, Stage("train", "train", begin=begin)])) as runner:
+        assert next(runner).number == 0

@@ -159,7 +159,7 @@ class Overlapped(_Runner):
                 self._changed.wait()
                 self.stalled[missing] += time.perf_counter() - before
             self._handed, work = number, self._works[number]
-        return self._hand_out(work)
+        return self._hand_out(work)  # may wait for a device: the lanes go on meanwhile
 
     @contextmanager
     def paused(self, trained: bool = True) -> Iterator[None]:

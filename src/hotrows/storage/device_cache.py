@@ -58,6 +58,9 @@ class DeviceCache(Cache):
     ) -> None:
         super().__init__(num_slots, strides, store, device)
         self._device, self._direct = device, direct
+        # Slots are written on another lane than made them: should the cache be dropped in the middle
+        # of something, their memory waits for it.
+        device.launch(MOVE, lambda: None, [device.mark()], self.arenas)
         self._journeys: dict[int, Journey] = {}
 
     # ---- a batch's moves; each returns at once

@@ -10,6 +10,7 @@ Stores obey plans: they know nothing of ids, batches or optimizers.
 from __future__ import annotations
 
 import ctypes
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -131,12 +132,13 @@ class HostStore:
 def empty_records(num_rows: int, stride: int, device: Device = HOST) -> Tensor:
     """[num_rows, stride] bytes of memory, on huge pages where there are any.
 
-    On a device records begin where it reads well, so they may stand apart.
+    Host memory is on pages of its own, which can be locked for a device. On a device records begin
+    where it reads well, so they may stand apart.
     """
     if not device.on_host:
         return _on_device(num_rows, stride, device)
     try:
-        records = torch.empty(num_rows, stride, dtype=torch.uint8)
+        records = _on_own_pages(num_rows * stride).view(num_rows, stride)
     except RuntimeError as error:
         raise ValueError(
             f"{num_rows:,} rows of {stride} bytes need {num_rows * stride / 2**30:.1f} GiB of "
@@ -148,6 +150,13 @@ def empty_records(num_rows: int, stride: int, device: Device = HOST) -> Tensor:
     if library is not None and records.numel():
         library.hotrows_advise_huge_pages(native.pointer(records), ctypes.c_int64(records.numel()))
     return records
+
+
+def _on_own_pages(size: int) -> Tensor:
+    """[size] bytes that begin a page, and whose last page nothing else is on."""
+    block = torch.empty(size + 2 * mmap.PAGESIZE, dtype=torch.uint8)
+    begin = -block.data_ptr() % mmap.PAGESIZE
+    return block[begin : begin + size]
 
 
 def _on_device(num_rows: int, stride: int, device: Device) -> Tensor:
