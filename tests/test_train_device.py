@@ -10,7 +10,7 @@ import dataclasses
 import pytest
 import torch
 
-from hotrows import checkpoint, data, report
+from hotrows import checkpoint, data, report, run_folder
 from hotrows.config import TrainConfig
 from hotrows.optim import FTRL, SGD, Adagrad, Adam
 from hotrows.train import Trainer, load_run, train
@@ -81,6 +81,19 @@ def test_a_run_on_the_device_is_that_of_the_host(encoded, tmp_path, settings):
     assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=ROUNDING)
     assert there.steps == here.steps
     assert_same(tmp_path / "here", tmp_path / "there", ROUNDING)
+
+
+def test_behind_a_cache_tables_are_dealt_to_the_planning_threads(encoded, tmp_path):
+    config = dataclasses.replace(CONFIG, fast_memory=1500, planning_threads=2)
+    here = train(encoded, config, tmp_path / "here")
+    there, _ = on_device(encoded, config, tmp_path / "there")
+    assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=ROUNDING)
+    assert_same(tmp_path / "here", tmp_path / "there", ROUNDING)
+    for name in ("here", "there"):
+        assert run_folder.read_config(tmp_path / name).pack_parts == 2
+    whole = train(encoded, dataclasses.replace(config, pack_parts=1), tmp_path / "whole")
+    assert whole.test == here.test
+    assert_same(tmp_path / "here", tmp_path / "whole")
 
 
 def test_tables_in_a_file_train_on_the_device(encoded, tmp_path):

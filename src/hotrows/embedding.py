@@ -36,6 +36,7 @@ from hotrows.planning import packing
 from hotrows.planning.packing import Pack
 from hotrows.planning.planner import Planner
 from hotrows.planning.sharding import KINDS, Placement, uniform
+from hotrows.planning.threads import Threads, num_threads
 from hotrows.ranks import Note, OneRank, Ranks
 from hotrows.record import RecordLayout, views
 from hotrows.schema import Cross, Schema, Table
@@ -74,7 +75,8 @@ class Embedding:
     pack_parts: in how many packs tables of equal attributes are dealt. summed: list features whose
         vectors are summed where their rows are (`planning.summing`).
     wire_dtype: of rows and gradients between ranks: `float32`, `bfloat16` or `float16`.
-    device: where fast memory is: `cpu`, or `cuda`, of one rank.
+    device: where fast memory is: `cpu`, or `cuda`, of one rank. planning_threads: that plan groups of
+        packs side by side, as `pack_parts` deals them; None: `planning.threads.num_threads`.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Embedding:
         summed: Collection[str] = (),
         wire_dtype: str = "float32",
         device: str | Device = HOST,
+        planning_threads: int | None = None,
     ) -> None:
         default = optimizer or Adagrad()
         self.tables = tuple(
@@ -114,7 +117,8 @@ class Embedding:
         self.shards = tuple(pack.shard(rank, num_ranks) for pack in self.packs)
         self.seed = seed
         channel = self.ranks.channel("planning")
-        self._planner = Planner(self.packs, pooling, crosses, channel, num_slices, summed)
+        threads = Threads(num_threads(planning_threads, self.device.on_host))
+        self._planner = Planner(self.packs, pooling, crosses, channel, num_slices, summed, threads)
         self._traffic: Traffic | None = None
         self._wire = _wire(wire_dtype)
         self._widths = tuple(_widths(pack, num_ranks) for pack in self.packs)
@@ -130,7 +134,7 @@ class Embedding:
         if caching is not None:
             self.tiers = Tiers(
                 caching, self.shards, self.groups, self._first, self.stores, seed, read_only,
-                self.device,
+                self.device, threads,
             )  # fmt: skip
 
     @classmethod

@@ -93,6 +93,7 @@ class Predictor:
             summed=placing.summed,
             wire_dtype=config.wire_dtype,
             device=self.device,
+            planning_threads=config.planning_threads,
         )
         nn.share_statistics(self.model, self.ranks)
 

@@ -57,6 +57,7 @@ _FREE = (
     "memory_split",
     "micro_batches",
     "pack_parts",
+    "planning_threads",
     "sharding",
     "wire_dtype",
     "timeout",

@@ -136,7 +136,14 @@ _SHOWN_REASONS = 8
 )
 @click.option("--micro-batches", type=int, help="In how many parts a batch is learned from. [1]")
 @click.option(
-    "--pack-parts", type=int, help="Packs that tables of equal attributes are dealt to. [1]"
+    "--pack-parts",
+    type=int,
+    help="Packs that tables of equal attributes are dealt to. [1, behind a cache --planning-threads]",
+)
+@click.option(
+    "--planning-threads",
+    type=int,
+    help="That plan packs side by side. [1, beside a device all cores but 2, at most 8]",
 )
 @click.option(
     "--wire-dtype", type=click.Choice(WIRE_DTYPES), help="Of rows between ranks. [float32]"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from hotrows.planning.crosses import append_crosses
 from hotrows.planning.packing import Pack
 from hotrows.planning.routing import route
 from hotrows.planning.summing import Sums, summed_columns, with_sums
+from hotrows.planning.threads import Threads
 from hotrows.ranks import OneRank, Ranks
 from hotrows.schema import Cross
 
@@ -31,6 +33,7 @@ class Planner:
     ranks: those that plan together, on a channel of their own; num_slices: in how many parts a batch
         is learned from. summed: list features whose vectors are summed where their rows are, rank by
         rank, in place of rows that travel. With several of either, `plan` and `rows` are collective.
+    threads: those that plan packs side by side; None: the caller alone.
     """
 
     def __init__(
@@ -41,7 +44,9 @@ class Planner:
         ranks: Ranks | None = None,
         num_slices: int = 1,
         summed: Collection[str] = (),
+        threads: Threads | None = None,
     ) -> None:
+        self._threads = threads or Threads()
         self.summed = frozenset(summed)
         self.packs = tuple(packs)
         self.pooling = dict(pooling or {})
@@ -73,8 +78,8 @@ class Planner:
         """
         assert not self.routes, "between ranks, rows are those of a plan: see `rows_of`"
         batch = append_crosses(batch, self.crosses)
-        reads = {of.signature: of for of in self._reads_of(batch.features)}
-        return [self._resolve(of, batch)[0] for of in reads.values()]
+        reads = _leaders(self._reads_of(batch.features))
+        return self._threads.map(lambda of: self._resolve(of, batch)[0], list(reads.values()))
 
     def rows_of(self, plan: Plan) -> list[Tensor]:
         """The distinct rows that a plan reads, for each group of packs."""
@@ -82,11 +87,11 @@ class Planner:
 
     def _plan_packs(self, batch: Batch) -> tuple[PackPlan, ...]:
         """One for each pack; packs that read the same rows have the same one."""
-        made: dict[tuple, PackPlan] = {}
-        for reads in self._reads_of(batch.features):
-            if reads.signature not in made:
-                made[reads.signature] = self._plan_pack(reads, batch)
-        return tuple(made[reads.signature] for reads in self._reads_of(batch.features))
+        every = self._reads_of(batch.features)
+        leaders = _leaders(every)
+        plans = self._threads.map(lambda of: self._plan_pack(of, batch), list(leaders.values()))
+        made = dict(zip(leaders, plans, strict=True))
+        return tuple(made[reads.signature] for reads in every)
 
     def _plan_routed(self, batch: Batch, step: int, wishes: int) -> Plan:
         batch = append_crosses(batch, self.crosses)
@@ -95,7 +100,7 @@ class Planner:
         leaders = [signatures.index(signature) for signature in dict.fromkeys(signatures)]
         group_of = [leaders.index(signatures.index(signature)) for signature in signatures]
         shardings = [self.packs[p].sharding(self.ranks.num_ranks) for p in leaders]
-        asked = [[self._asked(p, of) for p in leaders] for of in parts]
+        asked = [self._threads.map(partial(self._asked, batch=of), leaders) for of in parts]
         routed = route(asked, shardings, self.ranks, batch.size, step, wishes)
         slices = [
             Plan(
@@ -196,6 +201,11 @@ class _Reads:
     num_columns: int
     signature: tuple
     routes: Tensor | None = None
+
+
+def _leaders(every: Sequence[_Reads]) -> dict[tuple, _Reads]:
+    """By signature, one of those that read the same rows, in order of appearance."""
+    return {of.signature: of for of in every}
 
 
 def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> _Reads:
