@@ -117,8 +117,10 @@ class Embedding:
         self.shards = tuple(pack.shard(rank, num_ranks) for pack in self.packs)
         self.seed = seed
         channel = self.ranks.channel("planning")
-        threads = Threads(num_threads(planning_threads, self.device.on_host))
-        self._planner = Planner(self.packs, pooling, crosses, channel, num_slices, summed, threads)
+        self.threads = Threads(num_threads(planning_threads, self.device.on_host))
+        self._planner = Planner(
+            self.packs, pooling, crosses, channel, num_slices, summed, self.threads
+        )
         self._traffic: Traffic | None = None
         self._wire = _wire(wire_dtype)
         self._widths = tuple(_widths(pack, num_ranks) for pack in self.packs)
@@ -134,7 +136,7 @@ class Embedding:
         if caching is not None:
             self.tiers = Tiers(
                 caching, self.shards, self.groups, self._first, self.stores, seed, read_only,
-                self.device, threads,
+                self.device, self.threads,
             )  # fmt: skip
 
     @classmethod

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from itertools import tee
 
 import torch
@@ -213,11 +214,12 @@ class _Plan:
         wishes: Wishes,
     ) -> None:
         self._embedding, self._tiers = embedding, tiers
+        alone = future is None  # what `tee` gives is for one thread
         if future is None:
             batches, again = tee(batches)
             future = (batch for _, batch in again)
-        self._coming = _Coming(embedding, batches, wishes)
-        self._future = _Coming(embedding, enumerate(future), lambda: 0)
+        self._coming = _Coming(embedding, batches, wishes, alone)
+        self._future = _Coming(embedding, enumerate(future), lambda: 0, alone)
         self._begun = False
 
     def __call__(self, work: Work) -> None:
@@ -241,10 +243,17 @@ class _Plan:
 
 
 class _Coming:
-    """The batches of this rank, planned together with those of all."""
+    """The batches of this rank, planned together with those of all.
 
-    def __init__(self, embedding: Embedding, batches: Iterable[Numbered], wishes: Wishes) -> None:
+    Where planning has several threads, the next batch is loaded while one is planned; alone: not so.
+    """
+
+    def __init__(
+        self, embedding: Embedding, batches: Iterable[Numbered], wishes: Wishes, alone: bool = False
+    ) -> None:
         self._embedding = embedding
+        self._threads = None if alone or embedding.threads.num == 1 else embedding.threads
+        self._loading: Future[tuple[int, Batch | None]] | None = None
         self._batches: Iterator[Numbered] = iter(batches)
         self._wishes = wishes
         self._alone = embedding.ranks.num_ranks == 1
@@ -252,7 +261,7 @@ class _Coming:
 
     def next(self) -> tuple[Batch, Plan]:
         """The next batch and its plan; NoMore once no rank has any."""
-        step, batch = next(self._batches, (0, None))
+        step, batch = self._load()
         if batch is None and self._alone:
             raise NoMore
         wishes = self._wishes() | (NO_MORE if batch is None else 0)
@@ -272,10 +281,20 @@ class _Coming:
         """The rows that the next batch reads, for each group of packs."""
         if self._embedding.routes:
             return self._embedding.rows_of(self.next()[1])
-        _, batch = next(self._batches, (0, None))
+        _, batch = self._load()
         if batch is None:
             raise NoMore
         return self._embedding.rows(batch)
+
+    def _load(self) -> tuple[int, Batch | None]:
+        if self._threads is None:
+            return self._next()
+        found = (self._loading or self._threads.begin(self._next)).result()
+        self._loading = self._threads.begin(self._next)
+        return found
+
+    def _next(self) -> tuple[int, Batch | None]:
+        return next(self._batches, (0, None))
 
     def _empty(self) -> Batch:
         if self._last is not None:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import closing
 from dataclasses import fields, is_dataclass, replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hotrows import Adagrad, Embedding, native
 from hotrows.planning import threads as planning_threads
 from hotrows.planning.threads import Threads, num_threads
+from hotrows.stages import start
 from tests.test_caching import caching_of, same, stream, tables, train_behind_a_cache, train_plainly
 
 
@@ -100,6 +102,20 @@ def assert_same(a, b):
             assert_same(getattr(a, of.name), getattr(b, of.name))
     else:
         assert a == b
+
+
+def test_batches_are_loaded_beside_planning_in_their_order():
+    readers = set()
+
+    def read(batches):
+        for batch in batches:
+            readers.add(threading.current_thread().name.rpartition("_")[0])
+            yield batch
+
+    batches, embedding = stream(), parts_of(2)
+    with closing(start(embedding, enumerate(read(batches)), read(batches))) as runner:
+        assert all(work.batch is of for work, of in zip(runner, batches, strict=True))
+    assert readers == {"hotrows-planning"}
 
 
 @pytest.mark.parametrize("plan_depth", [0, 2])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
 import torch
@@ -41,6 +41,10 @@ class Threads:
         made = [self._pool.submit(work, item) for item in items]
         wait(made)
         return [of.result() for of in made]
+
+    def begin(self, work: Callable[[], Made]) -> Future[Made]:
+        """Does `work` beside what the caller does next."""
+        return self._pool.submit(work)
 
 
 def num_threads(asked: int | None, on_host: bool) -> int:
