@@ -81,9 +81,10 @@ struct Rows {
 
   bool holds(int64_t k, int64_t id) const { return static_cast<uint64_t>(id) < static_cast<uint64_t>(num_rows[k]); }
   int64_t row(int64_t k, int64_t id) const {
+    if (!holds(k, id)) return -1;
     if (!kRouted) return id + first_rows[k];
     const int64_t* r = routes + k * (4 + num_ranks);
-    return holds(k, id) ? Route{r[0], r[1], r[2], r[3], num_ranks, r + 4}.row(id) : 0;
+    return Route{r[0], r[1], r[2], r[3], num_ranks, r + 4}.row(id);
   }
 };
 

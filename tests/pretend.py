@@ -24,7 +24,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hotrows import ops
 from hotrows.device import Device
+from hotrows.ops import reference
 
 CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten
@@ -36,6 +38,21 @@ _DEPENDS_ON_VALUES = {
 }  # fmt: skip
 # Rows of page-locked host memory are read and written by the device itself.
 _READS_HOST = {"hotrows::copy_rows": (0, 2)}
+
+
+def _pool(records, layout, slots, inverse, *rest):
+    kernel = reference.pool if bool((inverse < 0).any()) else ops.pool
+    return kernel(records, layout, slots, inverse, *rest)
+
+
+def _update(records, layout, slots, rows, order, starts, *rest):
+    u, rest = int((rows >= 0).sum()), list(rest)
+    rest[7:] = (of if of is None else of[:u] for of in rest[7:])  # decay and mean squares
+    ops.update(records, layout, slots[:u], rows[:u], order, starts[: u + 1], *rest)
+
+
+# A device skips padding; the native core is never given any.
+_KERNELS = {"hotrows::pool": _pool, "hotrows::update": _update}
 
 
 class PretendTensor(torch.Tensor):
@@ -108,7 +125,7 @@ def _run(func, args, kwargs):
     if func in _DEPENDS_ON_VALUES or ((back or into_host) and blocking):
         waits[str(func)] += 1
     with torch.no_grad():
-        found = func(*plain_args, **plain_kwargs)
+        found = _KERNELS.get(func.name(), func)(*plain_args, **plain_kwargs)
     if back:
         return found
     if func is aten.copy_.default:

@@ -12,6 +12,7 @@ from hotrows import optim
 from hotrows.optim import RowOptimizer
 from hotrows.planning import policy, sharding
 from hotrows.planning.budget import SPLITS
+from hotrows.planning.on_device import PLANNING
 from hotrows.planning.threads import num_threads
 from hotrows.schema import TABLE_DTYPES
 from hotrows.storage.device_cache import WAYS
@@ -68,6 +69,7 @@ class TrainConfig:
         attributes are dealt: one is looked up while the rows of another travel; 0: packs of far more
         volume than the mean are split evenly; None: one, behind a cache as many as planning threads.
     planning_threads: plan packs side by side; None: one, beside a device all cores but two, at most 8.
+        planning: on the `host`, or on the `device` where all rows are there and each feature has one id.
     sharding: where the rows of tables are among ranks: `auto`, `rows`, `tables`, `columns` or
         `replicated`. wire_dtype: of rows and gradients on their way between ranks. timeout: seconds
         after which a rank that does not answer is given up.
@@ -117,6 +119,7 @@ class TrainConfig:
     micro_batches: int = 1
     pack_parts: int | None = None
     planning_threads: int | None = None
+    planning: str = "host"
     sharding: str = "auto"
     wire_dtype: str = "float32"
     timeout: float = 300.0
@@ -155,6 +158,9 @@ class TrainConfig:
                 "cuda_graph needs device='cuda', and the dense optimizer adam or sgd: PyTorch's Adagrad "
                 "cannot be captured"
             )
+        _check_choice("planning", self.planning, PLANNING)
+        if self.planning == "device" and self.device == "cpu":
+            raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
         for name in ("dense_lr", "clip_norm", "decay_factor", "timeout"):
             value = getattr(self, name)
             if value is not None and not value > 0:

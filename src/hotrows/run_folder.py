@@ -58,6 +58,7 @@ _FREE = (
     "micro_batches",
     "pack_parts",
     "planning_threads",
+    "planning",
     "sharding",
     "wire_dtype",
     "timeout",

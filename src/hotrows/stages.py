@@ -14,6 +14,7 @@ On a device there is a stage more, and stages launch their work and go on; what 
 waited for on the device, by marks (`hotrows.device`):
 
     upload       the plan and what the model reads of the batch                  thread `upload`
+                 or, where plans are made there, the ids in place of the plan
     collect ..   waits for the upload, and for the batch that had to leave       thread `move`
     train        waits for the rows                                              the caller's
     write back   waits for training, and for what has been taken out             thread `write`
@@ -163,11 +164,14 @@ class _OnDevice:
         self._trained.append(work.trained)
         if len(self._trained) > _LAUNCHED:
             self._device.finish(self._trained.popleft())
+        check, work.check = work.check, None
+        if check is not None:
+            check()
 
     def upload(self, work: Work) -> None:
         sent = self._embedding.upload(work.batch, work.plan, self._padded)
         work.batch, work.plan = sent.value
-        work.ready, work.holds = [sent.mark], [sent.block]
+        work.ready, work.holds, work.check = [sent.mark], list(sent.blocks), sent.check
 
     def collect(self, work: Work) -> None:
         after = [*work.ready, self._left]
@@ -266,7 +270,7 @@ class _Coming:
             raise NoMore
         wishes = self._wishes() | (NO_MORE if batch is None else 0)
         batch = self._empty() if batch is None else batch
-        plan = self._embedding.plan(batch, step, wishes)
+        plan = self._embedding.plan_ahead(batch, step, wishes)
         if plan.wishes & NO_MORE:
             raise NoMore
         if self._last is None and not batch.size and wishes & NO_MORE:

@@ -32,6 +32,7 @@ from hotrows.exchange import processes
 from hotrows.export import export
 from hotrows.metrics import Metrics
 from hotrows.planning.budget import format_bytes
+from hotrows.planning.on_device import PLANNING
 from hotrows.schema import TABLE_DTYPES
 from hotrows.train import Progress as TrainProgress
 from hotrows.train import Result, Trainer, load_run
@@ -145,6 +146,7 @@ _SHOWN_REASONS = 8
     type=int,
     help="That plan packs side by side. [1, beside a device all cores but 2, at most 8]",
 )
+@click.option("--planning", type=click.Choice(PLANNING), help="Where, if it can be. [host]")
 @click.option(
     "--wire-dtype", type=click.Choice(WIRE_DTYPES), help="Of rows between ranks. [float32]"
 )
