@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from hotrows import Adagrad, Adam, Batch, Embedding
+from hotrows import Adagrad, Adam, Batch, Embedding, checkpoint
 from hotrows.batch import samples
 from hotrows.config import TrainConfig
 from hotrows.schema import Cross
@@ -168,18 +168,23 @@ def test_a_captured_step_replays_such_plans(encoded, tmp_path, monkeypatch):  # 
     assert_same(tmp_path / "host", tmp_path / "device")
 
 
-def test_an_id_outside_ends_a_run_with_its_name(encoded, tmp_path, monkeypatch):  # noqa: F811
-    batches = Trainer._batches
+@pytest.mark.parametrize("plan_depth", [0, 2])
+def test_an_id_outside_ends_a_run_with_its_name(encoded, tmp_path, monkeypatch, plan_depth):  # noqa: F811
+    batches, trained = Trainer._batches, []
 
     def with_a_bad_one(trainer):
         for step, batch in batches(trainer):
             if step == trainer.total_steps - 1:
                 batch.ids[0] = -1
+            trained.append(step + 1)
             yield step, batch
 
     monkeypatch.setattr(Trainer, "_batches", with_a_bad_one)
+    config = replace(CONFIG, device="cuda", planning="device", plan_depth=plan_depth)
     with pytest.raises(ValueError, match="has id -1 in sample"):
-        on_device(encoded, replace(CONFIG, device="cuda", planning="device"), tmp_path / "run")
+        on_device(encoded, config, tmp_path / "run")
+    steps = int(checkpoint.pointed(tmp_path / "run").last.rpartition("-")[2])
+    assert steps < trained[-1]  # the last batch had it, and nothing is saved of that one
 
 
 def test_without_a_device_there_is_none_to_plan_on():

@@ -79,10 +79,11 @@ class Serial(_Runner):
     """One batch after the other, on the caller's thread."""
 
     _work: Work | None = None
+    _handed: Work | None = None  # the same, until it is trained
 
     def __next__(self) -> Work:
+        self._finish_training()
         if self._work is not None:
-            self._take_back(self._work)
             self._through(self._work, self.train + 1, len(self.stages))
         work = Work(self._done[0])
         self._work = None
@@ -90,8 +91,13 @@ class Serial(_Runner):
             self._through(work, 0, self.train)
         except NoMore:
             raise StopIteration from None
-        self._work = work
+        self._work = self._handed = work
         return self._hand_out(work)
+
+    def _finish_training(self) -> None:
+        work, self._handed = self._handed, None
+        if work is not None:
+            self._take_back(work)
 
     def _through(self, work: Work, begin: int, end: int) -> None:
         for s in range(begin, end):
@@ -102,10 +108,12 @@ class Serial(_Runner):
 
     @contextmanager
     def paused(self, trained: bool = True) -> Iterator[None]:
+        if trained:
+            self._finish_training()
         yield
 
     def close(self) -> None:
-        pass
+        self._finish_training()
 
     def abandon(self) -> None:
         pass
@@ -223,7 +231,12 @@ class Overlapped(_Runner):
 
     def _finish_training(self) -> None:
         if self._handed is not None:
-            self._take_back(self._works[self._handed])
+            try:
+                self._take_back(self._works[self._handed])
+            except BaseException as error:
+                self._error = error  # the threads end with it
+                self._changed.notify_all()
+                raise
             self._done[self.train] += 1
             if self.train == len(self.stages) - 1:
                 del self._works[self._handed]

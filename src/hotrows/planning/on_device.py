@@ -2,11 +2,11 @@
 
     sent = upload(device, batch.ids)
     planned = DevicePlanner(planner, device).plan(batch, sent.value, sent.mark)
-    planned.check()                          # once it does not matter: raises for an id outside
+    planned.check()                          # later, since it waits: raises for an id outside
 
 For packs whose rows are all on the device, and batches with one id per feature and sample. Sizes are
 those of the ids (`PackPlan.padded`), so that nobody waits for a count. An id outside its table is
-padding, which no row learns from; what it was is looked at when the plan has been made.
+padding, which no row learns from, until `check` is asked what it was.
 """
 
 from __future__ import annotations
