@@ -218,12 +218,12 @@ class _Plan:
         wishes: Wishes,
     ) -> None:
         self._embedding, self._tiers = embedding, tiers
-        alone = future is None  # what `tee` gives is for one thread
+        one_thread = future is None  # as `tee` demands
         if future is None:
             batches, again = tee(batches)
             future = (batch for _, batch in again)
-        self._coming = _Coming(embedding, batches, wishes, alone)
-        self._future = _Coming(embedding, enumerate(future), lambda: 0, alone)
+        self._coming = _Coming(embedding, batches, wishes, one_thread)
+        self._future = _Coming(embedding, enumerate(future), lambda: 0, one_thread)
         self._begun = False
 
     def __call__(self, work: Work) -> None:
@@ -249,14 +249,19 @@ class _Plan:
 class _Coming:
     """The batches of this rank, planned together with those of all.
 
-    Where planning has several threads, the next batch is loaded while one is planned; alone: not so.
+    Where planning has several threads, the next batch is loaded while one is planned. one_thread: it is
+    loaded by the caller, when it is asked for.
     """
 
     def __init__(
-        self, embedding: Embedding, batches: Iterable[Numbered], wishes: Wishes, alone: bool = False
+        self,
+        embedding: Embedding,
+        batches: Iterable[Numbered],
+        wishes: Wishes,
+        one_thread: bool = False,
     ) -> None:
         self._embedding = embedding
-        self._threads = None if alone or embedding.threads.num == 1 else embedding.threads
+        self._loads_ahead = embedding.threads.num > 1 and not one_thread
         self._loading: Future[tuple[int, Batch | None]] | None = None
         self._batches: Iterator[Numbered] = iter(batches)
         self._wishes = wishes
@@ -291,10 +296,11 @@ class _Coming:
         return self._embedding.rows(batch)
 
     def _load(self) -> tuple[int, Batch | None]:
-        if self._threads is None:
+        if not self._loads_ahead:
             return self._next()
-        found = (self._loading or self._threads.begin(self._next)).result()
-        self._loading = self._threads.begin(self._next)
+        begin = self._embedding.threads.begin
+        found = (self._loading or begin(self._next)).result()
+        self._loading = begin(self._next)
         return found
 
     def _next(self) -> tuple[int, Batch | None]:

@@ -146,7 +146,11 @@ _SHOWN_REASONS = 8
     type=int,
     help="That plan packs side by side. [1, beside a device all cores but 2, at most 8]",
 )
-@click.option("--planning", type=click.Choice(PLANNING), help="Where, if it can be. [host]")
+@click.option(
+    "--planning",
+    type=click.Choice(PLANNING),
+    help="Where batches are planned; on a device those of one id a feature, of tables held there. [host]",
+)
 @click.option(
     "--wire-dtype", type=click.Choice(WIRE_DTYPES), help="Of rows between ranks. [float32]"
 )
