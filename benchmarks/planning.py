@@ -1,38 +1,57 @@
-"""What does planning cost on its one thread? Every part of it, for every policy.
+"""What does planning cost, and what do threads save of it?
 
-    python -m benchmarks.planning
+    python -m benchmarks.planning [policies] [threads]
 
-The stream of `benchmarks.tiers` (26 fields, 33.8 M rows, batches of 8,192), a cache of a tenth of the
-rows that begins with the most popular ones. Nanoseconds of the thread's own time per lookup; a look
-ahead resolves and feeds every batch once more.
+A cache of a tenth of the rows that begins with the most popular ones; a look ahead resolves and feeds
+every batch once more. `policies`: every part of planning on one thread, for every policy; the stream
+of `benchmarks.tiers` (26 fields, 33.8 M rows, batches of 8,192); nanoseconds of the thread's own time
+per lookup. `threads`: batches of a GPU, 1.7 M lookups of 26 equal tables by Zipf 1.05, in as many packs
+as threads; medians of the caller's own time and that of the longest of its threads, which is what goes
+by where no core is missing; `elapsed` is what went by, more where the machine was busy.
 """
 
 import argparse
+import os
 import time
 from dataclasses import replace
+from statistics import median
 
 import numpy as np
 import torch
 
+from benchmarks.gpu_parts.workloads import batches_of, scattered, zipf_stream
 from benchmarks.harness import conditions, write
 from benchmarks.tiers import BATCH, SCHEMA, popular_rows, stream
-from hotrows import models
+from hotrows import Table, models
 from hotrows.data import Loader
 from hotrows.optim import Adagrad
 from hotrows.planning import packing
 from hotrows.planning.planner import Planner
 from hotrows.planning.policy import Frequency, Hot, Lookahead
 from hotrows.planning.slots import SlotMap
+from hotrows.planning.threads import Threads
+from hotrows.train import keep_freed_memory
 
 PARTS = ("load", "plan", "look", "feed", "take")
+FIELDS, GPU_BATCH, WINDOW = 26, 65_536, 32
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("which", nargs="*", default=["policies", "threads"])
     parser.add_argument("--samples", type=int, default=6_000_000)
     parser.add_argument("--batches", type=int, default=200, help="timed, after as many of warm-up")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of each table of `threads`")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if "policies" in args.which:
+        _policies_side_by_side(args)
+    if "threads" in args.which:
+        _threads_side_by_side(args)
+
+
+def _policies_side_by_side(args) -> None:
     part = stream(args.samples).parts["train"]
     popular = torch.from_numpy(np.load(popular_rows()).astype(np.int64))
     figures = {}
@@ -85,6 +104,95 @@ def _measure(policy, part, popular, batches: int) -> dict[str, float]:
     lookups = batches * BATCH * len(SCHEMA.sparse)
     found = {name: seconds / lookups * 1e9 for name, seconds in spent.items()}
     return found | {"all": sum(found.values())}
+
+
+# ---- threads
+
+
+def _threads_side_by_side(args) -> None:
+    keep_freed_memory()  # as training does
+    num_rows, num_batches = (
+        [args.rows] * FIELDS,
+        WINDOW + 16,
+    )  # nothing comes round within the window
+    batches = list(batches_of(zipf_stream(num_rows, num_batches * GPU_BATCH, "cpu"), GPU_BATCH))
+    figures = {}
+    names = (*PARTS[1:], "all", "elapsed")
+    print(f"{'threads':10}" + "".join(f"{name:>8}" for name in names) + "   ns a lookup")
+    for num in args.threads:
+        figures[num] = _Planning(num, batches, args.rows).measure()
+        print(f"{num:<10}" + "".join(f"{ns:8.1f}" for ns in figures[num].values()), flush=True)
+    setting = {"rows": args.rows, "batch": GPU_BATCH, "fields": FIELDS, "window": WINDOW}
+    facts = {**conditions(max(args.threads)), "setting": setting, "load": os.getloadavg()}
+    write("planning-threads", {**facts, "ns_per_lookup": figures})
+
+
+class _Timed(Threads):
+    """longest: seconds of its own that the longest task of each call has taken, in all."""
+
+    longest = 0.0
+
+    def map(self, work, items):
+        def timed(item):
+            begin = time.thread_time()
+            return work(item), time.thread_time() - begin
+
+        found = super().map(timed, items)
+        if self.num > 1:  # else it is the caller's
+            self.longest += max(seconds for _, seconds in found)
+        return [made for made, _ in found]
+
+
+class _Planning:
+    """Batches planned and looked ahead at, round and round."""
+
+    def __init__(self, num: int, batches: list, rows: int) -> None:
+        self._batches, self._threads = batches, _Timed(num)
+        names = batches[0].features
+        tables = [Table(name, rows, 128, (name,), optimizer=Adagrad()) for name in names]
+        packs = packing.pack_tables(tables, parts=num)
+        self._planner = Planner(packs, threads=self._threads)
+        self._maps = [SlotMap(pack.rows // 10, Lookahead(WINDOW), 4) for pack in packs]
+        hot = scattered(torch.arange(rows // 10), rows)
+        for pack, slots in zip(packs, self._maps, strict=True):
+            slots.warm(torch.cat([hot + first for first in pack.first_rows[:-1]]))
+        self._fed, self._spent = 0, {name: [] for name in (*PARTS[1:], "elapsed")}
+
+    def measure(self) -> dict[str, float]:
+        for number in range(2 * len(self._batches)):
+            if number == len(self._batches):
+                self._spent = {name: [] for name in self._spent}
+            begin = time.perf_counter()
+            self._one(number)
+            self._spent["elapsed"].append(time.perf_counter() - begin)
+        lookups = self._batches[0].ids.numel()
+        found = {name: 1e9 * median(of) / lookups for name, of in self._spent.items()}
+        elapsed = found.pop("elapsed")
+        return found | {"all": sum(found.values()), "elapsed": elapsed}
+
+    def _one(self, number: int) -> None:
+        maps = self._maps
+        while maps[0].wants():
+            self._look_ahead()
+        batch = self._batches[number % len(self._batches)]
+        parts = self._timed("plan", lambda: self._planner.plan(batch)).packs
+        self._timed("take", lambda: self._each(lambda g: maps[g].take(parts[g].rows)))
+
+    def _look_ahead(self) -> None:
+        batch = self._batches[self._fed % len(self._batches)]
+        self._fed += 1
+        rows = self._timed("look", lambda: self._planner.rows(batch))
+        self._timed("feed", lambda: self._each(lambda g: self._maps[g].feed(rows[g])))
+
+    def _each(self, work) -> None:
+        self._threads.map(work, range(len(self._maps)))
+
+    def _timed(self, name, call):
+        begin, before = time.thread_time(), self._threads.longest
+        found = call()
+        own = time.thread_time() - begin
+        self._spent[name].append(own + self._threads.longest - before)
+        return found
 
 
 if __name__ == "__main__":

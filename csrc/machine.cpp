@@ -24,6 +24,10 @@ HOTROWS_API int hotrows_cpu_level() {
 
 HOTROWS_API int hotrows_num_threads() { return omp_get_max_threads(); }
 
+// The calling thread has no team from here on: one of several that compute side by side. PyTorch's own
+// loops use the same OpenMP where its library is loaded first, as it is.
+HOTROWS_API void hotrows_use_one_thread() { omp_set_num_threads(1); }
+
 // Asks for huge pages behind [data, data + size), before its first use: random rows then miss the
 // TLB far less. Returns whether the system agreed.
 HOTROWS_API int hotrows_advise_huge_pages(void* data, int64_t size) {

@@ -1,25 +1,31 @@
 // What a plan needs: ids to rows in the order of the lookup, distinct rows, and runs of equal rows.
 // One thread each: they run beside training, on the planner's.
+#include <memory>
+
 #include "core.h"
 
 namespace {
 
 int bits_of(uint64_t x) { return x == 0 ? 0 : 64 - __builtin_clzll(x); }
 
-// Sorts keys by the bits [low, low + width), keeping the order of equals; least digit first.
-void radix_sort(std::vector<uint64_t>& keys, int low, int width) {
+using Keys = std::unique_ptr<uint64_t[]>;
+
+Keys uninitialized(int64_t n) { return Keys(new uint64_t[n]); }
+
+// Sorts n keys by the bits [low, low + width), keeping the order of equals; least digit first.
+void radix_sort(Keys& keys, int64_t n, int low, int width) {
   constexpr int kMaxDigit = 11;
   const int passes = (width + kMaxDigit - 1) / kMaxDigit;
-  if (passes == 0 || keys.size() < 2) return;
+  if (passes == 0 || n < 2) return;
   const int digit = (width + passes - 1) / passes;
   const size_t buckets = size_t{1} << digit;
   const uint64_t mask = buckets - 1;
 
   std::vector<uint32_t> counts(passes * buckets);
-  for (const uint64_t key : keys)
-    for (int p = 0; p < passes; ++p) ++counts[p * buckets + ((key >> (low + p * digit)) & mask)];
+  for (int64_t i = 0; i < n; ++i)
+    for (int p = 0; p < passes; ++p) ++counts[p * buckets + ((keys[i] >> (low + p * digit)) & mask)];
 
-  std::vector<uint64_t> sorted(keys.size());
+  Keys sorted = uninitialized(n);
   for (int p = 0; p < passes; ++p) {
     uint32_t* begin = &counts[p * buckets];
     uint32_t total = 0;
@@ -29,7 +35,7 @@ void radix_sort(std::vector<uint64_t>& keys, int low, int width) {
       total += count;
     }
     const int shift = low + p * digit;
-    for (const uint64_t key : keys) sorted[begin[(key >> shift) & mask]++] = key;
+    for (int64_t i = 0; i < n; ++i) sorted[begin[(keys[i] >> shift) & mask]++] = keys[i];
     keys.swap(sorted);
   }
 }
@@ -40,9 +46,9 @@ void sort_by_comparison(const int64_t* rows, int64_t n, int32_t* order) {
   std::stable_sort(order, order + n, [rows](int32_t a, int32_t b) { return rows[a] < rows[b]; });
 }
 
-// row_at(i): the i-th row in ascending order, which stands at order[i]. Returns how many are distinct.
-template <class RowAt>
-int64_t find_runs(int64_t n, const int32_t* order, RowAt row_at, int64_t* distinct, int32_t* inverse,
+// row_at(i): the i-th row in ascending order, which stands at place_at(i). Returns how many are distinct.
+template <class RowAt, class PlaceAt>
+int64_t find_runs(int64_t n, RowAt row_at, PlaceAt place_at, int64_t* distinct, int32_t* inverse, int32_t* order,
                   int32_t* starts) {
   int64_t u = 0;
   for (int64_t i = 0; i < n; ++i) {
@@ -51,6 +57,7 @@ int64_t find_runs(int64_t n, const int32_t* order, RowAt row_at, int64_t* distin
       distinct[u] = row;
       starts[u++] = static_cast<int32_t>(i);
     }
+    order[i] = place_at(i);
     inverse[order[i]] = static_cast<int32_t>(u - 1);
   }
   starts[u] = static_cast<int32_t>(n);
@@ -81,9 +88,10 @@ struct Rows {
 
   bool holds(int64_t k, int64_t id) const { return static_cast<uint64_t>(id) < static_cast<uint64_t>(num_rows[k]); }
   int64_t row(int64_t k, int64_t id) const {
+    if (!holds(k, id)) return -1;
     if (!kRouted) return id + first_rows[k];
     const int64_t* r = routes + k * (4 + num_ranks);
-    return holds(k, id) ? Route{r[0], r[1], r[2], r[3], num_ranks, r + 4}.row(id) : 0;
+    return Route{r[0], r[1], r[2], r[3], num_ranks, r + 4}.row(id);
   }
 };
 
@@ -154,17 +162,18 @@ HOTROWS_API int64_t hotrows_unique(const int64_t* rows, int64_t n, int64_t* dist
 
   if (row_bits + index_bits > 64) {
     sort_by_comparison(rows, n, order);
-    return find_runs(n, order, [&](int64_t i) { return rows[order[i]]; }, distinct, inverse, starts);
+    const auto row_at = [&](int64_t i) { return rows[order[i]]; };
+    return find_runs(n, row_at, [&](int64_t i) { return order[i]; }, distinct, inverse, order, starts);
   }
-  std::vector<uint64_t> keys(n);
+  Keys keys = uninitialized(n);
   for (int64_t i = 0; i < n; ++i)
     keys[i] = static_cast<uint64_t>(rows[i]) << index_bits | static_cast<uint64_t>(i);
-  radix_sort(keys, index_bits, row_bits);
+  radix_sort(keys, n, index_bits, row_bits);
   const uint64_t mask = (uint64_t{1} << index_bits) - 1;
-  for (int64_t i = 0; i < n; ++i) order[i] = static_cast<int32_t>(keys[i] & mask);
   // The sorted keys still hold their rows: runs need no random read.
-  return find_runs(
-      n, order, [&](int64_t i) { return static_cast<int64_t>(keys[i] >> index_bits); }, distinct, inverse, starts);
+  const auto row_at = [&](int64_t i) { return static_cast<int64_t>(keys[i] >> index_bits); };
+  const auto place_at = [&](int64_t i) { return static_cast<int32_t>(keys[i] & mask); };
+  return find_runs(n, row_at, place_at, distinct, inverse, order, starts);
 }
 
 // One id per feature and sample: rows in the order of bags. Returns the first bad n, or -1.

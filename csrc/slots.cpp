@@ -163,6 +163,14 @@ struct Known {
   int32_t newest = -1;
 };
 
+// A row of the batch that is taken, with what it leads to: its place in the table has left the cache by
+// the time that it is read again.
+struct Found {
+  Known* known;
+  uint32_t first;
+  int32_t slot;
+};
+
 // A use, which tells where the next one of its row is: filled in when that one comes.
 struct Use {
   int32_t next_batch;
@@ -302,8 +310,9 @@ class SlotMap {
     size_t v = 0;
     *num_in = 0;
     for (int64_t i = 0; i < n; ++i) {
-      if (i + kNear < n) prefetch_ahead(*found_[i + kNear]);
-      Known& row = *found_[i];
+      if (i + kNear < n) prefetch_ahead(found_[i + kNear]);
+      if (v + kNear < victims_.size()) prefetch_for_write(&slots_[victims_[v + kNear].slot]);
+      Known& row = *found_[i].known;
       const Use use = uses_[row.first];
       row.first = use.next;
       if (row.slot < 0 && which != kPassesThrough) {
@@ -515,14 +524,16 @@ class SlotMap {
       if (i + kFar < n) table_.prefetch(rows[i + kFar]);
       const size_t at = table_.find(rows[i]);
       if (at == table_.kNone) return -1;
-      const Known& row = *(found_[i] = &table_[at]);
+      Known& row = table_[at];
+      found_[i] = {&row, row.first, row.slot};
       if (row.newest < batch || row.first - begin >= static_cast<uint32_t>(n)) return -1;
       num_misses += row.slot < 0;
     }
     return num_misses;
   }
 
-  void prefetch_ahead(const Known& row) {
+  void prefetch_ahead(const Found& row) {
+    prefetch_for_write(row.known);
     prefetch(&uses_[row.first]);
     if (row.slot >= 0) prefetch_for_write(&slots_[row.slot]);
   }
@@ -662,7 +673,7 @@ class SlotMap {
   RowTable<Nothing> wanted_rows_;
   RowTable<int64_t> counts_;
   std::vector<int64_t> met_ = std::vector<int64_t>(size_t{1} << kMetBits), fresh_;
-  std::vector<Known*> found_;
+  std::vector<Found> found_;
   std::vector<Victim> victims_, spare_;
 };
 

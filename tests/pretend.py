@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
+from hotrows import ops
 from hotrows.device import Device
 from hotrows.ops import reference
 from tests.pretend_order import CALLER, Memory, Order
@@ -44,6 +45,21 @@ _DEPENDS_ON_VALUES = {
 }  # fmt: skip
 # Rows of page-locked host memory are read and written by the device itself.
 _READS_HOST = {"hotrows::copy_rows": (0, 2)}
+
+
+def _pool(records, layout, slots, inverse, *rest):
+    kernel = reference.pool if bool((inverse < 0).any()) else ops.pool
+    return kernel(records, layout, slots, inverse, *rest)
+
+
+def _update(records, layout, slots, rows, order, starts, *rest):
+    u, rest = int((rows >= 0).sum()), list(rest)
+    rest[7:] = (of if of is None else of[:u] for of in rest[7:])  # decay and mean squares
+    ops.update(records, layout, slots[:u], rows[:u], order, starts[: u + 1], *rest)
+
+
+# A device skips padding; the native core is never given any.
+_KERNELS = {"hotrows::pool": _pool, "hotrows::update": _update}
 
 
 class PretendTensor(torch.Tensor):
@@ -127,7 +143,7 @@ def _run(func, args, kwargs):
         waits[str(func)] += 1
         _order[0].host_waits(_order[0].now()[1])
     with torch.no_grad():
-        found = _kernel(func)(*plain_args, **plain_kwargs)
+        found = _KERNELS.get(func.name(), func)(*plain_args, **plain_kwargs)
     if back:
         return found
     if func is aten.copy_.default:
@@ -137,12 +153,6 @@ def _run(func, args, kwargs):
         lambda of: PretendTensor(of, of_device) if isinstance(of, torch.Tensor) else of, found
     )
     return return_and_correct_aliasing(func, args, kwargs, found) if on_device else found
-
-
-def _kernel(func):
-    """What the device runs: the reference of the embedding ops, which take padding as its kernels do."""
-    space, name = func.name().split("::")
-    return getattr(reference, name.split(".")[0], func) if space == "hotrows" else func
 
 
 def _refuse_mixture(func, args, leaves):

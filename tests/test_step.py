@@ -125,7 +125,7 @@ def test_padding_a_plan_changes_no_bit(encoded):
                 4,
             ):
                 sent = embedding.upload(batch, embedding.plan(batch, step), padded)
-                embedding.device.wait(sent.mark, [sent.block])
+                embedding.device.wait(sent.mark, sent.blocks)
                 _, plan = sent.value
                 vectors = embedding.lookup(plan)
                 sum(leaf.sin().sum() for leaf in vectors.leaves).backward()

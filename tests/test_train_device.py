@@ -11,7 +11,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from hotrows import checkpoint, data, report
+from hotrows import checkpoint, data, report, run_folder
 from hotrows.config import TrainConfig
 from hotrows.optim import FTRL, SGD, Adagrad, Adam
 from hotrows.step import Step
@@ -127,6 +127,19 @@ def test_nothing_of_a_step_lives_on(encoded, tmp_path, model, monkeypatch):
     config = dataclasses.replace(CONFIG, model=model, model_options=options, steps=2)
     train(encoded, config, tmp_path / "run")
     assert len(steps) == 2
+
+
+def test_behind_a_cache_tables_are_dealt_to_the_planning_threads(encoded, tmp_path):
+    config = dataclasses.replace(CONFIG, fast_memory=1500, planning_threads=2)
+    here = train(encoded, config, tmp_path / "here")
+    there, _ = on_device(encoded, config, tmp_path / "there")
+    assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=ROUNDING)
+    assert_same(tmp_path / "here", tmp_path / "there", ROUNDING)
+    for name in ("here", "there"):
+        assert run_folder.read_config(tmp_path / name).pack_parts == 2
+    whole = train(encoded, dataclasses.replace(config, pack_parts=1), tmp_path / "whole")
+    assert whole.test == here.test
+    assert_same(tmp_path / "here", tmp_path / "whole")
 
 
 def test_tables_in_a_file_train_on_the_device(encoded, tmp_path):

@@ -23,6 +23,7 @@ from benchmarks.gpu_parts.workloads import (
 )
 from hotrows import native
 from hotrows.planning.policy import Hot, Lookahead
+from hotrows.planning.threads import num_threads
 from hotrows.record import layout_of
 from hotrows.stages import start
 from hotrows.tiers import Caching, Moved
@@ -49,14 +50,18 @@ def main() -> None:
 def measure(asked: dict, setting: Setting) -> dict:
     """Trains for a while; speed, misses and what crossed the link.
 
-    asked: what `cache` says of the arm: num_rows, dim, optimizer, share, policy, stream (a file),
-    batch_size, warmup, windows and steps.
+    asked: what `cache` says of the arm: num_rows, dim, optimizer, share, policy, planning, stream (a
+    file), batch_size, warmup, windows and steps.
     """
     stream = np.load(asked["stream"], mmap_mode="r")
     model = dlrm(asked["num_rows"], asked["dim"], setting.device, setting.small)
     begin = time.perf_counter()
-    caching = _caching(asked, model, stream)
-    embedding = embedding_of(model.tables, asked["optimizer"], setting.device, caching)
+    parts = num_threads(None, setting.device == "cpu")  # as `Trainer` deals tables behind a cache
+    caching = _caching(asked, model, stream, parts)
+    embedding = embedding_of(
+        model.tables, asked["optimizer"], setting.device, caching,
+        pack_parts=parts if caching else 1, planning=asked["planning"],
+    )  # fmt: skip
     if embedding.tiers and asked["policy"] != "uncached":
         embedding.tiers.warm()
     made = time.perf_counter() - begin
@@ -67,14 +72,14 @@ def measure(asked: dict, setting: Setting) -> dict:
     return {**found, "seconds_to_make": made, "record_bytes": embedding.num_bytes}
 
 
-def _caching(asked: dict, model, stream: np.ndarray) -> Caching | None:
+def _caching(asked: dict, model, stream: np.ndarray, parts: int) -> Caching | None:
     if asked["share"] is None:
         return None
     optimizer = OPTIMIZERS[asked["optimizer"]]()
     stride = layout_of(replace(model.tables[0], optimizer=optimizer)).stride
     slots = max(int(asked["share"] * sum(asked["num_rows"])), 1)
     if asked["policy"] == "uncached":
-        slots = 1
+        slots = parts  # the least there can be
     hot = _hot_ids(asked, model.tables, stream, slots)
     return Caching(slots * stride, "memory", POLICIES[asked["policy"]], hot_ids=hot)
 

@@ -6,6 +6,7 @@ memory, and on the device the share in its name: one after the other, each in a 
 the machine holds the records once. Caches begin with the hottest rows, so misses are steady at once.
 At 10 % stand beside the look ahead: `hot` (never changes), `lru`, `two-batch` (ScratchPipe's window)
 and `uncached`, where each batch's rows are read from host memory and written back within the step.
+`whole-there` is `whole` with plans made on the device.
 
 A cache changes no bit of a row: every arm must have the loss of `whole` after as many steps, but for
 what the dense part's products round.
@@ -35,10 +36,11 @@ from hotrows.record import RecordLayout
 _LONGEST, _SHORTEST = 180, 75  # seconds of one arm: locking 80 GB of memory is a good part of it
 SHARES = {"10%": 0.10, "5%": 0.05, "2%": 0.02, "1%": 0.01}
 BESIDE = ("two-batch", "lru", "hot", "uncached")
+WHOLE = ("whole", "whole-there")
 SMALLER = ("5%", "2%", "1%")
 # Stream, optimizer and arms; the most telling first.
 ORDER = (
-    ("zipf", "rowwise", ("whole", "10%")),
+    ("zipf", "rowwise", ("whole", "10%", "whole-there")),
     ("zipf", "sgd", ("whole", "10%")),
     ("zipf", "rowwise", (*SMALLER, "lru", "uncached", "two-batch", "hot")),
     ("zipf", "sgd", SMALLER),
@@ -88,7 +90,8 @@ def _measure(setting: Setting, stream: str, optimizer: str, arm: str) -> dict | 
         "device": setting.device, "small": setting.small, "num_rows": num_rows, "dim": dim,
         "optimizer": optimizer, "batch_size": batch_size,
         "stream": str(_stream(setting, stream, num_rows, batch_size)),
-        "share": None if arm == "whole" else SHARES.get(arm, 0.10),
+        "share": None if arm in WHOLE else SHARES.get(arm, 0.10),
+        "planning": "device" if arm == "whole-there" else "host",
         "policy": arm if arm in BESIDE else "lookahead",
         "warmup": setting.pick(10 if slow else 40, 2), "windows": setting.pick(3 if slow else 5, 2),
         "steps": setting.pick(3 if slow else 12, 2),

@@ -1,12 +1,9 @@
 """Is a batch planned faster by threads of the host or by the device?
 
-A batch of 65,536 samples and 26 fields, 1.7 M lookups. `host`: resolve and sort on native threads, a
-batch each, and the upload of the plan; `device`: the upload of the ids, then both there. What a cache's
-slots cost on top is on the host in either case (`slots`): a map that is asked by one thread.
+A batch of 65,536 samples and 26 fields, 1.7 M lookups. `host-N`: resolve and sort on N native threads,
+in as many packs; `device`: the upload of the ids, then both there. What a cache's slots cost on top is
+on the host in either case, in as many maps as packs (`cached-N`: all of planning behind one).
 """
-
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -15,8 +12,11 @@ from benchmarks.gpu_parts.part import Findings, Setting
 from benchmarks.gpu_parts.timing import seconds_of, timed
 from benchmarks.gpu_parts.workloads import batches_of, embedding_of, tables_of, zipf_stream
 from hotrows import ops
+from hotrows.planning import packing
+from hotrows.planning.planner import Planner
 from hotrows.planning.policy import Lookahead
 from hotrows.planning.slots import SlotMap
+from hotrows.planning.threads import Threads
 
 THREADS = (1, 2, 4, 8, 16)
 
@@ -33,13 +33,44 @@ def run(findings: Findings, setting: Setting) -> None:
     findings.check_runs("the device plans the same", lambda: _compare(device, batches[0], planned))
     findings.demand_green()
     findings.add("upload", _upload(planned, setting))
-    for threads in THREADS:
-        with ThreadPoolExecutor(threads) as pool:
-            seconds = seconds_of(lambda pool=pool: list(pool.map(embedding.plan, batches)), setting)
-        findings.add(f"host-{threads}", {"ms_per_batch": 1e3 * seconds / num_batches})
     findings.add("device", device.times(batches[0]))
-    share = setting.pick(0.1, 0.5)
-    findings.add("slots", _slots(embedding, batches, int(share * sum(num_rows))))
+    for num in THREADS:
+        host = _OnHost(embedding.tables, num)
+        for name, work in {"host": host.plan, "cached": host.plan_cached}.items():
+            seconds = seconds_of(lambda work=work: work(batches), setting)
+            ms = 1e3 * seconds / num_batches
+            found = {"ms_per_batch": ms, "ns_per_lookup": 1e6 * ms / batches[0].ids.numel()}
+            findings.add(f"{name}-{num}", found)
+
+
+class _OnHost:
+    """Plans with so many threads and packs."""
+
+    def __init__(self, tables, num: int) -> None:
+        self._threads = Threads(num)
+        self._packs = packing.pack_tables(tables, parts=num)
+        self._planner = Planner(self._packs, threads=self._threads)
+
+    def plan(self, batches: list) -> None:
+        for batch in batches:
+            self._planner.plan(batch)
+
+    def plan_cached(self, batches: list) -> None:
+        """With slots for a tenth of the rows, looking ahead."""
+        maps = [SlotMap(max(pack.rows // 10, 1), Lookahead(), 4) for pack in self._packs]
+        coming = iter(batches)
+        for batch in batches:
+            while any(of.wants() for of in maps):
+                more = next(coming, None)
+                rows = [None] * len(maps) if more is None else self._planner.rows(more)
+                self._threads.map(lambda both: _feed(*both), list(zip(maps, rows, strict=True)))
+            parts = self._planner.plan(batch).packs
+            both = list(zip(maps, parts, strict=True))
+            self._threads.map(lambda both: both[0].take(both[1].rows), both)
+
+
+def _feed(slots: SlotMap, rows: Tensor | None) -> None:
+    slots.end() if rows is None else slots.feed(rows)
 
 
 class _OnDevice:
@@ -85,19 +116,3 @@ def _upload(plan, setting: Setting) -> dict:
     near = torch.zeros(size, dtype=torch.uint8, pin_memory=setting.on_gpu)
     far = torch.empty(size, dtype=torch.uint8, device=setting.device)
     return {"bytes": size, "ms": timed(lambda: far.copy_(near, non_blocking=True), setting).ms}
-
-
-def _slots(embedding, batches: list, num_slots: int) -> dict:
-    """Milliseconds a batch of the one thread that maps rows to slots, looking ahead."""
-    slots = SlotMap(num_slots, Lookahead("auto"), 4)
-    rows = [embedding.rows(batch)[0].cpu() for batch in batches]
-    distinct = [embedding.plan(batch).packs[0].rows.cpu() for batch in batches]
-    coming = iter(rows)
-    begin = time.thread_time()
-    for of in distinct:
-        while slots.wants():
-            more = next(coming, None)
-            slots.end() if more is None else slots.feed(more)
-        slots.take(of)
-    ms = 1e3 * (time.thread_time() - begin) / len(batches)
-    return {"ms_per_batch": ms, "ns_per_lookup": 1e6 * ms / len(rows[0])}

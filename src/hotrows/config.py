@@ -12,6 +12,8 @@ from hotrows import optim
 from hotrows.optim import RowOptimizer
 from hotrows.planning import policy, sharding
 from hotrows.planning.budget import SPLITS
+from hotrows.planning.on_device import PLANNING
+from hotrows.planning.threads import num_threads
 from hotrows.schema import TABLE_DTYPES
 from hotrows.storage.device_cache import WAYS
 from hotrows.tiers import FILE, Caching
@@ -65,7 +67,9 @@ class TrainConfig:
     micro_batches: in how many parts the model learns from a batch, one update in all; between ranks
         the rows of the next part travel meanwhile. pack_parts: in how many packs tables of equal
         attributes are dealt: one is looked up while the rows of another travel; 0: packs of far more
-        volume than the mean are split evenly.
+        volume than the mean are split evenly; None: one, behind a cache as many as planning threads.
+    planning_threads: plan packs side by side; None: one, beside a device all cores but two, at most 8.
+        planning: on the `host`, or on the `device` where all rows are there and each feature has one id.
     sharding: where the rows of tables are among ranks: `auto`, `rows`, `tables`, `columns` or
         `replicated`. wire_dtype: of rows and gradients on their way between ranks. timeout: seconds
         after which a rank that does not answer is given up.
@@ -114,7 +118,9 @@ class TrainConfig:
     memory_split: str = "reads"
     linear_paths: str = "auto"
     micro_batches: int = 1
-    pack_parts: int = 1
+    pack_parts: int | None = None
+    planning_threads: int | None = None
+    planning: str = "host"
     sharding: str = "auto"
     wire_dtype: str = "float32"
     timeout: float = 300.0
@@ -135,7 +141,7 @@ class TrainConfig:
         _check_choice("memory_split", self.memory_split, SPLITS)
         for name in (
             "epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every", "micro_batches",
-            "keep_last", "lanes", "full_every",
+            "keep_last", "lanes", "full_every", "planning_threads",
         ):  # fmt: skip
             _check_at_least(name, getattr(self, name), 1)
         for name in ("decay_patience", "stop_patience"):
@@ -154,6 +160,9 @@ class TrainConfig:
                 "cuda_graph needs device='cuda', and the dense optimizer adam or sgd: PyTorch's Adagrad "
                 "cannot be captured"
             )
+        _check_choice("planning", self.planning, PLANNING)
+        if self.planning == "device" and self.device == "cpu":
+            raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
         for name in ("dense_lr", "clip_norm", "decay_factor", "timeout"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -212,9 +221,19 @@ def settle(config: TrainConfig, num_samples: int) -> TrainConfig:
         batch_size=batch_size,
         row_optimizer=config.row_optimizer or optim.Adagrad(),
         dense_lr=config.dense_lr or 1e-3,
+        pack_parts=_pack_parts(config),
         store=_absolute(config.store),
         model=_absolute_model(config.model),
     )
+
+
+def _pack_parts(config: TrainConfig) -> int:
+    """Slots of a cache are what planning takes longest for, and parts have slots of their own."""
+    if config.pack_parts is not None:
+        return config.pack_parts
+    if config.fast_memory is None:
+        return 1
+    return num_threads(config.planning_threads, config.device == "cpu")
 
 
 def _absolute(store: str) -> str:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -35,9 +36,11 @@ from hotrows.optim import Adagrad, RowOptimizer, RowWiseAdagrad
 from hotrows.piece import Shard
 from hotrows.plan import PackPlan, Plan
 from hotrows.planning import packing
+from hotrows.planning.on_device import PLANNING, DevicePlanner
 from hotrows.planning.packing import Pack
 from hotrows.planning.planner import Planner
 from hotrows.planning.sharding import KINDS, Placement, uniform
+from hotrows.planning.threads import Threads, num_threads
 from hotrows.ranks import Note, OneRank, Ranks
 from hotrows.record import RecordLayout, views
 from hotrows.schema import Cross, Schema, Table
@@ -48,6 +51,8 @@ from hotrows.tiers import Caching, Tiers
 from hotrows.traffic import Traffic
 from hotrows.upload import Uploaded, upload
 from hotrows.vectors import Vectors
+
+log = logging.getLogger("hotrows")
 
 _LEAST_CHUNK = 256  # rows
 _MOST_HELD = 4 << 30  # bytes of rows that pass through a device at once
@@ -80,7 +85,9 @@ class Embedding:
     wire_dtype: of rows and gradients between ranks: `float32`, `bfloat16` or `float16`.
     device: where fast memory is: `cpu`, or `cuda`, of one rank. lanes: of a device, on how many packs
         are looked up and updated side by side; with several, a slice is looked up while the model
-        learns from the one before.
+        learns from the one before. planning_threads: that plan groups of packs side by side, as
+        `pack_parts` deals them; None: `planning.threads.num_threads`. planning: of what is trained by
+        the stages: on the `host`, or on the `device` where it can be.
     """
 
     def __init__(
@@ -102,6 +109,8 @@ class Embedding:
         wire_dtype: str = "float32",
         device: str | Device = HOST,
         lanes: int = 1,
+        planning_threads: int | None = None,
+        planning: str = "host",
     ) -> None:
         default = optimizer or Adagrad()
         self.tables = tuple(
@@ -123,7 +132,16 @@ class Embedding:
         self.shards = tuple(pack.shard(rank, num_ranks) for pack in self.packs)
         self.seed = seed
         channel = self.ranks.channel("planning")
-        self._planner = Planner(self.packs, pooling, crosses, channel, num_slices, summed)
+        self.threads = Threads(num_threads(planning_threads, self.device.on_host))
+        self._planner = Planner(
+            self.packs, pooling, crosses, channel, num_slices, summed, self.threads
+        )
+        if planning not in PLANNING:
+            raise ValueError(f"planning must be one of {', '.join(PLANNING)}, not {planning!r}")
+        self._there: DevicePlanner | None = None
+        if planning == "device" and not self.device.on_host:
+            self._there = DevicePlanner(self._planner, self.device)
+        self._told = False
         self._traffic: Traffic | None = None
         self._wire = _wire(wire_dtype)
         self._widths = tuple(_widths(pack, num_ranks) for pack in self.packs)
@@ -140,7 +158,7 @@ class Embedding:
         if caching is not None:
             self.tiers = Tiers(
                 caching, self.shards, self.groups, self._first, self.stores, seed, read_only,
-                self.device,
+                self.device, self.threads,
             )  # fmt: skip
 
     @classmethod
@@ -207,6 +225,24 @@ class Embedding:
         """
         return self._planner.plan(batch, step, wishes)
 
+    def plan_ahead(self, batch: Batch, step: int = 0, wishes: int = 0) -> Plan:
+        """The same; where the device makes plans, all but the packs, which `upload` adds."""
+        if self._there is None or not self._plans_there(batch):
+            return self.plan(batch, step, wishes)
+        return Plan((), step, batch.size, wishes=wishes)
+
+    def _plans_there(self, batch: Batch) -> bool:
+        assert self._there is not None
+        reason = self._there.refusal(batch)
+        if self.tiers:
+            reason = "slots of a cache are mapped there"
+        elif self.touched:
+            reason = "increments of checkpoints note there which rows have changed (full_every)"
+        if reason is not None and not self._told:
+            self._told = True
+            log.warning("planning='device': batches are planned on the host, since %s", reason)
+        return reason is None
+
     def rows(self, batch: Batch) -> list[Tensor]:
         """The rows that a batch reads, [N] with repeats, for each group: what `tiers` is fed."""
         return self._planner.rows(batch)
@@ -221,12 +257,10 @@ class Embedding:
         Ids stay in host memory, and so do groups, which only metrics ask for. padded: with rows that
         are none, so that the tensors of every whole batch have the same sizes.
         """
-        read = batch.dense, batch.labels, batch.sample_weights
-        sent = upload(self.device, (read, plan.padded() if padded else plan))
-        (dense, labels, sample_weights), here = sent.value
-        batch = dataclasses.replace(
-            batch, dense=dense, labels=labels, sample_weights=sample_weights
-        )
+        if self._there is not None and not plan.packs:
+            return self._upload_ids(self._there, batch, plan)
+        sent = upload(self.device, (_read(batch), plan.padded() if padded else plan))
+        read, here = sent.value
         here = dataclasses.replace(
             here,
             on_host=plan,
@@ -235,14 +269,22 @@ class Embedding:
                 for of, on_host in zip(here.slices, plan.slices, strict=True)
             ),
         )
-        return Uploaded((batch, here), sent.block, sent.mark)
+        return dataclasses.replace(sent, value=(_with(batch, read), here))
+
+    def _upload_ids(self, there: DevicePlanner, batch: Batch, plan: Plan) -> Uploaded:
+        sent = upload(self.device, (_read(batch), batch.ids))
+        read, ids = sent.value
+        planned = there.plan(batch, ids, sent.mark)
+        here = dataclasses.replace(plan, packs=planned.packs)
+        blocks = *sent.blocks, *planned.blocks
+        return Uploaded((_with(batch, read), here), blocks, planned.mark, planned.check)
 
     def here(self, batch: Batch, plan: Plan) -> tuple[Batch, Plan]:
         """The same on the device, ready for what the calling thread does next."""
         if self.device.on_host:
             return batch, plan
         sent = self.upload(batch, plan)
-        self.device.wait(sent.mark, [sent.block])
+        self.device.wait(sent.mark, sent.blocks)
         return sent.value
 
     @property
@@ -587,6 +629,16 @@ class Embedding:
         """Closes the file stores, where there are any; nothing may be looked up afterwards."""
         if self.tiers:
             self.tiers.close()
+
+
+def _read(batch: Batch) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """What a step reads of a batch beside its plan."""
+    return batch.dense, batch.labels, batch.sample_weights
+
+
+def _with(batch: Batch, read: tuple[Tensor, Tensor | None, Tensor | None]) -> Batch:
+    dense, labels, weights = read
+    return dataclasses.replace(batch, dense=dense, labels=labels, sample_weights=weights)
 
 
 def _first_values(shard: Shard, seed: int) -> FirstValues:

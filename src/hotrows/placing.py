@@ -69,6 +69,7 @@ def place(
 ) -> Placing:  # fmt: skip
     """Collective. num_samples: that the run will train on."""
     tables, sequences = _optimized(model.tables, config), model.sequences
+    assert config.pack_parts is not None, "settle the config first"
     parts: tuple[int, ...] = (config.pack_parts,)
     if ranks.num_ranks == 1 and config.pack_parts:
         return Placing(pack_parts=parts)

@@ -121,7 +121,7 @@ class Plan:
     global_size: samples of the batch on all ranks; 0: as many as here.
     wishes: what some rank asked for when this batch was planned; see `planning.routing`.
     on_host: the same plan in host memory, where this one is its copy on a device: the one to ask for
-        sizes, which the device would have to be waited for.
+        sizes, which the device would have to be waited for. None for one made on the device.
     """
 
     packs: tuple[PackPlan, ...]

@@ -94,6 +94,8 @@ class Predictor:
             wire_dtype=config.wire_dtype,
             device=self.device,
             lanes=config.lanes,
+            planning_threads=config.planning_threads,
+            planning=config.planning,
         )
         nn.share_statistics(self.model, self.ranks)
 

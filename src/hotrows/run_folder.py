@@ -62,6 +62,8 @@ _FREE = (
     "lanes",
     "compile",
     "cuda_graph",
+    "planning_threads",
+    "planning",
     "sharding",
     "wire_dtype",
     "timeout",

@@ -14,6 +14,7 @@ On a device there is a stage more, and stages launch their work and go on; what 
 waited for on the device, by marks (`hotrows.device`):
 
     upload       the plan and what the model reads of the batch                  thread `upload`
+                 or, where plans are made there, the ids in place of the plan
     collect ..   waits for the upload, and for the batch that had to leave       thread `move`
     train        waits for the rows                                              the caller's
     write back   waits for training, and for what has been taken out             thread `write`
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from itertools import tee
 
 import torch
@@ -162,11 +164,14 @@ class _OnDevice:
     def end(self, work: Work) -> None:
         work.trained = self._device.mark()
         self._trained.append(work.trained)
+        check, work.check = work.check, None
+        if check is not None:
+            check()
 
     def upload(self, work: Work) -> None:
         sent = self._embedding.upload(work.batch, work.plan, self._padded)
         work.batch, work.plan = sent.value
-        work.ready, work.holds = [sent.mark], [sent.block]
+        work.ready, work.holds, work.check = [sent.mark], list(sent.blocks), sent.check
 
     def collect(self, work: Work) -> None:
         after = [*work.ready, self._left]
@@ -213,11 +218,12 @@ class _Plan:
         wishes: Wishes,
     ) -> None:
         self._embedding, self._tiers = embedding, tiers
+        one_thread = future is None  # as `tee` demands
         if future is None:
             batches, again = tee(batches)
             future = (batch for _, batch in again)
-        self._coming = _Coming(embedding, batches, wishes)
-        self._future = _Coming(embedding, enumerate(future), lambda: 0)
+        self._coming = _Coming(embedding, batches, wishes, one_thread)
+        self._future = _Coming(embedding, enumerate(future), lambda: 0, one_thread)
         self._begun = False
 
     def __call__(self, work: Work) -> None:
@@ -241,10 +247,22 @@ class _Plan:
 
 
 class _Coming:
-    """The batches of this rank, planned together with those of all."""
+    """The batches of this rank, planned together with those of all.
 
-    def __init__(self, embedding: Embedding, batches: Iterable[Numbered], wishes: Wishes) -> None:
+    Where planning has several threads, the next batch is loaded while one is planned. one_thread: it is
+    loaded by the caller, when it is asked for.
+    """
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        batches: Iterable[Numbered],
+        wishes: Wishes,
+        one_thread: bool = False,
+    ) -> None:
         self._embedding = embedding
+        self._loads_ahead = embedding.threads.num > 1 and not one_thread
+        self._loading: Future[tuple[int, Batch | None]] | None = None
         self._batches: Iterator[Numbered] = iter(batches)
         self._wishes = wishes
         self._alone = embedding.ranks.num_ranks == 1
@@ -252,12 +270,12 @@ class _Coming:
 
     def next(self) -> tuple[Batch, Plan]:
         """The next batch and its plan; NoMore once no rank has any."""
-        step, batch = next(self._batches, (0, None))
+        step, batch = self._load()
         if batch is None and self._alone:
             raise NoMore
         wishes = self._wishes() | (NO_MORE if batch is None else 0)
         batch = self._empty() if batch is None else batch
-        plan = self._embedding.plan(batch, step, wishes)
+        plan = self._embedding.plan_ahead(batch, step, wishes)
         if plan.wishes & NO_MORE:
             raise NoMore
         if self._last is None and not batch.size and wishes & NO_MORE:
@@ -272,10 +290,21 @@ class _Coming:
         """The rows that the next batch reads, for each group of packs."""
         if self._embedding.routes:
             return self._embedding.rows_of(self.next()[1])
-        _, batch = next(self._batches, (0, None))
+        _, batch = self._load()
         if batch is None:
             raise NoMore
         return self._embedding.rows(batch)
+
+    def _load(self) -> tuple[int, Batch | None]:
+        if not self._loads_ahead:
+            return self._next()
+        begin = self._embedding.threads.begin
+        found = (self._loading or begin(self._next)).result()
+        self._loading = begin(self._next)
+        return found
+
+    def _next(self) -> tuple[int, Batch | None]:
+        return next(self._batches, (0, None))
 
     def _empty(self) -> Batch:
         if self._last is not None:

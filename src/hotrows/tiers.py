@@ -25,7 +25,8 @@ from hotrows.plan import Plan
 from hotrows.planning.budget import SPLITS, divide
 from hotrows.planning.packing import Group
 from hotrows.planning.policy import Hot, Lookahead, Policy
-from hotrows.planning.slots import SlotMap
+from hotrows.planning.slots import SlotMap, Taken
+from hotrows.planning.threads import Threads
 from hotrows.storage.cache import Cache
 from hotrows.storage.device_cache import WAYS, DeviceCache
 from hotrows.storage.file import FileStore
@@ -107,7 +108,8 @@ class Tiers:
     shards: what this rank holds of each pack; groups: of packs; first_values: how the rows of each
     begin; seed: theirs.
     stores: what holds the packs in host memory; none where they live in files. read_only: files are
-    not opened for training: `view` says what is read. device: where fast memory is.
+    not opened for training: `view` says what is read. device: where fast memory is. threads: those
+    that plan groups side by side; None: the caller alone.
     """
 
     def __init__(
@@ -120,7 +122,9 @@ class Tiers:
         seed: int,
         read_only: bool = False,
         device: Device = HOST,
+        threads: Threads | None = None,
     ) -> None:
+        self._threads = threads or Threads()
         self.caching, self.groups, self.device = caching, tuple(groups), device
         self._shards, self._first_values, self._seed = shards, first_values, seed
         # Too little fast memory is refused before a store is made.
@@ -145,8 +149,7 @@ class Tiers:
 
     def feed(self, rows: Sequence[Tensor]) -> None:
         """Shows planning a batch that will come: the rows, [N] with repeats, of each group."""
-        for slots, of in zip(self.slots, rows, strict=True):
-            slots.feed(of)
+        self._threads.map(lambda g: self.slots[g].feed(rows[g]), range(len(self.groups)))
 
     def feed_end(self) -> None:
         """No batch comes after those fed."""
@@ -155,10 +158,12 @@ class Tiers:
 
     def take(self, plan: Plan) -> Plan:
         """The plan of the next batch with its slots, and with the rows that it moves."""
-        packs, taken = list(plan.packs), []
-        for group, slots in zip(self.groups, self.slots, strict=True):
-            found = slots.take(plan.packs[group.packs[0]].rows)
-            taken.append(found)
+
+        def take(g: int) -> Taken:
+            return self.slots[g].take(plan.packs[self.groups[g].packs[0]].rows)
+
+        packs, taken = list(plan.packs), self._threads.map(take, range(len(self.groups)))
+        for group, found in zip(self.groups, taken, strict=True):
             for p in group.packs:
                 packs[p] = dataclasses.replace(packs[p], slots=found.slots)
         return dataclasses.replace(

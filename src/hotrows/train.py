@@ -685,7 +685,7 @@ def _for_reading(config: TrainConfig) -> TrainConfig:
 
     A file store is read without a policy's help, `hot` having no data at hand that says what is.
     """
-    config = dataclasses.replace(config, device="cpu", cuda_graph=False)
+    config = dataclasses.replace(config, device="cpu", cuda_graph=False, planning="host")
     if config.store == "memory":
         return dataclasses.replace(config, fast_memory=None)
     return dataclasses.replace(config, policy="lru")

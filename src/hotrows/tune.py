@@ -147,7 +147,10 @@ def tune(
     begin, ranks = time.perf_counter(), ranks or OneRank()
     with Trials(data, ranks, warm_up_seconds=0.0) as trials:
         # Settings that fit this size of batch may not fit another.
-        config = dataclasses.replace(config, batch_size=settle(config, num_samples).batch_size)
+        settled = settle(config, num_samples)
+        config = dataclasses.replace(
+            config, batch_size=settled.batch_size, pack_parts=settled.pack_parts
+        )
         knobs = knobs_of(config, trials.opened(config), may_change)
         knobs = [knob for knob in knobs if knob.name not in fixed]
         most = sum(2 if knob.ordered else len(knob.values) - 1 for knob in knobs)

@@ -20,11 +20,15 @@ LANE = "upload"
 
 @dataclass(frozen=True)
 class Uploaded:
-    """value: with its tensors on the device, as soon as `mark` is passed; block: the bytes of all."""
+    """value: with its tensors on the device, as soon as `mark` is passed; blocks: their memory.
+
+    check: raises what is only known then, and waits for it; None: nothing is.
+    """
 
     value: Any
-    block: Tensor
+    blocks: tuple[Tensor, ...]
     mark: Mark
+    check: Callable[[], None] | None = None
 
 
 def upload(device: Device, value: Any) -> Uploaded:
@@ -55,7 +59,7 @@ def upload(device: Device, value: Any) -> Uploaded:
     map_tensors(value, fill)
     mark = device.launch(LANE, lambda: _copy(block, staged), holds=[block])
     there = map_tensors(value, lambda tensor: view_of(block, places[id(tensor)], tensor))
-    return Uploaded(there, block, mark)
+    return Uploaded(there, (block,), mark)
 
 
 def view_of(block: Tensor, place: int, like: Tensor) -> Tensor:

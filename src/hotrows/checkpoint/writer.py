@@ -74,6 +74,8 @@ class Writer:
         self._has_said = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
+        if self._increments:
+            embedding.note_touched()  # before planning begins, which must be on the host then
 
     def save(self, state: State, is_best: bool = True) -> None:
         """Writes a checkpoint and makes it the last one, and the best one if it is."""

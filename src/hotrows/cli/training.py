@@ -34,6 +34,7 @@ from hotrows.export import export
 from hotrows.measure import device_rates
 from hotrows.metrics import Metrics
 from hotrows.planning.budget import format_bytes
+from hotrows.planning.on_device import PLANNING
 from hotrows.schema import TABLE_DTYPES
 from hotrows.storage.device_cache import WAYS
 from hotrows.train import Progress as TrainProgress
@@ -140,7 +141,19 @@ _SHOWN_REASONS = 8
 )
 @click.option("--micro-batches", type=int, help="In how many parts a batch is learned from. [1]")
 @click.option(
-    "--pack-parts", type=int, help="Packs that tables of equal attributes are dealt to. [1]"
+    "--pack-parts",
+    type=int,
+    help="Packs that tables of equal attributes are dealt to. [1, behind a cache --planning-threads]",
+)
+@click.option(
+    "--planning-threads",
+    type=int,
+    help="That plan packs side by side. [1, beside a device all cores but 2, at most 8]",
+)
+@click.option(
+    "--planning",
+    type=click.Choice(PLANNING),
+    help="Where batches are planned; on a device those of one id a feature, of tables held there. [host]",
 )
 @click.option(
     "--wire-dtype", type=click.Choice(WIRE_DTYPES), help="Of rows between ranks. [float32]"

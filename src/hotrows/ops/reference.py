@@ -40,9 +40,9 @@ def resolve(
     sequences. first_rows, num_rows: [K] of the table each reads. routes: [K, 4 + P] int64, where the
     rows of that table are among P ranks (see `planning.sharding`); None: id i is row first_rows + i.
 
-    Returns rows [N'] int64, source [N'] int64 (the position in `ids` of each), bag_starts [M + 1]
-    int32, and bad [1]: the first n whose id lies outside its table, or -1. Where `offsets` is None
-    every bag has one id; source and bag_starts are then empty.
+    Returns rows [N'] int64, -1 for an id outside its table; source [N'] int64 (the position in `ids`
+    of each); bag_starts [M + 1] int32; and bad [1]: the first n whose id is outside, or -1. Where
+    `offsets` is None every bag has one id; source and bag_starts are then empty.
     """
     bags = features[:, None] * batch_size + _arange(batch_size, ids)  # [K, B]
     if offsets is None:
@@ -328,15 +328,15 @@ def _float32(number: float) -> float:
 def _rows_of(
     ids: Tensor, bad: Tensor, first_rows: Tensor, routes: Tensor | None, column: Tensor
 ) -> Tensor:
-    """The row of each id; column: whose route it takes. Bad ids get some row or other."""
+    """The row of each id, -1 for bad ones; column: whose route it takes."""
     if routes is None:
-        return ids + first_rows
+        return torch.where(bad, -1, ids + first_rows)
     hot, first_hot, num_sharing, first_rank = routes[:, :4].unbind(1)
     hot, sharing = hot[column], num_sharing[column]
     j = (ids - hot).clamp(min=0)
     rank = (first_rank[column] + j % sharing) % (routes.shape[1] - 4)
     owned = routes[column.expand_as(rank), 4 + rank] + j // sharing
-    return torch.where(bad, 0, torch.where(ids < hot, first_hot[column] + ids, owned))
+    return torch.where(bad, -1, torch.where(ids < hot, first_hot[column] + ids, owned))
 
 
 def _by_bag(t: Tensor, num_columns: int) -> Tensor:

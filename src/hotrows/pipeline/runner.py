@@ -79,10 +79,11 @@ class Serial(_Runner):
     """One batch after the other, on the caller's thread."""
 
     _work: Work | None = None
+    _handed: Work | None = None  # the same, until it is trained
 
     def __next__(self) -> Work:
+        self._finish_training()
         if self._work is not None:
-            self._take_back(self._work)
             self._through(self._work, self.train + 1, len(self.stages))
         work = Work(self._done[0])
         self._work = None
@@ -90,8 +91,13 @@ class Serial(_Runner):
             self._through(work, 0, self.train)
         except NoMore:
             raise StopIteration from None
-        self._work = work
+        self._work = self._handed = work
         return self._hand_out(work)
+
+    def _finish_training(self) -> None:
+        work, self._handed = self._handed, None
+        if work is not None:
+            self._take_back(work)
 
     def _through(self, work: Work, begin: int, end: int) -> None:
         for s in range(begin, end):
@@ -102,10 +108,12 @@ class Serial(_Runner):
 
     @contextmanager
     def paused(self, trained: bool = True) -> Iterator[None]:
+        if trained:
+            self._finish_training()
         yield
 
     def close(self) -> None:
-        pass
+        self._finish_training()
 
     def abandon(self) -> None:
         pass
@@ -228,9 +236,16 @@ class Overlapped(_Runner):
 
     def _end_training(self) -> None:
         """Outside of the lock: it may wait for a device, and others need not wait with it."""
-        if self._handed is not None and not self._ended:
+        if self._handed is None or self._ended:
+            return
+        self._ended = True
+        try:
             self._take_back(self._works[self._handed])
-            self._ended = True
+        except BaseException as error:
+            with self._changed:
+                self._error = error  # the threads end with it
+                self._changed.notify_all()
+            raise
 
     def _finish_training(self) -> None:
         if self._handed is not None:

@@ -26,7 +26,7 @@ class Work:
     """A batch on its way: its number, the batch that it waits for, and what its stages make.
 
     waits_for: known once it is planned. On a device: ready: what training waits for there; holds: the
-    memory that it reads; trained: the mark behind it.
+    memory that it reads; trained: the mark behind it; check: raises what is only known afterwards.
     """
 
     number: int
@@ -37,6 +37,7 @@ class Work:
     ready: list[Any] = field(default_factory=list)
     holds: list[Any] = field(default_factory=list)
     trained: Any = None
+    check: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from hotrows.planning.crosses import append_crosses
 from hotrows.planning.packing import Pack
 from hotrows.planning.routing import route
 from hotrows.planning.summing import Sums, summed_columns, with_sums
+from hotrows.planning.threads import Threads
 from hotrows.ranks import OneRank, Ranks
 from hotrows.schema import Cross
 
@@ -31,6 +33,7 @@ class Planner:
     ranks: those that plan together, on a channel of their own; num_slices: in how many parts a batch
         is learned from. summed: list features whose vectors are summed where their rows are, rank by
         rank, in place of rows that travel. With several of either, `plan` and `rows` are collective.
+    threads: those that plan packs side by side; None: the caller alone.
     """
 
     def __init__(
@@ -41,14 +44,16 @@ class Planner:
         ranks: Ranks | None = None,
         num_slices: int = 1,
         summed: Collection[str] = (),
+        threads: Threads | None = None,
     ) -> None:
+        self._threads = threads or Threads()
         self.summed = frozenset(summed)
         self.packs = tuple(packs)
         self.pooling = dict(pooling or {})
         self.crosses = tuple(crosses)
         self.num_slices = num_slices
         self.ranks = ranks or OneRank()
-        self._reads: dict[tuple[str, ...], list[_Reads]] = {}
+        self._reads: dict[tuple[str, ...], list[Reads]] = {}
 
     @property
     def routes(self) -> bool:
@@ -73,8 +78,8 @@ class Planner:
         """
         assert not self.routes, "between ranks, rows are those of a plan: see `rows_of`"
         batch = append_crosses(batch, self.crosses)
-        reads = {of.signature: of for of in self._reads_of(batch.features)}
-        return [self._resolve(of, batch)[0] for of in reads.values()]
+        reads = leaders_of(self.reads_of(batch.features))
+        return self._threads.map(lambda of: self._resolve(of, batch)[0], list(reads.values()))
 
     def rows_of(self, plan: Plan) -> list[Tensor]:
         """The distinct rows that a plan reads, for each group of packs."""
@@ -82,20 +87,20 @@ class Planner:
 
     def _plan_packs(self, batch: Batch) -> tuple[PackPlan, ...]:
         """One for each pack; packs that read the same rows have the same one."""
-        made: dict[tuple, PackPlan] = {}
-        for reads in self._reads_of(batch.features):
-            if reads.signature not in made:
-                made[reads.signature] = self._plan_pack(reads, batch)
-        return tuple(made[reads.signature] for reads in self._reads_of(batch.features))
+        every = self.reads_of(batch.features)
+        leaders = leaders_of(every)
+        plans = self._threads.map(lambda of: self._plan_pack(of, batch), list(leaders.values()))
+        made = dict(zip(leaders, plans, strict=True))
+        return tuple(made[reads.signature] for reads in every)
 
     def _plan_routed(self, batch: Batch, step: int, wishes: int) -> Plan:
         batch = append_crosses(batch, self.crosses)
         parts = split(batch, self.num_slices)
-        signatures = [reads.signature for reads in self._reads_of(batch.features)]
+        signatures = [reads.signature for reads in self.reads_of(batch.features)]
         leaders = [signatures.index(signature) for signature in dict.fromkeys(signatures)]
         group_of = [leaders.index(signatures.index(signature)) for signature in signatures]
         shardings = [self.packs[p].sharding(self.ranks.num_ranks) for p in leaders]
-        asked = [[self._asked(p, of) for p in leaders] for of in parts]
+        asked = [self._threads.map(partial(self._asked, batch=of), leaders) for of in parts]
         routed = route(asked, shardings, self.ranks, batch.size, step, wishes)
         slices = [
             Plan(
@@ -115,7 +120,7 @@ class Planner:
 
     def volumes(self, p: int, batch: Batch, feature: str) -> tuple[int, int]:
         """What samples ask of a pack for a list feature: how many distinct rows, or else sums."""
-        part = self._plan_pack(self._reads_of(batch.features)[p], batch)
+        part = self._plan_pack(self.reads_of(batch.features)[p], batch)
         pack, sharding = self.packs[p], self.packs[p].sharding(self.ranks.num_ranks)
         columns = summed_columns(pack, [feature])
         _, sums = with_sums(part, sharding, columns, len(pack.columns), batch.size)
@@ -123,28 +128,28 @@ class Planner:
 
     def _asked(self, p: int, batch: Batch) -> tuple[PackPlan, Sums | None]:
         """What samples read of a pack: distinct rows, and sums where features ask for these."""
-        part = self._plan_pack(self._reads_of(batch.features)[p], batch)
+        part = self._plan_pack(self.reads_of(batch.features)[p], batch)
         pack, sharding = self.packs[p], self.packs[p].sharding(self.ranks.num_ranks)
         columns = summed_columns(pack, self.summed)
         return with_sums(part, sharding, columns, len(pack.columns), batch.size)
 
-    def _reads_of(self, features: tuple[str, ...]) -> list[_Reads]:
+    def reads_of(self, features: tuple[str, ...]) -> list[Reads]:
         """Where each pack finds its features in a batch: the same for every batch of a run."""
         if features not in self._reads:
             num_ranks = self.ranks.num_ranks
             self._reads[features] = [_reads(pack, features, num_ranks) for pack in self.packs]
         return self._reads[features]
 
-    def _resolve(self, reads: _Reads, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    def _resolve(self, reads: Reads, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         rows, source, bag_starts, bad = ops.resolve(
             batch.ids, batch.offsets, batch.size, reads.features, reads.first_rows,
             reads.num_rows, reads.num_columns, reads.routes,
         )  # fmt: skip
         if int(bad) >= 0:
-            raise _outside(int(bad), reads, batch, source)
+            raise outside(int(bad), reads, batch, source)
         return rows, source, bag_starts
 
-    def _plan_pack(self, reads: _Reads, batch: Batch) -> PackPlan:
+    def _plan_pack(self, reads: Reads, batch: Batch) -> PackPlan:
         rows, source, bag_starts = self._resolve(reads, batch)
         distinct, inverse, order, starts = ops.unique(rows)
         single = batch.offsets is None
@@ -163,7 +168,7 @@ class Planner:
         )
 
     def _weights(
-        self, reads: _Reads, batch: Batch, source: Tensor, bag_starts: Tensor, bags: Tensor | None
+        self, reads: Reads, batch: Batch, source: Tensor, bag_starts: Tensor, bags: Tensor | None
     ) -> Tensor | None:
         """[N] float32: the user's weights, times 1 / length in the bags that are averaged."""
         given = batch.weights
@@ -183,7 +188,7 @@ class Planner:
 
 
 @dataclass(frozen=True)
-class _Reads:
+class Reads:
     """What a pack reads of a batch: for each column, then each sequence, its feature and table.
 
     routes: [K, 4 + P], where the rows of that table are among ranks; None: all of them here.
@@ -198,7 +203,12 @@ class _Reads:
     routes: Tensor | None = None
 
 
-def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> _Reads:
+def leaders_of(every: Sequence[Reads]) -> dict[tuple, Reads]:
+    """By signature, one of those that read the same rows, in order of appearance."""
+    return {of.signature: of for of in every}
+
+
+def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> Reads:
     reads = pack.columns + pack.sequences
     names = tuple(feature for feature, _ in reads)
     absent = sorted(set(names) - set(features))
@@ -212,7 +222,7 @@ def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> _Reads:
     sharding = pack.sharding(num_ranks)
     routed = num_ranks > 1 and not sharding.columns
     routes = sharding.routes()[[table for _, table in reads]] if routed else None
-    return _Reads(
+    return Reads(
         names=names,
         features=torch.tensor(positions, dtype=torch.int64),
         first_rows=torch.tensor(first_rows, dtype=torch.int64),
@@ -229,7 +239,7 @@ def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> _Reads:
     )
 
 
-def _sequence_starts(reads: _Reads, batch: Batch) -> dict[str, Tensor] | None:
+def _sequence_starts(reads: Reads, batch: Batch) -> dict[str, Tensor] | None:
     """The first bag of each sample's elements, by sequence feature: [B + 1]."""
     if reads.num_columns == len(reads.names):
         return None
@@ -245,14 +255,14 @@ def _sequence_starts(reads: _Reads, batch: Batch) -> dict[str, Tensor] | None:
     return found
 
 
-def _by_bag(per_id: Tensor, reads: _Reads, batch_size: int) -> Tensor:
+def _by_bag(per_id: Tensor, reads: Reads, batch_size: int) -> Tensor:
     picked = per_id.view(-1, batch_size)[reads.features]
     columns, sequences = picked[: reads.num_columns], picked[reads.num_columns :]
     return torch.cat([columns.t().reshape(-1), sequences.reshape(-1)])
 
 
-def _outside(n: int, reads: _Reads, batch: Batch, source: Tensor) -> ValueError:
-    """The message for an id that its table does not hold."""
+def outside(n: int, reads: Reads, batch: Batch, source: Tensor | None = None) -> ValueError:
+    """The message for an id that its table does not hold. n, source: as `ops.resolve` gives them."""
     if batch.offsets is None:
         pooled = reads.num_columns * batch.size
         k, sample = (
@@ -262,6 +272,7 @@ def _outside(n: int, reads: _Reads, batch: Batch, source: Tensor) -> ValueError:
         )
         value = batch.ids[int(reads.features[k]) * batch.size + sample]
     else:
+        assert source is not None
         at = int(source[n])
         bag = int(torch.searchsorted(batch.offsets, at, right=True)) - 1
         feature, sample = divmod(bag, batch.size)
