@@ -8,6 +8,7 @@ import torch
 from hotrows import measure
 from hotrows.planning.cost import Link
 from hotrows.ranks import Arrived
+from tests import pretend
 
 
 class Slow:
@@ -65,3 +66,9 @@ def test_rates_are_positive_and_plausible(monkeypatch):
     assert 1e8 < machine.flops < 1e15 and 1e8 < machine.memory_bandwidth < 1e13
     assert 0 <= machine.row_seconds < 1e-5 and machine.row_bandwidth > 1e7
     assert 1e5 < machine.planning_rate < 1e11 and machine.memory > 1e8
+
+
+def test_the_rates_of_a_device():
+    with pretend.gpu() as device:
+        found = measure.device_rates(device, size=1 << 20)
+    assert len(found) == 4 and min(found.values()) > 0

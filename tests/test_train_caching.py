@@ -224,7 +224,7 @@ def test_no_thread_outlives_a_run_that_fails(encoded, tmp_path, monkeypatch):
 
     from hotrows.embedding import Embedding
 
-    monkeypatch.setattr(Embedding, "update", lambda *_: 1 / 0)
+    monkeypatch.setattr(Embedding, "update", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Trainer(encoded, in_file(tmp_path / "store"), tmp_path / "run").fit()
     assert not [t for t in threading.enumerate() if t.name.startswith("hotrows-")]

@@ -190,5 +190,37 @@ def test_increments_of_the_device_hold_what_changed(encoded, tmp_path):
 def test_a_device_that_is_not_there_is_said(encoded, tmp_path):
     if torch.cuda.is_available():
         pytest.skip("it is there")
-    with pytest.raises(ValueError, match="sees 0 CUDA devices"):
+    with pytest.raises(ValueError, match="sees no CUDA device"):
         Trainer(encoded, dataclasses.replace(CONFIG, device="cuda"), tmp_path / "run")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"fast_memory": 1500},
+        {"fast_memory": 1500, "way": "staged"},
+        {"micro_batches": 3, "lanes": 2},
+    ],
+    ids=["whole", "cache", "staged", "micro"],
+)
+def test_a_run_on_a_real_device_is_that_of_the_host(encoded, tmp_path, settings):
+    config = dataclasses.replace(CONFIG, **settings)
+    here = train(encoded, config, tmp_path / "here")
+    there = train(encoded, dataclasses.replace(config, device="cuda"), tmp_path / "there")
+    again = train(encoded, dataclasses.replace(config, device="cuda"), tmp_path / "again")
+    assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=1e-3)
+    assert_same(tmp_path / "there", tmp_path / "again")
+    assert again.test == there.test or there.test.gauc != there.test.gauc
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{}, {"fast_memory": 20_000}, {"compile": True}])
+def test_a_real_graph_has_the_bits_of_its_steps(encoded, tmp_path, settings):
+    config = dataclasses.replace(
+        CONFIG, **settings, device="cuda", epochs=3, batch_size=64, clip_norm=1.0
+    )
+    train(encoded, config, tmp_path / "steps")
+    train(encoded, dataclasses.replace(config, cuda_graph=True), tmp_path / "graph")
+    assert_same(tmp_path / "steps", tmp_path / "graph")

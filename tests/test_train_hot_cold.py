@@ -19,6 +19,7 @@ from hotrows.metrics import Metrics
 from hotrows.predict import Predictor
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.standing import Standing
+from hotrows.step import Step
 from hotrows.train import Interrupted, Trainer
 from hotrows.trials import Trials
 from tests.test_train import interrupt_after, one_thread
@@ -77,9 +78,9 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def steps(monkeypatch):
-    """What `Trainer._step` is given from now on: plans and batches."""
-    given, step = [], Trainer._step
-    monkeypatch.setattr(Trainer, "_step", lambda *a: given.append(a[1:]) or step(*a))
+    """What `Step` is given from now on: plans and batches."""
+    given, step = [], Step.__call__
+    monkeypatch.setattr(Step, "__call__", lambda *a: given.append(a[1:3]) or step(*a))
     return given
 
 

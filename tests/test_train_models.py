@@ -15,6 +15,7 @@ from hotrows.export import export
 from hotrows.optim import SGD, Adagrad
 from hotrows.predict import Predictor
 from hotrows.train import Interrupted, load_run, train
+from tests import pretend
 from tests.test_export import assert_exported
 from tests.test_train import interrupt_after, same_bits
 from tests.test_train_caching import weights_of
@@ -45,6 +46,15 @@ def config_of(model, **options):
         linear_paths="plain",
         **options,
     )
+
+
+@pytest.mark.parametrize("model", sorted(models.BY_NAME))
+def test_every_model_trains_on_a_device(encoded, tmp_path, model):
+    config = config_of(model, fast_memory=200_000)
+    here = train(encoded, config, tmp_path / "here")
+    with pretend.gpu():
+        there = train(encoded, dataclasses.replace(config, device="cuda"), tmp_path / "there")
+    assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=1e-3)
 
 
 @pytest.fixture(autouse=True)

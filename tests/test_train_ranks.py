@@ -207,10 +207,10 @@ def test_an_error_of_one_rank_is_the_error_of_the_run(encoded, tmp_path):
         if ranks.rank == 1:
             step = trainer._step
 
-            def failing(plan, batch):
+            def failing(plan, batch, scale):
                 if trainer.standing.step == 3:
                     raise OSError("this rank's disk is gone")
-                return step(plan, batch)
+                return step(plan, batch, scale)
 
             trainer._step = failing
         trainer.fit()
@@ -275,13 +275,13 @@ def test_a_rank_that_dies_ends_the_job_in_seconds_and_torchrun_goes_on_by_itself
         "import os, signal, sys\n"
         "from hotrows import train\n"
         "from hotrows.cli import main\n"
-        "step = train.Trainer._step\n"
-        "def dying(self, plan, batch):\n"
+        "step = train.Trainer._timed_step\n"
+        "def dying(self, runner):\n"
         "    first = os.environ['TORCHELASTIC_RESTART_COUNT'] == '0'\n"
         "    if first and self.ranks.rank == 1 and self.standing.step == 9:\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    return step(self, plan, batch)\n"
-        "train.Trainer._step = dying\n"
+        "    return step(self, runner)\n"
+        "train.Trainer._timed_step = dying\n"
         "main(sys.argv[1:])\n"
     )
     begun = time.perf_counter()

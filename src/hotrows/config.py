@@ -69,7 +69,7 @@ class TrainConfig:
     sharding: where the rows of tables are among ranks: `auto`, `rows`, `tables`, `columns` or
         `replicated`. wire_dtype: of rows and gradients on their way between ranks. timeout: seconds
         after which a rank that does not answer is given up.
-    device: where fast memory and the model are: `cpu`, `cuda` or `cuda:NUMBER`. way: how rows go between
+    device: where fast memory and the model are: `cpu` or `cuda`. way: how rows go between
         host memory and the device: `direct` (it reads and writes them itself) or `staged` (gathered on
         the host, copied in blocks). compile: the dense part through `torch.compile`. cuda_graph: steps
         are launched as one, where batches have one size. lanes: on how many packs are looked up and

@@ -114,11 +114,11 @@ class Cuda(Device):
     on_host = False
     # Of the whole process: PyTorch has 32 streams and then gives out the first again, so that a
     # lane made anew for every run would end up on the stream of a capture.
-    _streams: ClassVar[dict[tuple[int, str], torch.cuda.Stream]] = {}
+    _streams: ClassVar[dict[str, torch.cuda.Stream]] = {}
     _making = threading.Lock()
 
-    def __init__(self, index: int = 0) -> None:
-        self.torch = torch.device("cuda", index)
+    def __init__(self) -> None:
+        self.torch = torch.device("cuda", 0)
 
     def empty(self, lane: str, *shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         # The allocator may hand out what an earlier launch on the same stream still reads.
@@ -182,10 +182,9 @@ class Cuda(Device):
         gc.collect()  # what dies in a capture may wait for the device, which would end it
         graph = torch.cuda.CUDAGraph()
         # Other threads launch and allocate meanwhile: what they do is no concern of this capture.
-        captured = torch.cuda.graph(
+        with torch.cuda.graph(
             graph, stream=self._lane("capture"), capture_error_mode="thread_local"
-        )
-        with torch.cuda.device(self.torch), captured:
+        ):
             made = work()
 
         def launch() -> Tensor:
@@ -210,11 +209,10 @@ class Cuda(Device):
         return torch.cuda.get_rng_state(self.torch)
 
     def _lane(self, name: str) -> torch.cuda.Stream:
-        key = self.torch.index, name
         with self._making:
-            if key not in self._streams:
-                self._streams[key] = torch.cuda.Stream(self.torch)
-            return self._streams[key]
+            if name not in self._streams:
+                self._streams[name] = torch.cuda.Stream(self.torch)
+            return self._streams[name]
 
 
 def _unlock(device: torch.device, address: int) -> None:
@@ -227,19 +225,19 @@ HOST = Device()
 
 
 def find(name: str) -> Device:
-    """The device of that name: `cpu`, `cuda`, or `cuda:1` where there are several."""
-    kind, _, index = name.partition(":")
-    if kind == "cpu" and not index:
+    """The device of that name: `cpu`, or `cuda`, the first that the process sees."""
+    if name == "cpu":
         return HOST
-    if kind != "cuda" or not (index.isdigit() or not index):
-        raise ValueError(f"device must be cpu, cuda or cuda:NUMBER, not {name!r}")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if int(index or 0) >= count:
+    if name != "cuda":
         raise ValueError(
-            f"device {name!r} is not there: PyTorch {torch.__version__} sees {count} CUDA devices; "
-            f"`hotrows doctor` shows what it has, device='cpu' needs none"
+            f"device must be cpu or cuda, not {name!r}; of several GPUs CUDA_VISIBLE_DEVICES chooses one"
         )
-    return Cuda(int(index or 0))
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"device 'cuda' is not there: PyTorch {torch.__version__} sees no CUDA device; `hotrows "
+            f"doctor` shows what it has, device='cpu' needs none"
+        )
+    return Cuda()
 
 
 def aligned(size: int) -> int:

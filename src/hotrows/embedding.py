@@ -42,6 +42,7 @@ from hotrows.ranks import Note, OneRank, Ranks
 from hotrows.record import RecordLayout, views
 from hotrows.schema import Cross, Schema, Table
 from hotrows.storage.cache import CHUNK_ROWS, Cache, chunks
+from hotrows.storage.device_cache import DeviceCache
 from hotrows.storage.store import FirstValues, MemoryStore
 from hotrows.tiers import Caching, Tiers
 from hotrows.traffic import Traffic
@@ -49,6 +50,7 @@ from hotrows.upload import Uploaded, upload
 from hotrows.vectors import Vectors
 
 _LEAST_CHUNK = 256  # rows
+_MOST_HELD = 4 << 30  # bytes of rows that pass through a device at once
 
 
 class Declares(Protocol):
@@ -132,6 +134,7 @@ class Embedding:
         )
         self.stores = self._memory(caching)
         self.touched: tuple[Tensor, ...] = ()
+        self._held: dict[int, tuple[Plan, Tensor]] = {}  # by group: rows that pass through a device
         self._decay: dict[int, Tensor] = {}  # by pack: what the weight decay of each row is times
         self.tiers: Tiers | None = None
         if caching is not None:
@@ -445,13 +448,36 @@ class Embedding:
 
     def _lookup(self, p: int, plan: Plan) -> Tensor:
         part, layout = plan.packs[p], self._first[p].layout.as_ints()
-        if self._is_resident(plan, self._place(p)[0]):
+        g, i = self._place(p)
+        if self._is_resident(plan, g):
             records, slots = self._records(p), part.slots
+        elif self._is_held(plan, g):
+            records = self._hold(plan, g).split(list(self.groups[g].strides), 1)[i]
+            slots = torch.arange(part.num_rows, device=records.device)
         else:  # distinct rows, chunk by chunk, then bags from the whole block: the bits of a plain one
             block = self.device.put(self._weights(p, plan.host.packs[p].rows))
             records, layout = block.view(torch.uint8), RecordLayout(layout[0]).as_ints()
             slots = torch.arange(part.num_rows, device=block.device)
         return ops.pool(records, layout, slots, part.inverse, part.bag_starts, part.weights)
+
+    def _is_held(self, plan: Plan, g: int) -> bool:
+        """Whether rows that pass through are on the device from lookup to update, all at once."""
+        assert self.tiers is not None
+        cache, num_rows = self.tiers.caches[g], plan.packs[self.groups[g].packs[0]].num_rows
+        return isinstance(cache, DeviceCache) and num_rows * self.groups[g].stride <= _MOST_HELD
+
+    def _hold(self, plan: Plan, g: int) -> Tensor:
+        """[U, stride]: the records of a plan's rows, read once for all packs of a group."""
+        assert self.tiers is not None
+        held, records = self._held.pop(g, (None, None))
+        if records is None or held is not plan:
+            cache, p = self.tiers.caches[g], self.groups[g].packs[0]
+            assert isinstance(cache, DeviceCache)
+            rows = plan.host.packs[p].rows
+            records = cache.read_here(rows, plan.packs[p].rows[: len(rows)])
+        if torch.is_grad_enabled():  # else there is no update to come
+            self._held[g] = plan, records
+        return records
 
     def _weights(self, p: int, rows: Tensor) -> Tensor:
         """[m, D] float32: the present weights of `rows`, distinct and ascending, behind a cache."""
@@ -476,6 +502,9 @@ class Embedding:
         """Reads rows, updates them and writes them back, chunk by chunk: each row as ever."""
         assert self.tiers is not None
         group, cache, put = self.groups[g], self.tiers.caches[g], self.device.put
+        if isinstance(cache, DeviceCache) and self._is_held(plan, g):
+            self._update_held(g, cache, plan, grads, numbers, squares)
+            return
         first = group.packs[0]
         whole, on_host = plan.packs[first], plan.host.packs[first]
         for begin, end in chunks(whole.num_rows, _chunk_rows(cache)):
@@ -488,6 +517,20 @@ class Embedding:
                 of_rows = None if whole_row is None else whole_row[begin:end]
                 self._update(p, own, part, slots, grads[p], numbers, of_rows)
             cache.write(on_host.rows[begin:end], records.cpu())
+
+    def _update_held(
+        self, g: int, cache: DeviceCache, plan: Plan, grads: Sequence[Tensor | None],
+        numbers: Tensor, squares: Mapping[int, Tensor | None],
+    ) -> None:  # fmt: skip
+        """The same on the device, with the records that the lookup has read."""
+        group, records = self.groups[g], self._hold(plan, g)
+        first = group.packs[0]
+        slots = torch.arange(plan.packs[first].num_rows, device=records.device)
+        for p, own in zip(group.packs, records.split(list(group.strides), 1), strict=True):
+            self._update(p, own, plan.packs[p], slots, grads[p], numbers, squares[p])
+        rows = plan.host.packs[first].rows
+        cache.write_here(rows, plan.packs[first].rows[: len(rows)], records)
+        self._held.pop(g, None)
 
     # ---- all rows
 

@@ -154,14 +154,14 @@ class _OnDevice:
         return Stage(TRAIN, TRAIN, begin=self.begin, end=self.end)
 
     def begin(self, work: Work) -> None:
-        if len(self._trained) > _LAUNCHED:
-            self._device.finish(self._trained.popleft())
         for mark in work.ready:
             self._device.wait(mark, work.holds)
 
     def end(self, work: Work) -> None:
         work.trained = self._device.mark()
         self._trained.append(work.trained)
+        if len(self._trained) > _LAUNCHED:
+            self._device.finish(self._trained.popleft())
 
     def upload(self, work: Work) -> None:
         sent = self._embedding.upload(work.batch, work.plan, self._padded)

@@ -192,7 +192,7 @@ class Trainer:
         self.tiers = self.embedding.tiers
         if self.embedding.needs_counts:
             self.embedding.set_counts(_counts(data, self.embedding.tables))
-        self.dense_optimizer = _dense_optimizer(self.config, self.model)
+        self.dense_optimizer = dense_optimizer(self.config, self.model)
         self._shared = SharedGradients(self.model, self.ranks)
         step = Step(self.predictor, self.dense_optimizer, self.config, self._shared)
         self._step = CapturedStep(step) if self.config.cuda_graph else step
@@ -736,7 +736,7 @@ def _counts(data: EncodedData, tables: Sequence[Table]) -> dict[str, Tensor]:
     return found
 
 
-def _dense_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
+def dense_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
     kinds: dict[str, Callable[..., torch.optim.Optimizer]] = {
         "adam": torch.optim.Adam,
         "adagrad": torch.optim.Adagrad,

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hotrows import cli, predict, traffic, train
+from hotrows import cli, predict, step, traffic, train
 from hotrows.checkpoint import files, write, writer
 from hotrows.embedding import Embedding
 from hotrows.exchange import dense
@@ -36,7 +36,7 @@ STAGES: dict[str, tuple[Any, str, str]] = {
     "backward": (dense._Bucket, "send", "begins"),
     "gradients": (traffic.Traffic, "gradients", "begins"),
     "update": (Embedding, "update", "ends"),
-    "dense step": (train.Trainer, "_dense_step", "begins"),
+    "dense step": (step.Step, "_dense_step", "begins"),
     "evaluation": (predict.Predictor, "targets", "begins"),
     "snapshot": (writer, "take", "begins"),
     "writing": (write, "_write_records", "begins"),

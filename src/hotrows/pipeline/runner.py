@@ -132,6 +132,7 @@ class Overlapped(_Runner):
         self._paused = self._closed = False
         self._running = 0
         self._handed: int | None = None
+        self._ended = False  # what was handed out has been taken back
         self._changed = threading.Condition()
         enters = next((s for s, stage in enumerate(stages) if stage.enters), self.train)
         self._paces = self.train if lockstep else enters  # the stage that planning keeps ahead of
@@ -144,6 +145,7 @@ class Overlapped(_Runner):
             thread.start()
 
     def __next__(self) -> Work:
+        self._end_training()
         with self._changed:
             self._finish_training()
             number = self._done[self.train]
@@ -157,7 +159,7 @@ class Overlapped(_Runner):
                 self._changed.wait()
                 self.stalled[missing] += time.perf_counter() - before
             self._handed, work = number, self._works[number]
-        return self._hand_out(work)  # may wait for a device: the lanes go on meanwhile
+        return self._hand_out(work)
 
     @contextmanager
     def paused(self, trained: bool = True) -> Iterator[None]:
@@ -165,6 +167,8 @@ class Overlapped(_Runner):
 
         One that is not goes on being trained afterwards. May be nested.
         """
+        if trained:
+            self._end_training()
         with self._changed:
             if trained:
                 self._finish_training()
@@ -182,6 +186,7 @@ class Overlapped(_Runner):
 
     def close(self) -> None:
         """Ends the threads; batches that are not trained are dropped where they are."""
+        self._end_training()
         with self._changed:
             self._finish_training()
             if self._lockstep and not self._closed:
@@ -221,13 +226,18 @@ class Overlapped(_Runner):
             (st.name for st, n in zip(self.stages, self._done, strict=True) if n <= number), last
         )
 
+    def _end_training(self) -> None:
+        """Outside of the lock: it may wait for a device, and others need not wait with it."""
+        if self._handed is not None and not self._ended:
+            self._take_back(self._works[self._handed])
+            self._ended = True
+
     def _finish_training(self) -> None:
         if self._handed is not None:
-            self._take_back(self._works[self._handed])
             self._done[self.train] += 1
             if self.train == len(self.stages) - 1:
                 del self._works[self._handed]
-            self._handed = None
+            self._handed, self._ended = None, False
             self._changed.notify_all()
 
     def _lane(self, lane: str) -> None:

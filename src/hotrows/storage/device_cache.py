@@ -148,6 +148,39 @@ class DeviceCache(Cache):
         self.store.write(journey.moves.rows_out, gone)
         return mark
 
+    # ---- rows that pass through; nothing else moves
+
+    def read_here(self, rows: Tensor, here: Tensor) -> Tensor:
+        """[m, stride] on the device: the present records of `rows`, in host memory and `here`."""
+        if not self._direct:
+            return self._device.put(self.read(rows))
+        slots, held = self._held(rows)
+        records = torch.empty(
+            len(rows), self.store.stride, dtype=torch.uint8, device=self._device.torch
+        )
+        self.store.read(here, records)  # those in slots too: they are few, and have the last word
+        if len(slots):
+            for arena, part in zip(self.arenas, self._parts(records), strict=True):
+                ops.copy_rows(arena, slots, part, held)
+        return records
+
+    def write_here(self, rows: Tensor, here: Tensor, records: Tensor) -> None:
+        """Makes these, on the device, the present records of `rows`, in host memory and `here`."""
+        if not self._direct:
+            self.write(rows, records.cpu())
+            return
+        slots, held = self._held(rows)
+        self.store.write(here, records)
+        if len(slots):
+            for arena, part in zip(self.arenas, self._parts(records), strict=True):
+                ops.copy_rows(part, held, arena, slots)
+
+    def _held(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the rows that have slots, these and their places among all, on the device."""
+        slots = self._slots_of(rows)
+        held = (slots >= 0).nonzero().squeeze(1)
+        return self._device.put(slots[held]), self._device.put(held)
+
     # ---- as every cache; the pipeline rests, and the host waits
 
     def collect(self, moves: Moves) -> Transit:
