@@ -114,7 +114,7 @@ class Cuda(Device):
     on_host = False
     # Of the whole process: PyTorch has 32 streams and then gives out the first again, so that a
     # lane made anew for every run would end up on the stream of a capture.
-    _streams: ClassVar[dict[tuple[int, str], torch.cuda.Stream]] = {}
+    _streams: ClassVar[dict[str, torch.cuda.Stream]] = {}
     _making = threading.Lock()
 
     def __init__(self) -> None:
@@ -182,10 +182,9 @@ class Cuda(Device):
         gc.collect()  # what dies in a capture may wait for the device, which would end it
         graph = torch.cuda.CUDAGraph()
         # Other threads launch and allocate meanwhile: what they do is no concern of this capture.
-        captured = torch.cuda.graph(
+        with torch.cuda.graph(
             graph, stream=self._lane("capture"), capture_error_mode="thread_local"
-        )
-        with torch.cuda.device(self.torch), captured:
+        ):
             made = work()
 
         def launch() -> Tensor:
@@ -210,11 +209,10 @@ class Cuda(Device):
         return torch.cuda.get_rng_state(self.torch)
 
     def _lane(self, name: str) -> torch.cuda.Stream:
-        key = self.torch.index, name
         with self._making:
-            if key not in self._streams:
-                self._streams[key] = torch.cuda.Stream(self.torch)
-            return self._streams[key]
+            if name not in self._streams:
+                self._streams[name] = torch.cuda.Stream(self.torch)
+            return self._streams[name]
 
 
 def _unlock(device: torch.device, address: int) -> None:

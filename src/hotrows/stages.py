@@ -156,14 +156,14 @@ class _OnDevice:
         return Stage(TRAIN, TRAIN, begin=self.begin, end=self.end)
 
     def begin(self, work: Work) -> None:
-        if len(self._trained) > _LAUNCHED:
-            self._device.finish(self._trained.popleft())
         for mark in work.ready:
             self._device.wait(mark, work.holds)
 
     def end(self, work: Work) -> None:
         work.trained = self._device.mark()
         self._trained.append(work.trained)
+        if len(self._trained) > _LAUNCHED:
+            self._device.finish(self._trained.popleft())
         check, work.check = work.check, None
         if check is not None:
             check()

@@ -176,3 +176,13 @@ def test_lanes_go_on_while_training_waits_to_begin():
     stages = [Stage("plan", "plan", run=plan), Stage("move", "move", run=move)]
     with closing(Overlapped([*stages, Stage("train", "train", begin=begin)])) as runner:
         assert next(runner).number == 0
+
+
+def test_threads_end_where_training_cannot():
+    """A device that has failed says so at the next call, which may be that of the end."""
+    plain = Stage("plan", "plan", run=lambda work: None)
+    runner = Overlapped([plain, Stage("train", "train", end=lambda work: 1 / 0)])
+    next(runner)
+    with pytest.raises(ZeroDivisionError):
+        runner.close()
+    assert no_threads()

@@ -194,7 +194,15 @@ class Overlapped(_Runner):
 
     def close(self) -> None:
         """Ends the threads; batches that are not trained are dropped where they are."""
-        self._end_training()
+        try:
+            self._end_training()
+        except BaseException:
+            self.abandon()
+            raise
+        finally:
+            self._end_threads()
+
+    def _end_threads(self) -> None:
         with self._changed:
             self._finish_training()
             if self._lockstep and not self._closed:
