@@ -31,7 +31,7 @@ class Threads:
 
     def __init__(self, num: int = 1) -> None:
         self.num = num
-        self._pool = ThreadPoolExecutor(num, "hotrows-planning", _compute_alone)
+        self._pool = ThreadPoolExecutor(num, "planning", _compute_alone)
 
     def map(self, work: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
         """work(item) of each, in their order; of several errors the first in that order is raised,
