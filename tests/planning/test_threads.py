@@ -115,7 +115,7 @@ def test_batches_are_loaded_beside_planning_in_their_order():
     batches, embedding = stream(), parts_of(2)
     with closing(start(embedding, enumerate(read(batches)), read(batches))) as runner:
         assert all(work.batch is of for work, of in zip(runner, batches, strict=True))
-    assert readers == {"hotrows-planning"}
+    assert readers == {"planning"}
 
 
 @pytest.mark.parametrize("plan_depth", [0, 2])
