@@ -6,6 +6,7 @@ for bit.
 """
 
 import dataclasses
+import threading
 from contextlib import nullcontext
 
 import pytest
@@ -137,6 +138,7 @@ def test_behind_a_cache_tables_are_dealt_to_the_planning_threads(encoded, tmp_pa
     assert_same(tmp_path / "here", tmp_path / "there", ROUNDING)
     for name in ("here", "there"):
         assert run_folder.read_config(tmp_path / name).pack_parts == 2
+    assert not [t for t in threading.enumerate() if t.name.startswith("hotrows-")]
     whole = train(encoded, dataclasses.replace(config, pack_parts=1), tmp_path / "whole")
     assert whole.test == here.test
     assert_same(tmp_path / "here", tmp_path / "whole")

@@ -626,7 +626,9 @@ class Embedding:
         return "\n".join(lines)
 
     def close(self) -> None:
-        """Closes the file stores, where there are any; nothing may be looked up afterwards."""
+        """Closes the file stores, where there are any, and ends the threads of planning; nothing may be
+        looked up afterwards."""
+        self.threads.close()
         if self.tiers:
             self.tiers.close()
 

@@ -256,6 +256,7 @@ class Trainer:
             stack.enter_context(device.own_random_numbers(state, self.config.seed))
             stack.callback(self._write_trace)
             stack.callback(self._writer.close)
+            stack.callback(self.embedding.threads.close)
             if self.tiers:
                 stack.callback(self.tiers.stop_writing)
                 self.tiers.warm()

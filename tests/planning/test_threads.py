@@ -45,6 +45,14 @@ def test_one_thread_is_the_callers():
     ]
 
 
+def test_threads_end_when_closed_and_begin_again_when_asked():
+    threads = Threads(2)
+    for _ in range(2):
+        assert threads.map(abs, [-1, -2]) == [1, 2]
+        threads.close()
+        assert not [t for t in threading.enumerate() if t.name.startswith("hotrows-planning")]
+
+
 def test_a_thread_of_planning_has_no_team():
     if native.load() is None:
         pytest.skip("the native core was not built")
@@ -115,7 +123,7 @@ def test_batches_are_loaded_beside_planning_in_their_order():
     batches, embedding = stream(), parts_of(2)
     with closing(start(embedding, enumerate(read(batches)), read(batches))) as runner:
         assert all(work.batch is of for work, of in zip(runner, batches, strict=True))
-    assert readers == {"planning"}
+    assert readers == {"hotrows-planning"}
 
 
 @pytest.mark.parametrize("plan_depth", [0, 2])

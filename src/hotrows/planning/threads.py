@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -31,20 +31,28 @@ class Threads:
 
     def __init__(self, num: int = 1) -> None:
         self.num = num
-        self._pool = ThreadPoolExecutor(num, "planning", _compute_alone)
+        self._pool: ThreadPoolExecutor | None = None  # from the first call on
 
     def map(self, work: Callable[[Item], Made], items: Sequence[Item]) -> list[Made]:
         """work(item) of each, in their order; of several errors the first in that order is raised,
         once nothing runs any more."""
         if self.num == 1 or len(items) < 2:
             return [work(item) for item in items]
-        made = [self._pool.submit(work, item) for item in items]
+        made = [self.begin(work, item) for item in items]
         wait(made)
         return [of.result() for of in made]
 
-    def begin(self, work: Callable[[], Made]) -> Future[Made]:
+    def begin(self, work: Callable[..., Made], *arguments: Any) -> Future[Made]:
         """Does `work` beside what the caller does next."""
-        return self._pool.submit(work)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.num, "hotrows-planning", _compute_alone)
+        return self._pool.submit(work, *arguments)
+
+    def close(self) -> None:
+        """Ends the threads once they have done what was begun; whoever goes on gets others."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.shutdown()
 
 
 def num_threads(asked: int | None, on_host: bool) -> int:
