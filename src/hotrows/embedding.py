@@ -33,6 +33,7 @@ from hotrows.batch import Batch
 from hotrows.device import HOST, Device, find
 from hotrows.lanes import Begun, Lanes
 from hotrows.optim import Adagrad, RowOptimizer, RowWiseAdagrad
+from hotrows.passing import Passing
 from hotrows.piece import Shard
 from hotrows.plan import PackPlan, Plan
 from hotrows.planning import packing
@@ -44,8 +45,7 @@ from hotrows.planning.threads import Threads, num_threads
 from hotrows.ranks import Note, OneRank, Ranks
 from hotrows.record import RecordLayout, views
 from hotrows.schema import Cross, Schema, Table
-from hotrows.storage.cache import CHUNK_ROWS, Cache, chunks
-from hotrows.storage.device_cache import DeviceCache
+from hotrows.storage.cache import chunks
 from hotrows.storage.store import FirstValues, MemoryStore
 from hotrows.tiers import Caching, Tiers
 from hotrows.traffic import Traffic
@@ -53,9 +53,6 @@ from hotrows.upload import Uploaded, upload
 from hotrows.vectors import Vectors
 
 log = logging.getLogger("hotrows")
-
-_LEAST_CHUNK = 256  # rows
-_MOST_HELD = 4 << 30  # bytes of rows that pass through a device at once
 
 
 class Declares(Protocol):
@@ -152,14 +149,16 @@ class Embedding:
         )
         self.stores = self._memory(caching)
         self.touched: tuple[Tensor, ...] = ()
-        self._held: dict[int, tuple[Plan, Tensor]] = {}  # by group: rows that pass through a device
         self._decay: dict[int, Tensor] = {}  # by pack: what the weight decay of each row is times
         self.tiers: Tiers | None = None
+        self._passing: Passing | None = None  # behind a cache
         if caching is not None:
             self.tiers = Tiers(
                 caching, self.shards, self.groups, self._first, self.stores, seed, read_only,
                 self.device, self.threads,
             )  # fmt: skip
+            layouts = [first.layout for first in self._first]
+            self._passing = Passing(self.tiers.caches, self.groups, layouts, self.device)
 
     @classmethod
     def of(
@@ -394,7 +393,8 @@ class Embedding:
                 continue
             self._note_update(plan, g)
             if not self._is_resident(plan, g):
-                self._update_through(g, plan, grads, numbers, squares)
+                assert self._passing is not None
+                self._passing.update(g, plan, partial(self._update_some, grads, numbers, squares))
         self._lanes.each(
             [
                 partial(
@@ -450,6 +450,16 @@ class Embedding:
             part.bags, part.weights, grad, optimizer.kind, own, *self._keys[p], decay, squares,
         )  # fmt: skip
 
+    def _update_some(
+        self, grads: Sequence[Tensor | None], numbers: Tensor,
+        squares: Mapping[int, Tensor | None], p: int, records: Tensor, part: PackPlan,
+        slots: Tensor, rows: slice,
+    ) -> None:  # fmt: skip
+        """The rows of a plan at places `rows`, with their records at hand (`passing`)."""
+        whole = squares[p]
+        of_rows = None if whole is None else whole[rows]
+        self._update(p, records, part, slots, grads[p], numbers, of_rows)
+
     def _mean_squares(self, p: int, plan: Plan, grad: Tensor | None) -> Tensor | None:
         """[U]: of each row's gradient over all columns, where this rank has some of them and the
         optimizer wants to know; else None."""
@@ -490,89 +500,12 @@ class Embedding:
 
     def _lookup(self, p: int, plan: Plan) -> Tensor:
         part, layout = plan.packs[p], self._first[p].layout.as_ints()
-        g, i = self._place(p)
-        if self._is_resident(plan, g):
+        if self._is_resident(plan, self._place(p)[0]):
             records, slots = self._records(p), part.slots
-        elif self._is_held(plan, g):
-            records = self._hold(plan, g).split(list(self.groups[g].strides), 1)[i]
-            slots = torch.arange(part.num_rows, device=records.device)
-        else:  # distinct rows, chunk by chunk, then bags from the whole block: the bits of a plain one
-            block = self.device.put(self._weights(p, plan.host.packs[p].rows))
-            records, layout = block.view(torch.uint8), RecordLayout(layout[0]).as_ints()
-            slots = torch.arange(part.num_rows, device=block.device)
+        else:
+            assert self._passing is not None
+            records, layout, slots = self._passing.looked_up(p, plan)
         return ops.pool(records, layout, slots, part.inverse, part.bag_starts, part.weights)
-
-    def _is_held(self, plan: Plan, g: int) -> bool:
-        """Whether rows that pass through are on the device from lookup to update, all at once."""
-        assert self.tiers is not None
-        cache, num_rows = self.tiers.caches[g], plan.packs[self.groups[g].packs[0]].num_rows
-        return isinstance(cache, DeviceCache) and num_rows * self.groups[g].stride <= _MOST_HELD
-
-    def _hold(self, plan: Plan, g: int) -> Tensor:
-        """[U, stride]: the records of a plan's rows, read once for all packs of a group."""
-        assert self.tiers is not None
-        held, records = self._held.pop(g, (None, None))
-        if records is None or held is not plan:
-            cache, p = self.tiers.caches[g], self.groups[g].packs[0]
-            assert isinstance(cache, DeviceCache)
-            rows = plan.host.packs[p].rows
-            records = cache.read_here(rows, plan.packs[p].rows[: len(rows)])
-        if torch.is_grad_enabled():  # else there is no update to come
-            self._held[g] = plan, records
-        return records
-
-    def _weights(self, p: int, rows: Tensor) -> Tensor:
-        """[m, D] float32: the present weights of `rows`, distinct and ascending, behind a cache."""
-        assert self.tiers is not None
-        cache, layout = self.tiers.caches[self._place(p)[0]], self._first[p].layout.as_ints()
-        block = torch.empty(rows.numel(), layout[0])
-        for begin, end in chunks(rows.numel(), _chunk_rows(cache)):
-            own, each = self._own(p, rows[begin:end]), torch.arange(end - begin)
-            block[begin:end] = ops.pool(own, layout, each, each.int(), None, None)
-        return block
-
-    def _own(self, p: int, rows: Tensor) -> Tensor:
-        """[m, stride]: the present records of `rows` in a pack, behind a cache."""
-        assert self.tiers is not None
-        g, i = self._place(p)
-        return self.tiers.caches[g].read(rows).split(list(self.groups[g].strides), 1)[i]
-
-    def _update_through(
-        self, g: int, plan: Plan, grads: Sequence[Tensor | None], numbers: Tensor,
-        squares: Mapping[int, Tensor | None],
-    ) -> None:  # fmt: skip
-        """Reads rows, updates them and writes them back, chunk by chunk: each row as ever."""
-        assert self.tiers is not None
-        group, cache, put = self.groups[g], self.tiers.caches[g], self.device.put
-        if isinstance(cache, DeviceCache) and self._is_held(plan, g):
-            self._update_held(g, cache, plan, grads, numbers, squares)
-            return
-        first = group.packs[0]
-        whole, on_host = plan.packs[first], plan.host.packs[first]
-        for begin, end in chunks(whole.num_rows, _chunk_rows(cache)):
-            found = cache.read(on_host.rows[begin:end])
-            records, slots = put(found), put(torch.arange(end - begin))
-            own_rows, starts = whole.rows[begin:end], whole.starts[begin : end + 1]
-            for p, own in zip(group.packs, records.split(list(group.strides), 1), strict=True):
-                part = dataclasses.replace(plan.packs[p], rows=own_rows, starts=starts)
-                whole_row = squares[p]
-                of_rows = None if whole_row is None else whole_row[begin:end]
-                self._update(p, own, part, slots, grads[p], numbers, of_rows)
-            cache.write(on_host.rows[begin:end], records.cpu())
-
-    def _update_held(
-        self, g: int, cache: DeviceCache, plan: Plan, grads: Sequence[Tensor | None],
-        numbers: Tensor, squares: Mapping[int, Tensor | None],
-    ) -> None:  # fmt: skip
-        """The same on the device, with the records that the lookup has read."""
-        group, records = self.groups[g], self._hold(plan, g)
-        first = group.packs[0]
-        slots = torch.arange(plan.packs[first].num_rows, device=records.device)
-        for p, own in zip(group.packs, records.split(list(group.strides), 1), strict=True):
-            self._update(p, own, plan.packs[p], slots, grads[p], numbers, squares[p])
-        rows = plan.host.packs[first].rows
-        cache.write_here(rows, plan.packs[first].rows[: len(rows)], records)
-        self._held.pop(g, None)
 
     # ---- all rows
 
@@ -591,8 +524,8 @@ class Embedding:
         """The weights of a table, [m, dim] as stored, some rows at a time; the pipeline rests."""
         p, first, end = self._rows_of(table)
         for begin, stop in chunks(end - first):
-            if self.tiers:
-                own = self._own(p, torch.arange(first + begin, first + stop))
+            if self._passing:
+                own = self._passing.own(p, torch.arange(first + begin, first + stop))
                 yield views(own, self._first[p].layout.as_ints()).weights
             else:
                 own = self.stores[p].copy_out(first + begin, first + stop)
@@ -601,8 +534,8 @@ class Embedding:
     def present_weights(self, p: int) -> Tensor:
         """[rows, d] float32: the weights of all rows that this rank holds of a pack; the pipeline
         rests."""
-        if self.tiers:
-            return self._weights(p, torch.arange(self.shards[p].rows))
+        if self._passing:
+            return self._passing.weights(p, torch.arange(self.shards[p].rows))
         return self.stores[p].views.weights.float().cpu()
 
     def _rows_of(self, table: str) -> tuple[int, int, int]:
@@ -725,8 +658,3 @@ def _table_key(seed: int, name: str) -> int:
     """The random stream of a table: an int64 from its name and the seed."""
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
-
-
-def _chunk_rows(cache: Cache) -> int:
-    """How many rows that pass through are held at once: as many as there are slots, about."""
-    return min(max(cache.num_slots, _LEAST_CHUNK), CHUNK_ROWS)
