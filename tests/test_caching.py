@@ -196,7 +196,7 @@ def test_evaluations_and_flushes_in_between_change_nothing(warm, in_file, tmp_pa
 
 @pytest.mark.parametrize("chunk", [1, 7, 256])
 def test_without_a_pipeline_rows_pass_through(chunk, monkeypatch):
-    monkeypatch.setattr("hotrows.embedding._LEAST_CHUNK", chunk)
+    monkeypatch.setattr("hotrows.passing._LEAST_CHUNK", chunk)
     losses, expected = plain(Adagrad(lr=0.1))
     embedding = engine(caching_of(0.0))
     assert same(train_plainly(embedding, stream()), losses)
