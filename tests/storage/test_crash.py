@@ -267,10 +267,12 @@ def memory_path(tmp_path):
 def test_a_crash_at_any_change_of_the_disk_loses_no_checkpoint(memory_path, how):
     if how == "core" and not native.load():
         pytest.skip("the core was not built")
-    # Hundreds of forks: of a process of its own, which is small.
-    process = multiprocessing.get_context("spawn").Process(
-        target=crash_everywhere, args=(memory_path, how)
-    )
+    in_a_small_process(crash_everywhere, memory_path, how)
+
+
+def in_a_small_process(work, *arguments):
+    """For hundreds of forks: forking one that has run all tests before takes many times as long."""
+    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
     process.start()
     process.join()
     assert process.exitcode == 0, "see its traceback"
@@ -290,6 +292,10 @@ def crash_everywhere(folder, how):
 
 @pytest.mark.parametrize("with_core", ENGINES, ids=["plain", "core"])
 def test_a_store_killed_at_any_time_comes_back_to_its_last_checkpoint(tmp_path, with_core):
+    in_a_small_process(kill_at_any_time, tmp_path, with_core)
+
+
+def kill_at_any_time(tmp_path, with_core):
     path, chance, books = tmp_path / "store", random.Random(5), Books()
     num_finished = 0
     with engine(with_core, 400, 900):
@@ -315,6 +321,10 @@ def test_a_store_killed_at_any_time_comes_back_to_its_last_checkpoint(tmp_path, 
 
 
 def test_creation_that_was_interrupted_is_done_again(tmp_path):
+    in_a_small_process(interrupt_creation, tmp_path)
+
+
+def interrupt_creation(tmp_path):
     for at in range(100):
         path = tmp_path / str(at)
 

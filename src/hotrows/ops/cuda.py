@@ -1,8 +1,8 @@
 """The ops on CUDA tensors: kernels in Triton, which is imported when the first of them runs.
 
 Where there is no Triton, CUDA tensors take the reference, whose sums have no one order there. First
-values are computed on the host
-wherever the records are, so that a row begins with the same bits on every device.
+values are computed on the host wherever the records are, so that a row begins with the same bits on
+every device.
 """
 
 from __future__ import annotations
