@@ -73,7 +73,10 @@ def demo(arguments: list[str]) -> int:
 
 
 def test(arguments: list[str]) -> int:
-    return run(PYTHON, "-m", "pytest", *arguments)
+    """All tests, file by file on two processes: many wait for processes of their own."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of one do not hold up the other
+    both = [] if arguments else ["-n", "2", "--dist", "loadfile"]
+    return run(PYTHON, "-m", "pytest", *both, *arguments)
 
 
 def lint(arguments: list[str]) -> int:
