@@ -72,7 +72,6 @@ def test_dropout_is_drawn_anew_at_every_call():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @every_case
 def test_compiled_for_a_gpu_a_model_is_the_model(name, options, bfloat16):
     model = build(name, **options).train().to("cuda")

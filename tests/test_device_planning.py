@@ -15,7 +15,6 @@ from hotrows.batch import samples
 from hotrows.config import TrainConfig
 from hotrows.schema import Cross
 from hotrows.stages import start
-from hotrows.step import CapturedStep, Step
 from hotrows.tiers import Caching
 from hotrows.train import Trainer
 from tests import pretend
@@ -155,15 +154,13 @@ def test_a_run_planned_on_the_device_is_that_planned_on_the_host(encoded, tmp_pa
 
 
 def test_a_captured_step_replays_such_plans(encoded, tmp_path, monkeypatch):  # noqa: F811
-    captured = []
-
-    def capture(run):
-        captured.append(run)
-        return run
-
+    captured, capture = [], pretend.PretendDevice.capture
+    monkeypatch.setattr(
+        pretend.PretendDevice, "capture", lambda *of: captured.append(of) or capture(*of)
+    )
     on_device(encoded, CONFIG, tmp_path / "host")
-    monkeypatch.setattr("hotrows.train.Step", lambda *of: CapturedStep(Step(*of), capture))
-    on_device(encoded, replace(CONFIG, device="cuda", planning="device"), tmp_path / "device")
+    config = replace(CONFIG, device="cuda", planning="device", cuda_graph=True)
+    on_device(encoded, config, tmp_path / "device")
     assert len(captured) == 1
     assert_same(tmp_path / "host", tmp_path / "device")
 

@@ -125,14 +125,10 @@ class CapturedStep:
     padded, so that whole batches have one (`Embedding.upload(..., padded=True)`). The first steps of
     a form run as ever, and so do those whose form changes from batch to batch: lists of ids, batches
     in parts, and batches with more rows than fit.
-
-    capture: makes what replays a function from it; None: the device's own (`Device.capture`).
     """
 
-    def __init__(
-        self, step: Step, capture: Callable[[Callable[[], Tensor]], Callable[[], Tensor]] | None = None
-    ) -> None:  # fmt: skip
-        self._step, self._capture = step, capture or step.embedding.device.capture
+    def __init__(self, step: Step) -> None:
+        self._step = step
         self._seen: dict[Any, int] = {}
         self._forms: dict[Any, _Form] = {}
         self._told = False
@@ -166,7 +162,8 @@ class CapturedStep:
         plan = dataclasses.replace(plan, packs=packs)
         batch = dataclasses.replace(batch, dense=dense, labels=labels, sample_weights=weights)
         numbers = numbers.clone()
-        launch = self._capture(lambda: self._step.run(plan, batch, numbers))
+        device = self._step.embedding.device
+        launch = device.capture(lambda: self._step.run(plan, batch, numbers))
         return _Form(_read(plan, batch), numbers, launch)
 
     def _tell(self) -> None:

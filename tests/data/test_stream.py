@@ -9,7 +9,6 @@ import threading
 import time
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -159,7 +158,7 @@ while True:
     assert b"Fatal" not in said
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.gpu
 def test_batches_come_in_pinned_memory(part):
     with loader(part).stream(pin_memory=True) as stream:
         batch = next(stream)

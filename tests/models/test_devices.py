@@ -132,7 +132,6 @@ def test_a_forward_pass_is_one_on_a_gpu(name, options):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @every_case
 def test_a_gpu_learns_as_the_cpu_does_twice_the_same_and_waits_for_nothing(name, options):
     model = build(name, **{**options, "dropout": 0.0} if "dropout" in options else options).train()

@@ -16,8 +16,6 @@ from hotrows.nn import batched
 from hotrows.nn.batching import MAX_FLOPS, Batching, describe
 from tests.nn.launches import launches_of_step
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-
 
 @pytest.fixture(autouse=True)
 def fresh_compiler():
@@ -581,7 +579,6 @@ def test_random_loops_equal_plain(seed):
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("seed", range(10))
 def test_random_loops_equal_plain_on_the_device(seed):
     model, x = random_loop(torch.seed() % 100_000)

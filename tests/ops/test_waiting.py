@@ -7,10 +7,7 @@ from hotrows import SGD, ops
 from hotrows.optim import hyper_tensor
 from tests.ops.test_registration import arguments
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 WAIT = ("unique", "initialize")
 
 

@@ -36,7 +36,6 @@ def test_words_are_as_wide_as_all_addresses_allow():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_either_side_may_be_pinned_memory_of_the_host():
     source = torch.randint(0, 256, (500, 64), dtype=torch.uint8).pin_memory()
     rows = torch.randperm(500, device="cuda")[:100]
