@@ -1,7 +1,7 @@
 """Sets up a virtual environment in `.venv` and runs one task in it. Needs Python and a compiler only.
 
 python3 tasks.py demo     make synthetic Criteo data, train DLRM on it, show what came out
-python3 tasks.py test     run the tests
+python3 tasks.py test     run the tests; with --all also slow ones, and all cases of others
 python3 tasks.py lint     run the linter, the type checker and the import contract
 """
 
@@ -75,7 +75,7 @@ def demo(arguments: list[str]) -> int:
 def test(arguments: list[str]) -> int:
     """All tests, file by file on two processes: many wait for processes of their own."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of one do not hold up the other
-    both = [] if arguments else ["-n", "2", "--dist", "loadfile"]
+    both = [] if set(arguments) - {"--all"} else ["-n", "2", "--dist", "loadfile"]
     return run(PYTHON, "-m", "pytest", *both, *arguments)
 
 

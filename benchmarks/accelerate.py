@@ -19,25 +19,25 @@ CTR, SEQUENCES = "ctr_libraries", "sequence_libraries"
 
 
 def _arms() -> dict[str, Arm]:
-    found = {}
+    arms = {}
     for library, arguments in SETTINGS.items():
-        found[library] = Arm("ctr", CTR, arguments)
-        found[f"{library}+hotrows"] = Arm("ctr", CTR, f"{arguments} --accelerate")
+        arms[library] = Arm("ctr", CTR, arguments)
+        arms[f"{library}+hotrows"] = Arm("ctr", CTR, f"{arguments} --accelerate")
     sparse = "--library torch-rechub --sparse"
-    found["rechub-sparse"] = Arm("ctr", CTR, sparse, "sparse gradients and SparseAdam")
-    found["rechub-sparse+hotrows"] = Arm("ctr", CTR, f"{sparse} --accelerate")
+    arms["rechub-sparse"] = Arm("ctr", CTR, sparse, "sparse gradients and SparseAdam")
+    arms["rechub-sparse+hotrows"] = Arm("ctr", CTR, f"{sparse} --accelerate")
     for library in ("deepctr-torch", "fuxictr"):
         arguments = f"--library {library}"
-        found[f"{library}-din"] = Arm("ctr", SEQUENCES, arguments)
-        found[f"{library}-din+hotrows"] = Arm("ctr", SEQUENCES, f"{arguments} --accelerate")
-    return found
+        arms[f"{library}-din"] = Arm("ctr", SEQUENCES, arguments)
+        arms[f"{library}-din+hotrows"] = Arm("ctr", SEQUENCES, f"{arguments} --accelerate")
+    return arms
 
 
 def _comparisons() -> dict[str, Comparison]:
-    found = {}
+    comparisons = {}
 
     def compare(name: str, setting: str, arm: str) -> None:
-        found[name] = Comparison(setting, peers=(), baseline=arm, ours=(arm, f"{arm}+hotrows"))
+        comparisons[name] = Comparison(setting, peers=(), baseline=arm, ours=(arm, f"{arm}+hotrows"))
 
     deepfm = "--model deepfm --optimizer adam --workload"
     for library in SETTINGS:
@@ -49,7 +49,7 @@ def _comparisons() -> dict[str, Comparison]:
     compare("criteo-sparse", f"{deepfm} criteo", "rechub-sparse")
     compare("din-deepctr", "--model din --dim 16 --epoch-steps 100", "deepctr-torch-din")
     compare("din-fuxictr", "--model din --dim 16 --epoch-steps 100", "fuxictr-din")
-    return found
+    return comparisons
 
 
 if __name__ == "__main__":

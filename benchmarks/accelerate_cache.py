@@ -66,7 +66,7 @@ def run(arm: str, num_steps: int, folder: str) -> dict:
         options["store"] = "memory" if store == "memory" else f"file:{folder}/tables"
     hotrows.accelerate(model, optimizer, **options)
     data = workload.batches(load, load.batch_size)
-    batches = [tuple(map(torch.from_numpy, (of.ids, of.dense, of.labels))) for of in data]
+    batches = [tuple(map(torch.from_numpy, (batch.ids, batch.dense, batch.labels))) for batch in data]
     loader = [batches[k % len(batches)] for k in range(num_steps)]
     seconds, begin = [], time.perf_counter()
     for ids, dense, labels in hotrows.lookahead(loader, model) if looks_ahead else loader:
@@ -77,11 +77,7 @@ def run(arm: str, num_steps: int, folder: str) -> dict:
         seconds.append(now - begin)
         begin = now
     timed = seconds[len(seconds) // 4 :]  # the rest warms the cache up
-    return {
-        "ms": median(timed) * 1e3,
-        "mean_ms": sum(timed) / len(timed) * 1e3,
-        "steps": len(timed),
-    }
+    return {"ms": median(timed) * 1e3, "mean_ms": sum(timed) / len(timed) * 1e3, "steps": len(timed)}
 
 
 def main() -> None:
@@ -103,9 +99,9 @@ def main() -> None:
             said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             rounds[arm].append(json.loads(said.splitlines()[-1]))
     arms = {}
-    for arm, found in rounds.items():
-        ms = median(of["mean_ms"] for of in found)
-        arms[arm] = {"mean_ms": ms, "rounds": found}
+    for arm, results in rounds.items():
+        ms = median(result["mean_ms"] for result in results)
+        arms[arm] = {"mean_ms": ms, "rounds": results}
         arms[arm]["of_memory"] = arms["in memory"]["mean_ms"] / ms
         print(f"{arm:20} {ms:7.1f} ms a step, {arms[arm]['of_memory']:.2f} of the speed in memory")
     if not args.quick:

@@ -38,55 +38,53 @@ def main() -> None:
         for model in MODELS_OF[name]:
             if args.models and model not in args.models:
                 continue
-            found = {"arms": {}} if args.quick else _stored(name, model)
+            comparison = {"arms": {}} if args.quick else _stored(name, model)
             seeds = 2 if args.quick else args.seeds or SEEDS_OF[name]
             for library in (OURS, *RECIPES[model].theirs):
-                known = len(found["arms"].get(library, {}).get("auc", []))
+                known = len(comparison["arms"].get(library, {}).get("auc", []))
                 if known < seeds or args.again:
-                    arm = found["arms"][library] = _trained(library, name, model, seeds, args)
+                    arm = comparison["arms"][library] = _trained(library, name, model, seeds, args)
                     print(f"  {name} {model} {library}: {_figures(arm)}", flush=True)
-            found["setting"] = {"epochs": EPOCHS_OF[name], "batch_size": RECIPES[model].batch_size}
-            compare(found, RECIPES[model])
-            print("\n".join(lines(name, model, found)), flush=True)
+            comparison["setting"] = {"epochs": EPOCHS_OF[name], "batch_size": RECIPES[model].batch_size}
+            compare(comparison, RECIPES[model])
+            print("\n".join(lines(name, model, comparison)), flush=True)
             if not args.quick:
-                _store(name, model, found)
+                _store(name, model, comparison)
 
 
-def compare(found: dict[str, Any], recipe: Recipe) -> None:
-    """Writes into `found` how the mean AUC of ours differs from each peer's."""
-    ours = found["arms"][OURS]["auc"]
-    found["remark"] = recipe.remark
-    found["differences"] = {}
+def compare(comparison: dict[str, Any], recipe: Recipe) -> None:
+    """Writes into `comparison` how the mean AUC of ours differs from each peer's."""
+    ours = comparison["arms"][OURS]["auc"]
+    comparison["remark"] = recipe.remark
+    comparison["differences"] = {}
     for library in recipe.theirs:
-        theirs = found["arms"][library]["auc"]
+        theirs = comparison["arms"][library]["auc"]
         error = (_variance(ours) / len(ours) + _variance(theirs) / len(theirs)) ** 0.5
         difference = mean(ours) - mean(theirs)
-        found["differences"][library] = {
+        comparison["differences"][library] = {
             "difference": difference,
             "standard_error": error,
             "within_noise": abs(difference) <= 2 * error,
         }
 
 
-def lines(name: str, model: str, found: dict[str, Any]) -> list[str]:
+def lines(name: str, model: str, comparison: dict[str, Any]) -> list[str]:
     """The pairs of a model as lines of a table."""
-    ours = found["arms"][OURS]["auc"]
-    made = []
-    for library, of in found["differences"].items():
-        theirs = found["arms"][library]["auc"]
-        verdict = "within noise" if of["within_noise"] else "BEYOND NOISE"
-        made.append(
+    ours = comparison["arms"][OURS]["auc"]
+    text = []
+    for library, difference in comparison["differences"].items():
+        theirs = comparison["arms"][library]["auc"]
+        verdict = "within noise" if difference["within_noise"] else "BEYOND NOISE"
+        text.append(
             f"{name:10} {model:12} {library:14} {mean(ours):.4f} +- {_deviation(ours):.4f}"
             f"  {mean(theirs):.4f} +- {_deviation(theirs):.4f}"
-            f"  {of['difference']:+.4f} (error {of['standard_error']:.4f})  {verdict}"
-            f"  {found['remark']}".rstrip()
+            f"  {difference['difference']:+.4f} (error {difference['standard_error']:.4f})  {verdict}"
+            f"  {comparison['remark']}".rstrip()
         )
-    return made
+    return text
 
 
-def _trained(
-    library: str, name: str, model: str, seeds: int, args: argparse.Namespace
-) -> dict[str, Any]:
+def _trained(library: str, name: str, model: str, seeds: int, args: argparse.Namespace) -> dict[str, Any]:
     python = sys.executable if library == OURS else str(python_of("ctr"))
     command = [python, "-W", "ignore", "-m", "benchmarks.arms.accuracy_arm"]
     command += ["--library", library, "--set", name, "--model", model]
@@ -110,10 +108,10 @@ def _stored(name: str, model: str) -> dict[str, Any]:
     return _all_stored().get(name, {}).get(model, {"arms": {}})
 
 
-def _store(name: str, model: str, found: dict[str, Any]) -> None:
+def _store(name: str, model: str, comparison: dict[str, Any]) -> None:
     """Adds it to what others may have stored meanwhile."""
     results = _all_stored()
-    results.setdefault(name, {})[model] = found
+    results.setdefault(name, {})[model] = comparison
     write(NAME, {"question": QUESTION, "sets": results})
 
 

@@ -35,8 +35,7 @@ def load(name: str) -> tuple[Features, Samples, Samples]:
     features = Features(**facts | {"labels": tuple(facts["labels"])})
     with np.load(FOLDER / f"{name}.npz") as file:
         parts = [
-            Samples(*(file[f"{part}_{field}"] for field in Samples._fields))
-            for part in ("train", "test")
+            Samples(*(file[f"{part}_{field}"] for field in Samples._fields)) for part in ("train", "test")
         ]
     return features, *parts
 
@@ -60,31 +59,33 @@ Made = tuple[Features, Samples, Samples]
 
 
 def _criteo(raw: Path) -> Made:
-    from hotrows.data import prepare, schemas
+    from hotrows.data import prepare
+    from hotrows.datasets import schemas
 
     files, schema = [raw / "criteo_kaggle_10k.tsv"], schemas.BY_NAME["criteo"]
     return _encoded(lambda folder: prepare(files, schema, folder, split="position:0.8,0,0.2"))
 
 
 def _avazu(raw: Path) -> Made:
-    from hotrows.data import prepare, schemas
+    from hotrows.data import prepare
+    from hotrows.datasets import schemas
 
     files, schema = [raw / "avazu_14k.csv"], schemas.BY_NAME["avazu"]
     return _encoded(lambda folder: prepare(files, schema, folder, split="position:0.8,0,0.2"))
 
 
 def _adult(raw: Path) -> Made:
-    from hotrows.data import sets
+    from hotrows import datasets
 
-    return _encoded(lambda folder: sets.prepare(sets.BY_NAME["adult"], None, folder))
+    return _encoded(lambda folder: datasets.prepare(datasets.BY_NAME["adult"], None, folder))
 
 
 def _movielens(raw: Path) -> Made:
     """Users whose id is divisible by four; genres, several per movie, are left out."""
-    from hotrows.data import sets
+    from hotrows import datasets
 
-    of = sets.BY_NAME["movielens_1m"]
-    features, *parts = _encoded(lambda folder: sets.prepare(of, raw, folder), target="movie")
+    data_set = datasets.BY_NAME["movielens_1m"]
+    features, *parts = _encoded(lambda folder: datasets.prepare(data_set, raw, folder), target="movie")
     user = features.fields.index("user")
     kept = [_where(part, part.ids[user] % ONE_USER_IN == 0) for part in parts]
     return features, *kept
@@ -104,8 +105,8 @@ def _clicks(raw: Path) -> Made:
     offsets = ends_of(random_lengths(rng, num, 10, MAX_LENGTH))
     sample = np.repeat(np.arange(num), np.diff(offsets))
     history = tastes[user[sample], rng.integers(0, 3, len(sample))]
-    asked = rng.random(num) < 0.3  # a sample of the item's shop in the history, else most have none
-    history = np.where(asked[sample] & (rng.random(len(sample)) < 0.4), shop[sample], history)
+    is_fan = rng.random(num) < 0.3  # samples with the item's shop in the history; most have none
+    history = np.where(is_fan[sample] & (rng.random(len(sample)) < 0.4), shop[sample], history)
     last = history[offsets[1:] - 1]
     share = np.bincount(sample, history == shop[sample], num) / np.diff(offsets)
     click = -1.5 + 4 * share + quality[item]
@@ -148,15 +149,15 @@ def _encoded(prepare: Callable[[Path], EncodedData], target: str | None = None) 
 
 
 def _samples(part: Part, features: Features) -> Samples:
-    from hotrows.data.loader import Loader
+    from hotrows.data.load.loader import Loader
 
-    found = [_of_batch(batch, features) for batch in Loader(part, 8192, shuffle=False).batches(0)]
-    lengths = np.concatenate([np.diff(samples.offsets) for samples in found])
+    encoded = [_of_batch(batch, features) for batch in Loader(part, 8192, shuffle=False).batches(0)]
+    lengths = np.concatenate([np.diff(samples.offsets) for samples in encoded])
     return Samples(
-        np.concatenate([samples.ids for samples in found], 1),
-        np.concatenate([samples.dense for samples in found]),
-        np.concatenate([samples.labels for samples in found]),
-        np.concatenate([samples.history for samples in found]),
+        np.concatenate([samples.ids for samples in encoded], 1),
+        np.concatenate([samples.dense for samples in encoded]),
+        np.concatenate([samples.labels for samples in encoded]),
+        np.concatenate([samples.history for samples in encoded]),
         ends_of(lengths),
     )
 
@@ -165,15 +166,15 @@ def _of_batch(batch: Batch, features: Features) -> Samples:
     ids, size = batch.ids.numpy(), batch.size
     offsets = np.arange(len(ids) + 1) if batch.offsets is None else batch.offsets.numpy()
 
-    def of(name: str) -> tuple[np.ndarray, np.ndarray]:
+    def ids_of(name: str) -> tuple[np.ndarray, np.ndarray]:
         place = batch.features.index(name)
         ends = offsets[place * size : (place + 1) * size + 1]
         return ids[ends[0] : ends[-1]], ends - ends[0]
 
     history, ends = np.zeros(0, np.int64), np.zeros(size + 1, np.int64)
     if features.target is not None:
-        history, ends = _last(*of("history"), features.max_length)
-    columns = np.stack([of(name)[0] for name in features.fields])
+        history, ends = _last(*ids_of("history"), features.max_length)
+    columns = np.stack([ids_of(name)[0] for name in features.fields])
     return Samples(columns, batch.dense.numpy(), batch.labels.numpy(), history, ends)
 
 

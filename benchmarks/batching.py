@@ -68,7 +68,7 @@ class Towers(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         tasks = zip(self.towers, x.unbind(1), strict=True)
-        return torch.cat([tower(each) for tower, each in tasks], 1)
+        return torch.cat([tower(rows) for tower, rows in tasks], 1)
 
 
 class Attentions(nn.Module):
@@ -77,18 +77,17 @@ class Attentions(nn.Module):
     def __init__(self, num_histories: int) -> None:
         super().__init__()
         self.scores = nn.ModuleList(
-            nn.Sequential(nn.Linear(64, 36), nn.Sigmoid(), nn.Linear(36, 1))
-            for _ in range(num_histories)
+            nn.Sequential(nn.Linear(64, 36), nn.Sigmoid(), nn.Linear(36, 1)) for _ in range(num_histories)
         )
 
     def forward(self, queries: Tensor, keys: Tensor) -> Tensor:
         histories = zip(self.scores, queries.unbind(1), keys.unbind(1), strict=True)
-        return torch.cat([_attend(*each) for each in histories], 1)
+        return torch.cat([_attend(*history) for history in histories], 1)
 
 
 def _attend(score: nn.Module, query: Tensor, keys: Tensor) -> Tensor:
-    asked = query.unsqueeze(1).expand(-1, keys.shape[1], -1)
-    scores = score(torch.cat([asked, keys, asked - keys, asked * keys], -1)).squeeze(-1)
+    queries = query.unsqueeze(1).expand(-1, keys.shape[1], -1)
+    scores = score(torch.cat([queries, keys, queries - keys, queries * keys], -1)).squeeze(-1)
     return (scores.softmax(-1).unsqueeze(1) @ keys).squeeze(1)
 
 
@@ -148,30 +147,24 @@ def _times(
             begin = time.perf_counter()
             sides[i](*inputs).sum().backward()
             seconds[i].append(time.perf_counter() - begin)
-    return [median(each[2:]) * 1e3 for each in seconds]
+    return [median(times[2:]) * 1e3 for times in seconds]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--note", default="", help="what else the machine did, written into the result"
-    )
+    parser.add_argument("--note", default="", help="what else the machine did, written into the result")
     parser.add_argument("--quick", action="store_true", help="few steps; nothing is written")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    found = {}
+    figures = {}
     for name, setting in SETTINGS.items():
-        found[name] = compare(setting, 3 if args.quick else 40)
-        print(
-            f"{name:16} {json.dumps({k: round(v, 2) for k, v in found[name].items()})}", flush=True
-        )
+        figures[name] = compare(setting, 3 if args.quick else 40)
+        print(f"{name:16} {json.dumps({k: round(v, 2) for k, v in figures[name].items()})}", flush=True)
     if not args.quick:
         note = {"note": args.note} if args.note else {}
         question = __doc__.splitlines()[0]
-        write(
-            "batching", {"question": question, **conditions(args.threads), **note, "models": found}
-        )
+        write("batching", {"question": question, **conditions(args.threads), **note, "models": figures})
 
 
 if __name__ == "__main__":

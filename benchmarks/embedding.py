@@ -18,9 +18,7 @@ COMPARISONS = {
         baseline="fbgemm",
     ),
     "rowwise": Comparison(
-        "--workload A --optimizer rowwise --embedding-only",
-        peers=(INLINE, *FUSED),
-        baseline="fbgemm",
+        "--workload A --optimizer rowwise --embedding-only", peers=(INLINE, *FUSED), baseline="fbgemm"
     ),
     "adagrad": Comparison(
         "--workload A --optimizer adagrad --embedding-only",
@@ -37,9 +35,7 @@ COMPARISONS = {
         baseline="fbgemm",
     ),
     "many-tables-rowwise": Comparison(
-        "--workload B --optimizer rowwise --embedding-only",
-        peers=(INLINE, *FUSED),
-        baseline="fbgemm",
+        "--workload B --optimizer rowwise --embedding-only", peers=(INLINE, *FUSED), baseline="fbgemm"
     ),
 }
 

@@ -13,8 +13,7 @@ CTR_LIBRARIES = ("deepctr-torch", "fuxictr", "torch-rechub")
 
 COMPARISONS = {
     "dlrm-adagrad": Comparison(
-        "--workload A --model dlrm --optimizer adagrad",
-        peers=(*PYTORCH, "tensorflow", "glued"),
+        "--workload A --model dlrm --optimizer adagrad", peers=(*PYTORCH, "tensorflow", "glued")
     ),
     "dlrm-rowwise": Comparison(
         "--workload A --model dlrm --optimizer rowwise",
@@ -22,8 +21,7 @@ COMPARISONS = {
         baseline="fbgemm",
     ),
     "dlrm-sgd": Comparison(
-        "--workload A --model dlrm --optimizer sgd",
-        peers=(*PYTORCH, "tensorflow", "glued"),
+        "--workload A --model dlrm --optimizer sgd", peers=(*PYTORCH, "tensorflow", "glued")
     ),
     "dlrm-adagrad-bfloat16": Comparison(
         "--workload A --model dlrm --optimizer adagrad --precision bfloat16",
@@ -43,16 +41,13 @@ COMPARISONS = {
         peers=("plain-torch", "fbgemm", "tensorflow", "glued"),
     ),
     "deepfm-adam": Comparison(
-        "--workload A --model deepfm --optimizer adam",
-        peers=("plain-torch", *CTR_LIBRARIES),
+        "--workload A --model deepfm --optimizer adam", peers=("plain-torch", *CTR_LIBRARIES)
     ),
     "461-tables-adagrad": Comparison(
-        "--workload B461 --model mlp --optimizer adagrad",
-        peers=("plain-torch", "fbgemm", "tensorflow"),
+        "--workload B461 --model mlp --optimizer adagrad", peers=("plain-torch", "fbgemm", "tensorflow")
     ),
     "many-tables-adagrad": Comparison(
-        "--workload B --model mlp --optimizer adagrad",
-        peers=(*PYTORCH, "tensorflow", "glued"),
+        "--workload B --model mlp --optimizer adagrad", peers=(*PYTORCH, "tensorflow", "glued")
     ),
     "many-tables-rowwise": Comparison(
         "--workload B --model mlp --optimizer rowwise",
@@ -60,8 +55,7 @@ COMPARISONS = {
         baseline="fbgemm",
     ),
     "many-tables-sgd": Comparison(
-        "--workload B --model mlp --optimizer sgd",
-        peers=(*PYTORCH, "tensorflow", "glued"),
+        "--workload B --model mlp --optimizer sgd", peers=(*PYTORCH, "tensorflow", "glued")
     ),
 }
 

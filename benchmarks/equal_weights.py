@@ -215,14 +215,7 @@ class LookedUp:
 
 def main() -> None:
     if find_spec("deepctr_torch") is None:
-        command = [
-            python_of("ctr"),
-            "-W",
-            "ignore",
-            "-m",
-            "benchmarks.equal_weights",
-            *sys.argv[1:],
-        ]
+        command = [python_of("ctr"), "-W", "ignore", "-m", "benchmarks.equal_weights", *sys.argv[1:]]
         sys.exit(subprocess.run(command, cwd=ROOT, check=False).returncode)
     parser = argparse.ArgumentParser(description="Equal weights in, equal outputs out?")
     parser.add_argument("--only", default="", help="pairs whose name has this; nothing is written")
@@ -279,13 +272,13 @@ def _differences(pair: Pair, dtype: torch.dtype) -> dict[str, float]:
     tables = library.tables(theirs)
     in_tables = {id(table) for table in tables.values()}
     dense = {name: p for name, p in theirs.named_parameters() if id(p) not in in_tables}
-    found = _run_theirs(pair, library, theirs, samples, dtype)
+    peer_logits = _run_theirs(pair, library, theirs, samples, dtype)
     expected = _run_ours(pair, dense, tables, samples, dtype)
-    upstream = torch.randint(-8, 9, found.shape).to(dtype) / 8  # exact in either precision
-    result = {"logits": _difference([expected], [found])}
-    for kind, of in (("dense", dense), ("rows", tables)):
-        leaves = list({id(leaf): leaf for leaf in of.values() if leaf.requires_grad}.values())
-        ours, peers = (_gradients(out, leaves, upstream) for out in (expected, found))
+    upstream = torch.randint(-8, 9, peer_logits.shape).to(dtype) / 8  # exact in either precision
+    result = {"logits": _difference([expected], [peer_logits])}
+    for kind, parameters in (("dense", dense), ("rows", tables)):
+        leaves = list({id(leaf): leaf for leaf in parameters.values() if leaf.requires_grad}.values())
+        ours, peers = (_gradients(out, leaves, upstream) for out in (expected, peer_logits))
         result[kind] = _difference(ours, peers)
     return result
 
@@ -293,11 +286,9 @@ def _differences(pair: Pair, dtype: torch.dtype) -> dict[str, float]:
 def _library(peer: str) -> Any:
     from benchmarks.arms import deepctr_models, fuxictr_models, padded_models
 
-    return {
-        "deepctr-torch": deepctr_models,
-        "fuxictr": fuxictr_models,
-        "padded-torch": padded_models,
-    }[peer]
+    return {"deepctr-torch": deepctr_models, "fuxictr": fuxictr_models, "padded-torch": padded_models}[
+        peer
+    ]
 
 
 def _randomize(model: nn.Module) -> None:
@@ -330,19 +321,15 @@ def _run_theirs(
 
 
 def _run_ours(
-    pair: Pair,
-    dense: dict[str, Tensor],
-    tables: dict[str, Tensor],
-    samples: Samples,
-    dtype: torch.dtype,
+    pair: Pair, dense: dict[str, Tensor], tables: dict[str, Tensor], samples: Samples, dtype: torch.dtype
 ) -> Tensor:
     from benchmarks.arms import hotrows_models
 
     name, options = pair.ours
     model = hotrows_models.build(name, pair.features, DIM, **options)
     mapped = pair.mapping(dense, pair.features, DIM)
-    own = dict(model.named_parameters())
-    assert set(mapped) == set(own), set(mapped) ^ set(own)
+    parameters = dict(model.named_parameters())
+    assert set(mapped) == set(parameters), set(mapped) ^ set(parameters)
     looked_up = LookedUp(tables, pair.features, samples)
     values = torch.from_numpy(samples.dense).to(dtype)
     with _no_rounding(dtype):
@@ -365,8 +352,8 @@ def _no_rounding(dtype: torch.dtype) -> Iterator[None]:
 def _gradients(output: Tensor, leaves: list[Tensor], upstream: Tensor) -> list[Tensor]:
     if not leaves:
         return []
-    found = torch.autograd.grad(output, leaves, upstream, retain_graph=True, allow_unused=True)
-    pairs = zip(found, leaves, strict=True)
+    gradients = torch.autograd.grad(output, leaves, upstream, retain_graph=True, allow_unused=True)
+    pairs = zip(gradients, leaves, strict=True)
     return [torch.zeros_like(leaf) if grad is None else grad.to_dense() for grad, leaf in pairs]
 
 

@@ -19,6 +19,7 @@ import shutil
 import tempfile
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -26,14 +27,16 @@ import torch
 
 from benchmarks.harness import conditions, write
 from hotrows.config import TrainConfig
-from hotrows.data import EncodedData, prepare, profile, regroup, schemas
-from hotrows.data.profile import row_bytes
-from hotrows.data.synth import synth_criteo
+from hotrows.data import EncodedData, prepare, profile, regroup
+from hotrows.data.hot_cold.profile import row_bytes
+from hotrows.datasets import schemas
+from hotrows.datasets.synthetic import synth_criteo
 from hotrows.metrics import Metrics
 from hotrows.optim import Adagrad
-from hotrows.planning.budget import format_bytes
-from hotrows.predict import Predictor
+from hotrows.runtime.units import format_bytes
 from hotrows.train import Trainer
+from hotrows.train.evaluate import evaluate as evaluate_part
+from hotrows.train.recommender import Recommender
 
 QUESTION = "Does regrouping keep accuracy, and what does it cost?"
 FOLDER = Path(__file__).parent / ".data"
@@ -91,21 +94,21 @@ def encoded(threads: int) -> EncodedData:
 
 def regrouped(data: EncodedData, share: float, out: Path) -> tuple[EncodedData, dict]:
     """The data laid out anew, and what that took."""
-    embedding = Predictor(CONFIG, data.schema).embedding
+    embedding = Recommender(CONFIG, data.schema).embedding
     bytes_per_row = row_bytes(embedding.tables, data.schema, CONFIG.row_optimizer)
     begin = time.perf_counter()
     fast_memory = int(share * embedding.num_bytes)
-    found = profile(data, bytes_per_row=bytes_per_row, fast_memory=fast_memory)
+    hot_profile = profile(data, bytes_per_row=bytes_per_row, fast_memory=fast_memory)
     profiled = time.perf_counter()
-    hot = regroup(data, found, out, force=True)
+    hot = regroup(data, hot_profile, out, force=True)
     end = time.perf_counter()
     return hot, {
         "tables": format_bytes(embedding.num_bytes),
         "fast_memory": format_bytes(fast_memory),
         "training_rows": data.parts["train"].rows,
         "all_hot_samples": hot.halves[0].rows / data.parts["train"].rows,
-        "all_hot_samples_by_profile": vars(found.samples),
-        "hot_lookups_by_profile": vars(found.lookups),
+        "all_hot_samples_by_profile": vars(hot_profile.samples),
+        "hot_lookups_by_profile": vars(hot_profile.lookups),
         "profile_seconds": profiled - begin,
         "regroup_seconds": end - profiled,
     }
@@ -113,26 +116,25 @@ def regrouped(data: EncodedData, share: float, out: Path) -> tuple[EncodedData, 
 
 def measure(arm: str, data: EncodedData, hot: EncodedData, seed: int, run: Path) -> dict:
     """One run: how good it is at the end of the epoch, and where its time went."""
-    given, config = (data, CONFIG) if arm == "plain" else (hot, replace(CONFIG, hot_cold=arm))
+    arm_data, config = (data, CONFIG) if arm == "plain" else (hot, replace(CONFIG, hot_cold=arm))
     before_last: list[Metrics] = []
 
     def look(now):
         if now.stage == "train" and now.done == now.total - 1:
-            before_last.append(evaluate(given.parts["test"]))
+            before_last.append(evaluate(arm_data.parts["test"]))
 
-    trainer = Trainer(given, replace(config, seed=seed), run, progress=look)
-    evaluate, seconds = trainer.predictor.evaluate, []
+    trainer = Trainer(arm_data, replace(config, seed=seed), run, progress=look)
+    evaluate, seconds = partial(evaluate_part, trainer.recommender), []
 
     def timed(part, progress):
         begin = time.perf_counter()
-        found = evaluate(part, progress)
+        metrics = evaluate(part, progress)
         seconds.extend([time.perf_counter() - begin] if part.name == "validation" else [])
-        return found
+        return metrics
 
-    trainer.predictor.evaluate = timed
-    result = trainer.fit()
+    result = trainer.fit(evaluate=timed)
     shutil.rmtree(run)
-    training = given.parts["train"].rows / result.samples_per_second
+    training = arm_data.parts["train"].rows / result.samples_per_second
     figures = {
         "seed": seed,
         "auc": result.test.auc,
@@ -141,7 +143,7 @@ def measure(arm: str, data: EncodedData, hot: EncodedData, seed: int, run: Path)
         "auc_before_last": before_last[0].auc,
         "log_loss_before_last": before_last[0].log_loss,
         "calibration_before_last": before_last[0].calibration,
-        "last_batch": _last_batch(arm, trainer.loader),
+        "last_batch": _last_batch(arm, trainer.steps.batches.loader),
         "training_seconds": training,
         "evaluation_seconds": sum(seconds),
         "evaluations": len(seconds),
@@ -160,19 +162,19 @@ def _last_batch(arm: str, loader) -> int:
 
 def summarize(arm: str, runs: list[dict]) -> dict:
     """Means and standard deviations over the seeds, and what differs from plain."""
-    own = [by_arm[arm] for by_arm in runs]
-    figures: dict = {"runs": own}
-    for name in own[0]:
+    runs_of_arm = [by_arm[arm] for by_arm in runs]
+    figures: dict = {"runs": runs_of_arm}
+    for name in runs_of_arm[0]:
         if name not in (*COMPARED, "seed"):
-            figures[name] = mean(one[name] for one in own)
+            figures[name] = mean(one[name] for one in runs_of_arm)
     for name in COMPARED:
         noise = stdev(by_arm["plain"][name] for by_arm in runs)
         more = [by_arm[arm][name] - by_arm["plain"][name] for by_arm in runs]
         half = T_95[len(runs)] * stdev(more) / len(runs) ** 0.5
         low, high = mean(more) - half, mean(more) + half
         figures[name] = {
-            "mean": mean(one[name] for one in own),
-            "deviation": stdev(one[name] for one in own),
+            "mean": mean(one[name] for one in runs_of_arm),
+            "deviation": stdev(one[name] for one in runs_of_arm),
             "more_than_plain": mean(more),
             "interval_95": [low, high],
             "in_seed_noise": mean(more) / noise,
@@ -183,18 +185,18 @@ def summarize(arm: str, runs: list[dict]) -> dict:
 
 def table(arms: dict[str, dict]) -> str:
     lines = []
-    for arm, of in arms.items():
+    for arm, row in arms.items():
         for name in COMPARED:
-            m = of[name]
+            m = row[name]
             low, high = m["interval_95_in_seed_noise"]
             lines.append(
                 f"{arm:11} {name:20} {m['mean']:.6f} ± {m['deviation']:.6f}  {m['more_than_plain']:+.6f} "
                 f"= {m['in_seed_noise']:+.2f} seed deviations ({low:+.2f} to {high:+.2f})"
             )
         lines.append(
-            f"{'':11} calibration {of['calibration']:.3f} ({of['calibration_before_last']:.3f} before "
-            f"the last batch of {of['last_batch']:.0f}), training {of['training_seconds']:.1f} s, "
-            f"{of['evaluations']:.0f} evaluations, {of['evaluation_share']:.1%} of the time"
+            f"{'':11} calibration {row['calibration']:.3f} ({row['calibration_before_last']:.3f} before "
+            f"the last batch of {row['last_batch']:.0f}), training {row['training_seconds']:.1f} s, "
+            f"{row['evaluations']:.0f} evaluations, {row['evaluation_share']:.1%} of the time"
         )
     return "\n".join(lines)
 

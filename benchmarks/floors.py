@@ -30,9 +30,10 @@ from benchmarks import sequences
 from benchmarks.arms.hotrows_models import batch_of, build, embedding_of, training_step
 from benchmarks.harness import conditions, write
 from benchmarks.workload import DEEPFM_DEEP, DIM, DLRM_BOTTOM, DLRM_TOP, WORKLOADS, batches, measure
-from hotrows import models, native
+from hotrows import models
 from hotrows import nn as layers
 from hotrows.nn import choose_linear_paths, products, use_linear_paths
+from hotrows.runtime import native
 
 QUESTION = __doc__.split("\n")[0]
 SEQUENCES: dict[str, dict[str, Any]] = {
@@ -136,12 +137,10 @@ def _criteo_case(kind: str) -> tuple[models.Model, hotrows.Embedding, list[hotro
         labels = torch.stack([labels, labels], 1) if kind == "mmoe" else labels
         ids, dense_values = torch.from_numpy(batch.ids).reshape(-1), torch.from_numpy(batch.dense)
         data.append(hotrows.Batch(names, ids, dense_values, labels))
-    return model, hotrows.Embedding.of(model, schema, optimizer=hotrows.Adagrad()), data
+    return model, hotrows.Embedding.for_model(model, schema, optimizer=hotrows.Adagrad()), data
 
 
-def _sequence_case(
-    kind: str, dim: int
-) -> tuple[models.Model, hotrows.Embedding, list[hotrows.Batch]]:
+def _sequence_case(kind: str, dim: int) -> tuple[models.Model, hotrows.Embedding, list[hotrows.Batch]]:
     data = [batch_of(sequences.FEATURES, samples) for samples in sequences.batches_of()]
     model = build(kind, sequences.FEATURES, dim, **SEQUENCES[kind])
     return model, embedding_of(model, sequences.FEATURES, hotrows.Adagrad()), data
@@ -152,7 +151,7 @@ def _work(model: models.Model, embedding: hotrows.Embedding, data: list[hotrows.
     work, handles = Work(), []
     within = {id(m) for mlp in model.modules() if isinstance(mlp, layers.MLP) for m in mlp.layers}
     for module in model.modules():
-        count_of = next((of for kind, of in _COUNTED.items() if isinstance(module, kind)), None)
+        count_of = next((count for kind, count in _COUNTED.items() if isinstance(module, kind)), None)
         if count_of is not None and id(module) not in within:
             handles.append(module.register_forward_hook(_counter(count_of, work)))
     some = data[:4]
@@ -189,7 +188,7 @@ def _target(work: Work, layer, queries, keys, offsets) -> None:
     work.product(len(keys), inner, width)
 
 
-def _recurrent(work: Work, layer, x, *rest) -> None:
+def _recurrent(work: Work, layer, x, *others) -> None:
     work.product(len(x), layer.input_size, 3 * layer.hidden_size)
     work.product(len(x), layer.hidden_size, 3 * layer.hidden_size)
 
@@ -244,12 +243,12 @@ def _bandwidth() -> float:
 
 
 def _shortest(run: Callable[[], Any], times: int) -> float:
-    found = []
+    seconds = []
     for _ in range(times):
         begin = time.perf_counter()
         run()
-        found.append(time.perf_counter() - begin)
-    return min(found)
+        seconds.append(time.perf_counter() - begin)
+    return min(seconds)
 
 
 def _line(name: str, row: dict) -> str:

@@ -117,24 +117,24 @@ def _known(name: str, out: Path | None) -> dict:
     return {}
 
 
-def _has_run(found: dict, setting: Setting) -> bool:
+def _has_run(findings: dict, setting: Setting) -> bool:
     """Whether a part ran to its end, on such a device and as large."""
-    same = found and all(
-        found["setting"][key] == getattr(setting, key) for key in ("device", "small")
+    same = findings and all(
+        findings["setting"][key] == getattr(setting, key) for key in ("device", "small")
     )
-    return bool(same and found["complete"])
+    return bool(same and findings["complete"])
 
 
 def _listed(known: dict[str, dict]) -> str:
     lines = []
-    for name, found in known.items():
+    for name, findings in known.items():
         state = "pending"
-        if found:
-            red = sum(state != "passed" for state in found["checks"].values())
-            state = "done" if found["complete"] else "cut"
-            state += f", {len(found['arms'])} arms, commit {(found['commit'] or 'unknown')[:12]}"
+        if findings:
+            red = sum(state != "passed" for state in findings["checks"].values())
+            state = "done" if findings["complete"] else "cut"
+            state += f", {len(findings['arms'])} arms, commit {(findings['commit'] or 'unknown')[:12]}"
             state += f", {red} checks failed" if red else ""
-            state += f", {found['error']}" if found["error"] else ""
+            state += f", {findings['error']}" if findings["error"] else ""
         lines.append(f"{name:10} {state:50} {PARTS[name].question}")
     return "\n".join(lines)
 

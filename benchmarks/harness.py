@@ -62,9 +62,7 @@ class Comparison:
         return (*self.ours, *self.peers)
 
 
-def main(
-    question: str, comparisons: dict[str, Comparison], known: Mapping[str, Arm] = ARMS
-) -> None:
+def main(question: str, comparisons: dict[str, Comparison], known: Mapping[str, Arm] = ARMS) -> None:
     """The command line of a benchmark: runs, prints and writes its comparisons, one by one.
 
     known: the arms that there are, by name.
@@ -88,11 +86,7 @@ def main(
 
 
 def run(
-    arms: Iterable[str],
-    setting: str,
-    num_rounds: int,
-    threads: int,
-    known: Mapping[str, Arm] = ARMS,
+    arms: Iterable[str], setting: str, num_rounds: int, threads: int, known: Mapping[str, Arm] = ARMS
 ) -> dict[str, list[dict]]:
     """Each arm's figures, round by round. An arm that fails is left out of later rounds."""
     rounds = {arm: [] for arm in arms}
@@ -181,9 +175,7 @@ def _arguments(
     parser = argparse.ArgumentParser(description=question)
     parser.add_argument("comparisons", nargs="*", metavar="COMPARISON", help=", ".join(comparisons))
     parser.add_argument("--arms", nargs="+", choices=known, help="only these")
-    parser.add_argument(
-        "--baseline", choices=known, help="of the ratios; default: the comparison's"
-    )
+    parser.add_argument("--baseline", choices=known, help="of the ratios; default: the comparison's")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--windows", type=int, default=5, help="measured in each round")
     parser.add_argument("--max-seconds", type=float, default=60, help="of waiting for quiet ones")

@@ -34,7 +34,7 @@ import torch
 from benchmarks.harness import ROOT, conditions, write
 from hotrows.batch import Batch
 from hotrows.data import EncodedData, Loader, write_encoded
-from hotrows.data.parquet_part import open_parquet
+from hotrows.data.load.parquet_part import open_parquet
 from hotrows.schema import Dense, Schema, Sparse
 
 BATCH_SIZE = 8192
@@ -45,7 +45,7 @@ SCHEMA = Schema(
     features=(
         *(Dense(f"I{i + 1}", transform="none") for i in range(13)),
         *(Sparse(f"C{i + 1}", rows=rows) for i, rows in enumerate(WIDTHS)),
-    ),
+    )
 )
 COLUMNS = ["label", *(feature.name for feature in SCHEMA.features)]
 RATIOS = (
@@ -76,8 +76,8 @@ def main() -> None:
     ratios = _ratios(rounds)
     for arm, row in figures.items():
         print(f"{arm:16} {row['rows_per_s']:>14,.0f} rows/s")
-    for name, of in ratios.items():
-        print(f"{name:34} {of['ratio']:6.2f}   (aim: {of['aim']})")
+    for name, entry in ratios.items():
+        print(f"{name:34} {entry['ratio']:6.2f}   (aim: {entry['aim']})")
     if not args.quick:
         facts = {"question": "How fast do batches arrive?", "rows": args.rows}
         facts |= {"batch_size": BATCH_SIZE, "row_group": ROW_GROUP, "torch_threads": 1}
@@ -107,7 +107,7 @@ def make(folder: Path, rows: int) -> None:
     np.save(folder / "ids.npy", np.ascontiguousarray(ids.T))
     np.save(folder / "dense.npy", dense)
     np.save(folder / "labels.npy", labels)
-    values = [labels.astype(np.int8), *(np.ascontiguousarray(of) for of in dense.T), *ids]
+    values = [labels.astype(np.int8), *(np.ascontiguousarray(column) for column in dense.T), *ids]
     table = pyarrow.table(dict(zip(COLUMNS, values, strict=True)))
     pyarrow.parquet.write_table(table, folder / "rows.parquet", row_group_size=ROW_GROUP)
 
@@ -152,8 +152,8 @@ def memmap_rows(folder: Path) -> Iterator[int]:
         np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("ids", "dense", "labels")
     )
     for index in _random_batches(len(labels)):
-        of = (ids[index].astype(np.int64), dense[index], labels[index].astype(np.float32))
-        yield len(_tensors(*of)[2])
+        arrays = (ids[index].astype(np.int64), dense[index], labels[index].astype(np.float32))
+        yield len(_tensors(*arrays)[2])
 
 
 def parquet_ours(folder: Path, threads: int = 2) -> Iterator[int]:
@@ -238,13 +238,13 @@ def _run(arm: str, folder: str, seconds: float) -> dict:
 
 def _ratios(rounds: dict[str, list[dict]]) -> dict[str, dict]:
     """The median over the rounds of how much faster one arm was than another of the same round."""
-    found = {}
+    ratios_found = {}
     for one, other, aim in RATIOS:
         if one in rounds and other in rounds:
             pairs = zip(rounds[one], rounds[other], strict=True)
             ratio = median(a["rows_per_s"] / b["rows_per_s"] for a, b in pairs)
-            found[f"{one} / {other}"] = {"ratio": ratio, "aim": aim}
-    return found
+            ratios_found[f"{one} / {other}"] = {"ratio": ratio, "aim": aim}
+    return ratios_found
 
 
 def _arguments() -> argparse.Namespace:

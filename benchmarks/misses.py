@@ -16,7 +16,7 @@ import torch
 from benchmarks.harness import conditions, write
 from benchmarks.streams import STREAMS, Stream
 from hotrows.planning.policy import Frequency, Hot, Lookahead
-from hotrows.planning.slots import SlotMap
+from hotrows.planning.slots import slot_map
 
 SHARES = (0.01, 0.02, 0.05, 0.10)
 IN_FLIGHT = (4, 1)
@@ -46,27 +46,25 @@ def measure(stream: Stream, num_batches: int) -> list[dict]:
     popular = torch.from_numpy(stream.by_popularity())
     figures = []
     print(f"\n{stream.name}: {stream.rows:,} rows, {len(batches[0]):,} lookups a batch")
-    print(
-        f"{'cache':>6} {'flight':>6} {'policy':10} {'misses':>9} {'belady':>7} {'ns':>5} {'window':>7}"
-    )
+    print(f"{'cache':>6} {'flight':>6} {'policy':10} {'misses':>9} {'belady':>7} {'ns':>5} {'window':>7}")
     for share in SHARES:
         for in_flight in IN_FLIGHT:
             floor = None
             for name in POLICIES:
-                found = replay(
+                figure = replay(
                     name, stream, int(stream.rows * share), in_flight, batches, distinct, popular
                 )
-                floor = floor or found["misses_per_batch"]
-                found |= {
+                floor = floor or figure["misses_per_batch"]
+                figure |= {
                     "cache": share,
                     "in_flight": in_flight,
-                    "over_belady": found["misses_per_batch"] / floor,
+                    "over_belady": figure["misses_per_batch"] / floor,
                 }
-                figures.append(found)
+                figures.append(figure)
                 print(
-                    f"{share:6.0%} {in_flight:6} {name:10} {found['misses_per_batch']:9,.1f} "
-                    f"{found['over_belady']:7.3f} {found['ns_per_lookup']:5.1f} "
-                    f"{found['window'] or '':>7}",
+                    f"{share:6.0%} {in_flight:6} {name:10} {figure['misses_per_batch']:9,.1f} "
+                    f"{figure['over_belady']:7.3f} {figure['ns_per_lookup']:5.1f} "
+                    f"{figure['window'] or '':>7}",
                     flush=True,
                 )
     return figures
@@ -75,7 +73,7 @@ def measure(stream: Stream, num_batches: int) -> list[dict]:
 def replay(name, stream, num_slots, in_flight, batches, distinct, popular) -> dict:
     """Plans all batches; `ns_per_lookup` is the thread's own time in the slot map."""
     policy = _policy(name, num_slots, len(distinct[0]), in_flight, popular)
-    slots = SlotMap(num_slots, policy, in_flight)
+    slots = slot_map(num_slots, policy, in_flight)
     slots.warm(popular[:num_slots])
     fed, half, misses, windows = 0, len(batches) // 2, 0, []
     begin = time.thread_time()
@@ -88,7 +86,7 @@ def replay(name, stream, num_slots, in_flight, batches, distinct, popular) -> di
                 fed += 1
         if batch == half:
             misses = slots.misses
-        slots.take(rows)
+        slots.allocate(rows)
         windows.append(slots.window)
     seconds = time.thread_time() - begin
     lookups = sum(map(len, batches))

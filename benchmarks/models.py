@@ -93,15 +93,13 @@ def _run(data: EncodedData, model: str, options: dict, seed: int, changes: dict)
 
 
 def _summary(runs: list[dict]) -> dict:
-    found = {}
+    summary = {}
     for name in ("auc", "gauc", "log_loss"):
         values = [run[name] for run in runs]
-        found[name] = mean(values)
+        summary[name] = mean(values)
         if len(values) > 1:
-            found[f"{name}_interval"] = (
-                T95[len(values) - 1] * stdev(values) / math.sqrt(len(values))
-            )
-    return found
+            summary[f"{name}_interval"] = T95[len(values) - 1] * stdev(values) / math.sqrt(len(values))
+    return summary
 
 
 def _line(row: dict) -> str:
@@ -113,8 +111,8 @@ def _line(row: dict) -> str:
     )
 
 
-def _pairs(given: list[str]) -> dict:
-    return {name: json.loads(value) for name, value in (text.split("=", 1) for text in given)}
+def _pairs(texts: list[str]) -> dict:
+    return {name: json.loads(value) for name, value in (text.split("=", 1) for text in texts)}
 
 
 def _earlier() -> dict:

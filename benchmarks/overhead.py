@@ -69,16 +69,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few steps; nothing is written")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    found = {}
+    figures = {}
     for kind in OPTIMIZERS:
         for rows, batch_size in ((100, 1024), (1_000, 1024), (1_000, 8192), (10_000, 8192)):
             name = f"{kind}, {rows:,} rows, batch {batch_size:,}"
-            found[name] = compare(kind, rows, batch_size, 60 if args.quick else 600)
-            print(f"{name:36} {json.dumps({k: round(v, 3) for k, v in found[name].items()})}")
+            figures[name] = compare(kind, rows, batch_size, 60 if args.quick else 600)
+            print(f"{name:36} {json.dumps({k: round(v, 3) for k, v in figures[name].items()})}")
     if not args.quick:
         write(
             "overhead",
-            {"question": __doc__.splitlines()[0], **conditions(args.threads), "models": found},
+            {"question": __doc__.splitlines()[0], **conditions(args.threads), "models": figures},
         )
 
 

@@ -39,10 +39,7 @@ RECIPES = {
         imports="torchrec, fbgemm_gpu",
     ),
     "tensorflow": Recipe(
-        installs=(
-            ("tensorflow-cpu==2.21.0", "numpy"),
-            ("--no-deps", "tf-keras==2.21.0"),
-        ),
+        installs=(("tensorflow-cpu==2.21.0", "numpy"), ("--no-deps", "tf-keras==2.21.0")),
         imports="tensorflow, tf_keras",
     ),
     "ctr": Recipe(
@@ -94,9 +91,7 @@ def main() -> None:
     known = [*RECIPES, *SOURCES]
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}")
     parser.add_argument("--torch-index", help="package index that has CPU builds of torch")
-    parser.add_argument(
-        "--clone-of", help="a clone of the source's repository, instead of its address"
-    )
+    parser.add_argument("--clone-of", help="a clone of the source's repository, instead of its address")
     args = parser.parse_args()
     for name in args.names or known:
         if name in SOURCES:

@@ -6,8 +6,8 @@ python -m benchmarks.pictures
 import json
 
 from benchmarks.harness import RESULTS, ROOT
-from hotrows import report
-from hotrows.report import BLUE, GRAY, GREEN, ORANGE
+from hotrows.runtime import figures
+from hotrows.runtime.figures import BLUE, GRAY, GREEN, ORANGE
 
 OUT = ROOT / "docs" / "pictures"
 COLORS = {
@@ -27,16 +27,16 @@ def main() -> None:
 
 
 def draw_misses() -> None:
-    figure = report._figure(12.5, 4.2)
-    with report._style():
+    figure = figures.new_figure(12.5, 4.2)
+    with figures.style():
         for axes, stream in zip(
             figure.subplots(1, 3, sharey=True), ("zipf", "criteo", "drift"), strict=True
         ):
-            figures = json.loads((RESULTS / f"misses-{stream}.json").read_text())["figures"]
+            measured = json.loads((RESULTS / f"misses-{stream}.json").read_text())["figures"]
             for policy, color in COLORS.items():
-                own = [f for f in figures if f["policy"] == policy and f["in_flight"] == 4]
-                if own:
-                    x, y = [100 * f["cache"] for f in own], [f["over_belady"] for f in own]
+                selected = [f for f in measured if f["policy"] == policy and f["in_flight"] == 4]
+                if selected:
+                    x, y = ([100 * f["cache"] for f in selected], [f["over_belady"] for f in selected])
                     style = "o--" if policy == "lru" else "o-"  # beside two-batch, on the same line
                     axes.plot(x, y, style, color=color, label=policy, linewidth=2)
             axes.axhline(1, color="#22252a", linewidth=1, linestyle=":", label="belady")
@@ -46,31 +46,31 @@ def draw_misses() -> None:
             if stream == "zipf":
                 axes.set_ylabel("rows fetched ÷ Bélády")
                 axes.legend(ncols=2, loc="upper left")
-        report._title(figure, "Rows fetched per batch", "four batches in flight, warm start")
-        report._save(figure, OUT / "misses.png")
+        figures.set_title(figure, "Rows fetched per batch", "four batches in flight, warm start")
+        figures.save(figure, OUT / "misses.png")
 
 
 def draw_published() -> None:
-    figure = report._figure(12.5, 4.2)
-    with report._style():
+    figure = figures.new_figure(12.5, 4.2)
+    with figures.style():
         for axes, tier in zip(figure.subplots(1, 2), ("file", "link"), strict=True):
             arms = json.loads((RESULTS / f"tiers-published-{tier}.json").read_text())["arms"]
             uncached = arms[f"{tier}-uncached"]["samples_per_s"]
             names = {"lookahead": tier, **{p: f"{tier}-{p}" for p in COLORS if p != "lookahead"}}
-            found = {p: arms[n]["samples_per_s"] / uncached for p, n in names.items()}
-            found["in memory"] = arms["memory"]["samples_per_s"] / uncached
-            places = range(len(found))
-            colors = [COLORS.get(name, "#c4c8ce") for name in found]
-            axes.barh(places, list(found.values()), color=colors, height=0.65)
-            for place, value in zip(places, found.values(), strict=True):
+            ratios = {p: arms[n]["samples_per_s"] / uncached for p, n in names.items()}
+            ratios["in memory"] = arms["memory"]["samples_per_s"] / uncached
+            places = range(len(ratios))
+            colors = [COLORS.get(name, "#c4c8ce") for name in ratios]
+            axes.barh(places, list(ratios.values()), color=colors, height=0.65)
+            for place, value in zip(places, ratios.values(), strict=True):
                 axes.text(value, place, f" {value:.1f}", va="center")
-            axes.set_yticks(places, list(found))
+            axes.set_yticks(places, list(ratios))
             axes.invert_yaxis()
             axes.grid(axis="y", visible=False)
             axes.set_title({"file": "tables in a file", "link": "behind a link of 0.25 GB/s"}[tier])
             axes.set_xlabel("times the speed without a cache")
-        report._title(figure, "Policies as published", "a tenth of the tables in fast memory")
-        report._save(figure, OUT / "published.png")
+        figures.set_title(figure, "Policies as published", "a tenth of the tables in fast memory")
+        figures.save(figure, OUT / "published.png")
 
 
 if __name__ == "__main__":

@@ -28,9 +28,9 @@ from hotrows.optim import Adagrad
 from hotrows.planning import packing
 from hotrows.planning.planner import Planner
 from hotrows.planning.policy import Frequency, Hot, Lookahead
-from hotrows.planning.slots import SlotMap
+from hotrows.planning.slots import slot_map
 from hotrows.planning.threads import Threads
-from hotrows.train import keep_freed_memory
+from hotrows.train.step_trainer import keep_freed_memory
 
 PARTS = ("load", "plan", "look", "feed", "take")
 FIELDS, GPU_BATCH, WINDOW = 26, 65_536, 32
@@ -77,16 +77,16 @@ def _measure(policy, part, popular, batches: int) -> dict[str, float]:
     tables = models.build("dlrm", SCHEMA, dim=16).tables
     packs = packing.pack_tables([replace(table, optimizer=Adagrad()) for table in tables])
     planner, num_slots = Planner(packs), packs[0].rows // 10
-    slots = SlotMap(num_slots, policy, 4, lookahead_bytes=num_slots * 128 // 4)
+    slots = slot_map(num_slots, policy, 4, lookahead_bytes=num_slots * 128 // 4)
     slots.warm(popular[:num_slots])
     near, far = (Loader(part, BATCH, shuffle=False).batches(0) for _ in range(2))
     spent = dict.fromkeys(PARTS, 0.0)
 
     def timed(name, call):
         begin = time.thread_time()
-        found = call()
+        result = call()
         spent[name] += time.thread_time() - begin
-        return found
+        return result
 
     for number in range(2 * batches):
         if number == batches:
@@ -100,10 +100,10 @@ def _measure(policy, part, popular, batches: int) -> dict[str, float]:
             (rows,) = timed("look", lambda coming=coming: planner.rows(coming))
             timed("feed", lambda rows=rows: slots.feed(rows))
         plan = timed("plan", lambda batch=batch: planner.plan(batch))
-        timed("take", lambda plan=plan: slots.take(plan.packs[0].rows))
+        timed("take", lambda plan=plan: slots.allocate(plan.packs[0].rows))
     lookups = batches * BATCH * len(SCHEMA.sparse)
-    found = {name: seconds / lookups * 1e9 for name, seconds in spent.items()}
-    return found | {"all": sum(found.values())}
+    nanoseconds = {name: seconds / lookups * 1e9 for name, seconds in spent.items()}
+    return nanoseconds | {"all": sum(nanoseconds.values())}
 
 
 # ---- threads
@@ -111,10 +111,7 @@ def _measure(policy, part, popular, batches: int) -> dict[str, float]:
 
 def _threads_side_by_side(args) -> None:
     keep_freed_memory()  # as training does
-    num_rows, num_batches = (
-        [args.rows] * FIELDS,
-        WINDOW + 16,
-    )  # nothing comes round within the window
+    num_rows, num_batches = ([args.rows] * FIELDS, WINDOW + 16)  # nothing comes round within the window
     batches = list(batches_of(zipf_stream(num_rows, num_batches * GPU_BATCH, "cpu"), GPU_BATCH))
     figures = {}
     names = (*PARTS[1:], "all", "elapsed")
@@ -137,10 +134,10 @@ class _Timed(Threads):
             begin = time.thread_time()
             return work(item), time.thread_time() - begin
 
-        found = super().map(timed, items)
+        timed_results = super().map(timed, items)
         if self.num > 1:  # else it is the caller's
-            self.longest += max(seconds for _, seconds in found)
-        return [made for made, _ in found]
+            self.longest += max(seconds for _, seconds in timed_results)
+        return [result for result, _ in timed_results]
 
 
 class _Planning:
@@ -152,7 +149,7 @@ class _Planning:
         tables = [Table(name, rows, 128, (name,), optimizer=Adagrad()) for name in names]
         packs = packing.pack_tables(tables, parts=num)
         self._planner = Planner(packs, threads=self._threads)
-        self._maps = [SlotMap(pack.rows // 10, Lookahead(WINDOW), 4) for pack in packs]
+        self._maps = [slot_map(pack.rows // 10, Lookahead(WINDOW), 4) for pack in packs]
         hot = scattered(torch.arange(rows // 10), rows)
         for pack, slots in zip(packs, self._maps, strict=True):
             slots.warm(torch.cat([hot + first for first in pack.first_rows[:-1]]))
@@ -166,9 +163,9 @@ class _Planning:
             self._one(number)
             self._spent["elapsed"].append(time.perf_counter() - begin)
         lookups = self._batches[0].ids.numel()
-        found = {name: 1e9 * median(of) / lookups for name, of in self._spent.items()}
-        elapsed = found.pop("elapsed")
-        return found | {"all": sum(found.values()), "elapsed": elapsed}
+        nanoseconds = {name: 1e9 * median(seconds) / lookups for name, seconds in self._spent.items()}
+        elapsed = nanoseconds.pop("elapsed")
+        return nanoseconds | {"all": sum(nanoseconds.values()), "elapsed": elapsed}
 
     def _one(self, number: int) -> None:
         maps = self._maps
@@ -176,7 +173,7 @@ class _Planning:
             self._look_ahead()
         batch = self._batches[number % len(self._batches)]
         parts = self._timed("plan", lambda: self._planner.plan(batch)).packs
-        self._timed("take", lambda: self._each(lambda g: maps[g].take(parts[g].rows)))
+        self._timed("take", lambda: self._each(lambda g: maps[g].allocate(parts[g].rows)))
 
     def _look_ahead(self) -> None:
         batch = self._batches[self._fed % len(self._batches)]
@@ -189,10 +186,10 @@ class _Planning:
 
     def _timed(self, name, call):
         begin, before = time.thread_time(), self._threads.longest
-        found = call()
-        own = time.thread_time() - begin
-        self._spent[name].append(own + self._threads.longest - before)
-        return found
+        result = call()
+        caller_seconds = time.thread_time() - begin
+        self._spent[name].append(caller_seconds + self._threads.longest - before)
+        return result
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from statistics import median
 
 from benchmarks.harness import ROOT, conditions, write
 from benchmarks.peers import python_of
-from hotrows.planning.budget import parse_bytes
+from hotrows.runtime.units import parse_bytes
 
 CGROUP = Path("/sys/fs/cgroup/memory/hotrows-prepare")
 BESIDE = 256 << 20  # what a limit leaves for the file being read and written, beside --memory
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def compare(rows: int, rounds: int, threads: int) -> None:
-    from hotrows.data.synth import synth_criteo
+    from hotrows.datasets.synthetic import synth_criteo
 
     with tempfile.TemporaryDirectory() as folder:
         raw = synth_criteo(rows, Path(folder) / "raw")
@@ -76,7 +76,7 @@ def summary(figures: list[dict], ours: list[dict]) -> dict:
     return {
         "rows_per_s": median(one["rows_per_s"] for one in figures),
         "peak_rss_mb": max(one["peak_rss_mb"] for one in figures),
-        "hotrows_over_it": median(own["rows_per_s"] / one["rows_per_s"] for own, one in pairs),
+        "hotrows_over_it": median(a["rows_per_s"] / b["rows_per_s"] for a, b in pairs),
         "rounds": figures,
     }
 
@@ -89,9 +89,7 @@ def measure(arm: str, raw: Path, out: Path, threads: int) -> dict:
         command = [str(python_of("encode")), "benchmarks/arms/encode.py", arm, str(raw), str(out)]
         command += [str(threads)]
     environment = os.environ | {"POLARS_MAX_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -106,9 +104,7 @@ def bounded(raw: Path, limit: int, threads: int) -> None:
     out = raw.parent / "prepared"
     command = [sys.executable, "-m", "benchmarks.prepare", "--threads", str(threads)]
     command += ["--one", str(raw), str(out), str(limit - BESIDE)]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=True, preexec_fn=enter
-    )
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, preexec_fn=enter)
     figures = json.loads(done.stdout.splitlines()[-1])
     if limited:
         figures["cgroup_peak_mb"] = int((CGROUP / "memory.max_usage_in_bytes").read_text()) / 2**20
@@ -134,7 +130,8 @@ def begin_limit(limit: int) -> bool:
 
 
 def hotrows_arm(raw: str, out: str, memory: str, threads: int) -> dict:
-    from hotrows.data import prepare, schemas
+    from hotrows.data import prepare
+    from hotrows.datasets import schemas
 
     begin = time.perf_counter()
     stages: dict[str, float] = {}
@@ -157,7 +154,7 @@ def hotrows_arm(raw: str, out: str, memory: str, threads: int) -> dict:
         "seconds": seconds,
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "ended": stages,
-        "distinct_values": sum(of.num_distinct for of in data.vocabularies.values()),
+        "distinct_values": sum(vocabulary.num_distinct for vocabulary in data.vocabularies.values()),
         "table_rows": sum(data.schema.rows_of(f.name) for f in data.schema.id_features),
         "bytes": sum(file.stat().st_size for file in Path(out).iterdir()),
     }

@@ -63,9 +63,7 @@ DEEPFM = "--workload A --model deepfm --batch-size 8192 --optimizer"
 TABLES = "--model mlp --optimizer adagrad --workload"
 
 COMPARISONS = {
-    "dlrm": Comparison(
-        f"{DLRM} adagrad", (*TORCHREC, "plain-ranks", "tensorflow-ps"), "hotrows", FIELDS
-    ),
+    "dlrm": Comparison(f"{DLRM} adagrad", (*TORCHREC, "plain-ranks", "tensorflow-ps"), "hotrows", FIELDS),
     "dlrm-rowwise": Comparison(f"{DLRM} rowwise", TORCHREC, "hotrows", FIELDS),
     "deepfm": Comparison(
         f"{DEEPFM} adagrad", (*TORCHREC, "plain-ranks", "tensorflow-ps"), "hotrows", FIELDS

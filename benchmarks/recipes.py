@@ -43,12 +43,7 @@ class Recipe:
 
 _DEEPCTR = {"dnn_hidden_units": HIDDEN}
 _OURS = {"hidden": HIDDEN, "activation": "relu"}
-_UNIT = {
-    "form": "paper",
-    "attention": ATTENTION,
-    "attention_activation": "sigmoid",
-    "normalize": False,
-}
+_UNIT = {"form": "paper", "attention": ATTENTION, "attention_activation": "sigmoid", "normalize": False}
 _FUXICTR = {"dnn_hidden_units": list(HIDDEN)}
 
 
@@ -98,10 +93,7 @@ RECIPES = {
         },
     ),
     "mmoe": Recipe(
-        (
-            "mmoe",
-            {"num_experts": 3, "expert_hidden": EXPERTS, "gate_hidden": (), "tower_hidden": TOWER},
-        ),
+        ("mmoe", {"num_experts": 3, "expert_hidden": EXPERTS, "gate_hidden": (), "tower_hidden": TOWER}),
         {
             "deepctr-torch": (
                 "mmoe",

@@ -93,8 +93,8 @@ def random_lengths(
     low, high = 0.0, float(longest)
     for _ in range(40):  # the scale that gives the mean after the cut, by bisection
         scale = (low + high) / 2
-        found = np.clip(np.rint(lengths * scale), shortest, longest).mean()
-        low, high = (scale, high) if found < mean else (low, scale)
+        mean_length = np.clip(np.rint(lengths * scale), shortest, longest).mean()
+        low, high = (scale, high) if mean_length < mean else (low, scale)
     return np.clip(np.rint(lengths[:size] * scale), shortest, longest).astype(np.int64)
 
 

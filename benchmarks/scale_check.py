@@ -7,8 +7,8 @@ DLRM at Criteo Kaggle's sizes (26 tables, 33.8 M rows of dim 16, Adagrad), ids b
 1.05, ids standing by falling frequency, a global batch of 8,192, ranks joined by Gloo over the loopback
 interface, one thread each. What is predicted is measured in no other way than this:
 
-    rates   one rank alone, while the others wait: `hotrows.measure`; and for products the forward and
-            backward pass of the model on a rank's share of the batch, with vectors that lie there
+    rates   one rank alone, while the others wait: `hotrows.costs.measure_machine`; and for products the
+            forward and backward pass of the model on a rank's share of the batch, its vectors there
     links   all ranks together: fitted to all-to-alls and all-reduces of several sizes
 
 Ranks share cores. With P ranks on C cores a rank does C / P of what it does alone, where P > C; links are
@@ -33,18 +33,20 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import hotrows
 from benchmarks.harness import conditions, write
 from benchmarks.workload import CRITEO_KAGGLE, DIM, DLRM_BOTTOM, DLRM_TOP
-from hotrows import measure, models, native, shapes
+from hotrows import models
 from hotrows.batch import split
-from hotrows.exchange import processes
-from hotrows.exchange.dense import SharedGradients
+from hotrows.costs import measure_machine, workload
+from hotrows.costs.choose_sharding import choose_sharding
+from hotrows.costs.step_cost import Machine, StepCost, step_cost
+from hotrows.distributed import process_group
+from hotrows.distributed.dense_gradients import SharedGradients
 from hotrows.nn import choose_linear_paths, use_linear_paths
-from hotrows.pipeline.stream import ahead
-from hotrows.planning.cost import Machine, StepCost, step_cost
+from hotrows.pipeline.prefetch import prefetch
 from hotrows.planning.sharding import Placement, uniform
-from hotrows.planning.sharding_choice import choose
+from hotrows.runtime import native
 
 QUESTION = __doc__.split("\n")[0]
-SHAPE = shapes.named("criteo-kaggle")
+SHAPE = workload.named("criteo-kaggle")
 BATCH_SIZE = SHAPE.step.batch_size
 NAMES = tuple(load.name for load in SHAPE.loads)
 NUM_BATCHES = 12
@@ -72,8 +74,7 @@ def main() -> None:
 
 def _line(row: dict) -> str:
     parts = ", ".join(
-        f"{name} {row['measured'][name] * 1e3:.1f} ({row['alone'][name] * 1e3:.1f})"
-        for name in PARTS
+        f"{name} {row['measured'][name] * 1e3:.1f} ({row['alone'][name] * 1e3:.1f})" for name in PARTS
     )
     return (
         f"{row['num_ranks']} ranks, {row['sharding']}: {row['measured']['step'] * 1e3:.1f} ms, predicted "
@@ -124,16 +125,16 @@ def _work(rank: int, num_ranks: int, port: int, shardings: list[str], steps: int
     core = native.load()
     if core is not None:
         core.hotrows_keep_freed_memory()
-    ranks = processes.start(timeout=PATIENCE)
+    ranks = process_group.start(timeout=PATIENCE)
     batches = _batches()
     alone, together = _machines(ranks, batches[0])
-    found = []
+    comparisons = []
     for sharding in shardings:
         placements = _placements(sharding, alone, num_ranks)
         measured = _measured(ranks, placements, batches, steps)
-        found.append(_compared(num_ranks, sharding, placements, measured, alone, together))
+        comparisons.append(_compared(num_ranks, sharding, placements, measured, alone, together))
     if rank == 0:
-        channel.send(found)
+        channel.send(comparisons)
     ranks.barrier()
 
 
@@ -143,7 +144,7 @@ def _batches() -> list[hotrows.Batch]:
     size = BATCH_SIZE * NUM_BATCHES
     ids = np.empty((len(CRITEO_KAGGLE), size), np.int64)
     for field, rows in enumerate(CRITEO_KAGGLE):
-        cumulated = np.cumsum(np.arange(1.0, rows + 1) ** -shapes.ZIPF)
+        cumulated = np.cumsum(np.arange(1.0, rows + 1) ** -workload.ZIPF)
         ids[field] = np.searchsorted(cumulated, rng.random(size) * cumulated[-1]).clip(0, rows - 1)
     dense = torch.from_numpy(np.log1p(rng.exponential(10.0, (size, 13))).astype(np.float32))
     labels = torch.from_numpy((rng.random(size) < 0.25).astype(np.float32))
@@ -170,16 +171,16 @@ def _machines(ranks, batch: hotrows.Batch) -> tuple[Machine, Machine]:
     alone = _rates(share) if ranks.rank == 0 else None
     alone = ranks.gather_objects(alone)[0]
     together = ranks.gather_objects(_rates(share))[0] if ranks.num_ranks > 1 else alone
-    alone = alone.crowded(max(1.0, ranks.num_ranks / _cores()))
+    alone = alone.shared_by(max(1.0, ranks.num_ranks / _cores()))
     if ranks.num_ranks == 1:
         return alone, together
-    link, reducing = measure.links(ranks)
+    link, reducing = measure_machine.links(ranks)
     links = {"inner": link, "reducing": reducing, "ranks_per_node": ranks.num_ranks}
     return dataclasses.replace(alone, **links), dataclasses.replace(together, **links)
 
 
 def _rates(share: hotrows.Batch) -> Machine:
-    machine = measure.measure()
+    machine = measure_machine.measure_machine()
     seconds = _dense_seconds(share)
     return dataclasses.replace(machine, flops=share.size * SHAPE.step.flops_per_sample / seconds)
 
@@ -206,9 +207,9 @@ def _dense_seconds(share: hotrows.Batch) -> float:
 def _placements(sharding: str, machine: Machine, num_ranks: int) -> dict[str, Placement]:
     model = _model()
     if sharding != "auto":
-        found = uniform(sharding, model.tables, num_ranks)
-        return {table.features[0]: found[table.name] for table in model.tables}
-    chosen = choose(SHAPE.loads, machine, num_ranks, SHAPE.step)
+        sharding_by_table = uniform(sharding, model.tables, num_ranks)
+        return {table.features[0]: sharding_by_table[table.name] for table in model.tables}
+    chosen = choose_sharding(SHAPE.loads, machine, num_ranks, SHAPE.step)
     return dict(zip(NAMES, chosen.placements, strict=True))
 
 
@@ -223,49 +224,44 @@ def _measured(ranks, placements: dict[str, Placement], batches: list, steps: int
     dense = torch.optim.Adam(model.parameters(), fused=True)
     shared = SharedGradients(model, ranks)
 
-    def train(plan, batch: hotrows.Batch, at: list[float]) -> None:
+    def train(plan, batch: hotrows.Batch, times: list[float]) -> None:
         vectors = embedding.lookup(plan)
-        at.append(time.perf_counter())
+        times.append(time.perf_counter())
         loss = binary_cross_entropy_with_logits(model(vectors, batch.dense), batch.labels)
         with shared.summing():
             (loss * plan.share).backward()
         dense.step()
         dense.zero_grad()
-        at.append(time.perf_counter())
+        times.append(time.perf_counter())
         embedding.update(plan, vectors)
-        at.append(time.perf_counter())
+        times.append(time.perf_counter())
 
     parts = []
     for k in range(steps + 5):
         ranks.barrier()
-        at = [time.perf_counter()]
+        times = [time.perf_counter()]
         plan = embedding.plan(mine[k % len(mine)], k)
-        at.append(time.perf_counter())
-        train(plan, mine[k % len(mine)], at)
-        parts.append(np.diff(at))
-    whole = []
+        times.append(time.perf_counter())
+        train(plan, mine[k % len(mine)], times)
+        parts.append(np.diff(times))
+    step_seconds = []
     numbers = range(steps + 5)  # no rank plans a batch that another does not
-    planned = ahead(
-        numbers, lambda k: (embedding.plan(mine[k % len(mine)], k), mine[k % len(mine)]), depth=2
+    planned = prefetch(
+        ((embedding.plan(mine[k % len(mine)], k), mine[k % len(mine)]) for k in numbers), depth=2
     )
     for _ in numbers:
         begin = time.perf_counter()
         train(*next(planned), [])
-        whole.append(time.perf_counter() - begin)
+        step_seconds.append(time.perf_counter() - begin)
     ranks.barrier()
-    everywhere = ranks.gather_objects((np.array(parts[5:]), np.array(whole[5:])))
-    of_parts = np.median(np.mean([of for of, _ in everywhere], 0), 0)
-    steps_of = np.median(np.mean([of for _, of in everywhere], 0))
+    everywhere = ranks.gather_objects((np.array(parts[5:]), np.array(step_seconds[5:])))
+    of_parts = np.median(np.mean([part_times for part_times, _ in everywhere], 0), 0)
+    steps_of = np.median(np.mean([step_times for _, step_times in everywhere], 0))
     return dict(zip(PARTS, of_parts.tolist(), strict=True)) | {"step": float(steps_of)}
 
 
 def _compared(
-    num_ranks: int,
-    sharding: str,
-    placements: dict,
-    measured: dict,
-    alone: Machine,
-    together: Machine,
+    num_ranks: int, sharding: str, placements: dict, measured: dict, alone: Machine, together: Machine
 ) -> dict:
     places = [placements[name] if num_ranks > 1 else Placement() for name in NAMES]
     figures = {}

@@ -12,9 +12,7 @@ from benchmarks.harness import OURS, Arm, Comparison, main
 
 ARMS = {
     "hotrows": Arm(OURS, "sequence_hotrows"),
-    "hotrows-auxiliary": Arm(
-        OURS, "sequence_hotrows", "--auxiliary on", "learns the auxiliary loss too"
-    ),
+    "hotrows-auxiliary": Arm(OURS, "sequence_hotrows", "--auxiliary on", "learns the auxiliary loss too"),
     "padded-torch": Arm(
         OURS, "sequence_padded", "--first decomposed", "attention's first layer in parts"
     ),
@@ -28,14 +26,14 @@ OTHERS = ("padded-torch", "padded-torch-concat", "deepctr-torch", "fuxictr")
 
 
 def comparisons() -> dict[str, Comparison]:
-    found = {}
+    comparisons = {}
     for dim in (16, 64):
-        found[f"din-dim{dim}"] = Comparison(f"--model din --dim {dim}", OTHERS, "padded-torch")
-        found[f"dien-dim{dim}"] = Comparison(
+        comparisons[f"din-dim{dim}"] = Comparison(f"--model din --dim {dim}", OTHERS, "padded-torch")
+        comparisons[f"dien-dim{dim}"] = Comparison(
             f"--model dien --dim {dim}", ("hotrows-auxiliary", *OTHERS), "padded-torch"
         )
-    found["can-dim16"] = Comparison("--model can --dim 16", ("padded-torch",), "padded-torch")
-    return found
+    comparisons["can-dim16"] = Comparison("--model can --dim 16", ("padded-torch",), "padded-torch")
+    return comparisons
 
 
 if __name__ == "__main__":

@@ -14,10 +14,7 @@ from benchmarks.samples import Features, Samples, batches, ends_of, random_lengt
 from benchmarks.workload import DATA
 
 FEATURES = Features(
-    {"user": 1_000_000, "item": 4_000_000, "category": 1_000},
-    num_dense=4,
-    target="item",
-    max_length=100,
+    {"user": 1_000_000, "item": 4_000_000, "category": 1_000}, num_dense=4, target="item", max_length=100
 )
 BATCH_SIZE = 2048
 MEAN_LENGTH = 40

@@ -15,11 +15,11 @@ from statistics import median
 import torch
 
 from benchmarks.harness import conditions, write
-from hotrows import report
 from hotrows.config import TrainConfig
-from hotrows.data import prepare, schemas
-from hotrows.data.synth import synth_criteo
-from hotrows.train import Trainer
+from hotrows.data import prepare
+from hotrows.datasets import schemas
+from hotrows.datasets.synthetic import synth_criteo
+from hotrows.train import Trainer, pictures
 
 QUESTION = "Does training wait for data?"
 BATCH_SIZE = 8192
@@ -32,12 +32,12 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    report.draw_run = lambda run: None
+    pictures.draw_run = lambda run: None
     with tempfile.TemporaryDirectory() as folder:
         raw = synth_criteo(args.rows, Path(folder) / "raw")
         data = prepare(raw, schemas.criteo, Path(folder) / "enc", split="fraction:0.98,0.01,0.01")
         rounds = [one(data, Path(folder) / f"run{number}") for number in range(args.rounds)]
-    figures = {name: median(of[name] for of in rounds) for name in rounds[0]}
+    figures = {name: median(figures_of_round[name] for figures_of_round in rounds) for name in rounds[0]}
     facts = {"question": QUESTION, "rows": args.rows, "batch_size": BATCH_SIZE, "model": "dlrm"}
     write("stall", facts | conditions(args.threads) | {"figures": figures, "rounds": rounds})
     print(json.dumps(figures, indent=1))

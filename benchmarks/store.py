@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from benchmarks.harness import conditions, write
-from hotrows.storage.file import FileStore
-from hotrows.storage.log import Fetcher
+from hotrows.storage.file_store import FileStore
+from hotrows.storage.record_io import Fetcher
 
 ROWS_PER_CALL = 4000
 BULK_ROWS = 1 << 16
@@ -148,7 +148,7 @@ def cycle(store: FileStore, draw: Draw) -> dict:
     store.retain([generation])
     retained = time.perf_counter()
     before, calls = store.counters, 0
-    while store._thread is not None and store._thread.is_alive():
+    while store._merger.is_running:
         read(store, draw, store._reader)
         calls += 1
     merged = time.perf_counter()

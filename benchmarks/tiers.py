@@ -30,7 +30,7 @@ import hotrows
 from benchmarks.harness import RESULTS, ROOT, conditions, write
 from benchmarks.workload import CRITEO_KAGGLE, DATA
 from hotrows.data import EncodedData
-from hotrows.data.writing import write_encoded
+from hotrows.data.encode.writing import write_encoded
 
 BATCH = 8192
 CGROUP = Path("/sys/fs/cgroup/memory/hotrows-benchmark")
@@ -105,8 +105,8 @@ def compare(name: str, args: argparse.Namespace) -> None:
         print(f"  {arm:16} {in_words(figures[arm])}", flush=True)
     facts = {"question": __doc__.splitlines()[0], "setting": setting}
     run_of = {"date": conditions(2)["date"], "memory": figures["memory"]["samples_per_s"]}
-    for found in figures.values():
-        found["run"] = run_of
+    for figure in figures.values():
+        figure["run"] = run_of
     figures = earlier(name, setting) | figures
     write(f"tiers-{name}", facts | conditions(2) | {"arms": figures})
 
@@ -117,8 +117,8 @@ def earlier(name: str, setting: dict) -> dict[str, dict]:
     `run` says which run an arm is from; its ratio is to the `memory` of that run.
     """
     path = RESULTS / f"tiers-{name}.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
-    return found["arms"] if found.get("setting") == setting else {}
+    results = json.loads(path.read_text()) if path.exists() else {}
+    return results["arms"] if results.get("setting") == setting else {}
 
 
 def prepare(setting: dict, arms: list[str]) -> None:
@@ -129,14 +129,14 @@ def prepare(setting: dict, arms: list[str]) -> None:
             raise SystemExit(f"could not make the tables: {prepared['error']}")
 
 
-def in_words(found: dict) -> str:
-    words = f"{found['samples_per_s']:9,.0f} samples/s"
-    words += f" ({found['lowest']:,.0f} - {found['highest']:,.0f})"
-    if found["ratio"]:
-        words += f" {found['ratio']:6.1%}"
-    if found["misses_per_batch"] is not None:
-        words += f"  {found['misses_per_batch']:,.0f} misses a batch, waited {found['waited']:.0%}"
-    return words + f"  {found['peak_rss_mb']:,.0f} MB"
+def in_words(figures: dict) -> str:
+    words = f"{figures['samples_per_s']:9,.0f} samples/s"
+    words += f" ({figures['lowest']:,.0f} - {figures['highest']:,.0f})"
+    if figures["ratio"]:
+        words += f" {figures['ratio']:6.1%}"
+    if figures["misses_per_batch"] is not None:
+        words += f"  {figures['misses_per_batch']:,.0f} misses a batch, waited {figures['waited']:.0%}"
+    return words + f"  {figures['peak_rss_mb']:,.0f} MB"
 
 
 def run(arm: str, setting: dict, limit: int | None = None) -> dict:
@@ -223,7 +223,7 @@ def popular_rows() -> Path:
     path = DATA / "tiers-popular.npy"
     if not path.exists():
         weights = [np.arange(1.0, rows + 1) ** -1.05 for rows in CRITEO_KAGGLE]
-        chance = np.concatenate([(of / of.sum()).astype(np.float32) for of in weights])
+        chance = np.concatenate([(weight / weight.sum()).astype(np.float32) for weight in weights])
         firsts = np.cumsum([0, *CRITEO_KAGGLE])
         row_of = np.concatenate(
             [permutation(rows) + first for rows, first in zip(CRITEO_KAGGLE, firsts, strict=False)]

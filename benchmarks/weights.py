@@ -21,24 +21,24 @@ Mapping = Callable[[Weights, Features, int], Weights]  # parameters, features, w
 
 def mlp(ours: str, layers: Sequence[Layer]) -> Weights:
     """Layers as those of `nn.MLP`."""
-    found = {}
+    weights = {}
     for n, (weight, bias) in enumerate(layers):
-        found[f"{ours}.layers.{n}.weight"] = weight
-        found[f"{ours}.layers.{n}.bias"] = _bias(weight, bias)
-    return found
+        weights[f"{ours}.layers.{n}.weight"] = weight
+        weights[f"{ours}.layers.{n}.bias"] = _bias(weight, bias)
+    return weights
 
 
 def grouped(ours: str, groups: Sequence[Sequence[Layer]]) -> Weights:
     """The layers of several MLPs as those of `nn.GroupedMLP`."""
-    first, *rest = zip(*groups, strict=True)
-    found = {
+    first, *others = zip(*groups, strict=True)
+    weights = {
         f"{ours}.first.weight": torch.cat([weight for weight, _ in first]),
         f"{ours}.first.bias": torch.cat([_bias(*layer) for layer in first]),
     }
-    for n, layers in enumerate(rest):
-        found[f"{ours}.weights.{n}"] = torch.stack([weight.t() for weight, _ in layers])
-        found[f"{ours}.biases.{n}"] = torch.stack([_bias(*layer)[None] for layer in layers])
-    return found
+    for n, layers in enumerate(others):
+        weights[f"{ours}.weights.{n}"] = torch.stack([weight.t() for weight, _ in layers])
+        weights[f"{ours}.biases.{n}"] = torch.stack([_bias(*layer)[None] for layer in layers])
+    return weights
 
 
 def linears(p: Weights, prefix: str) -> list[Layer]:
@@ -59,13 +59,13 @@ def cross_mixture(
     gates: Sequence[Tensor],
 ) -> Weights:
     """up, down: [E, K, rank] of each layer; within: [E, rank, rank]; gates: [1, K] of each expert."""
-    found = {"cross.gates.weight": torch.cat(list(gates))}
+    weights = {"cross.gates.weight": torch.cat(list(gates))}
     for n in range(len(up)):
-        found[f"cross.down.{n}.weight"] = down[n].transpose(1, 2).flatten(0, 1)
-        found[f"cross.within.{n}"] = within[n]
-        found[f"cross.up.{n}.weight"] = up[n].transpose(0, 1).flatten(1)
-        found[f"cross.up.{n}.bias"] = biases[n].squeeze(1)
-    return found
+        weights[f"cross.down.{n}.weight"] = down[n].transpose(1, 2).flatten(0, 1)
+        weights[f"cross.within.{n}"] = within[n]
+        weights[f"cross.up.{n}.weight"] = up[n].transpose(0, 1).flatten(1)
+        weights[f"cross.up.{n}.bias"] = biases[n].squeeze(1)
+    return weights
 
 
 # ---- DeepCTR-Torch: its layers are DNN.linears, the last one stands apart, the last bias in `out`
@@ -93,18 +93,18 @@ def deepctr_deepfm(p: Weights, features: Features, dim: int) -> Weights:
 
 
 def deepctr_dcn(p: Weights, features: Features, dim: int) -> Weights:
-    found = mlp("deep", linears(p, "dnn.linears"))
-    found |= mlp("last", [(p["dnn_linear.weight"], p["out.bias"])])
+    weights = mlp("deep", linears(p, "dnn.linears"))
+    weights |= mlp("last", [(p["dnn_linear.weight"], p["out.bias"])])
     crosses = zip(p["crossnet.kernels"], p["crossnet.bias"], strict=True)
-    return found | mlp("cross", [(weight, bias.squeeze(1)) for weight, bias in crosses])
+    return weights | mlp("cross", [(weight, bias.squeeze(1)) for weight, bias in crosses])
 
 
 def deepctr_dcn_mixture(p: Weights, features: Features, dim: int) -> Weights:
-    found = mlp("deep", linears(p, "dnn.linears"))
-    found |= mlp("last", [(p["dnn_linear.weight"], p["out.bias"])])
+    weights = mlp("deep", linears(p, "dnn.linears"))
+    weights |= mlp("last", [(p["dnn_linear.weight"], p["out.bias"])])
     parts = (p[f"crossnet.{name}"] for name in ("U_list", "V_list", "C_list", "bias"))
     gates = [weight for weight, _ in linears(p, "crossnet.gating")]
-    return found | cross_mixture(*parts, gates)
+    return weights | cross_mixture(*parts, gates)
 
 
 def deepctr_mmoe(p: Weights, features: Features, dim: int) -> Weights:
@@ -114,9 +114,7 @@ def deepctr_mmoe(p: Weights, features: Features, dim: int) -> Weights:
     tower = [(p[f"tower_dnn_final_layer.{t}.weight"], p[f"out.{t}.bias"]) for t in tasks]
     return {
         **grouped("mixture.experts", [linears(p, f"expert_dnn.{e}.linears") for e in experts]),
-        **grouped(
-            "mixture.gates", [[*linears(p, f"gate_dnn.{t}.linears"), gate[t]] for t in tasks]
-        ),
+        **grouped("mixture.gates", [[*linears(p, f"gate_dnn.{t}.linears"), gate[t]] for t in tasks]),
         **grouped("towers", [[*linears(p, f"tower_dnn.{t}.linears"), tower[t]] for t in tasks]),
     }
 
@@ -134,20 +132,20 @@ def deepctr_din_normalized(p: Weights, features: Features, dim: int) -> Weights:
 def deepctr_dien(p: Weights, features: Features, dim: int) -> Weights:
     """Where its AUGRU has one bias for both, each of ours is that one."""
     unit = "interest_evolution.attention.local_att"
-    found = _deepctr_top(p, features, dim, past_first=True) | same_target(
-        p[f"{unit}.dense.bias"], dim
-    )
-    found |= _deepctr_attention(p, unit, dim, scaled=False)
+    weights = _deepctr_top(p, features, dim, past_first=True) | same_target(p[f"{unit}.dense.bias"], dim)
+    weights |= _deepctr_attention(p, unit, dim, scaled=False)
     for ours, theirs in (
         ("extraction", "interest_extractor.gru."),
         ("evolving", "interest_evolution.interest_evolution."),
     ):
-        of = {name.removeprefix(theirs): value for name, value in p.items()}
-        of = {name.removeprefix("rnn.").removesuffix("_l0"): value for name, value in of.items()}
-        of.setdefault("bias_hh", of["bias_ih"])
+        recurrent = {name.removeprefix(theirs): value for name, value in p.items()}
+        recurrent = {
+            name.removeprefix("rnn.").removesuffix("_l0"): value for name, value in recurrent.items()
+        }
+        recurrent.setdefault("bias_hh", recurrent["bias_ih"])
         for name in RECURRENT:
-            found[f"interests.0.{ours}.{name}"] = of[name]
-    return found
+            weights[f"interests.0.{ours}.{name}"] = recurrent[name]
+    return weights
 
 
 # ---- FuxiCTR
@@ -162,24 +160,20 @@ def fuxictr_dnn(p: Weights, features: Features, dim: int) -> Weights:
 
 
 def fuxictr_dcn(p: Weights, features: Features, dim: int) -> Weights:
-    found = mlp("deep", linears(p, "dnn.mlp")) | mlp("last", [(p["last.weight"], p["last.bias"])])
-    return found | mlp("cross", linears(p, "cross.cross_layers"))
+    weights = mlp("deep", linears(p, "dnn.mlp")) | mlp("last", [(p["last.weight"], p["last.bias"])])
+    return weights | mlp("cross", linears(p, "cross.cross_layers"))
 
 
 def fuxictr_dcn_mixture(p: Weights, features: Features, dim: int) -> Weights:
-    found = mlp("deep", linears(p, "dnn.mlp")) | mlp("last", [(p["last.weight"], p["last.bias"])])
+    weights = mlp("deep", linears(p, "dnn.mlp")) | mlp("last", [(p["last.weight"], p["last.bias"])])
     layers = range(_count(p, "cross.U_list"))
-    parts = (
-        [p[f"cross.{of}.{n}"] for n in layers] for of in ("U_list", "V_list", "C_list", "bias")
-    )
-    return found | cross_mixture(*parts, [weight for weight, _ in linears(p, "cross.gating")])
+    parts = ([p[f"cross.{name}.{n}"] for n in layers] for name in ("U_list", "V_list", "C_list", "bias"))
+    return weights | cross_mixture(*parts, [weight for weight, _ in linears(p, "cross.gating")])
 
 
 def fuxictr_din(p: Weights, features: Features, dim: int, normalized: bool = False) -> Weights:
     unit = "attention_layers.attention_layer.mlp"
-    return _fuxictr_top(p, features, dim) | attention(
-        linears(p, unit), alphas(p, unit), dim, normalized
-    )
+    return _fuxictr_top(p, features, dim) | attention(linears(p, unit), alphas(p, unit), dim, normalized)
 
 
 def fuxictr_din_normalized(p: Weights, features: Features, dim: int) -> Weights:
@@ -187,18 +181,18 @@ def fuxictr_din_normalized(p: Weights, features: Features, dim: int) -> Weights:
 
 
 def fuxictr_dien(p: Weights, features: Features, dim: int) -> Weights:
-    found = _fuxictr_top(p, features, dim)
+    weights = _fuxictr_top(p, features, dim)
     for name in RECURRENT:
-        found[f"interests.0.extraction.{name}"] = p[f"extraction_modules.0.{name}_l0"]
+        weights[f"interests.0.extraction.{name}"] = p[f"extraction_modules.0.{name}_l0"]
     for ours, theirs in (("ih", "x2h"), ("hh", "h2h")):
         for kind in ("weight", "bias"):
             update, reset, new = p[f"evolving_modules.0.gru_cell.{theirs}.{kind}"].chunk(3)
-            found[f"interests.0.evolving.{kind}_{ours}"] = torch.cat([reset, update, new])
+            weights[f"interests.0.evolving.{kind}_{ours}"] = torch.cat([reset, update, new])
     unit = "attention_modules.0."
     if f"{unit}W_kernel" in p:
-        return found | {"interests.0.attention.weight": p[f"{unit}W_kernel"]}
+        return weights | {"interests.0.attention.weight": p[f"{unit}W_kernel"]}
     layers = linears(p, f"{unit}attn_mlp.mlp")
-    return found | same_target(layers[0][0], dim) | attention(layers, [], dim, scaled=False)
+    return weights | same_target(layers[0][0], dim) | attention(layers, [], dim, scaled=False)
 
 
 # ---- the padded versions of `arms/padded_models.py`
@@ -210,23 +204,25 @@ def padded_din(p: Weights, features: Features, dim: int, scaled: bool = True) ->
 
 
 def padded_dien(p: Weights, features: Features, dim: int) -> Weights:
-    found = padded_din(p, features, dim, scaled=False)
-    found |= same_target(p["model.top.0.bias"], dim)
+    weights = padded_din(p, features, dim, scaled=False)
+    weights |= same_target(p["model.top.0.bias"], dim)
     for name in RECURRENT:
-        found[f"interests.0.extraction.{name}"] = p[f"model.extraction.{name}_l0"]
-        kind, of = name.split("_")
-        theirs = {"ih": "inputs", "hh": "states"}[of]
-        found[f"interests.0.evolving.{name}"] = p[f"model.evolution.{theirs}.{kind}"]
-    return found
+        weights[f"interests.0.extraction.{name}"] = p[f"model.extraction.{name}_l0"]
+        kind, source = name.split("_")
+        theirs = {"ih": "inputs", "hh": "states"}[source]
+        weights[f"interests.0.evolving.{name}"] = p[f"model.evolution.{theirs}.{kind}"]
+    return weights
 
 
 def padded_can(p: Weights, features: Features, dim: int) -> Weights:
     """Its PReLU has one slope for all features."""
     layers = linears(p, "model.top")
-    found = mlp("top", layers) | {f"norm.{of}": p[f"model.norm.{of}"] for of in ("weight", "bias")}
+    weights = mlp("top", layers) | {
+        f"norm.{kind}": p[f"model.norm.{kind}"] for kind in ("weight", "bias")
+    }
     for n, (_, bias) in enumerate(layers[:-1]):
-        found[f"top.after.{n}.weight"] = p[f"model.top.{2 * n + 1}.weight"].repeat(len(bias))
-    return found
+        weights[f"top.after.{n}.weight"] = p[f"model.top.{2 * n + 1}.weight"].repeat(len(bias))
+    return weights
 
 
 # ---- parts
@@ -242,12 +238,12 @@ def attention(layers: Sequence[Layer], slopes: Sequence[Tensor], dim: int, scale
     scale = dim**0.5 if scaled else 1.0
     last = (weight * scale, _bias(weight, bias) * scale)
     first_weight, first_bias = layers[0]
-    found = mlp(f"{ours}.rest", [*layers[1:-1], last])
-    found |= {f"{ours}.first.weight": first_weight, f"{ours}.first.bias": first_bias}
+    weights = mlp(f"{ours}.rest", [*layers[1:-1], last])
+    weights |= {f"{ours}.first.weight": first_weight, f"{ours}.first.bias": first_bias}
     for n, slope in enumerate(slopes):
         where = f"{ours}.rest.after.{n - 1}" if n else f"{ours}.activation"
-        found[f"{where}.alpha"] = slope.flatten()
-    return found
+        weights[f"{where}.alpha"] = slope.flatten()
+    return weights
 
 
 def same_target(like: Tensor, dim: int) -> Weights:
@@ -282,8 +278,8 @@ def _fuxictr_top(p: Weights, features: Features, dim: int) -> Weights:
     sizes = dict.fromkeys(fields, dim) | {"dense": features.num_dense, "past": dim}
     others = [name for name in fields if name != features.target]
     order = [*others, "dense", features.target, "past"]
-    found = mlp("top", _reordered(linears(p, "dnn.mlp"), sizes, order, [*fields, "dense", "past"]))
-    return found | {f"top.after.{n}.alpha": slope for n, slope in enumerate(alphas(p, "dnn.mlp"))}
+    weights = mlp("top", _reordered(linears(p, "dnn.mlp"), sizes, order, [*fields, "dense", "past"]))
+    return weights | {f"top.after.{n}.alpha": slope for n, slope in enumerate(alphas(p, "dnn.mlp"))}
 
 
 def _reordered(
@@ -302,6 +298,4 @@ def _bias(weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _count(p: Weights, prefix: str) -> int:
     """How many numbered things PREFIX has."""
-    return len(
-        {name[len(prefix) + 1 :].split(".")[0] for name in p if name.startswith(f"{prefix}.")}
-    )
+    return len({name[len(prefix) + 1 :].split(".")[0] for name in p if name.startswith(f"{prefix}.")})

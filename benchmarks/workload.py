@@ -167,5 +167,5 @@ def cpu_seconds_of_others(pids: Sequence[int] = ()) -> float:
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     user, nice, system, _idle, _iowait, irq, softirq, steal = ticks[:8]
     busy = (user + nice + system + irq + softirq + steal) / os.sysconf("SC_CLK_TCK")
-    own = os.times()
-    return busy - own.user - own.system - cpu_seconds(pids)
+    own_times = os.times()
+    return busy - own_times.user - own_times.system - cpu_seconds(pids)

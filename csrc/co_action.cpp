@@ -193,7 +193,7 @@ void backward_sample(const Network& n, const float* grad, const float* weights, 
 // are shared), each [in, out]; inputs: [N, sizes[0]]; out and grad: [B, orders * sum of sizes[1:]].
 HOTROWS_API void hotrows_co_action(const float* weights, const float* inputs, const int64_t* offsets,
                                    int64_t B, const int64_t* sizes, int64_t num_layers, int64_t orders,
-                                   int shared, float* out) {
+                                   int64_t shared, float* out) {
   const Network n{sizes, num_layers, orders, shared != 0};
 #pragma omp parallel
   {
@@ -207,7 +207,7 @@ HOTROWS_API void hotrows_co_action(const float* weights, const float* inputs, co
 
 HOTROWS_API void hotrows_co_action_backward(const float* grad, const float* weights, const float* inputs,
                                             const int64_t* offsets, int64_t B, const int64_t* sizes,
-                                            int64_t num_layers, int64_t orders, int shared,
+                                            int64_t num_layers, int64_t orders, int64_t shared,
                                             float* grad_weights, float* grad_inputs) {
   const Network n{sizes, num_layers, orders, shared != 0};
 #pragma omp parallel

@@ -17,12 +17,12 @@
 #include <tuple>
 
 #include "replay.h"
+#include "runs.h"
 
 namespace {
 
 using namespace hotrows;
 
-constexpr int64_t kAhead = 16;         // turns between asking for a row and using it
 constexpr int64_t kRowsOfBlock = 128;  // of an update or a read: the unit of work, and of a sum of squares
 constexpr int64_t kSweepRows = 1024;   // of a sweep, likewise: sorted at once
 constexpr int64_t kChunk = 1024;       // elements that are replayed from the first-level cache
@@ -331,41 +331,6 @@ void catch_up_all(const Target& target, int64_t dim, double* squares) {
 
 // ---- the update of a batch --------------------------------------------------------------------------
 
-// Runs of equal rows, and the gradients of the vectors that were looked up.
-template <class T>
-struct Runs {
-  const int32_t* order;
-  const int32_t* starts;
-  const int32_t* bags;
-  const T* weights;
-  const T* grad;
-  int64_t num_ids;
-
-  const T* vector(int64_t at, int64_t dim) const {
-    const int64_t n = order[at];
-    return grad + (bags ? bags[n] : n) * dim;
-  }
-};
-
-template <int kDim, class T>
-void sum_run(const Runs<T>& runs, int64_t u, int64_t dim, T* __restrict out) {
-  const int64_t width = kDim ? kDim : dim;
-  std::fill(out, out + width, T(0));
-  for (int64_t at = runs.starts[u]; at < runs.starts[u + 1]; ++at) {
-    if (at + kAhead < runs.num_ids) {
-      const uint8_t* next = reinterpret_cast<const uint8_t*>(runs.vector(at + kAhead, width));
-      for (int64_t k = 0; k < width * static_cast<int64_t>(sizeof(T)); k += 64) prefetch(next + k);
-    }
-    const T* vector = runs.vector(at, width);
-    if (runs.weights) {
-      const T scale = runs.weights[runs.order[at]];
-      for (int64_t d = 0; d < width; ++d) out[d] += scale * vector[d];
-    } else {
-      for (int64_t d = 0; d < width; ++d) out[d] += vector[d];
-    }
-  }
-}
-
 template <class Rule, int kDim, class T>
 void update(const Rows& rows, int64_t dim, const Runs<T>& runs, const double* scales, double* squares) {
   const int64_t width = kDim ? kDim : dim;
@@ -524,7 +489,8 @@ HOTROWS_API void hotrows_deferred_update(int kind, int64_t itemsize, int64_t dim
   const Rows rows{reinterpret_cast<const Target*>(targets), num_targets, slots, bounds};
   const auto runs = [&](auto of) {
     using T = decltype(of);
-    return Runs<T>{order, starts, bags, static_cast<const T*>(weights), static_cast<const T*>(grad), starts[rows.end()]};
+    return Runs<T>{
+        order, starts, bags, static_cast<const T*>(weights), static_cast<const T*>(grad), rows.end(), starts[rows.end()]};
   };
   itemsize == 4 ? update_any<float>(kind, rows, dim, runs(float{}), scales, squares)
                 : update_any<double>(kind, rows, dim, runs(double{}), scales, squares);

@@ -39,8 +39,8 @@ void dropout(const T* x, int64_t size, uint64_t key, uint16_t dropped, float sca
 }  // namespace
 
 // out = x * scale, or 0 with probability dropped / 65536; itemsize 4 is float32, 2 bfloat16.
-HOTROWS_API void hotrows_dropout(const void* x, int64_t size, uint64_t key, int dropped, float scale,
-                                 int itemsize, void* out) {
+HOTROWS_API void hotrows_dropout(const void* x, int64_t size, uint64_t key, int64_t dropped,
+                                 float scale, int64_t itemsize, void* out) {
   if (itemsize == 4)
     dropout((const float*)x, size, key, static_cast<uint16_t>(dropped), scale, (float*)out);
   else

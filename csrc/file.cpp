@@ -530,7 +530,7 @@ HOTROWS_API void hotrows_file_fetcher_shorten(void* fetcher, int64_t n) {
 
 // out[targets[i]] = the stride bytes at places[i] of the file, for i < n. seen: requests made, bytes
 // read, and where it failed. Returns 0, a negative errno, or -100000 where the file ends too early.
-HOTROWS_API int64_t hotrows_file_fetch(void* fetcher, int file, int64_t align, const int64_t* places,
+HOTROWS_API int64_t hotrows_file_fetch(void* fetcher, int64_t file, int64_t align, const int64_t* places,
                                        const int64_t* targets, int64_t n, int64_t stride, char* out,
                                        int64_t* seen) {
   try {
@@ -546,7 +546,7 @@ HOTROWS_API int64_t hotrows_file_fetch(void* fetcher, int file, int64_t align, c
 
 // Writes records[i] to row rows[i], ascending, of the table whose records begin at `first` of the
 // file; everything else keeps its bytes. seen: bytes read, bytes written, where it failed.
-HOTROWS_API int64_t hotrows_file_sweep(int file, int64_t first, int64_t stride, const int64_t* rows,
+HOTROWS_API int64_t hotrows_file_sweep(int64_t file, int64_t first, int64_t stride, const int64_t* rows,
                                        int64_t n, const char* records, int64_t num_threads,
                                        int64_t* seen) {
   try {
@@ -561,7 +561,7 @@ HOTROWS_API int64_t hotrows_file_sweep(int file, int64_t first, int64_t stride, 
 
 // What direct I/O on this file must be aligned to: 512, 4096, or 1 where it takes anything; 0 where
 // it cannot be used.
-HOTROWS_API int64_t hotrows_file_alignment(int file) {
+HOTROWS_API int64_t hotrows_file_alignment(int64_t file) {
   try {
     const Buffer bytes = buffer(2 * kPage);
     for (const int64_t align : {int64_t{512}, kPage}) {

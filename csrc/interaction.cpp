@@ -180,7 +180,7 @@ void second_order_backward(const float* grad, const V* vectors, int64_t B, int64
 
 // Calls run(T*, V*) with null pointers of the element types that the itemsizes name.
 template <class Run>
-int with_types(int bottom_itemsize, int vectors_itemsize, Run run) {
+int with_types(int64_t bottom_itemsize, int64_t vectors_itemsize, Run run) {
   if (bottom_itemsize == 4 && vectors_itemsize == 4) return run((float*)0, (float*)0), 0;
   if (bottom_itemsize == 2 && vectors_itemsize == 4) return run((bfloat16*)0, (float*)0), 0;
   if (bottom_itemsize == 2 && vectors_itemsize == 2) return run((bfloat16*)0, (bfloat16*)0), 0;
@@ -192,8 +192,8 @@ int with_types(int bottom_itemsize, int vectors_itemsize, Run run) {
 // An itemsize of 4 is float32, 2 is bfloat16; out, grad and grad_bottom are of bottom's. Returns 1
 // where bottom is float32 and vectors are bfloat16, which no kernel takes.
 HOTROWS_API int hotrows_dot_interaction(const void* bottom, const void* vectors, int64_t B, int64_t F,
-                                        int64_t D, int64_t vectors_stride, int bottom_itemsize,
-                                        int vectors_itemsize, void* out) {
+                                        int64_t D, int64_t vectors_stride, int64_t bottom_itemsize,
+                                        int64_t vectors_itemsize, void* out) {
   return with_types(bottom_itemsize, vectors_itemsize, [&](auto* t, auto* v) {
     using T = std::remove_pointer_t<decltype(t)>;
     using V = std::remove_pointer_t<decltype(v)>;
@@ -203,8 +203,8 @@ HOTROWS_API int hotrows_dot_interaction(const void* bottom, const void* vectors,
 
 HOTROWS_API int hotrows_dot_interaction_backward(const void* grad, const void* bottom,
                                                  const void* vectors, int64_t B, int64_t F, int64_t D,
-                                                 int64_t vectors_stride, int bottom_itemsize,
-                                                 int vectors_itemsize, void* grad_bottom,
+                                                 int64_t vectors_stride, int64_t bottom_itemsize,
+                                                 int64_t vectors_itemsize, void* grad_bottom,
                                                  void* grad_vectors) {
   return with_types(bottom_itemsize, vectors_itemsize, [&](auto* t, auto* v) {
     using T = std::remove_pointer_t<decltype(t)>;
@@ -215,7 +215,7 @@ HOTROWS_API int hotrows_dot_interaction_backward(const void* grad, const void* b
 }
 
 HOTROWS_API int hotrows_second_order(const void* vectors, int64_t B, int64_t F, int64_t D,
-                                     int64_t stride, int itemsize, float* out) {
+                                     int64_t stride, int64_t itemsize, float* out) {
   return with_types(itemsize, itemsize, [&](auto*, auto* v) {
     using V = std::remove_pointer_t<decltype(v)>;
     second_order((const V*)vectors, B, F, D, stride, out);
@@ -223,7 +223,7 @@ HOTROWS_API int hotrows_second_order(const void* vectors, int64_t B, int64_t F, 
 }
 
 HOTROWS_API int hotrows_second_order_backward(const float* grad, const void* vectors, int64_t B,
-                                              int64_t F, int64_t D, int64_t stride, int itemsize,
+                                              int64_t F, int64_t D, int64_t stride, int64_t itemsize,
                                               void* grad_vectors) {
   return with_types(itemsize, itemsize, [&](auto*, auto* v) {
     using V = std::remove_pointer_t<decltype(v)>;

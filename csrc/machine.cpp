@@ -22,8 +22,6 @@ HOTROWS_API int hotrows_cpu_level() {
 #endif
 }
 
-HOTROWS_API int hotrows_num_threads() { return omp_get_max_threads(); }
-
 // The calling thread has no team from here on: one of several that compute side by side. PyTorch's own
 // loops use the same OpenMP where its library is loaded first, as it is.
 HOTROWS_API void hotrows_use_one_thread() { omp_set_num_threads(1); }

@@ -333,7 +333,7 @@ void backward(const Cells& c, const Saved& saved, const Gradients& out, float* g
 
 // Calls run(kind, after) with constants.
 template <class Run>
-void with_constants(int kind, int after, Run run) {
+void with_constants(int64_t kind, int64_t after, Run run) {
   const auto with_kind = [&](auto k) {
     after ? run(k, std::true_type{}) : run(k, std::false_type{});
   };
@@ -351,8 +351,8 @@ void with_constants(int kind, int after, Run run) {
 // parts: [N, 3H], and the gates on return; inner: [N, H], written where `after`; attention: [N], null
 // for gru; states: [N, H].
 HOTROWS_API void hotrows_recurrent(float* parts, const float* attention, const int64_t* offsets, int64_t B,
-                                   const float* weight, const float* bias, int64_t H, int kind, int after,
-                                   float* inner, float* states) {
+                                   const float* weight, const float* bias, int64_t H, int64_t kind,
+                                   int64_t after, float* inner, float* states) {
   const Cells c{offsets, B, H, attention, weight, bias};
   with_constants(kind, after, [&](auto k, auto a) { forward<k(), a()>(c, parts, inner, states); });
 }
@@ -360,7 +360,7 @@ HOTROWS_API void hotrows_recurrent(float* parts, const float* attention, const i
 HOTROWS_API void hotrows_recurrent_backward(const float* grad_states, const float* states, const float* gates,
                                             const float* inner, const float* attention,
                                             const int64_t* offsets, int64_t B, const float* weight,
-                                            int64_t H, int kind, int after, float* grad_parts,
+                                            int64_t H, int64_t kind, int64_t after, float* grad_parts,
                                             float* grad_attention, float* grad_weight,
                                             float* grad_bias_ih, float* grad_bias_hh) {
   const Cells c{offsets, B, H, attention, weight, nullptr};

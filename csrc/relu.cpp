@@ -48,7 +48,7 @@ void relu_backward(const T* grad, const T* activation, int64_t B, int64_t N, T* 
 // grad, activation and out: [B, N] of float32 (itemsize 4) or bfloat16 (2); out may be grad.
 // Without an activation nothing is masked or written; sums: [N] float32.
 HOTROWS_API void hotrows_relu_backward(const void* grad, const void* activation, int64_t B, int64_t N,
-                                       int itemsize, void* out, float* sums) {
+                                       int64_t itemsize, void* out, float* sums) {
   if (itemsize == 4)
     relu_backward((const float*)grad, (const float*)activation, B, N, (float*)out, sums);
   else

@@ -4,13 +4,11 @@
 // distinct rows, so every sum is made by one thread in the order of the batch: results do not depend
 // on the number of threads. Rows are far apart in memory; each loop asks for the one it needs a few
 // turns later.
-#include "core.h"
+#include "runs.h"
 
 namespace {
 
 using namespace hotrows;
-
-constexpr int64_t kAhead = 16;  // turns between asking for a row and using it
 
 struct Layout {
   int64_t dim, itemsize, state_offset, state_width, step_offset, stride;
@@ -102,37 +100,6 @@ void pool(const float* __restrict rows, int64_t dim, const int32_t* inverse, int
 
 // ---- gradients ----------------------------------------------------------------------------------
 
-// One pack's runs of equal rows, and the gradients of its vectors.
-struct Runs {
-  const int32_t* order;
-  const int32_t* starts;
-  const int32_t* bags;
-  const float* weights;
-  const float* grad;
-  int64_t num_rows;
-
-  const float* vector(int64_t at, int64_t dim) const {
-    const int64_t n = order[at];
-    return grad + (bags ? bags[n] : n) * dim;
-  }
-};
-
-template <int kDim>
-inline void sum_run(const Runs& runs, int64_t u, int64_t num_ids, int64_t dim, float* __restrict out) {
-  const int64_t width = kDim ? kDim : dim;
-  for (int64_t d = 0; d < width; ++d) out[d] = 0.0f;
-  for (int64_t at = runs.starts[u]; at < runs.starts[u + 1]; ++at) {
-    if (at + kAhead < num_ids) prefetch_bytes<false>(reinterpret_cast<const uint8_t*>(runs.vector(at + kAhead, width)), width * 4);
-    const float* vector = runs.vector(at, width);
-    if (runs.weights) {
-      const float scale = runs.weights[runs.order[at]];
-      for (int64_t d = 0; d < width; ++d) out[d] += scale * vector[d];
-    } else {
-      for (int64_t d = 0; d < width; ++d) out[d] += vector[d];
-    }
-  }
-}
-
 // The first row of each thread's share: shares hold about the same number of ids plus rows.
 int64_t share_begin(const int32_t* starts, int64_t num_rows, int thread, int num_threads) {
   const int64_t total = starts[num_rows] - starts[0] + num_rows, target = starts[0] + total * thread / num_threads;
@@ -145,14 +112,14 @@ int64_t share_begin(const int32_t* starts, int64_t num_rows, int thread, int num
 }
 
 template <int kDim>
-void sum_gradients(const Runs& runs, int64_t dim, float* out) {
-  const int64_t width = kDim ? kDim : dim, num_ids = runs.starts[runs.num_rows];
+void sum_gradients(const Runs<float>& runs, int64_t dim, float* out) {
+  const int64_t width = kDim ? kDim : dim;
 #pragma omp parallel
   {
     const int thread = omp_get_thread_num(), threads = omp_get_num_threads();
     const int64_t end = share_begin(runs.starts, runs.num_rows, thread + 1, threads);
     for (int64_t u = share_begin(runs.starts, runs.num_rows, thread, threads); u < end; ++u)
-      sum_run<kDim>(runs, u, num_ids, width, out + u * width);
+      sum_run<kDim>(runs, u, width, out + u * width);
   }
 }
 
@@ -329,8 +296,8 @@ void update_row(const Optimizer& optimizer, const Target& target, const Rounding
 }
 
 template <class Optimizer, int kDim>
-void update(const Optimizer& optimizer, const Target& target, const Runs& runs, const Rounding& rounding) {
-  const int64_t width = kDim ? kDim : target.layout.dim, num_ids = runs.starts[runs.num_rows];
+void update(const Optimizer& optimizer, const Target& target, const Runs<float>& runs, const Rounding& rounding) {
+  const int64_t width = kDim ? kDim : target.layout.dim;
 #pragma omp parallel
   {
     constexpr int64_t kInline = kDim ? kDim : 1;
@@ -342,14 +309,14 @@ void update(const Optimizer& optimizer, const Target& target, const Runs& runs, 
     const int64_t end = share_begin(runs.starts, runs.num_rows, thread + 1, threads);
     for (int64_t u = share_begin(runs.starts, runs.num_rows, thread, threads); u < end; ++u) {
       if (u + kAhead < end) prefetch_bytes<true>(target.record(u + kAhead), target.layout.stride);
-      sum_run<kDim>(runs, u, num_ids, width, g);
+      sum_run<kDim>(runs, u, width, g);
       update_row<Optimizer, kDim>(optimizer, target, rounding, u, g, w);
     }
   }
 }
 
 template <class Optimizer>
-void update_any_width(const double* hyper, const Target& target, const Runs& runs, const Rounding& rounding) {
+void update_any_width(const double* hyper, const Target& target, const Runs<float>& runs, const Rounding& rounding) {
   const Optimizer optimizer(hyper);
 #define CALL(kDim) update<Optimizer, kDim>(optimizer, target, runs, rounding)
   HOTROWS_FOR_WIDTH(target.layout.dim, CALL)
@@ -376,7 +343,7 @@ HOTROWS_API void hotrows_pool(const uint8_t* records, const int64_t* layout_ints
 
 HOTROWS_API void hotrows_sum_gradients(const float* grad, int64_t dim, const int32_t* order, const int32_t* starts,
                                        int64_t num_rows, const int32_t* bags, const float* weights, float* out) {
-  const Runs runs{order, starts, bags, weights, grad, num_rows};
+  const Runs<float> runs{order, starts, bags, weights, grad, num_rows, starts[num_rows]};
 #define CALL(kDim) sum_gradients<kDim>(runs, dim, out)
   HOTROWS_FOR_WIDTH(dim, CALL)
 #undef CALL
@@ -386,12 +353,12 @@ HOTROWS_API void hotrows_sum_gradients(const float* grad, int64_t dim, const int
 HOTROWS_API void hotrows_update(uint8_t* records, const int64_t* layout_ints, const int64_t* slots,
                                 const int64_t* rows, int64_t num_rows, const int32_t* order,
                                 const int32_t* starts, const int32_t* bags, const float* weights,
-                                const float* grad, int kind, const double* hyper, int64_t step,
+                                const float* grad, int64_t kind, const double* hyper, int64_t step,
                                 const int64_t* first_rows, const int64_t* pieces, int64_t num_pieces,
                                 const float* decay, const float* mean_squares) {
   Target target{records, {}, slots, rows, decay, mean_squares};
   std::memcpy(&target.layout, layout_ints, sizeof target.layout);
-  const Runs runs{order, starts, bags, weights, grad, num_rows};
+  const Runs<float> runs{order, starts, bags, weights, grad, num_rows, starts[num_rows]};
   const Rounding rounding{{first_rows, reinterpret_cast<const Piece*>(pieces), num_pieces}, step};
   switch (kind) {
     case 0: update_any_width<Sgd>(hyper, target, runs, rounding); break;
@@ -406,7 +373,7 @@ HOTROWS_API void hotrows_update(uint8_t* records, const int64_t* layout_ints, co
 // kind: 0 constant, 1 uniform, 2 normal.
 HOTROWS_API void hotrows_initialize(uint8_t* records, const int64_t* layout_ints, const int64_t* rows,
                                     int64_t num_records, const int64_t* first_rows, const int64_t* pieces,
-                                    int64_t num_pieces, int kind, double scale, const float* state) {
+                                    int64_t num_pieces, int64_t kind, double scale, const float* state) {
   Layout layout;
   std::memcpy(&layout, layout_ints, sizeof layout);
   constexpr double kTwoPi = 6.283185307179586;

@@ -52,6 +52,4 @@ if __name__ == "__main__":
     fast_ms = train(fast, adam)
     weights, expected = fast.state_dict(), plain.state_dict()
     apart = max(float((weights[name] - expected[name]).abs().max()) for name in expected)
-    print(
-        f"plain {slow_ms:.1f} ms a step, accelerated {fast_ms:.1f} ms; weights differ by {apart:.1e}"
-    )
+    print(f"plain {slow_ms:.1f} ms a step, accelerated {fast_ms:.1f} ms; weights differ by {apart:.1e}")

@@ -1,13 +1,48 @@
-"""One way to compare tensors, for every test; and kernels without the device that they are for."""
+"""Which tests run, on which processor, and the fixtures of all; kernels run without their device."""
 
+import gc
+import importlib.util
 import os
 
 import pytest
 import torch
 
+from tests.support import choice
+
 if not torch.cuda.is_available():
     # Read when Triton is first imported: its kernels then run on the CPU, element by element.
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if all(map(importlib.util.find_spec, ("jaxtyping", "beartype"))):
+    from tests.support import shapes
+
+    shapes.install()
+
+
+def pytest_addoption(parser):
+    parser.addoption("--all", action="store_true", help="also slow tests, and all cases of others")
+
+
+def pytest_configure(config):
+    if config.getoption("--all"):
+        os.environ[choice.ALL] = "1"  # processes that tests start see it too
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker and hasattr(os, "sched_setaffinity"):
+        # One processor for each worker and what it starts: threads that wait for one another then cost
+        # no waking of another processor, which takes small tests on ranks half as long again.
+        processors = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {processors[int(worker[2:]) % len(processors)]})
+
+
+def pytest_collection_modifyitems(config, items):
+    if not choice.everything():
+        left_out = choice.left_out(items)
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
+
+
+def pytest_collection_finish():
+    gc.freeze()  # what is imported is not searched by every collection of a test
 
 
 def pytest_runtest_setup(item):
@@ -26,3 +61,43 @@ def threads():
     before = torch.get_num_threads()
     yield torch.set_num_threads
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Runs the tests of a module on one thread.
+
+    Small steps are slower on two, above all where another process is busy.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def no_pictures(monkeypatch):
+    """Draws no picture of a run, which takes longer than a small run."""
+    monkeypatch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+
+
+class Run:
+    """Exit code and output of a command."""
+
+    def __init__(self, code, out, err):
+        self.code, self.out, self.err = code, out, err
+
+
+@pytest.fixture
+def hotrows(capsys):
+    """Runs a command of the command line in this process."""
+    from hotrows import cli
+
+    def run(*arguments):
+        with pytest.raises(SystemExit) as left:
+            cli.main([str(argument) for argument in arguments])
+            raise SystemExit(0)
+        said = capsys.readouterr()
+        return Run(left.value.code, said.out, said.err)
+
+    return run

@@ -1,15 +1,22 @@
-"""The floors: a module imports only from floors below its own."""
+"""The layout: imports go to floors below, and files, classes and functions stay of a readable size."""
 
+import ast
+import inspect
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import hotrows
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = Path(hotrows.__file__).parent
+FILES = {path: path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+TREES = {path: ast.parse(text) for path, text in FILES.items()}
+KERNELS = PACKAGE / "ops" / "triton"
 
 
 def test_every_module_imports_only_from_floors_below():
@@ -19,19 +26,93 @@ def test_every_module_imports_only_from_floors_below():
         cwd=ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 kept, 0 broken" in done.stdout
+    num_contracts = (ROOT / "pyproject.toml").read_text().count("[[tool.importlinter.contracts]]")
+    assert f"{num_contracts} kept, 0 broken" in done.stdout
+
+
+def floors() -> list[list[str]]:
+    """The floors of the contract named so, from the highest to the lowest."""
+    contract = (ROOT / "pyproject.toml").read_text()
+    layers = re.search(r'name = "floors".*?layers = \[\n(.*?)\]', contract, re.DOTALL)
+    return [floor.split(" | ") for floor in re.findall(r'"(.*?)"', layers.group(1))]
 
 
 def test_the_page_and_the_contract_name_the_same_floors():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    contract = (ROOT / "pyproject.toml").read_text()
-    floors = re.search(r"layers = \[\n(.*?)\]", contract, re.DOTALL)
-    for floor in re.findall(r'"(.*?)"', floors.group(1)):
-        assert " ".join(floor.split(" | ")) in re.sub(r" +", " ", page), floor
+    page = re.sub(r" +", " ", (ROOT / "docs" / "architecture.md").read_text())
+    for number, floor in enumerate(reversed(floors()), 1):
+        assert re.search(rf"\n ?{number} {' '.join(floor)}\b", page), floor
+    assert len(floors()) <= 11
+
+
+def test_the_root_has_few_modules():
+    modules = {path.stem for path in PACKAGE.glob("*.py")} - {"__init__", "__main__", "version"}
+    assert len(modules) <= 12, sorted(modules)
 
 
 def test_models_and_layers_never_see_an_id():
     for folder in ("models", "nn"):
-        for path in (PACKAGE / folder).glob("*.py"):
-            text = path.read_text()
-            assert "hotrows.batch" not in text and "hotrows.plan" not in text, path.name
+        for path in (PACKAGE / folder).rglob("*.py"):
+            assert "hotrows.batch" not in FILES[path] and "hotrows.plan" not in FILES[path], path
+
+
+def test_no_package_hides_a_function():
+    """Python binds a submodule to its name in the parent, over a function of that name."""
+    packages = [path for path in PACKAGE.iterdir() if (path / "__init__.py").exists()]
+    done = subprocess.run(
+        [sys.executable, "-c", _IMPORT_ALL, *(path.name for path in packages)],
+        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+    )  # fmt: skip
+    assert done.returncode == 0 and done.stdout == "", done.stdout + done.stderr
+
+
+_IMPORT_ALL = """
+import importlib, pkgutil, sys
+for name in ["hotrows", *(f"hotrows.{name}" for name in sys.argv[1:])]:
+    package = importlib.import_module(name)
+    public = {name: getattr(package, name) for name in getattr(package, "__all__", [])}
+    for module in pkgutil.iter_modules(package.__path__):
+        if module.name not in ("__main__", "triton", "_native"):
+            importlib.import_module(f"{name}.{module.name}")
+    print(*(f"{name}.{n}" for n, v in public.items() if getattr(package, n) is not v), end="")
+"""
+
+
+@pytest.mark.parametrize("most, kind", [(450, "file"), (320, "class"), (60, "function")])
+def test_nothing_is_long(most, kind):
+    sizes = {}
+    for path, tree in TREES.items():
+        place = str(path.relative_to(PACKAGE))
+        if kind == "file":
+            sizes[place] = FILES[path].count("\n")
+            continue
+        kinds = (ast.ClassDef,) if kind == "class" else (ast.FunctionDef, ast.AsyncFunctionDef)
+        for node in ast.walk(tree):
+            if isinstance(node, kinds) and not (kind == "function" and KERNELS in path.parents):
+                sizes[f"{place}:{node.name}"] = node.end_lineno - node.lineno + 1
+    assert len(sizes) > 200
+    assert {name: size for name, size in sizes.items() if size > most} == {}
+
+
+def test_public_constructors_have_few_parameters():
+    """A frozen dataclass of settings may have more: it is written by keyword, a line each."""
+    for name in hotrows.__all__:
+        public = getattr(hotrows, name)
+        if inspect.isclass(public) and not hasattr(public, "__dataclass_fields__"):
+            parameters = inspect.signature(public).parameters
+            assert len(parameters) <= 10, f"{name}({', '.join(parameters)})"
+
+
+def test_no_test_module_imports_another():
+    """What several of them share is in tests/support, in a conftest.py, or in a module beside them."""
+    imports = []
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests"):
+                names = [*node.module.split("."), *(alias.name for alias in node.names)]
+            elif isinstance(node, ast.Import):
+                names = [part for alias in node.names for part in alias.name.split(".")]
+            else:
+                continue
+            if any(re.match(r"test_", name) for name in names):
+                imports.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node)}")
+    assert imports == []

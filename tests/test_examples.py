@@ -13,9 +13,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
 from hotrows import Dense, Schema, Sequence, Sparse
-from hotrows.data import Loader, prepare
+from hotrows.data import prepare
 from hotrows.models import Model, tables
-from tests.test_train_data import table
+from tests.support.clicks import table
 
 ROOT = Path(__file__).parents[1]
 
@@ -68,7 +68,7 @@ def test_the_tables_of_the_page_are_tables(blocks):
     schema = Schema((Sparse("user", rows=4), Sparse("item", rows=5)))
     names = {"self": Model(), "schema": schema, "dim": 8, "tables": tables, "hotrows": hotrows}
     exec(blocks[1], names)
-    engine = hotrows.Embedding.of(names["self"], schema)
+    engine = hotrows.Embedding.for_model(names["self"], schema)
     assert [(t.name, t.dim) for t in engine.tables] == [
         ("user", 8), ("item", 8), ("user.linear", 1), ("item.linear", 1), ("item.bias", 1),
     ]  # fmt: skip
@@ -81,7 +81,6 @@ def test_the_loop_of_the_page_trains(blocks, tmp_path):
         **runpy.run_path(str(ROOT / "examples" / "own_model.py")),
         "data": prepare(table(400), schema, tmp_path / "enc"),
         "torch": torch,
-        "Loader": Loader,
         "binary_cross_entropy_with_logits": binary_cross_entropy_with_logits,
     }
     exec(blocks[2], names)

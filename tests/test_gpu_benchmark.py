@@ -12,7 +12,7 @@ from benchmarks.gpu_parts.part import Findings, Setting
 from benchmarks.gpu_parts.tuning import sweep
 from benchmarks.gpu_parts.workloads import scattered, zipf_ids
 
-from hotrows import report
+from hotrows.train import pictures
 
 SMALL = ["--small", "--device", "cpu", "--minutes", "60"]
 
@@ -21,7 +21,7 @@ SMALL = ["--small", "--device", "cpu", "--minutes", "60"]
 def one_thread(monkeypatch, tmp_path, threads):
     threads(1)
     monkeypatch.setattr(cache, "DATA", tmp_path)
-    monkeypatch.setattr(report, "draw_run", lambda run: None)
+    monkeypatch.setattr(pictures, "draw_run", lambda run: None)
 
 
 @pytest.mark.parametrize("part", gpu.PARTS)

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.metrics import Metrics, auc, grouped_auc, measure
+from hotrows.metrics import Metrics, auc, compute_metrics, grouped_auc
 
 
 def slow_auc(scores, labels):
@@ -45,7 +45,7 @@ def test_auc_does_not_depend_on_the_order_of_samples():
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_a_single_class_has_no_auc_but_a_log_loss(label):
-    metrics = measure(torch.tensor([0.0, 1.0]), torch.full((2,), label))
+    metrics = compute_metrics(torch.tensor([0.0, 1.0]), torch.full((2,), label))
     assert math.isnan(metrics.auc)
     assert metrics.score == -metrics.log_loss
 
@@ -54,35 +54,35 @@ def test_log_loss_is_that_of_torch_and_stays_finite_far_out():
     torch.manual_seed(0)
     logits, labels = torch.randn(1000) * 3, (torch.rand(1000) < 0.3).float()
     loss = torch.nn.functional.binary_cross_entropy_with_logits(logits.double(), labels.double())
-    assert measure(logits, labels).log_loss == pytest.approx(loss.item(), rel=1e-14)
-    assert measure(torch.tensor([1000.0, -1000.0]), torch.tensor([0.0, 1.0])).log_loss == 1000.0
+    assert compute_metrics(logits, labels).log_loss == pytest.approx(loss.item(), rel=1e-14)
+    assert compute_metrics(torch.tensor([1000.0, -1000.0]), torch.tensor([0.0, 1.0])).log_loss == 1000.0
 
 
 def test_calibration_of_true_probabilities_is_one():
     torch.manual_seed(0)
     logits = torch.randn(200_000) - 1
-    metrics = measure(logits, (torch.rand(200_000) < logits.sigmoid()).float())
+    metrics = compute_metrics(logits, (torch.rand(200_000) < logits.sigmoid()).float())
     assert metrics.calibration == pytest.approx(1, abs=0.02)
     assert metrics.calibration_error < 0.01
 
 
 def test_calibration_names_twice_the_clicks():
     labels = torch.tensor([1.0, 0.0, 0.0, 0.0])
-    metrics = measure(torch.zeros(4), labels)  # predicts 0.5 where the rate is 0.25
+    metrics = compute_metrics(torch.zeros(4), labels)  # predicts 0.5 where the rate is 0.25
     assert metrics.calibration == 2
     assert metrics.mean_prediction == 0.5
-    assert measure(torch.zeros(4), torch.zeros(4)).calibration != 1  # nan: no click at all
+    assert compute_metrics(torch.zeros(4), torch.zeros(4)).calibration != 1  # nan: no click at all
 
 
 def test_calibration_error_sees_what_the_mean_hides():
     labels = torch.tensor([1.0] * 50 + [0.0] * 50)
-    metrics = measure(torch.cat([torch.full((50,), -9.0), torch.full((50,), 9.0)]), labels)
+    metrics = compute_metrics(torch.cat([torch.full((50,), -9.0), torch.full((50,), 9.0)]), labels)
     assert metrics.calibration == pytest.approx(1)
     assert metrics.calibration_error > 0.99
 
 
 def test_no_prediction_is_not_a_number():
-    assert math.isnan(measure(torch.tensor([0.0, math.nan]), torch.tensor([0.0, 1.0])).auc)
+    assert math.isnan(compute_metrics(torch.tensor([0.0, math.nan]), torch.tensor([0.0, 1.0])).auc)
 
 
 def test_chance_is_the_spread_of_auc_over_samples_of_the_same_kind():
@@ -90,23 +90,23 @@ def test_chance_is_the_spread_of_auc_over_samples_of_the_same_kind():
     found = []
     for _ in range(300):
         labels = (torch.rand(800) < 0.25).float()
-        found.append(measure(torch.randn(800) + labels, labels))
+        found.append(compute_metrics(torch.randn(800) + labels, labels))
     spread = torch.tensor([metrics.auc for metrics in found]).std().item()
     assert found[0].chance == pytest.approx(spread, rel=0.2)
-    assert measure(torch.zeros(3), torch.zeros(3)).chance == 0
+    assert compute_metrics(torch.zeros(3), torch.zeros(3)).chance == 0
 
 
 def test_metrics_round_trip_through_json_with_nan_as_none():
-    metrics = measure(torch.tensor([0.0, 1.0]), torch.ones(2))
+    metrics = compute_metrics(torch.tensor([0.0, 1.0]), torch.ones(2))
     assert metrics.to_json()["auc"] is None
     assert Metrics.from_json(metrics.to_json()).to_json() == metrics.to_json()
 
 
 def test_shapes_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match=r"as many logits as labels.*\[2\] and \[3\]"):
-        measure(torch.zeros(2), torch.zeros(3))
+        compute_metrics(torch.zeros(2), torch.zeros(3))
     with pytest.raises(ValueError, match="at least one"):
-        measure(torch.zeros(0), torch.zeros(0))
+        compute_metrics(torch.zeros(0), torch.zeros(0))
 
 
 weighted = st.lists(
@@ -121,8 +121,8 @@ weighted = st.lists(
 def test_a_weight_counts_as_that_many_samples(rows):
     scores, labels, weights, groups = (torch.tensor(of) for of in zip(*rows, strict=True))
     repeated = [of.repeat_interleave(weights) for of in (scores.float(), labels, groups)]
-    found = measure(scores.float(), labels.float(), weights.float(), groups)
-    expected = measure(repeated[0], repeated[1].float(), None, repeated[2])
+    found = compute_metrics(scores.float(), labels.float(), weights.float(), groups)
+    expected = compute_metrics(repeated[0], repeated[1].float(), None, repeated[2])
     for name in ("auc", "log_loss", "click_rate", "mean_prediction", "gauc"):
         value = getattr(expected, name)
         assert getattr(found, name) == pytest.approx(value, abs=1e-9, nan_ok=True)

@@ -11,8 +11,7 @@ def test_optimizers_round_trip_to_json(kind):
 
 
 @pytest.mark.parametrize(
-    ("kind", "width"),
-    [(SGD(), 0), (Adagrad(), 7), (RowWiseAdagrad(), 1), (Adam(), 14), (FTRL(), 14)],
+    ("kind", "width"), [(SGD(), 0), (Adagrad(), 7), (RowWiseAdagrad(), 1), (Adam(), 14), (FTRL(), 14)]
 )
 def test_state_is_as_wide_as_the_initial_state(kind, width):
     assert kind.state_width(7) == width == len(optim.initial_state(kind, 7))

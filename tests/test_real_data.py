@@ -10,7 +10,8 @@ from statistics import mean
 import pytest
 
 from hotrows.config import TrainConfig
-from hotrows.data import prepare, schemas
+from hotrows.data import prepare
+from hotrows.datasets import schemas
 from hotrows.train import train
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
@@ -26,8 +27,7 @@ def prepared(name, schema, folder):
 def auc_of(data, model, folder):
     """The mean over four seeds: one seed's is within 0.015 of another's on so few rows."""
     runs = [
-        train(data, TrainConfig(model=model, seed=seed), folder / f"{model}-{seed}")
-        for seed in range(4)
+        train(data, TrainConfig(model=model, seed=seed), folder / f"{model}-{seed}") for seed in range(4)
     ]
     return mean(run.test.auc for run in runs)
 

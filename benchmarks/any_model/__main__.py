@@ -110,10 +110,7 @@ def check_library(library: str, args: argparse.Namespace, results: Results) -> N
             waiting.remove(record["model"])
             _note(library, record | {"quick": args.quick}, commit, results)
         if waiting:  # the worker ended, or was ended, within this model
-            record = {
-                "model": waiting.pop(0),
-                "failed": f"no result within {SECONDS} s, or a crash",
-            }
+            record = {"model": waiting.pop(0), "failed": f"no result within {SECONDS} s, or a crash"}
             _note(library, record, commit, results)
 
 

@@ -14,9 +14,9 @@ class _Empty(ModuleType):
     def __getattr__(self, name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        made = type(name, (), {"__module__": self.__name__})
-        setattr(self, name, made)
-        return made
+        kind = type(name, (), {"__module__": self.__name__})
+        setattr(self, name, kind)
+        return kind
 
 
 class _StandIns(MetaPathFinder, Loader):
@@ -26,13 +26,13 @@ class _StandIns(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        inside = any(name == of or name.startswith(of + ".") for of in self.packages)
+        inside = any(name == package or name.startswith(package + ".") for package in self.packages)
         return ModuleSpec(name, self, is_package=True) if inside else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        made = _Empty(spec.name)
-        made.__path__ = []
-        return made
+        module = _Empty(spec.name)
+        module.__path__ = []
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         pass

@@ -73,7 +73,7 @@ def precision(dtype: torch.dtype) -> Iterator[None]:
 def starting_weights(recipe: Recipe) -> dict[str, Any]:
     """Those of a float32 model, from which every run begins."""
     torch.manual_seed(SEED)
-    return {name: _copy(of) for name, of in recipe.build().state_dict().items()}
+    return {name: _copy(tensor) for name, tensor in recipe.build().state_dict().items()}
 
 
 def run(
@@ -107,24 +107,24 @@ def run(
         training.optimizer.register_step_pre_hook(first)
         for k in range(steps):
             training.step(batches[k % len(batches)])
-        kept = {name: _copy(of) for name, of in model.state_dict().items()}
+        kept = {name: _copy(tensor) for name, tensor in model.state_dict().items()}
     parts = {"forward": forward, "gradients": gradients, "weights": kept}
     return Outcome({name: _tensors(part) for name, part in parts.items()})
 
 
-def compare64(plain: Outcome, own: list[Outcome], other: Outcome) -> list[Verdict]:
+def compare64(plain: Outcome, repeats: list[Outcome], other: Outcome) -> list[Verdict]:
     """own: plain runs from weights changed in their last bit."""
 
-    def allowed(of: Tensor, largest: float, own_error: float) -> float:
+    def allowed(tensor: Tensor, largest: float, own_error: float) -> float:
         return max(RELATIVE * largest, AMPLIFIED * own_error)
 
-    return _worst(plain, own, other, allowed)
+    return _worst(plain, repeats, other, allowed)
 
 
 def compare32(plain64: Outcome, plain32: list[Outcome], other: Outcome) -> list[Verdict]:
     """plain32: the plain run, and those from weights changed in their last bit."""
 
-    def allowed(of: Tensor, largest: float, own_error: float) -> float:
+    def allowed(tensor: Tensor, largest: float, own_error: float) -> float:
         return TIMES_PLAIN * own_error + ULPS * torch.finfo(torch.float32).eps * largest
 
     return _worst(plain64, plain32, other, allowed)
@@ -134,7 +134,7 @@ def check(
     recipe: Recipe, optimizer: str, weights: dict[str, Any], accelerate: Any, quick: bool = False
 ) -> dict[str, Any]:
     """The verdicts of one optimizer as JSON: {dtype: {ok, worst, seconds} or {error}}."""
-    found: dict[str, Any] = {}
+    verdicts_by_name: dict[str, Any] = {}
     if recipe.float64:
         plain = run(recipe, optimizer, torch.float64, weights)
     for dtype in (torch.float64, torch.float32) if recipe.float64 else (torch.float32,):
@@ -150,25 +150,25 @@ def check(
             else:
                 other = run(recipe, optimizer, dtype, weights, accelerate)
         except Exception as error:
-            found[name] = {"ok": False, "error": described(error)}
+            verdicts_by_name[name] = {"ok": False, "error": described(error)}
             continue
         compare = compare64 if float64 else compare32
-        own = [alone]
+        repeats = [alone]
         for num in PLAIN_RUNS:  # rounding amplified has heavy tails
-            for seed in range(len(own), num + 1):
-                own.append(run(recipe, optimizer, dtype, weights, last_bit=seed))
-            verdicts = compare(reference, own, other)
+            for seed in range(len(repeats), num + 1):
+                repeats.append(run(recipe, optimizer, dtype, weights, last_bit=seed))
+            verdicts = compare(reference, repeats, other)
             if _ok(verdicts):
                 break
-        found[name] = {
+        verdicts_by_name[name] = {
             "ok": _ok(verdicts),
             "worst": [asdict(verdict) for verdict in verdicts],
-            "plain_runs": len(own),
+            "plain_runs": len(repeats),
             "seconds": round(time.perf_counter() - start, 2),
         }
         if quick and recipe.float64:
             break
-    return found
+    return verdicts_by_name
 
 
 def _ok(verdicts: list[Verdict]) -> bool:
@@ -179,9 +179,9 @@ def repeats(recipe: Recipe, optimizer: str, weights: dict[str, Any]) -> bool:
     """Whether two plain runs agree bit by bit."""
     first, second = (run(recipe, optimizer, torch.float32, weights, steps=4) for _ in range(2))
     return all(
-        torch.equal(of, second.parts[part][name])
+        torch.equal(tensor, second.parts[part][name])
         for part, tensors in first.parts.items()
-        for name, of in tensors.items()
+        for name, tensor in tensors.items()
     )
 
 
@@ -190,22 +190,20 @@ def described(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}"[:400]
 
 
-def _worst(plain: Outcome, own: list[Outcome], other: Outcome, allowed: Any) -> list[Verdict]:
+def _worst(plain: Outcome, repeats: list[Outcome], other: Outcome, allowed: Any) -> list[Verdict]:
     verdicts = []
     for part, tensors in plain.parts.items():
         worst: Verdict | None = None
         if missing := tensors.keys() ^ other.parts[part].keys():
-            verdicts.append(
-                Verdict(part, f"only one side has {sorted(missing)[:4]}", 1e30, 1e30, 0)
-            )
+            verdicts.append(Verdict(part, f"only one side has {sorted(missing)[:4]}", 1e30, 1e30, 0))
             continue
-        for name, of in tensors.items():
-            largest = of.double().abs().max().item() if of.numel() else 0.0
-            own_error = max(_distance(of, run.parts[part][name]) for run in own)
-            error = _distance(of, other.parts[part][name])
+        for name, tensor in tensors.items():
+            largest = tensor.double().abs().max().item() if tensor.numel() else 0.0
+            own_error = max(_distance(tensor, run.parts[part][name]) for run in repeats)
+            error = _distance(tensor, other.parts[part][name])
             if not largest == largest:
                 raise ArithmeticError(f"plain PyTorch itself makes nan of {name}")
-            limit = allowed(of, largest, own_error)
+            limit = allowed(tensor, largest, own_error)
             ratio = error / limit if limit else (0.0 if error == 0 else 1e30)
             scale = largest or 1.0
             verdict = Verdict(part, name, ratio, error / scale, own_error / scale)
@@ -229,28 +227,28 @@ def _distance(a: Tensor, b: Tensor) -> float:
 
 def _dense_gradients(model: nn.Module) -> dict[str, Tensor]:
     tables = {
-        id(of)
+        id(parameter)
         for module in model.modules()
         if isinstance(module, nn.Embedding | nn.EmbeddingBag)
-        for of in module.parameters(recurse=False)
+        for parameter in module.parameters(recurse=False)
     }
     return {
-        name: of.grad.detach().clone()
-        for name, of in model.named_parameters()
-        if id(of) not in tables and of.grad is not None and not of.grad.is_sparse
+        name: parameter.grad.detach().clone()
+        for name, parameter in model.named_parameters()
+        if id(parameter) not in tables and parameter.grad is not None and not parameter.grad.is_sparse
     }
 
 
 def _changed(weights: dict[str, Any], dtype: torch.dtype, seed: int) -> dict[str, Any]:
     random = torch.Generator().manual_seed(seed)
     changed = {}
-    for name, of in weights.items():
-        if isinstance(of, Tensor) and of.is_floating_point():
-            of = of.to(dtype)
+    for name, tensor in weights.items():
+        if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            tensor = tensor.to(dtype)
             if seed:
-                ulps = torch.randint(-1, 2, of.shape, generator=random)
-                of = of * (1 + ulps.to(dtype) * torch.finfo(dtype).eps)
-        changed[name] = _copy(of)
+                ulps = torch.randint(-1, 2, tensor.shape, generator=random)
+                tensor = tensor * (1 + ulps.to(dtype) * torch.finfo(dtype).eps)
+        changed[name] = _copy(tensor)
     return changed
 
 
@@ -258,20 +256,20 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     if isinstance(value, Tensor):
         return {name: _copy(value)}
     if isinstance(value, dict):
-        return {k: v for key, of in value.items() for k, v in _flat(of, f"{name}.{key}").items()}
+        return {k: v for key, item in value.items() for k, v in _flat(item, f"{name}.{key}").items()}
     if isinstance(value, list | tuple):
-        return {k: v for n, of in enumerate(value) for k, v in _flat(of, f"{name}.{n}").items()}
+        return {k: v for n, item in enumerate(value) for k, v in _flat(item, f"{name}.{n}").items()}
     return {}
 
 
-def _copy(of: Any) -> Any:
-    return of.detach().clone() if isinstance(of, Tensor) else of
+def _copy(value: Any) -> Any:
+    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def _tensors(part: dict[str, Any]) -> dict[str, Tensor]:
     """Of plain class, so that nothing of the accelerated model takes part in the comparison."""
     return {
-        name: torch.from_numpy(of.detach().cpu().numpy().copy())
-        for name, of in part.items()
-        if isinstance(of, Tensor)
+        name: torch.from_numpy(value.detach().cpu().numpy().copy())
+        for name, value in part.items()
+        if isinstance(value, Tensor)
     }

@@ -30,9 +30,7 @@ Batch = tuple[list[np.ndarray], np.ndarray]
 
 
 def library() -> Library:
-    return Library(
-        "deepctr-torch", "ctr", lambda: {"deepctr-torch": version("deepctr-torch")}, RECIPES
-    )
+    return Library("deepctr-torch", "ctr", lambda: {"deepctr-torch": version("deepctr-torch")}, RECIPES)
 
 
 def _fields(dense: bool = True, tags: bool = True) -> list[Any]:
@@ -47,8 +45,8 @@ def _history(negatives: bool = False) -> list[Any]:
     fields += [SparseFeat("item", ITEMS, DIM), SparseFeat("category", CATEGORIES, DIM)]
     for prefix in ("hist_", "neg_hist_")[: 1 + negatives]:
         for name, rows in (("item", ITEMS), ("category", CATEGORIES)):
-            of = SparseFeat(prefix + name, rows, DIM, embedding_name=name)
-            fields.append(VarLenSparseFeat(of, MAX_LENGTH, length_name="length"))
+            feature = SparseFeat(prefix + name, rows, DIM, embedding_name=name)
+            fields.append(VarLenSparseFeat(feature, MAX_LENGTH, length_name="length"))
     return [*fields, DenseFeat("d0", 1)]
 
 
@@ -64,12 +62,12 @@ def _recipe(build: Callable[[], nn.Module], labels: int = 1, **extra: Any) -> Re
     def batches(dtype: torch.dtype) -> list[Batch]:
         kind = np.float64 if dtype == torch.float64 else np.float32
         names = list(build().feature_index)
-        made = []
+        arguments = []
         for batch in columns():
             named = _columns_of(batch)
             x = [named[n].reshape(BATCH_SIZE, -1).astype(kind) for n in names]
-            made.append((x, batch.labels[:, :labels].astype(kind)))
-        return made
+            arguments.append((x, batch.labels[:, :labels].astype(kind)))
+        return arguments
 
     def training(model: nn.Module, name: str) -> Training:
         losses = ["binary_crossentropy"] * labels if labels > 1 else "binary_crossentropy"
@@ -154,9 +152,7 @@ RECIPES: dict[str, Recipe | str] = {
     "PNN, outer": _pnn(use_inner=False, use_outter=True),
     "CCPM": _wide_deep("CCPM", dense=False),
     "DIEN": _sequence("DIEN"),
-    "DIEN, AUGRU, negatives": _sequence(
-        "DIEN", True, _SINGLE, gru_type="AUGRU", use_negsampling=True
-    ),
+    "DIEN, AUGRU, negatives": _sequence("DIEN", True, _SINGLE, gru_type="AUGRU", use_negsampling=True),
     "DIN": _sequence("DIN"),
     "AFN": _recipe(_afn),
     "SharedBottom": _multi_task("SharedBottom", bottom_dnn_hidden_units=HIDDEN),

@@ -23,57 +23,40 @@ from optim.rwsadagrad import RWSAdagrad  # noqa: E402
 DIM = 8
 TABLES = (*ROWS.values(), CATEGORIES)  # the last one's bags hold several ids
 Batch = tuple[Tensor, list[Tensor], list[Tensor], Tensor]
-SPARSE_GRADIENTS = (
-    "sgd",
-    "adagrad",
-    "rwsadagrad",
-    "sparse_adam",
-)  # those that take sparse gradients
+SPARSE_GRADIENTS = ("sgd", "adagrad", "rwsadagrad", "sparse_adam")  # those that take sparse gradients
 
 
 def library() -> Library:
-    return Library(
-        "dlrm", "ctr", lambda: {"facebookresearch/dlrm": SOURCES["dlrm"].commit}, RECIPES
-    )
+    return Library("dlrm", "ctr", lambda: {"facebookresearch/dlrm": SOURCES["dlrm"].commit}, RECIPES)
 
 
 def _recipe(remark: str = "", float64: bool = True, **options: Any) -> Recipe:
     def build() -> nn.Module:
         np.random.seed(torch.initial_seed() % 2**32)  # noqa: NPY002 (its weights come from it)
-        made = {"arch_interaction_op": "dot", "sigmoid_top": 1, **options}
+        settings = {"arch_interaction_op": "dot", "sigmoid_top": 1, **options}
         vectors = len(TABLES) + 1
-        pairs = vectors * (vectors + 1 if made.get("arch_interaction_itself") else vectors - 1) // 2
-        width = DIM + pairs if made["arch_interaction_op"] == "dot" else DIM * vectors
+        pairs = vectors * (vectors + 1 if settings.get("arch_interaction_itself") else vectors - 1) // 2
+        width = DIM + pairs if settings["arch_interaction_op"] == "dot" else DIM * vectors
         return DLRM_Net(
-            DIM,
-            np.array(TABLES),
-            np.array([len(DENSE), 16, DIM]),
-            np.array([width, 16, 1]),
-            **made,
+            DIM, np.array(TABLES), np.array([len(DENSE), 16, DIM]), np.array([width, 16, 1]), **settings
         )
 
     return Recipe(
-        build,
-        _batches,
-        _training,
-        lambda _, batch: batch[:3],
-        SPARSE_GRADIENTS,
-        remark,
-        float64,
+        build, _batches, _training, lambda _, batch: batch[:3], SPARSE_GRADIENTS, remark, float64
     )
 
 
 def _batches(dtype: torch.dtype) -> list[Batch]:
-    made = []
+    arguments = []
     for batch in columns():
         dense = torch.from_numpy(np.stack(list(batch.dense.values()), 1)).to(dtype)
-        ids = [torch.from_numpy(of) for of in batch.ids.values()]
-        offsets = [torch.arange(len(of)) for of in ids]
+        ids = [torch.from_numpy(column) for column in batch.ids.values()]
+        offsets = [torch.arange(len(column)) for column in ids]
         tags = batch.history[1]
         ids.append(torch.from_numpy(tags[tags > 0]))
         offsets.append(torch.from_numpy(np.cumsum(batch.length) - batch.length))
-        made.append((dense, offsets, ids, torch.from_numpy(batch.labels[:, :1]).to(dtype)))
-    return made
+        arguments.append((dense, offsets, ids, torch.from_numpy(batch.labels[:, :1]).to(dtype)))
+    return arguments
 
 
 def _training(model: nn.Module, name: str) -> Training:

@@ -17,15 +17,7 @@ import torch
 from fuxictr.features import FeatureMap
 from torch import nn
 
-from benchmarks.any_model.columns import (
-    CATEGORIES,
-    DENSE,
-    ITEMS,
-    MAX_LENGTH,
-    ROWS,
-    Columns,
-    columns,
-)
+from benchmarks.any_model.columns import CATEGORIES, DENSE, ITEMS, MAX_LENGTH, ROWS, Columns, columns
 from benchmarks.any_model.recipe import RATES, Library, Recipe, Training, no_dropout
 from benchmarks.peers import SOURCES, source_of
 
@@ -35,13 +27,7 @@ sys.path.insert(0, str(source_of("fuxictr-zoo")))
 DIM = 8
 HIDDEN = [16, 8]
 SOURCE = {"c0": "user", "c1": "user", "c2": "item", "c3": "item", "c4": "context"}
-OPTIMIZERS = {
-    "sgd": "SGD",
-    "adagrad": "Adagrad",
-    "adam": "adam",
-    "adamw": "AdamW",
-    "rmsprop": "RMSprop",
-}
+OPTIMIZERS = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "adam", "adamw": "AdamW", "rmsprop": "RMSprop"}
 LABELS = ("click", "buy")
 REGULARIZERS = {"embedding_regularizer": 1e-5, "net_regularizer": 1e-6}
 Batch = Any  # a dictionary of columns, or for LongCTR (columns, items, mask)
@@ -56,25 +42,25 @@ def library() -> Library:
 
 def _features(kind: str) -> dict[str, dict[str, Any]]:
     """kind: `ids` alone, `dense` beside them, `fields` with a pooled sequence too, or `history`."""
-    made: dict[str, dict[str, Any]] = {}
+    features: dict[str, dict[str, Any]] = {}
     for name, rows in ROWS.items():
-        made[name] = {"source": SOURCE[name], "type": "categorical", "vocab_size": rows}
-        made[name] |= {"source": "user"} if kind == "items" else {}
-        made[name] |= {"padding_idx": 0} if kind == "negatives" else {}
+        features[name] = {"source": SOURCE[name], "type": "categorical", "vocab_size": rows}
+        features[name] |= {"source": "user"} if kind == "items" else {}
+        features[name] |= {"padding_idx": 0} if kind == "negatives" else {}
     if kind in ("dense", "fields"):
         for name in DENSE:
-            made[name] = {"source": "context", "type": "numeric"}
+            features[name] = {"source": "context", "type": "numeric"}
     if kind == "fields":
-        made["tags"] = _sequence(CATEGORIES, source="user", encoder="layers.MaskedAveragePooling()")
+        features["tags"] = _sequence(CATEGORIES, source="user", encoder="layers.MaskedAveragePooling()")
     if kind in ("history", "negatives", "items"):
         padded = {"type": "categorical", "padding_idx": 0, "source": "item"}
-        made["item_id"] = {**padded, "vocab_size": ITEMS}
-        made["cate_id"] = {**padded, "vocab_size": CATEGORIES}
+        features["item_id"] = {**padded, "vocab_size": ITEMS}
+        features["cate_id"] = {**padded, "vocab_size": CATEGORIES}
     prefixes = {"history": ("",), "negatives": ("", "neg_")}.get(kind, ())
     for prefix in prefixes:
-        made[f"{prefix}click_history"] = _sequence(ITEMS, share="item_id")
-        made[f"{prefix}cate_history"] = _sequence(CATEGORIES, share="cate_id")
-    return made
+        features[f"{prefix}click_history"] = _sequence(ITEMS, share="item_id")
+        features[f"{prefix}cate_history"] = _sequence(CATEGORIES, share="cate_id")
+    return features
 
 
 def _sequence(
@@ -86,19 +72,19 @@ def _sequence(
 
 
 def _feature_map(kind: str, dim: int, labels: tuple[str, ...]) -> FeatureMap:
-    made = FeatureMap("any_model", tempfile.gettempdir())
-    made.features = OrderedDict(_features(kind))
-    made.labels = list(labels)
-    made.num_fields = made.get_num_fields()
-    made.default_emb_dim = dim
-    made.total_features = sum(spec.get("vocab_size", 1) for spec in made.features.values())
-    made.set_column_index()
-    return made
+    feature_map = FeatureMap("any_model", tempfile.gettempdir())
+    feature_map.features = OrderedDict(_features(kind))
+    feature_map.labels = list(labels)
+    feature_map.num_fields = feature_map.get_num_fields()
+    feature_map.default_emb_dim = dim
+    feature_map.total_features = sum(spec.get("vocab_size", 1) for spec in feature_map.features.values())
+    feature_map.set_column_index()
+    return feature_map
 
 
 def _columns_of(batch: Columns, kind: str, labels: tuple[str, ...], dtype: torch.dtype) -> Batch:
-    named = {name: torch.from_numpy(of) for name, of in batch.ids.items()}
-    named |= {name: torch.from_numpy(of).to(dtype) for name, of in batch.dense.items()}
+    named = {name: torch.from_numpy(column) for name, column in batch.ids.items()}
+    named |= {name: torch.from_numpy(column).to(dtype) for name, column in batch.dense.items()}
     named["tags"] = torch.from_numpy(batch.history[1])
     named |= {"item_id": torch.from_numpy(batch.item), "cate_id": torch.from_numpy(batch.category)}
     for prefix, sequences in (("", batch.history), ("neg_", batch.negatives)):
@@ -108,9 +94,7 @@ def _columns_of(batch: Columns, kind: str, labels: tuple[str, ...], dtype: torch
         named |= {name: named[name][:, None] for name in DENSE}
     wanted = _features("fields" if kind == "items" else kind)
     chosen = {name: named[name] for name in wanted if kind != "items" or name in ROWS}
-    chosen |= {
-        name: torch.from_numpy(batch.labels[:, n]).to(dtype) for n, name in enumerate(labels)
-    }
+    chosen |= {name: torch.from_numpy(batch.labels[:, n]).to(dtype) for n, name in enumerate(labels)}
     if kind != "items":
         return chosen
     # Padding comes first, as in LongCTR's own loader.
@@ -130,7 +114,7 @@ def _copied(batch: Batch) -> Batch:
     """The dictionaries anew, for the models write into them."""
     if isinstance(batch, dict):
         return dict(batch)
-    return tuple(dict(of) if isinstance(of, dict) else of for of in batch)
+    return tuple(dict(item) if isinstance(item, dict) else item for item in batch)
 
 
 def _of(
@@ -145,11 +129,11 @@ def _of(
     labels = LABELS[:tasks]
 
     def build() -> nn.Module:
-        found = getattr(
+        model_class = getattr(
             importlib.import_module("model_zoo." + module), name or module.split(".")[-1]
         )
         one = "binary_classification"
-        model = found(
+        model = model_class(
             _feature_map(kind, dim, labels),
             embedding_dim=dim,
             task=one if tasks == 1 else [one] * tasks,
@@ -192,7 +176,7 @@ def _exported(recipes: dict[str, Recipe | str]) -> dict[str, Recipe | str]:
     """Every folder of the zoo that the recipes do not name, with that as the reason."""
     zoo = source_of("fuxictr-zoo") / "model_zoo"
     known = " ".join(recipes)
-    for folder in sorted(of.name for of in zoo.iterdir() if of.is_dir()):
+    for folder in sorted(path.name for path in zoo.iterdir() if path.is_dir()):
         if folder.startswith("__") or folder in ("LongCTR", "multitask") or folder in known:
             continue
         recipes[folder] = "has no recipe"
@@ -212,12 +196,7 @@ _AUXILIARY = {
 }
 _LONG = {"kind": "items", "short_seq_len": 2, "attention_dim": 8, **_DNN}
 _TASKS = {"tasks": 2, "net_dropout": 0}
-_EXPERTS = {
-    **_TASKS,
-    "expert_hidden_units": HIDDEN,
-    "gate_hidden_units": [8],
-    "tower_hidden_units": [8],
-}
+_EXPERTS = {**_TASKS, "expert_hidden_units": HIDDEN, "gate_hidden_units": [8], "tower_hidden_units": [8]}
 _CONDITIONS = {"condition_mode": "group-wise", "condition_features": ["c0", "c1"]}
 _APG = {"rank_k": 4, "overparam_p": 8, "hypernet_config": {"hidden_units": [8]}}
 RECIPES: dict[str, Recipe | str] = {
@@ -247,9 +226,7 @@ RECIPES: dict[str, Recipe | str] = {
     "DIN": _of("DIN.src.DIN", kind="history", attention_hidden_units=[8], **_DNN),
     "DLRM": _of("DLRM.src.DLRM", kind="dense", top_mlp_units=HIDDEN, bottom_mlp_units=[16, DIM]),
     "DMIN": _of("DMIN.src.DMIN", kind="negatives", **{**_AUXILIARY, "aux_loss_lambda": 0}),
-    "DMIN, auxiliary loss": _of(
-        "DMIN.src.DMIN", kind="negatives", **_AUXILIARY, aux_loss_lambda=0.5
-    ),
+    "DMIN, auxiliary loss": _of("DMIN.src.DMIN", kind="negatives", **_AUXILIARY, aux_loss_lambda=0.5),
     "DMR": _of("DMR.src.DMR", kind="negatives", **_AUXILIARY, context_field=["c4"]),
     "DNN": _of("DNN.DNN_torch.src.DNN", **_HIDDEN),
     "DSSM": _of("DSSM.src.DSSM", kind="ids", user_tower_units=HIDDEN, item_tower_units=HIDDEN),

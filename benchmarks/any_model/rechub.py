@@ -38,14 +38,12 @@ Inputs = dict[str, Tensor]
 
 
 def library() -> Library:
-    return Library(
-        "torch-rechub", "ctr", lambda: {"torch-rechub": version("torch-rechub")}, RECIPES
-    )
+    return Library("torch-rechub", "ctr", lambda: {"torch-rechub": version("torch-rechub")}, RECIPES)
 
 
 # A feature keeps the table that it once made, so each model gets features of its own.
 def _sparse(rows: dict[str, int] = ROWS, dim: int = DIM) -> list[Any]:
-    return [SparseFeature(name, of, dim) for name, of in rows.items()]
+    return [SparseFeature(name, num_rows, dim) for name, num_rows in rows.items()]
 
 
 def _dense() -> list[Any]:
@@ -88,8 +86,8 @@ def _named(batch: Columns, dtype: torch.dtype) -> Inputs:
     negatives = 1 + (batch.item[:, None] + np.array([3, 71, 200])) % (ITEMS - 1)
     arrays |= {"neg_items": negatives, "one_negative": negatives[:, 0]}
     arrays |= {"weight": batch.ids["c0"]}
-    named = {name: torch.from_numpy(of) for name, of in arrays.items()}
-    return named | {name: torch.from_numpy(of).to(dtype) for name, of in batch.dense.items()}
+    named = {name: torch.from_numpy(column) for name, column in arrays.items()}
+    return named | {name: torch.from_numpy(column).to(dtype) for name, column in batch.dense.items()}
 
 
 def _recipe(
@@ -99,11 +97,11 @@ def _recipe(
     **extra: Any,
 ) -> Recipe:
     def batches(dtype: torch.dtype) -> list[Any]:
-        made = []
+        arguments = []
         for batch in columns():
             y = torch.from_numpy(labels(batch))
-            made.append((_named(batch, dtype), y.to(dtype) if y.is_floating_point() else y))
-        return made
+            arguments.append((_named(batch, dtype), y.to(dtype) if y.is_floating_point() else y))
+        return arguments
 
     return Recipe(
         lambda: no_dropout(build()),
@@ -116,13 +114,13 @@ def _recipe(
 
 def _trained_by(trainer: Callable[..., Any]) -> Callable[[nn.Module, str], Training]:
     def training(model: nn.Module, name: str) -> Training:
-        of = trainer(
+        wrapped = trainer(
             model,
             optimizer_fn=CLASSES[name],
             optimizer_params={"lr": RATES[name], "weight_decay": 1e-5},
             model_path=tempfile.gettempdir(),
         )
-        return Training(of.optimizer, lambda batch: of.train_one_epoch([batch]))
+        return Training(wrapped.optimizer, lambda batch: wrapped.train_one_epoch([batch]))
 
     return training
 
@@ -148,7 +146,7 @@ def _items_themselves(batch: Columns) -> np.ndarray:
 
 
 def _rank(build: Callable[[], nn.Module], trainer: Any = CTRTrainer, **options: Any) -> Recipe:
-    return _recipe(build, lambda model, **of: trainer(model, **of, **options), _clicks)
+    return _recipe(build, lambda model, **settings: trainer(model, **settings, **options), _clicks)
 
 
 def _fields() -> list[Any]:
@@ -173,9 +171,9 @@ def _dien() -> nn.Module:
 def _tasks(kind: Any, labels: int = 2, adaptive: str | None = None, **options: Any) -> Recipe:
     towers = [{"dims": [8], "dropout": 0.0}] * labels
 
-    def trainer(model: nn.Module, **of: Any) -> Any:
+    def trainer(model: nn.Module, **settings: Any) -> Any:
         params = None if adaptive is None else {"method": adaptive}
-        return MTLTrainer(model, ["classification"] * labels, adaptive_params=params, **of)
+        return MTLTrainer(model, ["classification"] * labels, adaptive_params=params, **settings)
 
     def build() -> nn.Module:
         return kind(_fields(), tower_params_list=towers, **options)
@@ -188,8 +186,8 @@ def _esmm() -> Recipe:
         item = _sparse({"item": ITEMS, "category": CATEGORIES})
         return multi_task.ESMM(_user(), item, {"dims": [16, 8]}, {"dims": [16, 8]})
 
-    def trainer(model: nn.Module, **of: Any) -> Any:
-        return MTLTrainer(model, ["classification"] * 3, **of)
+    def trainer(model: nn.Module, **settings: Any) -> Any:
+        return MTLTrainer(model, ["classification"] * 3, **settings)
 
     return _recipe(build, trainer, _three)
 
@@ -201,8 +199,8 @@ def _match(
     extra: dict[str, Any] | None = None,
     **options: Any,
 ) -> Recipe:
-    def trainer(model: nn.Module, **of: Any) -> Any:
-        return MatchTrainer(model, mode=mode, **options, **of)
+    def trainer(model: nn.Module, **settings: Any) -> Any:
+        return MatchTrainer(model, mode=mode, **options, **settings)
 
     return _recipe(build, trainer, labels, **(extra or {}))
 
@@ -259,9 +257,7 @@ def _dynamic() -> nn.Module:
 
 def _sine() -> nn.Module:
     names = (["hist_item"], ["item"], ["neg_items"])
-    return matching.SINE(
-        *names, ITEMS, DIM, 8, num_concept=10, num_intention=3, seq_max_len=MAX_LENGTH
-    )
+    return matching.SINE(*names, ITEMS, DIM, 8, num_concept=10, num_intention=3, seq_max_len=MAX_LENGTH)
 
 
 def _narm(**options: Any) -> Callable[[], nn.Module]:
@@ -282,25 +278,25 @@ def _sasrec() -> nn.Module:
 def _pairwise_sasrec() -> Recipe:
     """Its scores are [B, T], and the library's loss takes [B] alone."""
 
-    def trainer(model: nn.Module, **of: Any) -> Any:
-        made = MatchTrainer(model, mode=1, **of)
-        loss = made.criterion
-        made.criterion = lambda positive, negative: loss(positive.flatten(), negative.flatten())
-        return made
+    def trainer(model: nn.Module, **settings: Any) -> Any:
+        wrapped = MatchTrainer(model, mode=1, **settings)
+        loss = wrapped.criterion
+        wrapped.criterion = lambda positive, negative: loss(positive.flatten(), negative.flatten())
+        return wrapped
 
     return _recipe(_sasrec, trainer, _first, remark="scores flattened for the library's own loss")
 
 
 def _generative(build: Callable[[], nn.Module]) -> Recipe:
     def batches(dtype: torch.dtype) -> list[Any]:
-        made = []
+        arguments = []
         for batch in columns():
             tokens = torch.from_numpy(batch.history[0])
             seconds = torch.arange(MAX_LENGTH).flip(0) * 97 + tokens % 50
-            made.append(
+            arguments.append(
                 (tokens, torch.arange(MAX_LENGTH), seconds, torch.from_numpy(batch.item)[:, None])
             )
-        return made
+        return arguments
 
     return Recipe(
         lambda: no_dropout(build()),
@@ -311,14 +307,7 @@ def _generative(build: Callable[[], nn.Module]) -> Recipe:
 
 
 def _hstu(**options: Any) -> Callable[[], nn.Module]:
-    sizes = {
-        "d_model": 16,
-        "n_heads": 2,
-        "n_layers": 1,
-        "dqk": 8,
-        "dv": 8,
-        "max_seq_len": MAX_LENGTH,
-    }
+    sizes = {"d_model": 16, "n_heads": 2, "n_layers": 1, "dqk": 8, "dv": 8, "max_seq_len": MAX_LENGTH}
     return lambda: generative.HSTUModel(ITEMS, **sizes, dropout=0.0, **options)
 
 
@@ -336,16 +325,13 @@ def _quantizer() -> Recipe:
 
     def batches(dtype: torch.dtype) -> list[Tensor]:
         random = np.random.default_rng(3)
-        made = (random.standard_normal((BATCH_SIZE, 12)).astype(np.float32) for _ in range(4))
-        return [torch.from_numpy(of).to(dtype) for of in made]
+        columns = (random.standard_normal((BATCH_SIZE, 12)).astype(np.float32) for _ in range(4))
+        return [torch.from_numpy(column).to(dtype) for column in columns]
 
     def training(model: nn.Module, name: str) -> Training:
         options = {"lr": RATES[name], "weight_decay": 1e-5}
         trainer = QuantizerTrainer(
-            model,
-            optimizer_fn=CLASSES[name],
-            optimizer_params=options,
-            model_path=tempfile.gettempdir(),
+            model, optimizer_fn=CLASSES[name], optimizer_params=options, model_path=tempfile.gettempdir()
         )
         return Training(trainer.optimizer, lambda batch: trainer.train_one_epoch([batch]))
 
@@ -371,9 +357,7 @@ RECIPES: dict[str, Recipe | str] = {
     "BST": _rank(_sequence(ranking.BST, mlp_params=MLP, nhead=2, dropout=0.0, max_seq_len=8)),
     "DIN": _rank(_sequence(ranking.DIN, mlp_params={"dims": [16, 8]}, **_ATTENTION)),
     "DIEN": _rank(_dien, loss_mode=False),
-    "SharedBottom": _tasks(
-        multi_task.SharedBottom, task_types=["classification"] * 2, bottom_params=MLP
-    ),
+    "SharedBottom": _tasks(multi_task.SharedBottom, task_types=["classification"] * 2, bottom_params=MLP),
     "ESMM": _esmm(),
     "MMOE": _tasks(multi_task.MMOE, n_expert=2, **_EXPERTS),
     "MMOE, uncertainty weights": _tasks(multi_task.MMOE, adaptive="uwl", n_expert=2, **_EXPERTS),

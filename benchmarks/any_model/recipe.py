@@ -50,14 +50,7 @@ class Library:
 
 
 # Large enough that twenty steps move the weights well above rounding.
-RATES = {
-    "sgd": 0.1,
-    "adagrad": 0.05,
-    "adam": 1e-3,
-    "adamw": 1e-3,
-    "rmsprop": 1e-3,
-    "sparse_adam": 1e-3,
-}
+RATES = {"sgd": 0.1, "adagrad": 0.05, "adam": 1e-3, "adamw": 1e-3, "rmsprop": 1e-3, "sparse_adam": 1e-3}
 CLASSES: dict[str, type[Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,

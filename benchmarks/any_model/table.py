@@ -41,13 +41,11 @@ def write_table(results: dict[str, Any], path: Path) -> None:
     parts = [HEAD]
     parts.append(_counts(results))
     failing: list[str] = []
-    for library, found in results.items():
-        versions = ", ".join(
-            f"{name} {version[:12]}" for name, version in found["versions"].items()
-        )
-        commits = sorted({of["commit"] for of in found["models"].values()})
+    for library, result in results.items():
+        versions = ", ".join(f"{name} {version[:12]}" for name, version in result["versions"].items())
+        commits = sorted({model["commit"] for model in result["models"].values()})
         parts.append(f"## {library}\n\n{versions}; hotrows at {', '.join(commits)}\n")
-        parts.append(_models(library, found["models"], failing))
+        parts.append(_models(library, result["models"], failing))
     if failing:
         parts.append("## What differs or fails\n\n" + "\n".join(failing) + "\n")
     path.write_text("\n".join(parts))
@@ -55,16 +53,16 @@ def write_table(results: dict[str, Any], path: Path) -> None:
 
 def _counts(results: dict[str, Any]) -> str:
     lines = ["| library | recipes | built plain | all optimizers ok |", "|---|---|---|---|"]
-    for library, found in results.items():
-        models = found["models"].values()
-        built = [of for of in models if _built(of)]
-        ok = [of for of in built if all(_passes(one) for one in of["optimizers"].values())]
+    for library, result in results.items():
+        models = result["models"].values()
+        built = [model for model in models if _built(model)]
+        ok = [model for model in built if all(_passes(one) for one in model["optimizers"].values())]
         lines.append(f"| {library} | {len(models)} | {len(built)} | {len(ok)} |")
     return "\n".join(lines) + "\n"
 
 
 def _models(library: str, models: dict[str, Any], failing: list[str]) -> str:
-    ran = {one for of in models.values() for one in of.get("optimizers", {})}
+    ran = {one for model in models.values() for one in model.get("optimizers", {})}
     names = [name for name in OPTIMIZERS if name in ran]
     titles = [
         "model",
@@ -74,38 +72,38 @@ def _models(library: str, models: dict[str, Any], failing: list[str]) -> str:
         *(OPTIMIZERS[name] for name in names),
     ]
     lines = ["| " + " | ".join(titles) + " |", "|" + "---|" * len(titles)]
-    for model, of in models.items():
-        if not _built(of):
-            why = of.get("not_built") or of.get("failed") or "no plain run"
+    for model, record in models.items():
+        if not _built(record):
+            why = record.get("not_built") or record.get("failed") or "no plain run"
             cells = [_text(model), "", "", f"not checked: {_text(why)}", *("" for _ in names)]
         else:
-            cells = [_named(model, of), _taken(of), *_lookups(of.get("explained", {}))]
+            cells = [_named(model, record), _taken(record), *_lookups(record.get("explained", {}))]
             for name in names:
-                cells.append(_cell(library, model, name, of["optimizers"].get(name), failing))
+                cells.append(_cell(library, model, name, record["optimizers"].get(name), failing))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def _built(of: dict[str, Any]) -> bool:
-    return bool(of.get("optimizers")) and any(
-        "plain" not in one for one in of["optimizers"].values()
+def _built(record: dict[str, Any]) -> bool:
+    return bool(record.get("optimizers")) and any(
+        "plain" not in one for one in record["optimizers"].values()
     )
 
 
 def _passes(one: dict[str, Any]) -> bool:
-    return "plain" in one or all(of["ok"] for of in one.values())
+    return "plain" in one or all(verdict["ok"] for verdict in one.values())
 
 
-def _named(model: str, of: dict[str, Any]) -> str:
-    return _text(model) + (f" ({_text(of['remark'])})" if of.get("remark") else "")
+def _named(model: str, record: dict[str, Any]) -> str:
+    return _text(model) + (f" ({_text(record['remark'])})" if record.get("remark") else "")
 
 
-def _taken(of: dict[str, Any]) -> str:
+def _taken(record: dict[str, Any]) -> str:
     """How many tables were accelerated, of all; optimizer by optimizer where it differs."""
     said = {}
-    for name, one in of.get("accelerated", {}).items():
+    for name, one in record.get("accelerated", {}).items():
         dense = len(one.get("dense", ()))
-        said[name] = f"{one.get('taken', 0)} of {of['tables']}" + (
+        said[name] = f"{one.get('taken', 0)} of {record['tables']}" + (
             f", {dense} dense" if dense else ""
         )
     if len(set(said.values())) > 1:
@@ -134,9 +132,7 @@ def _lookups(explained: dict[str, Any]) -> tuple[str, str]:
     return f"{packed} of {packed + len(alone)} in {len(packs)} {word}", _text("; ".join(said))
 
 
-def _cell(
-    library: str, model: str, name: str, one: dict[str, Any] | None, failing: list[str]
-) -> str:
+def _cell(library: str, model: str, name: str, one: dict[str, Any] | None, failing: list[str]) -> str:
     if one is None:
         return ""
     if "plain" in one:
@@ -146,16 +142,16 @@ def _cell(
     if _passes(one):
         return "ok" if "float32" in one else "ok 64"
     said = "differs"
-    for dtype, of in one.items():
-        if of["ok"]:
+    for dtype, verdict in one.items():
+        if verdict["ok"]:
             continue
-        if "error" in of:
-            said, why = "fails", of["error"]
+        if "error" in verdict:
+            said, why = "fails", verdict["error"]
         else:
             why = "; ".join(
                 f"{worst['part']} {worst['tensor']}: error {worst['error']:.2g}, plain's own "
                 f"{worst['own']:.2g}, {worst['of_allowed']:.3g} of what is allowed"
-                for worst in of["worst"]
+                for worst in verdict["worst"]
                 if not worst["of_allowed"] <= 1
             )
         failing.append(f"* {library}, {_text(model)}, {OPTIMIZERS[name]}, {dtype}: {_text(why)}")

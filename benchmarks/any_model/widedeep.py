@@ -15,9 +15,7 @@ from benchmarks.any_model.columns import DENSE, ROWS, columns
 from benchmarks.any_model.recipe import Library, Recipe, Training, no_dropout, optimizer_of
 
 # Its text and image parts import these; no tabular model uses any of them.
-stand_in(
-    "torchvision", "spacy", "gensim", "cv2", "transformers", "imutils", "sentence_transformers"
-)
+stand_in("torchvision", "spacy", "gensim", "cv2", "transformers", "imutils", "sentence_transformers")
 
 from pytorch_widedeep import Trainer  # noqa: E402
 from pytorch_widedeep import models as zoo  # noqa: E402
@@ -32,10 +30,7 @@ Batch = tuple[dict[str, Tensor], Tensor]
 
 def library() -> Library:
     return Library(
-        "pytorch-widedeep",
-        "widedeep",
-        lambda: {"pytorch-widedeep": version("pytorch-widedeep")},
-        RECIPES,
+        "pytorch-widedeep", "widedeep", lambda: {"pytorch-widedeep": version("pytorch-widedeep")}, RECIPES
     )
 
 
@@ -48,15 +43,15 @@ def _recipe(tabular: Callable[[], nn.Module] | None, wide: bool = False, **train
         return zoo.WideDeep(wide=linear, deeptabular=part)
 
     def batches(dtype: torch.dtype) -> list[Batch]:
-        return [_batch(of, wide, tabular is not None, dtype) for of in columns()]
+        return [_batch(part, wide, tabular is not None, dtype) for part in columns()]
 
     def training(model: nn.Module, name: str) -> Training:
         optimizer = optimizer_of(model, name)
-        of = Trainer(
+        wrapped = Trainer(
             model, objective="binary", optimizers=optimizer, verbose=0, device="cpu", **trainer
         )
-        of.train_running_loss = 0.0
-        return Training(of.optimizer, lambda batch: of._train_step(*batch, 0))
+        wrapped.train_running_loss = 0.0
+        return Training(wrapped.optimizer, lambda batch: wrapped._train_step(*batch, 0))
 
     return Recipe(build, batches, training, lambda _, batch: (dict(batch[0]),))
 

@@ -49,10 +49,7 @@ def main() -> None:
             out.flush()
 
         if args.list:
-            say(
-                models=list(library.recipes),
-                versions=library.versions() | {"torch": torch.__version__},
-            )
+            say(models=list(library.recipes), versions=library.versions() | {"torch": torch.__version__})
             return
         accelerate = None
         if not args.plain:
@@ -87,11 +84,11 @@ def of_model(recipe: Any, accelerate: Any, args: argparse.Namespace) -> dict[str
     record["optimizers"] = {}
     for name in names:
         try:
-            found = check.check(recipe, name, weights, accelerate, args.quick)
+            verdicts = check.check(recipe, name, weights, accelerate, args.quick)
             if accelerate is not None:
                 said = accelerate.tables | {"dense": sorted(accelerate.tables.get("dense", ()))}
                 record.setdefault("accelerated", {})[name] = said
-            record["optimizers"][name] = found
+            record["optimizers"][name] = verdicts
         except Exception as error:
             record["optimizers"][name] = {"plain": check.described(error)}
     return record
@@ -101,8 +98,8 @@ def tables_of(recipe: Any) -> int:
     from torch import nn
 
     kinds = (nn.Embedding, nn.EmbeddingBag)
-    modules = [of for of in recipe.build().modules() if isinstance(of, kinds)]
-    return len({id(of.weight) for of in modules})
+    modules = [module for module in recipe.build().modules() if isinstance(module, kinds)]
+    return len({id(module.weight) for module in modules})
 
 
 class Accelerate:
@@ -113,21 +110,21 @@ class Accelerate:
 
     def __call__(self, model: Any, optimizer: Any) -> None:
         import hotrows
-        from hotrows.capture.acceleration import acceleration_of
+        from hotrows.acceleration.accelerate import acceleration_of
 
         dense: set[str] = set()
         self.tables = {"dense": dense}
-        optimizer.register_step_pre_hook(lambda *_: dense.update(self._dense(found)))
+        optimizer.register_step_pre_hook(lambda *_: dense.update(self._dense(embeddings)))
         hotrows.accelerate(model, optimizer)
-        found = acceleration_of(model).found
-        left = {one.names[0]: one.rule for one in found if isinstance(one.rule, str)}
-        self.tables |= {"taken": len(found) - len(left), "left": left}
+        embeddings = acceleration_of(model).embeddings
+        left = {one.names[0]: one.rule for one in embeddings if isinstance(one.rule, str)}
+        self.tables |= {"taken": len(embeddings) - len(left), "left": left}
 
-    def _dense(self, found: Any) -> set[str]:
+    def _dense(self, embeddings: Any) -> set[str]:
         """The tables that were taken, whose gradient has all rows all the same: right, and slow."""
-        from hotrows.capture.gradient import RowGradient
+        from hotrows.acceleration.gradient import RowGradient
 
-        taken = {one.names[0]: one.weight.grad for one in found if not isinstance(one.rule, str)}
+        taken = {one.names[0]: one.weight.grad for one in embeddings if not isinstance(one.rule, str)}
         return {
             name
             for name, grad in taken.items()

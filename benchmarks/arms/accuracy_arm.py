@@ -69,8 +69,8 @@ def _run(
         order = np.random.default_rng([seed, epoch]).permutation(train.size)
         for first in range(0, train.size, recipe.batch_size):
             step(take(train, order[first : first + recipe.batch_size]))
-    found = np.concatenate([scores(part).numpy() for part in batches(test, TEST_BATCH_SIZE)])
-    columns = zip(found.reshape(test.size, -1).T, test.labels.reshape(test.size, -1).T, strict=True)
+    outputs = np.concatenate([scores(part).numpy() for part in batches(test, TEST_BATCH_SIZE)])
+    columns = zip(outputs.reshape(test.size, -1).T, test.labels.reshape(test.size, -1).T, strict=True)
     return float(np.mean([auc(*column) for column in columns]))
 
 

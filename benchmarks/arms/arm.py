@@ -14,12 +14,12 @@ MODELS = ("dlrm", "deepfm", "mlp")
 OPTIMIZERS = ("adagrad", "rowwise", "sgd", "adam")
 
 
-def parse(**own: tuple[str, ...]) -> argparse.Namespace:
-    """The arguments of all arms, and of one: `own` choices, the first of which is the default."""
-    return finish(parser(**own).parse_args())
+def parse(**options: tuple[str, ...]) -> argparse.Namespace:
+    """The arguments of all arms, and `options` of one: choices, the first of which is the default."""
+    return finish(parser(**options).parse_args())
 
 
-def parser(models: tuple[str, ...] = MODELS, **own: tuple[str, ...]) -> argparse.ArgumentParser:
+def parser(models: tuple[str, ...] = MODELS, **options: tuple[str, ...]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     parser.add_argument("--workload", choices=WORKLOADS, default="A")
     parser.add_argument("--model", choices=models, default="dlrm")
@@ -30,7 +30,7 @@ def parser(models: tuple[str, ...] = MODELS, **own: tuple[str, ...]) -> argparse
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--windows", type=int, default=5, help="windows of time that are measured")
     parser.add_argument("--max-seconds", type=float, default=60, help="to wait for quiet windows")
-    for name, choices in own.items():
+    for name, choices in options.items():
         parser.add_argument(f"--{name}", choices=choices, default=choices[0])
     return parser
 
@@ -45,9 +45,7 @@ def finish(args: argparse.Namespace) -> argparse.Namespace:
 def report(args: argparse.Namespace, step: Callable[[int], float | None], *packages: str) -> None:
     """Times `step(k)`, which trains on one batch and returns its loss or None; prints figures."""
     losses = []
-    timing = measure(
-        lambda k: losses.append(step(k)), windows=args.windows, max_seconds=args.max_seconds
-    )
+    timing = measure(lambda k: losses.append(step(k)), windows=args.windows, max_seconds=args.max_seconds)
     print_figures(args, timing, losses, packages, peak_rss_mb=peak_rss_mb())
 
 

@@ -128,7 +128,7 @@ def rechub(args: Namespace, data: list[Batch]) -> Trained:
             module.sparse = True
         rows = [module.weight for module in tables]
         read = {id(weight) for weight in rows}
-        dense = [of for of in model.parameters() if id(of) not in read]
+        dense = [parameter for parameter in model.parameters() if id(parameter) not in read]
         optimizers = [torch.optim.Adam(dense, 1e-3), torch.optim.SparseAdam(rows, 1e-3)]
     inputs = [_columns(args, batch) for batch in data]
     labels = [torch.from_numpy(batch.labels) for batch in data]

@@ -51,8 +51,8 @@ def build(
 def tables(model: nn.Module) -> dict[str, nn.Parameter]:
     """The tables of a model by name of the field, those of the linear part as FIELD.linear."""
     linear = model.linear_model.embedding_dict
-    found = {name: table.weight for name, table in model.embedding_dict.items()}
-    return found | {f"{name}.linear": table.weight for name, table in linear.items()}
+    weights = {name: table.weight for name, table in model.embedding_dict.items()}
+    return weights | {f"{name}.linear": table.weight for name, table in linear.items()}
 
 
 def inputs(features: Features, samples: Samples, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -66,15 +66,15 @@ def inputs(features: Features, samples: Samples, dtype: torch.dtype = torch.floa
     return torch.from_numpy(np.concatenate(columns, 1, dtype=kind, casting="unsafe"))
 
 
-def logits(model: nn.Module, of: Tensor) -> Tensor:
+def logits(model: nn.Module, inputs: Tensor) -> Tensor:
     """[B], or [B, T] of several labels."""
-    return model(of).squeeze(1)
+    return model(inputs).squeeze(1)
 
 
 def _columns(features: Features, dim: int) -> list:
     columns = [SparseFeat(name, rows, dim) for name, rows in features.rows.items()]
     if features.target is not None:
         rows = features.rows[features.target]
-        of = SparseFeat(f"hist_{features.target}", rows, dim, embedding_name=features.target)
-        columns.append(VarLenSparseFeat(of, features.max_length, length_name="length"))
+        item = SparseFeat(f"hist_{features.target}", rows, dim, embedding_name=features.target)
+        columns.append(VarLenSparseFeat(item, features.max_length, length_name="length"))
     return columns + ([DenseFeat("dense", features.num_dense)] if features.num_dense else [])

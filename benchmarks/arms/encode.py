@@ -50,35 +50,33 @@ def with_polars(columns, training: int) -> dict:
     """Values counted and joined by polars."""
     import polars as pl
 
-    found = {}
+    encoded = {}
     for name in columns.columns:
         values = columns[name]
-        counts = (
-            values.head(training).drop_nulls().value_counts().filter(pl.col("count") >= MIN_COUNT)
-        )
+        counts = values.head(training).drop_nulls().value_counts().filter(pl.col("count") >= MIN_COUNT)
         ranked = counts.sort(["count", name], descending=[True, False])[name]
         ids = pl.arange(UNKNOWN + 1, UNKNOWN + 1 + len(ranked), eager=True).cast(pl.UInt32)
         vocabulary = pl.DataFrame({name: ranked, "id": ids})
         joined = columns.select(name).join(vocabulary, on=name, how="left", maintain_order="left")
         known = joined["id"].fill_null(UNKNOWN)
-        found[name] = known.zip_with(values.is_not_null(), pl.repeat(
+        encoded[name] = known.zip_with(values.is_not_null(), pl.repeat(
             MISSING, len(values), dtype=pl.UInt32, eager=True)).to_numpy()  # fmt: skip
-    return found
+    return encoded
 
 
 def with_sklearn(columns, training: int) -> dict:
     """scikit-learn's OrdinalEncoder, as tutorials have it; its ids are not by count."""
     from sklearn.preprocessing import OrdinalEncoder
 
-    found = {}
+    encoded = {}
     for name in columns.columns:
         values = columns[name].fill_null("").to_numpy().reshape(-1, 1)
         encoder = OrdinalEncoder(
             min_frequency=MIN_COUNT, handle_unknown="use_encoded_value", unknown_value=-1
         )
         encoder.fit(values[:training])
-        found[name] = encoder.transform(values)[:, 0].astype("uint32")
-    return found
+        encoded[name] = encoder.transform(values)[:, 0].astype("uint32")
+    return encoded
 
 
 if __name__ == "__main__":

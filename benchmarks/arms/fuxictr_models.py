@@ -71,9 +71,7 @@ class Assembled(nn.Module):
         if name in ("lr", "fm", "wide_deep", "deepfm"):
             self.lr = LogisticRegression(kinds, use_bias=name in ("lr", "fm"))
         if name != "lr":
-            self.embedding = FeatureEmbedding(
-                kinds, dim, required_feature_columns=list(features.fields)
-            )
+            self.embedding = FeatureEmbedding(kinds, dim, required_feature_columns=list(features.fields))
         if name in ("fm", "deepfm"):
             self.fm = InnerProductInteraction(len(features.fields))
         if name == "dcnv2":
@@ -124,18 +122,18 @@ def inputs(features: Features, samples: Samples) -> Inputs:
     return columns, ids, torch.from_numpy(mask.astype(np.int64))
 
 
-def logits(model: nn.Module, of: Inputs) -> Tensor:
+def logits(model: nn.Module, inputs: Inputs) -> Tensor:
     """[B]."""
     if isinstance(model, Assembled):
-        return model(of).squeeze(1)
-    return model(of)["y_pred"].squeeze(1)
+        return model(inputs).squeeze(1)
+    return model(inputs)["y_pred"].squeeze(1)
 
 
 def _tables(embedding: nn.Module | None, suffix: str) -> dict[str, nn.Parameter]:
     if embedding is None:
         return {}
     layers = embedding.embedding_layer.embedding_layers.items()
-    return {f"{n}{suffix}": of.weight for n, of in layers if isinstance(of, nn.Embedding)}
+    return {f"{n}{suffix}": layer.weight for n, layer in layers if isinstance(layer, nn.Embedding)}
 
 
 def _feature_map(features: Features, dim: int) -> FeatureMap:

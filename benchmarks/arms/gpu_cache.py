@@ -13,20 +13,13 @@ import torch
 
 from benchmarks.gpu_parts.part import Setting
 from benchmarks.gpu_parts.timing import synchronize
-from benchmarks.gpu_parts.workloads import (
-    OPTIMIZERS,
-    Training,
-    batches_of,
-    dlrm,
-    embedding_of,
-    scattered,
-)
-from hotrows import native
+from benchmarks.gpu_parts.workloads import OPTIMIZERS, Training, batches_of, dlrm, embedding_of, scattered
+from hotrows.engine.caching import CacheTraffic, Caching
+from hotrows.engine.stages import start
 from hotrows.planning.policy import Hot, Lookahead
 from hotrows.planning.threads import num_threads
 from hotrows.record import layout_of
-from hotrows.stages import start
-from hotrows.tiers import Caching, Moved
+from hotrows.runtime import native
 
 _EVERY = 2  # steps whose loss is kept
 
@@ -40,63 +33,60 @@ POLICIES = {
 
 
 def main() -> None:
-    asked = json.loads(sys.argv[1])
+    request = json.loads(sys.argv[1])
     core = native.load()
     if core is not None:
         core.hotrows_keep_freed_memory()
-    print(json.dumps(measure(asked, Setting(asked["device"], asked["small"]))))
+    print(json.dumps(measure(request, Setting(request["device"], request["small"]))))
 
 
-def measure(asked: dict, setting: Setting) -> dict:
+def measure(request: dict, setting: Setting) -> dict:
     """Trains for a while; speed, misses and what crossed the link.
 
     asked: what `cache` says of the arm: num_rows, dim, optimizer, share, policy, planning, stream (a
     file), batch_size, warmup, windows and steps.
     """
-    stream = np.load(asked["stream"], mmap_mode="r")
-    model = dlrm(asked["num_rows"], asked["dim"], setting.device, setting.small)
+    stream = np.load(request["stream"], mmap_mode="r")
+    model = dlrm(request["num_rows"], request["dim"], setting.device, setting.small)
     begin = time.perf_counter()
     parts = num_threads(None, setting.device == "cpu")  # as `Trainer` deals tables behind a cache
-    caching = _caching(asked, model, stream, parts)
+    caching = _caching(request, model, stream, parts)
     embedding = embedding_of(
-        model.tables, asked["optimizer"], setting.device, caching,
-        pack_parts=parts if caching else 1, planning=asked["planning"],
+        model.tables, request["optimizer"], setting.device, caching,
+        pack_parts=parts if caching else 1, planning=request["planning"],
     )  # fmt: skip
-    if embedding.tiers and asked["policy"] != "uncached":
-        embedding.tiers.warm()
-    made = time.perf_counter() - begin
+    if embedding.cached_tables and request["policy"] != "uncached":
+        embedding.cached_tables.warm()
+    seconds_to_make = time.perf_counter() - begin
     training = Training(model, embedding, setting.device)
-    near, far = (batches_of(stream, asked["batch_size"]) for _ in range(2))
+    near, far = (batches_of(stream, request["batch_size"]) for _ in range(2))
     with contextlib.closing(start(embedding, enumerate(near), far if caching else None)) as runner:
-        found = _timed(runner, embedding, training, asked, setting)
-    return {**found, "seconds_to_make": made, "record_bytes": embedding.num_bytes}
+        figures = _timed(runner, embedding, training, request, setting)
+    return {**figures, "seconds_to_make": seconds_to_make, "record_bytes": embedding.num_bytes}
 
 
-def _caching(asked: dict, model, stream: np.ndarray, parts: int) -> Caching | None:
-    if asked["share"] is None:
+def _caching(request: dict, model, stream: np.ndarray, parts: int) -> Caching | None:
+    if request["share"] is None:
         return None
-    optimizer = OPTIMIZERS[asked["optimizer"]]()
+    optimizer = OPTIMIZERS[request["optimizer"]]()
     stride = layout_of(replace(model.tables[0], optimizer=optimizer)).stride
-    slots = max(int(asked["share"] * sum(asked["num_rows"])), 1)
-    if asked["policy"] == "uncached":
+    slots = max(int(request["share"] * sum(request["num_rows"])), 1)
+    if request["policy"] == "uncached":
         slots = parts  # the least there can be
-    hot = _hot_ids(asked, model.tables, stream, slots)
-    return Caching(slots * stride, "memory", POLICIES[asked["policy"]], hot_ids=hot)
+    hot = _hot_ids(request, model.tables, stream, slots)
+    return Caching(slots * stride, "memory", POLICIES[request["policy"]], hot_ids=hot)
 
 
-def _hot_ids(asked: dict, tables, stream: np.ndarray, slots: int) -> dict[str, torch.Tensor]:
+def _hot_ids(request: dict, tables, stream: np.ndarray, slots: int) -> dict[str, torch.Tensor]:
     """The ids that a cache begins with: by the law they are drawn from, or as a profile counts them."""
-    if Path(asked["stream"]).name.startswith("gpu-zipf"):
+    if Path(request["stream"]).name.startswith("gpu-zipf"):
         of_each = slots // len(tables)
         return {
-            table.name: scattered(torch.arange(min(of_each, table.rows)), table.rows)
-            for table in tables
+            table.name: scattered(torch.arange(min(of_each, table.rows)), table.rows) for table in tables
         }
     counted = stream[:, : stream.shape[1] // 4]
-    counts = [
-        np.bincount(ids, minlength=table.rows) for ids, table in zip(counted, tables, strict=True)
-    ]
-    firsts = np.cumsum([0, *(len(of) for of in counts)])
+    counts = [np.bincount(ids, minlength=table.rows) for ids, table in zip(counted, tables, strict=True)]
+    firsts = np.cumsum([0, *(len(count) for count in counts)])
     everything = np.concatenate(counts)
     rows = np.flatnonzero(everything)
     rows = rows[np.argsort(-everything[rows], kind="stable")[:slots]]
@@ -106,7 +96,7 @@ def _hot_ids(asked: dict, tables, stream: np.ndarray, slots: int) -> dict[str, t
     }
 
 
-def _timed(runner, embedding, training: Training, asked: dict, setting: Setting) -> dict:
+def _timed(runner, embedding, training: Training, request: dict, setting: Setting) -> dict:
     """Windows of steps once the cache is as it stays."""
     losses: dict[int, torch.Tensor] = {}
 
@@ -115,33 +105,33 @@ def _timed(runner, embedding, training: Training, asked: dict, setting: Setting)
         plans = []
         for _, work in zip(range(num_steps), runner, strict=False):
             losses[work.number + 1] = training.step(work)
-            plans.append(work.plan)
+            plans.append(work.item.plan)
         return plans
 
-    train(asked["warmup"])
+    train(request["warmup"])
     speeds, waited, moved = [], [], []
-    for _ in range(asked["windows"]):
+    for _ in range(request["windows"]):
         synchronize(setting)
         begin, idle = time.perf_counter(), sum(runner.stalled.values())
-        plans = train(asked["steps"])
+        plans = train(request["steps"])
         synchronize(setting)
         seconds = time.perf_counter() - begin
-        assert len(plans) == asked["steps"], "the stream is too short"
-        speeds.append(len(plans) * asked["batch_size"] / seconds)
+        assert len(plans) == request["steps"], "the stream is too short"
+        speeds.append(len(plans) * request["batch_size"] / seconds)
         waited.append((sum(runner.stalled.values()) - idle) / seconds)
-        moved += [embedding.tiers.moved(plan) for plan in plans if embedding.tiers]
-    found = {
+        moved += [embedding.cached_tables.traffic(plan) for plan in plans if embedding.cached_tables]
+    figures = {
         "samples_per_s": median(speeds),
         "lowest": min(speeds),
         "highest": max(speeds),
-        "ms": 1e3 * asked["batch_size"] / median(speeds),
+        "ms": 1e3 * request["batch_size"] / median(speeds),
         "waited": median(waited),
         "waited_for": dict(runner.stalled),
         "losses": {str(step): loss.item() for step, loss in losses.items() if step % _EVERY == 0},
     }
     if moved:
-        total, num = sum(moved, Moved()), len(moved)
-        found |= {
+        total, num = sum(moved, CacheTraffic()), len(moved)
+        figures |= {
             "rows": total.rows / num,
             "misses": total.rows_in / num,
             "hit_rate": 1 - total.rows_in / total.rows,
@@ -149,8 +139,8 @@ def _timed(runner, embedding, training: Training, asked: dict, setting: Setting)
             "mb_out": total.bytes_out / num / 1e6,
         }
     if setting.on_gpu:
-        found["device_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    return found
+        figures["device_gb"] = torch.cuda.max_memory_allocated() / 1e9
+    return figures
 
 
 if __name__ == "__main__":

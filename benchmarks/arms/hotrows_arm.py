@@ -1,4 +1,4 @@
-"""hotrows: the step of `hotrows.train`; batches are planned on a background thread, or in line."""
+"""hotrows: its training step; batches are planned on a background thread, or in line."""
 
 from argparse import Namespace
 from collections.abc import Iterator
@@ -20,10 +20,11 @@ from benchmarks.workload import (
     Workload,
     batches,
 )
-from hotrows import models, native
+from hotrows import models
 from hotrows.nn import MLP as Perceptrons
 from hotrows.nn import choose_linear_paths, use_linear_paths
-from hotrows.pipeline.stream import ahead
+from hotrows.pipeline.prefetch import prefetch
+from hotrows.runtime import native
 
 ROW_OPTIMIZERS = {
     "adagrad": hotrows.Adagrad,
@@ -44,9 +45,7 @@ class SmallMLP(nn.Module):
 
     def __init__(self, schema: hotrows.Schema) -> None:
         super().__init__()
-        self.tables = tuple(
-            hotrows.Table(f.name, f.rows or 1, DIM, (f.name,)) for f in schema.sparse
-        )
+        self.tables = tuple(hotrows.Table(f.name, f.rows or 1, DIM, (f.name,)) for f in schema.sparse)
         self.sequences, self.crosses = (), ()
         self.layers = Perceptrons((len(self.tables) * DIM, *MLP))
 
@@ -104,7 +103,7 @@ def _planned(args: Namespace, data: list, embedding: hotrows.Embedding) -> Itera
         batch = data[k % len(data)]
         return batch, embedding.plan(batch, k)
 
-    return iter(ahead(count(), plan, depth=2 if args.plan == "ahead" else 0))
+    return prefetch(map(plan, count()), depth=2 if args.plan == "ahead" else 0)
 
 
 def _embedding_step(args: Namespace, model, embedding, planned: Iterator):

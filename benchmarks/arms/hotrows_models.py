@@ -14,7 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import hotrows
 from benchmarks.samples import Features, Samples
 from hotrows import models
-from hotrows.pipeline.stream import ahead
+from hotrows.pipeline.prefetch import prefetch
 
 HISTORY = "history"
 
@@ -56,7 +56,7 @@ def embedding_of(
 ) -> hotrows.Embedding:
     """The model's tables, all under one optimizer."""
     own_no_optimizers(model)
-    return hotrows.Embedding.of(model, schema_of(features), optimizer=optimizer, seed=seed)
+    return hotrows.Embedding.for_model(model, schema_of(features), optimizer=optimizer, seed=seed)
 
 
 def own_no_optimizers(model: models.Model) -> None:
@@ -67,21 +67,21 @@ def own_no_optimizers(model: models.Model) -> None:
 def training_step(
     model: models.Model, embedding: hotrows.Embedding, data: list[hotrows.Batch], lr: float = 1e-3
 ) -> Callable[[int], float]:
-    """The step of `hotrows.train`, with Adam for the dense part; batches are planned ahead."""
+    """The step of `hotrows.train.trainer`, with Adam for the dense part; batches are planned ahead."""
     optimizer = torch.optim.Adam(model.parameters(), lr, fused=True)
 
     def plan(k: int) -> tuple:
         batch = data[k % len(data)]
         return batch, embedding.plan(batch, k)
 
-    planned = iter(ahead(count(), plan, depth=2))
+    planned = prefetch(map(plan, count()), depth=2)
 
     def step(k: int) -> float:
         batch, plan = next(planned)
         vectors = embedding.lookup(plan)
-        logits, own = models.logits_and_loss(model(vectors, batch.dense))
+        logits, model_loss = models.logits_and_loss(model(vectors, batch.dense))
         loss = binary_cross_entropy_with_logits(logits, batch.labels)
-        (loss if own is None else loss + own).backward()
+        (loss if model_loss is None else loss + model_loss).backward()
         embedding.update(plan, vectors)
         optimizer.step()
         optimizer.zero_grad()

@@ -19,13 +19,14 @@ from benchmarks.arms import arm, hotrows_arm, hotrows_models, rank_arm, sequence
 from benchmarks.sequences import DENSE_LEARNING_RATE, FEATURES, ROW_LEARNING_RATE
 from benchmarks.sequences import batches_of as sequence_batches_of
 from benchmarks.workload import LEARNING_RATE
-from hotrows import models, native
+from hotrows import models
 from hotrows.batch import split
-from hotrows.exchange import processes
-from hotrows.exchange.dense import SharedGradients
+from hotrows.distributed import process_group
+from hotrows.distributed.dense_gradients import SharedGradients
 from hotrows.nn import choose_linear_paths, use_linear_paths
-from hotrows.pipeline.stream import ahead
+from hotrows.pipeline.prefetch import prefetch
 from hotrows.planning.sharding import Placement, uniform
+from hotrows.runtime import native
 
 SEQUENCE_MODELS = ("din", "dien")
 _A_PACK_PER_TABLE = 1 << 20
@@ -58,17 +59,17 @@ def make_step(args: Namespace) -> rank_arm.Step:
     core = native.load()
     if core is not None:
         core.hotrows_keep_freed_memory()
-    ranks = processes.start(timeout=rank_arm.COLLECTIVE_TIMEOUT)
+    ranks = process_group.start(timeout=rank_arm.COLLECTIVE_TIMEOUT)
     model, schema, optimizers, batches = _setting(args)
     rows, dense = optimizers
     sharding = args.sharding if args.hot_rows is None else _with_hot(args, model, batches, ranks)
-    embedding = hotrows.Embedding.of(
+    embedding = hotrows.Embedding.for_model(
         model,
         schema,
         optimizer=rows,
         ranks=ranks,
         sharding=sharding,
-        num_slices=args.micro_batches,
+        micro_batches=args.micro_batches,
         pack_parts=_A_PACK_PER_TABLE if args.pack == "none" else args.splits,
     )
     use_linear_paths(model, _paths(model, args))
@@ -80,7 +81,7 @@ def make_step(args: Namespace) -> rank_arm.Step:
         k_of = k % len(mine)
         return parts[k_of], embedding.plan(mine[k_of], k)
 
-    planned = iter(ahead(count(), plan, depth=2 if args.plan == "ahead" else 0))
+    planned = prefetch(map(plan, count()), depth=2 if args.plan == "ahead" else 0)
 
     def step(k: int) -> float:
         parts, plan = next(planned)
@@ -88,16 +89,16 @@ def make_step(args: Namespace) -> rank_arm.Step:
         for number, part in enumerate(parts):
             last = number + 1 == len(parts)
             vectors = embedding.lookup(plan, number)
-            logits, own = models.logits_and_loss(model(vectors, part.dense))
+            logits, model_loss = models.logits_and_loss(model(vectors, part.dense))
             loss = binary_cross_entropy_with_logits(logits, part.labels)
-            share = plan.slices[number].share if plan.slices else plan.share
-            of_part = (loss if own is None else loss + own) * share
+            share = plan.micro_batches[number].share if plan.micro_batches else plan.share
+            of_part = (loss if model_loss is None else loss + model_loss) * share
             if last:
                 with shared.summing():
                     of_part.backward()
             else:
                 of_part.backward()
-                embedding.give_back(plan, number, vectors)
+                embedding.send_gradients(plan, number, vectors)
             total += loss.item() / len(parts)
         embedding.update(plan, vectors)
         dense.step()
@@ -110,9 +111,7 @@ def make_step(args: Namespace) -> rank_arm.Step:
 def _setting(args: Namespace) -> tuple:
     """Model, schema, optimizers of rows and layers, and batches: those of the arms of one rank."""
     if args.model in SEQUENCE_MODELS:
-        model = hotrows_models.build(
-            args.model, FEATURES, args.dim, **sequence_hotrows.options(args)
-        )
+        model = hotrows_models.build(args.model, FEATURES, args.dim, **sequence_hotrows.options(args))
         hotrows_models.own_no_optimizers(model)
         optimizers = (
             hotrows.Adagrad(lr=ROW_LEARNING_RATE),
@@ -151,8 +150,8 @@ def _with_hot(args: Namespace, model, batches: list, ranks) -> dict[str, Placeme
     least = every.topk(min(num_hot, len(every))).values[-1] if num_hot else every.max() + 1
     placed = uniform("rows", model.tables, ranks.num_ranks)
     return {
-        table.name: replace(placed[table.name], hot=int((of >= least.clamp(min=1)).sum()))
-        for table, of in zip(model.tables, counts, strict=True)
+        table.name: replace(placed[table.name], hot=int((count >= least.clamp(min=1)).sum()))
+        for table, count in zip(model.tables, counts, strict=True)
     }
 
 
@@ -160,10 +159,10 @@ def _paths(model: nn.Module, args: Namespace) -> dict[str, str]:
     """How linear layers multiply: measured by all ranks at once, since they will run at once; the
     first one's choice counts."""
     size = args.batch_size // args.ranks // args.micro_batches
-    found = [choose_linear_paths(model, size)]
+    paths = [choose_linear_paths(model, size)]
     if args.ranks > 1:
-        distributed.broadcast_object_list(found)
-    return found[0]
+        distributed.broadcast_object_list(paths)
+    return paths[0]
 
 
 if __name__ == "__main__":

@@ -58,8 +58,8 @@ def inputs(features: Features, samples: Samples) -> Batch:
 
 def logits(model: Padded, batch: Batch) -> Tensor:
     """[B], in the order of the samples that the batch was made of."""
-    found = model(batch)
-    return torch.empty_like(found).index_copy(0, batch.order, found)
+    outputs = model(batch)
+    return torch.empty_like(outputs).index_copy(0, batch.order, outputs)
 
 
 class Padded(nn.Module):
@@ -68,9 +68,7 @@ class Padded(nn.Module):
     def __init__(self, name: str, features: Features, dim: int, **options: Any) -> None:
         super().__init__()
         self.features = features
-        self.tables = nn.ModuleDict(
-            {field: _table(rows, dim) for field, rows in features.rows.items()}
-        )
+        self.tables = nn.ModuleDict({field: _table(rows, dim) for field, rows in features.rows.items()})
         width = len(features.fields) * dim + features.num_dense
         self.model = {"din": DIN, "dien": DIEN, "can": CAN}[name](dim, width, **options)
         if isinstance(self.model, CAN):
@@ -81,12 +79,9 @@ class Padded(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         fields, target = self.features.fields, self.features.target
-        of_target, past = self.tables[target](batch.items).split(
-            [len(batch.lengths), len(batch.places)]
-        )
+        of_target, past = self.tables[target](batch.items).split([len(batch.lengths), len(batch.places)])
         vectors = {
-            name: of_target if name == target else self.tables[name](batch.ids[name])
-            for name in fields
+            name: of_target if name == target else self.tables[name](batch.ids[name]) for name in fields
         }
         others = torch.cat([*(vectors[name] for name in fields), batch.dense], 1)
         padded = _padded(past, batch)
@@ -162,12 +157,7 @@ class AttentionalGRU(nn.Module):
 
 class DIN(nn.Module):
     def __init__(
-        self,
-        dim: int,
-        width: int,
-        attention: Sequence[int],
-        hidden: Sequence[int],
-        first: str = "concat",
+        self, dim: int, width: int, attention: Sequence[int], hidden: Sequence[int], first: str = "concat"
     ) -> None:
         super().__init__()
         self.attention = Attention(dim, attention, first)
@@ -181,12 +171,7 @@ class DIN(nn.Module):
 
 class DIEN(nn.Module):
     def __init__(
-        self,
-        dim: int,
-        width: int,
-        attention: Sequence[int],
-        hidden: Sequence[int],
-        first: str = "concat",
+        self, dim: int, width: int, attention: Sequence[int], hidden: Sequence[int], first: str = "concat"
     ) -> None:
         super().__init__()
         self.extraction = nn.GRU(dim, dim, batch_first=True)

@@ -45,10 +45,10 @@ def make_step(args: Namespace) -> rank_arm.Step:
 
     def lookup(k: int) -> tuple[Callable[[], Looked], None]:
         columns = ids[k % len(ids)]
-        found = tables(columns).flatten(1)  # [B, F of this rank * D]
+        looked_up = tables(columns).flatten(1)  # [B, F of this rank * D]
         if first is not None:
-            found = torch.cat([found, first(columns).sum(1)], 1)
-        return exchange(found, fields, first is not None), None
+            looked_up = torch.cat([looked_up, first(columns).sum(1)], 1)
+        return exchange(looked_up, fields, first is not None), None
 
     return training_step(
         args,
@@ -104,14 +104,14 @@ class Late(nn.Module):
         return self.model(dense, *arrive())
 
 
-def exchange(found: Tensor, fields: list[int], has_first: bool) -> Callable[[], Looked]:
+def exchange(looked_up: Tensor, fields: list[int], has_first: bool) -> Callable[[], Looked]:
     """Sends what was looked up to the ranks of the samples; the function returned waits for it.
 
-    found: [B, F of this rank * D, or one more]. fields: how many each rank has.
+    looked_up: [B, F of this rank * D, or one more]. fields: how many each rank has.
     """
     widths = [num * DIM + has_first for num in fields]
-    pending = Pending(found.shape, [len(found) // len(fields) * width for width in widths])
-    ticket = Send.apply(found, pending)
+    pending = Pending(looked_up.shape, [len(looked_up) // len(fields) * width for width in widths])
+    ticket = Send.apply(looked_up, pending)
 
     def arrive() -> Looked:
         received = Receive.apply(ticket, pending).split(pending.sizes)
@@ -139,13 +139,13 @@ class Send(torch.autograd.Function):
     """Starts the all-to-all; backward waits for the gradients."""
 
     @staticmethod
-    def forward(ctx, found: Tensor, pending: Pending) -> Tensor:
+    def forward(ctx, looked_up: Tensor, pending: Pending) -> Tensor:
         ctx.pending = pending
-        pending.sent, pending.out = found, found.new_empty(sum(pending.sizes))
+        pending.sent, pending.out = looked_up, looked_up.new_empty(sum(pending.sizes))
         pending.work = dist.all_to_all_single(
-            pending.out, found.flatten(), pending.sizes, async_op=True
+            pending.out, looked_up.flatten(), pending.sizes, async_op=True
         )
-        return found.new_empty(0)
+        return looked_up.new_empty(0)
 
     @staticmethod
     def backward(ctx, _: Tensor) -> tuple[Tensor, None]:

@@ -7,11 +7,7 @@ from benchmarks.arms import arm
 from benchmarks.arms.torch_step import make_step
 from benchmarks.workload import DIM, LEARNING_RATE, batches
 
-OPTIMIZERS = {
-    "adagrad": torch.optim.Adagrad,
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.SparseAdam,
-}
+OPTIMIZERS = {"adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD, "adam": torch.optim.SparseAdam}
 
 
 class Bags(nn.Module):

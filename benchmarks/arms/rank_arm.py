@@ -33,12 +33,12 @@ COLLECTIVE_TIMEOUT = 120  # seconds that a rank waits for the others
 ANSWER_TIMEOUT = 600  # seconds for tables to be made, or for one window of steps
 
 
-def parse(**own: tuple[str, ...]) -> argparse.Namespace:
-    return finish(parser(**own).parse_args())
+def parse(**options: tuple[str, ...]) -> argparse.Namespace:
+    return finish(parser(**options).parse_args())
 
 
-def parser(**own: tuple[str, ...]) -> argparse.ArgumentParser:
-    parser = arm.parser(**own)
+def parser(**options: tuple[str, ...]) -> argparse.ArgumentParser:
+    parser = arm.parser(**options)
     parser.add_argument("--ranks", type=int, default=2, help="share --threads between them")
     return parser
 
@@ -77,9 +77,7 @@ def report(
             losses.append(mean_of(ranks.ask((first, num))))
             num_steps += num
 
-        timing = measure_runs(
-            run, windows=args.windows, max_seconds=args.max_seconds, pids=ranks.pids
-        )
+        timing = measure_runs(run, windows=args.windows, max_seconds=args.max_seconds, pids=ranks.pids)
         after, rss = loopback(), peak_rss_mb(ranks.pids)
         collectives = ranks.ask(None)[0]
     arm.print_figures(
@@ -178,9 +176,7 @@ def start(
     """A new process that calls target(channel, *arguments) in the environment added to ours."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
-    process = context.Process(
-        target=_run, args=(target, theirs, *arguments), name=name, daemon=True
-    )
+    process = context.Process(target=_run, args=(target, theirs, *arguments), name=name, daemon=True)
     before = dict(os.environ)
     os.environ.update(environment)  # a spawned process reads it when it begins: OpenMP does too
     try:
@@ -208,9 +204,7 @@ def received(worker: Worker) -> Any:
         answer = worker.channel.recv()
     except EOFError:
         worker.process.join(5)
-        raise RuntimeError(
-            f"{worker.name} ended with exit status {worker.process.exitcode}"
-        ) from None
+        raise RuntimeError(f"{worker.name} ended with exit status {worker.process.exitcode}") from None
     if isinstance(answer, Failure):
         print(answer.trace, file=sys.stderr)
         raise RuntimeError(f"{worker.name}: {answer.message}")
@@ -237,9 +231,7 @@ class Failure:
 
 
 def work(
-    channel: Connection,
-    make_step: Callable[[argparse.Namespace], Step],
-    args: argparse.Namespace,
+    channel: Connection, make_step: Callable[[argparse.Namespace], Step], args: argparse.Namespace
 ) -> None:
     """Takes the steps it is told to, answering with the last one's loss; then counts collectives."""
     step = make_step(args)

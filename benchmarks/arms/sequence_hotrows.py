@@ -1,4 +1,4 @@
-"""hotrows: DIN, DIEN and CAN, in the step of `hotrows.train`; batches are planned ahead."""
+"""hotrows: DIN, DIEN and CAN, in the step of `hotrows.train.trainer`; batches are planned ahead."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from benchmarks.sequences import (
     ROW_LEARNING_RATE,
     batches_of,
 )
-from hotrows import native
 from hotrows.nn import choose_linear_paths, use_linear_paths
+from hotrows.runtime import native
 
 
 def main() -> None:

@@ -64,9 +64,7 @@ def fuxictr(args: Namespace, data: list[Samples]) -> Trained:
         options |= {"attention_hidden_activations": "sigmoid", "din_use_softmax": True}
     else:
         options |= {"attention_type": "din_attention", "attention_activation": "sigmoid"}
-    model = fuxictr_models.build(
-        args.model, FEATURES, args.dim, task="binary_classification", **options
-    )
+    model = fuxictr_models.build(args.model, FEATURES, args.dim, task="binary_classification", **options)
     model.train()
     model._max_gradient_norm, model._batch_index = 10.0, 0  # what its fit() sets
 

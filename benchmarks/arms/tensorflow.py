@@ -23,10 +23,7 @@ from benchmarks.workload import (
     batches,
 )
 
-OPTIMIZERS = {
-    "adagrad": tf_keras.optimizers.legacy.Adagrad,
-    "sgd": tf_keras.optimizers.legacy.SGD,
-}
+OPTIMIZERS = {"adagrad": tf_keras.optimizers.legacy.Adagrad, "sgd": tf_keras.optimizers.legacy.SGD}
 
 
 def main() -> None:

@@ -19,13 +19,7 @@ import tf_keras
 
 from benchmarks.arms.tensorflow import Layers, table
 from benchmarks.samples import Samples, padded
-from benchmarks.sequences import (
-    ATTENTION,
-    DENSE_LEARNING_RATE,
-    FEATURES,
-    HIDDEN,
-    ROW_LEARNING_RATE,
-)
+from benchmarks.sequences import ATTENTION, DENSE_LEARNING_RATE, FEATURES, HIDDEN, ROW_LEARNING_RATE
 
 LAYOUTS = ("packed", "padded")
 
@@ -35,9 +29,7 @@ class Batch(NamedTuple):
     dense: tf.Tensor
     labels: tf.Tensor
     history: tf.Tensor  # ids: padded [B, L], packed [N]
-    lengths: (
-        tf.Tensor
-    )  # padded: [B] of the histories; packed: [L] samples that are as long or longer
+    lengths: tf.Tensor  # padded: [B] of the histories; packed: [L] samples that are as long or longer
     samples: tf.Tensor  # packed: [N] the sample of each element; padded: none
 
 
@@ -74,9 +66,9 @@ def training_step(args: Namespace) -> Callable[[Batch], tf.Tensor]:
             loss = tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(batch.labels, logits))
         tables = list(model.tables.values())
         others = list(model.layers_of.trainable_variables)
-        found = tape.gradient(loss, tables + others)
-        rows.apply_gradients(zip(found[: len(tables)], tables, strict=True))
-        layers.apply_gradients(zip(found[len(tables) :], others, strict=True))
+        gradients = tape.gradient(loss, tables + others)
+        rows.apply_gradients(zip(gradients[: len(tables)], tables, strict=True))
+        layers.apply_gradients(zip(gradients[len(tables) :], others, strict=True))
         return loss
 
     return step
@@ -97,9 +89,7 @@ class Model(tf.Module):
         items = tf.nn.embedding_lookup(self.tables[FEATURES.target], both)
         target, past = items[:size], items[size:]
         vectors = [
-            target
-            if name == FEATURES.target
-            else tf.nn.embedding_lookup(self.tables[name], ids[name])
+            target if name == FEATURES.target else tf.nn.embedding_lookup(self.tables[name], ids[name])
             for name in FEATURES.fields
         ]
         past = tf.reshape(past, tf.concat([tf.shape(batch.history), [target.shape[1]]], 0))
@@ -232,21 +222,21 @@ class Packed:
         gates = self._by_time(cell.gates(inputs), batch)
         weights = None if attention is None else self._by_time(attention, batch)
         length = tf.shape(batch.lengths)[0]
-        found = tf.TensorArray(tf.float32, length, infer_shape=False, element_shape=[None, dim])
+        states = tf.TensorArray(tf.float32, length, infer_shape=False, element_shape=[None, dim])
 
-        def step(t: tf.Tensor, h: tf.Tensor, found: tf.TensorArray):
+        def step(t: tf.Tensor, h: tf.Tensor, states: tf.TensorArray):
             now = gates.read(t)
             num = tf.shape(now)[0]
             alive = cell(now, h[:num], None if weights is None else weights.read(t))
-            return t + 1, tf.concat([alive, h[num:]], 0), found.write(t, alive)
+            return t + 1, tf.concat([alive, h[num:]], 0), states.write(t, alive)
 
-        _, last, found = tf.while_loop(
+        _, last, states = tf.while_loop(
             lambda t, *_: t < length,
             step,
-            (0, tf.zeros([size, dim]), found),
+            (0, tf.zeros([size, dim]), states),
             shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, dim]), None),
         )
-        return tf.ensure_shape(found.concat(), [None, dim]), last
+        return tf.ensure_shape(states.concat(), [None, dim]), last
 
     def _by_time(self, values: tf.Tensor, batch: Batch) -> tf.TensorArray:
         array = tf.TensorArray(

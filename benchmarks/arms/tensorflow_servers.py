@@ -47,9 +47,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = arm.parser(
-        models=(*arm.MODELS, *SEQUENCE_MODELS), histories=tensorflow_sequences.LAYOUTS
-    )
+    parser = arm.parser(models=(*arm.MODELS, *SEQUENCE_MODELS), histories=tensorflow_sequences.LAYOUTS)
     parser.add_argument("--dim", type=int, default=16, help="of din and dien")
     return arm.finish(parser.parse_args())
 

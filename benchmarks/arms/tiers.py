@@ -15,14 +15,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import hotrows
 from benchmarks.tiers import BATCH, SCHEMA, popular_rows, stream, stride, table_bytes
 from benchmarks.workload import CRITEO_KAGGLE, DATA, DLRM_BOTTOM, DLRM_TOP, LEARNING_RATE
-from hotrows import models, native
+from hotrows import models
 from hotrows.data import Loader
-from hotrows.embedding import Embedding
+from hotrows.engine.caching import Caching
+from hotrows.engine.embedding import Embedding
+from hotrows.engine.stages import start
 from hotrows.nn import choose_linear_paths, use_linear_paths
 from hotrows.planning.policy import Frequency, Hot, Lookahead
-from hotrows.stages import start
-from hotrows.storage.file import FileStore
-from hotrows.tiers import Caching
+from hotrows.runtime import native
+from hotrows.storage.file_store import FileStore
 
 POLICIES = {
     "": Lookahead("auto"),
@@ -51,18 +52,14 @@ def main() -> None:
         return
     loader = Loader(stream(setting["samples"]).parts["train"], BATCH, shuffle=False)
     link = _link(setting) if arm.startswith("link") else None
+    if link is not None:
+        _slow_down(embedding, link)
     step = _step(model, link)
     serial = arm.endswith("serial")
-    if embedding.tiers and "uncached" not in arm:
-        embedding.tiers.warm()
+    if embedding.cached_tables and "uncached" not in arm:
+        embedding.cached_tables.warm()
     with closing(
-        start(
-            embedding,
-            enumerate(loader.batches(0)),
-            loader.batches(0),
-            plan_depth=0 if serial else 2,
-            link=link,
-        )
+        start(embedding, enumerate(loader.batches(0)), loader.batches(0), plan_depth=0 if serial else 2)
     ) as runner:
         print(json.dumps(_timed(runner, embedding, step, setting)))
     embedding.close()
@@ -100,13 +97,13 @@ def _embedding(arm: str, setting: dict, model) -> Embedding:
         return Embedding(tables, optimizer=optimizer, caching=caching)
     new = not path.exists()
     embedding = Embedding(tables, optimizer=optimizer, caching=caching)
-    (store,) = embedding.tiers.files
+    (store,) = embedding.cached_tables.files
     if new:
         _fill(store)
         checkpoint = store.checkpoint()
         store.retain([checkpoint])
         store.merge_now()
-    embedding.tiers.restore([max(store.generations)])
+    embedding.cached_tables.restore([max(store.generations)])
     return embedding
 
 
@@ -134,7 +131,7 @@ def _mapped(tables, optimizer, setting: dict) -> Embedding:
 
     store.empty_records = mapped
     if not new:
-        store.FirstValues.fill = lambda self, records, rows: None
+        store.InitialValues.fill = lambda self, records, rows: None
     return Embedding(tables, optimizer=optimizer)
 
 
@@ -142,10 +139,10 @@ def _hot_ids(tables, slots: int) -> dict[str, torch.Tensor]:
     """The most popular ids of all tables together, as a profile of the whole stream would find."""
     rows = torch.from_numpy(np.load(popular_rows(), mmap_mode="r")[:slots].astype(np.int64))
     firsts = torch.tensor([0, *CRITEO_KAGGLE]).cumsum(0)
-    found = {}
+    hot_ids = {}
     for table, first, end in zip(tables, firsts, firsts[1:], strict=False):
-        found[table.name] = rows[(rows >= first) & (rows < end)] - first
-    return found
+        hot_ids[table.name] = rows[(rows >= first) & (rows < end)] - first
+    return hot_ids
 
 
 def _link(setting: dict):
@@ -157,19 +154,31 @@ def _link(setting: dict):
     return link
 
 
+def _slow_down(embedding: Embedding, link) -> None:
+    """Lets the rows that a batch moves cross the link before those that come in are inserted."""
+    for group in embedding.cached_tables.groups:
+        cache, insert = group.cache, group.cache.insert
+
+        def over_the_link(transfer, insert=insert):
+            link(transfer.staged.numel() + transfer.leaving.numel())
+            return insert(transfer)
+
+        cache.insert = over_the_link
+
+
 def _step(model, link):
     use_linear_paths(model, choose_linear_paths(model, BATCH, torch.float32))
     optimizer = torch.optim.Adagrad(model.parameters(), LEARNING_RATE, fused=True)
 
     def step(embedding, work) -> float:
-        if link and work.plan.moves[0].passes_through:  # its rows cross the link within the step
-            moved = embedding.tiers.moved(work.plan)
+        if link and work.item.plan.moves[0].bypasses_cache:  # its rows cross the link within the step
+            moved = embedding.cached_tables.traffic(work.item.plan)
             link(moved.bytes_in + moved.bytes_out)
-        vectors = embedding.lookup(work.plan)
-        logits = model(vectors, work.batch.dense)
-        loss = binary_cross_entropy_with_logits(logits.float(), work.batch.labels)
+        vectors = embedding.lookup(work.item.plan)
+        logits = model(vectors, work.item.batch.dense)
+        loss = binary_cross_entropy_with_logits(logits.float(), work.item.batch.labels)
         loss.backward()
-        embedding.update(work.plan, vectors)
+        embedding.update(work.item.plan, vectors)
         optimizer.step()
         optimizer.zero_grad()
         return loss.item()
@@ -178,19 +187,19 @@ def _step(model, link):
 
 
 def _timed(runner, embedding, step, setting: dict) -> dict:
-    speeds, misses, waited, own, num_checkpoints = [], [], [], 0, 0
+    speeds, misses, waited, own_bytes, num_checkpoints = [], [], [], 0, 0
     for _, work in zip(range(setting["warmup"]), runner, strict=False):
         step(embedding, work)
-        own = max(own, _own_bytes())
+        own_bytes = max(own_bytes, _own_bytes())
     for _ in range(setting["windows"]):
         begin, idle, rows_in = time.perf_counter(), sum(runner.stalled.values()), 0
         for _, work in zip(range(setting["steps"]), runner, strict=False):
             step(embedding, work)
-            tiers = embedding.tiers
-            rows_in += tiers.moved(work.plan).rows_in if tiers else 0
-            if tiers and tiers.wants_checkpoint:
+            cached_tables = embedding.cached_tables
+            rows_in += cached_tables.traffic(work.item.plan).rows_in if cached_tables else 0
+            if cached_tables and cached_tables.wants_checkpoint:
                 with runner.paused():
-                    tiers.retain([tiers.checkpoint()])
+                    cached_tables.retain([cached_tables.checkpoint()])
                 num_checkpoints += 1
         seconds = time.perf_counter() - begin
         speeds.append(setting["steps"] * BATCH / seconds)
@@ -200,11 +209,11 @@ def _timed(runner, embedding, step, setting: dict) -> dict:
         "samples_per_s": median(speeds),
         "lowest": min(speeds),
         "highest": max(speeds),
-        "misses_per_batch": median(misses) if embedding.tiers else None,
+        "misses_per_batch": median(misses) if embedding.cached_tables else None,
         "waited": median(waited),
         "waited_for": dict(runner.stalled),
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-        "own_bytes": own,
+        "own_bytes": own_bytes,
         "checkpoints": num_checkpoints,
         "read_bytes": _bytes_read(),
         "versions": {"torch": torch.__version__},

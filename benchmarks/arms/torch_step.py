@@ -24,11 +24,7 @@ OPTIMIZERS = {
 
 
 def make_step(
-    args: Namespace,
-    batches: list[Batch],
-    lookup: Lookup,
-    *optimizers: Optimizer,
-    layer: Layer = linear,
+    args: Namespace, batches: list[Batch], lookup: Lookup, *optimizers: Optimizer, layer: Layer = linear
 ) -> Step:
     """The step that `args` ask for. Tables are updated by `optimizers`, or by lookup's backward."""
     if args.embedding_only:

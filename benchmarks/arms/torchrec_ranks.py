@@ -75,9 +75,7 @@ class Training(nn.Module):
     def __init__(self, tables: EmbeddingBagCollection, layers: nn.Module) -> None:
         super().__init__()
         self.tables, self.layers = tables, layers
-        self.num_fields = len(
-            {name for t in tables.embedding_bag_configs() for name in t.feature_names}
-        )
+        self.num_fields = len({name for t in tables.embedding_bag_configs() for name in t.feature_names})
         self.has_first = len(tables.embedding_bag_configs()) > self.num_fields
 
     def forward(self, batch: TorchRecBatch) -> tuple[Tensor, Tensor]:
@@ -91,9 +89,7 @@ class Training(nn.Module):
             bottom = self.layers.bottom(batch.dense_features)
             return self.layers.interact(bottom, arriving.values().view(-1, self.num_fields, DIM))
         values = arriving.values()
-        vectors, first = values.split(
-            [self.num_fields * DIM, values.shape[1] - self.num_fields * DIM], 1
-        )
+        vectors, first = values.split([self.num_fields * DIM, values.shape[1] - self.num_fields * DIM], 1)
         if self.has_first:
             first = first.view(-1, self.num_fields, FIRST_DIM)[:, :, 0].sum(1)
         return self.layers(batch.dense_features, vectors.reshape(-1, self.num_fields, DIM), first)

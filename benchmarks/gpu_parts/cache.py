@@ -60,14 +60,14 @@ def run(findings: Findings, setting: Setting) -> bool:
                 continue
             if setting.seconds_left < setting.pick(_SHORTEST, 0):
                 return False
-            found = _measure(setting, stream, optimizer, arm)
-            if found is None:
+            figures = _measure(setting, stream, optimizer, arm)
+            if figures is None:
                 return False
-            whole = findings.arms.get(f"{stream}-{optimizer}-whole", found)
-            wrong = found.get("error") or _differs(found["losses"], whole["losses"])
+            whole_table = findings.arms.get(f"{stream}-{optimizer}-whole", figures)
+            wrong = figures.get("error") or _differs(figures["losses"], whole_table["losses"])
             if findings.check(f"{name}: the loss of `whole`", not wrong, wrong, name):
-                found["of_whole"] = found["samples_per_s"] / whole["samples_per_s"]
-                findings.add(name, found)
+                figures["of_whole"] = figures["samples_per_s"] / whole_table["samples_per_s"]
+                findings.add(name, figures)
     return True
 
 
@@ -86,7 +86,7 @@ def _measure(setting: Setting, stream: str, optimizer: str, arm: str) -> dict | 
     num_bytes = setting.pick(setting.gigabytes * 1e9, 2e6)
     num_rows = {"zipf": equal_tables, "criteo": criteo_tables}[stream](num_bytes, stride)
     slow = arm == "uncached"
-    asked = {
+    request = {
         "device": setting.device, "small": setting.small, "num_rows": num_rows, "dim": dim,
         "optimizer": optimizer, "batch_size": batch_size,
         "stream": str(_stream(setting, stream, num_rows, batch_size)),
@@ -96,11 +96,11 @@ def _measure(setting: Setting, stream: str, optimizer: str, arm: str) -> dict | 
         "warmup": setting.pick(10 if slow else 40, 2), "windows": setting.pick(3 if slow else 5, 2),
         "steps": setting.pick(3 if slow else 12, 2),
     }  # fmt: skip
-    return gpu_cache.measure(asked, setting) if setting.small else _in_a_process(asked, setting)
+    return gpu_cache.measure(request, setting) if setting.small else _in_a_process(request, setting)
 
 
-def _in_a_process(asked: dict, setting: Setting) -> dict | None:
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.arms.gpu_cache", json.dumps(asked)]
+def _in_a_process(request: dict, setting: Setting) -> dict | None:
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.arms.gpu_cache", json.dumps(request)]
     limit = min(_LONGEST, setting.seconds_left)
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit)
@@ -120,11 +120,11 @@ def _stream(setting: Setting, name: str, num_rows: list[int], batch_size: int) -
     count = setting.pick(400, 12) * batch_size
     path = DATA / f"gpu-{name}-{sum(num_rows)}-{count}.npy"
     if not path.exists():
-        made = (
+        stream = (
             zipf_stream(num_rows, count, setting.device)
             if name == "zipf"
             else criteo_stream(num_rows, count)
         )
         path.parent.mkdir(parents=True, exist_ok=True)
-        np.save(path, made)
+        np.save(path, stream)
     return path

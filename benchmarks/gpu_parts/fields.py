@@ -31,7 +31,7 @@ from benchmarks.gpu_parts.workloads import (
     weights_in_place,
     zipf_stream,
 )
-from hotrows.embedding import Embedding
+from hotrows.engine.embedding import Embedding
 
 FIELDS = (26, 100, 461, 1000)
 LOOKUPS, ROWS, DIM = 26 * 16_384, 10_000_000, 16
@@ -46,7 +46,7 @@ class SideBySide(nn.Module):
     def __init__(self, num_fields: int, projected: bool = False) -> None:
         super().__init__()
         layers = range(num_fields if projected else 0)
-        self.own = nn.ModuleList([nn.Linear(DIM, DIM) for _ in layers])
+        self.projections = nn.ModuleList([nn.Linear(DIM, DIM) for _ in layers])
         self.layers = nn.Sequential(nn.Linear(num_fields * DIM, 64), nn.ReLU(), nn.Linear(64, 1))
 
     def forward(self, vectors: hotrows.Vectors, dense: Tensor) -> Tensor:
@@ -54,8 +54,10 @@ class SideBySide(nn.Module):
 
     def mix(self, stacked: Tensor) -> Tensor:
         """stacked: [B, F, D]. Returns [B]."""
-        if len(self.own):
-            parts = [layer(x).relu() for layer, x in zip(self.own, stacked.unbind(1), strict=True)]
+        if len(self.projections):
+            parts = [
+                layer(x).relu() for layer, x in zip(self.projections, stacked.unbind(1), strict=True)
+            ]
             stacked = torch.stack(parts, 1)
         return self.layers(stacked.flatten(1)).squeeze(1)
 
@@ -68,11 +70,9 @@ def run(findings: Findings, setting: Setting) -> None:
         one_pack, many = (_tables(setting, num, parts) for parts in (1, num))
         for table in one_pack.tables:
             weights_in_place(many, table.name).copy_(weights_in_place(one_pack, table.name))
-        packed, apart = (_step(setting, num, of) for of in (one_pack, many))
+        packed, apart = (_step(setting, num, tables) for tables in (one_pack, many))
         one, other = packed().item(), apart().item()
-        findings.check(
-            f"{num} fields: packed equals apart", abs(one - other) < 1e-5, f"{one}, {other}"
-        )
+        findings.check(f"{num} fields: packed equals apart", abs(one - other) < 1e-5, f"{one}, {other}")
         steps |= {f"packed-{num}": packed, f"apart-{num}": apart}
     findings.demand_green()
     for name, step in steps.items():
@@ -118,13 +118,15 @@ def _profiled(step: Callable[[], object], setting: Setting) -> Intervals:
     """When the device ran a kernel or a copy, over some steps; on the host: an operator."""
     activity = ProfilerActivity.CUDA if setting.on_gpu else ProfilerActivity.CPU
     step()
-    with profile(activities=[activity]) as found:
+    with profile(activities=[activity]) as profiled:
         for _ in range(_PROFILED):
             step()
         torch.cuda.synchronize() if setting.on_gpu else None
     kind = DeviceType.CUDA if setting.on_gpu else DeviceType.CPU
-    events = [of for of in found.events() if of.device_type == kind and of.cpu_parent is None]
-    return sorted((of.time_range.start, of.time_range.end) for of in events)
+    events = [
+        event for event in profiled.events() if event.device_type == kind and event.cpu_parent is None
+    ]
+    return sorted((event.time_range.start, event.time_range.end) for event in events)
 
 
 def _busy_shares(intervals: Intervals, num_bins: int) -> np.ndarray:
@@ -167,7 +169,7 @@ def _draw(busy: dict[str, Intervals], picture: Path) -> None:
     except ImportError:
         print("  no picture: matplotlib is not installed")
         return
-    from hotrows.report import BLUE, GRAY
+    from hotrows.runtime.figures import BLUE, GRAY
 
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     for axes, (name, intervals), color in zip(

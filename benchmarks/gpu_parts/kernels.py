@@ -52,7 +52,5 @@ def run_tests(paths: list[str], limit: float) -> tuple[int | None, str]:
 
 def _told(lines: list[str]) -> list[str]:
     """The lines of the first failures, as pytest tells them."""
-    begin = next(
-        (n for n, line in enumerate(lines) if "= FAILURES" in line or "= ERRORS" in line), 0
-    )
+    begin = next((n for n, line in enumerate(lines) if "= FAILURES" in line or "= ERRORS" in line), 0)
     return lines[begin : begin + _SHOWN]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from benchmarks.gpu_parts import lookup
 from benchmarks.gpu_parts.workloads import BOTTOM, NUM_DENSE, TOP, ZIPF
 from benchmarks.harness import RESULTS, ROOT
-from hotrows.planning.frequencies import Frequencies
+from hotrows.costs.frequencies import Frequencies
 
 PAGE = ROOT / "docs" / "gpu.md"
 BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
@@ -36,8 +36,8 @@ def write_page() -> None:
     text = PAGE.read_text()
     for name, make in TABLES.items():
         begin, end = BEGIN.format(name), END.format(name)
-        before, rest = text.split(begin)
-        text = f"{before}{begin}\n{make()}\n{end}{rest.split(end)[1]}"
+        before, after = text.split(begin)
+        text = f"{before}{begin}\n{make()}\n{end}{after.split(end)[1]}"
     PAGE.write_text(text)
 
 
@@ -54,21 +54,17 @@ def lookup_limits() -> str:
     lines = [
         _lookup_line("forward, any optimizer", forward, aim, published["forward"]),
         _lookup_line("– with half of the L2 kept for the hottest rows", forward + more + L2 / 2),
-        _lookup_line(
-            "– with no L2, a row read for every lookup", forward + (lookups - distinct) * row
-        ),
+        _lookup_line("– with no L2, a row read for every lookup", forward + (lookups - distinct) * row),
     ]
     for name, said in NAMES.items():
-        of = size[name]["update"]
+        num_bytes = size[name]["update"]
         lines.append(
-            _lookup_line(f"backward + update, {said}", of, UPDATE_AIM, published.get(name))
+            _lookup_line(f"backward + update, {said}", num_bytes, UPDATE_AIM, published.get(name))
         )
     return _table(["", "MB", "limit, ms", "aim, ms", "FBGEMM on an H100, ms"], lines)
 
 
-def _lookup_line(
-    name: str, size: float, aim: float = 0, published: float | None = None
-) -> list[str]:
+def _lookup_line(name: str, size: float, aim: float = 0, published: float | None = None) -> list[str]:
     aimed = f"{_ms(size / COPY / aim)} ({aim:.0%})".replace("%", " %") if aim else ""
     known = "" if published is None else f"{published:.3f}"
     return [name, f"{size / 1e6:,.0f}", _ms(size / COPY), aimed, known]
@@ -104,18 +100,18 @@ def step_limits() -> str:
 
 def cache_limits() -> str:
     """What a cache's misses ask of the link, and of the thread that plans, next to the step."""
-    found = json.loads((RESULTS / "misses-gpu.json").read_text())["figures"]
+    figures = json.loads((RESULTS / "misses-gpu.json").read_text())["figures"]
     step = sum(step_seconds("rowwise").values())
     record, distinct = RECORDS["rowwise"], _distinct("rowwise")
     lines = []
     for share in SHARES:
         for policy in ("lookahead", "hot", "lru"):
-            of = next(
-                f for f in found
+            figure = next(
+                f for f in figures
                 if f["policy"] == policy and f["cache"] == share and f["in_flight"] == 4
             )  # fmt: skip
-            misses = FIELDS * of["misses_per_batch"]
-            link, one_thread = misses * record / LINK, of["ns_per_lookup"] * 1e-9 * LOOKUPS
+            misses = FIELDS * figure["misses_per_batch"]
+            link, one_thread = misses * record / LINK, figure["ns_per_lookup"] * 1e-9 * LOOKUPS
             lines.append([
                 f"{share:.0%}".replace("%", " %"), policy, f"{misses:,.0f}",
                 f"{1 - misses / distinct:.0%}".replace("%", " %"), f"{misses * record / 1e6:,.0f}",
@@ -143,7 +139,10 @@ def micro_limits() -> str:
         kept = 0 if parts == 1 else 4 * DIM * 2 * _distinct("rowwise")
         total = vectors + activations + kept
         lines.append(
-            [str(parts), *(f"{of / 1e6:,.0f}" for of in (vectors, activations, kept, total))]
+            [
+                str(parts),
+                *(f"{num_bytes / 1e6:,.0f}" for num_bytes in (vectors, activations, kept, total)),
+            ]
         )
     head = ["micro-batches", "vectors and their gradients, MB", "activations, MB",
             "rows and gradients of the whole batch, MB", "all, MB"]  # fmt: skip

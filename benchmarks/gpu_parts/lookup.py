@@ -17,14 +17,8 @@ import hotrows
 from benchmarks.gpu_parts.part import Findings, Setting
 from benchmarks.gpu_parts.timing import ceilings, timed
 from benchmarks.gpu_parts.tuning import sweep
-from benchmarks.gpu_parts.workloads import (
-    embedding_of,
-    ready,
-    tables_of,
-    weights_in_place,
-    zipf_ids,
-)
-from hotrows.embedding import Embedding
+from benchmarks.gpu_parts.workloads import embedding_of, ready, tables_of, weights_in_place, zipf_ids
+from hotrows.engine.embedding import Embedding
 from hotrows.record import RecordLayout
 
 FIELDS, ROWS, BATCH, DIM = 10, 1_680_000, 104_858, 128
@@ -85,7 +79,7 @@ def _batch(num_rows: list[int], batch_size: int, setting: Setting) -> hotrows.Ba
 def _planned(setting: Setting, num_rows: list[int], batch, optimizer: str) -> tuple[Embedding, Any]:
     embedding = embedding_of(tables_of(num_rows, DIM), optimizer, setting.device)
     (work,) = ready(embedding, [batch])
-    return embedding, work.plan
+    return embedding, work.item.plan
 
 
 def _check(findings, setting, num_rows, batch, gradient, optimizer: str) -> None:
@@ -96,14 +90,14 @@ def _check(findings, setting, num_rows, batch, gradient, optimizer: str) -> None
         ids = batch.ids.view(FIELDS, -1)
         before = weights_in_place(embedding, "C0").clone()
         vectors = embedding.lookup(plan)
-        found = vectors["C0"].detach()
-        assert torch.equal(found, before[ids[0].to(setting.device)]), "vectors are not their rows"
+        looked_up = vectors["C0"].detach()
+        assert torch.equal(looked_up, before[ids[0].to(setting.device)]), "vectors are not their rows"
         vectors.leaves[0].grad = gradient
         embedding.update(plan, vectors)
         after = weights_in_place(embedding, "C0")
         if optimizer == "sgd":
-            own = gradient.view(-1, FIELDS, DIM)[:, 0].double().cpu()
-            exact = before.double().cpu().index_add_(0, ids[0], own, alpha=-_LR)
+            row_gradients = gradient.view(-1, FIELDS, DIM)[:, 0].double().cpu()
+            exact = before.double().cpu().index_add_(0, ids[0], row_gradients, alpha=-_LR)
             error = (after.cpu().double() - exact).abs().max().item()
             assert error < 1e-3, f"rows are off by {error}"
         again, plan = _planned(setting, num_rows, batch, optimizer)
@@ -148,13 +142,13 @@ def _plain(setting, num_rows, batch, gradient, kind: Callable) -> dict:
         bag.weight.data.uniform_(-0.01, 0.01)
     optimizer = kind([bag.weight for bag in bags], lr=_LR)
     ids = batch.ids.to(setting.device).view(FIELDS, -1, 1)
-    own = gradient.view(-1, FIELDS, DIM).unbind(1)
+    gradients = gradient.view(-1, FIELDS, DIM).unbind(1)
 
     def forward() -> list[Tensor]:
-        return [bag(of) for bag, of in zip(bags, ids, strict=True)]
+        return [bag(bag_ids) for bag, bag_ids in zip(bags, ids, strict=True)]
 
     def update(vectors: list[Tensor]) -> None:
-        torch.autograd.backward(vectors, own)
+        torch.autograd.backward(vectors, gradients)
         optimizer.step()
         optimizer.zero_grad()
 
@@ -170,5 +164,5 @@ def _tune(findings, setting, num_rows, batch, gradient) -> None:
         forward, update = _times(setting, embedding, plan, gradient)
         return {"forward_ms": forward.ms, "update_ms": update.ms}
 
-    for name, found in sweep(TUNED, measure):
-        findings.add(name, found)
+    for name, figures in sweep(TUNED, measure):
+        findings.add(name, figures)

@@ -31,29 +31,29 @@ def run(findings: Findings, setting: Setting) -> None:
     stream = zipf_stream(num_rows, 4 * batch_size, setting.device)
     figures, first = {}, None
     for parts in PARTS:
-        found = findings.check_runs(
+        measured = findings.check_runs(
             f"{parts} micro-batches: runs",
             lambda parts=parts: _measure(setting, num_rows, stream, batch_size, parts),
         )
-        if found is None:
+        if measured is None:
             continue
-        change, figures[parts] = found
+        change, figures[parts] = measured
         first = change if first is None else first
         # Row-wise Adagrad scales a first gradient to one length, and with it the rounding of bfloat16.
         error = ((change - first).abs().mean() / first.abs().mean()).item()
         name = f"{parts} micro-batches: the same update but for rounding"
         findings.check(name, error < 0.05, f"off by {error:.1%}")
     findings.demand_green()
-    for parts, found in figures.items():
-        found["over_one"] = found["ms"] / figures[1]["ms"]
-        findings.add(f"{parts} micro-batches", found)
+    for parts, figure in figures.items():
+        figure["over_one"] = figure["ms"] / figures[1]["ms"]
+        findings.add(f"{parts} micro-batches", figure)
 
 
 def _measure(setting: Setting, num_rows: list[int], stream, batch_size: int, parts: int) -> tuple:
     """What a first step adds to a table; a step's time and memory."""
     dim = setting.pick(128, 8)
     model = dlrm(num_rows, dim, setting.device, setting.small)
-    embedding = embedding_of(model.tables, "rowwise", setting.device, num_slices=parts)
+    embedding = embedding_of(model.tables, "rowwise", setting.device, micro_batches=parts)
     training = Training(model, embedding, setting.device)
     works = itertools.cycle(ready(embedding, batches_of(stream, batch_size)))
 

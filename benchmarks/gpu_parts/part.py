@@ -41,9 +41,9 @@ class Setting:
     def seconds_left(self) -> float:
         return self.deadline - time.monotonic()
 
-    def pick(self, whole: Any, small: Any) -> Any:
+    def pick(self, large: Any, small: Any) -> Any:
         """The one of two sizes that this run has."""
-        return small if self.small else whole
+        return small if self.small else large
 
     def facts(self) -> dict:
         """What figures must have in common to stand side by side."""
@@ -87,23 +87,20 @@ class Findings:
         self.checks[name] = "passed" if passed else f"failed: {why}".rstrip(": ")
         if arm is None and not passed:
             self._red.append(name)
-        print(
-            f"  {'passed' if passed else 'FAILED'}  {name}{'' if passed else f': {why}'}",
-            flush=True,
-        )
+        print(f"  {'passed' if passed else 'FAILED'}  {name}{'' if passed else f': {why}'}", flush=True)
         self._write()
         return passed
 
     def check_runs(self, name: str, call: Callable[[], Any]) -> Any:
         """Notes whether a call runs through, and its asserts hold; what it returns, or None."""
         try:
-            found = call()
+            result = call()
         except Exception as error:
-            told = str(error).strip().splitlines() or ["no message"]
-            self.check(name, False, f"{type(error).__name__}: {told[0]}{_place_of(error)}")
+            message = str(error).strip().splitlines() or ["no message"]
+            self.check(name, False, f"{type(error).__name__}: {message[0]}{_place_of(error)}")
             return None
         self.check(name, True)
-        return found
+        return result
 
     def demand_green(self) -> None:
         """Stops the part where a check of all arms has failed."""
@@ -137,29 +134,29 @@ class Findings:
 
 def conditions_of_device(setting: Setting, commit: str | None) -> dict:
     """Where and when, the GPU included. commit: of a tree without its history."""
-    found = conditions(torch.get_num_threads())
-    if found["commit"] is None:
-        found["commit"], found["uncommitted_changes"] = commit, None
-    found["versions"] = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    facts = conditions(torch.get_num_threads())
+    if facts["commit"] is None:
+        facts["commit"], facts["uncommitted_changes"] = commit, None
+    facts["versions"] = {"torch": torch.__version__, "cuda": torch.version.cuda}
     if setting.on_gpu:
         import triton
 
         properties = torch.cuda.get_device_properties(0)
-        found["versions"]["triton"] = triton.__version__
-        found["gpu"] = {
+        facts["versions"]["triton"] = triton.__version__
+        facts["gpu"] = {
             "name": properties.name,
             "memory_gib": round(properties.total_memory / 2**30, 1),
             "multiprocessors": properties.multi_processor_count,
             "l2_mb": getattr(properties, "L2_cache_size", 0) // 2**20,
         }
-    return found
+    return facts
 
 
 def _place_of(error: Exception) -> str:
     """The line of the library in which an error came up: what waits for a device, as a rule."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "hotrows" in Path(frame.filename).parts]
-    return f" ({'/'.join(Path(own[-1].filename).parts[-2:])}:{own[-1].lineno})" if own else ""
+    inner = [frame for frame in frames if "hotrows" in Path(frame.filename).parts]
+    return f" ({'/'.join(Path(inner[-1].filename).parts[-2:])}:{inner[-1].lineno})" if inner else ""
 
 
 def in_words(figures: dict) -> str:

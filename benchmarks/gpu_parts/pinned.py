@@ -23,7 +23,7 @@ from benchmarks.gpu_parts.timing import (
 )
 from benchmarks.gpu_parts.tuning import sweep
 from hotrows import ops
-from hotrows.device import find
+from hotrows.runtime.device import find
 from hotrows.storage.store import empty_records
 
 WIDTHS = (64, 128, 256, 512, 516, 1024)  # 516: 128 weights and the state of row-wise Adagrad
@@ -44,9 +44,7 @@ def run(findings: Findings, setting: Setting) -> None:
         finally:
             if kind == "registered":
                 unregister(host, setting)
-    findings.check_runs(
-        "small tables, locked again and again", partial(_move_in_small_tables, setting)
-    )
+    findings.check_runs("small tables, locked again and again", partial(_move_in_small_tables, setting))
     findings.demand_green()
     findings.add("ceilings", {f"{name}_gb_s": rate for name, rate in ceilings(setting).items()})
     host = page_locked(size, setting)
@@ -60,8 +58,8 @@ def run(findings: Findings, setting: Setting) -> None:
         records = _records(host, 516)
         rows = _rows(len(records), moved // 516, "random")
         measured = sweep(("COPY_BYTES", "num_warps"), lambda: _kernel_rates(setting, records, rows))
-        for name, found in measured:
-            findings.add(name, found)
+        for name, rates in measured:
+            findings.add(name, rates)
 
 
 def _records(host: Tensor, width: int) -> Tensor:
@@ -80,14 +78,14 @@ def _move_both_ways(setting: Setting, host: Tensor) -> None:
     tail = slice(max(len(host) - 2000, 0), None)
     first = len(host) - len(host[tail])
     rows = first + torch.randperm(len(host) - first)[:997]
-    there = rows.to(setting.device)
+    device_rows = rows.to(setting.device)
     host[tail].random_(0, 256)
     # What a kernel has not written must not look right by chance.
     out = torch.full((len(rows), host.shape[1]), 0xAA, dtype=torch.uint8, device=setting.device)
-    ops.copy_rows(host, there, out, None)
+    ops.copy_rows(host, device_rows, out, None)
     assert torch.equal(out.cpu(), host[rows]), "other bytes were read than are in host memory"
     expected, values = host[tail].clone(), out.flip(0).contiguous()
-    ops.copy_rows(values, None, host, there)
+    ops.copy_rows(values, None, host, device_rows)
     synchronize(setting)
     expected[rows - first] = values.cpu()
     assert torch.equal(host[tail], expected), "other bytes were written than should be"
@@ -106,11 +104,11 @@ def _move_in_small_tables(setting: Setting) -> None:
 
 def _kernel_rates(setting: Setting, host: Tensor, rows: Tensor) -> dict[str, float]:
     """GB/s in and out, by a kernel that reads and writes host memory."""
-    size, there = len(rows) * host.shape[1], rows.to(setting.device)
+    size, device_rows = len(rows) * host.shape[1], rows.to(setting.device)
     near = torch.empty(len(rows), host.shape[1], dtype=torch.uint8, device=setting.device)
     repeats = setting.pick(5, 1)
-    into = timed(lambda: ops.copy_rows(host, there, near, None), setting, repeats=repeats)
-    out = timed(lambda: ops.copy_rows(near, None, host, there), setting, repeats=repeats)
+    into = timed(lambda: ops.copy_rows(host, device_rows, near, None), setting, repeats=repeats)
+    out = timed(lambda: ops.copy_rows(near, None, host, device_rows), setting, repeats=repeats)
     return {"kernel_in_gb_s": size / into.ms / 1e6, "kernel_out_gb_s": size / out.ms / 1e6}
 
 
@@ -129,6 +127,4 @@ def _staged_rates(setting: Setting, host: Tensor, rows: Tensor) -> dict[str, flo
         ops.copy_rows(stage, None, host, rows)
 
     fastest = [min(seconds_of(way, setting) for _ in range(5)) for way in (into, out)]
-    return {
-        f"staged_{way}_gb_s": size / s / 1e9 for way, s in zip(("in", "out"), fastest, strict=True)
-    }
+    return {f"staged_{way}_gb_s": size / s / 1e9 for way, s in zip(("in", "out"), fastest, strict=True)}

@@ -15,7 +15,7 @@ from hotrows import ops
 from hotrows.planning import packing
 from hotrows.planning.planner import Planner
 from hotrows.planning.policy import Lookahead
-from hotrows.planning.slots import SlotMap
+from hotrows.planning.slots import SlotMap, slot_map
 from hotrows.planning.threads import Threads
 
 THREADS = (1, 2, 4, 8, 16)
@@ -39,8 +39,8 @@ def run(findings: Findings, setting: Setting) -> None:
         for name, work in {"host": host.plan, "cached": host.plan_cached}.items():
             seconds = seconds_of(lambda work=work: work(batches), setting)
             ms = 1e3 * seconds / num_batches
-            found = {"ms_per_batch": ms, "ns_per_lookup": 1e6 * ms / batches[0].ids.numel()}
-            findings.add(f"{name}-{num}", found)
+            figures = {"ms_per_batch": ms, "ns_per_lookup": 1e6 * ms / batches[0].ids.numel()}
+            findings.add(f"{name}-{num}", figures)
 
 
 class _OnHost:
@@ -57,16 +57,16 @@ class _OnHost:
 
     def plan_cached(self, batches: list) -> None:
         """With slots for a tenth of the rows, looking ahead."""
-        maps = [SlotMap(max(pack.rows // 10, 1), Lookahead(), 4) for pack in self._packs]
+        maps = [slot_map(max(pack.rows // 10, 1), Lookahead(), 4) for pack in self._packs]
         coming = iter(batches)
         for batch in batches:
-            while any(of.wants() for of in maps):
+            while any(slots.wants() for slots in maps):
                 more = next(coming, None)
                 rows = [None] * len(maps) if more is None else self._planner.rows(more)
                 self._threads.map(lambda both: _feed(*both), list(zip(maps, rows, strict=True)))
             parts = self._planner.plan(batch).packs
             both = list(zip(maps, parts, strict=True))
-            self._threads.map(lambda both: both[0].take(both[1].rows), both)
+            self._threads.map(lambda both: both[0].allocate(both[1].rows), both)
 
 
 def _feed(slots: SlotMap, rows: Tensor | None) -> None:
@@ -78,8 +78,12 @@ class _OnDevice:
 
     def __init__(self, num_rows: list[int], batch_size: int, setting: Setting) -> None:
         self._setting, self._batch_size = setting, batch_size
-        of = torch.tensor(num_rows, device=setting.device)
-        self._of_tables = (torch.arange(len(of), device=setting.device), of.cumsum(0) - of, of)
+        sizes = torch.tensor(num_rows, device=setting.device)
+        self._of_tables = (
+            torch.arange(len(sizes), device=setting.device),
+            sizes.cumsum(0) - sizes,
+            sizes,
+        )
 
     def plan(self, ids: Tensor) -> tuple[Tensor, ...]:
         features, firsts, sizes = self._of_tables
@@ -97,7 +101,7 @@ class _OnDevice:
 
 def _compare(device: _OnDevice, batch, planned) -> None:
     distinct, inverse, order, starts = (
-        found.cpu() for found in device.plan(batch.ids.to(device._setting.device))
+        tensor.cpu() for tensor in device.plan(batch.ids.to(device._setting.device))
     )
     part = planned.packs[0]
     num = part.num_rows
@@ -112,7 +116,7 @@ def _upload(plan, setting: Setting) -> dict:
     """The tensors of a plan, as one copy from page-locked memory."""
     part = plan.packs[0]
     tensors = (part.rows, part.slots, part.inverse, part.order, part.starts)
-    size = sum(of.numel() * of.element_size() for of in tensors)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     near = torch.zeros(size, dtype=torch.uint8, pin_memory=setting.on_gpu)
     far = torch.empty(size, dtype=torch.uint8, device=setting.device)
     return {"bytes": size, "ms": timed(lambda: far.copy_(near, non_blocking=True), setting).ms}

@@ -24,17 +24,17 @@ from benchmarks.gpu_parts.workloads import (
 )
 from hotrows import TrainConfig
 from hotrows.data import EncodedData
-from hotrows.data.writing import write_encoded
+from hotrows.data.encode.writing import write_encoded
+from hotrows.engine.caching import Caching
+from hotrows.engine.stages import start
 from hotrows.record import RecordLayout
-from hotrows.stages import start
-from hotrows.tiers import Caching
 from hotrows.train import Trainer
 
 _WARM_UP = 12  # steps; what moves differs from batch to batch, so the largest block comes late
 AS_GRAPH = {
     "as a graph": {"cuda_graph": True},
-    "as a graph on lanes behind a cache": {"cuda_graph": True, "lanes": 3, "fast_memory": 1 << 20},
-    "staged": {"fast_memory": 1 << 20, "way": "staged"},
+    "as a graph on streams behind a cache": {"cuda_graph": True, "streams": 3, "fast_memory": 1 << 20},
+    "staged": {"fast_memory": 1 << 20, "cache_transfer": "staged"},
     "compiled": {"cuda_graph": True, "compile": True},
 }
 
@@ -47,18 +47,18 @@ def run(findings: Findings, setting: Setting) -> None:
     figures = {}
     for where, step in (("resident", _resident), ("cached", _cached)):
         model = dlrm(num_rows, dim, setting.device, setting.small)
-        found = findings.check_runs(
+        figure = findings.check_runs(
             f"{where}: no step waits for the device",
             lambda model=model, step=step: step(model, stream, batch_size, setting),
         )
-        if found is not None:
-            same = found["segments_before"] == found["segments_after"]
-            findings.check(f"{where}: no memory is taken", same, str(found))
-            figures[where] = found
+        if figure is not None:
+            same = figure["segments_before"] == figure["segments_after"]
+            findings.check(f"{where}: no memory is taken", same, str(figure))
+            figures[where] = figure
     _check_graph(findings, setting)
     findings.demand_green()
-    for where, found in figures.items():
-        findings.add(where, found)
+    for where, figure in figures.items():
+        findings.add(where, figure)
 
 
 def _resident(model, stream, batch_size: int, setting: Setting) -> dict:
@@ -135,12 +135,12 @@ def _check_graph(findings: Findings, setting: Setting) -> None:
             )
 
 
-def _compare(expected: dict, found: dict, exactly: bool) -> None:
+def _compare(expected: dict, values: dict, exactly: bool) -> None:
     """Compiling may round otherwise; a graph of the same kernels may not."""
     for name, value in expected.items():
-        same = torch.equal(value, found[name])
-        close = not exactly and torch.allclose(value, found[name], 1e-2, 1e-3)
-        assert same or close, f"{name} differs by {(value - found[name]).abs().max().item()}"
+        same = torch.equal(value, values[name])
+        close = not exactly and torch.allclose(value, values[name], 1e-2, 1e-3)
+        assert same or close, f"{name} differs by {(value - values[name]).abs().max().item()}"
 
 
 def _data(folder: Path) -> EncodedData:
@@ -162,6 +162,6 @@ def _run(data: EncodedData, folder: Path, setting: Setting, options: dict) -> di
     trainer = Trainer(data, config, folder)
     trainer.fit()
     embedding, parameters = trainer.embedding, trainer.model.named_parameters()
-    found = {table.name: embedding.weights(table.name) for table in embedding.tables}
-    found |= dict(parameters)
-    return {name: value.detach().cpu().clone() for name, value in found.items()}
+    weights = {table.name: embedding.weights(table.name) for table in embedding.tables}
+    weights |= dict(parameters)
+    return {name: value.detach().cpu().clone() for name, value in weights.items()}

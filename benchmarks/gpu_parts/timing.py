@@ -106,25 +106,23 @@ def ceilings(setting: Setting) -> dict[str, float]:
     source = torch.empty(size, dtype=torch.uint8, device=setting.device)
     target = torch.empty_like(source)
     copy = timed(lambda: target.copy_(source), setting)
-    found = {"copy": 2 * size / copy.ms / 1e6}
+    rates = {"copy": 2 * size / copy.ms / 1e6}
     size = setting.pick(1 << 30, 1 << 20)
     near = [page_locked(size, setting) for _ in range(2)]
     far = [source[:size], target[:size]]
     into = timed(lambda: far[0].copy_(near[0], non_blocking=True), setting)
     out = timed(lambda: near[1].copy_(far[1], non_blocking=True), setting)
     both = seconds_of(lambda: _both_ways(near, far, setting), setting)
-    found["link_in"], found["link_out"] = size / into.ms / 1e6, size / out.ms / 1e6
-    found["link_both"] = 8 * size / both / 1e9
-    return found
+    rates["link_in"], rates["link_out"] = size / into.ms / 1e6, size / out.ms / 1e6
+    rates["link_both"] = 8 * size / both / 1e9
+    return rates
 
 
 def _both_ways(near: list[Tensor], far: list[Tensor], setting: Setting) -> None:
     """Four copies each way, on a stream for either."""
     streams = [torch.cuda.Stream() for _ in range(2)] if setting.on_gpu else [None, None]
     for _ in range(4):
-        for stream, target, source in zip(
-            streams, (far[0], near[1]), (near[0], far[1]), strict=True
-        ):
+        for stream, target, source in zip(streams, (far[0], near[1]), (near[0], far[1]), strict=True):
             with torch.cuda.stream(stream):
                 target.copy_(source, non_blocking=True)
 

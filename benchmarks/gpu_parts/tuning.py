@@ -18,23 +18,23 @@ def sweep(names: Sequence[str], measure: Callable[[], dict]) -> Iterator[tuple[s
         for tried in (max(value // 2, 1), value, 2 * value, 4 * value):
             with _changed(name, tried):
                 try:
-                    found = measure()
+                    figures = measure()
                 except Exception as error:  # what does not fit the chip is part of the answer
-                    found = {"failed": type(error).__name__}
-            yield f"{name}={tried}", found
+                    figures = {"failed": type(error).__name__}
+            yield f"{name}={tried}", figures
 
 
 @contextmanager
 def _changed(name: str, value: int) -> Iterator[None]:
     """A constant with another value, wherever a kernel's module has imported it."""
-    modules = [vars(of) for key, of in list(sys.modules.items()) if key.startswith(_PACKAGE)]
-    holders = [of for of in modules if name in of]
-    holders += [of["OPTIONS"] for of in modules if name in of.get("OPTIONS", ())]
-    before = [of[name] for of in holders]
-    for of in holders:
-        of[name] = value
+    modules = [vars(names) for key, names in list(sys.modules.items()) if key.startswith(_PACKAGE)]
+    holders = [names for names in modules if name in names]
+    holders += [names["OPTIONS"] for names in modules if name in names.get("OPTIONS", ())]
+    before = [names[name] for names in holders]
+    for names in holders:
+        names[name] = value
     try:
         yield
     finally:
-        for of, own in zip(holders, before, strict=True):
-            of[name] = own
+        for names, former in zip(holders, before, strict=True):
+            names[name] = former

@@ -1,8 +1,8 @@
 """What the parts train on: ids, tables that are filled fast, models, and the step.
 
 Ids follow Zipf's law with exponent 1.05, or are drawn as those of Criteo Kaggle are
-(`hotrows.data.synth`): the values of its largest field hashed into the largest table of Criteo 1TB's
-published sizes, and so on down to the smallest.
+(`hotrows.datasets.synthetic`): the values of its largest field hashed into the largest table of
+Criteo 1TB's published sizes, and so on down to the smallest.
 """
 
 import concurrent.futures
@@ -22,14 +22,15 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
 from benchmarks.workload import CRITEO_KAGGLE
-from hotrows import models, shapes
+from hotrows import models
 from hotrows.batch import split
-from hotrows.data import synth
-from hotrows.embedding import Embedding
+from hotrows.costs import workload
+from hotrows.datasets import synthetic
+from hotrows.engine.caching import Caching
+from hotrows.engine.embedding import Embedding
+from hotrows.engine.stages import start
 from hotrows.record import views
-from hotrows.stages import start
-from hotrows.storage.store import FirstValues
-from hotrows.tiers import Caching
+from hotrows.storage.store import InitialValues
 
 ZIPF = 1.05
 NUM_DENSE = 13
@@ -52,8 +53,8 @@ def zipf_ids(num_rows: int, count: int, generator: torch.Generator) -> Tensor:
     ranks = torch.arange(1, num_rows + 1, dtype=torch.float64, device=device)
     cumulated = ranks.pow_(-ZIPF).cumsum_(0)
     points = torch.rand(count, dtype=torch.float64, generator=generator, device=device)
-    found = torch.searchsorted(cumulated, points.mul_(cumulated[-1])).clamp_(max=num_rows - 1)
-    return scattered(found, num_rows)
+    drawn = torch.searchsorted(cumulated, points.mul_(cumulated[-1])).clamp_(max=num_rows - 1)
+    return scattered(drawn, num_rows)
 
 
 def scattered(ranks: Tensor, num_rows: int) -> Tensor:
@@ -76,30 +77,30 @@ def zipf_stream(num_rows: list[int], count: int, device: str, seed: int = 0) -> 
 
 def criteo_stream(num_rows: list[int], count: int) -> np.ndarray:
     """[26, count] int32: ids of each table, 0 where a value is missing."""
-    blocks = range(-(-count // synth.BLOCK))
+    blocks = range(-(-count // synthetic.BLOCK))
     tasks = [(block, num_rows) for block in blocks]
-    stream = np.empty((26, len(blocks) * synth.BLOCK), np.int32)
+    stream = np.empty((26, len(blocks) * synthetic.BLOCK), np.int32)
     with contextlib.ExitStack() as stack:
-        each = map(_criteo_block, tasks)
+        all_ids = map(_criteo_block, tasks)
         if len(tasks) > 64:
             # Not forked: a process that has begun CUDA must not be.
             context = multiprocessing.get_context("spawn")
             pool = concurrent.futures.ProcessPoolExecutor(mp_context=context)
-            each = stack.enter_context(pool).map(_criteo_block, tasks, chunksize=8)
-        for block, ids in zip(blocks, each, strict=True):
-            stream[:, block * synth.BLOCK : (block + 1) * synth.BLOCK] = ids
+            all_ids = stack.enter_context(pool).map(_criteo_block, tasks, chunksize=8)
+        for block, ids in zip(blocks, all_ids, strict=True):
+            stream[:, block * synthetic.BLOCK : (block + 1) * synthetic.BLOCK] = ids
     return stream[:, :count]
 
 
 def _criteo_block(task: tuple[int, list[int]]) -> np.ndarray:
     block, num_rows = task
-    columns = synth.draw_columns(np.random.default_rng([0, block]), 0, synth.FIELDS)
-    ids = np.empty((26, synth.BLOCK), np.int32)
+    columns = synthetic.draw_columns(np.random.default_rng([0, block]), 0, synthetic.FIELDS)
+    ids = np.empty((26, synthetic.BLOCK), np.int32)
     by_size = np.argsort(CRITEO_KAGGLE, kind="stable"), np.argsort(num_rows, kind="stable")
     for source, field in zip(*by_size, strict=True):
         places, rows = columns[f"C{source + 1}"], num_rows[field]
-        hashed = synth.id_of(synth.key(0, "gpu", f"C{source + 1}"), places).astype(np.int64)
-        ids[field] = np.where(places == synth.MISSING, 0, 1 + hashed % (rows - 1))
+        hashed = synthetic.id_of(synthetic.key(0, "gpu", f"C{source + 1}"), places).astype(np.int64)
+        ids[field] = np.where(places == synthetic.MISSING, 0, 1 + hashed % (rows - 1))
     return ids
 
 
@@ -110,7 +111,7 @@ def equal_tables(num_bytes: float, stride: int, fields: int = 26) -> list[int]:
 
 def criteo_tables(num_bytes: float, stride: int) -> list[int]:
     """Rows of Criteo 1TB's tables (at most 40 M each), all cut alike to fit."""
-    sizes = [load.rows for load in shapes.named("criteo-1tb").loads]
+    sizes = [load.rows for load in workload.named("criteo-1tb").loads]
     return [max(int(rows * num_bytes / stride / sum(sizes)), 3) for rows in sizes]
 
 
@@ -156,7 +157,7 @@ def embedding_of(
     if device != "cpu":
         gc.collect()  # the tables before these
         options["device"] = device
-    with mock.patch.object(FirstValues, "fill", _filler()):
+    with mock.patch.object(InitialValues, "fill", _filler()):
         return Embedding(
             tuple(tables), optimizer=OPTIMIZERS[optimizer](lr=0.01), caching=caching, **options
         )
@@ -165,17 +166,17 @@ def embedding_of(
 def weights_in_place(embedding: Embedding, table: str) -> Tensor:
     """[rows, dim]: the weights of a table where they are, without a cache: writing writes them."""
     for pack, store in zip(embedding.packs, embedding.stores, strict=True):
-        for t, found in enumerate(pack.tables):
-            if found.name == table:
+        for t, candidate in enumerate(pack.tables):
+            if candidate.name == table:
                 return store.views.weights[pack.first_rows[t] : pack.first_rows[t + 1]]
     raise KeyError(table)
 
 
-def _filler() -> Callable[[FirstValues, Tensor, Tensor], None]:
+def _filler() -> Callable[[InitialValues, Tensor, Tensor], None]:
     """Fills chunks of records with the same block, equal on every device."""
     blocks: dict[tuple, Tensor] = {}
 
-    def fill(first: FirstValues, records: Tensor, rows: Tensor) -> None:
+    def fill(first: InitialValues, records: Tensor, rows: Tensor) -> None:
         key = (first.layout, records.shape, records.device)
         if key not in blocks:
             block = torch.zeros(records.shape, dtype=torch.uint8)
@@ -194,29 +195,25 @@ def _filler() -> Callable[[FirstValues, Tensor, Tensor], None]:
 class Training:
     """The step of the design: lookup, model, loss, backward, update, dense optimizer."""
 
-    def __init__(
-        self, model: nn.Module, embedding: Embedding, device: str, lr: float = 0.01
-    ) -> None:
+    def __init__(self, model: nn.Module, embedding: Embedding, device: str, lr: float = 0.01) -> None:
         self.model, self.embedding = model, embedding
         self._optimizer = torch.optim.SGD(model.parameters(), lr, fused=True)
-        self._autocast = (
-            torch.autocast("cuda", torch.bfloat16) if device != "cpu" else nullcontext()
-        )
+        self._autocast = torch.autocast("cuda", torch.bfloat16) if device != "cpu" else nullcontext()
 
     def step(self, work) -> Tensor:
         """One update; the loss, on the device."""
-        plan, losses = work.plan, []
-        parts = split(work.batch, max(len(plan.slices), 1))
+        plan, losses = work.item.plan, []
+        parts = split(work.item.batch, max(len(plan.micro_batches), 1))
         for number, part in enumerate(parts):
             vectors = self.embedding.lookup(plan, number)
             with self._autocast:
                 logits = self.model(vectors, part.dense)
             loss = binary_cross_entropy_with_logits(logits.float(), part.labels)
-            loss = loss * (plan.slices[number].share if plan.slices else 1.0)
+            loss = loss * (plan.micro_batches[number].share if plan.micro_batches else 1.0)
             loss.backward()
             losses.append(loss.detach())
             if number + 1 < len(parts):
-                self.embedding.give_back(plan, number, vectors)
+                self.embedding.send_gradients(plan, number, vectors)
         self.embedding.update(plan, vectors)
         self._optimizer.step()
         self._optimizer.zero_grad()

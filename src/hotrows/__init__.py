@@ -1,38 +1,31 @@
 """hotrows: trains wide-and-deep recommender models at the speed of the fastest memory.
 
 The names below are the engine, and importing them takes torch and numpy alone. `prepare`, `Trainer`,
-`TrainConfig`, `load_run` and what packs other people's models (`accelerate`, `restore`, `explain`,
-`lookahead`) are loaded when they are first asked for.
+`TrainConfig`, `load_run`, `Loader`, `prefetch` and what packs other people's models (`accelerate`,
+`restore`, `explain`, `lookahead`) are loaded when they are first used.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hotrows.batch import Batch
-from hotrows.embedding import Embedding
+from hotrows.engine.caching import Caching
+from hotrows.engine.embedding import Embedding
+from hotrows.engine.vectors import Vectors
 from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from hotrows.plan import PackPlan, Plan
-from hotrows.schema import (
-    Constant,
-    Cross,
-    Dense,
-    Label,
-    Normal,
-    Schema,
-    Sequence,
-    Sparse,
-    Table,
-    Time,
-    Uniform,
-)
-from hotrows.tiers import Caching
-from hotrows.vectors import Vectors
+from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
+from hotrows.table import Constant, Cross, Normal, Table, Uniform
 from hotrows.version import VERSION
 
 if TYPE_CHECKING:
-    from hotrows.capture import accelerate, explain, lookahead, restore
+    from hotrows.acceleration.accelerate import accelerate, restore
+    from hotrows.acceleration.explain import explain
+    from hotrows.acceleration.lookahead import lookahead
     from hotrows.config import TrainConfig
-    from hotrows.data.prepare import prepare
+    from hotrows.data.encode.prepare import prepare
+    from hotrows.data.load.loader import Loader
+    from hotrows.pipeline.prefetch import prefetch
     from hotrows.train import Trainer, load_run
 
 __version__ = VERSION
@@ -49,6 +42,7 @@ __all__ = [
     "Dense",
     "Embedding",
     "Label",
+    "Loader",
     "Normal",
     "PackPlan",
     "Plan",
@@ -66,19 +60,22 @@ __all__ = [
     "explain",
     "load_run",
     "lookahead",
+    "prefetch",
     "prepare",
     "restore",
 ]
 
 _LOADED_LATER = {
+    "Loader": "hotrows.data.load.loader",
     "TrainConfig": "hotrows.config",
     "Trainer": "hotrows.train",
-    "accelerate": "hotrows.capture",
-    "explain": "hotrows.capture",
+    "accelerate": "hotrows.acceleration.accelerate",
+    "explain": "hotrows.acceleration.explain",
     "load_run": "hotrows.train",
-    "lookahead": "hotrows.capture",
-    "prepare": "hotrows.data.prepare",
-    "restore": "hotrows.capture",
+    "lookahead": "hotrows.acceleration.lookahead",
+    "prefetch": "hotrows.pipeline.prefetch",
+    "prepare": "hotrows.data.encode.prepare",
+    "restore": "hotrows.acceleration.accelerate",
 }
 
 

@@ -7,7 +7,7 @@ P ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,11 +25,11 @@ class Batch:
         ids[offsets[f * B + b] : offsets[f * B + b + 1]]. None: every sample has one id per feature,
         so ids are [F * B].
     dense: [B, num_dense] float32.
-    labels: [B] float32, of several tasks [B, T]; nan where a task's is missing, None where they are
-        unknown.
-    weights: [N] float32, what each id's vector is multiplied with when pooled; None: 1.
-    sample_weights: [B] float32, of each sample in the loss and in metrics; None: 1.
-    groups: [B] int64, equal where samples are of one group (a user's), for grouped AUC.
+    labels: [B] float32, of several tasks [B, T]; nan where the label of a task is missing, None where
+        labels are unknown.
+    weights: [N] float32, the factor of each id's vector in its pool; None: 1.
+    sample_weights: [B] float32, the weight of each sample in the loss and in metrics; None: 1.
+    groups: [B] int64, equal for samples of one group (a user's), for grouped AUC.
     first_sample: the number of the first sample in its part of the data, for messages.
     """
 
@@ -48,18 +48,17 @@ class Batch:
             raise ValueError(f"ids must be int64, not {self.ids.dtype}: convert with ids.long()")
         if self.dense.dtype != torch.float32 or self.dense.dim() != 2:
             raise ValueError(
-                f"dense must be [B, num_dense] float32, not {list(self.dense.shape)} "
-                f"{self.dense.dtype}"
+                f"dense must be [B, num_dense] float32, not {list(self.dense.shape)} {self.dense.dtype}"
             )
-        asked = len(self.features) * self.size
-        if self.offsets is None and self.ids.numel() != asked:
+        num_bags = len(self.features) * self.size
+        if self.offsets is None and self.ids.numel() != num_bags:
             raise ValueError(
-                f"{len(self.features)} features of {self.size} samples need {asked} ids, "
+                f"{len(self.features)} features of {self.size} samples need {num_bags} ids, "
                 f"not {self.ids.numel()}; pass offsets where samples have several ids or none"
             )
-        if self.offsets is not None and self.offsets.numel() != asked + 1:
+        if self.offsets is not None and self.offsets.numel() != num_bags + 1:
             raise ValueError(
-                f"offsets must have F * B + 1 = {asked + 1} entries, not {self.offsets.numel()}"
+                f"offsets must have F * B + 1 = {num_bags + 1} entries, not {self.offsets.numel()}"
             )
 
     @property
@@ -68,16 +67,14 @@ class Batch:
         return self.dense.shape[0]
 
     def pin_memory(self) -> Batch:
-        """The same batch in page-locked memory, for copies to a device that need not wait."""
-        fields: dict[str, Any] = {
-            name: of.pin_memory() if isinstance(of, Tensor) else of
-            for name, of in vars(self).items()
-        }
-        return Batch(**fields)
+        """A copy in page-locked memory, for copies to a device that need not wait."""
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        changes: dict[str, Any] = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+        return replace(self, **changes)
 
 
 def split(batch: Batch, num_parts: int) -> list[Batch]:
-    """A batch as `num_parts` of consecutive samples, near even: 10 samples in 4 are 2, 3, 2 and 3."""
+    """Divides a batch into parts of consecutive samples, near even: 10 samples in 4 are 2, 3, 2 and 3."""
     ends = [batch.size * part // num_parts for part in range(num_parts + 1)]
     return [samples(batch, ends[part], ends[part + 1]) for part in range(num_parts)]
 
@@ -86,27 +83,21 @@ def samples(batch: Batch, first: int, end: int) -> Batch:
     """Samples `first` to `end` - 1 of a batch."""
     if (first, end) == (0, batch.size):
         return batch
-    num_features = len(batch.features)
+    changes: dict[str, Any] = {
+        name: value[first:end]
+        for name in ("dense", "labels", "sample_weights", "groups")
+        if (value := getattr(batch, name)) is not None
+    }
+
+    def of_bags(values: Tensor) -> Tensor:  # [F * B] -> [F * (end - first)]
+        return values.view(len(batch.features), -1)[:, first:end].reshape(-1)
+
     if batch.offsets is None:
-        ids, offsets = batch.ids.view(num_features, -1)[:, first:end].reshape(-1), None
-        weights = batch.weights
-        if weights is not None:
-            weights = weights.view(num_features, -1)[:, first:end].reshape(-1)
+        ids, weights = of_bags(batch.ids), None if batch.weights is None else of_bags(batch.weights)
     else:
-        lengths = batch.offsets.diff().view(num_features, -1)[:, first:end].reshape(-1)
-        starts = batch.offsets[:-1].view(num_features, -1)[:, first:end].reshape(-1)
-        offsets = functional.pad(lengths.cumsum(0), (1, 0))
+        lengths, starts = of_bags(batch.offsets.diff()), of_bags(batch.offsets[:-1])
+        changes["offsets"] = offsets = functional.pad(lengths.cumsum(0), (1, 0))
         places = torch.arange(int(offsets[-1])) + (starts - offsets[:-1]).repeat_interleave(lengths)
-        ids = batch.ids[places]
-        weights = None if batch.weights is None else batch.weights[places]
-    return Batch(
-        features=batch.features,
-        ids=ids,
-        dense=batch.dense[first:end],
-        labels=None if batch.labels is None else batch.labels[first:end],
-        offsets=offsets,
-        weights=weights,
-        first_sample=batch.first_sample + first,
-        sample_weights=None if batch.sample_weights is None else batch.sample_weights[first:end],
-        groups=None if batch.groups is None else batch.groups[first:end],
-    )
+        ids, weights = batch.ids[places], None if batch.weights is None else batch.weights[places]
+    number = batch.first_sample + first
+    return replace(batch, ids=ids, weights=weights, first_sample=number, **changes)

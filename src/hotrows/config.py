@@ -1,22 +1,28 @@
-"""TrainConfig: how a model is trained, as one frozen value that round-trips to JSON."""
+"""TrainConfig: how a model is trained, as one frozen value that round-trips to JSON.
+
+Every setting is declared once, as a field of `TrainConfig` with what is to be known of it. The options of
+`hotrows train`, the checks of values, what a resumed run may change, what `hotrows tune` may try, and
+the table in docs/training.md (`python -m hotrows.config` prints it) are read from there.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hotrows import optim
+from hotrows.engine.caching import FILE, Caching
 from hotrows.optim import RowOptimizer
 from hotrows.planning import policy, sharding
-from hotrows.planning.budget import SPLITS
 from hotrows.planning.on_device import PLANNING
+from hotrows.planning.slot_budget import SPLITS
 from hotrows.planning.threads import num_threads
-from hotrows.schema import TABLE_DTYPES
-from hotrows.storage.device_cache import WAYS
-from hotrows.tiers import FILE, Caching
+from hotrows.settings import declared, markdown_table, setting
+from hotrows.storage.cache import CACHE_TRANSFERS
+from hotrows.table import TABLE_DTYPES
 
 PRECISIONS = ("float32", "bfloat16")
 LINEAR_PATHS = ("auto", "measured", "plain")
@@ -28,152 +34,226 @@ WIRE_DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a model is trained. What is None is chosen from the size of the data: see `settle`.
+    """How a model is trained. `settle` fills in what is left open (None), from the size of the data.
 
-    model: a name in `hotrows.models.BY_NAME`, or your own as `module:Class` or `file.py:Class`;
-        model_options: arguments of its class.
-    label: which of several labels a model of one learns; None: the first. label_weights: what a
-        model of several multiplies the loss of each label with; 1 where not named. Weights of
-        samples multiply their loss, and the sum is divided by the number of samples in the batch.
-    start_from: the folder of a run whose best checkpoint this one begins with, optimizers included;
-        its data is this one, or what this one extends: tables then grow by the new ids.
-    epochs: how often all training samples are read; steps: batches in all, in place of epochs.
-    row_optimizer: for tables that bring none of their own.
-    dense_optimizer: `adam`, `adagrad` or `sgd`; dense_lr: its rate; clip_norm: largest norm of the
-        dense gradients.
-    precision: of the dense part's matrices; table_dtype: of stored weights. Sums, state and the
-        dense parameters are float32 either way.
-    evaluate_every: steps between evaluations. None: three times within the first epoch, and at the
-        end of every one.
-    checkpoint_every: steps between checkpoints beside those at evaluations, the end and Ctrl-C.
-    keep_last: how many checkpoints stay beside the best one. full_every: every so-manieth holds all
-        rows, those between the rows changed since the one before. background_checkpoints: training goes
-        on while they are written, where there is memory for a copy of what is.
-    warmup_steps: both rates rise evenly from 0 to their value over so many steps.
-    decay_factor: what both rates are multiplied with after `decay_patience` evaluations without a
-        better score; stop_patience: after how many such evaluations training stops. None: never.
-    plan_depth: how many batches are planned ahead, beside training; 0: every stage in turn, on one
-        thread. Changes no bit of the result, and neither do fast_memory, store, policy, in_flight,
-        lookahead_memory and memory_split.
-    fast_memory: bytes of rows held in fast memory, the rest being in the store; None: all rows.
-    store: where all rows live: `memory`, or `file:PATH`, a new folder.
-    policy: which rows stay in fast memory: `lookahead`, `lookahead:200` (batches), `lru`,
-        `frequency`, `hot` (data regrouped by popularity).
-    hot_cold: of regrouped data: hot and cold batches in blocks whose length follows the loss on the
-        validation part (`scheduled`), or all cold, then all hot ones of an epoch (`sequential`).
-    in_flight: how many batches may move rows at once. lookahead_memory: bytes of ids waiting in the
-        look ahead; None: a quarter of fast_memory, 64 MiB at least. memory_split: how groups of packs
-        share fast memory: by what a sample `reads` of them, by what their `rows` take, or `even`.
-    micro_batches: in how many parts the model learns from a batch, one update in all; between ranks
-        the rows of the next part travel meanwhile. pack_parts: in how many packs tables of equal
-        attributes are dealt: one is looked up while the rows of another travel; 0: packs of far more
-        volume than the mean are split evenly; None: one, behind a cache as many as planning threads.
-    planning_threads: plan packs side by side; None: one, beside a device all cores but two, at most 8.
-        planning: on the `host`, or on the `device` where all rows are there and each feature has one id.
-    sharding: where the rows of tables are among ranks: `auto`, `rows`, `tables`, `columns` or
-        `replicated`. wire_dtype: of rows and gradients on their way between ranks. timeout: seconds
-        after which a rank that does not answer is given up.
-    device: where fast memory and the model are: `cpu` or `cuda`. way: how rows go between
-        host memory and the device: `direct` (it reads and writes them itself) or `staged` (gathered on
-        the host, copied in blocks). compile: the dense part through `torch.compile`. cuda_graph: steps
-        are launched as one, where batches have one size. lanes: on how many packs are looked up and
-        updated side by side; with several, a micro-batch is looked up while another is learned from.
-    linear_paths: `measured` at the start of a run, `plain` PyTorch, or `auto`: measured where a run
-        is long enough to gain from it. Paths differ in rounding, so two runs of equal settings have
-        equal bits for sure only with `plain`; a resumed run always.
+    Results are never changed by settings with changes="no bit", and only in the rounding of sums by
+    those with changes="rounding".
     """
 
-    model: str = "dlrm"
-    model_options: dict[str, Any] = field(default_factory=dict)
-    label: str | None = None
-    label_weights: dict[str, float] = field(default_factory=dict)
-    start_from: str | None = None
-    epochs: int = 1
-    steps: int | None = None
-    batch_size: int | None = None
-    row_optimizer: RowOptimizer | None = None
-    dense_optimizer: str = "adam"
-    dense_lr: float | None = None
-    clip_norm: float | None = None
-    precision: str = "float32"
-    table_dtype: str = "float32"
-    seed: int = 0
-    shuffle: bool = True
-    evaluate_every: int | None = None
-    checkpoint_every: int | None = None
-    keep_last: int = 1
-    full_every: int = 1
-    background_checkpoints: bool = True
-    warmup_steps: int = 0
-    decay_factor: float = 0.3
-    decay_patience: int | None = 2
-    stop_patience: int | None = 4
-    plan_depth: int = 2
-    fast_memory: int | None = None
-    store: str = "memory"
-    policy: str = "lookahead"
-    hot_cold: str = "scheduled"
-    in_flight: int = 4
-    lookahead_memory: int | None = None
-    memory_split: str = "reads"
-    linear_paths: str = "auto"
-    micro_batches: int = 1
-    pack_parts: int | None = None
-    planning_threads: int | None = None
-    planning: str = "host"
-    sharding: str = "auto"
-    wire_dtype: str = "float32"
-    timeout: float = 300.0
-    device: str = "cpu"
-    way: str = "direct"
-    compile: bool = False
-    cuda_graph: bool = False
-    lanes: int = 1
+    model: str = setting(
+        "dlrm", "Model to train: one of the library, or your own as module:Class or file.py:Class"
+    )
+    model_options: dict[str, Any] = setting(
+        {}, "Argument of the model's class, such as dim=32 or top=[256,128]", option="--option"
+    )
+    label: str | None = setting(
+        None, "Which of several labels a model of one label learns", unset="the first"
+    )
+    label_weights: dict[str, float] = setting(
+        {}, "Weight of a label in the loss of several, such as buy=2", unset="1", option="--label-weight"
+    )
+    start_from: str | None = setting(
+        None,
+        "Begin with the best checkpoint of this run, optimizers included; its data is this, or what this "
+        "extends: tables then grow by the new ids",
+        unset="initial values",
+        option="--from",
+    )
+    epochs: int = setting(1, "How often all training samples are read", least=1, resumable=True)
+    steps: int | None = setting(
+        None, "Batches in all, in place of epochs", unset="as epochs says", least=1, resumable=True
+    )
+    batch_size: int | None = setting(
+        None, "Samples per step, of all ranks", unset="64 to 8192, by the data's size", least=1
+    )
+    row_optimizer: RowOptimizer | None = setting(
+        None, "Optimizer of rows, where a table has no other", unset="adagrad", option="--optimizer"
+    )
+    dense_optimizer: str = setting("adam", "Optimizer of the dense part", choices=DENSE_OPTIMIZERS)
+    dense_lr: float | None = setting(None, "Learning rate of the dense part", unset="0.001", above=0)
+    clip_norm: float | None = setting(
+        None, "Largest norm of the dense gradients", unset="no limit", above=0
+    )
+    precision: str = setting(
+        "float32", "Number format of matrices in the dense part; else float32", choices=PRECISIONS
+    )
+    table_dtype: str = setting(
+        "float32", "Number format of stored weights; optimizer state is float32", choices=TABLE_DTYPES
+    )
+    seed: int = setting(0, "Seed of initial values, of dropout and of the order of samples")
+    shuffle: bool = setting(True, "Read samples in random order")
+    evaluate_every: int | None = setting(
+        None, "Steps between evaluations", unset="quarters of epoch 1, ends of epochs", least=1
+    )
+    checkpoint_every: int | None = setting(
+        None,
+        "Steps between checkpoints, beside those at evaluations and at the end",
+        unset="no more",
+        least=1,
+        changes="no bit",
+    )
+    keep_last: int = setting(1, "Checkpoints that stay beside the best one", least=1, changes="no bit")
+    full_every: int = setting(
+        1,
+        "Write a full checkpoint every N saves, and increments (rows changed since) between",
+        least=1,
+        changes="no bit",
+    )
+    background_checkpoints: bool = setting(
+        True, "Train on while checkpoints are written, where memory has room for a copy", changes="no bit"
+    )
+    warmup_steps: int = setting(0, "Steps over which both learning rates rise evenly from 0", least=0)
+    decay_factor: float = setting(
+        0.3,
+        "Factor of both learning rates after decay_patience evaluations without a better score",
+        above=0,
+    )
+    decay_patience: int | None = setting(
+        2, "Evaluations without a better score that lower the learning rates", least=1
+    )
+    stop_patience: int | None = setting(
+        4, "Evaluations without a better score after which training stops", least=1
+    )
+    plan_depth: int = setting(
+        2,
+        "Batches that are planned ahead, beside training; 0: every stage in turn, on one thread",
+        least=0,
+        changes="no bit",
+        option="",
+    )
+    fast_memory: int | None = setting(
+        None,
+        "Size of fast memory for rows, such as 2GiB; all rows are in the store",
+        unset="all rows",
+        least=1,
+        changes="no bit",
+        unit="bytes",
+    )
+    store: str = setting(
+        "memory",
+        "Where all rows are: memory, or file:PATH, a new folder",
+        changes="no bit",
+        resumable=False,
+    )
+    policy: str = setting(
+        "lookahead",
+        "Which rows stay in fast memory: lookahead, lookahead:BATCHES, lru, frequency, or hot (for "
+        "data regrouped by popularity)",
+        changes="no bit",
+    )
+    hot_cold: str = setting(
+        "scheduled",
+        "Order of regrouped data: hot and cold batches in blocks whose length follows the loss on the "
+        "validation part (scheduled), or all cold, then all hot ones of an epoch (sequential)",
+        choices=HOT_COLD,
+        option="",
+    )
+    in_flight: int = setting(
+        4, "Batches that may move rows to and from fast memory at once", least=1, changes="no bit"
+    )
+    lookahead_memory: int | None = setting(
+        None,
+        "Memory of the ids that are read ahead",
+        unset="a quarter of fast memory, at least 64MiB",
+        least=1,
+        changes="no bit",
+        unit="bytes",
+        option="",
+    )
+    memory_split: str = setting(
+        "reads",
+        "How groups of packs share fast memory: by what a sample reads of them, by what their rows take, "
+        "or evenly",
+        choices=SPLITS,
+        changes="no bit",
+        option="",
+    )
+    linear_paths: str = setting(
+        "auto",
+        "Matrix products on the paths measured to be fastest, or plain PyTorch, with equal bits in "
+        "every run; auto: measured where the run is long enough to gain from it",
+        choices=LINEAR_PATHS,
+        changes="rounding",
+        resumable=False,
+    )
+    micro_batches: int = setting(
+        1,
+        "Parts of a batch that are computed in turn, with one update in all; rows of the next part are "
+        "exchanged between ranks meanwhile",
+        least=1,
+        changes="rounding",
+    )
+    pack_parts: int | None = setting(
+        None,
+        "Packs that tables of equal attributes are dealt to; 0: packs of far more volume than the "
+        "mean are split evenly",
+        unset="1, behind a cache planning_threads",
+        least=0,
+        changes="no bit",
+    )
+    planning_threads: int | None = setting(
+        None,
+        "Threads that plan packs side by side",
+        unset="1, beside a device all cores but 2, at most 8",
+        least=1,
+        changes="no bit",
+    )
+    planning: str = setting(
+        "host",
+        "Where batches are planned; device: where all rows are on it and features have one id",
+        choices=PLANNING,
+        changes="no bit",
+    )
+    sharding: str = setting(
+        "auto", "How tables are sharded over ranks", choices=SHARDINGS, changes="rounding"
+    )
+    wire_dtype: str = setting(
+        "float32", "Number format of rows and gradients on the wire", choices=WIRE_DTYPES, resumable=True
+    )
+    timeout: float = setting(
+        300.0, "Seconds after which a silent rank is given up", above=0, changes="no bit"
+    )
+    device: str = setting("cpu", "Where fast memory and the model are: cpu, cuda", changes="rounding")
+    cache_transfer: str = setting(
+        "zero_copy",
+        "How rows cross between host memory and the device: it reads and writes them itself "
+        "(zero_copy), or the host gathers them and blocks are copied (staged)",
+        choices=CACHE_TRANSFERS,
+        changes="no bit",
+    )
+    compile: bool = setting(False, "Compile the dense part by torch.compile", changes="rounding")
+    cuda_graph: bool = setting(
+        False, "Launch whole steps as CUDA graphs; needs batches of one size", changes="no bit"
+    )
+    streams: int = setting(
+        1,
+        "CUDA streams on which packs are looked up and updated side by side; with several, a "
+        "micro-batch is looked up while another one is trained",
+        least=1,
+        changes="no bit",
+    )
 
     def __post_init__(self) -> None:
-        _check_choice("precision", self.precision, PRECISIONS)
-        _check_choice("table_dtype", self.table_dtype, TABLE_DTYPES)
-        _check_choice("linear_paths", self.linear_paths, LINEAR_PATHS)
-        _check_choice("hot_cold", self.hot_cold, HOT_COLD)
-        _check_choice("dense_optimizer", self.dense_optimizer, DENSE_OPTIMIZERS)
-        _check_choice("sharding", self.sharding, SHARDINGS)
-        _check_choice("wire_dtype", self.wire_dtype, WIRE_DTYPES)
-        _check_choice("memory_split", self.memory_split, SPLITS)
-        for name in (
-            "epochs", "steps", "batch_size", "evaluate_every", "checkpoint_every", "micro_batches",
-            "keep_last", "lanes", "full_every", "planning_threads",
-        ):  # fmt: skip
-            _check_at_least(name, getattr(self, name), 1)
-        for name in ("decay_patience", "stop_patience"):
-            _check_at_least(name, getattr(self, name), 1)
-        for name in ("warmup_steps", "plan_depth", "pack_parts"):
-            _check_at_least(name, getattr(self, name), 0)
-        for name in ("fast_memory", "in_flight", "lookahead_memory"):
-            _check_at_least(name, getattr(self, name), 1)
+        for known in SETTINGS.values():
+            known.check(getattr(self, known.name))
         if self.store != "memory" and self.fast_memory is None:
             raise ValueError(
                 f"store={self.store!r} needs fast_memory: how many bytes of rows memory may hold"
             )
-        _check_choice("way", self.way, WAYS)
         if self.cuda_graph and (self.device == "cpu" or self.dense_optimizer == "adagrad"):
             raise ValueError(
                 "cuda_graph needs device='cuda', and the dense optimizer adam or sgd: PyTorch's Adagrad "
                 "cannot be captured"
             )
-        _check_choice("planning", self.planning, PLANNING)
         if self.planning == "device" and self.device == "cpu":
             raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
-        for name in ("dense_lr", "clip_norm", "decay_factor", "timeout"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be above 0, not {value}")
         for name, weight in self.label_weights.items():
             if not isinstance(weight, int | float) or not weight > 0:
                 raise ValueError(f"label_weights[{name!r}] must be above 0, not {weight!r}")
         self.caching()  # what it refuses is refused here
 
     def caching(self) -> Caching | None:
-        """How rows are kept; None: all of them in memory."""
+        """The cache in front of the store; None: all rows are in memory."""
         if self.fast_memory is None:
             return None
         return Caching(
@@ -183,11 +263,11 @@ class TrainConfig:
             self.in_flight,
             self.lookahead_memory,
             memory_split=self.memory_split,
-            way=self.way,
+            cache_transfer=self.cache_transfer,
         )
 
     def to_json(self) -> str:
-        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        fields = {name: getattr(self, name) for name in SETTINGS}
         if self.row_optimizer is not None:
             fields["row_optimizer"] = optim.to_json(self.row_optimizer)
         return json.dumps(fields, indent=2)
@@ -195,11 +275,14 @@ class TrainConfig:
     @staticmethod
     def from_json(text: str) -> TrainConfig:
         fields = json.loads(text)
-        known = {f.name for f in dataclasses.fields(TrainConfig)}
-        unknown = sorted(fields.keys() - known)
+        for name, before in (("streams", "lanes"), ("cache_transfer", "way")):  # runs of earlier versions
+            if before in fields:
+                value = fields.pop(before)
+                fields[name] = "zero_copy" if value == "direct" else value
+        unknown = sorted(fields.keys() - SETTINGS)
         if unknown:
             raise ValueError(
-                f"a training configuration has no field {unknown[0]!r}; it has {sorted(known)}"
+                f"a training configuration has no field {unknown[0]!r}; it has {sorted(SETTINGS)}"
             )
         if fields.get("row_optimizer") is not None:
             fields["row_optimizer"] = optim.from_json(fields["row_optimizer"])
@@ -213,36 +296,36 @@ class TrainConfig:
         return TrainConfig.from_json(path.read_text())
 
 
+SETTINGS = declared(TrainConfig)
+
+
 def settle(config: TrainConfig, num_samples: int) -> TrainConfig:
     """Fills in what the config leaves open, from the number of training samples."""
-    batch_size = config.batch_size or _batch_size(num_samples)
     return dataclasses.replace(
         config,
-        batch_size=batch_size,
+        batch_size=config.batch_size or _batch_size(num_samples),
         row_optimizer=config.row_optimizer or optim.Adagrad(),
         dense_lr=config.dense_lr or 1e-3,
         pack_parts=_pack_parts(config),
-        store=_absolute(config.store),
+        store=_absolute_store(config.store),
         model=_absolute_model(config.model),
     )
 
 
 def _pack_parts(config: TrainConfig) -> int:
-    """Slots of a cache are what planning takes longest for, and parts have slots of their own."""
-    if config.pack_parts is not None:
-        return config.pack_parts
-    if config.fast_memory is None:
-        return 1
+    """Planning spends most of its time on slots of a cache, and each part has slots of its own."""
+    if config.pack_parts is not None or config.fast_memory is None:
+        return 1 if config.pack_parts is None else config.pack_parts
     return num_threads(config.planning_threads, config.device == "cpu")
 
 
-def _absolute(store: str) -> str:
-    """The store, wherever the run is gone on with."""
+def _absolute_store(store: str) -> str:
+    """The store by an absolute path, so that the run can be resumed from any folder."""
     return f"{FILE}{Path(store[len(FILE) :]).resolve()}" if store.startswith(FILE) else store
 
 
 def _absolute_model(model: str) -> str:
-    """The file of a model, wherever the run is read from."""
+    """The model's file by an absolute path, so that the run can be read from any folder."""
     file, colon, kind = model.rpartition(":")
     return f"{Path(file).resolve()}:{kind}" if colon and file.endswith(".py") else model
 
@@ -253,11 +336,5 @@ def _batch_size(num_samples: int) -> int:
     return min(max(1 << (fitting.bit_length() - 1), 64), 8192)
 
 
-def _check_choice(name: str, given: str, choices: tuple[str, ...]) -> None:
-    if given not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {given!r}")
-
-
-def _check_at_least(name: str, given: int | None, least: int) -> None:
-    if given is not None and given < least:
-        raise ValueError(f"{name} must be at least {least}, not {given}")
+if __name__ == "__main__":
+    print(markdown_table(SETTINGS))

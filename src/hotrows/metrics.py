@@ -1,4 +1,4 @@
-"""How good predictions are: exact AUC, log loss and calibration over a whole part of the data.
+"""Quality of predictions: exact AUC, log loss and calibration over a whole part of the data.
 
 Nothing is averaged over batches and nothing is binned but the calibration error. All from logits,
 in float64, with one sort:
@@ -29,10 +29,10 @@ _BINS = 20
 
 @dataclass(frozen=True)
 class Metrics:
-    """What `measure` found; `auc` is nan where all labels are equal, `calibration` without a 1, and
-    `gauc` where there are no groups with both labels.
+    """The result of `compute_metrics`; nan: `auc` where all labels are equal, `calibration` where none
+    is 1, `gauc` where no group has both labels.
 
-    tasks: by label, where there are several; the other fields are then means over them.
+    tasks: metrics by label, where there are several; all other fields are then means over them.
     """
 
     samples: int
@@ -47,36 +47,34 @@ class Metrics:
 
     @property
     def score(self) -> float:
-        """What validation decides by, higher is better: AUC, or where there is none, -log loss."""
+        """The number that validation compares, higher is better: AUC, or -log loss where AUC is nan."""
         return -self.log_loss if math.isnan(self.auc) else self.auc
 
     @property
     def chance(self) -> float:
-        """By how much the score may miss by chance: its standard error (Hanley and McNeil 1982)."""
+        """The standard error of the score (Hanley and McNeil 1982)."""
         if math.isnan(self.auc):
             return 0.0
         if self.tasks:
-            return math.hypot(*(of.chance for of in self.tasks.values())) / len(self.tasks)
+            return math.hypot(*(task.chance for task in self.tasks.values())) / len(self.tasks)
         clicks = self.samples * self.click_rate
         others = self.samples - clicks
         both_above, both_below = self.auc / (2 - self.auc), 2 * self.auc**2 / (1 + self.auc)
-        spread = (clicks - 1) * (both_above - self.auc**2) + (others - 1) * (
-            both_below - self.auc**2
-        )
+        spread = (clicks - 1) * (both_above - self.auc**2) + (others - 1) * (both_below - self.auc**2)
         return math.sqrt((self.auc * (1 - self.auc) + spread) / (clicks * others))
 
     def to_json(self) -> dict:
-        """Plain numbers; nan becomes None, which JSON can say. Those of tasks by label."""
+        """Plain numbers, with None for nan, and the metrics of tasks by label."""
         numbers = {name: getattr(self, name) for name in _NUMBERS}
         fields = {name: None if math.isnan(value) else value for name, value in numbers.items()}
-        tasks = {name: of.to_json() for name, of in self.tasks.items()}
+        tasks = {name: task.to_json() for name, task in self.tasks.items()}
         return {**fields, "tasks": tasks} if tasks else fields
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> Metrics:
-        given = dict(fields)
-        tasks = {name: Metrics.from_json(of) for name, of in given.pop("tasks", {}).items()}
-        known: dict[str, Any] = {n: math.nan if v is None else v for n, v in given.items()}
+        numbers = dict(fields)
+        tasks = {name: Metrics.from_json(task) for name, task in numbers.pop("tasks", {}).items()}
+        known: dict[str, Any] = {n: math.nan if v is None else v for n, v in numbers.items()}
         return Metrics(**known, tasks=tasks)
 
 
@@ -87,12 +85,12 @@ def mean_of(tasks: Mapping[str, Metrics]) -> Metrics:
     """The metrics of several labels as one: each number is the mean of those that are not nan."""
     means: dict[str, Any] = {}
     for name in _NUMBERS:
-        known = [v for v in (getattr(of, name) for of in tasks.values()) if not math.isnan(v)]
+        known = [v for v in (getattr(task, name) for task in tasks.values()) if not math.isnan(v)]
         means[name] = math.fsum(known) / len(known) if known else math.nan
-    return Metrics(**{**means, "samples": max(of.samples for of in tasks.values())}, tasks=tasks)
+    return Metrics(**{**means, "samples": max(task.samples for task in tasks.values())}, tasks=tasks)
 
 
-def measure(
+def compute_metrics(
     logits: Tensor, labels: Tensor, weights: Tensor | None = None, groups: Tensor | None = None
 ) -> Metrics:
     """Metrics of [M] logits against [M] labels of 0 and 1.
@@ -130,9 +128,7 @@ def auc(scores: Tensor, labels: Tensor) -> float:
     return _auc_of_sorted(scores, labels.double()[order])
 
 
-def grouped_auc(
-    scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor | None = None
-) -> float:
+def grouped_auc(scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor | None = None) -> float:
     """The mean of each group's AUC, by the weight of its samples; nan where no group has both labels.
 
     scores = [1., 2., 5., 6., 7.], labels = [0, 1, 1, 0, 1], groups = [0, 0, 1, 1, 1]
@@ -186,8 +182,8 @@ def _auc_of_sorted(scores: Tensor, clicks: Tensor, weights: Tensor | None = None
     _, sizes = scores.unique_consecutive(return_counts=True)
     ends = sizes.cumsum(0)
     clicks_in, others_in = (
-        of.cumsum(0)[ends - 1].diff(prepend=of.new_zeros(1))
-        for of in (clicks * weighted, (1 - clicks) * weighted)
+        weights.cumsum(0)[ends - 1].diff(prepend=weights.new_zeros(1))
+        for weights in (clicks * weighted, (1 - clicks) * weighted)
     )
     others_before = others_in.cumsum(0) - others_in
     pairs = (clicks_in * (others_before + others_in / 2)).sum().item()

@@ -1,10 +1,10 @@
-"""Row optimizers: what an update does to a row that a batch has read.
+"""Row optimizers: the arithmetic of an update of a row that a batch has read.
 
 Each is a frozen value; the arithmetic lives in `ops.update`. All are lazy: a row that a batch does
 not read keeps its weights and its state, so weight decay and the decay of moments act on the rows
 read, when they are read. Gradients of equal rows are summed before the optimizer sees them.
 
-With `decay_by_count` the weight decay of a row is divided by how often its id stands in the training
+With `decay_by_count` the weight decay of a row is divided by how often its id occurs in the training
 data: the mini-batch aware regularisation of DIN (Zhou et al. 2018, eq. 6). A frequent row, read in
 many batches, is then pulled to zero about once an epoch in all, and a rare one as much each time as
 L2 over the whole table would.
@@ -29,6 +29,8 @@ class SGD:
     decay_by_count: bool = False
     kind: ClassVar[str] = "sgd"
     state_names: ClassVar[tuple[str, ...]] = ()
+    per_row_step: ClassVar[bool] = False
+    initial_accumulator: ClassVar[float] = 0.0
 
     def state_width(self, dim: int) -> int:
         return 0
@@ -45,6 +47,7 @@ class Adagrad:
     decay_by_count: bool = False
     kind: ClassVar[str] = "adagrad"
     state_names: ClassVar[tuple[str, ...]] = ("sum_of_squares",)
+    per_row_step: ClassVar[bool] = False
 
     def state_width(self, dim: int) -> int:
         return dim
@@ -61,6 +64,7 @@ class RowWiseAdagrad:
     decay_by_count: bool = False
     kind: ClassVar[str] = "rowwise_adagrad"
     state_names: ClassVar[tuple[str, ...]] = ("sum_of_squares",)
+    per_row_step: ClassVar[bool] = False
 
     def state_width(self, dim: int) -> int:
         return 1
@@ -83,6 +87,7 @@ class Adam:
     decay_by_count: bool = False
     kind: ClassVar[str] = "adam"
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
+    initial_accumulator: ClassVar[float] = 0.0
 
     def state_width(self, dim: int) -> int:
         return 2 * dim
@@ -103,6 +108,8 @@ class FTRL:
     initial_accumulator: float = 0.0
     kind: ClassVar[str] = "ftrl"
     state_names: ClassVar[tuple[str, ...]] = ("n", "z")
+    per_row_step: ClassVar[bool] = False
+    decay_by_count: ClassVar[bool] = False
 
     def state_width(self, dim: int) -> int:
         return 2 * dim
@@ -113,9 +120,9 @@ BY_NAME: dict[str, type] = {kind.kind: kind for kind in (SGD, Adagrad, RowWiseAd
 
 
 def hyper_parameters(optimizer: RowOptimizer, step: int, lr_scale: float = 1.0) -> list[float]:
-    """The numbers the update kernel takes, in the order of `ops.reference.update`.
+    """The numbers of the update kernel, in the order of `ops.reference.update`.
 
-    step: updates made before this one; lr_scale: what a schedule multiplies the rate with.
+    step: updates made before this one; lr_scale: the factor of the rate by a schedule.
     """
     lr = optimizer.lr * lr_scale
     if isinstance(optimizer, SGD):
@@ -131,14 +138,11 @@ def hyper_parameters(optimizer: RowOptimizer, step: int, lr_scale: float = 1.0) 
 
 
 def hyper_tensor(
-    optimizer: RowOptimizer,
-    step: int,
-    lr_scale: float = 1.0,
-    device: torch.device | str | None = None,
+    optimizer: RowOptimizer, step: int, lr_scale: float = 1.0, device: torch.device | str | None = None
 ) -> Tensor:
-    """[1 + H] float64: the step, then `hyper_parameters`, where the update kernel reads them.
+    """[1 + H] float64: the step, then `hyper_parameters`, for the update kernel to read.
 
-    In memory, not in the call: a captured CUDA graph then takes those of the step that it replays.
+    In memory, not in the call: a captured CUDA graph then reads those of the step that it replays.
     """
     numbers = [step, *hyper_parameters(optimizer, step, lr_scale)]
     return torch.tensor(numbers, dtype=torch.float64, device=device)
@@ -146,10 +150,9 @@ def hyper_tensor(
 
 def initial_state(optimizer: RowOptimizer, dim: int) -> list[float]:
     """The state of a new row: S numbers."""
-    accumulator = getattr(optimizer, "initial_accumulator", 0.0)
     if isinstance(optimizer, FTRL):
-        return [accumulator] * dim + [0.0] * dim
-    return [accumulator] * optimizer.state_width(dim)
+        return [optimizer.initial_accumulator] * dim + [0.0] * dim
+    return [optimizer.initial_accumulator] * optimizer.state_width(dim)
 
 
 def replaced(optimizer: RowOptimizer, changes: dict) -> RowOptimizer:
@@ -170,8 +173,8 @@ def to_json(optimizer: RowOptimizer) -> dict:
 
 
 def from_json(fields: dict) -> RowOptimizer:
-    given = dict(fields)
-    kind = given.pop("kind")
+    settings = dict(fields)
+    kind = settings.pop("kind")
     if kind not in BY_NAME:
         raise ValueError(f"row optimizer must be one of {sorted(BY_NAME)}, not {kind!r}")
-    return BY_NAME[kind](**given)
+    return BY_NAME[kind](**settings)

@@ -1,4 +1,4 @@
-"""All that ids alone decide about a batch: which rows it needs, who owns them, where they sit.
+"""All that ids alone decide about a batch: which rows it needs, who owns them, where they are.
 
 Made ahead of time, frozen, and obeyed by everything that touches a row. Within a pack, a lookup
 returns M vectors, one per bag of ids:
@@ -6,7 +6,7 @@ returns M vectors, one per bag of ids:
     bag  0 .. B*F-1   the sparse features, sample after sample: bag b*F + f
          B*F ..       the sequence features, one bag per element, feature after feature
 
-Equal rows stand in runs: `order` lists the ids by row, and those of rows[u] are
+Equal rows are in runs: `order` lists the ids by row, and those of rows[u] are
 order[starts[u] : starts[u + 1]], in the order of the batch. Gradients are summed along the runs.
 """
 
@@ -17,31 +17,34 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.nn import functional
 
+from hotrows.shapes import Float, Int32, Int64
+
 
 @dataclass(frozen=True)
 class PackPlan:
     """One pack's share of a plan.
 
-    rows: [U] int64, the distinct rows of the pack that the batch reads, ascending.
-    slots: [U] int64, the place of each of them in fast memory.
-    inverse: [N] int32, rows[inverse[n]] is the row of id n.
-    order: [N] int32, starts: [U + 1] int32, the runs of equal rows.
-    bag_starts: [M + 1] int32, the ids of each bag; None: one id per bag, N = M.
-    bags: [N] int32, the bag of each id; None likewise.
-    weights: [N] float32, what each vector is multiplied with; None: 1.
-    sequence_starts: first bag of each sequence feature and the end, per sample: {name: [B + 1] int64}.
+    rows: the distinct rows of the pack that the batch reads, ascending.
+    slots: the place of each row in fast memory.
+    inverse: rows[inverse[n]] is the row of id n.
+    order, starts: the runs of equal rows, [U + 1]; where ranks send sums, of rows and sums.
+    num_bags: M.
+    bag_starts: the first id of each bag and the end; None: one id per bag, N = M.
+    bags: the bag of each id; None: one id per bag.
+    weights: the factor of each id's vector, float32 in the engine; None: 1.
+    sequence_starts: by sequence feature, the first bag of each sample and the end.
     """
 
-    rows: Tensor
-    slots: Tensor
-    inverse: Tensor
-    order: Tensor
-    starts: Tensor
+    rows: Int64[Tensor, "U"]
+    slots: Int64[Tensor, "U"]
+    inverse: Int32[Tensor, "N"]
+    order: Int32[Tensor, "N"]
+    starts: Int32[Tensor, "_"]
     num_bags: int
-    bag_starts: Tensor | None = None
-    bags: Tensor | None = None
-    weights: Tensor | None = None
-    sequence_starts: dict[str, Tensor] | None = None
+    bag_starts: Int32[Tensor, "{num_bags}+1"] | None = None
+    bags: Int32[Tensor, "N"] | None = None
+    weights: Float[Tensor, "N"] | None = None
+    sequence_starts: dict[str, Int64[Tensor, "_"]] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -49,7 +52,7 @@ class PackPlan:
         return self.rows.numel()
 
     def padded(self) -> PackPlan:
-        """With as many rows as ids: row -1 is none, has slot 0 and an empty run.
+        """With as many rows as ids: row -1 is padding, has slot 0 and an empty run.
 
         rows [3, 7], starts [0, 1, 3]  ->  rows [3, 7, -1], starts [0, 1, 3, 3]
         """
@@ -64,83 +67,86 @@ class PackPlan:
 
 @dataclass(frozen=True)
 class Moves:
-    """What a batch brings into fast memory, and what leaves to make room: one group of packs' share.
+    """The rows that a batch brings into fast memory and those that leave to make room, of one group of
+    packs.
 
-    rows_in: [m] int64, ascending; slots_in: [m] int64, where each of them goes.
-    rows_out: [e] int64, ascending; slots_out: [e] int64, where each of them is until then.
-    passes_through: the batch has more rows than there are slots: it moves nothing, and rows without
-        a slot (-1 in `PackPlan.slots`) are read from the store and written back around the update.
+    rows_in: ascending; slots_in: the slot that each of them gets.
+    rows_out: ascending; slots_out: the slot that each of them has until then.
+    bypasses_cache: the batch has more rows than there are slots and moves none: rows without a slot
+        (-1 in `PackPlan.slots`) are read from the store, and written back after the update.
     """
 
-    rows_in: Tensor
-    slots_in: Tensor
-    rows_out: Tensor
-    slots_out: Tensor
-    passes_through: bool = False
+    rows_in: Int64[Tensor, "m"]
+    slots_in: Int64[Tensor, "m"]
+    rows_out: Int64[Tensor, "e"]
+    slots_out: Int64[Tensor, "e"]
+    bypasses_cache: bool = False
 
 
 @dataclass(frozen=True)
-class Answers:
-    """How the rows of a group of packs travel between ranks, slice by slice.
+class RowExchangePlan:
+    """The all-to-all of a group's rows between ranks, micro-batch by micro-batch.
 
-    A rank looks up its rows once and sends each rank what it asked for; gradients take the same way
-    back. The plan's own `inverse`, `order` and `starts` speak of these places:
+    A rank looks up its rows once and sends each rank the answers to its requests; gradients are sent
+    back in the same layout. The plan's own `inverse`, `order` and `starts` number these places:
 
         place  0 .. num_shared - 1     the rows that every rank holds and some rank's samples read
-               num_shared ..           answers: of slice 0 to rank 0, to rank 1, .., of slice 1 ..
+               num_shared ..           answers: of micro-batch 0 to rank 0, to rank 1, .., of 1 ..
 
-    shared: per slice, [A'] int64: the places of the shared rows that its samples read here.
-    asked: per slice, how many rows each rank is asked for, P ints.
-    given: per slice, how many answers each rank is given, P ints.
-    travels: per slice, whether any rank asks another for anything.
-    by_columns: every rank holds some columns of all rows: each asks all others for the same rows.
+    shared_places: per micro-batch, [A'] int64: the places of the shared rows that its samples read.
+    send_counts: per micro-batch, the number of answers sent to each rank, P ints.
+    recv_counts: per micro-batch, the number of answers received from each rank, P ints.
+    crosses_ranks: per micro-batch, whether any rank requests a row of another.
+    by_columns: every rank holds some columns of all rows, and requests equal rows of all ranks.
     """
 
     num_shared: int
-    shared: tuple[Tensor, ...]
-    asked: tuple[tuple[int, ...], ...]
-    given: tuple[tuple[int, ...], ...]
-    travels: tuple[bool, ...]
+    shared_places: tuple[Tensor, ...]
+    send_counts: tuple[tuple[int, ...], ...]
+    recv_counts: tuple[tuple[int, ...], ...]
+    crosses_ranks: tuple[bool, ...]
     by_columns: bool = False
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The plan of one batch on one rank.
+    """The plan of one batch on one rank. Empty tuples mean: none.
 
     packs: one PackPlan per pack, in the order of the packing.
     step: the number of the update this batch will make, from 0; batch_size: B, of this rank.
-    moves: one per group of packs that read the same rows; None: every row is resident.
+    moves: one per group of packs that read the same rows; empty: no row moves.
     waits_for: the number of the batch, in the order of planning, that must have left the pipeline
         before a row of this one moves; -1: none.
 
-    Between ranks, and where a batch is learned from in slices, `packs` speak of the rows in this
+    Between ranks, and where a batch is trained in micro-batches, `packs` are of the rows in this
     rank's store that any rank's samples read, and there are:
-    slices: plans of consecutive samples of the batch, whose rows are, in order, the answers of all
-        ranks; answers: per pack, how these come about.
-    global_size: samples of the batch on all ranks; 0: as many as here.
-    wishes: what some rank asked for when this batch was planned; see `planning.routing`.
-    on_host: the same plan in host memory, where this one is its copy on a device: the one to ask for
-        sizes, which the device would have to be waited for. None for one made on the device.
+    micro_batches: plans of consecutive samples of the batch, whose rows are the answers of all ranks;
+    row_exchanges: per pack, how these answers are exchanged.
+    global_size: samples of the batch on all ranks; 0: batch_size.
+    signals: those of all ranks when this batch was planned: `planning.routing.RankSignals`.
+    on_device: the packs are planned on the device, when the batch is copied there; none until then.
+    on_host: the plan in host memory that this one is a copy of on a device: sizes are read from it
+        without waiting for the device. None for a plan that was made where it is.
     """
 
     packs: tuple[PackPlan, ...]
     step: int
     batch_size: int
-    moves: tuple[Moves, ...] | None = None
+    moves: tuple[Moves, ...] = ()
     waits_for: int = -1
-    slices: tuple[Plan, ...] = ()
-    answers: tuple[Answers, ...] = ()
+    micro_batches: tuple[Plan, ...] = ()
+    row_exchanges: tuple[RowExchangePlan, ...] = ()
     global_size: int = 0
-    wishes: int = 0
+    signals: int = 0
+    on_device: bool = False
     on_host: Plan | None = None
 
     def padded(self) -> Plan:
-        """With the packs padded, where every bag has one id; slices and lists stay as they are."""
-        if self.slices:
+        """With padded packs, where every bag has one id; micro-batches and lists are not padded."""
+        if self.micro_batches:
             return self
-        made = {id(of): of if of.bag_starts is not None else of.padded() for of in self.packs}
-        return replace(self, packs=tuple(made[id(of)] for of in self.packs))
+        packs = {id(p): p if p.bag_starts is not None else p.padded() for p in self.packs}
+        return replace(self, packs=tuple(packs[id(pack)] for pack in self.packs))
 
     @property
     def host(self) -> Plan:
@@ -149,6 +155,6 @@ class Plan:
 
     @property
     def share(self) -> float:
-        """This rank's part of all samples: what its mean loss is multiplied with, so that gradients
-        summed over ranks are those of the mean over all samples."""
+        """This rank's fraction of all samples: the factor of its mean loss, so that gradients summed
+        over ranks are those of the mean over all samples."""
         return self.batch_size / self.global_size if self.global_size else 1.0

@@ -4,7 +4,7 @@
     | D weights    | S float32 of state  | int32 step    |
 
 Weights may be bfloat16 or float16; state is always float32 and starts at a multiple of four bytes.
-Rows travel whole: fetched, cached, evicted and saved with their state.
+Rows are fetched, cached, evicted and saved together with their state.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from hotrows.schema import Table
+from hotrows.table import Table
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """Where the parts of a record stand, in bytes.
+    """Byte offsets of the parts of a record.
 
-    dim: weights per row (D); dtype: theirs; state_width: float32 numbers of state (S);
-    has_step: whether an int32 step of its own follows.
+    dim: weights per row (D); dtype: of weights; state_width: float32 numbers of state (S);
+    has_step: whether an int32 step of the row comes last.
     """
 
     dim: int
@@ -35,7 +35,7 @@ class RecordLayout:
 
     @property
     def state_offset(self) -> int:
-        return _aligned(self.dim * _DTYPES[self.dtype].itemsize)
+        return -(-self.dim * _DTYPES[self.dtype].itemsize // 4) * 4
 
     @property
     def step_offset(self) -> int:
@@ -50,8 +50,8 @@ class RecordLayout:
         return {**asdict(self), "stride": self.stride}
 
     def as_ints(self) -> list[int]:
-        """dim, bytes per weight, state offset, state width, step offset (-1: none), stride, and which
-        dtype: 0 float32, 1 bfloat16, 2 float16."""
+        """dim, bytes per weight, state offset, state width, step offset (-1: none), stride, dtype (0
+        float32, 1 bfloat16, 2 float16)."""
         step_offset = self.step_offset if self.has_step else -1
         itemsize = _DTYPES[self.dtype].itemsize
         sizes = [self.dim, itemsize, self.state_offset, self.state_width, step_offset, self.stride]
@@ -61,12 +61,8 @@ class RecordLayout:
 def layout_of(table: Table) -> RecordLayout:
     """The record of a table whose optimizer is filled in."""
     assert table.optimizer is not None
-    return RecordLayout(
-        dim=table.dim,
-        dtype=table.dtype,
-        state_width=table.optimizer.state_width(table.dim),
-        has_step=getattr(table.optimizer, "per_row_step", False),
-    )
+    state_width = table.optimizer.state_width(table.dim)
+    return RecordLayout(table.dim, table.dtype, state_width, table.optimizer.per_row_step)
 
 
 class RecordViews(NamedTuple):
@@ -92,5 +88,50 @@ def views(records: Tensor, layout: list[int]) -> RecordViews:
     return RecordViews(weights, state, step)
 
 
-def _aligned(size: int) -> int:
-    return (size + 3) // 4 * 4
+@dataclass(frozen=True)
+class TableSlice:
+    """Row first_row + k of the store is id first_id + k * id_step of the table.
+
+    table: its place in the pack; num_rows: number of rows (0: the rank has none of its ids).
+    shared: every rank holds these rows, with equal values.
+    """
+
+    table: int
+    first_row: int
+    num_rows: int
+    first_id: int = 0
+    id_step: int = 1
+    shared: bool = False
+
+    @property
+    def ids(self) -> range:
+        return range(self.first_id, self.first_id + self.num_rows * self.id_step, self.id_step)
+
+
+@dataclass(frozen=True)
+class RankShard:
+    """The part of a pack that one rank holds, in one store.
+
+    tables: of the pack; slices: parts of them, end to end; columns: the first column that the rank
+    holds of every row, and the end; rank, num_ranks: the rank among all.
+    """
+
+    tables: tuple[Table, ...]
+    slices: tuple[TableSlice, ...]
+    columns: tuple[int, int]
+    rank: int = 0
+    num_ranks: int = 1
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the store."""
+        return self.slices[-1].first_row + self.slices[-1].num_rows if self.slices else 0
+
+    @property
+    def dim(self) -> int:
+        return self.columns[1] - self.columns[0]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the rank holds all rows and columns of all tables."""
+        return self.num_ranks == 1

@@ -1,7 +1,7 @@
-"""What the user declares: the columns of the data, and the tables a model reads with them.
+"""Schema: the columns of a data set, as the user declares them.
 
-Frozen values; a schema round-trips to JSON. An id is a user's value after encoding: 0 is padding,
-1 is a missing value, the next `num_unknown` ids stand for values never seen in training, and the
+Schemas are frozen values and round-trip to JSON. An id is a user's value after encoding: 0 is padding,
+1 is a missing value, the next `num_unknown` ids are for values never seen in training, and the
 values of the training part follow by falling frequency.
 
     Schema(
@@ -26,113 +26,26 @@ import json
 import math
 import types
 import typing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from hotrows.optim import RowOptimizer
+from typing import Any
 
 PADDING = 0
 MISSING = 1
 FIRST_UNKNOWN = 2
 
-TABLE_DTYPES = ("float32", "bfloat16", "float16")
 DENSE_TRANSFORMS = ("log", "standard", "none", "missing")
 TIME_TRANSFORMS = ("hour", "weekday", "weekend", "day")
 SPARSE_TRANSFORMS = ("none", "log", "bucket", *TIME_TRANSFORMS)
 
 
 @dataclass(frozen=True)
-class Uniform:
-    """Weights drawn evenly from [-scale, scale)."""
-
-    scale: float = 0.01
-
-
-@dataclass(frozen=True)
-class Normal:
-    """Weights drawn from a normal distribution with mean 0."""
-
-    std: float = 0.01
-
-
-@dataclass(frozen=True)
-class Constant:
-    """Every weight the same."""
-
-    value: float = 0.0
-
-
-Initializer = Uniform | Normal | Constant
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of weights that a model reads by id.
-
-    name: unique in the model; checkpoints and the first values of rows are keyed by it.
-    rows: how many ids it holds; dim: weights per row.
-    features: the features that read it, in the order in which the model wants their vectors.
-    role: what the model calls these vectors; a feature may read several tables, of different roles.
-    dtype: of the stored weights, one of `TABLE_DTYPES`; float16 runs on the plain PyTorch ops where
-        tables are in host memory.
-    optimizer: the row optimizer; None takes the one given to `Embedding`.
-    """
-
-    name: str
-    rows: int
-    dim: int
-    features: tuple[str, ...]
-    role: str = "vector"
-    initializer: Initializer = field(default_factory=Uniform)
-    dtype: str = "float32"
-    optimizer: RowOptimizer | None = None
-
-    def __post_init__(self) -> None:
-        if self.rows < 1 or self.dim < 1:
-            raise ValueError(
-                f"table {self.name!r} needs at least one row and one dimension, "
-                f"not rows={self.rows}, dim={self.dim}"
-            )
-        if self.dtype not in TABLE_DTYPES:
-            raise ValueError(
-                f"table {self.name!r}: dtype must be one of {', '.join(TABLE_DTYPES)}, "
-                f"not {self.dtype!r}"
-            )
-        if not self.features:
-            raise ValueError(f"table {self.name!r} is read by no feature; name at least one")
-
-
-@dataclass(frozen=True)
-class Cross:
-    """A feature made of others: an id in 0 to rows - 1, hashed from the ids of a sample, in order.
-
-    of: two or more features of one id per sample. rows: how many buckets; two pairs of ids may meet
-    in one. name: the features' names with `*` between them by default, as in "user*item".
-    """
-
-    of: tuple[str, ...]
-    rows: int
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "of", tuple(self.of))
-        object.__setattr__(self, "name", self.name or "*".join(self.of))
-        if len(set(self.of)) < max(len(self.of), 2) or self.rows < 1:
-            raise ValueError(
-                f"a cross needs two or more different features and at least one row, "
-                f"not of={self.of}, rows={self.rows}"
-            )
-
-
-@dataclass(frozen=True)
 class Dense:
     """A column of numbers, one per sample.
 
-    transform: `log` is log(1 + max(x, 0)), `standard` (x - mean) / deviation over the training
-    part, `none` the number itself; a missing value becomes 0 after these. `missing` is 1 where the
-    value is missing and 0 elsewhere: an indicator, beside the feature that holds the value.
+    transform: `log` is log(1 + max(x, 0)), `standard` (x - mean) / deviation over the training part,
+        `none` the number itself; a missing value becomes 0 after these. `missing` is 1 where the
+        value is missing and 0 elsewhere: an indicator, next to the feature that holds the value.
     """
 
     name: str
@@ -147,17 +60,18 @@ class Dense:
 class Sparse:
     """A column of ids: one per sample, or with `many` a list of them, pooled into one vector.
 
-    vocabulary: the id space; features that name the same one share it. The feature's own by default.
-    rows: how many ids the vocabulary has, reserved ones counted; `prepare` fills it in.
-    num_unknown: how many ids are reserved for values never seen in training (hashed over them);
-        with 0 such a value is an error.
-    min_count: a value seen less often in the training part counts as unknown.
-    pooling: how a sample's several vectors become one, `sum` or `mean`; of no id: zeros.
-    many: a cell holds a list; of text, between separators. max_length: longer lists keep their last.
-    transform: what the id is made of. `none`: the value as it stands. Of a number x: `log` is
-        floor(log(x)^2) above 2, floor(x) else; `bucket` how many of `boundaries` are at most x.
-        `hour` (0 to 23), `weekday` (Monday is 0), `weekend` (0, 1) and `day` (of the month) are made
-        of the schema's `time`.
+    vocabulary: name of the id space, which several features may share (default: the feature's name).
+    rows: number of ids in the vocabulary, reserved ones included; `prepare` fills it in.
+    num_unknown: number of ids reserved for values never seen in training, which are hashed over
+        them; with 0 such a value is an error.
+    min_count: values seen less often in the training part count as unknown.
+    pooling: `sum` or `mean` of a sample's vectors; of no id: zeros.
+    many: whether a cell holds a list; in text, values are between separators. max_length: number of
+        ids that are used of longer lists, the last ones.
+    transform: value to make an id of. `none`: the value itself. Of a number x: `log` is
+        floor(log(x)^2) above 2, floor(x) else; `bucket` the number of `boundaries` that are at most
+        x. `hour` (0 to 23), `weekday` (Monday is 0), `weekend` (0, 1) and `day` (of the month) are
+        made of the schema's `time`.
     """
 
     name: str
@@ -193,10 +107,10 @@ class Sparse:
 
 @dataclass(frozen=True)
 class Sequence:
-    """A column of lists of ids; its vectors stay apart, `[N, D]` with offsets.
+    """A column of lists of ids whose vectors are not pooled: `[N, D]` with offsets.
 
-    separator: what stands between the ids of a cell of text. max_length: longer lists keep their
-    last ids. The rest as in `Sparse`.
+    separator: character between the ids of a cell of text. max_length: number of ids that are used of
+    longer lists, the last ones. See `Sparse` for the other fields.
     """
 
     name: str
@@ -214,10 +128,10 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Label:
-    """A column that says 0 or 1.
+    """A column with the target, 0 or 1.
 
-    positive: the values that count as 1, all others as 0; at_least: numbers from here on count as 1,
-    smaller ones as 0. With neither the column itself holds 0 or 1.
+    positive: values that count as 1, all other values count as 0; at_least: least number that counts
+    as 1, smaller ones count as 0. With neither the column itself holds 0 or 1.
     """
 
     name: str
@@ -233,12 +147,11 @@ class Label:
 
 @dataclass(frozen=True)
 class Time:
-    """The column that says when.
+    """The column with the time of a sample.
 
-    format: `unix` (seconds since 1970), `unix_ms` (milliseconds), or as in strptime of the fields
-        %Y %y %m %d %H %M %S and other characters that stand for themselves. Columns of timestamps
-        (Parquet, Arrow) need none.
-    utc_offset: hours to add before `hour`, `weekday`, `weekend` and `day` are read off.
+    format: `unix` (seconds since 1970), `unix_ms` (milliseconds), or a strptime format of the fields
+        %Y %y %m %d %H %M %S and literal characters. Columns of timestamps (Parquet, Arrow) need none.
+    utc_offset: hours to add before `hour`, `weekday`, `weekend` and `day` are computed.
     """
 
     column: str
@@ -252,17 +165,17 @@ _KINDS = {"dense": Dense, "sparse": Sparse, "sequence": Sequence}
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a data set and what each is for.
+    """The columns of a data set and their roles.
 
     features: dense, sparse and sequence features, in the order of the batch.
-    label: the column that is 0 or 1, or a `Label`, or several of them: a task each.
-    columns: the raw file's columns in order, where it has no header line; None: a header names them.
-    delimiter: what separates the columns of a raw line.
-    weight: the column of a sample's weight in the loss and in metrics; None: 1.
-    group: the column by whose values AUC is grouped, such as the user; None: it is not.
-    time: the column that says when: what a split by time and features of time read.
-    missing: values that mean missing, beside the empty one.
-    strip: whether spaces around values are left out.
+    label: the column that is 0 or 1, or a `Label`, or several of them: one per task.
+    columns: the raw file's columns in order, if it has no header line; None: a header names them.
+    delimiter: character between the columns of a raw line.
+    weight: column of a sample's weight in the loss and in metrics (default: weights of 1).
+    group: column by whose values AUC is grouped, such as the user (default: not grouped).
+    time: column that a split by time and features of time read.
+    missing: values that mean missing, besides the empty one.
+    strip: whether to remove spaces around values.
     """
 
     features: tuple[Feature, ...]
@@ -282,13 +195,11 @@ class Schema:
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         if isinstance(self.label, list):
             object.__setattr__(self, "label", tuple(self.label))
-        for what, of in (("feature", self.features), ("label", self.labels)):
-            names = [named.name for named in of]
+        for what, items in (("feature", self.features), ("label", self.labels)):
+            names = [named.name for named in items]
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
-                raise ValueError(
-                    f"schema {self.name!r}: {what} names must be unique, twice: {twice}"
-                )
+                raise ValueError(f"schema {self.name!r}: {what} names must be unique, twice: {twice}")
         if not self.labels:
             raise ValueError(f"schema {self.name!r} needs at least one label")
         if self.time is None:
@@ -309,16 +220,16 @@ class Schema:
     @property
     def labels(self) -> tuple[Label, ...]:
         """The labels, one per task."""
-        given = self.label if isinstance(self.label, tuple) else (self.label,)
-        return tuple(Label(label) if isinstance(label, str) else label for label in given)
+        labels = self.label if isinstance(self.label, tuple) else (self.label,)
+        return tuple(Label(label) if isinstance(label, str) else label for label in labels)
 
     @property
     def raw_columns(self) -> tuple[str, ...]:
         """Every raw column that is read, each once: of features, labels, weight, group and time."""
         others = (self.weight, self.group, self.time and self.time.column)
-        asked = [self.column_of(feature) for feature in self.features]
-        asked += [column_of(label) for label in self.labels]
-        return tuple(dict.fromkeys([*asked, *(column for column in others if column)]))
+        columns = [self.column_of(feature) for feature in self.features]
+        columns += [column_of(label) for label in self.labels]
+        return tuple(dict.fromkeys([*columns, *(column for column in others if column)]))
 
     def column_of(self, feature: Feature) -> str:
         """The raw column a feature reads; a feature of time reads the column of the time."""
@@ -341,26 +252,24 @@ class Schema:
 
     @property
     def id_features(self) -> tuple[Sparse | Sequence, ...]:
-        """The features that carry ids: sparse ones, then sequences, as a batch orders them."""
+        """The features that carry ids: sparse ones, then sequences; the order of a batch."""
         return self.sparse + self.sequences
 
     @property
     def pooling(self) -> dict[str, str]:
-        """How the vectors of each feature's ids become one: as declared, of sequences their mean."""
+        """Pooling of each feature's vectors: as declared for sparse features, the mean for sequences."""
         of_sequences = {feature.name: "mean" for feature in self.sequences}
         return {feature.name: feature.pooling for feature in self.sparse} | of_sequences
 
     def rows_of(self, feature: str) -> int:
-        """How many ids the vocabulary of `feature` has; an error before the data is prepared."""
-        found = next(f for f in self.id_features if f.name == feature)
-        if found.rows is None:
-            raise ValueError(
-                f"feature {feature!r} has no `rows` yet: prepare the data, or declare rows="
-            )
-        return found.rows
+        """Number of ids in the vocabulary of `feature`; an error before the data is prepared."""
+        rows = next(f for f in self.id_features if f.name == feature).rows
+        if rows is None:
+            raise ValueError(f"feature {feature!r} has no `rows` yet: prepare the data, or declare rows=")
+        return rows
 
     def with_rows(self, rows: dict[str, int]) -> Schema:
-        """The same schema with the size of every vocabulary filled in."""
+        """Fills in the number of rows of every vocabulary: {vocabulary: rows}."""
         sized = tuple(
             f if isinstance(f, Dense) else dataclasses.replace(f, rows=rows[vocabulary_of(f)])
             for f in self.features
@@ -368,9 +277,7 @@ class Schema:
         return dataclasses.replace(self, features=sized)
 
     def to_json(self) -> str:
-        features = [
-            {"kind": type(f).__name__.lower(), **dataclasses.asdict(f)} for f in self.features
-        ]
+        features = [{"kind": type(f).__name__.lower(), **dataclasses.asdict(f)} for f in self.features]
         return json.dumps({**dataclasses.asdict(self), "features": features}, indent=2)
 
     @staticmethod
@@ -378,17 +285,15 @@ class Schema:
         try:
             fields: Any = json.loads(text)
         except RecursionError:
-            raise ValueError(
-                "expected a JSON object, found one that is nested too deeply"
-            ) from None
+            raise ValueError("expected a JSON object, found one that is nested too deeply") from None
         if not isinstance(fields, dict) or not isinstance(fields.get("features"), list):
             raise ValueError("expected a JSON object with a list of `features`")
         features = tuple(map(_feature, fields.pop("features")))
         if fields.get("time") is not None:
-            fields["time"] = _made(Time, fields["time"])
-        given = fields.pop("label", "label")
-        label = tuple(map(_label, given)) if isinstance(given, list) else _label(given)
-        return _made(Schema, {"features": features, "label": label, **fields})
+            fields["time"] = _from_fields(Time, fields["time"])
+        label = fields.pop("label", "label")
+        label = tuple(map(_label, label)) if isinstance(label, list) else _label(label)
+        return _from_fields(Schema, {"features": features, "label": label, **fields})
 
     def save(self, path: Path) -> None:
         path.write_text(self.to_json() + "\n")
@@ -399,53 +304,53 @@ class Schema:
 
 
 def column_of(named: Feature | Label) -> str:
-    """The raw column of a feature or label: its own name unless it says another."""
+    """The raw column of a feature or label (default: its name)."""
     return named.column or named.name
 
 
 def vocabulary_of(feature: Sparse | Sequence) -> str:
-    """The id space a feature reads: its own unless it names a shared one."""
+    """The id space of a feature (default: its name)."""
     return feature.vocabulary or feature.name
 
 
 def is_list(feature: Feature) -> bool:
-    """Whether a sample has any number of ids of the feature, not one."""
+    """Whether a sample has a list of ids of the feature, instead of one."""
     return isinstance(feature, Sequence) or (isinstance(feature, Sparse) and feature.many)
 
 
-def _label(given: Any) -> str | Label:
-    return given if _is_legal(given, str) else _made(Label, given)
+def _label(value: Any) -> str | Label:
+    return value if _is_legal(value, str) else _from_fields(Label, value)
 
 
-def _feature(given: Any) -> Feature:
-    kind = given.get("kind") if isinstance(given, dict) else None
+def _feature(fields: Any) -> Feature:
+    kind = fields.get("kind") if isinstance(fields, dict) else None
     if kind not in list(_KINDS):
         raise ValueError(f"feature kind must be one of {sorted(_KINDS)}, not {_shown(kind)}")
-    return _made(_KINDS[kind], {name: of for name, of in given.items() if name != "kind"})
+    return _from_fields(_KINDS[kind], {name: value for name, value in fields.items() if name != "kind"})
 
 
-def _made(kind: Any, given: Any) -> Any:
-    """A value of the fields that JSON gave; an error where one is of another type."""
+def _from_fields(kind: Any, value: Any) -> Any:
+    """Builds a value of the dataclass `kind` from JSON; an error names the first illegal field."""
     what = kind.__name__.lower()
-    if not isinstance(given, dict):
-        raise ValueError(f"expected an object of the fields of a {what}, found {_shown(given)}")
+    if not isinstance(value, dict):
+        raise ValueError(f"expected an object of the fields of a {what}, found {_shown(value)}")
     types_of = typing.get_type_hints(kind)
-    for name, value in given.items():
+    for name, item in value.items():
         if name not in types_of:
             raise ValueError(f"a {what} has no field {name!r}, only {sorted(types_of)}")
-        if not _is_legal(value, types_of[name]):
+        if not _is_legal(item, types_of[name]):
             expected = str(getattr(types_of[name], "__name__", types_of[name]))
-            raise ValueError(f"{name} of a {what} must be of type {expected}, not {_shown(value)}")
+            raise ValueError(f"{name} of a {what} must be of type {expected}, not {_shown(item)}")
     fields = dataclasses.fields(kind)
-    needed = [of for of in fields if of.default is of.default_factory is dataclasses.MISSING]
-    absent = [of.name for of in needed if of.name not in given]
+    required = [f for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+    absent = [f.name for f in required if f.name not in value]
     if absent:
         raise ValueError(f"a {what} lacks the fields {absent}")
-    return kind(**given)
+    return kind(**value)
 
 
 def _is_legal(value: Any, kind: Any) -> bool:
-    """Whether a value of JSON, or one made of it, is of a type; numbers within int64 and finite."""
+    """Whether a value, from JSON or built of it, is of a type; numbers must be finite and fit int64."""
     if isinstance(kind, types.UnionType):
         return any(_is_legal(value, one) for one in typing.get_args(kind))
     if typing.get_origin(kind) is tuple:
@@ -461,6 +366,7 @@ def _is_legal(value: Any, kind: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
+    """Formats a value for a message, shortened to 60 characters."""
     text = repr(value)
     return text[:60] + ("..." if len(text) > 60 else "")
 

@@ -1,214 +1,24 @@
-"""Shapes: what a step asks of ranks, for prepared data with a model, or for a well-known workload.
+"""Shapes in annotations: `Int64[Tensor, "N"]` is a tensor of N int64 numbers.
 
-    shape = shapes.of_data(EncodedData.open("enc"), "dlrm", {"dim": 32})
-    shape = shapes.named("criteo-1tb")
-
-A shape has no rows and no ids, only how often they are read: it is what `scale.predict` is about.
+The letters are those of docs/architecture.md; "U+1" is one more than U, "_" any size, "{n}" the
+argument n. Under pytest jaxtyping checks shapes and dtypes of the packages in tests/support/shapes.py,
+whenever they are called. It is not needed otherwise: annotations are not evaluated, and an alias is
+the plain tensor.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import sys
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import torch
+if TYPE_CHECKING or sys.modules.get("jaxtyping"):  # pytest has loaded it
+    from jaxtyping import Float, Float32, Float64, Int32, Int64, UInt8
+else:
 
-from hotrows import models
-from hotrows.data import EncodedData
-from hotrows.data.description import row_counts
-from hotrows.data.encoding import readers_of
-from hotrows.optim import Adagrad, RowOptimizer
-from hotrows.planning.cost import Step, TableLoad
-from hotrows.planning.frequencies import Frequencies
-from hotrows.record import layout_of
-from hotrows.schema import Schema, Table, is_list, vocabulary_of
+    class _Unchecked:
+        def __class_getitem__(cls, array_and_shape: tuple[Any, str]) -> Any:
+            return array_and_shape[0]
 
-ZIPF = 1.05  # the exponent where nothing is known of how often ids are read
-_ROW_STATE = 4  # bytes of row-wise Adagrad
+    Float = Float32 = Float64 = Int32 = Int64 = UInt8 = _Unchecked
 
-# fmt: off
-_KAGGLE = (
-    1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
-    27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
-)
-_CAP = 40_000_000
-_TERABYTE = (
-    227605432, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 130229467, 3067956, 405282, 10,
-    2209, 11938, 155, 4, 976, 14, 292775614, 40790948, 187188510, 590152, 12973, 108, 36,
-)
-_HOTNESS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-# fmt: on
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Tables and what batches read of them; a step's dense layers; where the figures are from."""
-
-    name: str
-    loads: tuple[TableLoad, ...]
-    step: Step
-    note: str
-
-    @property
-    def table_bytes(self) -> float:
-        return sum(load.bytes for load in self.loads)
-
-    @property
-    def lookups(self) -> float:
-        """Of a sample."""
-        return sum(load.lookups for load in self.loads)
-
-
-def of_data(
-    data: EncodedData,
-    model: str | models.Model = "dlrm",
-    model_options: Mapping[str, Any] | None = None,
-    *,
-    row_optimizer: RowOptimizer | None = None,
-    table_dtype: str = "float32",
-    batch_size: int = 8192,
-) -> Shape:
-    """The shape of prepared data under a model: frequencies are the counts of the training part.
-
-    model: its name, with model_options, or the model itself.
-    Dense work is 6 operations a sample for each weight of the model's matrices: a product, and the
-    gradients of its two factors. What a model does per element of a sequence counts once.
-    """
-    train = data.parts["train"]
-    if data.source is not None or not train.rows:
-        raise ValueError(
-            f"{data.path} has no counts of ids in a training part, which a prediction needs: "
-            f"prepare the data first"
-        )
-    if isinstance(model, str):
-        with torch.random.fork_rng(devices=[]):
-            built = models.build(model, data.schema, **dict(model_options or {}))
-    else:
-        built = model
-    default = row_optimizer or Adagrad()
-    tables = [
-        dataclasses.replace(table, dtype=table_dtype, optimizer=table.optimizer or default)
-        for table in built.tables
-    ]
-    lookups = _lookups(data)
-    counts = row_counts(data)
-    loads = tuple(_load(table, built.sequences, data.schema, counts, lookups) for table in tables)
-    weights = [of.numel() for of in built.parameters()]
-    matrices = [of.numel() for of in built.parameters() if of.dim() >= 2]
-    stored = sum((data.path / name).stat().st_size for name, _ in train.shards)
-    step = Step(batch_size, 6.0 * sum(matrices), sum(weights), stored / train.rows)
-    name = model if isinstance(model, str) else type(model).__name__
-    note = f"counts of {train.rows:,} training rows; {name}"
-    return Shape(data.path.name, loads, step, note)
-
-
-def named(name: str) -> Shape:
-    """One of `NAMED`."""
-    if name not in NAMED:
-        raise ValueError(f"a shape must be one of {', '.join(NAMED)}, not {name!r}")
-    return NAMED[name]()
-
-
-def _load(
-    table: Table,
-    sequences: Sequence[str],
-    schema: Schema,
-    counts: Mapping[str, np.ndarray],
-    lookups: Mapping[str, float],
-) -> TableLoad:
-    layout = layout_of(table)
-    return TableLoad(
-        name=table.name,
-        rows=table.rows,
-        dim=table.dim,
-        record_bytes=layout.stride,
-        lookups=sum(lookups.get(name, 1.0) for name in table.features),
-        ids=_frequencies(table, schema, counts),
-        weight_bytes=4 if table.dtype == "float32" else 2,
-        pooled=not any(name in sequences for name in table.features),
-    )
-
-
-def _frequencies(table: Table, schema: Schema, counts: Mapping[str, np.ndarray]) -> Frequencies:
-    """By the counts of the table's vocabulary; of crosses, of which there are none, by Zipf's law."""
-    owner = {of.name: vocabulary_of(of) for of in schema.id_features}
-    names = {owner[name] for name in table.features if name in owner}
-    if len(names) != 1:
-        return Frequencies.zipf(table.rows, ZIPF)
-    known = counts[names.pop()][: table.rows]
-    return Frequencies.of_counts(np.append(known, np.zeros(table.rows - len(known), np.int64)))
-
-
-def _lookups(data: EncodedData) -> dict[str, float]:
-    """How many ids of each feature a row has, on the mean."""
-    train = data.parts["train"]
-    features = [of for readers in readers_of(data.schema).values() for of in readers]
-    return {
-        of.name: train.values.get(of.name, train.rows) / train.rows if is_list(of) else 1.0
-        for of in features
-    }
-
-
-def _criteo_kaggle() -> Shape:
-    """DLRM 512-256-64-16, 512-256-1 with element-wise Adagrad, as on the page of speed."""
-    loads = tuple(
-        TableLoad(f"C{n}", rows, 16, 2 * 64, 1, Frequencies.zipf(rows, ZIPF))
-        for n, rows in enumerate(_KAGGLE, 1)
-    )
-    dense = _weights((13, 512, 256, 64, 16)) + _weights((16 + 27 * 26 // 2, 512, 256, 1))
-    pairs = 27 * 26 / 2 * 16
-    step = Step(8192, 6.0 * (dense + pairs), dense, 4 * (1 + 13 + 26))
-    return Shape("criteo-kaggle", loads, step, f"DLRM, dim 16, Adagrad; ids by Zipf {ZIPF}")
-
-
-def _criteo_terabyte(name: str, cap: int | None, zipf: float = ZIPF) -> Shape:
-    """MLPerf's DLRM-DCNv2: dim 128, row-wise Adagrad, 214 lookups of which 26 are the data's own.
-
-    The others are drawn once for each value, evenly over the table, and come with it every time:
-    `multi_hot_distribution_type uniform` of the reference. Rows go as 16-bit numbers on the wire.
-    """
-    loads = []
-    for n, (rows, num) in enumerate(zip(_TERABYTE, _HOTNESS, strict=True), 1):
-        rows = min(rows, cap or rows)
-        ids = Frequencies.zipf(rows, zipf).with_companions(num)
-        loads.append(TableLoad(f"C{n}", rows, 128, 4 * 128 + _ROW_STATE, num, ids))
-    width = 27 * 128
-    crosses = 3 * 2 * width * 512
-    dense = _weights((13, 512, 256, 128)) + crosses + _weights((width, 1024, 1024, 512, 256, 1))
-    step = Step(65_536, 6.0 * dense, dense, 4 * (1 + 13 + sum(_HOTNESS)), wire_bytes=2)
-    return Shape(name, tuple(loads), step, f"DLRM-DCNv2 of MLPerf, dim 128; values by Zipf {zipf}")
-
-
-def _hundred_terabytes() -> Shape:
-    """A made-up model of 100 TB: 400 tables of dim 128, 8 of them with 20 billion rows each.
-
-    A sample has 600 lookups: 50 in each of four histories over the largest tables, one and two
-    elsewhere. Crosses of rank 512 over 400 vectors, then 1,024 columns, as in DLRM-DCNv2.
-    """
-    sizes = (20 * 10**9,) * 8 + (10**9,) * 32 + (30 * 10**6,) * 60 + (100_000,) * 300
-    lookups = (50,) * 4 + (1,) * 392 + (2,) * 4
-    loads = tuple(
-        TableLoad(f"T{n}", rows, 128, 4 * 128 + _ROW_STATE, num, Frequencies.zipf(rows, ZIPF))
-        for n, (rows, num) in enumerate(zip(sizes, lookups, strict=True), 1)
-    )
-    width = 400 * 128
-    dense = 3 * 2 * width * 512 + _weights((width, 1024, 1024, 512, 256, 1))
-    step = Step(131_072, 6.0 * dense, dense, 4 * (1 + 600), wire_bytes=2)
-    return Shape("100tb", loads, step, f"400 tables of dim 128, made up; ids by Zipf {ZIPF}")
-
-
-def _weights(sizes: Sequence[int]) -> float:
-    """Of the matrices and biases of layers of these sizes."""
-    return float(sum(inner * outer + outer for inner, outer in itertools.pairwise(sizes)))
-
-
-NAMED: dict[str, Callable[[], Shape]] = {
-    "criteo-kaggle": _criteo_kaggle,
-    "criteo-1tb": lambda: _criteo_terabyte("criteo-1tb", _CAP),
-    "criteo-1tb-uncapped": lambda: _criteo_terabyte("criteo-1tb-uncapped", None),
-    "100tb": _hundred_terabytes,
-}
+__all__ = ["Float", "Float32", "Float64", "Int32", "Int64", "UInt8"]

@@ -75,7 +75,7 @@ def batch_of(schema: Schema, rows: int, seed: int = 0) -> Batch:
 
 def write_rows(folder, schema: Schema, batch: Batch, shard_rows: int, monkeypatch):
     """The batch as the training part, in shards of so many rows."""
-    from hotrows.data.shards import ShardWriter
+    from hotrows.data.stored.shard_writer import ShardWriter
 
     monkeypatch.setattr(ShardWriter.__init__, "__defaults__", (shard_rows,))
     return write_encoded(folder, schema, {"train": [batch]})
@@ -92,9 +92,7 @@ def samples(batch: Batch) -> list[tuple]:
     dense = batch.dense.tolist()
     return [
         (
-            tuple(
-                tuple(ids[offsets[f * size + b] : offsets[f * size + b + 1]]) for f in range(num)
-            ),
+            tuple(tuple(ids[offsets[f * size + b] : offsets[f * size + b + 1]]) for f in range(num)),
             tuple(dense[b]),
             tuple(None if label != label else label for label in labels[b]),
             weights[b],

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hotrows import native
 from hotrows.data import EncodedData, Loader
+from hotrows.runtime import native
 from hotrows.schema import Dense, Schema, Sparse
 
 SAMPLES = Path(__file__).parents[2].parent / "shared" / "data"
@@ -35,11 +35,15 @@ def write(path: Path, rows, delimiter: str = "\t") -> Path:
 
 def read(data: EncodedData, part: str = "train") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """ids [F, rows], dense and labels of a whole part, in its order."""
-    of = data.parts[part]
-    if not of.rows:
-        return np.zeros((len(of.features), 0)), np.zeros((0, of.num_dense)), np.zeros(0)
-    (batch,) = Loader(of, of.rows, shuffle=False).batches(0)
-    ids = batch.ids.reshape(len(of.features), of.rows)
+    stored_part = data.parts[part]
+    if not stored_part.rows:
+        return (
+            np.zeros((len(stored_part.features), 0)),
+            np.zeros((0, len(stored_part.schema.dense))),
+            np.zeros(0),
+        )
+    (batch,) = Loader(stored_part, stored_part.rows, shuffle=False).batches(0)
+    ids = batch.ids.reshape(len(stored_part.features), stored_part.rows)
     return ids.numpy(), batch.dense.numpy(), batch.labels.numpy()
 
 

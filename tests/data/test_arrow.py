@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.data.files import find_files
-from hotrows.data.inputs import Place, Reading, inputs_of, stream
+from hotrows.data.raw.files import find_files
+from hotrows.data.raw.inputs import InputPosition, Reading, inputs_of, stream
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 
 SCHEMA = Schema(
@@ -42,15 +42,15 @@ TABLE = pa.table(
 
 def read(given_, schema=SCHEMA, threads=2, for_training=True):
     """All columns of some inputs as plain values."""
-    found = list(stream(inputs_of(given_), Reading(schema, threads, for_training)))
+    chunks = list(stream(inputs_of(given_), Reading(schema, threads, for_training)))
     rows = []
-    for _, columns in found:
+    for _, columns in chunks:
         for row in range(columns.num_rows):
             ids = [
-                [of.value(n) for n in range(of.offsets[row], of.offsets[row + 1])]
-                if of.offsets is not None
-                else of.value(row)
-                for of in columns.ids
+                [cells.value(n) for n in range(cells.offsets[row], cells.offsets[row + 1])]
+                if cells.offsets is not None
+                else cells.value(row)
+                for cells in columns.ids
             ]
             label = None if columns.labels is None else columns.labels[:, row].tolist()
             rows.append((label, columns.dense[:, row].tobytes(), ids, int(columns.times[row])))
@@ -150,8 +150,8 @@ def test_addresses_are_opened_through_fsspec(tmp_path, text):
     ],
 )  # fmt: skip
 def test_columns_of_other_kinds_are_refused(tmp_path, column, values, message):
-    at = TABLE.schema.names.index(column)
-    table = TABLE.set_column(at, column, values)
+    index = TABLE.schema.names.index(column)
+    table = TABLE.set_column(index, column, values)
     pq.write_table(table, tmp_path / "rows.parquet")
     with pytest.raises(ValueError) as error:
         read(tmp_path / "rows.parquet")
@@ -168,12 +168,7 @@ def test_files_that_are_no_parquet(tmp_path):
 
 def test_types_that_mean_the_same_give_the_same(tmp_path):
     columns = {
-        "user": [
-            pa.string(),
-            pa.large_string(),
-            pa.binary(),
-            pa.dictionary(pa.int8(), pa.string()),
-        ],
+        "user": [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int8(), pa.string())],
         "item": [pa.int8(), pa.int64(), pa.float64(), pa.string()],
         "price": [pa.float32(), pa.float64(), pa.string(), pa.decimal128(5, 2)],
         "stamp": [pa.int64(), pa.timestamp("s"), pa.timestamp("ns"), pa.timestamp("us", "UTC")],
@@ -182,9 +177,9 @@ def test_types_that_mean_the_same_give_the_same(tmp_path):
     expected = read(TABLE)
     for name, kinds in columns.items():
         for kind in kinds:
-            at = TABLE.schema.names.index(name)
+            index = TABLE.schema.names.index(name)
             first = pa.timestamp("s") if pa.types.is_timestamp(kind) else TABLE[name].type
-            same = TABLE.set_column(at, name, TABLE[name].cast(first).cast(kind))
+            same = TABLE.set_column(index, name, TABLE[name].cast(first).cast(kind))
             assert read(same) == expected, (name, kind)
 
 
@@ -209,12 +204,12 @@ def test_a_stream_goes_on_from_any_place(tmp_path_factory, groups, data):
     inputs = inputs_of([str(folder / "*.parquet"), str(folder / "*.txt")])
 
     def rows_from(place):
-        found = stream(inputs, Reading(schema, 1), start=place)
-        return [(columns.first_row + n, columns.ids[0].value(n)) for _, columns in found
+        chunks = stream(inputs, Reading(schema, 1), start=place)
+        return [(columns.first_row + n, columns.ids[0].value(n)) for _, columns in chunks
                 for n in range(columns.num_rows)]  # fmt: skip
 
-    whole = rows_from(Place())
-    assert [row for row, _ in whole] == list(range(2 * sum(groups)))
+    all_rows = rows_from(InputPosition())
+    assert [row for row, _ in all_rows] == list(range(2 * sum(groups)))
     places = [place for place, _ in stream(inputs, Reading(schema, 1))]
     place = data.draw(st.sampled_from(places))
-    assert rows_from(place) == whole[place.rows :]
+    assert rows_from(place) == all_rows[place.rows :]

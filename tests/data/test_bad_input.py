@@ -5,7 +5,8 @@ import gzip
 
 import pytest
 
-from hotrows.data import EncodedData, prepare, sections
+from hotrows.data import EncodedData, prepare
+from hotrows.data.stored import sections
 from hotrows.schema import Schema, Sparse
 from tests.data.raw import SCHEMA, use_plain_python, write
 
@@ -46,16 +47,14 @@ def test_a_blank_line_between_rows(tmp_path):
 
 def test_a_letter_in_a_number(tmp_path):
     write(tmp_path / "raw", [GOOD, ("0", "12a", "user", "item")])
-    assert refused(tmp_path).startswith(
-        "raw line 2, column 'price': expected a number, found '12a';"
-    )
+    assert refused(tmp_path).startswith("raw line 2, column 'price': expected a number, found '12a';")
 
 
 @pytest.mark.parametrize("value", ["2", "", "yes", "0.5", "-1"])
 def test_a_label_other_than_0_or_1(tmp_path, value):
     write(tmp_path / "raw", [GOOD, (value, "x", "user", "item")])
-    found = repr(value) if value else "nothing"
-    expected = f"raw line 2, column 'label': expected a label 0 or 1, found {found};"
+    shown_value = repr(value) if value else "nothing"
+    expected = f"raw line 2, column 'label': expected a label 0 or 1, found {shown_value};"
     assert refused(tmp_path).startswith(expected)
 
 
@@ -134,10 +133,10 @@ def test_no_file(tmp_path):
 
 
 def test_gzip_that_is_cut_off_or_damaged(tmp_path):
-    whole = gzip.compress(b"0\t1\tuser\titem\n" * 10_000)
-    (tmp_path / "raw").write_bytes(whole[: len(whole) // 2])
+    compressed = gzip.compress(b"0\t1\tuser\titem\n" * 10_000)
+    (tmp_path / "raw").write_bytes(compressed[: len(compressed) // 2])
     assert "raw is no whole gzip file" in refused(tmp_path)
-    (tmp_path / "raw").write_bytes(whole[:20] + b"garbage" + whole[27:])
+    (tmp_path / "raw").write_bytes(compressed[:20] + b"garbage" + compressed[27:])
     assert "raw is no whole gzip file" in refused(tmp_path)
     (tmp_path / "raw").write_bytes(b"\x1f\x8bgarbage")
     assert "raw is no whole gzip file" in refused(tmp_path)
@@ -145,9 +144,7 @@ def test_gzip_that_is_cut_off_or_damaged(tmp_path):
 
 def test_no_row_to_train_on(tmp_path):
     write(tmp_path / "raw", [GOOD])
-    assert "the training part has none of the 1 rows" in refused(
-        tmp_path, split="position:0.5,0,0.5"
-    )
+    assert "the training part has none of the 1 rows" in refused(tmp_path, split="position:0.5,0,0.5")
 
 
 def test_features_that_disagree_about_a_vocabulary(tmp_path):

@@ -15,29 +15,27 @@ def test_rates_and_counts_of_a_small_file(tmp_path):
     rows = [("1", "", "a", "x"), ("0", "1", "a", "y"), ("0", "", "b", ""), ("0", "1", "c", "z")]
     raw = write(tmp_path / "raw", rows)
     data = prepare([raw], SCHEMA, tmp_path / "out", split="position:0.75,0,0.25")
-    found = describe(data, dim=4)
-    assert (found.parts["train"].rows, found.parts["train"].click_rates) == (
+    description = describe(data, dim=4)
+    assert (description.parts["train"].rows, description.parts["train"].click_rates) == (
         3,
         {"label": 1 / 3},
     )
-    assert (found.parts["test"].rows, found.parts["test"].click_rates) == (1, {"label": 0})
-    assert found.parts["validation"].click_rates == {"label": None}
-    price, user, item = found.fields
+    assert (description.parts["test"].rows, description.parts["test"].click_rates) == (1, {"label": 0})
+    assert description.parts["validation"].click_rates == {"label": None}
+    price, user, item = description.fields
     assert price.missing == {"train": 2 / 3, "test": 0}
     assert (user.unknown, item.missing["train"]) == ({"train": 0, "test": 1}, 1 / 3)
-    of_user = found.vocabularies[0]
+    of_user = description.vocabularies[0]
     assert (of_user.rows, of_user.lookups, of_user.top) == (5, 3, 2 / 3)  # 3 reserved, a, b
     assert of_user.curve[0] == (1 / 5, 2 / 3)
     assert of_user.curve[-1] == (1, 1)
-    assert found.table_bytes == 4 * 4 * (5 + 5)
+    assert description.table_bytes == 4 * 4 * (5 + 5)
     assert row_counts(data)["item"].tolist() == [0, 1, 0, 1, 1]
-    json.dumps(found.to_json(), allow_nan=False)
+    json.dumps(description.to_json(), allow_nan=False)
 
 
 def test_unknown_values_count_where_they_are_looked_up(tmp_path):
-    schema = Schema(
-        features=(Sparse("user", min_count=2, num_unknown=2),), columns=("label", "user")
-    )
+    schema = Schema(features=(Sparse("user", min_count=2, num_unknown=2),), columns=("label", "user"))
     raw = write(tmp_path / "raw", [("0", user) for user in "aabcd"])
     data = prepare([raw], schema, tmp_path / "out", split="fraction:1,0,0")
     assert row_counts(data)["user"].tolist() == [0, 0, 2, 1, 2]
@@ -54,13 +52,11 @@ def test_hottest_rows_of_a_known_law(tmp_path):
     counts = [1000, 100, 10] + [1] * 97
     rows = [("0", f"v{i}") for i, count in enumerate(counts) for _ in range(count)]
     schema = Schema(features=(Sparse("v"),), columns=("label", "v"))
-    data = prepare(
-        [write(tmp_path / "raw", rows)], schema, tmp_path / "out", split="fraction:1,0,0"
-    )
-    (found,) = describe(data).vocabularies
-    assert found.rows == 103
-    assert found.hottest[0.01] == 1000 / 1207
-    assert found.hottest[0.1] == 1117 / 1207  # the ten hottest of 103
+    data = prepare([write(tmp_path / "raw", rows)], schema, tmp_path / "out", split="fraction:1,0,0")
+    (description,) = describe(data).vocabularies
+    assert description.rows == 103
+    assert description.hottest[0.01] == 1000 / 1207
+    assert description.hottest[0.1] == 1117 / 1207  # the ten hottest of 103
 
 
 def test_data_without_unknown_ids_is_described(tmp_path):
@@ -68,8 +64,8 @@ def test_data_without_unknown_ids_is_described(tmp_path):
     schema = Schema(features=(Sparse("a", num_unknown=0),), columns=("label", "a"))
     data = prepare(write(tmp_path / "raw", [("0", "x"), ("1", "")]), schema, tmp_path / "out",
                    split="fraction:1,0,0")  # fmt: skip
-    (found,) = describe(data).vocabularies
-    assert (found.rows, found.lookups) == (3, 2)
+    (description,) = describe(data).vocabularies
+    assert (description.rows, description.lookups) == (3, 2)
 
 
 def test_lists_and_oddities_are_told(tmp_path):
@@ -80,13 +76,13 @@ def test_lists_and_oddities_are_told(tmp_path):
     rows = [("1", "x", "X", "p", "1|2|3"), ("0", "y", "Y", "p", ""), ("0", "", "", "q", "1")] * 40
     rows += [("1", "y", "Y", "r", "9|9|9|9")] * 40
     raw = write(tmp_path / "raw", rows)
-    found = describe(prepare(raw, schema, tmp_path / "out", split="position:0.75,0,0.25"))
-    (lists,) = found.lists
+    description = describe(prepare(raw, schema, tmp_path / "out", split="position:0.75,0,0.25"))
+    (lists,) = description.lists
     assert (lists.name, lists.mean, lists.longest) == ("s", 4 / 3, 3)
     assert lists.empty == pytest.approx(1 / 3)
     assert lists.quantiles == {0.5: 1, 0.9: 3, 0.99: 3}
-    assert found.missing_together == (("a", "twin"),)
-    assert found.same == (("a", "twin"),)
-    assert found.drift["b"]["test"] > 1 > 0.1 > found.drift["b"].get("validation", 0)
-    shares = found.parts["test"].click_rates
+    assert description.missing_together == (("a", "twin"),)
+    assert description.same == (("a", "twin"),)
+    assert description.drift["b"]["test"] > 1 > 0.1 > description.drift["b"].get("validation", 0)
+    shares = description.parts["test"].click_rates
     assert shares == {"label": 1.0}

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hotrows.data import reading
-from hotrows.data.arrow import open_parquet_file
-from hotrows.data.files import File
-from hotrows.data.inputs import Reading, inputs_of, stream
-from hotrows.data.vocabulary_file import Values, open_values, write_values
+from hotrows.data.encode.vocabulary_file import Values, open_values, write_values
+from hotrows.data.raw import reading
+from hotrows.data.raw.arrow import open_parquet_file
+from hotrows.data.raw.files import File
+from hotrows.data.raw.inputs import Reading, inputs_of, stream
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests import fuzz
 from tests.data.raw import use_plain_python
@@ -52,9 +52,7 @@ def test_what_takes_too_long_is_noticed(tmp_path, monkeypatch):
         fuzz.check("text", 0, tmp_path / "case")
 
 
-@pytest.mark.parametrize(
-    "error", [KeyError("x"), ValueError("two\nlines of raw"), ValueError("no name")]
-)
+@pytest.mark.parametrize("error", [KeyError("x"), ValueError("two\nlines of raw"), ValueError("no name")])
 def test_other_errors_and_other_messages_are_noticed(error):
     def raises():
         raise error
@@ -87,9 +85,7 @@ def test_a_time_of_numbers_that_no_clock_shows_is_refused(tmp_path, monkeypatch,
         use_plain_python(monkeypatch)
     schema = Schema(features=(), time=Time("when"), delimiter=",")
     (tmp_path / "raw").write_bytes(f"label,when\n0,1.5\n1,\n1,{value}\n0,?\n".encode())
-    with pytest.raises(
-        ValueError, match=r"raw line 4, column 'when': expected a time unix, found '"
-    ):
+    with pytest.raises(ValueError, match=r"raw line 4, column 'when': expected a time unix, found '"):
         read(tmp_path / "raw", schema)
 
 
@@ -97,15 +93,15 @@ def test_arrow_repeats_bytes_of_a_file_in_its_errors(tmp_path):
     """A damaged footer came out as "don't know what type: \\x0f", the byte itself in the message; a name
     of a column that is no UTF-8 came out as UnicodeDecodeError."""
     pq.write_table(pa.table({"label": [1, 0], "price": [1.5, 2.5]}), tmp_path / "raw")
-    whole = (tmp_path / "raw").read_bytes()
-    (tmp_path / "raw").write_bytes(whole.replace(b"price", b"pri\xc8\xff"))
+    content = (tmp_path / "raw").read_bytes()
+    (tmp_path / "raw").write_bytes(content.replace(b"price", b"pri\xc8\xff"))
     with pytest.raises(ValueError, match="raw is (no whole Parquet file|damaged)"):
         read(tmp_path / "raw", Schema(features=(Dense("price"),)))
-    footer = whole.rindex(b"schema")
+    footer = content.rindex(b"schema")
     seen = set()
-    for at in range(footer - 12, footer + 40):
+    for place in range(footer - 12, footer + 40):
         for byte in (0x0E, 0x0F, 0xFF):
-            (tmp_path / "raw").write_bytes(whole[:at] + bytes([byte]) + whole[at + 1 :])
+            (tmp_path / "raw").write_bytes(content[:place] + bytes([byte]) + content[place + 1 :])
             try:
                 open_parquet_file(File("raw", str(tmp_path / "raw")))
             except ValueError as error:
@@ -119,9 +115,7 @@ def test_a_duration_that_python_cannot_hold_is_shown_in_a_message(tmp_path):
     when = pa.array([2**62, 1], pa.int64()).view(pa.duration("ms"))
     pq.write_table(pa.table({"label": [0, 1], "when": when}), tmp_path / "raw")
     schema = Schema(features=(), time=Time("when", "%Y-%m-%d"))
-    with pytest.raises(
-        ValueError, match=r"raw row 0, column 'when': .* found '4611686018427387904'"
-    ):
+    with pytest.raises(ValueError, match=r"raw row 0, column 'when': .* found '4611686018427387904'"):
         read(tmp_path / "raw", schema)
 
 

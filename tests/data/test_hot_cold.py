@@ -9,15 +9,7 @@ from hypothesis import strategies as st
 
 from hotrows.batch import Batch
 from hotrows.data import HotColdLoader, profile, regroup, write_encoded
-from hotrows.data.hot_cold import (
-    SEQUENTIAL,
-    Block,
-    Position,
-    Rate,
-    _even,
-    advance,
-    next_block,
-)
+from hotrows.data.hot_cold.schedule import SEQUENTIAL, Block, Position, Rate, _even, advance, next_block
 from hotrows.schema import Dense, Schema, Sparse
 
 ROWS = 1000
@@ -32,8 +24,8 @@ def data(tmp_path_factory):
     batch = Batch(("id",), ids, number.float()[:, None], (number % 2).float())
     schema = Schema(features=(Dense("number"), Sparse("id", rows=300_000)))
     data = write_encoded(folder / "enc", schema, {"train": [batch]})
-    found = profile(data, bytes_per_row={"id": 4}, fast_memory=28, sample=0.5)
-    return regroup(data, found, folder / "hot")
+    hot_profile = profile(data, bytes_per_row={"id": 4}, fast_memory=28, sample=0.5)
+    return regroup(data, hot_profile, folder / "hot")
 
 
 def loader(data, batch_size=50, shuffle=True, seed=0):
@@ -47,11 +39,11 @@ def numbers(batches) -> list[int]:
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 50, 77, 5000])
 def test_no_batch_is_mixed_and_every_row_comes_once(data, batch_size, shuffle):
-    of = loader(data, batch_size, shuffle)
-    batches = list(of.batches(0))
-    assert len(batches) == len(of) == -(-334 // batch_size) + -(-666 // batch_size)
+    hot_cold = loader(data, batch_size, shuffle)
+    batches = list(hot_cold.batches(0))
+    assert len(batches) == len(hot_cold) == -(-334 // batch_size) + -(-666 // batch_size)
     kinds = [set((batch.ids < 7).tolist()) for batch in batches]
-    assert kinds == [{False}] * len(of.cold) + [{True}] * len(of.hot)
+    assert kinds == [{False}] * len(hot_cold.cold) + [{True}] * len(hot_cold.hot)
     assert sorted(numbers(batches)) == list(range(ROWS))
 
 
@@ -64,16 +56,16 @@ def test_samples_are_counted_as_in_the_training_part(data):
 
 @pytest.mark.parametrize("first", [0, 3, 13, 14, 17, 20, 21, 99])
 def test_an_epoch_can_be_entered_at_any_batch(data, first):
-    of = loader(data)
-    assert numbers(of.batches(1, first)) == numbers(list(of.batches(1))[first:])
+    hot_cold = loader(data)
+    assert numbers(hot_cold.batches(1, first)) == numbers(list(hot_cold.batches(1))[first:])
 
 
 def test_a_block_has_hot_batches_then_cold_ones(data):
-    of = loader(data)
-    sequential = [numbers([batch]) for batch in of.batches(2)]
-    block = [numbers([batch]) for batch in of.block(2, 1, 3, 4, 5)]
+    hot_cold = loader(data)
+    sequential = [numbers([batch]) for batch in hot_cold.batches(2)]
+    block = [numbers([batch]) for batch in hot_cold.block(2, 1, 3, 4, 5)]
     assert block == [sequential[14 + 1], sequential[14 + 2], sequential[4]]
-    assert list(of.block(2, 3, 3, 5, 5)) == []
+    assert list(hot_cold.block(2, 3, 3, 5, 5)) == []
 
 
 def test_the_rate_halves_when_the_loss_rises():
@@ -103,12 +95,12 @@ def test_a_rise_and_a_standstill_end_a_row_of_falls():
 
 def blocks(position, num_hot, num_cold, epochs=1):
     """The blocks of some epochs at one rate, as (epoch, hot_from, hot_to, cold_from, cold_to)."""
-    found = []
+    blocks_run = []
     while position.epoch < epochs:
         block = next_block(position, num_hot, num_cold)
-        found.append((block.epoch, block.hot_from, block.hot_to, block.cold_from, block.cold_to))
+        blocks_run.append((block.epoch, block.hot_from, block.hot_to, block.cold_from, block.cold_to))
         position = advance(position, len(block), num_hot, num_cold)
-    return found
+    return blocks_run
 
 
 def test_blocks_share_out_an_epoch():
@@ -133,13 +125,13 @@ def test_without_evaluations_cold_batches_come_first():
 
 
 def test_sequential_blocks_are_the_order_of_an_epoch(data):
-    of = loader(data)
+    hot_cold = loader(data)
     in_blocks = [
         number
-        for block in blocks(SEQUENTIAL, len(of.hot), len(of.cold))
-        for number in numbers(of.block(*block))
+        for block in blocks(SEQUENTIAL, len(hot_cold.hot), len(hot_cold.cold))
+        for number in numbers(hot_cold.block(*block))
     ]
-    assert in_blocks == numbers(of.batches(0))
+    assert in_blocks == numbers(hot_cold.batches(0))
 
 
 def test_a_block_is_gone_on_with_where_it_stopped():
@@ -176,8 +168,8 @@ def test_any_run_trains_every_batch_once_an_epoch(num_hot, num_cold, losses, ste
         if position.done == 0 and position.rate is not None:
             rate = position.rate.after(next(given, 0.5))
             position = Position(position.epoch, position.hot, position.cold, 0, rate)
-    each = [("hot", i) for i in range(num_hot)] + [("cold", i) for i in range(num_cold)]
-    assert sorted(trained) == sorted((epoch, *of) for epoch in (0, 1) for of in each)
+    all_batches = [("hot", i) for i in range(num_hot)] + [("cold", i) for i in range(num_cold)]
+    assert sorted(trained) == sorted((epoch, *hot_cold) for epoch in (0, 1) for hot_cold in all_batches)
 
 
 def test_samples_are_dealt_evenly_to_the_batches():

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from hotrows.batch import Batch
-from hotrows.data import Loader, order, shards, write_encoded
+from hotrows.data import Loader, write_encoded
+from hotrows.data.stored import order, shard_writer
 from hotrows.schema import Dense, Schema, Sparse
 from tests.data.raw import use_plain_python
 
@@ -27,7 +28,7 @@ def data(tmp_path_factory):
         labels=(number % 3 == 0).float(),
     )
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(shards.ShardWriter.__init__, "__defaults__", (300,))
+        monkeypatch.setattr(shard_writer.ShardWriter.__init__, "__defaults__", (300,))
         return write_encoded(tmp_path_factory.mktemp("loader") / "out", schema, {"train": [batch]})
 
 
@@ -80,11 +81,11 @@ def test_shuffling_reads_every_row_once(data, batch_size):
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_an_epoch_can_be_entered_at_any_batch(data, shuffle):
     loader = Loader(data.parts["train"], 77, shuffle=shuffle)
-    whole = list(loader.batches(2))
+    all_batches = list(loader.batches(2))
     for first in (0, 1, 5, len(loader) - 1, len(loader), 99):
-        rest = list(loader.batches(2, first))
-        assert len(rest) == max(0, len(loader) - first)
-        assert all(same(*pair) for pair in zip(whole[first:], rest, strict=True))
+        remaining = list(loader.batches(2, first))
+        assert len(remaining) == max(0, len(loader) - first)
+        assert all(same(*pair) for pair in zip(all_batches[first:], remaining, strict=True))
 
 
 def test_seed_and_epoch_decide_the_order(data):
@@ -93,7 +94,7 @@ def test_seed_and_epoch_decide_the_order(data):
 
     assert order_of(1, 0) == order_of(1, 0)
     orders = [order_of(1, 0), order_of(1, 1), order_of(2, 0), order_of(-1, 0)]
-    assert len({tuple(of) for of in orders}) == 4
+    assert len({tuple(order_drawn) for order_drawn in orders}) == 4
 
 
 def test_pools_mix_blocks_from_everywhere():
@@ -108,7 +109,7 @@ def test_a_short_last_block_may_stand_anywhere():
     pools = list(order.pools(950, 0, 0, block_rows=100, blocks_per_pool=3))
     assert [pool.first for pool in pools] == np.cumsum([0, *(p.rows for p in pools[:-1])]).tolist()
     blocks = sorted(block for pool in pools for block in pool.blocks)
-    assert blocks == [(at, min(at + 100, 950)) for at in range(0, 950, 100)]
+    assert blocks == [(first, min(first + 100, 950)) for first in range(0, 950, 100)]
 
 
 def test_permutations_are_those_of_every_version():
@@ -123,11 +124,11 @@ def test_permutations_are_those_of_every_version():
 
 @pytest.mark.parametrize("n", [4095, 4096, 5000, 65_536, 65_537, 262_144])
 def test_permutations_of_the_native_core_are_those_of_numpy(n, monkeypatch):
-    found = [order.permutation(n, seed, 7) for seed in range(3)]
-    assert (np.sort(found[0]) == np.arange(n)).all()
+    orders_drawn = [order.permutation(n, seed, 7) for seed in range(3)]
+    assert (np.sort(orders_drawn[0]) == np.arange(n)).all()
     use_plain_python(monkeypatch)
     plain = [order.permutation(n, seed, 7) for seed in range(3)]
-    assert all(map(np.array_equal, found, plain))
+    assert all(map(np.array_equal, orders_drawn, plain))
 
 
 def test_an_empty_part_has_no_batch(data):

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hotrows.data import Loader, order
-from hotrows.data.parquet_part import open_parquet, open_source
+from hotrows.data import Loader
+from hotrows.data.load.parquet_part import open_parquet, open_source
+from hotrows.data.stored import order
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.data.encoded_rows import batch_of, samples, write_rows
 
@@ -44,20 +45,20 @@ def small_pools(monkeypatch):
 def no_thread_stays():
     yield
     gc.collect()
-    assert not [of for of in threading.enumerate() if of.name == "hotrows-ahead"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "hotrows-ahead"]
 
 
 def table_of(batch, kinds=("uint8", "int32", "int64", "int64")):
     """The rows of a batch of SCHEMA as an Arrow table."""
-    of = samples(batch)
-    ids = {name: [sample[0][f] for sample in of] for f, name in enumerate(batch.features)}
+    rows = samples(batch)
+    ids = {name: [sample[0][f] for sample in rows] for f, name in enumerate(batch.features)}
     kinds = dict(zip(("one", "many", "sequence", "two"), kinds, strict=True))
     columns = {
-        "number": pa.array([sample[1][0] for sample in of], pa.float32()),
-        "click": pa.array([sample[2][0] for sample in of], pa.int8()),
-        "buy": pa.array([None if s[2][1] is None else bool(s[2][1]) for s in of], pa.bool_()),
-        "w": pa.array([sample[3] for sample in of], pa.float32()),
-        "g": pa.array([sample[4] for sample in of], pa.int64()),
+        "number": pa.array([sample[1][0] for sample in rows], pa.float32()),
+        "click": pa.array([sample[2][0] for sample in rows], pa.int8()),
+        "buy": pa.array([None if s[2][1] is None else bool(s[2][1]) for s in rows], pa.bool_()),
+        "w": pa.array([sample[3] for sample in rows], pa.float32()),
+        "g": pa.array([sample[4] for sample in rows], pa.int64()),
     }
     for name in ("one", "two"):
         columns[name] = pa.array([one for (one,) in ids[name]], kinds[name])
@@ -69,7 +70,7 @@ def table_of(batch, kinds=("uint8", "int32", "int64", "int64")):
 
 def expected_of(batch):
     """The samples of a batch as they are read from Parquet: `other` is whether `number` is missing."""
-    return [(ids, (dense[0], 0.0), *rest) for ids, dense, *rest in samples(batch)]
+    return [(ids, (dense[0], 0.0), *others) for ids, dense, *others in samples(batch)]
 
 
 def read(part, batch_size=50, shuffle=False, first=0, **ranked):
@@ -104,15 +105,15 @@ def test_every_row_comes_once_whatever_the_row_groups(
     assert read(part, batch_size) == expected
     shuffled = read(part, batch_size, shuffle=True)
     assert sorted(map(repr, shuffled)) == sorted(map(repr, expected))
-    for shuffle, whole in ((False, expected), (True, shuffled)):
+    for shuffle, expected_rows in ((False, expected), (True, shuffled)):
         ranks = [
             list(Loader(part, batch_size, shuffle=shuffle, rank=r, num_ranks=num_ranks).batches(0))
             for r in range(num_ranks)
         ]
-        together = [s for shares in zip(*ranks, strict=True) for of in shares for s in samples(of)]
-        assert together == whole
-        first = len(whole) // batch_size // 2
-        assert read(part, batch_size, shuffle, first) == whole[first * batch_size :]
+        together = [s for shares in zip(*ranks, strict=True) for batch in shares for s in samples(batch)]
+        assert together == expected_rows
+        first = len(expected_rows) // batch_size // 2
+        assert read(part, batch_size, shuffle, first) == expected_rows[first * batch_size :]
 
 
 def test_the_rows_are_those_of_shards(tmp_path, monkeypatch):
@@ -126,10 +127,10 @@ def test_the_rows_are_those_of_shards(tmp_path, monkeypatch):
     for _ in range(7):
         next(stream)
     state = json.loads(json.dumps(stream.state_dict()))
-    rest = [samples(batch) for batch in stream]
+    remaining = [samples(batch) for batch in stream]
     again = Loader(part, 64, shuffle=True).stream(epochs=2, position=state)
-    assert [samples(batch) for batch in again] == rest
-    assert len(rest) == 3
+    assert [samples(batch) for batch in again] == remaining
+    assert len(remaining) == 3
 
 
 @pytest.mark.parametrize(
@@ -140,9 +141,7 @@ def test_whole_numbers_of_any_width_are_ids(tmp_path, kinds):
     batch = batch_of(SCHEMA, 60)
     batch.ids.clamp_(max=127)
     pq.write_table(table_of(batch, kinds), tmp_path / "rows.parquet")
-    assert read(open_parquet(SCHEMA, tmp_path / "rows.parquet").parts["train"]) == expected_of(
-        batch
-    )
+    assert read(open_parquet(SCHEMA, tmp_path / "rows.parquet").parts["train"]) == expected_of(batch)
 
 
 def test_dictionaries_of_whole_numbers_are_decoded(tmp_path):
@@ -150,8 +149,8 @@ def test_dictionaries_of_whole_numbers_are_decoded(tmp_path):
     values = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array([7, 9]))
     lists = pa.ListArray.from_arrays(pa.array([0, 2, 2, 3]), values)
     path = write(tmp_path / "rows.parquet", label=[0, 1, 0], a=values, b=lists)
-    found = read(open_parquet(schema, path).parts["train"])
-    assert [ids for ids, *_ in found] == [((7,), (7, 9)), ((9,), ()), ((7,), (7,))]
+    rows_read = read(open_parquet(schema, path).parts["train"])
+    assert [ids for ids, *_ in rows_read] == [((7,), (7, 9)), ((9,), ()), ((7,), (7,))]
 
 
 def test_long_lists_keep_their_last_ids(tmp_path):
@@ -160,8 +159,8 @@ def test_long_lists_keep_their_last_ids(tmp_path):
     lists = [[1, 2, 3], [], [4, 5]]
     path = write(tmp_path / "rows.parquet", label=[0, 1, 0], s=lists, f=fixed)
     for order_of in (False, True):
-        found = read(open_parquet(schema, path).parts["train"], shuffle=order_of)
-        ids = sorted(ids for ids, *_ in found)
+        rows_read = read(open_parquet(schema, path).parts["train"], shuffle=order_of)
+        ids = sorted(ids for ids, *_ in rows_read)
         assert ids == [((), (4, 5)), ((1, 2), (2, 3)), ((3, 4), ())]  # sparse ones come first
 
 
@@ -179,15 +178,12 @@ def test_labels_and_numbers_as_the_schema_says(tmp_path):
     )
     x = pa.array([0, 3, None, -5], pa.int16())
     path = write(
-        tmp_path / "rows.parquet",
-        x=x,
-        stars=[5.0, 3.5, None, 4.0],
-        what=["buy", "no", None, "view"],
+        tmp_path / "rows.parquet", x=x, stars=[5.0, 3.5, None, 4.0], what=["buy", "no", None, "view"]
     )
-    found = read(open_parquet(schema, path).parts["train"])
-    assert [labels for _, _, labels, *_ in found] == [(1, 1), (0, 0), (None, None), (1, 1)]
+    rows_read = read(open_parquet(schema, path).parts["train"])
+    assert [labels for _, _, labels, *_ in rows_read] == [(1, 1), (0, 0), (None, None), (1, 1)]
     log = float(np.float32(np.log(4)))
-    assert [dense for _, dense, *_ in found] == [(0, 0, 0), (log, 3, 0), (0, 0, 1), (0, -5, 0)]
+    assert [dense for _, dense, *_ in rows_read] == [(0, 0, 0), (log, 3, 0), (0, 0, 1), (0, -5, 0)]
 
 
 def test_groups_of_text_are_hashed(tmp_path):
@@ -207,9 +203,9 @@ def test_keys_in_paths_are_columns(tmp_path):
         folder.mkdir(parents=True)
         write(folder / "part.parquet", label=[0, 1], a=[1, 2])
     (tmp_path / "data" / "_SUCCESS").touch()
-    found = read(open_parquet(schema, tmp_path / "data").parts["train"])
-    assert [ids for ids, *_ in found] == [((3,), (1,)), ((3,), (2,)), ((4,), (1,)), ((4,), (2,))]
-    assert [dense for _, dense, *_ in found] == [(0.5,)] * 2 + [(0.25,)] * 2
+    rows_read = read(open_parquet(schema, tmp_path / "data").parts["train"])
+    assert [ids for ids, *_ in rows_read] == [((3,), (1,)), ((3,), (2,)), ((4,), (1,)), ((4,), (2,))]
+    assert [dense for _, dense, *_ in rows_read] == [(0.5,)] * 2 + [(0.25,)] * 2
 
 
 def test_places_of_every_kind(tmp_path, monkeypatch):
@@ -248,14 +244,8 @@ def test_places_of_every_kind(tmp_path, monkeypatch):
             pa.array([1, 2, -1], pa.int8()),
             "row 2 of it, column 'a': expected an id from 0 to 8, found -1",
         ),
-        (
-            pa.array([1, 2, 1 << 63], pa.uint64()),
-            "expected an id from 0 to 8, found 9223372036854775808",
-        ),
-        (
-            pa.array([1, None, 2]),
-            "row 1 of it, column 'a': expected an id from 0 to 8, found nothing",
-        ),
+        (pa.array([1, 2, 1 << 63], pa.uint64()), "expected an id from 0 to 8, found 9223372036854775808"),
+        (pa.array([1, None, 2]), "row 1 of it, column 'a': expected an id from 0 to 8, found nothing"),
         (
             pa.array([1.0, 2.0, 3.0]),
             "row 0 of it, column 'a': expected an id from 0 to 8, a whole number, "
@@ -337,18 +327,16 @@ def test_what_needs_preparing_is_refused():
 def test_files_that_are_not_as_asked_are_named(tmp_path):
     schema = Schema((Sparse("a", rows=9), Sparse("b", rows=9)))
     path = write(tmp_path / "rows.parquet", label=[0], a=[1], other=[2])
-    with pytest.raises(
-        ValueError, match=r"rows\.parquet lacks the columns \['b'\] .* 'a', 'other'"
-    ):
+    with pytest.raises(ValueError, match=r"rows\.parquet lacks the columns \['b'\] .* 'a', 'other'"):
         open_parquet(schema, path)
     (tmp_path / "text.parquet").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match=r"text\.parquet is no whole Parquet file"):
         open_parquet(schema, tmp_path / "text.parquet")
-    whole = write(tmp_path / "whole.parquet", label=[0], a=[1], b=[2])
-    data = open_parquet(schema, whole)
-    content = bytearray(whole.read_bytes())
+    expected_rows = write(tmp_path / "whole.parquet", label=[0], a=[1], b=[2])
+    data = open_parquet(schema, expected_rows)
+    content = bytearray(expected_rows.read_bytes())
     content[4:200] = b"\xff" * 196
-    whole.write_bytes(content)
+    expected_rows.write_bytes(content)
     with pytest.raises(ValueError, match=r"whole\.parquet is damaged"):
         read(data.parts["train"])
     with pytest.raises(ValueError, match="is read straight from Parquet and has no shards"):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.data import EncodedData, prepare, reading
+from hotrows.data import EncodedData, prepare
+from hotrows.data.raw import reading
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests.data.raw import SCHEMA, files_of, read, use_plain_python, write
 
@@ -17,12 +18,7 @@ ALL_TRAIN = "fraction:1,0,0"
 
 
 def test_a_small_file_becomes_ids_by_falling_frequency(tmp_path):
-    rows = [
-        ("1", "0", "ann", "x"),
-        ("0", "", "bob", ""),
-        ("1", "-2", "ann", "x"),
-        ("0", "7", "", "a"),
-    ]
+    rows = [("1", "0", "ann", "x"), ("0", "", "bob", ""), ("1", "-2", "ann", "x"), ("0", "7", "", "a")]
     data = prepare([write(tmp_path / "raw", rows)], SCHEMA, tmp_path / "out", split=ALL_TRAIN)
     ids, dense, labels = read(data)
     # 0 padding, 1 missing, 2 unknown, then ann 3, bob 4; x 3, a 4
@@ -45,9 +41,7 @@ def test_equal_counts_are_ranked_by_their_bytes(tmp_path):
 
 
 def test_rare_values_share_the_unknown_ids(tmp_path):
-    schema = Schema(
-        features=(Sparse("user", min_count=2, num_unknown=3),), columns=("label", "user")
-    )
+    schema = Schema(features=(Sparse("user", min_count=2, num_unknown=3),), columns=("label", "user"))
     rows = [("0", value) for value in ["often", "often", *(f"rare{i}" for i in range(50))]]
     data = prepare([write(tmp_path / "raw", rows)], schema, tmp_path / "out", split=ALL_TRAIN)
     ids, _, _ = read(data)
@@ -88,10 +82,7 @@ def test_numbers_are_parsed_exactly(tmp_path):
     schema = Schema(features=(Dense("x", transform="none"),), columns=("label", "x"))
     written = ["16777217", "-3", "1e3", ".5", "2.", "+4", " 7 ", "1e-400", "123456789012345678901"]
     data = prepare(
-        [write(tmp_path / "raw", [("0", x) for x in written])],
-        schema,
-        tmp_path / "out",
-        split=ALL_TRAIN,
+        [write(tmp_path / "raw", [("0", x) for x in written])], schema, tmp_path / "out", split=ALL_TRAIN
     )
     assert read(data)[1][:, 0].tolist() == [np.float32(float(x)) for x in written]
 
@@ -141,14 +132,12 @@ def test_threads_and_chunks_change_no_byte(tmp_path, monkeypatch, split):
 
 def test_progress_is_told_the_bytes_read(tmp_path):
     raw = write(tmp_path / "raw", [("0", "1", "a", "b")] * 10)
-    told = []
-    prepare(
-        [raw], SCHEMA, tmp_path / "out", split="position:1,0,0", progress=lambda *x: told.append(x)
-    )
+    calls = []
+    prepare([raw], SCHEMA, tmp_path / "out", split="position:1,0,0", progress=lambda *x: calls.append(x))
     size = raw.stat().st_size
     merged = [("merge", v + 1, 2) for v in range(2)]
     of_passes = [("lines", size, size), ("count", size, size), *merged, ("encode", size, size)]
-    assert told == of_passes
+    assert calls == of_passes
 
 
 def test_opening_gives_back_what_was_prepared(tmp_path):
@@ -173,9 +162,7 @@ def test_the_fingerprint_tells_other_ids_apart(tmp_path):
 VALUES = st.binary(max_size=12).map(
     lambda value: value.replace(b"\t", b"").replace(b"\n", b"").replace(b"\r", b"")
 )
-NUMBERS = st.one_of(
-    st.just(""), st.integers(-100, 10**20).map(str), st.floats(-1e30, 1e30).map(repr)
-)
+NUMBERS = st.one_of(st.just(""), st.integers(-100, 10**20).map(str), st.floats(-1e30, 1e30).map(repr))
 
 
 @st.composite
@@ -222,12 +209,12 @@ def test_every_value_gets_the_id_of_its_rank(tmp_path_factory, given_):
     for feature in schema.sparse:
         counter = counts.setdefault(feature.vocabulary or feature.name, Counter())
         counter.update(value for value in columns[feature.name] if value)
-    for feature, found in zip(schema.sparse, ids, strict=True):
+    for feature, encoded_ids in zip(schema.sparse, ids, strict=True):
         counted = counts[feature.vocabulary or feature.name]
         kept = [v for v, n in counted.items() if n >= feature.min_count]
         ranked = sorted(kept, key=lambda v: (-counted[v], v))
         first = 2 + feature.num_unknown
-        for value, number in zip(columns[feature.name], found.tolist(), strict=True):
+        for value, number in zip(columns[feature.name], encoded_ids.tolist(), strict=True):
             if not value:
                 assert number == 1
             elif value in ranked:

@@ -11,18 +11,11 @@ from hypothesis import strategies as st
 from hotrows import models, optim
 from hotrows.batch import Batch
 from hotrows.data import Profile, profile, write_encoded
-from hotrows.data.profile import (
-    Accesses,
-    Share,
-    all_hot,
-    choose,
-    interval,
-    pays,
-    row_bytes,
-    two_samples,
-)
-from hotrows.data.shards import Rows
-from hotrows.schema import Dense, Schema, Sequence, Sparse, Table
+from hotrows.data.hot_cold.profile import all_hot, choose, pays, row_bytes
+from hotrows.data.hot_cold.sampling import Accesses, Estimate, interval, two_samples
+from hotrows.data.stored.rows import Rows
+from hotrows.schema import Dense, Schema, Sequence, Sparse
+from hotrows.table import Table
 from tests.data.encoded_rows import batch_of, samples, write_rows
 
 ROWS = 20_000
@@ -69,8 +62,8 @@ def accesses(name, rows, width, counts):
     return Accesses(name, rows, width, ids, np.array([counts[i] for i in sorted(counts)], np.int64))
 
 
-def chosen(of, fast_memory):
-    return [ids.tolist() for ids in choose(of, fast_memory)]
+def chosen(counts, fast_memory):
+    return [ids.tolist() for ids in choose(counts, fast_memory)]
 
 
 BIG = 1 << 20  # rows of a vocabulary that is never hot as a whole
@@ -118,27 +111,26 @@ def test_what_is_left_makes_vocabularies_whole():
 
 
 @given(
-    of=st.lists(
-        st.tuples(
-            st.sampled_from([4, 8, 12]),
-            st.dictionaries(st.integers(0, 50), st.integers(1, 6)),
-        ),
+    sizes=st.lists(
+        st.tuples(st.sampled_from([4, 8, 12]), st.dictionaries(st.integers(0, 50), st.integers(1, 6))),
         min_size=1,
         max_size=4,
     ),
     fast_memory=st.integers(1, 600),
 )
-def test_no_colder_id_stands_in_for_a_hotter_one(of, fast_memory):
-    given = [accesses(str(v), BIG, width, counts) for v, (width, counts) in enumerate(of)]
-    hot = choose(given, fast_memory)
-    assert sum(len(ids) * a.bytes_per_row for a, ids in zip(given, hot, strict=True)) <= fast_memory
+def test_no_colder_id_stands_in_for_a_hotter_one(sizes, fast_memory):
+    vocabularies = [accesses(str(v), BIG, width, counts) for v, (width, counts) in enumerate(sizes)]
+    hot = choose(vocabularies, fast_memory)
+    assert (
+        sum(len(ids) * a.bytes_per_row for a, ids in zip(vocabularies, hot, strict=True)) <= fast_memory
+    )
     wanted = sorted(
         (-count / width, v, i, width)
-        for v, (width, counts) in enumerate(of)
+        for v, (width, counts) in enumerate(sizes)
         for i, count in counts.items()
         if count >= 2
     )
-    expected, left = [set() for _ in of], fast_memory
+    expected, left = [set() for _ in sizes], fast_memory
     for _, v, i, width in wanted:
         if width > left:
             break
@@ -156,46 +148,57 @@ def test_two_samples_share_no_row(rows, sample, seed):
     assert (blocks[:, 0] < blocks[:, 1]).all()
     assert (blocks[1:, 0] >= blocks[:-1, 1]).all()
     assert blocks[-1, 1] <= rows
-    for of in (counted, measured):
-        assert (np.diff(of, axis=1) > 0).all()
-        assert abs((of[:, 1] - of[:, 0]).sum() - sample * rows) <= 2 + 0.01 * sample * rows
+    for sample_blocks in (counted, measured):
+        assert (np.diff(sample_blocks, axis=1) > 0).all()
+        assert (
+            abs((sample_blocks[:, 1] - sample_blocks[:, 0]).sum() - sample * rows)
+            <= 2 + 0.01 * sample * rows
+        )
 
 
 def test_a_sample_is_spread_over_the_whole_part():
-    for of in two_samples(10_000_000, 0.05, 3):
-        assert len(of) == 257
-        assert of[0, 1] - of[0, 0] == 500_000 // 256
-        stretch = of[:, 0] // (10_000_000 / len(of))
-        assert np.abs(stretch - np.arange(len(of))).max() <= 1
+    for blocks in two_samples(10_000_000, 0.05, 3):
+        assert len(blocks) == 257
+        assert blocks[0, 1] - blocks[0, 0] == 500_000 // 256
+        stretch = blocks[:, 0] // (10_000_000 / len(blocks))
+        assert np.abs(stretch - np.arange(len(blocks))).max() <= 1
 
 
 def test_shares_hold_over_the_whole_part(data):
-    found = profile(data, bytes_per_row=BYTES, fast_memory=20_000)
+    hot_profile = profile(data, bytes_per_row=BYTES, fast_memory=20_000)
     ids = skewed()
-    of = {"small": [0], "shared": [1, 2], "wide": [3]}
+    features_by_name = {"small": [0], "shared": [1, 2], "wide": [3]}
     hits = np.stack(
-        [np.isin(ids[f], found.hot[name]) for name, features in of.items() for f in features]
+        [
+            np.isin(ids[f], hot_profile.hot[name])
+            for name, features in features_by_name.items()
+            for f in features
+        ]
     )
-    assert found.bytes == sum(BYTES[name] * len(hot) for name, hot in found.hot.items()) <= 20_000
-    assert found.counted == found.measured == 1002  # whole blocks, of three rows here
-    assert found.samples.low <= hits.all(axis=0).mean() <= found.samples.high
-    assert found.lookups.low <= hits.mean() <= found.lookups.high
-    for line in found.vocabularies:
-        share = hits[of[line.name]].mean()
+    assert (
+        hot_profile.bytes
+        == sum(BYTES[name] * len(hot) for name, hot in hot_profile.hot.items())
+        <= 20_000
+    )
+    assert hot_profile.counted == hot_profile.measured == 1002  # whole blocks, of three rows here
+    assert hot_profile.samples.low <= hits.all(axis=0).mean() <= hot_profile.samples.high
+    assert hot_profile.lookups.low <= hits.mean() <= hot_profile.lookups.high
+    for line in hot_profile.vocabularies:
+        share = hits[features_by_name[line.name]].mean()
         assert line.lookups.low <= share <= line.lookups.high
-        assert line.hot_rows == len(found.hot[line.name])
-    small, shared, _ = found.vocabularies
+        assert line.hot_rows == len(hot_profile.hot[line.name])
+    small, shared, _ = hot_profile.vocabularies
     assert (small.hot_rows, small.threshold, small.lookups.value) == (200, 0, 1.0)
     assert shared.features == ("one", "two")
-    assert 0 < found.samples.value < found.lookups.value < 1
+    assert 0 < hot_profile.samples.value < hot_profile.lookups.value < 1
 
 
 def test_a_profile_is_a_function_of_its_seed(data):
-    def of(seed):
+    def json_of(seed):
         return profile(data, bytes_per_row=BYTES, fast_memory=20_000, seed=seed).to_json()
 
-    assert of(1) == of(1)
-    assert of(1) != of(2)
+    assert json_of(1) == json_of(1)
+    assert json_of(1) != json_of(2)
 
 
 def test_the_choice_does_not_flatter_itself(tmp_path):
@@ -203,11 +206,11 @@ def test_the_choice_does_not_flatter_itself(tmp_path):
     schema = Schema(features=(Dense("x"), Sparse("id", rows=300_000)))
     ids = np.random.default_rng(0).integers(0, 5000, (1, ROWS))
     data = encoded(tmp_path / "out", ids, schema)
-    found = profile(data, bytes_per_row={"id": 8}, fast_memory=400)
-    assert len(found.hot["id"]) == 50
+    hot_profile = profile(data, bytes_per_row={"id": 8}, fast_memory=400)
+    assert len(hot_profile.hot["id"]) == 50
     of_counted = np.sort(np.bincount(ids[0, :1000]))[-50:].sum() / 1000
-    assert found.lookups.low <= 50 / 5000 <= found.lookups.high
-    assert found.lookups.high < of_counted / 2
+    assert hot_profile.lookups.low <= 50 / 5000 <= hot_profile.lookups.high
+    assert hot_profile.lookups.high < of_counted / 2
 
 
 def test_intervals_are_wilsons():
@@ -232,8 +235,8 @@ def test_intervals_cover_the_truth():
     for _ in range(1000):
         copies = random.random((200, 1)) < 0.3
         hits = (random.random((200, 10)) < 0.3).sum(1) + 10 * copies[:, 0]
-        found = interval(hits, np.full(200, 20), 0.95)
-        covered += found.low <= 0.3 <= found.high
+        hot_profile = interval(hits, np.full(200, 20), 0.95)
+        covered += hot_profile.low <= 0.3 <= hot_profile.high
     assert 925 <= covered <= 980
 
 
@@ -270,15 +273,15 @@ def test_every_id_of_a_list_is_a_lookup(tmp_path, monkeypatch):
     batch = batch_of(schema, 3000)
     batch = dataclasses.replace(batch, ids=torch.where(batch.ids < 300_000 - 1, batch.ids % 40, 7))
     data = write_rows(tmp_path / "out", schema, batch, 700, monkeypatch)
-    found = profile(data, bytes_per_row={"v": 8}, fast_memory=8, sample=0.5)
-    assert found.hot["v"].tolist() == [7]
-    of = samples(batch)
-    lookups = [value for ids, *_ in of for one in ids for value in one]
+    hot_profile = profile(data, bytes_per_row={"v": 8}, fast_memory=8, sample=0.5)
+    assert hot_profile.hot["v"].tolist() == [7]
+    rows = samples(batch)
+    lookups = [value for ids, *_ in rows for one in ids for value in one]
     share = lookups.count(7) / len(lookups)
-    assert found.lookups.low <= share <= found.lookups.high
-    assert found.vocabularies[0].lookups == found.lookups
-    all_sevens = sum(set(ids[0] + ids[1]) == {7} for ids, *_ in of) / len(of)
-    assert found.samples.low <= all_sevens <= found.samples.high
+    assert hot_profile.lookups.low <= share <= hot_profile.lookups.high
+    assert hot_profile.vocabularies[0].lookups == hot_profile.lookups
+    all_sevens = sum(set(ids[0] + ids[1]) == {7} for ids, *_ in rows) / len(rows)
+    assert hot_profile.samples.low <= all_sevens <= hot_profile.samples.high
 
 
 def test_lists_that_are_all_empty_leave_their_vocabulary_unknown(tmp_path):
@@ -289,19 +292,19 @@ def test_lists_that_are_all_empty_leave_their_vocabulary_unknown(tmp_path):
         offsets=torch.arange(101).clamp(max=50),
     )
     data = write_encoded(tmp_path / "out", schema, {"train": [batch]})
-    found = profile(data, bytes_per_row={"a": 8, "s": 8}, fast_memory=8, sample=0.5)
-    assert found.vocabularies[1].lookups == Share(0.0, 0.0, 1.0)
-    assert found.samples.value == 1.0
+    hot_profile = profile(data, bytes_per_row={"a": 8, "s": 8}, fast_memory=8, sample=0.5)
+    assert hot_profile.vocabularies[1].lookups == Estimate(0.0, 0.0, 1.0)
+    assert hot_profile.samples.value == 1.0
 
 
 def test_a_profile_comes_back_from_its_file(data, tmp_path):
-    found = profile(data, bytes_per_row=BYTES, fast_memory=20_000)
-    found.save(tmp_path / "hot.ids")
+    hot_profile = profile(data, bytes_per_row=BYTES, fast_memory=20_000)
+    hot_profile.save(tmp_path / "hot.ids")
     again = Profile.load(tmp_path / "hot.ids")
-    assert again.to_json() == found.to_json()
-    assert again.vocabularies == found.vocabularies
-    assert again.hot.keys() == found.hot.keys()
-    assert all(np.array_equal(again.hot[name], found.hot[name]) for name in found.hot)
+    assert again.to_json() == hot_profile.to_json()
+    assert again.vocabularies == hot_profile.vocabularies
+    assert again.hot.keys() == hot_profile.hot.keys()
+    assert all(np.array_equal(again.hot[name], hot_profile.hot[name]) for name in hot_profile.hot)
     assert all(ids.dtype == np.int64 for ids in again.hot.values())
     assert [path.name for path in tmp_path.iterdir()] == ["hot.ids"]
 
@@ -310,7 +313,7 @@ def test_other_files_and_damaged_ones_are_no_profiles(data, tmp_path):
     with pytest.raises(ValueError, match="is no profile of format 1"):
         Profile.load(data.path / "train-00000.shard")
     with pytest.raises(ValueError, match="is not regrouped into hot and cold rows"):
-        Profile.of(data)
+        Profile.from_data(data)
     profile(data, bytes_per_row=BYTES, fast_memory=20_000).save(tmp_path / "hot.ids")
     damaged = bytearray((tmp_path / "hot.ids").read_bytes())
     damaged[-64] ^= 1
@@ -320,10 +323,10 @@ def test_other_files_and_damaged_ones_are_no_profiles(data, tmp_path):
 
 
 def test_few_all_hot_samples_do_not_pay(data):
-    found = profile(data, bytes_per_row=BYTES, fast_memory=64 << 10)
+    hot_profile = profile(data, bytes_per_row=BYTES, fast_memory=64 << 10)
 
     def verdict(low, value, high):
-        return pays(dataclasses.replace(found, samples=Share(value, low, high)))
+        return pays(dataclasses.replace(hot_profile, samples=Estimate(value, low, high)))
 
     assert verdict(0.009, 0.013, 0.018) == (
         False,
@@ -338,18 +341,18 @@ def test_few_all_hot_samples_do_not_pay(data):
 def test_tables_that_fit_need_no_regrouping(tmp_path):
     schema = Schema(features=(Dense("x"), Sparse("id", rows=50)))
     data = encoded(tmp_path / "out", np.arange(100)[None] % 50, schema)
-    found = profile(data, bytes_per_row={"id": 8}, fast_memory=400)
+    hot_profile = profile(data, bytes_per_row={"id": 8}, fast_memory=400)
     message = "all 50 rows (400 bytes) fit in 400 bytes; train on the data as it is"
-    assert pays(found) == (False, f"regrouping would not pay: {message}")
+    assert pays(hot_profile) == (False, f"regrouping would not pay: {message}")
 
 
 @pytest.mark.parametrize("rows", [2, 3, 17])
 def test_tiny_data_has_a_profile(tmp_path, rows):
     data = encoded(tmp_path / "out", skewed(rows))
-    found = profile(data, bytes_per_row=BYTES, fast_memory=1600, sample=0.5)
-    assert found.counted >= 1
-    assert found.measured >= 1
-    assert found.samples.high - found.samples.low > 0.2
+    hot_profile = profile(data, bytes_per_row=BYTES, fast_memory=1600, sample=0.5)
+    assert hot_profile.counted >= 1
+    assert hot_profile.measured >= 1
+    assert hot_profile.samples.high - hot_profile.samples.low > 0.2
 
 
 def test_row_bytes_sums_the_tables_that_read_a_vocabulary():
@@ -358,16 +361,16 @@ def test_row_bytes_sums_the_tables_that_read_a_vocabulary():
         Table("w", rows=9, dim=1, features=("two",), optimizer=optim.FTRL()),
         Table("s", rows=9, dim=6, features=("small",), dtype="bfloat16"),
     ]
-    found = row_bytes(tables, SCHEMA, optim.Adagrad())
-    assert found == {"small": 12 + 24, "shared": 16 + 16 + 4 + 8, "wide": 0}
+    num_bytes = row_bytes(tables, SCHEMA, optim.Adagrad())
+    assert num_bytes == {"small": 12 + 24, "shared": 16 + 16 + 4 + 8, "wide": 0}
     deepfm = models.build("deepfm", SCHEMA, dim=4)
     assert set(row_bytes(deepfm.tables, SCHEMA, optim.SGD()).values()) == {16 + 4}
     crossed = Table("one*two", rows=9, dim=1, features=("one*two",))  # of no vocabulary
-    assert row_bytes([*tables, crossed], SCHEMA, optim.Adagrad()) == found
+    assert row_bytes([*tables, crossed], SCHEMA, optim.Adagrad()) == num_bytes
 
 
 @pytest.mark.parametrize(
-    "message, given",
+    "message, arguments",
     [
         ("fast_memory must be at least one byte, not 0", {"fast_memory": 0}),
         ("sample must be above 0 and at most 0.5, not 0.6", {"sample": 0.6}),
@@ -376,9 +379,9 @@ def test_row_bytes_sums_the_tables_that_read_a_vocabulary():
         (r"\['wide'\] are missing or 0", {"bytes_per_row": {"small": 8, "shared": 4}}),
     ],
 )
-def test_wrong_arguments_are_refused(data, message, given):
+def test_wrong_arguments_are_refused(data, message, arguments):
     with pytest.raises(ValueError, match=message):
-        profile(data, **{"bytes_per_row": BYTES, "fast_memory": 1, **given})
+        profile(data, **{"bytes_per_row": BYTES, "fast_memory": 1, **arguments})
 
 
 def test_data_without_training_rows_is_refused(tmp_path):

@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.data import Loader, order
-from hotrows.data.order import Share
+from hotrows.data import Loader
+from hotrows.data.stored import order
+from hotrows.data.stored.order import Share
 from tests.data.encoded_rows import EVERYTHING, batch_of, samples, write_rows
 
 ORDER_BEFORE = [13, 0, 9, 14, 6, 7, 10, 15, 12, 2, 5, 1, 11, 4, 3, 8]
@@ -37,15 +38,19 @@ def read(part, batch_size, shuffle, rank=0, num_ranks=1, first=0, epoch=0):
     epoch=st.integers(0, 3),
 )
 def test_ranks_together_read_the_batches_of_one(part, num_ranks, batch_size, shuffle, epoch):
-    whole = read(part, batch_size, shuffle, epoch=epoch)
+    batches_of_one = read(part, batch_size, shuffle, epoch=epoch)
     ranks = [read(part, batch_size, shuffle, r, num_ranks, epoch=epoch) for r in range(num_ranks)]
-    assert {len(batches) for batches in ranks} == {len(whole)}
-    for number, batch in enumerate(whole):
+    assert {len(batches) for batches in ranks} == {len(batches_of_one)}
+    for number, batch in enumerate(batches_of_one):
         shares = [batches[number] for batches in ranks]
-        assert [sample for of in shares for sample in samples(of)] == samples(batch)
-        starts = batch.first_sample + np.cumsum([0, *(of.size for of in shares)])
-        assert [of.first_sample for of in shares] == starts[:-1].tolist()
-        assert max(of.size for of in shares) - min(of.size for of in shares) <= 1
+        assert [sample for shared_batch in shares for sample in samples(shared_batch)] == samples(batch)
+        starts = batch.first_sample + np.cumsum([0, *(shared_batch.size for shared_batch in shares)])
+        assert [shared_batch.first_sample for shared_batch in shares] == starts[:-1].tolist()
+        assert (
+            max(shared_batch.size for shared_batch in shares)
+            - min(shared_batch.size for shared_batch in shares)
+            <= 1
+        )
 
 
 @settings(deadline=None, max_examples=40)
@@ -56,9 +61,9 @@ def test_ranks_together_read_the_batches_of_one(part, num_ranks, batch_size, shu
     first=st.integers(0, 80),
 )
 def test_a_rank_may_begin_at_any_batch(part, rank, batch_size, shuffle, first):
-    whole = read(part, batch_size, shuffle, rank, 5)
-    rest = read(part, batch_size, shuffle, rank, 5, first)
-    assert list(map(samples, rest)) == list(map(samples, whole[first:]))
+    batches_of_one = read(part, batch_size, shuffle, rank, 5)
+    remaining = read(part, batch_size, shuffle, rank, 5, first)
+    assert list(map(samples, remaining)) == list(map(samples, batches_of_one[first:]))
 
 
 @given(

@@ -13,16 +13,15 @@ from hypothesis import strategies as st
 from hotrows import cli
 from hotrows.batch import Batch
 from hotrows.data import EncodedData, Loader, Profile, describe, profile, regroup, write_encoded
-from hotrows.data.profile import pays
-from hotrows.data.shards import ShardWriter
+from hotrows.data.hot_cold.profile import pays
+from hotrows.data.stored.shard_writer import ShardWriter
 from hotrows.schema import Dense, Schema, Sparse
 from tests.data.encoded_rows import EVERYTHING, batch_of, samples, write_rows
 from tests.data.raw import files_of, read
 
 BYTES = {"a": 64, "b": 64}
 SCHEMA = Schema(
-    features=(Dense("number"), Sparse("a", rows=20_000), Sparse("b", rows=70_000)),
-    name="regrouped",
+    features=(Dense("number"), Sparse("a", rows=20_000), Sparse("b", rows=70_000)), name="regrouped"
 )
 
 
@@ -44,7 +43,7 @@ def data(tmp_path):
 
 
 @pytest.fixture
-def found(data):
+def hot_profile(data):
     """A profile by which about half of the samples are all-hot."""
     return profile(data, bytes_per_row=BYTES, fast_memory=64 * 1200, sample=0.5)
 
@@ -52,13 +51,13 @@ def found(data):
 @pytest.fixture(autouse=True)
 def small_shards(monkeypatch):
     monkeypatch.setattr(ShardWriter.__init__, "__defaults__", (700,))
-    monkeypatch.setattr(sys.modules["hotrows.data.regroup"], "_CHUNK_ROWS", 256)
+    monkeypatch.setattr(sys.modules["hotrows.data.hot_cold.regroup"], "_CHUNK_ROWS", 256)
 
 
-def test_every_row_stands_once_and_in_order(data, found, tmp_path):
-    regrouped = regroup(data, found, tmp_path / "hot")
+def test_every_row_stands_once_and_in_order(data, hot_profile, tmp_path):
+    regrouped = regroup(data, hot_profile, tmp_path / "hot")
     ids, dense, labels = read(data)
-    is_hot = np.isin(ids[0], found.hot["a"]) & np.isin(ids[1], found.hot["b"])
+    is_hot = np.isin(ids[0], hot_profile.hot["a"]) & np.isin(ids[1], hot_profile.hot["b"])
     order = np.concatenate([np.flatnonzero(is_hot), np.flatnonzero(~is_hot)])
     assert 0.2 < is_hot.mean() < 0.9
     for now, before in zip(read(regrouped), (ids.T, dense, labels), strict=True):
@@ -74,15 +73,13 @@ def test_every_row_stands_once_and_in_order(data, found, tmp_path):
     assert len(cold.shards) > 1
 
 
-@settings(
-    deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.integers(2, 2000), seed=st.integers(0, 99), budget=st.integers(0, 2000))
 def test_any_profile_parts_the_rows(tmp_path_factory, rows, seed, budget):
     folder = tmp_path_factory.mktemp("any")
     data = encoded(folder / "enc", rows, seed)
-    found = profile(data, bytes_per_row=BYTES, fast_memory=64 * budget + 1, seed=seed)
-    regrouped = regroup(data, found, folder / "hot", force=True)
+    hot_profile = profile(data, bytes_per_row=BYTES, fast_memory=64 * budget + 1, seed=seed)
+    regrouped = regroup(data, hot_profile, folder / "hot", force=True)
     _, (numbers,), _ = (column.T for column in read(regrouped))
     assert sorted(numbers) == list(range(rows))
     halves = np.split(numbers, [regrouped.hot_rows])
@@ -92,9 +89,9 @@ def test_any_profile_parts_the_rows(tmp_path_factory, rows, seed, budget):
 def test_lists_labels_weights_and_groups_move_with_their_row(tmp_path, monkeypatch):
     data = write_rows(tmp_path / "enc", EVERYTHING, batch_of(EVERYTHING, 1500), 700, monkeypatch)
     sizes = dict.fromkeys(("one", "many", "sequence", "two"), 8)
-    found = profile(data, bytes_per_row=sizes, fast_memory=8 * 40_000, sample=0.5)
-    regrouped = regroup(data, found, tmp_path / "hot", force=True)
-    hot = [set(found.hot[name].tolist()) for name in regrouped.parts["train"].features]
+    hot_profile = profile(data, bytes_per_row=sizes, fast_memory=8 * 40_000, sample=0.5)
+    regrouped = regroup(data, hot_profile, tmp_path / "hot", force=True)
+    hot = [set(hot_profile.hot[name].tolist()) for name in regrouped.parts["train"].features]
 
     def rows_of(part):
         (batch,) = Loader(part, 1500, shuffle=False).batches(0)
@@ -103,13 +100,13 @@ def test_lists_labels_weights_and_groups_move_with_their_row(tmp_path, monkeypat
     before = rows_of(data.parts["train"])
     is_hot = [all(hot[f].issuperset(one) for f, one in enumerate(ids)) for ids, *_ in before]
     assert 10 < sum(is_hot) < 1490
-    expected = [row for row, of in zip(before, is_hot, strict=True) if of]
-    expected += [row for row, of in zip(before, is_hot, strict=True) if not of]
+    expected = [row for row, hot_row in zip(before, is_hot, strict=True) if hot_row]
+    expected += [row for row, hot_row in zip(before, is_hot, strict=True) if not hot_row]
     assert rows_of(regrouped.parts["train"]) == expected
 
 
-def test_all_else_stays(data, found, tmp_path):
-    regrouped = regroup(data, found, tmp_path / "hot")
+def test_all_else_stays(data, hot_profile, tmp_path):
+    regrouped = regroup(data, hot_profile, tmp_path / "hot")
     assert regrouped.fingerprint == data.fingerprint
     assert regrouped.schema == data.schema
     assert regrouped.parts["test"].shards == data.parts["test"].shards
@@ -119,57 +116,57 @@ def test_all_else_stays(data, found, tmp_path):
     assert all(now[name] == before[name] for name in kept)
     assert len(kept) == 3
     regrouped.check()
-    assert Profile.of(regrouped).to_json() == found.to_json()
+    assert Profile.from_data(regrouped).to_json() == hot_profile.to_json()
     assert data.hot_rows is None
 
 
-def test_files_are_copied_where_links_are_not_possible(data, found, tmp_path, monkeypatch):
-    linked = files_of(regroup(data, found, tmp_path / "linked").path)
+def test_files_are_copied_where_links_are_not_possible(data, hot_profile, tmp_path, monkeypatch):
+    linked = files_of(regroup(data, hot_profile, tmp_path / "linked").path)
 
     def refuse(source, target):
         raise OSError("another file system")
 
     monkeypatch.setattr(os, "link", refuse)
-    assert files_of(regroup(data, found, tmp_path / "copied").path) == linked
+    assert files_of(regroup(data, hot_profile, tmp_path / "copied").path) == linked
 
 
-def test_an_interrupted_run_leaves_nothing(data, found, tmp_path):
+def test_an_interrupted_run_leaves_nothing(data, hot_profile, tmp_path):
     def interrupt(stage, done, total):
         if done > 1000:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        regroup(data, found, tmp_path / "hot", progress=interrupt)
+        regroup(data, hot_profile, tmp_path / "hot", progress=interrupt)
     assert [path.name for path in tmp_path.iterdir()] == ["enc"]
 
 
-def test_progress_ends_at_the_last_row(data, found, tmp_path):
-    told = []
-    regroup(data, found, tmp_path / "hot", progress=lambda *now: told.append(now))
-    assert told[-1] == ("regrouping", 3000, 3000)
-    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+def test_progress_ends_at_the_last_row(data, hot_profile, tmp_path):
+    calls = []
+    regroup(data, hot_profile, tmp_path / "hot", progress=lambda *now: calls.append(now))
+    assert calls[-1] == ("regrouping", 3000, 3000)
+    assert [done for _, done, _ in calls] == sorted(done for _, done, _ in calls)
 
 
 def test_what_does_not_pay_is_refused_unless_forced(data, tmp_path):
-    found = profile(data, bytes_per_row=BYTES, fast_memory=64, sample=0.5)
-    assert not pays(found)[0]
+    hot_profile = profile(data, bytes_per_row=BYTES, fast_memory=64, sample=0.5)
+    assert not pays(hot_profile)[0]
     with pytest.raises(ValueError, match="would not pay: 0.0 %.* or regroup anyway with force"):
-        regroup(data, found, tmp_path / "hot")
-    regrouped = regroup(data, found, tmp_path / "hot", force=True)
+        regroup(data, hot_profile, tmp_path / "hot")
+    regrouped = regroup(data, hot_profile, tmp_path / "hot", force=True)
     assert regrouped.hot_rows == 0
     assert np.array_equal(read(regrouped)[1], read(data)[1])
 
 
-def test_wrong_data_is_refused(data, found, tmp_path):
-    regrouped = regroup(data, found, tmp_path / "hot")
+def test_wrong_data_is_refused(data, hot_profile, tmp_path):
+    regrouped = regroup(data, hot_profile, tmp_path / "hot")
     with pytest.raises(ValueError, match=r"hot is regrouped already \([\d,]+ of 3,000 training"):
-        regroup(regrouped, found, tmp_path / "again")
+        regroup(regrouped, hot_profile, tmp_path / "again")
     with pytest.raises(ValueError, match="exists and is no empty folder"):
-        regroup(data, found, tmp_path / "hot")
+        regroup(data, hot_profile, tmp_path / "hot")
     larger = SCHEMA.with_rows({"a": 20_000, "b": 80_000})
     other = encoded(tmp_path / "other", 3000, schema=larger)
     with pytest.raises(ValueError, match="the profile is of other data than"):
-        regroup(other, found, tmp_path / "third")
+        regroup(other, hot_profile, tmp_path / "third")
     with pytest.raises(ValueError, match="is not regrouped into hot and cold rows; do so with"):
         data.hot_and_cold()
 
@@ -181,20 +178,20 @@ def test_the_commands(data, tmp_path, capsys):
             raise SystemExit(0)
         return left.value.code, capsys.readouterr()
 
-    given = ("--fast-memory", "75KiB", "--option", "dim=8", "--sample", "0.5")
-    code, said = hotrows("profile", data.path, *given, "--json")
+    options = ("--fast-memory", "75KiB", "--option", "dim=8", "--sample", "0.5")
+    code, said = hotrows("profile", data.path, *options, "--json")
     figures = json.loads(said.out)
     assert figures["bytes"] == 64 * figures["hot_rows"] <= 75 << 10
     assert figures["pays"]
-    code, said = hotrows("profile", data.path, *given)
+    code, said = hotrows("profile", data.path, *options)
     assert code == 0
     assert f"hot rows         {figures['hot_rows']:,}, " in said.out
     assert said.out.splitlines()[-1] == figures["reason"]
-    code, said = hotrows("regroup", data.path, "--out", tmp_path / "hot", *given)
+    code, said = hotrows("regroup", data.path, "--out", tmp_path / "hot", *options)
     regrouped = EncodedData.open(tmp_path / "hot")
     cold = 3000 - regrouped.hot_rows
     assert f"{regrouped.hot_rows:,} all-hot and {cold:,} cold training rows" in said.out
-    code, said = hotrows("regroup", data.path, "--out", tmp_path / "hot", *given)
+    code, said = hotrows("regroup", data.path, "--out", tmp_path / "hot", *options)
     assert (code, said.out) == (1, "")
     assert "exists and is no empty folder" in said.err
     code, said = hotrows("profile", data.path, "--fast-memory", "much")

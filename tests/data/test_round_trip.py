@@ -10,17 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotrows.data import EncodedData, Loader, prepare
-from hotrows.data.vocabulary import open_values
-from hotrows.schema import (
-    FIRST_UNKNOWN,
-    MISSING,
-    Dense,
-    Schema,
-    Sequence,
-    Sparse,
-    is_list,
-    vocabulary_of,
-)
+from hotrows.data.encode.vocabulary_file import open_values
+from hotrows.schema import FIRST_UNKNOWN, MISSING, Dense, Schema, Sequence, Sparse, is_list, vocabulary_of
 from tests.data.raw import use_plain_python
 
 TEXT = st.one_of(
@@ -55,33 +46,31 @@ def tables(draw):
     for i in range(draw(st.integers(1, 3))):
         name, values = f"c{i}", draw(st.sampled_from([TEXT, WHOLE]))
         kind = draw(st.sampled_from(["single", "many", "sequence"]))
-        vocabulary = draw(
-            st.sampled_from([None, "shared text" if values is TEXT else "shared whole"])
-        )
+        vocabulary = draw(st.sampled_from([None, "shared text" if values is TEXT else "shared whole"]))
         if kind == "single":
             features.append(Sparse(name, vocabulary=vocabulary))
-            of = st.one_of(st.none(), values)
+            cells = st.one_of(st.none(), values)
         else:
             longest = draw(st.sampled_from([None, 3]))
-            of = st.one_of(st.none(), lists_of(values))
+            cells = st.one_of(st.none(), lists_of(values))
             features.append(
                 Sequence(name, vocabulary=vocabulary, max_length=longest)
                 if kind == "sequence"
                 else Sparse(name, vocabulary=vocabulary, max_length=longest, many=True)
             )
-        columns[name] = draw(st.lists(of, min_size=num_rows, max_size=num_rows))
+        columns[name] = draw(st.lists(cells, min_size=num_rows, max_size=num_rows))
     return Schema(tuple(features)), columns
 
 
 def as_table(schema: Schema, columns: dict) -> pa.Table:
-    whole = {
+    is_whole_number = {
         f.name: any(isinstance(v, int) for v in _flat(columns[f.name])) for f in schema.id_features
     }
     arrays = {"label": pa.array(columns["label"], pa.int8())}
     for feature in schema.features:
         kind = pa.float64()
         if not isinstance(feature, Dense):
-            kind = pa.int64() if whole[feature.name] else pa.string()
+            kind = pa.int64() if is_whole_number[feature.name] else pa.string()
             kind = pa.list_(kind) if is_list(feature) else kind
         arrays[feature.name] = pa.array(columns[feature.name], kind)
     return pa.table(arrays)
@@ -121,7 +110,9 @@ def expected_of(schema: Schema, columns: dict) -> list[tuple]:
 
 def read_back(data: EncodedData) -> list[tuple]:
     """All rows of all parts, ids turned into values again."""
-    values = {name: open_values(data.path / of.file) for name, of in data.vocabularies.items()}
+    values = {
+        name: open_values(data.path / vocabulary.file) for name, vocabulary in data.vocabularies.items()
+    }
     rows = []
     for part in data.parts.values():
         for batch in Loader(part, 7, shuffle=False).batches(0):
@@ -129,11 +120,11 @@ def read_back(data: EncodedData) -> list[tuple]:
             for b in range(size):
                 ids = []
                 for f, feature in enumerate(data.schema.id_features):
-                    at = f * size + b
+                    place = f * size + b
                     first, end = (
-                        (at, at + 1)
+                        (place, place + 1)
                         if batch.offsets is None
-                        else batch.offsets[at : at + 2].tolist()
+                        else batch.offsets[place : place + 2].tolist()
                     )
                     known, reserved = (
                         values[vocabulary_of(feature)],
@@ -173,9 +164,7 @@ def _is_text(schema: Schema, columns: dict) -> bool:
     lone = any(value in ([None], [""]) for f in schema.id_features for value in columns[f.name]
                if isinstance(value, list))  # fmt: skip
     huge = any(
-        v is not None and not math.isfinite(np.float32(v))
-        for f in schema.dense
-        for v in columns[f.name]
+        v is not None and not math.isfinite(np.float32(v)) for f in schema.dense for v in columns[f.name]
     )
     return not lone and not huge
 

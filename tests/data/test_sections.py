@@ -8,9 +8,9 @@ import zlib
 import numpy as np
 import pytest
 
-from hotrows.data.gather import lengths_of, measured
-from hotrows.data.sections import MAGIC, open_sections, write_sections
-from hotrows.data.shards import open_shard
+from hotrows.data.stored.gather import lengths_of, measured
+from hotrows.data.stored.sections import MAGIC, open_sections, write_sections
+from hotrows.data.stored.shard_reader import open_shard
 from tests.data.encoded_rows import EVERYTHING, batch_of, write_rows
 
 NONSENSE = [-1, -64, 1, 63, 1 << 40, 1 << 63, 1 << 70, 0.5, 1e300, None, True, "", "x", [], {}, [-1],
@@ -58,18 +58,18 @@ def test_a_whole_file_opens(shard, tmp_path):
 
 
 def test_random_damage_is_refused(shard, tmp_path):
-    found = random.Random(0)
+    random_source = random.Random(0)
     for _ in range(300):
         content = bytearray(shard)
-        kind = found.choice(["flip", "front", "cut", "insert", "repeat"])
+        kind = random_source.choice(["flip", "front", "cut", "insert", "repeat"])
         if kind == "flip":
-            content[found.randrange(len(content))] ^= 1 << found.randrange(8)
+            content[random_source.randrange(len(content))] ^= 1 << random_source.randrange(8)
         if kind == "front":
-            content[found.randrange(1200)] = found.randrange(256)
+            content[random_source.randrange(1200)] = random_source.randrange(256)
         if kind == "cut":
-            del content[found.randrange(len(content)) :]
+            del content[random_source.randrange(len(content)) :]
         if kind == "insert":
-            content.insert(found.randrange(len(content)), found.randrange(256))
+            content.insert(random_source.randrange(len(content)), random_source.randrange(256))
         if kind == "repeat":
             content += content[-64:]
         if bytes(content) != shard:
@@ -77,13 +77,13 @@ def test_random_damage_is_refused(shard, tmp_path):
 
 
 def test_headers_of_nonsense_are_refused(shard, tmp_path):
-    found = random.Random(1)
+    random_source = random.Random(1)
     for _ in range(300):
         header = header_of(shard)
-        section = found.choice(header["sections"])
-        for _ in range(found.choice([1, 1, 2])):
-            place = found.choice(["size", "sections", "entry", *section])
-            value = found.choice(NONSENSE)
+        section = random_source.choice(header["sections"])
+        for _ in range(random_source.choice([1, 1, 2])):
+            place = random_source.choice(["size", "sections", "entry", *section])
+            value = random_source.choice(NONSENSE)
             if place in ("size", "sections"):
                 header[place] = value
             elif place == "entry" and isinstance(header["sections"], list):
@@ -117,9 +117,9 @@ def test_offsets_that_leave_the_ids_are_refused(shard, tmp_path):
     for section in header_of(shard)["sections"]:
         if section["name"] == "offsets/many":
             (length,) = struct.unpack("<I", shard[12:16])
-            at = (20 + length + 63) // 64 * 64 + section["offset"] + 4 * 20
+            start = (20 + length + 63) // 64 * 64 + section["offset"] + 4 * 20
             damaged = bytearray(shard)
-            damaged[at : at + 4] = struct.pack("<I", 1 << 31)
+            damaged[start : start + 4] = struct.pack("<I", 1 << 31)
             (tmp_path / "train-00000.shard").write_bytes(damaged)
     rows = open_shard(tmp_path / "train-00000.shard", EVERYTHING)
     with pytest.raises(ValueError, match="the file is damaged"):

@@ -6,8 +6,8 @@ import torch
 
 from hotrows.batch import Batch
 from hotrows.data import EncodedData, Encoder, Loader, describe, write_encoded
-from hotrows.data.sections import open_sections, write_sections
-from hotrows.data.shards import width_of
+from hotrows.data.stored.rows import width_of
+from hotrows.data.stored.sections import open_sections, write_sections
 from hotrows.schema import Dense, Schema, Sparse
 
 ENCODED = Schema(
@@ -30,18 +30,16 @@ def test_arrays_come_back_from_aligned_places(tmp_path):
     arrays = {"a": np.arange(5, dtype=np.uint8), "b": np.ones((3, 2), np.float32),
               "none": np.zeros((0, 4), np.int64)}  # fmt: skip
     write_sections(tmp_path / "file", {"kind": "test"}, arrays)
-    found = open_sections(tmp_path / "file")
-    assert found.header["kind"] == "test"
+    sections = open_sections(tmp_path / "file")
+    assert sections.header["kind"] == "test"
     for name, array in arrays.items():
-        assert found[name].dtype == array.dtype
-        assert np.array_equal(found[name], array)
-        assert found[name].ctypes.data % 64 == 0 or not found[name].size
-    found.check()
+        assert sections[name].dtype == array.dtype
+        assert np.array_equal(sections[name], array)
+        assert sections[name].ctypes.data % 64 == 0 or not sections[name].size
+    sections.check()
 
 
-@pytest.mark.parametrize(
-    "rows, dtype", [(256, "u1"), (257, "u2"), (65537, "u4"), (2**32 + 1, "i8")]
-)
+@pytest.mark.parametrize("rows, dtype", [(256, "u1"), (257, "u2"), (65537, "u4"), (2**32 + 1, "i8")])
 def test_ids_take_the_narrowest_integer(rows, dtype):
     assert width_of(rows) == np.dtype(dtype)
 
@@ -56,15 +54,15 @@ def test_a_file_that_is_cut_off_is_refused(folder, left):
 
 def test_other_files_and_versions_are_refused(folder):
     shard = folder / "train-00000.shard"
-    whole = shard.read_bytes()
+    content = shard.read_bytes()
     part = EncodedData.open(folder).parts["train"]
     shard.write_bytes(b"something else " * 100)
     with pytest.raises(ValueError, match="is no file of prepared data"):
         part.shard(0)
-    shard.write_bytes(whole[:8] + b"\x09" + whole[9:])
+    shard.write_bytes(content[:8] + b"\x09" + content[9:])
     with pytest.raises(ValueError, match="format version 9, this hotrows reads 1"):
         part.shard(0)
-    shard.write_bytes(whole[:30] + b"?" + whole[31:])
+    shard.write_bytes(content[:30] + b"?" + content[31:])
     with pytest.raises(ValueError, match="header is damaged"):
         part.shard(0)
     shard.unlink()

@@ -6,8 +6,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from hotrows.data.columns import Columns
-from hotrows.data.split import Sharing, Split, parse_split
+from hotrows.data.encode.split import Sharing, Split, parse_split
+from hotrows.data.raw.columns import Columns
 
 
 def columns(first_row, num_rows, labels=None, times=None):
@@ -30,21 +30,17 @@ def test_position_takes_the_parts_in_the_order_of_the_file():
 
 def test_one_share_keeps_its_last_tenth_for_validation():
     assert parse_split("position:0.8") == parse_split("position:0.72,0.08,0.2")
-    assert parse_split("fraction:0.8").shares == (
-        Fraction("0.72"),
-        Fraction("0.08"),
-        Fraction("0.2"),
-    )
+    assert parse_split("fraction:0.8").shares == (Fraction("0.72"), Fraction("0.08"), Fraction("0.2"))
     split = parse_split("position:0.8")
     assert parts_of(split, 0, 100, 100, seed=0).tolist() == [0] * 72 + [1] * 8 + [2] * 20
 
 
 def test_fraction_draws_each_row_by_itself():
     split = parse_split("fraction:0.8,0.1,0.1")
-    whole = parts_of(split, 0, 100_000, None, seed=3)
-    assert np.allclose(np.bincount(whole) / 100_000, [0.8, 0.1, 0.1], atol=0.005)
-    assert (parts_of(split, 777, 50, None, seed=3) == whole[777:827]).all()
-    assert (parts_of(split, 0, 100_000, None, seed=4) != whole).any()
+    all_parts = parts_of(split, 0, 100_000, None, seed=3)
+    assert np.allclose(np.bincount(all_parts) / 100_000, [0.8, 0.1, 0.1], atol=0.005)
+    assert (parts_of(split, 777, 50, None, seed=3) == all_parts[777:827]).all()
+    assert (parts_of(split, 0, 100_000, None, seed=4) != all_parts).any()
 
 
 def test_a_share_of_zero_gets_no_row():
@@ -70,13 +66,13 @@ def test_strata_have_their_share_of_every_label_wherever_chunks_end(cuts):
     for first, end in pairwise(bounds):
         sharing = Sharing(parse_split("stratified:0.8,0.15,0.05"), 0, state=sharing.state)
         parts.append(sharing.parts(columns(first, end - first, labels[first:end])))
-    found = np.concatenate(parts)
-    assert np.bincount(found[labels == 1]).tolist() == [800, 150, 50]
-    assert np.bincount(found[labels == 0]).tolist() == [1600, 300, 100]
-    whole = Sharing(parse_split("stratified:0.8,0.15,0.05"), 0).parts(columns(0, 3000, labels))
-    assert (found == whole).all()
+    joined_parts = np.concatenate(parts)
+    assert np.bincount(joined_parts[labels == 1]).tolist() == [800, 150, 50]
+    assert np.bincount(joined_parts[labels == 0]).tolist() == [1600, 300, 100]
+    parts_at_once = Sharing(parse_split("stratified:0.8,0.15,0.05"), 0).parts(columns(0, 3000, labels))
+    assert (joined_parts == parts_at_once).all()
     other = Sharing(parse_split("stratified:0.8,0.15,0.05"), 1).parts(columns(0, 3000, labels))
-    assert (other != whole).any()
+    assert (other != parts_at_once).any()
 
 
 def test_time_cuts_where_it_says():

@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.data import Loader, order
-from hotrows.data.ahead import Ahead
+from hotrows.data import Loader
+from hotrows.data.stored import order
+from hotrows.pipeline.prefetch import prefetch
 from tests.data.encoded_rows import EVERYTHING, batch_of, samples, write_rows
 
 
@@ -34,7 +35,7 @@ def no_thread_stays():
 
 
 def threads():
-    return [of for of in threading.enumerate() if of.name == "hotrows-ahead"]
+    return [thread for thread in threading.enumerate() if thread.name == "hotrows-ahead"]
 
 
 def loader(part, **changed):
@@ -43,10 +44,10 @@ def loader(part, **changed):
 
 @pytest.mark.parametrize("prefetch", [0, 1, 2, 50])
 def test_a_stream_runs_on_across_epochs(part, prefetch):
-    of = loader(part)
-    expected = [samples(batch) for epoch in range(3) for batch in of.batches(epoch)]
-    assert [samples(batch) for batch in of.stream(epochs=3, prefetch=prefetch)] == expected
-    endless = of.stream(prefetch=prefetch)
+    stream_loader = loader(part)
+    expected = [samples(batch) for epoch in range(3) for batch in stream_loader.batches(epoch)]
+    assert [samples(batch) for batch in stream_loader.stream(epochs=3, prefetch=prefetch)] == expected
+    endless = stream_loader.stream(prefetch=prefetch)
     assert [samples(next(endless)) for _ in range(15)] == expected[:15]
 
 
@@ -58,31 +59,31 @@ def test_a_stream_runs_on_across_epochs(part, prefetch):
     reuse=st.booleans(),
 )
 def test_resuming_anywhere_equals_going_on(part, taken, prefetch, ranks, reuse):
-    of = loader(part, rank=ranks[0], num_ranks=ranks[1])
-    whole = of.stream(epochs=3, prefetch=prefetch)
-    before = [samples(next(whole)) for _ in range(taken)]
-    state = json.loads(json.dumps(whole.state_dict()))
+    stream_loader = loader(part, rank=ranks[0], num_ranks=ranks[1])
+    stream_of_all = stream_loader.stream(epochs=3, prefetch=prefetch)
+    before = [samples(next(stream_of_all)) for _ in range(taken)]
+    state = json.loads(json.dumps(stream_of_all.state_dict()))
     assert (state["epoch"], state["batch"]) == divmod(taken, 7)
-    rest = [samples(batch) for batch in whole]
+    remaining = [samples(batch) for batch in stream_of_all]
     if reuse:
-        whole.load_state_dict(state)
-        assert [samples(batch) for batch in whole] == rest
-    resumed = of.stream(epochs=3, position=state)
-    assert [samples(batch) for batch in resumed] == rest
-    assert len(before) + len(rest) == 21
+        stream_of_all.load_state_dict(state)
+        assert [samples(batch) for batch in stream_of_all] == remaining
+    resumed = stream_loader.stream(epochs=3, position=state)
+    assert [samples(batch) for batch in resumed] == remaining
+    assert len(before) + len(remaining) == 21
 
 
 def test_a_state_of_another_stream_is_refused(part):
     state = loader(part).stream().state_dict()
     for changed in ({"batch_size": 31}, {"seed": 2}, {"shuffle": False}):
-        with pytest.raises(
-            ValueError, match=f"the state is of a stream with .'{next(iter(changed))}'"
-        ):
+        with pytest.raises(ValueError, match=f"the state is of a stream with .'{next(iter(changed))}'"):
             loader(part, **changed).stream(position=state)
     with pytest.raises(ValueError, match="the state is of a stream with {'rows': 7}, this one has"):
         loader(part).stream(position={**state, "rows": 7})
     with pytest.raises(ValueError, match=r"\['batch'\] are missing; pass what state_dict\(\) gave"):
-        loader(part).stream(position={n: of for n, of in state.items() if n != "batch"})
+        loader(part).stream(
+            position={n: stream_loader for n, stream_loader in state.items() if n != "batch"}
+        )
     with pytest.raises(ValueError, match="a batch from 0 to 7, not 0 and 9"):
         loader(part).stream(position={**state, "batch": 9})
     with pytest.raises(ValueError, match="prefetch must be 0"):
@@ -96,8 +97,8 @@ def test_closing_and_dropping_end_the_thread(part):
     assert len(threads()) == 1
     stream.close()
     assert not threads()
-    at = stream.state_dict()["batch"]
-    assert samples(next(stream)) == samples(list(loader(part).batches(0))[at])
+    number = stream.state_dict()["batch"]
+    assert samples(next(stream)) == samples(list(loader(part).batches(0))[number])
     with loader(part).stream() as other:
         next(other)
         assert len(threads()) == 2
@@ -113,7 +114,7 @@ def test_an_error_comes_where_its_batch_would(part):
         yield 2
         raise ValueError("the disk is gone")
 
-    ahead = Ahead(items(), 5)
+    ahead = prefetch(items(), 5)
     assert [next(ahead), next(ahead)] == [1, 2]
     with pytest.raises(ValueError, match="the disk is gone"):
         next(ahead)
@@ -121,13 +122,13 @@ def test_an_error_comes_where_its_batch_would(part):
 
 
 def test_no_more_is_made_than_may_wait():
-    made = []
-    ahead = Ahead((made.append(i) or i for i in range(100)), 3)
+    items_made = []
+    ahead = prefetch((items_made.append(i) or i for i in range(100)), 3)
     time.sleep(0.1)
-    assert len(made) == 3
+    assert len(items_made) == 3
     assert next(ahead) == 0
     time.sleep(0.1)
-    assert len(made) == 4
+    assert len(items_made) == 4
     ahead.close()
     with pytest.raises(StopIteration):
         next(ahead)

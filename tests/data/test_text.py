@@ -8,11 +8,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from hotrows.data.files import find_files
-from hotrows.data.layout import cut_line, layout_of
-from hotrows.data.reading import Chunk, chunks_of
-from hotrows.data.text import parse
-from hotrows.data.values import plain_number
+from hotrows.data.raw.files import find_files
+from hotrows.data.raw.layout import cut_line, layout_of
+from hotrows.data.raw.reading import Chunk, chunks_of
+from hotrows.data.raw.text import parse
+from hotrows.data.raw.values import plain_number
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.data.raw import use_plain_python
 
@@ -42,8 +42,8 @@ def parsed(text: bytes, schema: Schema, threads: int = 1):
         columns = parse(chunk, layout, schema, threads)
     except ValueError as error:
         return str(error)
-    ids = [[of.value(n) for n in range(len(of))] for of in columns.ids]
-    offsets = [None if of.offsets is None else of.offsets.tolist() for of in columns.ids]
+    ids = [[raw.value(n) for n in range(len(raw))] for raw in columns.ids]
+    offsets = [None if raw.offsets is None else raw.offsets.tolist() for raw in columns.ids]
     times = None if columns.times is None else columns.times.tolist()
     weights = None if columns.weights is None else columns.weights.tolist()
     return columns.labels.tolist(), columns.dense.tobytes(), ids, offsets, times, weights
@@ -59,9 +59,7 @@ def both(text: bytes, schema: Schema, threads: int = 1):
 
 
 def schema_of(delimiter: str) -> Schema:
-    return Schema(
-        features=(Dense("x"), Sparse("c")), columns=("label", "x", "c"), delimiter=delimiter
-    )
+    return Schema(features=(Dense("x"), Sparse("c")), columns=("label", "x", "c"), delimiter=delimiter)
 
 
 # Mostly well-formed lines, so that the first problem stands anywhere.
@@ -199,9 +197,9 @@ def test_chunks_hold_every_line_once(tmp_path_factory, text, size):
     path.write_bytes(text)
     chunks = list(chunks_of(*find_files(path), size))
     assert all(chunk.text.endswith(b"\n") for chunk in chunks)
-    whole = b"".join(bytes(chunk.text) for chunk in chunks)
-    assert whole.rstrip(b"\r\n") == text.rstrip(b"\r\n")
-    assert whole.count(b"\n") == len(text.rstrip(b"\r\n").split(b"\n")) * bool(whole)
+    joined = b"".join(bytes(chunk.text) for chunk in chunks)
+    assert joined.rstrip(b"\r\n") == text.rstrip(b"\r\n")
+    assert joined.count(b"\n") == len(text.rstrip(b"\r\n").split(b"\n")) * bool(joined)
     starts = np.cumsum([1, *(chunk.num_lines for chunk in chunks)])[:-1]
     assert [chunk.first_line for chunk in chunks] == starts.tolist()
 

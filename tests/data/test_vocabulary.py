@@ -11,22 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows import native
-from hotrows.data import vocabulary
-from hotrows.data.columns import RawIds
-from hotrows.data.vocabulary import (
+from hotrows.data.encode.vocabulary import (
     Counts,
-    PlainCounts,
-    Values,
     Vocabularies,
-    counts,
+    begin_counts,
+    open_vocabularies,
+    resume_counts,
+)
+from hotrows.data.encode.vocabulary_file import (
+    Values,
+    home_of,
+    num_homes,
     open_values,
     plain_hash,
-    resume_counts,
-    vocabularies,
     write_values,
 )
-from hotrows.data.vocabulary_file import home_of, num_homes
+from hotrows.data.encode.vocabulary_reference import PlainCounts, PlainVocabularies
+from hotrows.data.raw.columns import RawIds
+from hotrows.runtime import native
 from tests.data.raw import use_plain_python
 
 LIBRARY = native.load()
@@ -39,7 +41,7 @@ values_of_any_kind = st.one_of(
     st.binary(max_size=40),
     st.builds(lambda tail: b"a shared prefix " + tail, st.binary(max_size=3)),
     st.builds(
-        lambda of, n: (of * 40)[:n], st.sampled_from([b"a", b"\0", b"\xff"]), st.integers(0, 40)
+        lambda value, n: (value * 40)[:n], st.sampled_from([b"a", b"\0", b"\xff"]), st.integers(0, 40)
     ),
 )
 
@@ -56,7 +58,7 @@ def column(values, lengths=None) -> RawIds:
 @st.composite
 def batches(draw):
     """A few chunks of three columns, the last one of lists, and which rows are chosen."""
-    made = []
+    chunks = []
     for _ in range(draw(st.integers(1, 3))):
         rows = draw(st.integers(0, 30))
         plain = [draw(st.lists(values_of_any_kind, min_size=rows, max_size=rows)) for _ in "ab"]
@@ -64,8 +66,8 @@ def batches(draw):
         num = sum(lengths)
         listed = draw(st.lists(values_of_any_kind, min_size=num, max_size=num))
         chosen = np.array(draw(st.lists(st.booleans(), min_size=rows, max_size=rows)), bool)
-        made.append(([*map(column, plain), column(listed, lengths)], chosen))
-    return made
+        chunks.append(([*map(column, plain), column(listed, lengths)], chosen))
+    return chunks
 
 
 OWNERS = [0, 1, 0]  # the first column and that of lists share a vocabulary
@@ -89,25 +91,25 @@ def many_values(seed: int = 0, num: int = 3000) -> list:
 
 
 def counted(folder: Path, chunks, memory: int = UNLIMITED, threads: int = 2) -> Counts:
-    found = Counts(LIBRARY, OWNERS, folder / "spilled", memory, threads)
+    counts = Counts(LIBRARY, OWNERS, folder / "spilled", memory, threads)
     for columns, chosen in chunks:
-        found.add(columns, chosen)
-    return found
+        counts.add(columns, chosen)
+    return counts
 
 
 def plainly_counted(chunks) -> PlainCounts:
-    found = PlainCounts(OWNERS)
+    counts = PlainCounts(OWNERS)
     for columns, chosen in chunks:
-        found.add(columns, chosen)
-    return found
+        counts.add(columns, chosen)
+    return counts
 
 
-def written(found, folder: Path, min_count: int = 1, known=None) -> list:
+def written(counts, folder: Path, min_count: int = 1, known=None) -> list:
     """The bytes of both files, and how many distinct values each saw."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"vocabulary-{v}" for v in range(2)]
     seen = [
-        found.write(v, path, f"v{v}", min_count, None if known is None else known[v])
+        counts.write(v, path, f"v{v}", min_count, None if known is None else known[v])
         for v, path in enumerate(paths)
     ]
     return [(path.read_bytes(), num) for path, num in zip(paths, seen, strict=True)]
@@ -117,23 +119,23 @@ def listed(values: Values) -> list[tuple[bytes, int]]:
     return [(values.value(rank), int(values.counts[rank])) for rank in range(len(values))]
 
 
-def stored(path: Path, of: dict[bytes, int]) -> Values:
+def stored(path: Path, numbers: dict[bytes, int]) -> Values:
     """A vocabulary of just these values, in this order."""
-    found = PlainCounts([0])
-    found.add(
-        [column([value for value, num in of.items() for _ in range(num)])],
-        np.ones(sum(of.values())),
+    counts = PlainCounts([0])
+    counts.add(
+        [column([value for value, num in numbers.items() for _ in range(num)])],
+        np.ones(sum(numbers.values())),
     )
-    found.write(0, path, "stored", 1)
+    counts.write(0, path, "stored", 1)
     return open_values(path)
 
 
 def encoded(values, columns, num_unknown: int, *, plain: bool = False, **how) -> list[list[int]]:
-    make = vocabulary.PlainVocabularies if plain else Vocabularies
+    make = PlainVocabularies if plain else Vocabularies
     first = () if plain else (LIBRARY,)
     more = () if plain else (how.get("threads", 2), how.get("memory"))
-    found = make(*first, values, OWNERS, [num_unknown] * 2, *more)
-    return [ids.tolist() for ids in found.encode(columns)]
+    encoder = make(*first, values, OWNERS, [num_unknown] * 2, *more)
+    return [ids.tolist() for ids in encoder.encode(columns)]
 
 
 # ---- counting and ranking
@@ -141,9 +143,9 @@ def encoded(values, columns, num_unknown: int, *, plain: bool = False, **how) ->
 
 def test_values_are_ranked_by_falling_count_and_then_by_their_bytes(tmp_path):
     rows = [b"b", b"a", b"ab", b"a\0", b"longer than eight", b"longer than eighs", b"b", b""]
-    found = counts([0], tmp_path, UNLIMITED, 1)
-    found.add([column(rows)], np.ones(len(rows), bool))
-    assert found.write(0, tmp_path / "v", "of rows", 1) == 6
+    counts = begin_counts([0], tmp_path, UNLIMITED, 1)
+    counts.add([column(rows)], np.ones(len(rows), bool))
+    assert counts.write(0, tmp_path / "v", "of rows", 1) == 6
     order = [b"b", b"a", b"a\0", b"ab", b"longer than eighs", b"longer than eight"]
     assert listed(open_values(tmp_path / "v")) == [(value, 1 + (value == b"b")) for value in order]
 
@@ -151,9 +153,7 @@ def test_values_are_ranked_by_falling_count_and_then_by_their_bytes(tmp_path):
 @needs_core
 @settings(deadline=None, max_examples=60)
 @given(chunks=batches(), min_count=st.integers(1, 3), memory=st.sampled_from([8192, UNLIMITED]))
-def test_the_core_writes_the_file_that_plain_python_writes(
-    tmp_path_factory, chunks, min_count, memory
-):
+def test_the_core_writes_the_file_that_plain_python_writes(tmp_path_factory, chunks, min_count, memory):
     folder = tmp_path_factory.mktemp("both")
     expected = written(plainly_counted(chunks), folder / "plain", min_count)
     assert written(counted(folder, chunks, memory), folder, min_count) == expected
@@ -174,11 +174,11 @@ def test_a_tiny_memory_gives_the_same_bytes(tmp_path, memory):
 def test_many_runs_are_merged_in_several_steps(tmp_path):
     rng = random.Random(1)
     rows = [b"%d" % rng.randrange(1 << 40) for _ in range(20_000)]
-    found = Counts(LIBRARY, [0], tmp_path / "spilled", 4 << 10, 1)
-    found.add([column(rows + rows[::7])], np.ones(len(rows) + len(rows[::7]), bool))
+    counts = Counts(LIBRARY, [0], tmp_path / "spilled", 4 << 10, 1)
+    counts.add([column(rows + rows[::7])], np.ones(len(rows) + len(rows[::7]), bool))
     assert len(list((tmp_path / "spilled").iterdir())) > 64
-    found.write(0, tmp_path / "v", "many", 1)
-    expected = sorted(Counter(rows + rows[::7]).items(), key=lambda of: (-of[1], of[0]))
+    counts.write(0, tmp_path / "v", "many", 1)
+    expected = sorted(Counter(rows + rows[::7]).items(), key=lambda item: (-item[1], item[0]))
     assert listed(open_values(tmp_path / "v")) == expected
 
 
@@ -198,10 +198,10 @@ def test_the_number_of_threads_changes_nothing(tmp_path, memory):
 def test_vocabularies_may_be_written_at_once(tmp_path, memory):
     chunks = many_values()
     expected = written(plainly_counted(chunks), tmp_path / "plain")
-    found = counted(tmp_path, chunks, memory)
+    counts = counted(tmp_path, chunks, memory)
     paths = [tmp_path / f"vocabulary-{v}" for v in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        seen = list(pool.map(lambda v: found.write(v, paths[v], f"v{v}", 1), range(2)))
+        seen = list(pool.map(lambda v: counts.write(v, paths[v], f"v{v}", 1), range(2)))
     assert [(path.read_bytes(), num) for path, num in zip(paths, seen, strict=True)] == expected
 
 
@@ -237,7 +237,7 @@ def test_vocabularies_written_before_the_kill_are_left_as_they_are(tmp_path):
 def test_plain_python_goes_on_from_its_state_too(tmp_path, monkeypatch):
     use_plain_python(monkeypatch)
     chunks = many_values(num=200)
-    begun = counts(OWNERS, tmp_path, UNLIMITED, 1)
+    begun = begin_counts(OWNERS, tmp_path, UNLIMITED, 1)
     begun.add(*chunks[0])
     resumed = resume_counts(OWNERS, tmp_path, UNLIMITED, 1, begun.state())
     resumed.add(*chunks[1])
@@ -247,16 +247,14 @@ def test_plain_python_goes_on_from_its_state_too(tmp_path, monkeypatch):
 @needs_core
 @settings(deadline=None, max_examples=30)
 @given(chunks=batches(), before=batches(), min_count=st.integers(1, 2))
-def test_known_values_keep_their_ranks_and_new_ones_follow(
-    tmp_path_factory, chunks, before, min_count
-):
+def test_known_values_keep_their_ranks_and_new_ones_follow(tmp_path_factory, chunks, before, min_count):
     folder = tmp_path_factory.mktemp("known")
     written(plainly_counted(before), folder)
     known = [open_values(folder / f"vocabulary-{v}") for v in range(2)]
     expected = written(plainly_counted(chunks), folder / "plain", min_count, known)
     for memory in (8192, UNLIMITED):
-        of = folder / str(memory)
-        assert written(counted(of, chunks, memory), of, min_count, known) == expected
+        subfolder = folder / str(memory)
+        assert written(counted(subfolder, chunks, memory), subfolder, min_count, known) == expected
     grown = open_values(folder / "plain" / "vocabulary-0")
     old = [known[0].value(rank) for rank in range(len(known[0]))]
     assert [value for value, _ in listed(grown)[: len(old)]] == old
@@ -265,18 +263,16 @@ def test_known_values_keep_their_ranks_and_new_ones_follow(
 @needs_core
 def test_many_known_values_are_merged_in_little_memory(tmp_path):
     chunks = many_values()
-    known = [
-        stored(tmp_path / f"known-{v}", {b"%d known" % n: 1 for n in range(3000)}) for v in range(2)
-    ]
+    known = [stored(tmp_path / f"known-{v}", {b"%d known" % n: 1 for n in range(3000)}) for v in range(2)]
     expected = written(plainly_counted(chunks), tmp_path / "plain", 2, known)
     assert written(counted(tmp_path, chunks, 8 << 10), tmp_path, 2, known) == expected
 
 
 def test_known_values_that_were_not_seen_again_count_zero(tmp_path):
     known = stored(tmp_path / "known", {b"x": 3, b"a long one, known": 2, b"y": 1})
-    found = counts([0], tmp_path / "spilled", UNLIMITED, 1)
-    found.add([column([b"y", b"z", b"z", b"y", b"w"])], np.ones(5, bool))
-    assert found.write(0, tmp_path / "v", "grown", 2, known) == 3
+    counts = begin_counts([0], tmp_path / "spilled", UNLIMITED, 1)
+    counts.add([column([b"y", b"z", b"z", b"y", b"w"])], np.ones(5, bool))
+    assert counts.write(0, tmp_path / "v", "grown", 2, known) == 3
     expected = [(b"x", 0), (b"a long one, known", 0), (b"y", 2), (b"z", 2)]
     assert listed(open_values(tmp_path / "v")) == expected
 
@@ -303,9 +299,9 @@ def test_lists_may_begin_anywhere_in_their_values(tmp_path):
     rows = column([b"no", b"a", b"b", b"a", b"no"])
     offsets = np.array([1, 2, 2, 4])
     lists = RawIds(rows.text, rows.starts, rows.lengths, offsets)
-    for made in (Counts(LIBRARY, [0], tmp_path, UNLIMITED, 1), PlainCounts([0])):
-        made.add([lists], np.array([True, True, True]))
-        made.write(0, tmp_path / "v", "lists", 1)
+    for counts in (Counts(LIBRARY, [0], tmp_path, UNLIMITED, 1), PlainCounts([0])):
+        counts.add([lists], np.array([True, True, True]))
+        counts.write(0, tmp_path / "v", "lists", 1)
         assert listed(open_values(tmp_path / "v")) == [(b"a", 2), (b"b", 1)]
 
 
@@ -316,9 +312,7 @@ def test_lists_may_begin_anywhere_in_their_values(tmp_path):
 @pytest.mark.parametrize("num_unknown", [0, 1, 7])
 @settings(deadline=None, max_examples=30)
 @given(chunks=batches(), others=batches())
-def test_the_core_gives_the_ids_that_plain_python_gives(
-    tmp_path_factory, num_unknown, chunks, others
-):
+def test_the_core_gives_the_ids_that_plain_python_gives(tmp_path_factory, num_unknown, chunks, others):
     folder = tmp_path_factory.mktemp("ids")
     written(plainly_counted(chunks), folder)
     values = [open_values(folder / f"vocabulary-{v}") for v in range(2)]
@@ -340,10 +334,10 @@ def test_the_ids_of_a_large_chunk_do_not_depend_on_threads(tmp_path):
 
 def test_missing_unknown_and_known_values_have_their_ids(tmp_path):
     values = stored(tmp_path / "v", {b"ann": 2, b"a name longer than eight": 1})
-    found = vocabularies([values], [0], [3], 1)
+    encoder = open_vocabularies([values], [0], [3], 1)
     rows = [b"", b"ann", b"a name longer than eight", b"bob", b"a name longer than nine."]
     ids = [1, 5, 6, 2 + plain_hash(b"bob") % 3, 2 + plain_hash(rows[-1]) % 3]
-    assert found.encode([column(rows)])[0].tolist() == ids
+    assert encoder.encode([column(rows)])[0].tolist() == ids
 
 
 @needs_core
@@ -359,8 +353,8 @@ def test_two_values_with_one_hash_keep_their_own_ids(tmp_path):
     slots[home] = one, 1 << 8 | 9  # as if the other value had the hash of the first
     slots[home + 1] = one, 0 << 8 | 9
     forged = Values(values.counts, values.ends, values.text, 2, slots)
-    found = Vocabularies(LIBRARY, [forged], [0], [1], 1)
-    assert found.encode([column([b"the first value"])])[0].tolist() == [3]
+    encoder = Vocabularies(LIBRARY, [forged], [0], [1], 1)
+    assert encoder.encode([column([b"the first value"])])[0].tolist() == [3]
     assert one != other
 
 
@@ -368,55 +362,55 @@ def test_two_values_with_one_hash_keep_their_own_ids(tmp_path):
 
 
 @needs_core
-@pytest.mark.parametrize("at", [5, 40, 70, -1])
-def test_a_damaged_run_is_one_clear_error(tmp_path, at):
-    found = counted(tmp_path, many_values())
-    found.spill()
+@pytest.mark.parametrize("place", [5, 40, 70, -1])
+def test_a_damaged_run_is_one_clear_error(tmp_path, place):
+    counts = counted(tmp_path, many_values())
+    counts.spill()
     run = next(path for path in (tmp_path / "spilled").iterdir() if "00000" in path.name)
     damaged = bytearray(run.read_bytes())
-    damaged[at] ^= 4
+    damaged[place] ^= 4
     run.write_bytes(damaged)
     with pytest.raises(ValueError, match=f"{run.name} is damaged or cut off"):
-        found.write(0, tmp_path / "v", "v", 1)
+        counts.write(0, tmp_path / "v", "v", 1)
     assert not list(tmp_path.glob("v*")) and not list((tmp_path / "spilled").glob("write*"))
 
 
 @needs_core
 @pytest.mark.parametrize("size", [0, 10, 32, 1000])
 def test_a_run_that_was_cut_off_is_one_clear_error(tmp_path, size):
-    found = counted(tmp_path, many_values())
-    found.spill()
+    counts = counted(tmp_path, many_values())
+    counts.spill()
     run = next(path for path in (tmp_path / "spilled").iterdir() if "00000" in path.name)
     run.write_bytes(run.read_bytes()[:size])
     with pytest.raises(ValueError, match="remove the folder and prepare again"):
-        found.write(0, tmp_path / "v", "v", 1)
+        counts.write(0, tmp_path / "v", "v", 1)
 
 
 @needs_core
 def test_a_failing_disk_is_an_os_error_that_names_the_file(tmp_path):
-    found = counted(tmp_path, many_values())
+    counts = counted(tmp_path, many_values())
     (tmp_path / "spilled").rmdir()
     with pytest.raises(FileNotFoundError) as raised:
-        found.spill()
+        counts.spill()
     assert "spilled/run-0000" in raised.value.filename
 
 
 @needs_core
 def test_a_value_larger_than_the_memory_is_an_error_that_says_so(tmp_path):
-    found = Counts(LIBRARY, [0, 1], tmp_path, 4096, 1)
+    counts = Counts(LIBRARY, [0, 1], tmp_path, 4096, 1)
     rows = [b"a", b"x" * 10_000, b"b"]
     with pytest.raises(ValueError, match=r"4,096 bytes of memory, .* give more memory"):
-        found.add([column(rows), column(rows)], np.ones(3, bool))
+        counts.add([column(rows), column(rows)], np.ones(3, bool))
 
 
 def test_a_vocabulary_without_index_cannot_encode(tmp_path):
-    given = Values(np.array([2, 1]), np.zeros(0, np.int64), np.zeros(0, np.uint8), 2)
-    write_values(tmp_path / "v", "ids", given)
+    values = Values(np.array([2, 1]), np.zeros(0, np.int64), np.zeros(0, np.uint8), 2)
+    write_values(tmp_path / "v", "ids", values)
     values = open_values(tmp_path / "v")
     assert values.counts.tolist() == [2, 1] and values.num_distinct == 2
     if LIBRARY is not None:
         with pytest.raises(ValueError, match="found one without"):
-            vocabularies([values], [0], [1], 1)
+            open_vocabularies([values], [0], [1], 1)
 
 
 @needs_core
@@ -424,15 +418,15 @@ def test_a_vocabulary_without_index_cannot_encode(tmp_path):
 @given(data=st.data())
 def test_a_damaged_vocabulary_gives_wrong_ids_at_worst(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("damaged")
-    whole = stored(folder / "v", {b"a value longer than eight %d" % n: 1 for n in range(20)})
-    parts = {name: getattr(whole, name).copy() for name in ("ends", "text", "index")}
+    intact = stored(folder / "v", {b"a value longer than eight %d" % n: 1 for n in range(20)})
+    parts = {name: getattr(intact, name).copy() for name in ("ends", "text", "index")}
     for name in parts:
         raw = parts[name].reshape(-1).view(np.uint8)
-        for at in data.draw(st.lists(st.integers(0, len(raw) - 1), max_size=20)):
-            raw[at] = data.draw(st.integers(0, 255))
-    damaged = Values(whole.counts, num_distinct=20, **parts)
-    rows = column([whole.value(rank) for rank in range(20)] + [b"", b"short"])
+        for place in data.draw(st.lists(st.integers(0, len(raw) - 1), max_size=20)):
+            raw[place] = data.draw(st.integers(0, 255))
+    damaged = Values(intact.counts, num_distinct=20, **parts)
+    rows = column([intact.value(rank) for rank in range(20)] + [b"", b"short"])
     assert len(Vocabularies(LIBRARY, [damaged], [0], [1], 1).encode([rows])[0]) == 22
-    found = Counts(LIBRARY, [0], folder, 4096, 1)
-    found.add([rows], np.ones(22, bool))
-    found.write(0, folder / "grown", "grown", 1, damaged)
+    counts = Counts(LIBRARY, [0], folder, 4096, 1)
+    counts.add([rows], np.ones(22, bool))
+    counts.write(0, folder / "grown", "grown", 1, damaged)

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hotrows.data import EncodedData, Loader, write_encoded
-from hotrows.data.shards import Rows, ShardWriter
-from hotrows.data.writing import _checked
+from hotrows.data.encode.writing import _checked
+from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.shard_writer import ShardWriter
 from hotrows.schema import Schema, Sparse
 from tests.data.encoded_rows import EVERYTHING, batch_of, samples, schemas, write_rows
 from tests.data.raw import files_of, use_plain_python
@@ -22,12 +23,7 @@ ANY = settings(
 
 
 @ANY
-@given(
-    schema=schemas(),
-    rows=st.integers(0, 120),
-    shard_rows=st.integers(1, 60),
-    seed=st.integers(0, 99),
-)
+@given(schema=schemas(), rows=st.integers(0, 120), shard_rows=st.integers(1, 60), seed=st.integers(0, 99))
 def test_what_is_written_comes_back(tmp_path_factory, schema, rows, shard_rows, seed):
     batch = batch_of(schema, rows, seed)
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -37,13 +33,13 @@ def test_what_is_written_comes_back(tmp_path_factory, schema, rows, shard_rows, 
         expected = samples(batch)
         for shuffle in (False, True):
             batches = list(Loader(data.parts["train"], 50, shuffle=shuffle).batches(0))
-            found = [sample for of in batches for sample in samples(of)]
-            assert sorted(map(repr, found)) == sorted(map(repr, expected))
-            assert shuffle or found == expected
-            assert all((of.offsets is None) == (batch.offsets is None) for of in batches)
+            samples_read = [sample for batch_read in batches for sample in samples(batch_read)]
+            assert sorted(map(repr, samples_read)) == sorted(map(repr, expected))
+            assert shuffle or samples_read == expected
+            assert all((batch_read.offsets is None) == (batch.offsets is None) for batch_read in batches)
         use_plain_python(monkeypatch)
         plain = list(Loader(data.parts["train"], 50, shuffle=True).batches(0))
-        assert [sample for of in plain for sample in samples(of)] == found
+        assert [sample for batch_read in plain for sample in samples(batch_read)] == samples_read
 
 
 @ANY
@@ -53,16 +49,18 @@ def test_what_is_counted_is_what_stands_there(tmp_path_factory, rows, seed):
     with pytest.MonkeyPatch.context() as monkeypatch:
         folder = tmp_path_factory.mktemp("any") / "out"
         part = write_rows(folder, EVERYTHING, batch, 30, monkeypatch).parts["train"]
-    of = samples(batch)
+    batch_read = samples(batch)
     for task in range(2):
-        assert part.clicks[task] == sum(sample[2][task] == 1 for sample in of)
-        assert part.labelled[task] == sum(sample[2][task] is not None for sample in of)
+        assert part.clicks[task] == sum(sample[2][task] == 1 for sample in batch_read)
+        assert part.labelled[task] == sum(sample[2][task] is not None for sample in batch_read)
     for f, feature in enumerate(EVERYTHING.id_features):
-        values = [value for sample in of for value in sample[0][f]]
+        values = [value for sample in batch_read for value in sample[0][f]]
         assert part.values[feature.name] == len(values)
         assert part.missing[feature.name] == values.count(1)
         assert part.unknown[feature.name] == sum(2 <= v < 2 + feature.num_unknown for v in values)
-    empty = {name: sum(not sample[0][f] for sample in of) for f, name in enumerate(batch.features)}
+    empty = {
+        name: sum(not sample[0][f] for sample in batch_read) for f, name in enumerate(batch.features)
+    }
     assert part.empty == {name: empty[name] for name in ("many", "sequence")}
 
 
@@ -84,14 +82,14 @@ def appended(writer: ShardWriter, rows: Rows, missing: np.ndarray, sizes) -> Non
 @given(sizes=st.lists(st.integers(0, 40), max_size=12))
 def test_the_sizes_of_appends_leave_no_trace(tmp_path_factory, sizes):
     rows, missing = rows_of(131)
-    found = []
-    for of in (sizes, [131]):
+    samples_read = []
+    for batch_read in (sizes, [131]):
         folder = tmp_path_factory.mktemp("any")
         writer = ShardWriter(folder, "train", EVERYTHING, 25)
-        appended(writer, rows, missing, of)
-        found.append((writer.close(), files_of(folder)))
-    assert found[0] == found[1]
-    assert len(found[0][0].shards) == 6
+        appended(writer, rows, missing, batch_read)
+        samples_read.append((writer.close(), files_of(folder)))
+    assert samples_read[0] == samples_read[1]
+    assert len(samples_read[0][0].shards) == 6
 
 
 @ANY
@@ -100,8 +98,8 @@ def test_a_resumed_writer_ends_as_if_there_had_been_no_break(
     tmp_path_factory, killed_at, again_from, size
 ):
     rows, missing = rows_of(131)
-    whole, broken = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("broken")
-    writer = ShardWriter(whole, "train", EVERYTHING, 25)
+    unbroken, broken = tmp_path_factory.mktemp("whole"), tmp_path_factory.mktemp("broken")
+    writer = ShardWriter(unbroken, "train", EVERYTHING, 25)
     appended(writer, rows, missing, [])
     expected = writer.close()
     writer = ShardWriter(broken, "train", EVERYTHING, 25)
@@ -113,7 +111,7 @@ def test_a_resumed_writer_ends_as_if_there_had_been_no_break(
     appended(writer, rows[first:], missing[:, first:], [size] * 5)
     assert writer.close() == expected
     (broken / "train-00003.shard.part").unlink(missing_ok=True)
-    assert files_of(broken) == files_of(whole)
+    assert files_of(broken) == files_of(unbroken)
 
 
 def test_a_shard_that_was_lost_is_named_on_resuming(tmp_path):
@@ -156,11 +154,11 @@ def test_batches_that_are_not_as_declared_are_refused():
     refused(r"expected sample_weights of shape None", batch, bare)
     refused("expected labels 0 or 1, found 0.5 in row 103", change(batch, labels=_at(batch, 0.5)))
     single = Schema((Sparse("many", rows=9), Sparse("one", rows=9)))
-    of = change(
+    batch_read = change(
         batch_of(single, 3), ids=torch.arange(6), offsets=torch.tensor([0, 1, 2, 2, 4, 5, 6])
     )
-    refused("feature 'many' has 0 ids in row 2 of the batch, expected one", of, single)
-    falling = change(of, offsets=torch.tensor([0, 2, 1, 3, 4, 5, 6]))
+    refused("feature 'many' has 0 ids in row 2 of the batch, expected one", batch_read, single)
+    falling = change(batch_read, offsets=torch.tensor([0, 2, 1, 3, 4, 5, 6]))
     refused("expected offsets that rise from 0 to 6", falling, single)
 
 

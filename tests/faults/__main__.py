@@ -16,23 +16,14 @@ from pathlib import Path
 from tests.faults import cases, jobs, network, torchruns
 from tests.faults.inject import Fault
 
-_EACH_KIND = (
-    "planning",
-    "planned",
-    "rows",
-    "forward",
-    "backward",
-    "gradients",
-    "update",
-    "writing",
-)
+_EACH_KIND = ("planning", "planned", "rows", "forward", "backward", "gradients", "update", "writing")
 
 
 def on_one_host(data: Path, folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
     """The name of every case, and what runs it."""
     number = 0
 
-    def of(what, num_ranks: int, fault: Fault):
+    def case_of(what, num_ranks: int, fault: Fault):
         nonlocal number
         number += 1
         run = folder / f"run-{number}"
@@ -41,13 +32,13 @@ def on_one_host(data: Path, folder: Path) -> Iterator[tuple[str, Callable[[], ob
     for num_ranks in (2, 4):
         last = num_ranks - 1
         for fault in cases.kills(num_ranks):
-            yield of(cases.a_rank_is_killed, num_ranks, fault)
+            yield case_of(cases.a_rank_is_killed, num_ranks, fault)
         for stage in _EACH_KIND:
-            yield of(cases.a_rank_raises, num_ranks, Fault("raise", stage, last, 3))
-            yield of(cases.a_rank_hangs, num_ranks, Fault("stop", stage, last, 3))
-        yield of(cases.a_rank_lags, num_ranks, Fault("lag", "forward", last))
-        yield of(cases.a_rank_lags, num_ranks, Fault("lag", "planning", 0))
-        yield of(cases.a_disk_is_full, num_ranks, Fault("full", "writing", last, 3))
+            yield case_of(cases.a_rank_raises, num_ranks, Fault("raise", stage, last, 3))
+            yield case_of(cases.a_rank_hangs, num_ranks, Fault("stop", stage, last, 3))
+        yield case_of(cases.a_rank_lags, num_ranks, Fault("lag", "forward", last))
+        yield case_of(cases.a_rank_lags, num_ranks, Fault("lag", "planning", 0))
+        yield case_of(cases.a_disk_is_full, num_ranks, Fault("full", "writing", last, 3))
         yield f"{num_ranks} ranks: full disk", lambda n=num_ranks: full_disk(data, folder, n)
         yield f"{num_ranks} ranks: --max-restarts", lambda n=num_ranks: restarts(data, folder, n)
 
@@ -67,24 +58,24 @@ def restarts(data: Path, folder: Path, num_ranks: int) -> None:
     run = folder / f"restarts-{num_ranks}"
     code, said = torchruns.on_this_host(data, run, num_ranks, "--max-restarts", "3", faults=faults)
     assert code == 0, said
-    assert jobs.whole(run) == cases.undisturbed(data, num_ranks)
+    assert jobs.checksums(run) == cases.undisturbed(data, num_ranks)
 
 
 def on_two_hosts(data: Path, folder: Path) -> Iterator[tuple[str, Callable[[], object]]]:
-    for each in (1, 2):
+    for per_host in (1, 2):
         for what in (
             network.a_short_cut_is_waited_out,
             network.a_short_cut_is_a_restart,
             network.a_cut_for_good_ends_the_ranks,
         ):
             name = what.__name__.replace("_", " ")
-            run = folder / f"{what.__name__}-{each}"
+            run = folder / f"{what.__name__}-{per_host}"
 
-            def case(what=what, run=run, each=each) -> None:
+            def case(what=what, run=run, per_host=per_host) -> None:
                 with torchruns.two_hosts() as hosts:
-                    what(data, run, hosts, each)
+                    what(data, run, hosts, per_host)
 
-            yield f"2 hosts of {each} ranks: {name}", case
+            yield f"2 hosts of {per_host} ranks: {name}", case
 
 
 def main(folder: Path) -> int:
@@ -94,13 +85,13 @@ def main(folder: Path) -> int:
         begun = time.monotonic()
         try:
             case()
-            found = "ok"
+            result = "ok"
         except PermissionError as error:
-            found = f"not run: {error}"
+            result = f"not run: {error}"
         except Exception:
             failed += 1
-            found = f"FAILED\n{traceback.format_exc()}"
-        print(f"{time.monotonic() - begun:6.1f} s  {name}: {found}", flush=True)
+            result = f"FAILED\n{traceback.format_exc()}"
+        print(f"{time.monotonic() - begun:6.1f} s  {name}: {result}", flush=True)
     return 1 if failed else 0
 
 

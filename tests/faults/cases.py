@@ -15,7 +15,7 @@ from pathlib import Path
 from hotrows.data import prepare
 from tests.faults import jobs
 from tests.faults.inject import OF_RANK_0, STAGES, Fault
-from tests.test_train import schema, write_rows
+from tests.support.runs import schema, write_rows
 
 SECONDS = 20  # within which the ranks that are left must end
 _CALLS = {"start": 1, "evaluation": 3, "half written": 8}  # the call of a stage that is struck
@@ -34,7 +34,7 @@ def undisturbed(data: Path, num_ranks: int) -> dict[str, int]:
     run = data.parent / f"undisturbed-{num_ranks}"
     ended = jobs.train(data, run, num_ranks)
     assert not ended.failed, ended
-    return jobs.whole(run)
+    return jobs.checksums(run)
 
 
 def kills(num_ranks: int) -> Iterator[Fault]:
@@ -56,9 +56,9 @@ def a_rank_is_killed(data: Path, run: Path, num_ranks: int, fault: Fault) -> Non
 
 def a_rank_raises(data: Path, run: Path, num_ranks: int, fault: Fault) -> None:
     ended = jobs.train(data, run, num_ranks, faults=(fault,))
-    first, *rest = ended.said[fault.rank].splitlines()[_before(ended.said[fault.rank]) :]
+    first, *later = ended.said[fault.rank].splitlines()[_before(ended.said[fault.rank]) :]
     assert first == f"hotrows: rank {fault.rank}: RuntimeError: this {fault.stage} failed"
-    assert rest[0].startswith("Traceback")  # an error of the model's author, or of ours
+    assert later[0].startswith("Traceback")  # an error of the model's author, or of ours
     assert ended.seconds < SECONDS and ended.codes == (1,) * num_ranks, ended
     others_say(ended, num_ranks, fault.rank, "lost another")
     goes_on(data, run, num_ranks)
@@ -69,9 +69,7 @@ def a_rank_hangs(data: Path, run: Path, num_ranks: int, fault: Fault, timeout: f
     ended = jobs.train(data, run, num_ranks, faults=(fault,), timeout=timeout)
     assert ended.codes[fault.rank] is None, ended
     assert ended.seconds < timeout + 5, ended
-    others_say(
-        ended, num_ranks, fault.rank, rf"(waited more than {timeout:g} s.*--timeout|lost another)"
-    )
+    others_say(ended, num_ranks, fault.rank, rf"(waited more than {timeout:g} s.*--timeout|lost another)")
     assert any(f"waited more than {timeout:g} s" in said for said in ended.said)
     goes_on(data, run, num_ranks)
 
@@ -79,7 +77,7 @@ def a_rank_hangs(data: Path, run: Path, num_ranks: int, fault: Fault, timeout: f
 def a_rank_lags(data: Path, run: Path, num_ranks: int, fault: Fault) -> None:
     ended = jobs.train(data, run, num_ranks, faults=(fault,))
     assert not ended.failed, ended
-    assert jobs.whole(run) == undisturbed(data, num_ranks)
+    assert jobs.checksums(run) == undisturbed(data, num_ranks)
 
 
 def a_disk_is_full(data: Path, run: Path, num_ranks: int, fault: Fault) -> None:
@@ -90,8 +88,7 @@ def a_disk_is_full(data: Path, run: Path, num_ranks: int, fault: Fault) -> None:
     for rank, said in enumerate(ended.said):
         one_line = "".join(said.split())  # messages on the way are wrapped
         assert re.search(
-            rf"couldnotwrite(checkpoint)?{run}.*(Filetoolarge|Nospaceleft).*makeroom,thenresume",
-            one_line,
+            rf"couldnotwrite(checkpoint)?{run}.*(Filetoolarge|Nospaceleft).*makeroom,thenresume", one_line
         ), said
         assert said.splitlines()[-1].startswith(f"hotrows: rank {rank}: ")
         assert "Traceback" not in said
@@ -112,10 +109,10 @@ def others_say(ended: jobs.Ended, num_ranks: int, struck: int, words: str) -> No
 def goes_on(data: Path, run: Path, num_ranks: int) -> None:
     """What was saved last is whole, and leads to the bits of a run that nothing happened to."""
     if jobs.step_of(run):
-        jobs.whole(run)
+        jobs.checksums(run)
     again = jobs.train(data, run, num_ranks)
     assert not again.failed, again
-    assert jobs.whole(run) == undisturbed(data, num_ranks)
+    assert jobs.checksums(run) == undisturbed(data, num_ranks)
 
 
 @contextmanager
@@ -123,9 +120,9 @@ def small_disk(folder: Path) -> Iterator[Path]:
     """A file system of 8 MiB; PermissionError where none may be mounted."""
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)]
-    found = subprocess.run(mount, capture_output=True, text=True, check=False)
-    if found.returncode:
-        raise PermissionError(found.stderr.strip())
+    mounted = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        raise PermissionError(mounted.stderr.strip())
     try:
         yield folder
     finally:

@@ -18,26 +18,27 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from hotrows import cli, predict, step, traffic, train
+from hotrows import cli
 from hotrows.checkpoint import files, write, writer
-from hotrows.embedding import Embedding
-from hotrows.exchange import dense
+from hotrows.distributed import dense_gradients, row_exchange
+from hotrows.engine.embedding import Embedding
 from hotrows.models.deepfm import DeepFM
 from hotrows.planning import routing
+from hotrows.train import recommender, step, step_trainer
 
 # Where a fault strikes: the function, and whether as it begins or as it ends.
 STAGES: dict[str, tuple[Any, str, str]] = {
-    "start": (train.Trainer, "_begin", "begins"),
+    "start": (step_trainer.StepTrainer, "choose_linear_paths", "begins"),
     "planning": (Embedding, "plan", "begins"),
-    "planned": (routing, "_serve", "ends"),
-    "rows": (traffic.Traffic, "rows", "begins"),
-    "rows on their way": (traffic.Traffic, "_arrive", "begins"),
+    "planned": (routing, "serve_plan", "ends"),
+    "rows": (row_exchange.RowExchange, "rows", "begins"),
+    "rows on their way": (row_exchange.RowExchange, "_receive", "begins"),
     "forward": (DeepFM, "forward", "begins"),
-    "backward": (dense._Bucket, "send", "begins"),
-    "gradients": (traffic.Traffic, "gradients", "begins"),
+    "backward": (dense_gradients._Bucket, "send", "begins"),
+    "gradients": (row_exchange.RowExchange, "gradients", "begins"),
     "update": (Embedding, "update", "ends"),
     "dense step": (step.Step, "_dense_step", "begins"),
-    "evaluation": (predict.Predictor, "targets", "begins"),
+    "evaluation": (recommender.Recommender, "targets", "begins"),
     "snapshot": (writer, "take", "begins"),
     "writing": (write, "_write_records", "begins"),
     "half written": (files, "write_file", "ends"),
@@ -92,16 +93,16 @@ def _arm(fault: Fault) -> None:
     calls = 0
 
     @functools.wraps(function)
-    def struck(*arguments: Any, **rest: Any) -> Any:
+    def struck(*arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         due = calls >= fault.call if fault.kind == "lag" else calls == fault.call
         if due and moment == "begins":
             _KINDS[fault.kind](fault)
-        found = function(*arguments, **rest)
+        result = function(*arguments, **options)
         if due and moment == "ends":
             _KINDS[fault.kind](fault)
-        return found
+        return result
 
     setattr(owner, name, struck)
 

@@ -30,7 +30,7 @@ SETTINGS = (
 )  # fmt: skip
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.faults.inject", "tests.faults.jobs", "hotrows.report"])
+_forks.set_forkserver_preload(["tests.faults.inject", "tests.faults.jobs", "hotrows.train.pictures"])
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ def train(
     outputs = [run.parent / f"{run.name}-said-{rank}" for rank in range(num_ranks)]
     ranks = [
         _forks.Process(
-            target=_rank,
-            args=(rank, num_ranks, port, faults, [*arguments, *more], outputs[rank]),
+            target=_rank, args=(rank, num_ranks, port, faults, [*arguments, *more], outputs[rank])
         )
         for rank in range(num_ranks)
     ]
@@ -90,13 +89,13 @@ def train(
     return Ended(codes, tuple(path.read_text() for path in outputs), now - ended)
 
 
-def whole(run: Path) -> dict[str, int]:
+def checksums(run: Path) -> dict[str, int]:
     """The checksums of all files of the last checkpoint, which are right: rows and their optimizer's
     state, dense part, its optimizer and random numbers."""
-    found = checkpoint.summary(checkpoint.folder_of(run, "last"), True)
-    assert found["verified"]
+    summary = checkpoint.summary(checkpoint.folder_of(run, "last"), True)
+    assert summary["verified"]
     folder = checkpoint.folder_of(run, "last")
-    return {name: of.crc32 for name, of in checkpoint.read_manifest(folder).files.items()}
+    return {name: file.crc32 for name, file in checkpoint.read_manifest(folder).files.items()}
 
 
 def step_of(run: Path) -> int:
@@ -110,7 +109,8 @@ def _rank(
     rank: int, num_ranks: int, port: int, faults: tuple[Fault, ...], arguments: list[str], said: Path
 ) -> None:  # fmt: skip
     """A rank, in a process of its own."""
-    from hotrows import cli, report
+    from hotrows import cli
+    from hotrows.train import pictures
 
     out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1)
@@ -122,7 +122,7 @@ def _rank(
         MASTER_PORT=str(port),
     )  # fmt: skip
     torch.set_num_threads(1)
-    report.draw_run = lambda run: None
+    pictures.draw_run = lambda run: None
     arm(faults)
     cli.main(arguments)
 
@@ -144,4 +144,4 @@ def _free_port() -> int:
         return probe.getsockname()[1]
 
 
-__all__ = ["SETTINGS", "TIMEOUT", "Ended", "Fault", "step_of", "to_text", "train", "whole"]
+__all__ = ["SETTINGS", "TIMEOUT", "Ended", "Fault", "checksums", "step_of", "to_text", "train"]

@@ -20,55 +20,55 @@ OUT_FOR = 10  # seconds
 _SLOWLY = tuple(Fault("lag", "forward", rank, 1, attempt=0) for rank in range(4))
 
 
-def a_short_cut_is_waited_out(data: Path, run: Path, hosts: Sequence[Host], each: int = 1) -> None:
+def a_short_cut_is_waited_out(data: Path, run: Path, hosts: Sequence[Host], per_host: int = 1) -> None:
     """The timeout is longer than the cut: the run goes on where it was."""
-    with _unplugged_while_training(hosts, data, run, each, timeout=60) as (started, said):
+    with _unplugged_while_training(hosts, data, run, per_host, timeout=60) as (started, said):
         time.sleep(OUT_FOR)
         hosts[1].plug(True)
         assert _all_end(started, 120) == [0, 0], _texts(said)
     assert "hotrows:" not in _texts(said)
-    assert jobs.whole(run) == undisturbed(data, 2 * each)
+    assert jobs.checksums(run) == undisturbed(data, 2 * per_host)
 
 
-def a_short_cut_is_a_restart(data: Path, run: Path, hosts: Sequence[Host], each: int = 1) -> None:
+def a_short_cut_is_a_restart(data: Path, run: Path, hosts: Sequence[Host], per_host: int = 1) -> None:
     """The timeout is shorter: the ranks give up, and torchrun begins again by itself."""
     with _unplugged_while_training(
-        hosts, data, run, each, "--max-restarts", "3", timeout=4
+        hosts, data, run, per_host, "--max-restarts", "3", timeout=4
     ) as (started, said):  # fmt: skip
         time.sleep(OUT_FOR)
         hosts[1].plug(True)
         assert _all_end(started, 180) == [0, 0], _texts(said)
     assert re.search(r"hotrows: rank \d: (waited more than 4 s for|lost) another", _texts(said))
-    assert jobs.whole(run) == undisturbed(data, 2 * each)
+    assert jobs.checksums(run) == undisturbed(data, 2 * per_host)
 
 
 def a_cut_for_good_ends_the_ranks(
-    data: Path, run: Path, hosts: Sequence[Host], each: int = 1, timeout: float = 6
+    data: Path, run: Path, hosts: Sequence[Host], per_host: int = 1, timeout: float = 6
 ) -> float:
     """Every rank gives up after the timeout; started again on a whole network, the run goes on.
 
     Gives the seconds until the last one gave up.
     """
-    with _unplugged_while_training(hosts, data, run, each, timeout=timeout) as (_, said):
+    with _unplugged_while_training(hosts, data, run, per_host, timeout=timeout) as (_, said):
         begun = time.monotonic()
-        words = [f"hotrows: rank {rank}: " for rank in range(2 * each)]
-        _wait(lambda: all(of in _texts(said) for of in words), timeout + 15, said)
+        words = [f"hotrows: rank {rank}: " for rank in range(2 * per_host)]
+        _wait(lambda: all(word in _texts(said) for word in words), timeout + 15, said)
         seconds = time.monotonic() - begun
     hosts[1].plug(True)
-    again = start_on(hosts, data, run, said, ranks_per_host=each, timeout=60, more=["--resume"])
+    again = start_on(hosts, data, run, said, ranks_per_host=per_host, timeout=60, more=["--resume"])
     assert _all_end(again, 120) == [0, 0], _texts(said)
-    assert jobs.whole(run) == undisturbed(data, 2 * each)
+    assert jobs.checksums(run) == undisturbed(data, 2 * per_host)
     return seconds
 
 
 @contextmanager
 def _unplugged_while_training(
-    hosts: Sequence[Host], data: Path, run: Path, each: int, *torchrun: str, timeout: float
+    hosts: Sequence[Host], data: Path, run: Path, per_host: int, *torchrun: str, timeout: float
 ) -> Iterator[tuple[list[subprocess.Popen], Path]]:  # fmt: skip
     """A job that has saved a checkpoint, and whose cable has just been unplugged."""
     said = run.with_name(f"{run.name}-said")
     started = start_on(
-        hosts, data, run, said, *torchrun, ranks_per_host=each, timeout=timeout, faults=_SLOWLY
+        hosts, data, run, said, *torchrun, ranks_per_host=per_host, timeout=timeout, faults=_SLOWLY
     )
     try:
         _wait(lambda: run.exists() and jobs.step_of(run) >= 3, 90, said)

@@ -5,8 +5,6 @@ import pytest
 from tests.faults import cases, jobs, network, torchruns
 from tests.faults.inject import Fault
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
@@ -16,28 +14,29 @@ def data(tmp_path_factory):
 @pytest.fixture
 def hosts():
     try:
-        with torchruns.two_hosts() as made:
-            yield made
+        with torchruns.two_hosts() as hosts:
+            yield hosts
     except PermissionError as error:
         pytest.skip(f"needs network namespaces: {error}")
 
 
 def test_torchrun_restarts_a_job_until_it_is_done(data, tmp_path):
     faults = Fault("kill", "forward", 1, 5), Fault("kill", "written", 0, 2, attempt=1)
-    code, said = torchruns.on_this_host(
-        data, tmp_path / "run", 2, "--max-restarts", "2", faults=faults
-    )
+    code, said = torchruns.on_this_host(data, tmp_path / "run", 2, "--max-restarts", "2", faults=faults)
     assert code == 0, said
-    assert jobs.whole(tmp_path / "run") == cases.undisturbed(data, 2)
+    assert jobs.checksums(tmp_path / "run") == cases.undisturbed(data, 2)
 
 
+@pytest.mark.slow
 def test_a_short_cut_is_waited_out(data, tmp_path, hosts):
     network.a_short_cut_is_waited_out(data, tmp_path / "run", hosts)
 
 
+@pytest.mark.slow
 def test_a_short_cut_is_a_restart(data, tmp_path, hosts):
     network.a_short_cut_is_a_restart(data, tmp_path / "run", hosts)
 
 
+@pytest.mark.slow
 def test_a_cut_for_good_ends_the_ranks(data, tmp_path, hosts):
     network.a_cut_for_good_ends_the_ranks(data, tmp_path / "run", hosts)

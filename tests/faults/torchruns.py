@@ -37,10 +37,10 @@ def on_this_host(
         *_TORCHRUN, "--standalone", "--nproc-per-node", str(num_ranks), *torchrun,
         *script(data, run, faults, timeout),
     ]  # fmt: skip
-    found = subprocess.run(
+    ended = subprocess.run(
         command, capture_output=True, text=True, timeout=patience, check=False, env=environment()
     )
-    return found.returncode, found.stderr
+    return ended.returncode, ended.stderr
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ def start_on(
 
 def _ip(*words: str) -> None:
     try:
-        found = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+        ended = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         raise PermissionError("there is no command ip (package iproute2)") from None
-    if found.returncode:
-        raise PermissionError(f"ip {' '.join(words)}: {found.stderr.strip()}")
+    if ended.returncode:
+        raise PermissionError(f"ip {' '.join(words)}: {ended.stderr.strip()}")

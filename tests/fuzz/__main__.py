@@ -32,18 +32,18 @@ class Finding:
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--seconds", type=float, default=60)
-    asked.add_argument("--target", choices=TARGETS, action="append")
-    asked.add_argument("--seed", type=int, default=0)
-    asked.add_argument("--go-on", action="store_true", help="names every new finding, to the end")
-    given = asked.parse_args()
-    end, seeds = time.monotonic() + given.seconds, given.seed
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--target", choices=TARGETS, action="append")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--go-on", action="store_true", help="names every new finding, to the end")
+    arguments = parser.parse_args()
+    end, seeds = time.monotonic() + arguments.seconds, arguments.seed
     kinds: set[str] = set()
     while time.monotonic() < end:
-        for target in given.target or TARGETS:
+        for target in arguments.target or TARGETS:
             finding = run_batch(target, range(seeds, seeds + BATCH))
-            while finding is not None and given.go_on:
+            while finding is not None and arguments.go_on:
                 if (kind := f"{target} {finding.why[:70]}") not in kinds:
                     kinds.add(kind)
                     print(f"{target} {finding.seed}: {finding.why}", flush=True)
@@ -52,7 +52,7 @@ def main() -> int:
                 keep(finding)
                 return 1
         seeds += BATCH
-        print(f"{seeds - given.seed:,} cases of each target", flush=True)
+        print(f"{seeds - arguments.seed:,} cases of each target", flush=True)
     return 1 if kinds else 0
 
 
@@ -65,32 +65,30 @@ def partial_case(target: str, seed: int) -> Callable[[], Case]:
     return lambda: case_of(target, seed)
 
 
-def run_cases(
-    target: str, cases: Iterator[tuple[int, Callable[[], Case]]], num: int
-) -> Finding | None:
+def run_cases(target: str, cases: Iterator[tuple[int, Callable[[], Case]]], num: int) -> Finding | None:
     """The first finding; a process that dies or says nothing for long is one too."""
     fork = multiprocessing.get_context("fork")
-    here, there = fork.Pipe()
-    process = fork.Process(target=_work, args=(target, cases, there))
+    receiver, sender = fork.Pipe()
+    process = fork.Process(target=_work, args=(target, cases, sender))
     process.start()
-    there.close()
-    seed, found = -1, None
+    sender.close()
+    seed, finding = -1, None
     try:
-        while here.poll(CASE_SECONDS * 3):
-            kind, what = here.recv()
+        while receiver.poll(CASE_SECONDS * 3):
+            kind, what = receiver.recv()
             if kind == "begins":
                 seed = what
             elif kind == "broken":
-                found = Finding(target, seed, what)
+                finding = Finding(target, seed, what)
         else:
-            found = Finding(target, seed, "hangs, and no signal gets through")
+            finding = Finding(target, seed, "hangs, and no signal gets through")
     except EOFError:
         process.join()
         if process.exitcode != 0:
-            found = Finding(target, seed, f"the process died with {process.exitcode}")
+            finding = Finding(target, seed, f"the process died with {process.exitcode}")
     process.kill()
     process.join()
-    return found
+    return finding
 
 
 def _work(target: str, cases: Iterator[tuple[int, Callable[[], Case]]], to: Any) -> None:
@@ -128,15 +126,17 @@ def smallest(finding: Finding, case: Case, seconds: float = 60.0) -> Case:
     end = time.monotonic() + seconds
     step = len(content) // 2
     while step and time.monotonic() < end:
-        at = 0
-        while at < len(content) and time.monotonic() < end:
-            fewer = content[:at] + content[at + step :]
+        start = 0
+        while start < len(content) and time.monotonic() < end:
+            fewer = content[:start] + content[start + step :]
             smaller = dataclasses.replace(case, files={**case.files, case.damaged: fewer})
-            found = run_cases(finding.target, iter([(0, lambda of=smaller: of)]), 1)
-            if found is not None and found.why[:30] == finding.why[:30]:
+            finding_again = run_cases(
+                finding.target, iter([(0, lambda smaller_case=smaller: smaller_case)]), 1
+            )
+            if finding_again is not None and finding_again.why[:30] == finding.why[:30]:
                 content, case = fewer, smaller
             else:
-                at += step
+                start += step
         step //= 2
     return case
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hotrows import native
+from hotrows.runtime import native
 
 MESSAGE = 2_000  # letters of the longest message
 

@@ -23,29 +23,29 @@ TOKENS = [
 
 def damaged(content: bytes, choose: random.Random, tokens: list[bytes], most: int = 3) -> bytes:
     """The bytes with up to `most` kinds of damage."""
-    found = bytearray(content)
+    content_bytes = bytearray(content)
     for _ in range(choose.randint(1, most)):
-        at = choose.randrange(len(found) + 1)
-        end = min(len(found), at + choose.choice([1, 2, 4, 20, 200]))
+        start = choose.randrange(len(content_bytes) + 1)
+        end = min(len(content_bytes), start + choose.choice([1, 2, 4, 20, 200]))
         kind = choose.randrange(8)
-        if kind == 0 and at < len(found):
-            found[at] ^= 1 << choose.randrange(8)
+        if kind == 0 and start < len(content_bytes):
+            content_bytes[start] ^= 1 << choose.randrange(8)
         elif kind == 1:
-            found[at:at] = choose.choice(tokens)
+            content_bytes[start:start] = choose.choice(tokens)
         elif kind == 2:
-            del found[at:end]
+            del content_bytes[start:end]
         elif kind == 3:
-            found[at:at] = found[at:end] * choose.choice([1, 1, 50])
+            content_bytes[start:start] = content_bytes[start:end] * choose.choice([1, 1, 50])
         elif kind == 4 and choose.random() < 0.3:
-            del found[at:]
+            del content_bytes[start:]
         elif kind == 5:
-            other = choose.randrange(len(found) + 1)
-            found[at:at] = found[other : other + choose.choice([4, 40, 400])]
+            other = choose.randrange(len(content_bytes) + 1)
+            content_bytes[start:start] = content_bytes[other : other + choose.choice([4, 40, 400])]
         elif kind == 6:
-            found[at:end] = choose.randbytes(end - at)
-        elif at < len(found):
-            found[at : at + 1] = choose.choice(tokens)
-    return bytes(found)
+            content_bytes[start:end] = choose.randbytes(end - start)
+        elif start < len(content_bytes):
+            content_bytes[start : start + 1] = choose.choice(tokens)
+    return bytes(content_bytes)
 
 
 def damaged_json(value: Any, choose: random.Random, most: int = 2) -> Any:
@@ -53,31 +53,39 @@ def damaged_json(value: Any, choose: random.Random, most: int = 2) -> Any:
     root = [json.loads(json.dumps(value))]
     for _ in range(choose.randint(1, most)):
         places = list(_places(root))
-        of, key = choose.choice(places)
+        parent, key = choose.choice(places)
         kind = choose.randrange(6)
         if kind <= 1:
-            of[key] = choose.choice(NONSENSE)
-        elif kind == 2 and of is not root:
-            del of[key]
+            parent[key] = choose.choice(NONSENSE)
+        elif kind == 2 and parent is not root:
+            del parent[key]
         elif kind == 3:
             other, where = choose.choice(places)
-            of[key] = json.loads(json.dumps(other[where]))
-        elif kind == 4 and isinstance(of, dict):
-            of[choose.choice(["x", "name", *of])] = of.pop(key)
-        elif kind == 4 and of is not root:
-            of.insert(key, json.loads(json.dumps(of[key])))
-        elif isinstance(of[key], bool | int | float):
-            of[key] = choose.choice([of[key] + 1, of[key] - 1, -of[key], float(of[key]), 1 << 40])
+            parent[key] = json.loads(json.dumps(other[where]))
+        elif kind == 4 and isinstance(parent, dict):
+            parent[choose.choice(["x", "name", *parent])] = parent.pop(key)
+        elif kind == 4 and parent is not root:
+            parent.insert(key, json.loads(json.dumps(parent[key])))
+        elif isinstance(parent[key], bool | int | float):
+            parent[key] = choose.choice(
+                [parent[key] + 1, parent[key] - 1, -parent[key], float(parent[key]), 1 << 40]
+            )
         else:
-            of[key] = choose.choice([[of[key]], {"x": of[key]}, str(of[key])])
+            parent[key] = choose.choice([[parent[key]], {"x": parent[key]}, str(parent[key])])
     return root[0]
 
 
-def _places(of: Any) -> Iterator[tuple[Any, Any]]:
-    keys = list(of) if isinstance(of, dict) else range(len(of)) if isinstance(of, list) else ()
+def _places(parent: Any) -> Iterator[tuple[Any, Any]]:
+    keys = (
+        list(parent)
+        if isinstance(parent, dict)
+        else range(len(parent))
+        if isinstance(parent, list)
+        else ()
+    )
     for key in keys:
-        yield of, key
-        yield from _places(of[key])
+        yield parent, key
+        yield from _places(parent[key])
 
 
 def as_json(value: Any, choose: random.Random) -> bytes:
@@ -86,6 +94,4 @@ def as_json(value: Any, choose: random.Random) -> bytes:
     odd = [b"", b"{}", b"[]", b"null", b"3", b"[" * 100_000, b'"\\ud800"', b"\xff", b"9" * 5000]
     if choose.random() < 0.05:
         return choose.choice(odd)
-    return (
-        damaged(text, choose, [b"{", b"}", b"1e999", b"\xff"], 1) if choose.random() < 0.1 else text
-    )
+    return damaged(text, choose, [b"{", b"}", b"1e999", b"\xff"], 1) if choose.random() < 0.1 else text

@@ -18,11 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hotrows.data import arrow as arrow_reader
-from hotrows.data import prepare, reading
-from hotrows.data.columns import Columns, RawIds
-from hotrows.data.inputs import Reading, inputs_of, stream
-from hotrows.data.shards import ShardWriter
+from hotrows.data import prepare
+from hotrows.data.raw import arrow as arrow_reader
+from hotrows.data.raw import reading
+from hotrows.data.raw.columns import Columns, RawIds
+from hotrows.data.raw.inputs import Reading, inputs_of, stream
+from hotrows.data.stored.shard_writer import ShardWriter
 from hotrows.schema import Schema
 from tests.fuzz.case import Broken, Case, core, outcome
 from tests.fuzz.damage import TOKENS, damaged
@@ -37,20 +38,20 @@ def rows_of(schema: Schema, path: str, threads: int, for_training: bool) -> list
 
 def _plain(columns: Columns) -> dict[str, Any]:
     arrays = {"labels": columns.labels, "weights": columns.weights, "times": columns.times}
-    found: dict[str, Any] = {name: of for name, of in arrays.items() if of is not None}
-    found["dense"] = columns.dense
-    for i, of in enumerate(columns.ids):
-        found[f"ids {i}"] = _listed(of)
+    arrays_read: dict[str, Any] = {name: array for name, array in arrays.items() if array is not None}
+    arrays_read["dense"] = columns.dense
+    for i, array in enumerate(columns.ids):
+        arrays_read[f"ids {i}"] = _listed(array)
     if columns.groups is not None:
-        found["groups"] = _listed(columns.groups)
-    return found
+        arrays_read["groups"] = _listed(columns.groups)
+    return arrays_read
 
 
-def _listed(of: RawIds) -> list:
-    words = [of.value(n) for n in range(len(of))]
-    if of.offsets is None:
+def _listed(ids: RawIds) -> list:
+    words = [ids.value(n) for n in range(len(ids))]
+    if ids.offsets is None:
         return words
-    return [words[a:b] for a, b in zip(of.offsets[:-1], of.offsets[1:], strict=True)]
+    return [words[a:b] for a, b in zip(ids.offsets[:-1], ids.offsets[1:], strict=True)]
 
 
 def _joined(chunks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -70,21 +71,19 @@ def _same(a: tuple[str, Any], b: tuple[str, Any], what: str) -> None:
         return
     if isinstance(a[1], dict) and isinstance(b[1], dict):
         differ = [name for name in {**a[1], **b[1]} if a[1].get(name) != b[1].get(name)]
-        raise Broken(
-            f"{what} differ in {differ}: {_brief(a[1], differ)} and {_brief(b[1], differ)}"
-        )
+        raise Broken(f"{what} differ in {differ}: {_brief(a[1], differ)} and {_brief(b[1], differ)}")
     raise Broken(f"{what} differ: {str(a)[:600]} and {str(b)[:600]}")
 
 
-def _brief(of: dict[str, Any], names: list[str]) -> str:
-    return str(of.get(names[0]))[:300]
+def _brief(arrays: dict[str, Any], names: list[str]) -> str:
+    return str(arrays.get(names[0]))[:300]
 
 
 def read_both(case: Case, may_differ: bool = False) -> None:
     """Reads natively and in plain Python, cut in other places; both must come to the same."""
     how = case.how
     schema = Schema.from_json(how["schema"])
-    found = []
+    outcomes = []
     for plain in (False, True):
         size = how["chunk_bytes"][0 if may_differ else plain]
 
@@ -97,14 +96,14 @@ def read_both(case: Case, may_differ: bool = False) -> None:
             mock.patch.object(reading, "CHUNK_BYTES", size),
             mock.patch.object(arrow_reader, "ROWS_PER_CHUNK", max(1, size)),
         ):
-            found.append(outcome(read, Path(case.damaged).name))
-    _same(found[0], found[1], "native core and plain Python")
+            outcomes.append(outcome(read, Path(case.damaged).name))
+    _same(outcomes[0], outcomes[1], "native core and plain Python")
     if how["prepare"] is not None:
         prepare_both(case, schema)
 
 
 def prepare_both(case: Case, schema: Schema) -> None:
-    found = []
+    outcomes = []
     for plain in (False, True):
 
         def run() -> dict[str, bytes]:
@@ -115,9 +114,9 @@ def prepare_both(case: Case, schema: Schema) -> None:
             return {path.name: path.read_bytes() for path in sorted(Path("out").iterdir())}
 
         with core(plain), small_shards():
-            found.append(outcome(run, Path(case.damaged).name))
+            outcomes.append(outcome(run, Path(case.damaged).name))
         check_clean()
-    _same(found[0], found[1], "what the native core and plain Python prepare")
+    _same(outcomes[0], outcomes[1], "what the native core and plain Python prepare")
 
 
 def check_clean() -> None:
@@ -158,10 +157,8 @@ def make_text(choose: random.Random) -> Case:
 def make_compressed(choose: random.Random) -> Case:
     schema = some_schema(choose)
     text = some_text(choose, schema)
-    pack = choose.choice([lambda of: gzip.compress(of, mtime=0), pa.Codec("zstd").compress])
-    content = b"".join(
-        _packed(pack, part) for part in choose.choice([[text], [text[:9], text[9:]]])
-    )
+    pack = choose.choice([lambda text: gzip.compress(text, mtime=0), pa.Codec("zstd").compress])
+    content = b"".join(_packed(pack, part) for part in choose.choice([[text], [text[:9], text[9:]]]))
     content = damaged(content, choose, [content[:4], content[:20], b"\0" * 9, b"\xff" * 4])
     name = "rows.gz"
     return Case({name: content}, name, _how(choose, schema, name))
@@ -184,8 +181,7 @@ def make_parquet(choose: random.Random) -> Case:
     names = list(schema.raw_columns)
     in_path = choose.choice([[], [], names[:1], names[-1:]])
     folder = "/".join(
-        f"{name}={choose.choice(['1', 'a%2Fb', '', '__HIVE_DEFAULT_PARTITION__'])}"
-        for name in in_path
+        f"{name}={choose.choice(['1', 'a%2Fb', '', '__HIVE_DEFAULT_PARTITION__'])}" for name in in_path
     )
     rows = choose.choice([0, 1, 5, 40])
     columns = {}
@@ -213,10 +209,10 @@ def _some_column(choose: random.Random, schema: Schema, name: str, rows: int) ->
         return words.dictionary_encode()
     kind = choose.choice(ARROW_TYPES)
     try:
-        whole = pa.array([choose.choice([0, 1, 1, 5, 100, None]) for _ in range(rows)])
-        found = _typed(choose, kind, rows, whole)
-        pq.write_table(pa.table({"x": found}), io.BytesIO())
-        return found
+        numbers = pa.array([choose.choice([0, 1, 1, 5, 100, None]) for _ in range(rows)])
+        column = _typed(choose, kind, rows, numbers)
+        pq.write_table(pa.table({"x": column}), io.BytesIO())
+        return column
     except (pa.ArrowException, NotImplementedError, TypeError, ValueError):
         return words
 
@@ -235,41 +231,27 @@ ARROW_TYPES = (
 )  # fmt: skip
 
 
-def _typed(choose: random.Random, kind: pa.DataType, rows: int, whole: pa.Array) -> pa.Array:
+def _typed(choose: random.Random, kind: pa.DataType, rows: int, numbers: pa.Array) -> pa.Array:
     if pa.types.is_nested(kind):
         return pa.array([_nested(choose, kind) for _ in range(rows)], kind)
     if pa.types.is_floating(kind):
         odd = [1.0, 0.0, 2.5, math.nan, math.inf, -0.0, 1e18, 1e300, -1e19, None]
-        return pa.array([choose.choice(odd) for _ in range(rows)], pa.float64()).cast(
-            kind, safe=False
-        )
+        return pa.array([choose.choice(odd) for _ in range(rows)], pa.float64()).cast(kind, safe=False)
     if pa.types.is_dictionary(kind):
-        return whole.cast(kind.value_type).dictionary_encode().cast(kind)
+        return numbers.cast(kind.value_type).dictionary_encode().cast(kind)
     if pa.types.is_integer(kind) and choose.random() < 0.3 and kind.bit_width == 64:
-        ends = [
-            (1 << 63) - 1,
-            0,
-            1,
-            None,
-            2**64 - 1 if pa.types.is_unsigned_integer(kind) else -(2**63),
-        ]
+        ends = [(1 << 63) - 1, 0, 1, None, 2**64 - 1 if pa.types.is_unsigned_integer(kind) else -(2**63)]
         return pa.array([choose.choice(ends) for _ in range(rows)], kind)
     if pa.types.is_temporal(kind):
         wide = kind.bit_width == 64
-        ends = [0, 1, -1, 1000, None] + (
-            [2**62, -(2**63), 10**15] if wide else [2**31 - 1, -(2**31)]
-        )
-        ticks = pa.array(
-            [choose.choice(ends) for _ in range(rows)], pa.int64() if wide else pa.int32()
-        )
+        ends = [0, 1, -1, 1000, None] + ([2**62, -(2**63), 10**15] if wide else [2**31 - 1, -(2**31)])
+        ticks = pa.array([choose.choice(ends) for _ in range(rows)], pa.int64() if wide else pa.int32())
         return ticks.view(kind)
     if kind == pa.binary(3):
         return pa.array([choose.choice([b"abc", b"\xff\0x", None]) for _ in range(rows)], kind)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pa.array([choose.choice([b"\xff", b"", b"1", None]) for _ in range(rows)], kind)
-    return (
-        whole.cast(kind) if kind.id != pa.string_view().id else whole.cast(pa.string()).cast(kind)
-    )
+    return numbers.cast(kind) if kind.id != pa.string_view().id else numbers.cast(pa.string()).cast(kind)
 
 
 def _nested(choose: random.Random, kind: pa.DataType) -> Any:

@@ -60,34 +60,27 @@ def some_schema(choose: random.Random) -> Schema:
     return schema
 
 
-TIME_FORMATS = (
-    "unix",
-    "unix_ms",
-    "%Y-%m-%d",
-    "%Y%m%d",
-    "%d/%m/%y",
-    "%Y-%m-%d %H:%M:%S",
-    "%Y é%S",
-    "%y",
-)
+TIME_FORMATS = ("unix", "unix_ms", "%Y-%m-%d", "%Y%m%d", "%d/%m/%y", "%Y-%m-%d %H:%M:%S", "%Y é%S", "%y")
 
 
 def _id_feature(choose: random.Random, name: str, has_time: bool) -> Feature:
     unknown = choose.choice([1, 1, 1, 3, 0])
-    rest = {"num_unknown": unknown, "min_count": choose.choice([1, 1, 2]) if unknown else 1}
+    unknown_options = {"num_unknown": unknown, "min_count": choose.choice([1, 1, 2]) if unknown else 1}
     kind = choose.randrange(6)
     length, separator = choose.choice([None, 1, 2]), choose.choice("|; ,\0")
     if kind == 0:
-        return Sequence(name, max_length=length, separator=separator, **rest)
+        return Sequence(name, max_length=length, separator=separator, **unknown_options)
     if kind == 1:
-        return Sparse(name, many=True, max_length=length, separator=separator, **rest)
+        return Sparse(name, many=True, max_length=length, separator=separator, **unknown_options)
     if kind == 2:
-        return Sparse(name, transform="log", **rest)
+        return Sparse(name, transform="log", **unknown_options)
     if kind == 3:
-        return Sparse(name, transform="bucket", boundaries=(-1.5, 0, 1e30), **rest)
+        return Sparse(name, transform="bucket", boundaries=(-1.5, 0, 1e30), **unknown_options)
     if kind == 4 and has_time:
-        return Sparse(name, transform=choose.choice(["hour", "weekday", "weekend", "day"]), **rest)
-    return Sparse(name, **rest)
+        return Sparse(
+            name, transform=choose.choice(["hour", "weekday", "weekend", "day"]), **unknown_options
+        )
+    return Sparse(name, **unknown_options)
 
 
 def some_value(choose: random.Random, schema: Schema, column: str) -> str:
@@ -110,11 +103,11 @@ def some_value(choose: random.Random, schema: Schema, column: str) -> str:
 def _some_time(choose: random.Random, format: str) -> str:
     if format.startswith("unix"):
         return choose.choice(["", "0", "1700000000", "1700000000.9", "-1", "1700000000000"])
-    made = format
+    text = format
     for name, low, high in (("m", 1, 12), ("d", 1, 28), ("H", 0, 23), ("M", 0, 59), ("S", 0, 59)):
-        made = made.replace(f"%{name}", f"{choose.randint(low, high):02d}")
-    made = made.replace("%Y", f"{choose.randint(1, 9999):04d}")
-    return made.replace("%y", f"{choose.randint(0, 99):02d}")
+        text = text.replace(f"%{name}", f"{choose.randint(low, high):02d}")
+    text = text.replace("%Y", f"{choose.randint(1, 9999):04d}")
+    return text.replace("%y", f"{choose.randint(0, 99):02d}")
 
 
 def some_text(choose: random.Random, schema: Schema) -> bytes:

@@ -7,7 +7,6 @@ import math
 import os
 import random
 import struct
-import sys
 import tempfile
 import warnings
 import zlib
@@ -17,8 +16,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hotrows.data import EncodedData, Encoder, Loader, describe, prepare, reading, schemas
-from hotrows.data.sections import MAGIC
+from hotrows.data import EncodedData, Encoder, Loader, describe, prepare
+from hotrows.data.encode import first_pass
+from hotrows.data.raw import reading
+from hotrows.data.stored.sections import MAGIC
+from hotrows.datasets import schemas
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse
 from tests.fuzz.case import Case, core, outcome, write_files
 from tests.fuzz.damage import as_json, damaged, damaged_json
@@ -58,9 +60,7 @@ def prepared_files() -> dict[str, bytes]:
     with tempfile.TemporaryDirectory() as folder, small_shards():
         (Path(folder) / "raw.csv").write_bytes(raw_rows())
         out = Path(folder) / "enc"
-        prepare(
-            Path(folder) / "raw.csv", PREPARED, out, split="position:0.7,0.1,0.2", memory=256 << 20
-        )
+        prepare(Path(folder) / "raw.csv", PREPARED, out, split="position:0.7,0.1,0.2", memory=256 << 20)
         return {f"enc/{path.name}": path.read_bytes() for path in sorted(out.iterdir())}
 
 
@@ -110,13 +110,13 @@ def _other_values(content: bytes, choose: random.Random) -> bytes:
     for _ in range(choose.choice([1, 1, 3, 100])):
         if not size:
             break
-        at = choose.randrange(size // width) * width
+        place = choose.randrange(size // width) * width
         number = choose.choice([0, 1, 255, 1 << 31, 1 << 62, (1 << 64) - 1, choose.getrandbits(64)])
-        values[at : at + width] = number.to_bytes(8, "little")[:width]
+        values[place : place + width] = number.to_bytes(8, "little")[:width]
     section["crc32"] = zlib.crc32(values)
-    whole = bytearray(data)
-    whole[section["offset"] : section["offset"] + size] = values
-    return closed(header, bytes(whole))
+    changed = bytearray(data)
+    changed[section["offset"] : section["offset"] + size] = values
+    return closed(header, bytes(changed))
 
 
 def make_manifest(choose: random.Random) -> Case:
@@ -199,7 +199,7 @@ def interrupted_files(stage: str) -> dict[str, bytes]:
 
 def _prepare_slowly(progress: Callable | None = None) -> EncodedData:
     """Notes its place after every chunk, of which there are many."""
-    slowly = mock.patch.object(sys.modules[prepare.__module__], "SAVE_SECONDS", -1.0)
+    slowly = mock.patch.object(first_pass, "SAVE_SECONDS", -1.0)
     cut = mock.patch.object(reading, "CHUNK_BYTES", 300)
     with slowly, cut, small_shards():
         return prepare(
@@ -210,9 +210,7 @@ def _prepare_slowly(progress: Callable | None = None) -> EncodedData:
 
 def make_state(choose: random.Random) -> Case:
     files = {**interrupted_files(choose.choice(["count", "encode"])), "raw.csv": raw_rows()}
-    name = choose.choice(
-        [name for name in files if name.startswith("out.part/") and "lock" not in name]
-    )
+    name = choose.choice([name for name in files if name.startswith("out.part/") and "lock" not in name])
     if choose.random() < 0.5:
         name = "out.part/state.json"
     if name.endswith(".json") and choose.random() < 0.9:

@@ -7,8 +7,8 @@ from torch import nn
 from torch.nn import functional
 
 from hotrows import Batch, Embedding, models
+from hotrows.engine.vectors import Vectors
 from hotrows.schema import Dense, Schema, Sequence, Sparse
-from hotrows.vectors import Vectors
 
 SPARSE = tuple(Sparse(f"C{n}", rows=10 + n) for n in range(4))
 DENSE = tuple(Dense(f"I{n}") for n in range(3))
@@ -66,9 +66,7 @@ def schema_of(name, dense=DENSE):
 def lookup(model, size=32, scale=0.1, lengths=None):
     """Random vectors of all that the model reads; lengths: of a sample's sequences, all alike."""
     lengths = (
-        torch.randint(0, 5, (size,))
-        if lengths is None
-        else torch.tensor(lengths, dtype=torch.int64)
+        torch.randint(0, 5, (size,)) if lengths is None else torch.tensor(lengths, dtype=torch.int64)
     )
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     leaves = {}

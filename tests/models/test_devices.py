@@ -53,18 +53,18 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        given = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
-        there = [t for t in given if t.device.type == self.device]
-        here = [t for t in given if t.device.type != self.device]
-        if there and op in (aten._local_scalar_dense.default, aten.equal.default):
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+        on_device = [t for t in tensors if t.device.type == self.device]
+        on_host = [t for t in tensors if t.device.type != self.device]
+        if on_device and op in (aten._local_scalar_dense.default, aten.equal.default):
             raise AssertionError(f"{op} waits for the device")
-        if there and [t for t in here if t.dim() > 0]:
+        if on_device and [t for t in on_host if t.dim() > 0]:
             raise AssertionError(f"{op} of tensors on the device and in host memory")
-        if there and op is aten.index.Tensor and any(t.dtype == torch.bool for t in given[1:]):
+        if on_device and op is aten.index.Tensor and any(t.dtype == torch.bool for t in tensors[1:]):
             raise AssertionError("a mask as an index waits for the device")
         out = op(*args, **kwargs)
-        made = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
-        if here and not there and any(t.device.type == self.device for t in made):
+        results = [t for t in tree_leaves(out) if isinstance(t, Tensor)]
+        if on_host and not on_device and any(t.device.type == self.device for t in results):
             raise AssertionError(f"{op} copies from host memory, and waits for it")
         return out
 
@@ -80,18 +80,18 @@ def meta_autocast(monkeypatch):
 
 
 def test_the_watch_refuses_what_waits():
-    there = torch.ones(3, device="meta")
+    on_device = torch.ones(3, device="meta")
     with Watch("meta"):
-        assert (there + 1).sum().shape == ()
+        assert (on_device + 1).sum().shape == ()
         assert torch.ones(3).sum().item() == 3
         for waiting in (
-            lambda: there.sum().item(),
-            lambda: there[there > 0],
-            lambda: there.nonzero(),
-            lambda: torch.equal(there, there),
-            lambda: torch.arange(3, device="meta").repeat_interleave(there.long()),
-            lambda: there + torch.ones(3),
-            lambda: there[torch.tensor([1, 2])],
+            lambda: on_device.sum().item(),
+            lambda: on_device[on_device > 0],
+            lambda: on_device.nonzero(),
+            lambda: torch.equal(on_device, on_device),
+            lambda: torch.arange(3, device="meta").repeat_interleave(on_device.long()),
+            lambda: on_device + torch.ones(3),
+            lambda: on_device[torch.tensor([1, 2])],
             lambda: torch.tensor([1.0]).to("meta"),
         ):
             with pytest.raises((AssertionError, NotImplementedError, RuntimeError)):
@@ -105,9 +105,9 @@ def test_a_step_waits_for_nothing(name, options):
     vectors, dense = planned(model, "meta")
     labels = torch.empty(len(dense), *((2,) if name == "mmoe" else ()), device="meta")
     with Watch("meta"):
-        logits, own = models.logits_and_loss(model(vectors, dense))
+        logits, model_loss = models.logits_and_loss(model(vectors, dense))
         loss = F.binary_cross_entropy_with_logits(logits, labels)
-        (loss if own is None else loss + own).backward()
+        (loss if model_loss is None else loss + model_loss).backward()
     assert all(leaf.grad.device.type == "meta" for leaf in vectors.leaves)
     assert all(parameter.grad is not None for parameter in model.parameters())
 
@@ -121,13 +121,13 @@ def test_a_forward_pass_is_one_on_a_gpu(name, options):
     state, (vectors, dense) = model.state_dict(), planned(model, "cpu")
     with FakeTensorMode(), torch.no_grad():
 
-        def there(t):
+        def on_device(t):
             return torch.empty(t.shape, dtype=t.dtype, device="cuda")
 
-        state = {name: there(value) for name, value in state.items()}
-        vectors.leaves = tuple(map(there, vectors.leaves))
+        state = {name: on_device(value) for name, value in state.items()}
+        vectors.leaves = tuple(map(on_device, vectors.leaves))
         with Watch("cuda"):
-            logits = functional_call(model, state, (vectors, there(dense)))
+            logits = functional_call(model, state, (vectors, on_device(dense)))
     assert logits.device.type == "cuda" and len(logits) == 6
 
 
@@ -137,9 +137,9 @@ def test_a_gpu_learns_as_the_cpu_does_twice_the_same_and_waits_for_nothing(name,
     model = build(name, **{**options, "dropout": 0.0} if "dropout" in options else options).train()
     twin = copy.deepcopy(model).to("cuda")
     expected = step(model, *seeded(planned, model, "cpu"))
-    there = seeded(planned, twin, "cuda")
+    on_device = seeded(planned, twin, "cuda")
     with waits_refused():
-        got, again = step(twin, *there), step(twin, *there)
+        got, again = step(twin, *on_device), step(twin, *on_device)
     for one, other, of_cpu in zip(got, again, expected, strict=True):
         assert torch.equal(one, other)
         torch.testing.assert_close(one.cpu(), of_cpu, rtol=1e-3, atol=1e-4)
@@ -162,7 +162,5 @@ def waits_refused():
 def step(model, vectors, dense):
     """Logits, and the gradients of leaves and parameters."""
     logits = models.logits_and_loss(model(vectors, dense))[0]
-    used = [
-        p for name, p in model.named_parameters() if ".tells." not in name
-    ]  # of a loss of its own
+    used = [p for name, p in model.named_parameters() if ".tells." not in name]  # of a loss of its own
     return logits, *torch.autograd.grad(logits.square().sum(), [*vectors.leaves, *used])

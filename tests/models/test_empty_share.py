@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from hotrows import models
-from hotrows.exchange.threads import run
+from hotrows.distributed.in_process import run
 from hotrows.models.interests import EVOLUTIONS
 from hotrows.nn import choose_linear_paths, share_statistics, use_linear_paths
 from tests.models.looked_up import FakeVectors, build, logits_of, lookup
@@ -31,9 +31,9 @@ every_case = pytest.mark.parametrize(
 
 def train_on(model, vectors, size):
     """The way forward and back of a training step, its loss a mean times the share of samples."""
-    logits, own = models.logits_and_loss(model(vectors, torch.randn(size, 3)))
+    logits, model_loss = models.logits_and_loss(model(vectors, torch.randn(size, 3)))
     mean = F.binary_cross_entropy_with_logits(logits, torch.rand_like(logits))
-    loss = mean if own is None else mean + own
+    loss = mean if model_loss is None else mean + model_loss
     (loss * (size / 8)).backward()
     return logits
 
@@ -71,34 +71,34 @@ def test_a_share_with_little_keeps_step_with_one_that_has_much(name, options, le
     state = model.state_dict()
 
     def work(ranks):
-        own = build(name, **options)
-        own.load_state_dict(state)
-        share_statistics(own, ranks)
+        copied = build(name, **options)
+        copied.load_state_dict(state)
+        share_statistics(copied, ranks)
         mine = [3, 0, 4, 1, 2, 2] if ranks.rank == 0 else lengths
-        train_on(own, lookup(own, len(mine), 1.0, mine), len(mine))
-        return own
+        train_on(copied, lookup(copied, len(mine), 1.0, mine), len(mine))
+        return copied
 
     one, other = run(work, 2)
-    for own in (one, other):
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in own.parameters())
+    for copied in (one, other):
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in copied.parameters())
     assert all(torch.equal(*pair) for pair in zip(one.buffers(), other.buffers(), strict=True))
 
 
 def dealt(vectors, dense, deal):
     """A batch cut by samples: looked-up vectors, leaves of their own, and dense values by rank."""
-    found, begin = [], 0
+    shares, begin = [], 0
     for size in deal:
         end, leaves, offsets = begin + size, {}, {}
         for (feature, role), leaf in vectors.leaves.items():
             first, last = begin, end
             if feature in vectors.offsets:
-                of = vectors.offsets[feature]
-                first, last = int(of[begin]), int(of[end])
-                offsets[feature] = of[begin : end + 1] - of[begin]
+                bounds = vectors.offsets[feature]
+                first, last = int(bounds[begin]), int(bounds[end])
+                offsets[feature] = bounds[begin : end + 1] - bounds[begin]
             leaves[feature, role] = leaf[first:last].detach().clone().requires_grad_()
-        found.append((FakeVectors(leaves, offsets), dense[begin:end]))
+        shares.append((FakeVectors(leaves, offsets), dense[begin:end]))
         begin = end
-    return found
+    return shares
 
 
 def gradients_of(model, vectors, dense):
@@ -125,17 +125,17 @@ def test_ranks_with_shares_are_one_rank_with_the_batch(name, options, deal):
     mine = dealt(vectors, dense, deal)
 
     def work(ranks):
-        own = copy.deepcopy(model)
-        share_statistics(own, ranks)
-        return *gradients_of(own, *mine[ranks.rank]), list(own.buffers())
+        copied = copy.deepcopy(model)
+        share_statistics(copied, ranks)
+        return *gradients_of(copied, *mine[ranks.rank]), list(copied.buffers())
 
     of_ranks = run(work, len(deal))
     logits, leaves, gradients = gradients_of(model, vectors, dense)
     close = {"rtol": 1e-3, "atol": 1e-4}
-    assert_close(torch.cat([of[0] for of in of_ranks]), logits, **close)
+    assert_close(torch.cat([entry[0] for entry in of_ranks]), logits, **close)
     for key, expected in leaves.items():
-        assert_close(torch.cat([of[1][key] for of in of_ranks]), expected, **close)
+        assert_close(torch.cat([entry[1][key] for entry in of_ranks]), expected, **close)
     for key, expected in gradients.items():
-        assert_close(sum(of[2][key] for of in of_ranks), expected, **close)
-    for of in of_ranks:
-        assert_close(of[3], list(model.buffers()), **close)
+        assert_close(sum(entry[2][key] for entry in of_ranks), expected, **close)
+    for entry in of_ranks:
+        assert_close(entry[3], list(model.buffers()), **close)

@@ -54,11 +54,11 @@ def scores_of(attention, target, past, offsets):
 
 def weighed(scores, past, offsets, softmax, scale=1.0):
     """[B, D]: each sample's sum of weight times element."""
-    found = []
+    result = []
     for place in each_sample(offsets):
         weights = (scores[place] * scale).softmax(0) if softmax else scores[place] * scale
-        found.append((weights[:, None] * past[place]).sum(0))
-    return torch.stack(found)
+        result.append((weights[:, None] * past[place]).sum(0))
+    return torch.stack(result)
 
 
 def states_of(gru, past, attention, kind):
@@ -103,8 +103,8 @@ def evolved(interest, target, past, offsets):
 def auxiliary_loss(interest, states, past, offsets):
     """What came next, told from an element that another place of the batch has."""
     others = past[1:][torch.randperm(len(past) - 1)]
-    told = interest.tells or (lambda states, elements: (states * elements).sum(1))
-    right, wrong = told(states[:-1], past[1:]), told(states[:-1], others)
+    score = interest.tells or (lambda states, elements: (states * elements).sum(1))
+    right, wrong = score(states[:-1], past[1:]), score(states[:-1], others)
     losses = [
         -torch.log(torch.sigmoid(right[n])) - torch.log(1 - torch.sigmoid(wrong[n]))
         for place in each_sample(offsets)
@@ -183,13 +183,13 @@ def test_dien_is_its_formula(form, evolution, training):
     target, (past, offsets) = vectors["C0"], vectors.sequence("history")
     (unit,) = model.interests
     torch.manual_seed(7)
-    found, loss = models.logits_and_loss(model(vectors, dense))
+    result, loss = models.logits_and_loss(model(vectors, dense))
     states, last = evolved(unit, target, past, offsets)
     parts = [*common_parts(vectors, dense), last]
     if form == "code":
         total = weighed(torch.ones(len(past)), past, offsets, softmax=False)
         parts += [total, total * target]
-    assert_close(found, model.top(model.norm(torch.cat(parts, 1))).squeeze(1), rtol=1e-4, atol=1e-4)
+    assert_close(result, model.top(model.norm(torch.cat(parts, 1))).squeeze(1), rtol=1e-4, atol=1e-4)
     if training:
         torch.manual_seed(7)  # the negatives are drawn alike
         assert_close(loss, 0.5 * auxiliary_loss(unit, states, past, offsets))
@@ -222,13 +222,13 @@ def test_few_elements_without_a_next_make_no_loss_and_no_crash(form, lengths):
 def test_the_auxiliary_loss_has_the_gradients_of_its_formula():
     (unit,) = random_model("dien", training=True).interests
     past, offsets = torch.randn(8, 8, requires_grad=True), torch.tensor([0, 3, 3, 4, 8])
-    of, target = (past, *unit.extraction.parameters()), torch.randn(4, 8)
+    leaves, target = (past, *unit.extraction.parameters()), torch.randn(4, 8)
     torch.manual_seed(7)
     _, loss = unit(target, past, offsets)
     states, _ = evolved(unit, target, past, offsets)
     torch.manual_seed(7)
     expected = auxiliary_loss(unit, states, past, offsets)
-    assert_close(torch.autograd.grad(loss, of), torch.autograd.grad(expected, of))
+    assert_close(torch.autograd.grad(loss, leaves), torch.autograd.grad(expected, leaves))
 
 
 @in_every_mode
@@ -260,8 +260,8 @@ def test_can_is_its_formula(base, shared, training):
     )
     x = torch.cat([*common_parts(vectors, dense), interest, acted], 1)
     expected = model.top(model.norm(x)).squeeze(1)
-    found, loss = models.logits_and_loss(model(vectors, dense))
-    assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    result, loss = models.logits_and_loss(model(vectors, dense))
+    assert_close(result, expected, rtol=1e-4, atol=1e-4)
     assert (loss is not None) == (training and base == "dien")
 
 
@@ -271,13 +271,13 @@ def test_the_pairs_of_can_at_once_are_the_pairs_one_by_one():
     vectors = lookup(model, 5, 1.0, LENGTHS)
     together = model.more(vectors)
     assert len(together) == 4
-    for (giver, feed), found in zip(pairs, together, strict=True):
+    for (giver, feed), result in zip(pairs, together, strict=True):
         if feed == "history":
             inputs, offsets = vectors.sequence(feed, "co_action_inputs")
         else:
             inputs, offsets = vectors[feed, "co_action_inputs"], torch.arange(6)
         expected = model.co_action(vectors[giver, "co_action_weights"], inputs, offsets)
-        assert_close(found, expected)
+        assert_close(result, expected)
 
 
 def test_the_tables_of_can_are_as_wide_as_its_networks():
@@ -341,9 +341,7 @@ def test_joined_sequences_of_unequal_lengths_are_refused(name):
     model = build(name, SHOP, histories=JOINED)
     vectors = lookup(model, 2, lengths=[2, 1])
     vectors.offsets["categories"] = torch.tensor([0, 1, 3])
-    with pytest.raises(
-        ValueError, match="'items' and 'categories' of one history differ in length"
-    ):
+    with pytest.raises(ValueError, match="'items' and 'categories' of one history differ in length"):
         model(vectors, torch.empty(2, 0))
 
 

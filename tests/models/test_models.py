@@ -52,9 +52,9 @@ def test_a_model_learns(name, bfloat16):
     for _ in range(40):
         optimizer.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
-            logits, own = models.logits_and_loss(model(vectors, dense))
+            logits, model_loss = models.logits_and_loss(model(vectors, dense))
         loss = F.binary_cross_entropy_with_logits(logits, labels)
-        (loss if own is None else loss + own).backward()
+        (loss if model_loss is None else loss + model_loss).backward()
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.5 * losses[0]
@@ -82,9 +82,9 @@ def test_a_batch_of_one_sample_or_none_is_a_batch(name, size):
     for training in (True, False):
         model.train(training)
         vectors = lookup(model, size, lengths=[2] * size)
-        logits, own = models.logits_and_loss(model(vectors, torch.randn(size, 3)))
+        logits, model_loss = models.logits_and_loss(model(vectors, torch.randn(size, 3)))
         assert logits.shape == (size, *SHAPE.get(name, ())) and logits.isfinite().all()
-        assert own is None or own.isfinite()
+        assert model_loss is None or model_loss.isfinite()
     for buffer in model.buffers():
         assert buffer.isfinite().all()
 

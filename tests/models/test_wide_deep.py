@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 
 from hotrows import Batch, Embedding, optim
-from hotrows.schema import Constant, Cross, Schema, Sparse
+from hotrows.schema import Schema, Sparse
+from hotrows.table import Constant, Cross
 from tests.models.looked_up import build
 
 

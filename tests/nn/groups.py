@@ -14,9 +14,7 @@ def alone(grouped, activation, last_activation):
         with torch.no_grad():
             mlp.layers[0].weight.copy_(grouped.first.weight.chunk(grouped.num_groups)[g])
             mlp.layers[0].bias.copy_(grouped.first.bias.chunk(grouped.num_groups)[g])
-            for layer, weight, bias in zip(
-                mlp.layers[1:], grouped.weights, grouped.biases, strict=True
-            ):
+            for layer, weight, bias in zip(mlp.layers[1:], grouped.weights, grouped.biases, strict=True):
                 layer.weight.copy_(weight[g].t())
                 layer.bias.copy_(bias[g, 0])
         yield mlp

@@ -25,10 +25,7 @@ def _is_view(function: Any) -> bool:
     """Whether its result is its argument's memory, unchanged."""
     aliases = [returned.alias_info for returned in function._schema.returns]
     is_view = any(alias is not None and not alias.is_write for alias in aliases)
-    return is_view or function in (
-        torch.ops.aten._unsafe_view.default,
-        torch.ops.aten.detach.default,
-    )
+    return is_view or function in (torch.ops.aten._unsafe_view.default, torch.ops.aten.detach.default)
 
 
 def launches_of_step(
@@ -38,9 +35,9 @@ def launches_of_step(
     counted = Launches()
 
     def backend(graph_module, example_inputs):
-        def run(*given):
+        def run(*inputs):
             with counted:  # around the graph alone: dynamo compiles nothing under such a mode
-                return graph_module.forward(*given)
+                return graph_module.forward(*inputs)
 
         return run
 

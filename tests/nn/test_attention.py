@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import native
 from hotrows.nn import (
     BilinearAttention,
     TargetAttention,
@@ -16,7 +15,8 @@ from hotrows.nn import (
     to_padded,
     weighted_sum,
 )
-from hotrows.ops import attention, cpu_attention, reference_attention
+from hotrows.ops.layers import attention
+from hotrows.runtime import native
 
 needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 LENGTHS = [[3, 0, 1, 7, 2], [0, 0], [], [300, 1], [5] * 300, [0, 16, 17, 0]]
@@ -44,14 +44,16 @@ def assert_near(got, expected, tolerance=5e-6):
 @pytest.mark.parametrize("lengths", LENGTHS, ids=lambda lengths: f"{len(lengths)} lists")
 def test_native_target_projection_equals_the_reference(lengths):
     for dim, width in SHAPES:
-        given = jagged(lengths, dim)
+        inputs = jagged(lengths, dim)
         weight, bias = torch.randn(width, 4 * dim), torch.randn(width)
+        assert native.takes(*inputs[:2], weight, bias)
         for b in (bias, None):
-            got = cpu_attention.target_projection(*given, weight, b)
-            assert_near([got], [reference_attention.target_projection(*given, weight, b)])
-        grad = torch.randn(len(given[1]), width)
-        got = cpu_attention.target_projection_backward(grad, *given, weight)
-        assert_near(got, reference_attention.target_projection_backward(grad, *given, weight))
+            got = attention.target_projection(*inputs, weight, b)
+            assert_near([got], [attention.target_projection_reference(*inputs, weight, b)])
+        grad = torch.randn(len(inputs[1]), width)
+        got = attention.target_projection_backward(grad, *inputs, weight)
+        expected = attention.target_projection_backward_reference(grad, *inputs, weight)
+        assert_near(got, expected)
 
 
 @needs_core
@@ -60,8 +62,8 @@ def test_native_target_projection_equals_the_reference(lengths):
 def test_native_sums_over_lists_equal_the_reference(lengths, dim):
     queries, keys, offsets = jagged(lengths, dim)
     scores, grad = 10 * torch.randn(len(keys)), torch.randn(len(keys))
-    native_ops, reference = cpu_attention, reference_attention
-    weights = reference.softmax_jagged(scores, offsets)
+    weights = attention.softmax_jagged_reference(scores, offsets)
+    assert native.takes(queries, keys, scores, grad, weights)
     for name, arguments in {
         "softmax_jagged": (scores, offsets),
         "softmax_jagged_backward": (grad, weights, offsets),
@@ -69,7 +71,8 @@ def test_native_sums_over_lists_equal_the_reference(lengths, dim):
         "jagged_dot": (queries, keys, offsets),
         "weighted_copies": (weights, queries, offsets),
     }.items():
-        assert_near([getattr(native_ops, name)(*arguments)], [getattr(reference, name)(*arguments)])
+        reference = getattr(attention, f"{name}_reference")
+        assert_near([getattr(attention, name)(*arguments)], [reference(*arguments)])
 
 
 def test_gradients_are_those_of_the_functions():
@@ -104,14 +107,12 @@ def padded_attention(layer, queries, keys, offsets):
 
 @pytest.mark.parametrize("activation", ["sigmoid", "relu", "prelu"])
 @pytest.mark.parametrize("normalize", [True, False])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str
-)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=str)
 def test_target_attention_equals_the_padded_form(activation, normalize, dtype, tolerance):
     layer = TargetAttention(5, (6, 4), activation, normalize).to(dtype)
     queries, keys, offsets = jagged([3, 0, 1, 9], 5, dtype)
     ways = []
-    for run in (layer, lambda *given: padded_attention(layer, *given).squeeze(1)):
+    for run in (layer, lambda *inputs: padded_attention(layer, *inputs).squeeze(1)):
         layer.zero_grad()
         q, k = leaves(queries, keys)
         out = run(q, k, offsets)
@@ -139,9 +140,7 @@ def test_a_sample_does_not_depend_on_its_neighbours():
     assert_close(turned, out[order])
     assert out[1].tolist() == [0] * 4
     weights = layer.scores(queries, keys, offsets)
-    assert_close(
-        weighted_sum(weights, torch.ones(8, 1), offsets).flatten(), (offsets.diff() > 0) + 0.0
-    )
+    assert_close(weighted_sum(weights, torch.ones(8, 1), offsets).flatten(), (offsets.diff() > 0) + 0.0)
 
 
 def test_bilinear_attention_equals_a_loop():
@@ -151,10 +150,10 @@ def test_bilinear_attention_equals_a_loop():
         _, keys, offsets = jagged([2, 0, 3], 5)
         out = layer(queries, keys, offsets)
         for b, q in enumerate(queries):
-            own = keys[offsets[b] : offsets[b + 1]]
-            weights = own @ (layer.weight @ q)
+            list_keys = keys[offsets[b] : offsets[b + 1]]
+            weights = list_keys @ (layer.weight @ q)
             weights = weights.softmax(0) if normalize else weights
-            assert_close(out[b], weights @ own)
+            assert_close(out[b], weights @ list_keys)
 
 
 def test_large_scores_do_not_overflow():

@@ -19,7 +19,7 @@ def randomized(width):
 @pytest.mark.parametrize("width", [1, 3, 17])
 @pytest.mark.parametrize("size", [2, 5, 300])
 def test_it_is_pytorchs_where_there_are_rows_enough(size, width):
-    layers, found = randomized(width), []
+    layers, runs = randomized(width), []
     batches, grad = torch.randn(2, size, width) * 2 + 1, torch.randn(size, width)
     for layer in layers:
         x = batches[1].clone().requires_grad_()
@@ -27,8 +27,8 @@ def test_it_is_pytorchs_where_there_are_rows_enough(size, width):
         out = layer(x)
         out.backward(grad)
         layer.eval()
-        found.append([out, x.grad, layer.weight.grad, layer.bias.grad, layer(batches[0][:1])])
-    for ours, theirs in zip(*found, strict=True):
+        runs.append([out, x.grad, layer.weight.grad, layer.bias.grad, layer(batches[0][:1])])
+    for ours, theirs in zip(*runs, strict=True):
         assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
     ours, theirs = (layer.state_dict() for layer in layers)
     assert list(ours) == list(theirs)
@@ -42,14 +42,14 @@ def test_its_gradients_are_those_of_the_function():
 
 
 def test_the_number_of_threads_changes_no_bit(threads):
-    x, grad, found = torch.randn(3000, 70), torch.randn(3000, 70), []
+    x, grad, runs = torch.randn(3000, 70), torch.randn(3000, 70), []
     for count in (1, 2):
         threads(count)
         layer, leaf = BatchNorm(70), x.clone().requires_grad_()
         out = layer(leaf)
         out.backward(grad)
-        found.append([out, leaf.grad, layer.weight.grad, layer.bias.grad, *layer.buffers()])
-    assert all(torch.equal(one, two) for one, two in zip(*found, strict=True))
+        runs.append([out, leaf.grad, layer.weight.grad, layer.bias.grad, *layer.buffers()])
+    assert all(torch.equal(one, two) for one, two in zip(*runs, strict=True))
 
 
 def test_narrow_values_are_computed_in_float32():

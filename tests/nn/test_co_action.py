@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import native
 from hotrows.nn import CoAction, to_padded
-from hotrows.ops import cpu_co_action, reference_co_action
+from hotrows.ops.layers import co_action as ops
+from hotrows.runtime import native
 
 needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 SIZES = ((16, 8, 4), (5, 3), (3, 17, 2, 20), (1, 1), (64, 16, 1))
@@ -29,8 +29,8 @@ def padded(weights, inputs, offsets, shared):
     x, mask = to_padded(inputs, offsets)
     outputs = []
     for order in range(3):
-        own = weights[:, :160] if shared else weights[:, 160 * order : 160 * (order + 1)]
-        first, second = own[:, :128].view(-1, 16, 8), own[:, 128:].view(-1, 8, 4)
+        network = weights[:, :160] if shared else weights[:, 160 * order : 160 * (order + 1)]
+        first, second = network[:, :128].view(-1, 16, 8), network[:, 128:].view(-1, 8, 4)
         hidden = torch.tanh(x ** (order + 1) @ first)
         outputs += [hidden, hidden @ second]
     return (torch.cat(outputs, 2) * mask[:, :, None]).sum(1)
@@ -39,10 +39,10 @@ def padded(weights, inputs, offsets, shared):
 @either
 def test_it_is_the_authors_padded_form_forward_and_backward(shared):
     inputs = sample([3, 0, 1, 60], (16, 8, 4), 3, shared)
-    found, expected = CoAction(shared_orders=shared)(*inputs), padded(*inputs, shared)
-    assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    grad = torch.randn_like(found)
-    got, wanted = (torch.autograd.grad(out, inputs[:2], grad) for out in (found, expected))
+    out, expected = CoAction(shared_orders=shared)(*inputs), padded(*inputs, shared)
+    assert_close(out, expected, rtol=1e-4, atol=1e-5)
+    grad = torch.randn_like(out)
+    got, wanted = (torch.autograd.grad(y, inputs[:2], grad) for y in (out, expected))
     assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
 
@@ -59,12 +59,13 @@ def test_native_equals_the_reference(shared):
     for sizes, lengths in itertools.product(SIZES, LISTS):
         weights, inputs, offsets = sample(lengths, sizes, 3, shared)
         network = offsets, sizes, 3, shared
-        got = cpu_co_action.co_action(weights, inputs, *network)
-        expected = reference_co_action.co_action(weights, inputs, *network)
+        assert native.takes(weights, inputs)
+        got = ops.co_action(weights, inputs, *network)
+        expected = ops.co_action_reference(weights, inputs, *network)
         assert_close(got, expected, rtol=1e-4, atol=1e-3, check_stride=False)
         grad = torch.randn(expected.shape)
-        got = cpu_co_action.co_action_backward(grad, weights, inputs, *network)
-        expected = reference_co_action.co_action_backward(grad, weights, inputs, *network)
+        got = ops.co_action_backward(grad, weights, inputs, *network)
+        expected = ops.co_action_backward_reference(grad, weights, inputs, *network)
         assert_close(got, expected, rtol=1e-3, atol=1e-3)
 
 
@@ -82,8 +83,8 @@ def test_a_sample_does_not_see_the_others():
     weights, inputs, offsets = sample([3, 0, 70, 1], (16, 8, 4), 3, True)
     together = CoAction()(weights, inputs, offsets)
     for place, (first, end) in enumerate(itertools.pairwise(offsets.tolist())):
-        own = inputs[first:end], torch.tensor([0, end - first])
-        assert torch.equal(CoAction()(weights[place : place + 1], *own)[0], together[place])
+        alone = CoAction()(weights[place : place + 1], inputs[first:end], torch.tensor([0, end - first]))
+        assert torch.equal(alone[0], together[place])
     assert torch.equal(together[1], torch.zeros(36))
 
 

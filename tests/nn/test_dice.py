@@ -5,10 +5,10 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from hotrows import native
 from hotrows.nn import MLP, Dice, PReLU
-from hotrows.ops import dice as ops
-from hotrows.ops.prelu import prelu_backward, prelu_backward_reference
+from hotrows.ops.layers import dice as ops
+from hotrows.ops.layers.prelu import prelu_backward, prelu_backward_reference
+from hotrows.runtime import native
 
 needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 SHAPES = [(1, 1), (2, 17), (64, 16), (65, 3), (3000, 40)]
@@ -21,10 +21,10 @@ def plain_dice(x, alpha, eps=1e-9):
     return p * x + alpha * (1 - p) * x
 
 
-def backward(sums_of, to_x, grad, x, *rest, of_batch):
+def backward(sums_of, to_x, grad, x, *statistics, of_batch):
     """Gradients of x and alpha, in two passes."""
-    sums = sums_of(grad, x, *rest)
-    return to_x(grad, x, *rest, sums[:2], len(x) if of_batch else 0), sums[2]
+    sums = sums_of(grad, x, *statistics)
+    return to_x(grad, x, *statistics, sums[:2], len(x) if of_batch else 0), sums[2]
 
 
 @needs_core
@@ -34,11 +34,11 @@ def test_native_dice_equals_the_reference(shape):
     mean, var = ops.moments(x)
     for got, expected in zip((mean, var), ops.moments_reference(x.double()), strict=True):
         assert_close(got, expected.float(), rtol=1e-5, atol=1e-6)
-    given = (x, mean, (var + 1e-9).rsqrt(), alpha)
-    assert_close(ops.dice(*given), ops.dice_reference(*given), rtol=1e-5, atol=1e-5)
+    arguments = (x, mean, (var + 1e-9).rsqrt(), alpha)
+    assert_close(ops.dice(*arguments), ops.dice_reference(*arguments), rtol=1e-5, atol=1e-5)
     for of_batch in (True, False):
-        got = backward(ops.dice_sums, ops.dice_to_x, grad, *given, of_batch=of_batch)
-        wide = [t.double() for t in (grad, *given)]
+        got = backward(ops.dice_sums, ops.dice_to_x, grad, *arguments, of_batch=of_batch)
+        wide = [t.double() for t in (grad, *arguments)]
         references = ops.dice_sums_reference, ops.dice_to_x_reference
         expected = backward(*references, *wide, of_batch=of_batch)
         for one, two in zip(got, expected, strict=True):
@@ -123,13 +123,13 @@ def test_the_number_of_threads_changes_no_bit(threads):
     for count in (1, 2):
         threads(count)
         mean, var = ops.moments(x)
-        given = (x, mean, var.rsqrt(), alpha)
+        arguments = (x, mean, var.rsqrt(), alpha)
         ways.append(
             [
                 mean,
                 var,
-                ops.dice(*given),
-                *backward(ops.dice_sums, ops.dice_to_x, grad, *given, of_batch=True),
+                ops.dice(*arguments),
+                *backward(ops.dice_sums, ops.dice_to_x, grad, *arguments, of_batch=True),
                 *prelu_backward(grad, x, alpha),
             ]
         )
@@ -170,9 +170,9 @@ def test_a_slope_that_stands_apart_in_memory_counts_as_any_other(kind):
     name = next(iter(dict(layer.named_parameters())))
     apart = torch.rand(1).expand(5)  # one number, five times
     results = []
-    for of in (apart, apart.clone()):
-        own = of.detach().requires_grad_()
-        out = torch.func.functional_call(layer, {name: own}, (x,))
-        results.append((out, *torch.autograd.grad(out.square().sum(), [x, own])))
+    for slope in (apart, apart.clone()):
+        leaf = slope.detach().requires_grad_()
+        out = torch.func.functional_call(layer, {name: leaf}, (x,))
+        results.append((out, *torch.autograd.grad(out.square().sum(), [x, leaf])))
     for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)

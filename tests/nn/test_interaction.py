@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import native
 from hotrows.nn import DotInteraction, FactorizationMachine
-from hotrows.ops import cpu_interaction, interaction, reference_interaction
+from hotrows.ops.layers import interaction
+from hotrows.runtime import native
 
 needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 DTYPES = [
@@ -34,12 +34,13 @@ def sample(size, count, width, bottom_dtype, vectors_dtype):
 def test_native_dot_interaction_equals_the_reference(dtypes):
     for size, count, width in SHAPES:
         bottom, vectors = sample(size, count, width, *dtypes)
-        got = cpu_interaction.dot_interaction(bottom, vectors)
-        expected = reference_interaction.dot_interaction(bottom, vectors)
+        assert interaction.takes(bottom, vectors)
+        got = interaction.dot_interaction(bottom, vectors)
+        expected = interaction.dot_interaction_reference(bottom, vectors)
         assert_close(got, expected, **tolerance(dtypes[0]))
         grad = torch.randn(expected.shape).to(dtypes[0])
-        got = cpu_interaction.dot_interaction_backward(grad, bottom, vectors)
-        expected = reference_interaction.dot_interaction_backward(grad, bottom, vectors)
+        got = interaction.dot_interaction_backward(grad, bottom, vectors)
+        expected = interaction.dot_interaction_backward_reference(grad, bottom, vectors)
         assert_close(got, expected, **tolerance(dtypes[0]))
 
 
@@ -48,11 +49,12 @@ def test_native_dot_interaction_equals_the_reference(dtypes):
 def test_native_second_order_equals_the_reference(dtype):
     for size, count, width in SHAPES:
         _, vectors = sample(size, count, width, dtype, dtype)
-        got = cpu_interaction.second_order(vectors)
-        assert_close(got, reference_interaction.second_order(vectors), rtol=1e-4, atol=1e-3)
+        assert interaction.takes(vectors)
+        got = interaction.second_order(vectors)
+        assert_close(got, interaction.second_order_reference(vectors), rtol=1e-4, atol=1e-3)
         grad = torch.randn(size)
-        got = cpu_interaction.second_order_backward(grad, vectors)
-        expected = reference_interaction.second_order_backward(grad, vectors)
+        got = interaction.second_order_backward(grad, vectors)
+        expected = interaction.second_order_backward_reference(grad, vectors)
         assert_close(got, expected, **tolerance(dtype))
 
 
@@ -90,12 +92,12 @@ def test_the_number_of_threads_changes_no_bit(threads, dtype):
 def test_bfloat16_is_rounded_to_nearest_even_and_keeps_nan_and_infinity():
     values = torch.tensor([1.00390625, 1.01171875, float("nan"), float("inf"), -3.1415927])
     bottom = torch.ones(5, 1, dtype=torch.bfloat16)
-    got = cpu_interaction.dot_interaction(bottom, values.view(5, 1, 1))
+    got = interaction.dot_interaction(bottom, values.view(5, 1, 1))
     assert_close(got[:, 1], values.bfloat16(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_what_the_core_does_not_take_falls_back_to_the_reference():
     bottom, vectors = torch.randn(2, 3), torch.randn(2, 4, 3).bfloat16()
-    assert not cpu_interaction.takes(bottom, vectors)
-    expected = reference_interaction.dot_interaction(bottom, vectors)
+    assert not interaction.takes(bottom, vectors)
+    expected = interaction.dot_interaction_reference(bottom, vectors)
     assert torch.equal(interaction.dot_interaction(bottom, vectors), expected)

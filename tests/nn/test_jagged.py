@@ -19,11 +19,11 @@ def jagged(lengths, dim=3):
 def slow(vectors, offsets, pooling):
     rows = []
     for first, end in pairwise(offsets):
-        own = vectors[first:end]
-        if not len(own):
+        sample = vectors[first:end]
+        if not len(sample):
             rows.append(torch.zeros(vectors.shape[1], dtype=vectors.dtype))
         else:
-            rows.append({"sum": own.sum(0), "mean": own.mean(0), "max": own.amax(0)}[pooling])
+            rows.append({"sum": sample.sum(0), "mean": sample.mean(0), "max": sample.amax(0)}[pooling])
     return torch.stack(rows)
 
 
@@ -36,9 +36,9 @@ def test_pooling_equals_a_loop_and_the_padded_form(lengths, pooling):
     (wanted,) = torch.autograd.grad((expected * weights).sum() + 0 * vectors.sum(), vectors)
     padded, mask = to_padded(vectors, offsets)
     assert mask.sum(1).tolist() == lengths
-    for found in (pool_jagged(vectors, offsets, pooling), pool_padded(padded, mask, pooling)):
-        torch.testing.assert_close(found, expected)
-        (grad,) = torch.autograd.grad((found * weights).sum(), vectors, retain_graph=True)
+    for pooled in (pool_jagged(vectors, offsets, pooling), pool_padded(padded, mask, pooling)):
+        torch.testing.assert_close(pooled, expected)
+        (grad,) = torch.autograd.grad((pooled * weights).sum(), vectors, retain_graph=True)
         torch.testing.assert_close(grad, wanted)
 
 

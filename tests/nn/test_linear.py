@@ -8,15 +8,9 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from hotrows import native
-from hotrows.nn import (
-    MLP,
-    PathLinear,
-    choose_linear_paths,
-    products,
-    use_linear_paths,
-)
-from hotrows.ops.relu import relu_backward, relu_backward_reference
+from hotrows.nn import MLP, PathLinear, choose_linear_paths, products, use_linear_paths
+from hotrows.ops.layers.relu import relu_backward, relu_backward_reference
+from hotrows.runtime import native
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -136,9 +130,7 @@ def test_bfloat16_choices_stand_beside_float32_ones():
 
 
 def test_a_path_that_computes_something_else_never_wins(monkeypatch):
-    monkeypatch.setitem(
-        products.FORWARD, "onednn", lambda x, w, b, relu: x.new_zeros(len(x), len(w))
-    )
+    monkeypatch.setitem(products.FORWARD, "onednn", lambda x, w, b, relu: x.new_zeros(len(x), len(w)))
     choices = choose_linear_paths(nn.Linear(64, 64), 512, seconds=0.05)
     assert choices["forward float32 64x64"] != "onednn"
 

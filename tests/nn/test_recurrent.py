@@ -8,10 +8,16 @@ import torch
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.testing import assert_close
 
-from hotrows import native
 from hotrows.nn import GRU, AttentionalGRU, last_of, to_padded
-from hotrows.ops import cpu_recurrent, reference_recurrent
-from hotrows.ops.reference_recurrent import KINDS, RESETS
+from hotrows.ops.layers.recurrent import (
+    KINDS,
+    RESETS,
+    recurrent,
+    recurrent_backward,
+    recurrent_backward_reference,
+    recurrent_reference,
+)
+from hotrows.runtime import native
 
 needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 LISTS = ([], [0, 0], [3, 0, 1, 5, 2], [2] * 40, [1, 40])
@@ -67,14 +73,14 @@ def slow(cell, kind, reset, x, attention, offsets):
 def test_states_and_gradients_are_those_of_an_obvious_loop(kind, reset):
     cell = layer(kind, reset, 4, 3).double()
     inputs = sample(kind, [3, 0, 1, 5], 4)
-    found = cell(*inputs)
+    states = cell(*inputs)
     x, attention = inputs[0], None if kind == "gru" else inputs[1]
     expected = slow(cell, kind, reset, x, attention, inputs[-1])
-    assert_close(found, expected)
+    assert_close(states, expected)
     leaves = [*inputs[:-1], *cell.parameters()]
-    grad = torch.randn_like(found)
+    grad = torch.randn_like(states)
     gradients = torch.autograd.grad(expected, leaves, grad, materialize_grads=True)
-    for got, wanted in zip(torch.autograd.grad(found, leaves, grad), gradients, strict=True):
+    for got, wanted in zip(torch.autograd.grad(states, leaves, grad), gradients, strict=True):
         assert_close(got, wanted)
 
 
@@ -102,13 +108,11 @@ def test_weights_of_torch_load_and_packed_sequences_give_the_same(dim, hidden):
     padded, mask = to_padded(x, offsets)
     packed = pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
     expected = pad_packed_sequence(peer(packed)[0], batch_first=True)[0][mask]
-    found = ours(x, offsets)
-    assert_close(found, expected, rtol=1e-4, atol=1e-5)
-    grad = torch.randn_like(found)
+    states = ours(x, offsets)
+    assert_close(states, expected, rtol=1e-4, atol=1e-5)
+    grad = torch.randn_like(states)
     wanted = torch.autograd.grad(expected, [x, *peer.parameters()], grad)
-    for got, want in zip(
-        torch.autograd.grad(found, [x, *ours.parameters()], grad), wanted, strict=True
-    ):
+    for got, want in zip(torch.autograd.grad(states, [x, *ours.parameters()], grad), wanted, strict=True):
         assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
@@ -120,14 +124,13 @@ def test_native_equals_the_reference(kind, reset):
         parts = torch.randn(int(offsets[-1]), 3 * hidden)
         attention = None if kind == "gru" else torch.rand(len(parts))
         weight, bias = torch.randn(3 * hidden, hidden) / hidden**0.5, torch.randn(3 * hidden)
-        expected = reference_recurrent.recurrent(
-            parts, attention, offsets, weight, bias, kind, reset
-        )
-        got = cpu_recurrent.recurrent(parts, attention, offsets, weight, bias, kind, reset)
+        assert native.takes(parts, attention, weight, bias)
+        expected = recurrent_reference(parts, attention, offsets, weight, bias, kind, reset)
+        got = recurrent(parts, attention, offsets, weight, bias, kind, reset)
         grad = torch.randn(len(parts), hidden)
         inputs = attention, offsets, weight, kind, reset
-        expected += reference_recurrent.recurrent_backward(grad, *expected, *inputs)
-        got += cpu_recurrent.recurrent_backward(grad, *got, *inputs)
+        expected += recurrent_backward_reference(grad, *expected, *inputs)
+        got += recurrent_backward(grad, *got, *inputs)
         for one, two in zip(got, expected, strict=True):
             if two is not None:
                 assert_close(one, two, rtol=1e-4, atol=2e-4)
@@ -138,8 +141,8 @@ def test_saturated_gates_and_nan_are_as_in_torch():
     parts = torch.tensor([[200.0, -200.0, 200.0], [-200.0, 200.0, -200.0], [0, float("nan"), 1e-6]])
     offsets, zeros = torch.arange(4), torch.zeros(3)
     inputs = None, offsets, zeros[:, None], zeros, "gru", "after"
-    expected = reference_recurrent.recurrent(parts, *inputs)
-    got = cpu_recurrent.recurrent(parts.clone(), *inputs)
+    expected = recurrent_reference(parts, *inputs)
+    got = recurrent(parts.clone(), *inputs)
     for one, two in zip(got, expected, strict=True):
         assert_close(one, two, rtol=1e-6, atol=1e-30, equal_nan=True)
 
@@ -164,9 +167,9 @@ def test_a_sample_does_not_see_the_others():
     x, attention, offsets = sample("augru", lengths, 4, torch.float32)
     together = cell(x, attention, offsets)
     for first, end in itertools.pairwise(offsets.tolist()):
-        own = slice(first, end)
-        alone = cell(x[own], attention[own], torch.tensor([0, end - first]))
-        assert_close(together[own], alone, rtol=1e-5, atol=1e-6)
+        positions = slice(first, end)
+        alone = cell(x[positions], attention[positions], torch.tensor([0, end - first]))
+        assert_close(together[positions], alone, rtol=1e-5, atol=1e-6)
 
 
 def test_one_forward_may_be_walked_back_twice():

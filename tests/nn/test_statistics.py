@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from hotrows.exchange.threads import run
+from hotrows.distributed.comm import OneRank
+from hotrows.distributed.in_process import run
 from hotrows.nn import MLP, BatchNorm, Dice, share_statistics
 from hotrows.nn.statistics import moments
-from hotrows.ranks import OneRank
 
 DEALS = [(12, 7), (1, 18), (0, 19), (9, 0, 10), (0, 1, 18), (1, 0, 0), (1, 1, 0), (0, 0)]
 deals = pytest.mark.parametrize("deal", DEALS, ids=str)
@@ -41,20 +41,21 @@ def small_model(kind, dtype=torch.float64):
 
 def train_twice(model, batches):
     """Of two batches in turn: outputs, gradients of inputs, of parameters; then the state."""
-    found = []
+    trained = []
     for x, weights in batches:
         leaf = x.clone().requires_grad_()
         out = model(leaf)
         parameters = list(model.parameters())
         gradients = torch.autograd.grad((out * weights).sin().sum(), [leaf, *parameters])
-        found.append((out.detach(), gradients[0], gradients[1:]))
-    return found, {name: value.clone() for name, value in model.named_buffers()}
+        trained.append((out.detach(), gradients[0], gradients[1:]))
+    return trained, {name: value.clone() for name, value in model.named_buffers()}
 
 
 def dealt(batches, deal):
     """The batches of each rank."""
     pieces = [[t.split(list(deal)) for t in batch] for batch in batches]
-    return [[tuple(of[r] for of in batch) for batch in pieces] for r in range(len(deal))]
+    ranks = range(len(deal))
+    return [[tuple(values[r] for values in batch) for batch in pieces] for r in ranks]
 
 
 def on_ranks(model, batches, deal):
@@ -62,30 +63,29 @@ def on_ranks(model, batches, deal):
     mine = dealt(batches, deal)
 
     def work(ranks):
-        own = copy.deepcopy(model)
-        share_statistics(own, ranks)
-        return train_twice(own, mine[ranks.rank])
+        copied = copy.deepcopy(model)
+        share_statistics(copied, ranks)
+        return train_twice(copied, mine[ranks.rank])
 
     return run(work, len(deal))
 
 
 def random_batches(size, dtype=torch.float64):
     return [
-        (3 * torch.randn(size, 4, dtype=dtype) + 1, torch.randn(size, 3, dtype=dtype))
-        for _ in range(2)
+        (3 * torch.randn(size, 4, dtype=dtype) + 1, torch.randn(size, 3, dtype=dtype)) for _ in range(2)
     ]
 
 
-def assert_shares_equal_the_whole(shares, whole, **close):
-    steps, state = whole
+def assert_shares_equal_the_whole(shares, expected_run, **close):
+    steps, state = expected_run
     for step, (out, grad_x, gradients) in enumerate(steps):
-        of_ranks = [found[step] for found, _ in shares]
-        assert_close(torch.cat([of[0] for of in of_ranks]), out, **close)
-        assert_close(torch.cat([of[1] for of in of_ranks]), grad_x, **close)
-        for of, expected in zip(
-            zip(*(of[2] for of in of_ranks), strict=True), gradients, strict=True
+        of_ranks = [trained[step] for trained, _ in shares]
+        assert_close(torch.cat([values[0] for values in of_ranks]), out, **close)
+        assert_close(torch.cat([values[1] for values in of_ranks]), grad_x, **close)
+        for values, expected in zip(
+            zip(*(values[2] for values in of_ranks), strict=True), gradients, strict=True
         ):
-            assert_close(torch.stack(of).sum(0), expected, **close)
+            assert_close(torch.stack(values).sum(0), expected, **close)
     for _, buffers in shares:
         assert_close(buffers, state, **close)
         for name, value in buffers.items():
@@ -96,22 +96,22 @@ def assert_shares_equal_the_whole(shares, whole, **close):
 @deals
 def test_shares_on_ranks_equal_the_whole_batch_on_one(kind, deal):
     model, batches = small_model(kind), random_batches(sum(deal))
-    whole = train_twice(copy.deepcopy(model), batches)
-    assert_shares_equal_the_whole(on_ranks(model, batches, deal), whole, rtol=1e-12, atol=1e-12)
+    expected_run = train_twice(copy.deepcopy(model), batches)
+    assert_shares_equal_the_whole(on_ranks(model, batches, deal), expected_run, rtol=1e-12, atol=1e-12)
 
 
 @kinds
 @deals
 def test_in_float32_they_do_to_rounding(kind, deal):
     model, batches = small_model(kind), random_batches(sum(deal))
-    whole = train_twice(copy.deepcopy(model), batches)
+    expected_run = train_twice(copy.deepcopy(model), batches)
     narrow = [tuple(t.float() for t in batch) for batch in batches]
-    found = [
+    trained = [
         ([(o.double(), g.double(), [p.double() for p in ps]) for o, g, ps in steps],
          {name: v.double() if v.is_floating_point() else v for name, v in state.items()})
         for steps, state in on_ranks(copy.deepcopy(model).float(), narrow, deal)
     ]  # fmt: skip
-    assert_shares_equal_the_whole(found, whole, rtol=2e-3, atol=2e-3)
+    assert_shares_equal_the_whole(trained, expected_run, rtol=2e-3, atol=2e-3)
 
 
 @kinds
@@ -137,10 +137,10 @@ def test_moments_are_those_of_all_rows_whatever_the_deal():
     x = torch.randn(40, 3, dtype=torch.float64) + torch.tensor([0, 100, -1e5])
     for deal in [(40,), (1, 39), (0, 13, 0, 27), (0, 0, 40)]:
         parts = x.split(list(deal))
-        found = run(lambda ranks, parts=parts: moments(parts[ranks.rank], ranks), len(deal))
-        for seen in found:
+        results = run(lambda ranks, parts=parts: moments(parts[ranks.rank], ranks), len(deal))
+        for seen in results:
             assert seen.num_rows == 40
-            assert torch.equal(seen.mean, found[0].mean) and torch.equal(seen.var, found[0].var)
+            assert torch.equal(seen.mean, results[0].mean) and torch.equal(seen.var, results[0].var)
             assert_close(seen.mean, x.mean(0), rtol=1e-14, atol=1e-14)
             assert_close(seen.var, x.var(0, correction=0), rtol=1e-10, atol=0)
 
@@ -151,13 +151,13 @@ def test_evaluation_exchanges_nothing(kind):
     of_batch = Dice(4, statistics="batch").double().eval()
 
     def work(ranks):
-        for layer in (mine := copy.deepcopy(model)), (own := copy.deepcopy(of_batch)):
+        for layer in (mine := copy.deepcopy(model)), (copied := copy.deepcopy(of_batch)):
             share_statistics(layer, ranks)
         # A rank that asked for a collective here would wait for the other one in vain.
-        return (mine(x), own(x)) if ranks.rank == 0 else None
+        return (mine(x), copied(x)) if ranks.rank == 0 else None
 
-    (found, own), _ = run(work, 2)
-    assert torch.equal(found, model(x)) and torch.equal(own, of_batch(x))
+    (trained_out, batch_out), _ = run(work, 2)
+    assert torch.equal(trained_out, model(x)) and torch.equal(batch_out, of_batch(x))
 
 
 def statistics_layers(model):

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import native, ops
-from hotrows.ops import deferred, reference_deferred
+from hotrows import ops
+from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
+from hotrows.ops.deferred import reference as reference_deferred
+from hotrows.runtime import native
 
 needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 NEVER = 2**30
@@ -190,9 +192,7 @@ def test_float32_errs_at_most_twice_as_much_as_dense_training(name):
 
 @needs_core
 @pytest.mark.parametrize("dim", [1, 3, 16, 20, 64, 100])
-@pytest.mark.parametrize(
-    "name", ["sgd nesterov", "adagrad decay", "rmsprop l2", "adam", "adam decay"]
-)
+@pytest.mark.parametrize("name", ["sgd nesterov", "adagrad decay", "rmsprop l2", "adam", "adam decay"])
 def test_updates_alone_catch_up_too_at_any_width(name, dim):
     case, steps = CASES[name], batches(60, 30, dim)
     start = torch.randn(30, dim, dtype=torch.float64)
@@ -207,9 +207,7 @@ def records(target):
     parts = 1 + len(target.states)
     stride = (parts * count * size + 4 + 15) // 8 * 8
     buffer = torch.zeros(rows, stride, dtype=torch.uint8)
-    views = [
-        buffer[:, k * count * size : (k + 1) * count * size].view(w.dtype) for k in range(parts)
-    ]
+    views = [buffer[:, k * count * size : (k + 1) * count * size].view(w.dtype) for k in range(parts)]
     last = buffer[:, parts * count * size :][:, :4].view(torch.int32)[:, 0]
     for view, values in zip((*views, last), (w, *target.states, target.last), strict=True):
         view.copy_(values)
@@ -263,7 +261,7 @@ def step_of(module, case, targets, read, grad, bagged, squares):
     module.catch_up(case.kind, targets, read.slots, read.bounds, squares)
     weights = torch.linspace(-1, 2, len(read.inverse), dtype=grad.dtype) if bagged else None
     bag_starts, bags = (read.bag_starts, read.bags) if bagged else (None, None)
-    out = module.look_up(targets, read.slots, read.bounds, read.inverse, bag_starts, weights)
+    out = module.lookup(targets, read.slots, read.bounds, read.inverse, bag_starts, weights)
     scales = torch.linspace(0.5, 1.5, len(targets), dtype=torch.float64)
     module.update(
         case.kind, targets, read.slots, read.bounds, read.order, read.starts, bags, weights,
@@ -288,9 +286,7 @@ def test_the_core_equals_the_reference_over_several_tables(name, dim, dtype, bag
             (deferred, reference_deferred), (fast, slow), changes, strict=True
         )
     ]
-    slack = (
-        {"rtol": 2e-4, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
-    )
+    slack = {"rtol": 2e-4, "atol": 2e-6} if dtype == torch.float32 else {"rtol": 1e-10, "atol": 1e-12}
     assert_close(*outs, **slack)
     for one, other in zip(values(fast), values(slow), strict=True):
         assert_close(one, other, **slack)
@@ -378,9 +374,7 @@ def test_zero_weights_and_moments_stay_zero_and_what_is_left_of_the_squares_fade
 
 @needs_core
 def test_adam_without_decay_leaves_out_only_steps_that_move_nothing():
-    case = Case(
-        "Adam", lrs=(1e-4,) * 300 + (10.0,) * 100
-    )  # a rate that grows late must not be missed
+    case = Case("Adam", lrs=(1e-4,) * 300 + (10.0,) * 100)  # a rate that grows late must not be missed
     fast = target_of(case, torch.randn(20, 16) * 0.1, 400, 400)
     fast.states[0].normal_()
     fast.states[1].uniform_(0.1, 1)
@@ -398,7 +392,7 @@ def test_packed_targets_are_the_targets():
     plain = tables(case, 4, torch.float32)
     read, shared = read_of(plain), plain[0].steps
     kept = copies(plain)
-    packed = deferred.pack_targets(kept).at(shared, 0, 60, [0] * 4).at(shared, 0, 70, 0)
+    packed = deferred.pack_targets(kept).at_steps(shared, 0, 60, [0] * 4).at_steps(shared, 0, 70, 0)
     plain = [replace(target, steps=shared, first_decay=0) for target in plain]
     deferred.catch_up("adam", plain, read.slots, read.bounds)
     deferred.catch_up("adam", packed, read.slots, read.bounds)
@@ -415,9 +409,7 @@ def test_a_frozen_table_is_looked_up_and_never_moves(module):
     module.catch_up("none", [target], slots, bounds)
     module.catch_up_all("none", target)
     inverse = torch.tensor([1, 0, 1]).int()
-    assert torch.equal(
-        module.look_up([target], slots, bounds, inverse, None, None), table[[4, 1, 4]]
-    )
+    assert torch.equal(module.lookup([target], slots, bounds, inverse, None, None), table[[4, 1, 4]])
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -428,7 +420,7 @@ def test_no_rows_and_no_tables(module):
     one = torch.ones(1, dtype=torch.float64)
     module.catch_up("adam", [target], none, zero)
     module.update("adam", [target], none, zero, order, starts, None, None, torch.empty(0, 4), one)
-    assert module.look_up([target], none, zero, order, None, None).shape == (0, 4)
+    assert module.lookup([target], none, zero, order, None, None).shape == (0, 4)
     bags = torch.zeros(4).int()
-    assert torch.equal(module.look_up([target], none, zero, order, bags, None), torch.zeros(3, 4))
+    assert torch.equal(module.lookup([target], none, zero, order, bags, None), torch.zeros(3, 4))
     module.catch_up("adam", [], none, torch.tensor([0]))

@@ -15,7 +15,7 @@ import torch
 GPU = torch.cuda.is_available()
 tl = pytest.importorskip("triton.language")
 
-from hotrows.ops import interaction, reference_interaction  # noqa: E402
+from hotrows.ops.layers import interaction  # noqa: E402
 from hotrows.ops.triton import dot_interaction, second_order  # noqa: E402
 
 interpreted = pytest.param(
@@ -78,11 +78,12 @@ def run(kernels, name, *tensors):
     """What kernel, reference, and reference in float64 return, each as a tuple."""
     with poisoned():
         got = getattr(kernels, name)(*tensors)
-    plain = getattr(reference_interaction, name)
+    plain = getattr(interaction, f"{name}_reference")
     results = got, plain(*tensors), plain(*(t.double() for t in tensors))
     return [r if isinstance(r, tuple) else (r,) for r in results]
 
 
+@pytest.mark.pairs
 @on_both
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtypes", DTYPES, ids=str)
@@ -96,6 +97,7 @@ def test_dot_interaction_is_as_exact_as_plain_pytorch(shape, dtypes, device):
         assert_as_exact(got, plain, exact)
 
 
+@pytest.mark.pairs
 @on_both
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -6,10 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from hotrows import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad, native, ops
-from hotrows.ops import reference
+from hotrows import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad, ops
+from hotrows.ops.rows import reference
 from hotrows.optim import hyper_tensor, initial_state
+from hotrows.plan import PackPlan
 from hotrows.record import RecordLayout, views
+from hotrows.runtime import native
 
 OPTIMIZERS = [
     SGD(),
@@ -40,9 +42,16 @@ def layout_of(optimizer, dim, dtype="float32"):
 def new_records(layout, state, rows=60):
     records = torch.zeros(rows, layout.stride, dtype=torch.uint8)
     first_rows, keys = torch.tensor([0, rows]), torch.tensor([[42, 0, 1, 0, layout.dim]])
-    of = (torch.arange(rows), first_rows, keys)
-    reference.initialize(records, layout.as_ints(), *of, "uniform", 0.1, state)
+    keys_of = (torch.arange(rows), first_rows, keys)
+    reference.initialize(records, layout.as_ints(), *keys_of, "uniform", 0.1, state)
     return records
+
+
+def updated(records, layout, plan, grad, optimizer):
+    """Records after the first step of the optimizer, in place."""
+    rule = ops.RowRule(optimizer.kind, hyper_tensor(optimizer, 0))
+    keys = ops.RowKeys(FIRST_ROWS, pieces(layout.dim))
+    ops.update(ops.Records(records, layout.as_ints()), plan, grad, rule, keys)
 
 
 def bags(lengths):
@@ -135,8 +144,8 @@ def test_update_equals_the_reference(optimizer, dtype, dim):
         bag_starts, bag = bags([0, 5, 1, 0, 83, 1, 0])
         grad = torch.randn(bag_starts.numel() - 1, dim)
         decay = torch.rand(rows.numel()) if step % 2 else None
-        for module, records in ((ops, fast), (reference, slow)):
-            module.update(
+        for run, records in ((torch.ops.hotrows.update, fast), (reference.update, slow)):
+            run(
                 records, layout.as_ints(), rows, rows, order, starts, bag, torch.ones(90),
                 grad, optimizer.kind, hyper_tensor(optimizer, step),
                 FIRST_ROWS, pieces(layout.dim), decay,
@@ -156,11 +165,9 @@ def test_update_of_nothing_changes_nothing(optimizer):
     layout = layout_of(optimizer, 3)
     records = new_records(layout, initial_state(optimizer, 3))
     before = records.clone()
-    rows, _, order, starts = reference.unique(torch.empty(0, dtype=torch.int64))
-    ops.update(
-        records, layout.as_ints(), rows, rows, order, starts, None, None, torch.empty(0, 3),
-        optimizer.kind, hyper_tensor(optimizer, 0), FIRST_ROWS, pieces(layout.dim),
-    )  # fmt: skip
+    rows, inverse, order, starts = reference.unique(torch.empty(0, dtype=torch.int64))
+    plan = PackPlan(rows, rows, inverse, order, starts, 0)
+    updated(records, layout, plan, torch.empty(0, 3), optimizer)
     assert torch.equal(records, before)
 
 
@@ -168,15 +175,12 @@ def test_update_of_nothing_changes_nothing(optimizer):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:24])
 def test_any_number_of_threads_gives_the_same_bits(optimizer, threads):
     layout = layout_of(optimizer, 16)
-    rows, _, order, starts = reference.unique(torch.randint(0, 60, (3000,)))
+    rows, inverse, order, starts = reference.unique(torch.randint(0, 60, (3000,)))
     grad, results = torch.randn(3000, 16), []
     for count in (1, 2, 3, 5):
         threads(count)
         records = new_records(layout, initial_state(optimizer, 16))
-        ops.update(
-            records, layout.as_ints(), rows, rows, order, starts, None, None, grad,
-            optimizer.kind, hyper_tensor(optimizer, 0), FIRST_ROWS, pieces(layout.dim),
-        )  # fmt: skip
+        updated(records, layout, PackPlan(rows, rows, inverse, order, starts, 3000), grad, optimizer)
         results.append(records)
     assert all(torch.equal(records, results[0]) for records in results)
 
@@ -235,15 +239,15 @@ def test_a_new_row_depends_on_its_table_and_id_alone(kind):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
 def test_pieces_of_tables_hold_the_rows_and_columns_of_whole_ones(kind, dtype):
-    whole = torch.zeros(20, RecordLayout(6, dtype).stride, dtype=torch.uint8)
-    of = (torch.tensor([0, 20]), torch.tensor([[7, 0, 1, 0, 6]]))
-    ops.initialize(whole, RecordLayout(6, dtype).as_ints(), torch.arange(20), *of, kind, 0.1, [])
+    full = torch.zeros(20, RecordLayout(6, dtype).stride, dtype=torch.uint8)
+    keys_of = (torch.tensor([0, 20]), torch.tensor([[7, 0, 1, 0, 6]]))
+    ops.initialize(full, RecordLayout(6, dtype).as_ints(), torch.arange(20), *keys_of, kind, 0.1, [])
     layout = RecordLayout(2, dtype)
-    first_rows, of = torch.tensor([0, 4, 6]), torch.tensor([[7, 2, 5, 3, 6], [7, 0, 1, 3, 6]])
+    first_rows, keys_of = torch.tensor([0, 4, 6]), torch.tensor([[7, 2, 5, 3, 6], [7, 0, 1, 3, 6]])
     for initialize in (ops.initialize, reference.initialize):
         part = torch.zeros(6, layout.stride, dtype=torch.uint8)
-        initialize(part, layout.as_ints(), torch.arange(6), first_rows, of, kind, 0.1, [])
-        expected = views(whole, RecordLayout(6, dtype).as_ints()).weights
+        initialize(part, layout.as_ints(), torch.arange(6), first_rows, keys_of, kind, 0.1, [])
+        expected = views(full, RecordLayout(6, dtype).as_ints()).weights
         expected = expected[[2, 7, 12, 17, 0, 1], 3:5]
         assert_close(views(part, layout.as_ints()).weights, expected, rtol=1e-6, atol=0)
 
@@ -255,34 +259,32 @@ def test_row_wise_updates_of_some_columns_equal_those_of_whole_rows(dtype):
     grad = torch.randn(2, 6)
     runs = torch.arange(2).int(), torch.arange(3).int(), None, None
     wide, narrow = RecordLayout(6, dtype, 1), RecordLayout(2, dtype, 1)
-    of = torch.tensor([0, 5])
-    whole = new_records(wide, [0.0], 5)
+    keys_of = torch.tensor([0, 5])
+    full = new_records(wide, [0.0], 5)
     part = torch.zeros(5, narrow.stride, dtype=torch.uint8)
     pieces_of = {6: torch.tensor([[42, 0, 1, 0, 6]]), 2: torch.tensor([[42, 0, 1, 3, 6]])}
-    ops.initialize(part, narrow.as_ints(), torch.arange(5), of, pieces_of[2], "uniform", 0.1, [0.0])
+    ops.initialize(part, narrow.as_ints(), torch.arange(5), keys_of, pieces_of[2], "uniform", 0.1, [0.0])
     hyper = hyper_tensor(optimizer, 3)
-    for update in (ops.update, reference.update):
-        big, small = whole.clone(), part.clone()
-        update(
-            big, wide.as_ints(), rows, rows, *runs, grad, optimizer.kind, hyper, of, pieces_of[6]
-        )
+    for update in (torch.ops.hotrows.update, reference.update):
+        big, small = full.clone(), part.clone()
+        update(big, wide.as_ints(), rows, rows, *runs, grad, optimizer.kind, hyper, keys_of, pieces_of[6])
         mean_squares = (grad * grad).mean(1)
         update(small, narrow.as_ints(), rows, rows, *runs, grad[:, 3:5].contiguous(), optimizer.kind,
-               hyper, of, pieces_of[2], None, mean_squares)  # fmt: skip
+               hyper, keys_of, pieces_of[2], None, mean_squares)  # fmt: skip
         expected = views(big, wide.as_ints())
-        found = views(small, narrow.as_ints())
-        assert_close(found.weights, expected.weights[:, 3:5], rtol=1e-5, atol=1e-6)
-        assert_close(found.state, expected.state, rtol=1e-5, atol=1e-6)
+        actual = views(small, narrow.as_ints())
+        assert_close(actual.weights, expected.weights[:, 3:5], rtol=1e-5, atol=1e-6)
+        assert_close(actual.state, expected.state, rtol=1e-5, atol=1e-6)
 
 
 def test_initial_weights_have_the_declared_spread():
     layout = RecordLayout(50)
     records = torch.zeros(2000, layout.stride, dtype=torch.uint8)
-    of = (torch.arange(2000), torch.tensor([0, 2000]), torch.tensor([[7, 0, 1, 0, 50]]))
-    ops.initialize(records, layout.as_ints(), *of, "normal", 0.3, [])
+    keys_of = (torch.arange(2000), torch.tensor([0, 2000]), torch.tensor([[7, 0, 1, 0, 50]]))
+    ops.initialize(records, layout.as_ints(), *keys_of, "normal", 0.3, [])
     weights = views(records, layout.as_ints()).weights
     assert abs(float(weights.mean())) < 0.005 and abs(float(weights.std()) - 0.3) < 0.005
-    ops.initialize(records, layout.as_ints(), *of, "uniform", 0.3, [])
+    ops.initialize(records, layout.as_ints(), *keys_of, "uniform", 0.3, [])
     assert float(weights.min()) < -0.299 and float(weights.max()) > 0.299
     assert abs(float(weights.mean())) < 0.005
 
@@ -291,13 +293,13 @@ def test_stochastic_rounding_keeps_the_mean():
     layout = RecordLayout(64, "bfloat16")
     records = torch.zeros(500, layout.stride, dtype=torch.uint8)
     weights = views(records, layout.as_ints()).weights
-    rows, _, order, starts = reference.unique(torch.arange(500))
+    rows, inverse, order, starts = reference.unique(torch.arange(500))
+    plan = PackPlan(rows, rows, inverse, order, starts, 500)
+    keys = ops.RowKeys(torch.tensor([0, 500]), torch.tensor([[5, 0, 1, 0, 64]]))
     move = 1e-3  # far below half a step of bfloat16 at 1
     for step in range(20):
         weights[:] = 1.0
-        ops.update(
-            records, layout.as_ints(), rows, rows, order, starts, None, None,
-            torch.full((500, 64), -move), "sgd", hyper_tensor(SGD(lr=1.0), step),
-            torch.tensor([0, 500]), torch.tensor([[5, 0, 1, 0, 64]]),
-        )  # fmt: skip
+        rule = ops.RowRule("sgd", hyper_tensor(SGD(lr=1.0), step))
+        stored = ops.Records(records, layout.as_ints())
+        ops.update(stored, plan, torch.full((500, 64), -move), rule, keys)
         assert abs(float(weights.float().mean()) - (1 + move)) < 2e-4

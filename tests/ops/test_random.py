@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from hotrows.ops.reference_random import FLOAT16_MAX, random_bits, round_by_bits
+from hotrows.ops.rows.reference_random import FLOAT16_MAX, random_bits, round_by_bits
 
 NARROW = (torch.bfloat16, torch.float16)
 KEY = torch.tensor(7)
@@ -19,11 +19,11 @@ def rounded(x, dtype, count=1):
 @pytest.mark.parametrize("x", [1.0002, -3.33e-3, 1e-5, -7.7e-7, 3e-8, 500.3])
 def test_roundings_keep_the_mean_and_are_neighbours(x, dtype):
     """Also where float16 has subnormal numbers, below 6.1e-5."""
-    found = rounded(x, dtype, 20_000)
-    values = found.unique()
+    rounded_x = rounded(x, dtype, 20_000)
+    values = rounded_x.unique()
     assert len(values) <= 2 and values.min() <= x <= values.max()
     step = float(values.max() - values.min())
-    assert abs(float(found.double().mean()) - x) < 0.02 * step
+    assert abs(float(rounded_x.double().mean()) - x) < 0.02 * step
 
 
 @pytest.mark.parametrize("dtype", NARROW)

@@ -7,39 +7,9 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
-from hotrows import SGD, ops
-from hotrows.ops import cuda
-from hotrows.optim import hyper_tensor
-from hotrows.record import RecordLayout
-
-LAYOUT = RecordLayout(4)
-
-
-def arguments(device):
-    """One call of each op, on a device."""
-    ids, rows = torch.tensor([3, 1, 3, 0]), torch.tensor([0, 1, 3])
-    order, starts = torch.tensor([3, 1, 0, 2]).int(), torch.tensor([0, 1, 2, 4]).int()
-    inverse, records = torch.tensor([2, 1, 2, 0]).int(), torch.zeros(5, 16, dtype=torch.uint8)
-    of = torch.tensor([0, 5]), torch.tensor([[7, 0, 1, 0, 4]])
-    layout, first = LAYOUT.as_ints(), torch.tensor([0])
-    bag_starts, bags = torch.tensor([0, 1, 4]).int(), torch.tensor([0, 1, 1, 1]).int()
-    calls = {
-        "resolve": (ids, None, 4, first, first, torch.tensor([5]), 1),
-        "unique_padded": (ids,),
-        "find_slots": (rows, rows, ids),
-        "pool": (records, layout, rows, inverse, bag_starts, torch.ones(4)),
-        "sum_gradients": (torch.ones(2, 4), order, starts, bags, None),
-        "update": (records, layout, rows, rows, order, starts, bags, None, torch.ones(2, 4), "sgd",
-                   hyper_tensor(SGD(), 0), *of),
-        "initialize": (records, layout, torch.arange(5), *of, "uniform", 0.1, []),
-        "copy_rows": (records.clone(), rows, records, None),
-        "unique": (ids,),
-    }  # fmt: skip
-    return {
-        name: tuple(arg.to(device) if isinstance(arg, torch.Tensor) else arg for arg in args)
-        for name, args in calls.items()
-    }
-
+from hotrows import ops
+from hotrows.ops.rows import cuda
+from tests.support.op_arguments import arguments
 
 NAMES = tuple(arguments("cpu"))
 on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -56,7 +26,7 @@ def test_schema_fake_and_autograd_agree_with_what_an_op_does(name, device):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "unique"])
 def test_sizes_are_known_without_computing(name, device):
-    real = getattr(ops, name)(*arguments("cpu")[name])
+    real = getattr(torch.ops.hotrows, name)(*arguments("cpu")[name])
     with FakeTensorMode(allow_non_fake_inputs=True):
         args = [
             torch.empty(arg.shape, dtype=arg.dtype, device=device)
@@ -64,10 +34,10 @@ def test_sizes_are_known_without_computing(name, device):
             else arg
             for arg in arguments("cpu")[name]
         ]
-        fake = getattr(ops, name)(*args)
-    for found, expected in zip(_tuple(fake), _tuple(real), strict=True):
-        assert found.shape == expected.shape and found.dtype == expected.dtype
-        assert found.device.type == device
+        fake = getattr(torch.ops.hotrows, name)(*args)
+    for traced, expected in zip(_tuple(fake), _tuple(real), strict=True):
+        assert traced.shape == expected.shape and traced.dtype == expected.dtype
+        assert traced.device.type == device
 
 
 def test_how_many_rows_are_distinct_is_not_known_without_computing():
@@ -78,8 +48,8 @@ def test_how_many_rows_are_distinct_is_not_known_without_computing():
 @on_devices
 def test_first_values_are_the_same_bits_on_every_device(device, monkeypatch):
     monkeypatch.setattr(cuda, "_CHUNK_BYTES", 50)  # three rows at a time
-    (records, *of), (expected, *_) = arguments(device)["initialize"], arguments("cpu")["initialize"]
-    cuda.initialize(records, *of)
+    (records, *keys), (expected, *_) = (arguments(device)["initialize"], arguments("cpu")["initialize"])
+    cuda.initialize(records, *keys)
     ops.initialize(expected, *arguments("cpu")["initialize"][1:])
     assert torch.equal(records.cpu(), expected) and expected.any()
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from hotrows import SGD, ops
+from hotrows import SGD
 from hotrows.optim import hyper_tensor
-from tests.ops.test_registration import arguments
+from tests.support.op_arguments import arguments
 
 pytestmark = pytest.mark.gpu
 WAIT = ("unique", "initialize")
@@ -14,10 +14,10 @@ WAIT = ("unique", "initialize")
 @pytest.mark.parametrize("name", sorted(set(arguments("cpu")) - set(WAIT)))
 def test_the_host_does_not_wait(name):
     args = arguments("cuda")[name]
-    getattr(ops, name)(*args)  # compiled at the first call
+    getattr(torch.ops.hotrows, name)(*args)  # compiled at the first call
     torch.cuda.set_sync_debug_mode("error")
     try:
-        getattr(ops, name)(*args)
+        getattr(torch.ops.hotrows, name)(*args)
     finally:
         torch.cuda.set_sync_debug_mode("default")
 
@@ -25,10 +25,10 @@ def test_the_host_does_not_wait(name):
 def test_a_captured_update_reads_the_numbers_of_each_step():
     args = arguments("cuda")["update"]
     records, hyper = args[0], next(arg for arg in args[10:] if isinstance(arg, torch.Tensor))
-    ops.update(*args)
+    torch.ops.hotrows.update(*args)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        ops.update(*args)
+        torch.ops.hotrows.update(*args)
     before = records.clone()
     hyper.copy_(hyper_tensor(SGD(lr=0.0), 1))
     graph.replay()

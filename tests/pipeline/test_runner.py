@@ -10,7 +10,7 @@ import pytest
 
 from hotrows.pipeline.runner import NoMore, Overlapped, Serial
 from hotrows.pipeline.schedule import Stage
-from hotrows.pipeline.trace import write_trace
+from hotrows.pipeline.trace import trace_text
 
 
 class Log:
@@ -135,7 +135,7 @@ def test_a_trace_has_every_stage_of_every_batch(kind, tmp_path):
     log = Log(3)
     with closing(kind(log.stages, trace=True)) as runner:
         log.train(runner)
-    write_trace(runner.events, tmp_path / "trace.json")
+    (tmp_path / "trace.json").write_text(trace_text(runner.events))
     trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     spans = {event["name"] for event in trace if event["ph"] == "X"}
     assert spans == {f"{stage.name} {batch}" for stage in log.stages for batch in range(3)}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hotrows.pipeline.schedule import Stage, cycles, may_run
+from hotrows.pipeline.schedule import Stage, may_run
 
 STAGES = [
     Stage("plan", "plan"),
@@ -13,14 +13,32 @@ STAGES = [
 ]
 
 
+def cycles(stages, waits):
+    """The schedule of a pipeline whose stages take one cycle each: what runs in each cycle.
+
+    waits: which batch each batch waits for. In a lane the stage nearest to the end goes first.
+    """
+    done, table = [0] * len(stages), []
+    while done[-1] < len(waits):
+        cycle, lanes = [], set()
+        for s in reversed(range(len(stages))):
+            batch = done[s]
+            free = stages[s].lane not in lanes
+            if free and batch < len(waits) and may_run(stages, s, batch, waits[batch], done):
+                cycle.append(s)
+                lanes.add(stages[s].lane)
+        table.append([(stages[s].name, done[s]) for s in reversed(cycle)])
+        for s in cycle:
+            done[s] += 1
+    return table
+
+
 def waits(batches, in_flight):
     return [max(batch - in_flight, -1) for batch in range(batches)]
 
 
 def table(batches, in_flight):
-    return [
-        " ".join(f"{s}{b}" for s, b in cycle) for cycle in cycles(STAGES, waits(batches, in_flight))
-    ]
+    return [" ".join(f"{s}{b}" for s, b in cycle) for cycle in cycles(STAGES, waits(batches, in_flight))]
 
 
 def test_four_in_flight_fill_every_lane():

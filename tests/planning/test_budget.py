@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotrows.planning.budget import SPLITS, divide, format_bytes, parse_bytes
 from hotrows.planning.packing import Group
+from hotrows.planning.slot_budget import SPLITS, divide
+from hotrows.runtime.units import format_bytes, parse_bytes
 
 
 def group(rows, stride, lookups=1):

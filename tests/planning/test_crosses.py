@@ -87,18 +87,18 @@ def test_a_list_is_refused_where_the_batch_has_one():
 
 
 def test_a_cross_needs_several_features_and_a_row():
-    for of, rows in ((("user",), 9), (("user", "user"), 9), (("user", "item"), 0)):
+    for features, rows in ((("user",), 9), (("user", "user"), 9), (("user", "item"), 0)):
         with pytest.raises(ValueError, match="two or more different features and at least one row"):
-            Cross(of, rows)
+            Cross(features, rows)
 
 
 def test_plans_and_look_ahead_read_the_rows_of_crosses():
     packs = pack_tables([table("item", 10), table("user*item", 1000)])
     planner = Planner(packs, crosses=[CROSS])
-    of = batch([1, 2], [7, 8], [5, 6])
+    samples = batch([1, 2], [7, 8], [5, 6])
     buckets = bucket_of(torch.tensor([[5, 6], [1, 2]]), 1000)
     expected = [1, 10 + int(buckets[0]), 2, 10 + int(buckets[1])]
-    (plan,), (rows,) = planner.plan(of).packs, planner.rows(of)
+    (plan,), (rows,) = planner.plan(samples).packs, planner.rows(samples)
     assert rows.tolist() == plan.rows[plan.inverse.long()].tolist() == expected
 
 
@@ -106,15 +106,15 @@ def test_plans_and_look_ahead_read_the_rows_of_crosses():
 def test_an_id_outside_is_told_of_the_feature_that_has_it(with_offsets):
     packs = pack_tables([table("user*item", 1000, dim=1), table("item", 10), table("user", 10)])
     offsets = torch.arange(7) if with_offsets else None
-    of = batch([1, 2], [7, 8], [5, 66], offsets=offsets)
+    samples = batch([1, 2], [7, 8], [5, 66], offsets=offsets)
     with pytest.raises(ValueError, match="feature 'user' has id 66 in sample 1"):
-        Planner(packs, crosses=[CROSS]).plan(of)
+        Planner(packs, crosses=[CROSS]).plan(samples)
 
 
 def test_rows_of_crosses_are_looked_up_and_trained():
     engine = Embedding([table("user*item", 1000)], crosses=[CROSS])
-    of = batch([1, 2, 1], [7, 8, 9], [5, 6, 5])
-    plan = engine.plan(of)
+    samples = batch([1, 2, 1], [7, 8, 9], [5, 6, 5])
+    plan = engine.plan(samples)
     vectors = engine.lookup(plan)
     seen = vectors["user*item"]
     assert torch.equal(seen[0], seen[2]) and not torch.equal(seen[0], seen[1])
@@ -127,5 +127,5 @@ def test_rows_of_crosses_are_looked_up_and_trained():
 
 
 def test_without_crosses_the_batch_is_as_it_was():
-    of = batch([1], [2], [3])
-    assert append_crosses(of, []) is of
+    samples = batch([1], [2], [3])
+    assert append_crosses(samples, []) is samples

@@ -21,21 +21,22 @@ from hotrows.planning.sharding import (
 
 def test_ids_are_dealt_like_cards_behind_the_hot_ones():
     sharding = Sharding(3, (10,), (Placement(hot=2, num_ranks=2, first_rank=1),))
-    ids = [[list(piece.ids) for piece in sharding.pieces(rank)] for rank in range(3)]
+    ids = [[list(piece.ids) for piece in sharding.slices(rank)] for rank in range(3)]
     assert ids == [[[0, 1]], [[0, 1], [2, 4, 6, 8]], [[0, 1], [3, 5, 7, 9]]]
     assert sharding.num_shared == 2 and sharding.owner_starts == (2, 2, 6, 10)
 
 
 def test_a_table_on_one_rank_is_whole_there():
     sharding = Sharding(2, (3, 4), (by_table(1), by_table(0)))
-    assert [[list(piece.ids) for piece in sharding.pieces(rank)] for rank in (0, 1)] == [
+    assert [[list(piece.ids) for piece in sharding.slices(rank)] for rank in (0, 1)] == [
         [[0, 1, 2, 3]], [[0, 1, 2]]
     ]  # fmt: skip
 
 
 def test_by_columns_every_rank_has_all_rows():
     sharding = Sharding(2, (3, 4), (BY_COLUMNS, BY_COLUMNS))
-    assert sharding.pieces(0) == sharding.pieces(1) and sharding.num_local(1) == 7
+    assert sharding.slices(0) == sharding.slices(1)
+    assert sum(piece.num_rows for piece in sharding.slices(1)) == 7
     assert [columns_of(10, rank, 3) for rank in range(3)] == [(0, 3), (3, 6), (6, 10)]
 
 
@@ -46,10 +47,8 @@ def test_the_most_frequent_ids_of_tables_begin_on_ranks_in_turn():
 
 
 def test_whole_tables_go_where_there_is_least():
-    tables = [
-        Table(name, rows, 4, (name,)) for name, rows in zip("abcd", (10, 90, 50, 45), strict=True)
-    ]
-    ranks = {name: of.first_rank for name, of in uniform("tables", tables, 2).items()}
+    tables = [Table(name, rows, 4, (name,)) for name, rows in zip("abcd", (10, 90, 50, 45), strict=True)]
+    ranks = {name: place.first_rank for name, place in uniform("tables", tables, 2).items()}
     assert ranks == {"b": 0, "c": 1, "d": 1, "a": 0}
 
 
@@ -79,8 +78,10 @@ def test_every_row_is_shared_or_on_one_rank_where_its_number_says(sharding):
     routes = sharding.routes()
     owners = {}
     for rank in range(sharding.num_ranks):
-        pieces = sharding.pieces(rank)
-        assert sum(piece.num_rows for piece in pieces) == sharding.num_local(rank)
+        pieces = sharding.slices(rank)
+        first_owned, end = sharding.owner_starts[rank : rank + 2]
+        num_owned = end - first_owned
+        assert sum(piece.num_rows for piece in pieces) == sharding.num_shared + num_owned
         first = 0
         for piece in pieces:
             assert piece.first_row == first
@@ -92,14 +93,14 @@ def test_every_row_is_shared_or_on_one_rank_where_its_number_says(sharding):
     assert owners.keys() == {(t, i) for t, rows in enumerate(sharding.rows) for i in range(rows)}
     for t, rows in enumerate(sharding.rows):
         ids = torch.arange(rows)
-        found, *_ = ops.resolve(
+        resolved, *_ = ops.resolve(
             ids, None, rows, torch.tensor([0]), torch.tensor([0]), torch.tensor([rows]), 1,
             routes[t : t + 1],
         )  # fmt: skip
-        for i, row in enumerate(found.tolist()):
+        for i, row in enumerate(resolved.tolist()):
             held = owners[t, i]
             if held[0][0] is None:
-                assert len(held) == sharding.num_ranks and {at for _, at in held} == {row}
+                assert len(held) == sharding.num_ranks and {number for _, number in held} == {row}
                 assert row < sharding.num_shared
             else:
                 ((rank, local),) = held
@@ -130,10 +131,7 @@ def test_packs_in_parts_have_near_equal_numbers_of_features():
         for t, num in enumerate((1, 1, 4, 1, 1))
     ]
     packs = pack_tables(tables, parts=2)
-    assert [[table.name for table in pack.tables] for pack in packs] == [
-        ["0", "1", "2"],
-        ["3", "4"],
-    ]
+    assert [[table.name for table in pack.tables] for pack in packs] == [["0", "1", "2"], ["3", "4"]]
     assert [len(pack.tables) for pack in pack_tables(tables, parts=99)] == [1] * 5
     assert len(pack_tables(tables, parts=1)) == 1
 

@@ -7,13 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows import native
 from hotrows.planning import policy as policies
 from hotrows.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Newest, Window
-from hotrows.planning.slots import SlotMap
+from hotrows.planning.slots import NativeSlotMap, slot_map
 from hotrows.planning.slots_reference import ReferenceSlotMap
+from hotrows.runtime import native
 
-MAPS = [ReferenceSlotMap] if native.load() is None else [ReferenceSlotMap, SlotMap]
+MAPS = [ReferenceSlotMap] if native.load() is None else [ReferenceSlotMap, NativeSlotMap]
 every_map = pytest.mark.parametrize("kind", MAPS)
 
 
@@ -23,7 +23,7 @@ def ids(*rows):
 
 def replay(slots, batches, give=None):
     """Takes all batches, fed as the map wants them (or `give` more), and returns what came of each."""
-    left, taken = deque(batches[slots.fed :]), []
+    left, taken = deque(batches[slots.num_fed :]), []
     for batch in batches:
         more = give() if give else 0
         while left and (slots.wants() or more > 0):
@@ -31,7 +31,7 @@ def replay(slots, batches, give=None):
             slots.feed(ids(*left.popleft()))
         if not left:
             slots.end()
-        taken.append(slots.take(ids(*sorted(set(batch)))))
+        taken.append(slots.allocate(ids(*sorted(set(batch)))))
     return taken
 
 
@@ -44,7 +44,7 @@ def in_full(taken):
     """All of it, as plain values."""
     moves = taken.moves
     parts = (taken.slots, moves.rows_in, moves.slots_in, moves.rows_out, moves.slots_out)
-    return *(part.tolist() for part in parts), moves.passes_through, taken.waits_for
+    return *(part.tolist() for part in parts), moves.bypasses_cache, taken.waits_for
 
 
 @every_map
@@ -133,7 +133,7 @@ def test_where_pins_leave_too_few_the_pipeline_drains_and_the_next_batch_waits_t
 def test_a_batch_of_more_rows_than_slots_passes_through(kind):
     taken = replay(kind(2, LRU, in_flight=2), [(1, 5), (1, 2, 3), (1, 5)])
     assert taken[1].slots.tolist() == [0, -1, -1]
-    assert taken[1].moves.passes_through and moves_of(taken)[1] == ([], [])
+    assert taken[1].moves.bypasses_cache and moves_of(taken)[1] == ([], [])
     assert [t.waits_for for t in taken] == [-1, 0, 1]
     assert taken[2].slots.tolist() == [0, 1]
 
@@ -198,27 +198,27 @@ def test_look_ahead_stays_within_its_bytes_but_for_the_pins(kind):
     while slots.wants():
         slots.feed(ids(fed, fed + 1))
         fed += 2
-    assert slots.fed == 5  # 96 bytes a batch
+    assert slots.num_fed == 5  # 96 bytes a batch
     tight = kind(8, BELADY, in_flight=2, lookahead_bytes=0)
     while tight.wants():
         tight.feed(ids(1))
-    assert tight.fed == 2
+    assert tight.num_fed == 2
 
 
 @every_map
 def test_feeding_asks_for_what_pins_and_window_need_until_the_end(kind):
-    for policy, in_flight, asked in ((LRU, 1, 1), (LRU, 3, 3), (Lookahead(5), 3, 6)):
+    for policy, in_flight, num_fed in ((LRU, 1, 1), (LRU, 3, 3), (Lookahead(5), 3, 6)):
         slots = kind(8, policy, in_flight)
         while slots.wants():
             slots.feed(ids(1))
-        assert slots.fed == asked
-        slots.take(ids(1))
+        assert slots.num_fed == num_fed
+        slots.allocate(ids(1))
         assert slots.wants()
         slots.end()
         assert not slots.wants()
         slots.feed(ids(1))
         slots.end()
-        assert slots.fed == asked + 1
+        assert slots.num_fed == num_fed + 1
 
 
 @every_map
@@ -226,10 +226,10 @@ def test_taking_past_what_was_fed_or_other_rows_is_an_error_of_ours(kind):
     slots = kind(8, LRU, in_flight=2)
     slots.feed(ids(1))
     with pytest.raises(AssertionError, match=r"needs the batches up to 1 fed, or end\(\)"):
-        slots.take(ids(1))
+        slots.allocate(ids(1))
     slots.end()
     with pytest.raises(AssertionError, match=r"other rows"):
-        slots.take(ids(2))
+        slots.allocate(ids(2))
 
 
 @every_map
@@ -240,7 +240,7 @@ def test_an_empty_batch_is_a_batch(kind):
 
 def test_without_the_native_core_the_reference_takes_its_place(monkeypatch):
     monkeypatch.setattr(native, "load", lambda: None)
-    assert isinstance(SlotMap(4, LRU, in_flight=2), ReferenceSlotMap)
+    assert isinstance(slot_map(4, LRU, in_flight=2), ReferenceSlotMap)
 
 
 def test_policies_are_read_from_text_and_json():
@@ -285,19 +285,19 @@ def cases(draw):
 def test_the_native_map_equals_the_reference_on_any_trace(case, random):
     (arguments, options, trace, warm), seed = case, random.randrange(2**30)
     ends = []
-    for kind in (ReferenceSlotMap, SlotMap):
+    for kind in (ReferenceSlotMap, NativeSlotMap):
         random.seed(seed)
         slots = kind(*arguments, **options)
-        found = []
+        results = []
         if warm is not None:
             for batch in trace[: random.randrange(4)]:  # rows may be known before they come in
                 slots.feed(ids(*batch))
             moves = slots.warm(ids(*warm))
-            found.append((moves.rows_in.tolist(), moves.slots_in.tolist()))
+            results.append((moves.rows_in.tolist(), moves.slots_in.tolist()))
         taken = replay(slots, trace, lambda: random.choice((0, 0, 1, 3, 50)))
-        found += [in_full(t) for t in taken]
-        counters = (slots.fed, slots.taken, slots.hits, slots.misses, slots.num_resident)
-        ends.append((found, counters, slots.window))
+        results += [in_full(t) for t in taken]
+        counters = (slots.num_fed, slots.num_allocated, slots.hits, slots.misses, slots.num_resident)
+        ends.append((results, counters, slots.window))
     assert ends[0] == ends[1]
 
 
@@ -308,7 +308,7 @@ def test_the_native_map_equals_the_reference_on_any_trace(case, random):
 def test_the_native_map_equals_the_reference_past_the_first_sizes_of_its_tables(policy):
     draws = torch.rand(150, 300).pow(-1.2).long().clamp(max=8000) + torch.arange(150)[:, None] * 3
     trace = [tuple(batch) for batch in draws.tolist()]
-    reference, slots = ReferenceSlotMap(450, policy, 2), SlotMap(450, policy, 2)
+    reference, slots = ReferenceSlotMap(450, policy, 2), slot_map(450, policy, 2)
     assert [*map(in_full, replay(slots, trace))] == [*map(in_full, replay(reference, trace))]
     assert slots.num_resident == 450 and slots.num_bytes > 450 * 17
 
@@ -318,7 +318,7 @@ def test_the_native_map_equals_the_reference_past_the_first_sizes_of_its_tables(
 def test_feeding_earlier_than_wanted_changes_nothing(case, random):
     arguments, options, trace, _ = case
     plain, early = (
-        [in_full(t) for t in replay(SlotMap(*arguments, **options), trace, give)]
+        [in_full(t) for t in replay(slot_map(*arguments, **options), trace, give)]
         for give in (None, lambda: random.randrange(8))
     )
     assert plain == early
@@ -329,7 +329,7 @@ def test_feeding_earlier_than_wanted_changes_nothing(case, random):
 def test_a_slot_holds_one_row_and_what_is_in_flight_stays(case):
     (num_slots, policy), options, trace, _ = case
     in_flight = options["in_flight"]
-    slots = SlotMap(num_slots, policy, in_flight)
+    slots = slot_map(num_slots, policy, in_flight)
     held, last_wait = {}, -1
     batches = [sorted(set(batch)) for batch in trace]
     for j, taken in enumerate(replay(slots, trace)):
@@ -356,7 +356,7 @@ def test_no_policy_misses_less_than_belady(num_slots, trace, others):
     trace = [tuple(sorted(set(batch)))[:num_slots] for batch in trace]
     misses = []
     for policy in (BELADY, *others):
-        slots = SlotMap(num_slots, policy)
+        slots = slot_map(num_slots, policy)
         replay(slots, trace)
         misses.append(slots.misses)
     assert misses[0] == min(misses)
@@ -366,7 +366,7 @@ def test_no_policy_misses_less_than_belady(num_slots, trace, others):
 @given(st.integers(1, 16), traces)
 def test_an_infinite_window_is_textbook_belady(num_slots, trace):
     trace = [tuple(sorted(set(batch)))[:num_slots] for batch in trace]
-    slots = SlotMap(num_slots, BELADY)
+    slots = slot_map(num_slots, BELADY)
     replay(slots, trace)
     assert slots.misses == textbook_belady(num_slots, trace)
 

@@ -8,11 +8,12 @@ from dataclasses import fields, is_dataclass, replace
 import pytest
 import torch
 
-from hotrows import Adagrad, Embedding, native
+from hotrows import Adagrad, Embedding
+from hotrows.engine.stages import start
 from hotrows.planning import threads as planning_threads
 from hotrows.planning.threads import Threads, num_threads
-from hotrows.stages import start
-from tests.test_caching import caching_of, same, stream, tables, train_behind_a_cache, train_plainly
+from hotrows.runtime import native
+from tests.support.cached import caching_of, same, stream, tables, train_behind_a_cache, train_plainly
 
 
 def test_results_come_in_the_order_of_the_items():
@@ -20,9 +21,9 @@ def test_results_come_in_the_order_of_the_items():
         time.sleep(0.002 * (5 - n))
         return n, threading.current_thread().name
 
-    found = Threads(3).map(late, range(5))
-    assert [n for n, _ in found] == [0, 1, 2, 3, 4]
-    assert len({name for _, name in found}) == 3
+    results = Threads(3).map(late, range(5))
+    assert [n for n, _ in results] == [0, 1, 2, 3, 4]
+    assert len({name for _, name in results}) == 3
 
 
 def test_the_first_error_in_order_is_raised_once_nothing_runs():
@@ -68,7 +69,7 @@ def test_a_thread_of_planning_has_no_team():
 def test_beside_a_device_two_cores_are_left(monkeypatch):
     cores = {1: 1, 2: 1, 3: 1, 6: 4, 64: 8}
     for of_machine, expected in cores.items():
-        monkeypatch.setattr(planning_threads, "_num_cores", lambda n=of_machine: n)
+        monkeypatch.setattr(planning_threads, "num_cores", lambda n=of_machine: n)
         assert num_threads(None, on_host=False) == expected
         assert num_threads(None, on_host=True) == 1
     assert num_threads(5, on_host=True) == 5
@@ -88,10 +89,11 @@ def test_any_number_of_threads_plans_the_same_moves():
         embedding = parts_of(num)
         batches = stream()
         for batch in batches:
-            embedding.tiers.feed(embedding.rows(batch))
-        embedding.tiers.feed_end()
+            embedding.cached_tables.feed(embedding.planner.rows(batch))
+        embedding.cached_tables.feed_end()
         plans[num] = [
-            embedding.tiers.take(embedding.plan(batch, step)) for step, batch in enumerate(batches)
+            embedding.cached_tables.take(embedding.plan(batch, step))
+            for step, batch in enumerate(batches)
         ]
     assert len(plans[1][0].packs) == 5
     for one, four in zip(plans[1], plans[4], strict=True):
@@ -106,8 +108,8 @@ def assert_same(a, b):
         for one, other in zip(a, b, strict=True):
             assert_same(one, other)
     elif is_dataclass(a):
-        for of in fields(a):
-            assert_same(getattr(a, of.name), getattr(b, of.name))
+        for field in fields(a):
+            assert_same(getattr(a, field.name), getattr(b, field.name))
     else:
         assert a == b
 
@@ -117,13 +119,13 @@ def test_batches_are_loaded_beside_planning_in_their_order():
 
     def read(batches):
         for batch in batches:
-            readers.add(threading.current_thread().name.rpartition("_")[0])
+            readers.add(threading.current_thread().name)
             yield batch
 
     batches, embedding = stream(), parts_of(2)
     with closing(start(embedding, enumerate(read(batches)), read(batches))) as runner:
-        assert all(work.batch is of for work, of in zip(runner, batches, strict=True))
-    assert readers == {"hotrows-planning"}
+        assert all(work.item.batch is batch for work, batch in zip(runner, batches, strict=True))
+    assert readers == {"hotrows-ahead"}
 
 
 @pytest.mark.parametrize("plan_depth", [0, 2])
@@ -139,7 +141,7 @@ def test_the_error_is_that_of_one_thread():
     bad.ids[[3, 17, 30]] = 10_000  # of users, items and shops, which are in packs of their own
     messages = set()
     for num in (1, 4):
-        with pytest.raises(ValueError, match="has id 10,000") as found:
+        with pytest.raises(ValueError, match="has id 10,000") as error:
             parts_of(num).plan(bad)
-        messages.add(str(found.value))
+        messages.add(str(error.value))
     assert len(messages) == 1

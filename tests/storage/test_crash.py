@@ -2,7 +2,7 @@
 
 The child plays a script on a store and reports each step that is done; the parent, which can play
 the same script on a dictionary, then opens what is left and compares every row. To kill at more
-moments: HOTROWS_TEST_KILLS=1000 HOTROWS_TEST_SCRIPTS=50 pytest tests/storage/test_crash.py
+moments: HOTROWS_TEST_KILLS=1000 HOTROWS_TEST_SCRIPTS=50 pytest --all tests/storage/test_crash.py
 """
 
 import multiprocessing
@@ -18,15 +18,17 @@ from pathlib import Path
 
 import pytest
 
-from hotrows import native
-from hotrows.storage import file as file_module
-from hotrows.storage.file import FileStore
-from hotrows.storage.log import Disk
-from tests.storage.test_file import ENGINES, META, assert_rows, engine, first_values, write
+from hotrows.runtime import native
+from hotrows.storage import base_file
+from hotrows.storage.disk_io import Disk
+from hotrows.storage.file_store import FileStore
+from tests.support.choice import everything
+from tests.support.file_stores import ENGINES, META, assert_rows, engine, first_values, write
 
 NUM_ROWS, STRIDE = 120, 36
 CHANGES = ("pwrite", "truncate", "sync", "replace", "unlink")
-NUM_KILLS = int(os.environ.get("HOTROWS_TEST_KILLS", "40"))
+NUM_KILLS = int(os.environ.get("HOTROWS_TEST_KILLS", "40" if everything() else "10"))
+EVERY = 1 if everything() else 9  # of all changes of the disk, one is the last
 NUM_SCRIPTS = int(os.environ.get("HOTROWS_TEST_SCRIPTS", "1"))
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -120,8 +122,8 @@ def play(store, steps, report, books):
 def child(work):
     """Runs work(report) in a process of its own; gives its number and the pipe of its reports."""
     reading, writing = os.pipe()
-    number = os.fork()
-    if not number:
+    process = os.fork()
+    if not process:
         code = 1
         try:
             os.close(reading)
@@ -135,7 +137,7 @@ def child(work):
             os._exit(code)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        yield number, pipe
+        yield process, pipe
 
 
 def reports(pipe):
@@ -174,15 +176,15 @@ class Crash:
     power: what was not synced is lost, each write and renaming by chance.
     """
 
-    def __init__(self, at, half=False, power=False):
-        self.left, self.half, self.chance = at, half, random.Random(at) if power else None
+    def __init__(self, number, half=False, power=False):
+        self.left, self.half, self.chance = number, half, random.Random(number) if power else None
         self.unsynced = []  # (file, how to take it back)
         self.one = threading.RLock()  # at a time: training and merging both change the disk
 
     def install(self, patch):
         for name in CHANGES:
             patch.setattr(Disk, name, staticmethod(self.wrap(name, getattr(Disk, name))))
-        patch.setattr(file_module, "sweep", self.wrap("sweep", file_module.sweep))
+        patch.setattr(base_file, "sweep", self.wrap("sweep", base_file.sweep))
 
     def wrap(self, name, call):
         def change(*arguments):
@@ -225,19 +227,19 @@ class Crash:
                 take_back()
 
 
-def crash_at(path, at, seed, half=False, power=False):
+def crash_at(path, number, seed, half=False, power=False):
     """Whether the script came to its end before the n-th change; what is left is checked."""
     steps = list(script(seed, 4))
 
     def work(report):
         with pytest.MonkeyPatch.context() as patch:
             store = FileStore.create(path, NUM_ROWS, STRIDE, first_values, META, log_rows=100)
-            Crash(at, half, power).install(patch)
+            Crash(number, half, power).install(patch)
             play(store, steps, report, Books())
 
-    with child(work) as (number, pipe):
+    with child(work) as (process, pipe):
         results = reports(pipe)
-        status = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+        status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
     assert status in (0, 9), "the child failed; see its traceback"
     books = Books()
     store = check_what_is_left(path, steps, results, books)
@@ -262,7 +264,6 @@ def memory_path(tmp_path):
         yield Path(folder)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["core", "half", "power"])
 def test_a_crash_at_any_change_of_the_disk_loses_no_checkpoint(memory_path, how):
     if how == "core" and not native.load():
@@ -281,13 +282,13 @@ def in_a_small_process(work, *arguments):
 def crash_everywhere(folder, how):
     with engine(how == "core", 3000, 3000):
         for seed in range(NUM_SCRIPTS):
-            for at in range(10_000):
-                path = folder / f"{seed}-{at}"
-                ended = crash_at(path, at, seed, half=how == "half", power=how == "power")
+            for number in range(0, 10_000, EVERY):
+                path = folder / f"{seed}-{number}"
+                ended = crash_at(path, number, seed, half=how == "half", power=how == "power")
                 shutil.rmtree(path)
                 if ended:
                     break
-            assert at > 50
+            assert number > 50
 
 
 @pytest.mark.parametrize("with_core", ENGINES, ids=["plain", "core"])
@@ -309,12 +310,12 @@ def kill_at_any_time(tmp_path, with_core):
                 report(0)
                 play(store, steps, report, books)
 
-            with child(work) as (number, pipe):
+            with child(work) as (process, pipe):
                 opened = seed % 2 and pipe.read(8)  # every other one is killed once it trains
                 time.sleep(chance.uniform(0.0, 0.15))
-                os.kill(number, signal.SIGKILL)
+                os.kill(process, signal.SIGKILL)
                 results = reports(pipe)[0 if opened else 1 :]
-                os.waitpid(number, 0)
+                os.waitpid(process, 0)
             num_finished += len(results)
             check_what_is_left(path, steps, results, books).close(merge=False)
     assert num_finished > NUM_KILLS
@@ -325,17 +326,17 @@ def test_creation_that_was_interrupted_is_done_again(tmp_path):
 
 
 def interrupt_creation(tmp_path):
-    for at in range(100):
-        path = tmp_path / str(at)
+    for number in range(100):
+        path = tmp_path / str(number)
 
-        def work(report, path=path, at=at):
+        def work(report, path=path, number=number):
             with pytest.MonkeyPatch.context() as patch:
-                Crash(at).install(patch)
+                Crash(number).install(patch)
                 FileStore.create(path, NUM_ROWS, STRIDE, first_values, META)
 
-        with child(work) as (number, pipe):
+        with child(work) as (process, pipe):
             reports(pipe)
-            code = os.waitstatus_to_exitcode(os.waitpid(number, 0)[1])
+            code = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
         if (path / "store.json").exists():
             store = FileStore.open(path, NUM_ROWS, STRIDE, first_values, META)
             store.restore(None)

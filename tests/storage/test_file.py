@@ -17,66 +17,26 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows import native
-from hotrows.storage import file as file_module
-from hotrows.storage.file import FileStore
-from hotrows.storage.log import Disk, Fetcher, RecordFile
-
-META = {"tables": ["user", "item"]}
-ENGINES = [False, pytest.param(True, marks=pytest.mark.skipif(not native.load(), reason="no core"))]
-
-
-def first_values(rows, out):
-    out.copy_((rows[:, None] * 31 + torch.arange(out.shape[1]) * 7) % 251)
-
-
-def new_values(rows, stride, step):
-    values = np.array(rows)[:, None] * 13 + np.arange(stride) * 5 + step * 101
-    return torch.from_numpy((values % 256).astype(np.uint8))
-
-
-@contextmanager
-def engine(with_core, merge_bytes=None, segment_bytes=None):
-    """With or without the native core, and in small portions."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not with_core:
-            patch.setattr(native, "load", lambda: None)
-        if merge_bytes:
-            patch.setattr(file_module, "MERGE_BYTES", merge_bytes)
-            patch.setattr(file_module, "SEGMENT_BYTES", segment_bytes)
-        yield
+from hotrows.runtime import native
+from hotrows.storage.disk_io import Disk, RecordFile
+from hotrows.storage.file_store import FileStore
+from hotrows.storage.record_io import Fetcher, alignment
+from tests.support.file_stores import (
+    ENGINES,
+    META,
+    assert_rows,
+    engine,
+    first_values,
+    new_values,
+    read,
+    write,
+)
 
 
 @pytest.fixture(params=ENGINES, ids=["plain", "core"])
 def with_core(request):
     with engine(request.param):
         yield request.param
-
-
-def read(store, rows):
-    rows = torch.as_tensor(rows, dtype=torch.int64)
-    out = torch.full((rows.numel(), store.stride), 0xEE, dtype=torch.uint8)
-    store.read(rows, out)
-    return out
-
-
-def write(store, rows, step, keeps=False):
-    store.write(torch.as_tensor(rows), new_values(rows, store.stride, step), keeps)
-
-
-def assert_rows(store, steps, without=()):
-    """Every row of the store has the bytes of its last step, or its first values."""
-    rows = [row for row in range(store.num_rows) if row not in without]
-    expected = torch.empty(len(rows), store.stride, dtype=torch.uint8)
-    first_values(torch.tensor(rows), expected)
-    for i, row in enumerate(rows):
-        if row in steps:
-            expected[i] = new_values([row], store.stride, steps[row])
-    found = read(store, rows)
-    bad = [
-        row for row, same in zip(rows, (found == expected).all(1).tolist(), strict=True) if not same
-    ]
-    assert not bad, f"rows {bad[:10]} differ"
 
 
 class Played:
@@ -332,7 +292,7 @@ def test_records_are_whole_however_reads_fall_out(tmp_path, stride, direct, shor
     records = chance.integers(0, 256, (2500 if stride < 70_000 else 50, stride), dtype=np.uint8)
     path = tmp_path / "records"
     path.write_bytes(records.tobytes() + bytes(-records.size % 4096))
-    align = file_module.alignment(path) if direct else 1
+    align = alignment(path) if direct else 1
     file, fetcher = RecordFile(path, stride, align), Fetcher(stride, ring)
     native.load().hotrows_file_fetcher_shorten(fetcher._handle, shorten)
     for count in [1, 2, 40, len(records) // (8 if shorten == 1 else 1)]:
@@ -350,9 +310,7 @@ def test_failed_reads_name_the_file_and_the_place(tmp_path, ring):
     path.write_bytes(bytes(8192))
     places, out = np.arange(0, 40_000, 8), np.empty((5000, 8), np.uint8)
     file, fetcher = RecordFile(path, 8), Fetcher(8, ring)
-    with pytest.raises(
-        ValueError, match=r"records is cut off: it ends before byte [\d,]+ is whole"
-    ):
+    with pytest.raises(ValueError, match=r"records is cut off: it ends before byte [\d,]+ is whole"):
         fetcher.fetch(file, places, np.arange(5000), out)
     file.close()
     with pytest.raises(OSError, match=r"records: reading at byte 0 failed \(Bad file descriptor\)"):
@@ -365,12 +323,12 @@ def test_short_reads_are_read_on_and_failed_ones_name_the_file(tmp_path, monkeyp
         write(store, range(50), 1)
         with monkeypatch.context() as patch:
             pread = os.pread
-            patch.setattr(Disk, "pread", lambda fd, size, at: pread(fd, min(size, 7), at))
+            patch.setattr(Disk, "pread", lambda fd, size, offset: pread(fd, min(size, 7), offset))
             assert_rows(store, dict.fromkeys(range(50), 1))
             store.restore(store.checkpoint())
             assert_rows(store, dict.fromkeys(range(50), 1))
 
-            def fail(fd, size, at):
+            def fail(fd, size, offset):
                 raise OSError(errno.EIO, "")
 
             patch.setattr(Disk, "pread", fail)
@@ -385,12 +343,12 @@ def full_disk(room):
     """Writes stop when so many bytes are written; one that does not fit is done in part."""
     left = [room]
 
-    def pwrite(fd, data, at):
+    def pwrite(fd, data, offset):
         data = memoryview(data)[: left[0] // 512 * 512]
         if not data:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         left[0] -= len(data)
-        return os.pwrite(fd, data, at)
+        return os.pwrite(fd, data, offset)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Disk, "pwrite", pwrite)
@@ -406,10 +364,10 @@ def test_a_full_disk_spares_what_was_durable(store, room):
     first = store.checkpoint()
     write(store, [1], 2)
     with full_disk(room):
-        with pytest.raises(OSError, match=NO_ROOM) as found:
+        with pytest.raises(OSError, match=NO_ROOM) as error:
             for _ in range(10):
                 write(store, range(300), 3)
-        assert found.value.errno == errno.ENOSPC
+        assert error.value.errno == errno.ENOSPC
     write(store, [1, 5], 4)  # there is room again
     steps = dict.fromkeys(range(0, 1000, 2), 1)
     second = store.checkpoint()
@@ -418,8 +376,8 @@ def test_a_full_disk_spares_what_was_durable(store, room):
     with store.view(first) as view:
         assert_rows(view, steps)
     store.restore(second)
-    found = read(store, [1, 5, 998])
-    assert torch.equal(found[:2], new_values([1, 5], 32, 4))
+    records = read(store, [1, 5, 998])
+    assert torch.equal(records[:2], new_values([1, 5], 32, 4))
     store.restore(first)
     assert_rows(store, steps)
 
@@ -457,7 +415,7 @@ def test_what_failed_in_the_background_is_said_at_the_next_checkpoint(tmp_path):
         generation = store.checkpoint()
         with full_disk(1000):
             store.retain([generation])
-            store._thread.join()
+            store._merger.join()
         with pytest.raises(OSError, match=NO_ROOM):
             store.checkpoint()
         store.retain([store.checkpoint()])
@@ -566,9 +524,9 @@ def test_another_store_is_refused(store, rows, stride, meta, message):
         FileStore.open(store.path, rows, stride, first_values, meta)
 
 
-def change(path, at, size=1):
+def change(path, offset, size=1):
     data = bytearray(path.read_bytes())
-    data[at : at + size] = bytes(255 - byte for byte in data[at : at + size])
+    data[offset : offset + size] = bytes(255 - byte for byte in data[offset : offset + size])
     path.write_bytes(data)
 
 
@@ -579,28 +537,25 @@ def test_damage_is_found_and_named(store):
     generation = store.checkpoint()
     store.close()
     log, description = store.path / "log-1", store.path / "store.json"
-    whole, segment = log.read_bytes(), 4096  # the first one is as long
-    for at in [0, 9, 20, 33, 64, 64 + 800, 64 + 800 + 3199, segment + 64]:
-        change(log, at)
+    content, segment = log.read_bytes(), 4096  # the first one is as long
+    for offset in [0, 9, 20, 33, 64, 64 + 800, 64 + 800 + 3199, segment + 64]:
+        change(log, offset)
         with FileStore.open(*arguments) as damaged:
             with pytest.raises(ValueError, match=r"log-1 is damaged: the segment at byte [\d,]+"):
                 damaged.restore(generation)
             with pytest.raises(ValueError, match="restore again"):
                 read(damaged, [0])
-        log.write_bytes(whole)
-    log.write_bytes(whole[:-4096])
+        log.write_bytes(content)
+    log.write_bytes(content[:-4096])
     with (
         FileStore.open(*arguments) as damaged,
         pytest.raises(ValueError, match="log-1 is (cut off|damaged)"),
     ):
         damaged.restore(generation)
     log.unlink()
-    with (
-        FileStore.open(*arguments) as damaged,
-        pytest.raises(ValueError, match="log-1 is missing"),
-    ):
+    with FileStore.open(*arguments) as damaged, pytest.raises(ValueError, match="log-1 is missing"):
         damaged.restore(generation)
-    log.write_bytes(whole)
+    log.write_bytes(content)
     change(store.path / "base", 9)
     with pytest.raises(ValueError, match="base is damaged, or of another store"):
         FileStore.open(*arguments)
@@ -655,9 +610,6 @@ def run_python(code):
     root = Path(__file__).parents[2]
     environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root}"}
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment,
-        capture_output=True,
-        text=True,
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on or to predict, in plain files.
+"""Checkpoints: everything that a run needs to resume or to predict, in plain files.
 
     RUN/checkpoints.json           which folder is the last, which the best, which others stay
     RUN/checkpoints/step-1200/
@@ -7,17 +7,17 @@
         model.safetensors          the dense part
         trainer.safetensors        its optimizer's state, the random state
 
-Of several ranks each writes its own records, `rank-1/pack-0.records`, and rank 0 those that all
-have, `shared/pack-0.records`; any number of ranks reads them, whatever holds what (`recut`). An
-increment has the records of some rows and their ids, `pack-0.ids`, on top of its base.
+Each of several ranks writes its own records, `rank-1/pack-0.records`, and rank 0 those that all
+ranks have, `shared/pack-0.records`; any number of ranks with any sharding reads them (`reshard`). An
+increment has the records of some rows and their ids, `pack-0.ids`, on top of its base checkpoint.
 
-Tables in a file store stay there: the manifest has the numbers of the stores' own checkpoints (see
-`hotrows.storage.file`) in place of the records.
+Tables in a file store stay there: the manifest has the generations of the stores (see
+`hotrows.storage.file_store`) in place of the records.
 
-A folder is written aside, synced and renamed, then the pointer moves, then folders that nothing
-points at or is made on go: a crash at any moment leaves a whole checkpoint. Records are found by
-table and id, so a table may have more rows when it is loaded than when it was saved; the new ones
-keep their first values.
+A folder is written aside, synced and renamed, then the pointer is replaced, then folders are deleted
+that the pointer does not name and that are no base: a crash at any moment leaves a complete
+checkpoint. Records are identified by table and id, so a table may have more rows when it is loaded
+than when it was saved; the new ones keep their initial values.
 """
 
 from hotrows.checkpoint.convert import export_tables, merge

@@ -1,4 +1,4 @@
-"""Files with their checksums: written and synced, read, verified, in chunks."""
+"""Files with checksums: written and synced, read and verified, a chunk at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHUNK = 16 << 20  # bytes
 
 @dataclass(frozen=True)
 class FileSum:
-    """What a manifest says of a file: its size in bytes, and the crc32 of all of them."""
+    """The size of a file in bytes, and the crc32 of all of them, as in a manifest."""
 
     bytes: int
     crc32: int
@@ -37,7 +37,7 @@ def write_file(path: Path, parts: Iterable[bytes | memoryview]) -> FileSum:
 
 
 def read_file(path: Path, expected: FileSum) -> bytes:
-    """The whole of a small file, verified."""
+    """The content of a small file, verified."""
     content = path.read_bytes()
     if zlib.crc32(content) != expected.crc32:
         raise damaged(path, "its checksum is wrong")
@@ -45,7 +45,7 @@ def read_file(path: Path, expected: FileSum) -> bytes:
 
 
 def read_into(file: BinaryIO, target: memoryview, checksum: int) -> int:
-    """Fills `target` from where the file stands; the checksum so far, with these bytes."""
+    """Fills `target` from the file's position on; returns `checksum` continued by these bytes."""
     for chunk in chunks(target):
         if file.readinto(chunk) != len(chunk):  # type: ignore[attr-defined]
             raise damaged(Path(file.name), "it ends early")
@@ -54,7 +54,7 @@ def read_into(file: BinaryIO, target: memoryview, checksum: int) -> int:
 
 
 def check_size(path: Path, expected: FileSum) -> None:
-    """Sees a missing or truncated file without reading it."""
+    """Finds a missing or truncated file without reading it."""
     if not path.exists():
         raise damaged(path, "the file is missing")
     size = path.stat().st_size
@@ -63,7 +63,7 @@ def check_size(path: Path, expected: FileSum) -> None:
 
 
 def verify(path: Path, expected: FileSum) -> None:
-    """Reads a whole file and compares its checksum."""
+    """Reads all of a file and compares its checksum."""
     check_size(path, expected)
     checksum = 0
     with open(path, "rb") as file:
@@ -74,8 +74,7 @@ def verify(path: Path, expected: FileSum) -> None:
 
 
 def chunks(memory: memoryview) -> Iterator[memoryview]:
-    for first in range(0, len(memory), CHUNK):
-        yield memory[first : first + CHUNK]
+    return (memory[first : first + CHUNK] for first in range(0, len(memory), CHUNK))
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -1,8 +1,8 @@
-"""The manifest of a checkpoint: which records of which tables stand where, and how to verify them.
+"""The manifest of a checkpoint: which records of which tables are where, and how to verify them.
 
-A table's rows stand in pieces: ids first_id, first_id + id_step, ... or ids that are listed in a
-file, with some or all of its columns. The pieces of a full checkpoint hold every row; those of an
-increment the rows touched since its `base`, which is the checkpoint beside it of that name.
+A table's rows are stored in pieces: ids first_id, first_id + id_step, ... or ids that are listed in
+a file, with some or all of its columns. The pieces of a full checkpoint hold every row; those of an
+increment the rows touched since its base checkpoint, which is in the same folder under that name.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import functools
 import json
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from hotrows.checkpoint.files import FileSum, check_size, damaged
-from hotrows.checkpoint.recut import Cut
+from hotrows.checkpoint.reshard import ColumnSlice
 from hotrows.record import RecordLayout
+from hotrows.runtime.atomic_files import json_text
 
 FORMAT = 2
 NAME = "manifest.json"
@@ -25,7 +26,7 @@ NAME = "manifest.json"
 
 @dataclass(frozen=True)
 class SavedTable:
-    """A table as it was: its rows, the record with all its columns, the kind of its row optimizer."""
+    """A table when it was saved; layout: of all its columns; optimizer: the kind of its row optimizer."""
 
     name: str
     rows: int
@@ -37,9 +38,9 @@ class SavedTable:
 class SavedPiece:
     """Records of ids of a table, one after the other, from byte `offset` of a file on.
 
-    first_id, id_step, num_ids: which; listed: the file of int64 that lists them instead, from byte
-    `listed_at` on. columns: the first of the records', and their end.
-    rank: who wrote it; None where all ranks held these rows.
+    first_id, id_step, num_ids: the ids, where they are regular; listed: the file of int64 that lists
+    them otherwise, from byte `listed_at` on. columns: the first column of the records, and the end.
+    rank: the one that wrote the piece; None where all ranks held these rows.
     """
 
     table: str
@@ -61,11 +62,11 @@ class SavedPiece:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint holds.
+    """The contents of a checkpoint.
 
-    num_ranks: how many wrote it; placements: where each had its rows, as JSON; None: one rank.
-    stores: of each rank, the numbers of its file stores' own checkpoints; none where records are here.
-    base: of an increment, the checkpoint below it, with the crc32 of its manifest.
+    num_ranks: how many ranks wrote it; placements: where each had its rows, as JSON; None: one rank.
+    stores: by rank, the generations of its file stores; empty where records are in this checkpoint.
+    base: of an increment, the name of the checkpoint that it builds on; base_crc32: of its manifest.
     """
 
     step: int
@@ -80,9 +81,9 @@ class Manifest:
     base: str | None = None
     base_crc32: int | None = None
 
-    def cut(self, piece: SavedPiece) -> Cut:
-        """The records of a piece."""
-        return Cut(self.layouts[piece.table], piece.columns)
+    def column_slice(self, piece: SavedPiece) -> ColumnSlice:
+        """The columns that the records of a piece have."""
+        return ColumnSlice(self.layouts[piece.table], piece.columns)
 
     @functools.cached_property
     def layouts(self) -> dict[str, RecordLayout]:
@@ -90,39 +91,40 @@ class Manifest:
 
     @property
     def generations(self) -> tuple[int, ...]:
-        """Of the file stores of a run on one rank."""
+        """The generations of the file stores of a run on one rank."""
         return self.stores[0] if self.stores else ()
 
 
-def to_json(manifest: Manifest) -> bytes:
-    fields = asdict(manifest)
-    for table in fields["tables"]:
+Chain = Sequence[tuple[Path, Manifest]]  # a full checkpoint, then the increments on it
+
+
+def to_json(manifest: Manifest) -> str:
+    content = asdict(manifest)
+    for table in content["tables"]:
         table["layout"] = RecordLayout(**table["layout"]).to_json()
-    fields["pieces"] = [_without_defaults(piece) for piece in fields["pieces"]]
-    return json_bytes({"format": FORMAT, **fields})
-
-
-def json_bytes(fields: dict) -> bytes:
-    return (json.dumps(fields, indent=2, allow_nan=False) + "\n").encode()
+    for piece in content["pieces"]:  # the ids are regular, or listed
+        for unused in ("first_id", "id_step") if piece["listed"] else ("listed", "listed_at"):
+            del piece[unused]
+    return json_text({"format": FORMAT, **content})
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of the checkpoint in `folder`."""
     path = folder / NAME
     try:
-        fields = json.loads(path.read_bytes())
-        written_by = fields["format"]
+        content = json.loads(path.read_bytes())
+        written_by = content["format"]
     except FileNotFoundError:
         raise ValueError(f"{folder} is no checkpoint: it has no {NAME}") from None
     except (ValueError, KeyError, TypeError):
         raise damaged(path, "it is no manifest") from None
-    if written_by not in (1, FORMAT):
+    if written_by != FORMAT:
         raise ValueError(
-            f"checkpoint {folder} has format {written_by}, this hotrows reads formats 1 and "
-            f"{FORMAT}; load it with the version of hotrows that wrote it"
+            f"checkpoint {folder} has format {written_by}, this hotrows reads format {FORMAT}; load "
+            f"it with the version of hotrows that wrote it"
         )
     try:
-        return _of_format_1(fields) if written_by == 1 else _of_format_2(fields)
+        return _manifest(content)
     except (KeyError, TypeError, ValueError):
         raise damaged(path, "it is no manifest") from None
 
@@ -131,10 +133,10 @@ def manifest_crc32(folder: Path) -> int:
     return zlib.crc32((folder / NAME).read_bytes())
 
 
-def chain(folder: Path) -> list[tuple[Path, Manifest]]:
-    """What the checkpoint in `folder` is made of: a full one, then increments, that in `folder` last."""
+def chain(folder: Path) -> Chain:
+    """The full checkpoint below the one in `folder`, then the increments up to that in `folder`."""
     manifest = read_manifest(folder)
-    found = [(folder, manifest)]
+    checkpoints = [(folder, manifest)]
     while manifest.base is not None:
         below, above = folder.parent / manifest.base, folder
         if not (below / NAME).exists():
@@ -143,42 +145,40 @@ def chain(folder: Path) -> list[tuple[Path, Manifest]]:
                 f"{folder.parent}; bring it back, or use a checkpoint that is full"
             )
         if manifest_crc32(below) != manifest.base_crc32:
-            raise damaged(
-                below / NAME, f"it is not of the checkpoint that {above.name} was made on"
-            )
+            raise damaged(below / NAME, f"it is not the manifest of {above.name}'s base checkpoint")
         manifest, folder = read_manifest(below), below
-        found.append((folder, manifest))
-        if len(found) > len({of for of, _ in found}):
+        checkpoints.append((folder, manifest))
+        if len(checkpoints) > len({path for path, _ in checkpoints}):
             raise damaged(folder / NAME, "its bases run in a circle")
-    return found[::-1]
+    return checkpoints[::-1]
 
 
 def bases(folder: Path) -> list[str]:
-    """The names of the checkpoints that the one in `folder` is made on, without reading further."""
-    found: list[str] = []
+    """The names of the base checkpoints of the one in `folder`, the next one first."""
+    names: list[str] = []
     base = read_manifest(folder).base
-    while base is not None and base not in found and (folder.parent / base / NAME).exists():
-        found.append(base)
+    while base is not None and base not in names and (folder.parent / base / NAME).exists():
+        names.append(base)
         base = read_manifest(folder.parent / base).base
-    return found
+    return names
 
 
-def check_files(found: Sequence[tuple[Path, Manifest]]) -> None:
-    """Sees missing and truncated files, and rows that no piece holds, before anything is read."""
-    for folder, manifest in found:
+def check_files(checkpoints: Chain) -> None:
+    """Finds missing and truncated files, and rows that no piece holds, before anything is read."""
+    for folder, manifest in checkpoints:
         for name, expected in manifest.files.items():
             check_size(folder / name, expected)
         for piece in manifest.pieces:
-            _check_room(folder, manifest, piece)
-    folder, full = found[0]
+            _check_inside(folder, manifest, piece)
+    folder, full = checkpoints[0]
     if not full.stores:
         for table in full.tables:
-            _check_whole(folder, full, table)
+            _check_complete(folder, full, table)
 
 
-def _check_room(folder: Path, manifest: Manifest, piece: SavedPiece) -> None:
-    """Whether a piece is inside its files."""
-    ends = {piece.file: piece.offset + piece.num_ids * manifest.cut(piece).layout.stride}
+def _check_inside(folder: Path, manifest: Manifest, piece: SavedPiece) -> None:
+    """Checks that a piece ends inside its files."""
+    ends = {piece.file: piece.offset + piece.num_ids * manifest.column_slice(piece).layout.stride}
     if piece.listed is not None:
         ends[piece.listed] = piece.listed_at + piece.num_ids * 8
     for name, end in ends.items():
@@ -186,62 +186,23 @@ def _check_room(folder: Path, manifest: Manifest, piece: SavedPiece) -> None:
             raise damaged(folder / NAME, f"table {piece.table!r} does not fit into {name}")
 
 
-def _check_whole(folder: Path, manifest: Manifest, table: SavedTable) -> None:
-    """Whether the pieces of a table hold as many numbers as it has."""
-    own = [piece for piece in manifest.pieces if piece.table == table.name]
-    found = sum(piece.num_ids * (piece.columns[1] - piece.columns[0]) for piece in own)
-    if found != table.rows * table.layout.dim:
-        raise damaged(
-            folder / NAME,
-            f"its pieces of table {table.name!r} hold {found:,} of "
-            f"{table.rows * table.layout.dim:,} weights",
-        )
+def _check_complete(folder: Path, manifest: Manifest, table: SavedTable) -> None:
+    """Checks that the pieces of a table hold as many weights as it has."""
+    pieces = [piece for piece in manifest.pieces if piece.table == table.name]
+    weights = sum(piece.num_ids * (piece.columns[1] - piece.columns[0]) for piece in pieces)
+    total = table.rows * table.layout.dim
+    if weights != total:
+        words = f"its pieces of table {table.name!r} hold {weights:,} of {total:,} weights"
+        raise damaged(folder / NAME, words)
 
 
-def _of_format_2(fields: dict[str, Any]) -> Manifest:
-    return Manifest(
-        step=fields["step"],
-        fingerprint=fields["fingerprint"],
-        tables=tuple(_table(of) for of in fields["tables"]),
-        pieces=tuple(SavedPiece(**{**of, "columns": tuple(of["columns"])}) for of in fields["pieces"]),
-        files=_files(fields),
-        state=fields["state"],
-        num_ranks=fields["num_ranks"],
-        placements=fields["placements"],
-        stores=tuple(tuple(of) for of in fields["stores"]),
-        base=fields["base"],
-        base_crc32=fields["base_crc32"],
-    )  # fmt: skip
-
-
-def _of_format_1(fields: dict[str, Any]) -> Manifest:
-    """Of one rank: tables are whole, and the number of a file store's checkpoint is in a plain list."""
-    tables = [
-        _table({"name": of["name"], "rows": of["num_ids"], "layout": of["layout"]})
-        for of in fields["tables"]
-    ]
-    pieces = [
-        SavedPiece(of["name"], of["num_ids"], (0, of["layout"]["dim"]), of["file"], of["offset"])
-        for of in fields["tables"]
-    ]
-    stores = fields.get("stores") or ()
-    return Manifest(
-        fields["step"], fields["fingerprint"], tuple(tables), tuple(pieces), _files(fields),
-        fields["state"], stores=(tuple(stores),) if stores else (),
-    )  # fmt: skip
-
-
-def _table(fields: dict[str, Any]) -> SavedTable:
-    names = ("dim", "dtype", "state_width", "has_step")
-    layout = RecordLayout(**{name: fields["layout"][name] for name in names})
-    return SavedTable(**{**fields, "layout": layout})
-
-
-def _files(fields: dict[str, Any]) -> dict[str, FileSum]:
-    return {name: FileSum(**of) for name, of in fields["files"].items()}
-
-
-def _without_defaults(piece: dict[str, Any]) -> dict[str, Any]:
-    """Ids are listed or regular: what does not concern a piece is left out."""
-    unused = ("first_id", "id_step") if piece["listed"] else ("listed", "listed_at")
-    return {name: value for name, value in piece.items() if name not in unused}
+def _manifest(content: dict[str, Any]) -> Manifest:
+    values = {field.name: content[field.name] for field in fields(Manifest)}
+    for table in values["tables"]:
+        table["layout"] = RecordLayout(**{f.name: table["layout"][f.name] for f in fields(RecordLayout)})
+    pieces = [{**piece, "columns": tuple(piece["columns"])} for piece in values["pieces"]]
+    values["tables"] = tuple(SavedTable(**table) for table in values["tables"])
+    values["pieces"] = tuple(SavedPiece(**piece) for piece in pieces)
+    values["files"] = {name: FileSum(**file) for name, file in values["files"].items()}
+    values["stores"] = tuple(tuple(generations) for generations in values["stores"])
+    return Manifest(**values)

@@ -1,16 +1,14 @@
-"""The pointer of a run: which of its checkpoints is the last, which the best, which others stay."""
+"""The pointer of a run: which of its checkpoints is the last, which the best, which earlier ones stay."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hotrows.checkpoint import files
-from hotrows.checkpoint.manifest import bases, json_bytes, read_manifest
-from hotrows.storage.log import sync_folder
+from hotrows.checkpoint.manifest import bases, read_manifest
+from hotrows.runtime.atomic_files import write_json
 
 FOLDER = "checkpoints"
 _POINTER = "checkpoints.json"
@@ -26,20 +24,14 @@ class Pointer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Each once."""
+        """All names, without repetition."""
         return tuple(dict.fromkeys((self.last, self.best, *self.kept)))
 
 
 def point(run: Path, pointer: Pointer) -> None:
-    """Makes these the checkpoints of `run`; deletes the others, but none that these are made on."""
-    path = run / _POINTER
-    part = path.with_name(path.name + ".part")
-    files.write_file(part, [json_bytes(asdict(pointer))])
-    os.replace(part, path)
-    sync_folder(run)
-    needed = set(pointer.names)
-    for name in pointer.names:
-        needed.update(bases(run / FOLDER / name))
+    """Makes these the checkpoints of `run`; deletes every other one that is not a base of them."""
+    write_json(run / _POINTER, asdict(pointer))
+    needed = {*pointer.names, *(base for name in pointer.names for base in bases(run / FOLDER / name))}
     for folder in (run / FOLDER).iterdir():
         if folder.name not in needed:
             shutil.rmtree(folder)
@@ -61,11 +53,11 @@ def pointed(run: Path) -> Pointer | None:
 
 
 def moved_on(before: Pointer | None, name: str, is_best: bool, keep_last: int) -> Pointer:
-    """The pointer once `name` is the last checkpoint, and the last `keep_last` stay."""
+    """The pointer after `name` became the last checkpoint, with the last `keep_last` checkpoints."""
     if before is None:
         return Pointer(name, name)
-    earlier = dict.fromkeys((*before.kept, before.last))
-    kept = [of for of in earlier if of != name][-(keep_last - 1) :] if keep_last > 1 else []
+    others = [other for other in dict.fromkeys((*before.kept, before.last)) if other != name]
+    kept = others[-(keep_last - 1) :] if keep_last > 1 else []
     return Pointer(name, name if is_best else before.best, tuple(kept))
 
 
@@ -80,8 +72,8 @@ def folder_of(run: Path, which: str = "best") -> Path:
 
 
 def generations(folder: Path, rank: int = 0, num_ranks: int = 1) -> list[int]:
-    """The numbers of a rank's file stores' own checkpoints; none where rows are in memory, or where
-    another number of ranks wrote."""
+    """The generations of a rank's file stores at the checkpoint in `folder`; none where rows were in
+    memory, or where another number of ranks wrote."""
     manifest = read_manifest(folder)
     if not manifest.stores or manifest.num_ranks != num_ranks:
         return []
@@ -89,8 +81,8 @@ def generations(folder: Path, rank: int = 0, num_ranks: int = 1) -> list[int]:
 
 
 def retained(run: Path, rank: int = 0, num_ranks: int = 1) -> list[list[int]]:
-    """The checkpoints of a rank's file stores that `run` may go back to, for `Tiers.retain`."""
+    """The generations of a rank's file stores that `run` may go back to, by checkpoint; for
+    `CachedTables.retain`."""
     pointer = pointed(run)
-    names = pointer.names if pointer else ()
-    found = [generations(run / FOLDER / name, rank, num_ranks) for name in names]
-    return [of for of in found if of]
+    folders = [run / FOLDER / name for name in pointer.names] if pointer else []
+    return [numbers for folder in folders if (numbers := generations(folder, rank, num_ranks))]

@@ -1,4 +1,4 @@
-"""What a checkpoint is, in a few plain values."""
+"""Summaries of checkpoints, as a few plain values."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from pathlib import Path
 from typing import Any
 
 from hotrows.checkpoint.convert import verify
-from hotrows.checkpoint.manifest import Manifest, bases, chain, check_files, read_manifest
+from hotrows.checkpoint.manifest import Manifest, SavedTable, bases, chain, check_files, read_manifest
 from hotrows.checkpoint.pointer import FOLDER, pointed
 
 
 def summary(folder: Path, verified: bool = False) -> dict[str, Any]:
-    """A checkpoint's step, tables, pieces, files and what it is made on, for JSON.
+    """A checkpoint's step, tables, pieces, files and base checkpoints, for JSON.
 
-    verified: reads every file, those of what it is made on too, and compares the checksums; without it
-    sizes are compared.
+    verified: read every file, those of the base checkpoints too, and compare the checksums; without
+    it sizes are compared.
     """
-    found = chain(folder)
-    (verify if verified else check_files)(found)
-    manifest = found[-1][1]
+    checkpoints = chain(folder)
+    (verify if verified else check_files)(checkpoints)
+    manifest = checkpoints[-1][1]
     return {
         "name": folder.name,
         "step": manifest.step,
         "ranks": manifest.num_ranks,
         "base": manifest.base,
-        "made_on": bases(folder),
+        "bases": bases(folder),
         "rows_in": "file stores" if manifest.stores else "files",
-        "stores": [list(of) for of in manifest.stores],
-        "bytes": sum(of.bytes for of in manifest.files.values()),
+        "stores": [list(generations) for generations in manifest.stores],
+        "bytes": sum(file.bytes for file in manifest.files.values()),
         "verified": verified,
-        "tables": [_table(manifest, k) for k in range(len(manifest.tables))],
-        "files": {name: vars(of) for name, of in manifest.files.items()},
+        "tables": [_table(manifest, table) for table in manifest.tables],
+        "files": {name: vars(file) for name, file in manifest.files.items()},
     }
 
 
@@ -40,30 +40,31 @@ def checkpoints_of(run: Path) -> list[dict[str, Any]]:
     if pointer is None:
         raise ValueError(f"run {run} has no checkpoint yet: train it first, or name another run")
     needed = {base for name in pointer.names for base in bases(run / FOLDER / name)}
-    roles = {
-        "last": {pointer.last},
-        "best": {pointer.best},
-        "kept": set(pointer.kept),
-        "base": needed,
-    }
-    found = []
-    for name in {**dict.fromkeys(pointer.names), **dict.fromkeys(needed)}:
-        manifest = read_manifest(run / FOLDER / name)
-        found.append({
-            "name": name, "step": manifest.step, "base": manifest.base,
-            "bytes": sum(of.bytes for of in manifest.files.values()),
+    roles = {"last": {pointer.last}, "best": {pointer.best}, "kept": set(pointer.kept), "base": needed}
+    manifests = {name: read_manifest(run / FOLDER / name) for name in {*pointer.names, *needed}}
+    rows = [
+        {
+            "name": name,
+            "step": manifest.step,
+            "base": manifest.base,
+            "bytes": sum(file.bytes for file in manifest.files.values()),
             "roles": [role for role, names in roles.items() if name in names],
-        })  # fmt: skip
-    return sorted(found, key=lambda of: (of["step"], of["name"]))
+        }
+        for name, manifest in manifests.items()
+    ]
+    return sorted(rows, key=lambda row: (row["step"], row["name"]))
 
 
-def _table(manifest: Manifest, k: int) -> dict[str, Any]:
-    table = manifest.tables[k]
-    pieces = [of for of in manifest.pieces if of.table == table.name]
-    num_bytes = sum(of.num_ids * manifest.cut(of).layout.stride for of in pieces)
-    weights = sum(of.num_ids * manifest.cut(of).dim for of in pieces)
+def _table(manifest: Manifest, table: SavedTable) -> dict[str, Any]:
+    pieces = [piece for piece in manifest.pieces if piece.table == table.name]
+    slices = [(piece.num_ids, manifest.column_slice(piece)) for piece in pieces]
     return {
-        "name": table.name, "rows": table.rows, "dim": table.layout.dim, "dtype": table.layout.dtype,
-        "optimizer": table.optimizer, "pieces": len(pieces),
-        "rows_here": weights // table.layout.dim, "bytes": num_bytes,
-    }  # fmt: skip
+        "name": table.name,
+        "rows": table.rows,
+        "dim": table.layout.dim,
+        "dtype": table.layout.dtype,
+        "optimizer": table.optimizer,
+        "pieces": len(pieces),
+        "rows_here": sum(num_ids * columns.dim for num_ids, columns in slices) // table.layout.dim,
+        "bytes": sum(num_ids * columns.layout.stride for num_ids, columns in slices),
+    }

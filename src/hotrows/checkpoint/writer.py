@@ -1,14 +1,14 @@
-"""Writer: the checkpoints of a run, one after the other; increments, in the background, the last few.
+"""Writer: writes the checkpoints of a run; full ones and increments, in the background, the last few.
 
     writer = Writer(run, embedding, model, fingerprint, keep_last=3, full_every=10, background=True)
     writer.save(state, is_best=True)       # returns once the rows are copied; training may go on
     writer.wait()                          # everything is on disk, and pointed at
 
-    training       ... | copy | ...... next steps ...... | wait for it; copy | ...
+    training       ... | copy | ...... next steps ...... | wait; copy | ...
     background                | write | agree | publish, point |
 
-An increment holds the rows updated since the checkpoint before it, so its copy is small. One
-checkpoint is on its way at a time; what went wrong with it is raised by the next call.
+An increment holds the rows updated since the checkpoint before it, so its copy is small. At most one
+checkpoint is being written; its errors are raised by the next call.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from pathlib import Path
 from torch import nn
 
 from hotrows.checkpoint.manifest import bases
-from hotrows.checkpoint.pointer import FOLDER, moved_on, point, pointed, retained
-from hotrows.checkpoint.together import of_rank_0, together
+from hotrows.checkpoint.pointer import moved_on, point, pointed, retained
 from hotrows.checkpoint.write import Snapshot, State, take, write
-from hotrows.embedding import Embedding
-from hotrows.environment import available_memory
-from hotrows.exchange.processes import RankLost
+from hotrows.distributed.all_or_none import of_rank_0, together
+from hotrows.distributed.process_group import RankLost
+from hotrows.engine.embedding import Embedding
+from hotrows.runtime.machine import available_memory
 
 log = logging.getLogger("hotrows")
 
@@ -39,9 +39,10 @@ _MOST = 0.5  # of the records, what an increment may hold
 
 @dataclass(frozen=True)
 class _Sizes:
-    """Bytes of a rank's records, and of those touched with their ids; which machine it runs on."""
+    """Bytes of all of a rank's records, and of those touched with their ids; the machine that it runs
+    on, and the bytes of memory available on it."""
 
-    whole: int
+    full: int
     touched: int
     machine: str
     available: int | None
@@ -50,10 +51,10 @@ class _Sizes:
 class Writer:
     """Writes the checkpoints of `run`; every call but `close` is collective between ranks.
 
-    fingerprint: of the data's schema and encoders. keep_last: how many checkpoints stay beside the
-    best one. full_every: every so-manieth holds all rows, those between what has changed.
-    background: copies the rows and writes them while training goes on, where there is memory for the
-    copy. Rows in file stores are made durable by the stores, at once.
+    fingerprint: of the data's schema and encoders. keep_last: number of latest checkpoints to keep,
+    in addition to the best one (default 1). full_every: write a full checkpoint every N saves,
+    increments between (default 1). background: copy the rows, and write them while training goes on,
+    where memory has room for the copy. Rows in file stores are made durable by the stores, at once.
     """
 
     def __init__(
@@ -66,39 +67,48 @@ class Writer:
         self.run, self.embedding, self.model = run, embedding, model
         self._fingerprint, self._keep_last, self._full_every = fingerprint, keep_last, full_every
         self._ranks = embedding.ranks.channel("checkpoint")
-        self._in_files = embedding.tiers is not None and embedding.tiers.caching.path is not None
+        self._in_files = (
+            embedding.cached_tables is not None and embedding.cached_tables.caching.path is not None
+        )
         self._background = background and not self._in_files
         self._increments = full_every > 1 and not self._in_files
-        self._last: str | None = None  # what `touched` counts from
+        self._last: str | None = None  # the checkpoint since which `touched` counts
         self._num_increments = 0
-        self._has_said = False
+        self._has_warned = False
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         if self._increments:
-            embedding.note_touched()  # before planning begins, which must be on the host then
+            embedding.packed.note_touched()  # before planning begins, which must be on the host then
 
     def save(self, state: State, is_best: bool = True) -> None:
         """Writes a checkpoint and makes it the last one, and the best one if it is."""
         self.wait()
         sizes = self._ranks.gather_objects(self._sizes())
         base = self._last if self._may_be_increment(sizes) else None
-        needed = [of.touched if base else of.whole for of in sizes]
+        needed = [size.touched if base else size.full for size in sizes]
         in_background = self._background and self._fits(sizes, needed)
 
         def snapshot() -> Snapshot:
-            return take(
-                self.embedding, self.model, state, self._fingerprint, base=base, copied=in_background
-            )  # fmt: skip
+            embedding, model, fingerprint = self.embedding, self.model, self._fingerprint
+            return take(embedding, model, state, fingerprint, base=base, copied=in_background)
 
         with self._marks(base):
             if not in_background:
                 self._write(state.step, snapshot, is_best)
                 return
             taken = together(self._ranks, snapshot)
-        self._start(lambda: self._write(state.step, lambda: taken, is_best))
+
+        def work() -> None:
+            try:
+                self._write(state.step, lambda: taken, is_best)
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=work, name="checkpoint")
+        self._thread.start()
 
     def wait(self) -> None:
-        """Returns once the last checkpoint is written and pointed at; raises what went wrong."""
+        """Returns once the last checkpoint is written and pointed at; raises its error, if any."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -108,15 +118,15 @@ class Writer:
             raise error
 
     def went_to(self, folder: Path) -> None:
-        """The embedding now has the rows of this checkpoint of the run: it has just been loaded."""
+        """Notes that the embedding has the rows of this checkpoint of the run, which was just loaded."""
         self.wait()
         if self._increments:
             self._last, self._num_increments = folder.name, len(bases(folder))
-            self.embedding.note_touched()
+            self.embedding.packed.note_touched()
 
     def close(self) -> None:
-        """Waits for what is being written; a failure is said, not raised, but that of a lost rank:
-        the run ends with that already."""
+        """Waits for the checkpoint that is being written; logs its error, except for `RankLost`, with
+        which the run ends anyway."""
         try:
             self.wait()
         except RankLost:
@@ -124,14 +134,14 @@ class Writer:
         except Exception as error:
             log.error("%s", error)
 
-    # ---- what to write
+    # ---- full or increment, in the background or not
 
     def _sizes(self) -> _Sizes:
         stores, groups = self.embedding.stores, self.embedding.groups
-        touched = [int(of.sum()) for of in self.embedding.touched] if self._last else []
+        touched = [int(rows.sum()) for rows in self.embedding.packed.touched] if self._last else []
         pairs = zip(touched, groups, strict=False)
         return _Sizes(
-            whole=sum(store.num_bytes for store in stores),
+            full=sum(store.num_bytes for store in stores),
             touched=sum(rows * (group.stride + 8 * len(group.packs)) for rows, group in pairs),
             machine=platform.node(),
             available=available_memory(),
@@ -140,34 +150,27 @@ class Writer:
     def _may_be_increment(self, sizes: list[_Sizes]) -> bool:
         if self._last is None or self._num_increments + 1 >= self._full_every:
             return False
-        return sum(of.touched for of in sizes) <= _MOST * sum(of.whole for of in sizes)
+        return sum(size.touched for size in sizes) <= _MOST * sum(size.full for size in sizes)
 
     def _fits(self, sizes: list[_Sizes], needed: list[int]) -> bool:
-        """Whether every machine has the memory for the copies of its ranks; the same on all."""
-        for machine in {of.machine for of in sizes}:
-            here = [(n, of) for n, of in zip(needed, sizes, strict=True) if of.machine == machine]
-            available = min(
-                (of.available for _, of in here if of.available is not None), default=None
-            )
-            copies = sum(n for n, _ in here)
+        """Whether every machine has the memory for the copies of its ranks; equal on all ranks."""
+        for machine in {size.machine for size in sizes}:
+            local = [k for k, size in enumerate(sizes) if size.machine == machine]
+            known = [num for k in local if (num := sizes[k].available) is not None]
+            copies, available = sum(needed[k] for k in local), min(known, default=None)
             if available is not None and copies > _SPARE * available:
-                self._say_once(copies, available)
+                if not self._has_warned and self._ranks.rank == 0:
+                    log.warning(
+                        f"a copy of the rows takes {copies / 2**30:.1f} GiB and {available / 2**30:.1f} "
+                        f"GiB of memory are available: training waits while checkpoints are written"
+                    )
+                self._has_warned = True
                 return False
         return True
 
-    def _say_once(self, copies: int, available: int) -> None:
-        if not self._has_said and self._ranks.rank == 0:
-            log.warning(
-                "a copy of the rows takes %.1f GiB and %.1f GiB of memory are available: training "
-                "waits while checkpoints are written",
-                copies / 2**30,
-                available / 2**30,
-            )
-        self._has_said = True
-
     @contextmanager
     def _marks(self, base: str | None) -> Iterator[None]:
-        """What is touched counts from the snapshot on, once it is taken."""
+        """Counts touched rows from the snapshot on, once it was taken."""
         try:
             yield
         except BaseException:
@@ -175,31 +178,13 @@ class Writer:
             raise
         self._num_increments = self._num_increments + 1 if base else 0
         if self._increments:
-            self.embedding.note_touched()
-
-    # ---- writing it
-
-    def _start(self, job: Callable[[], None]) -> None:
-        def work() -> None:
-            try:
-                job()
-            except BaseException as error:
-                self._error = error
-
-        self._thread = threading.Thread(target=work, name="checkpoint")
-        self._thread.start()
+            self.embedding.packed.note_touched()
 
     def _write(self, step: int, snapshot: Callable[[], Snapshot], is_best: bool) -> None:
-        name = write(self.run, step, self._ranks, snapshot)
-        of_rank_0(self._ranks, lambda: self._point(name, is_best))
+        run, ranks, keep_last = self.run, self._ranks, self._keep_last
+        name = write(run, step, ranks, snapshot)
+        of_rank_0(ranks, lambda: point(run, moved_on(pointed(run), name, is_best, keep_last)))
         self._last = name if self._increments else None
-        tiers = self.embedding.tiers
-        if self._in_files and tiers:
-            rank, num_ranks = self._ranks.rank, self._ranks.num_ranks
-            together(self._ranks, lambda: tiers.retain(retained(self.run, rank, num_ranks)))
-
-    def _point(self, name: str, is_best: bool) -> None:
-        point(self.run, moved_on(pointed(self.run), name, is_best, self._keep_last))
-
-
-__all__ = ["FOLDER", "State", "Writer"]
+        cached_tables = self.embedding.cached_tables
+        if self._in_files and cached_tables:
+            together(ranks, lambda: cached_tables.retain(retained(run, ranks.rank, ranks.num_ranks)))

@@ -11,28 +11,21 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NoReturn
 
 import click
 from rich.logging import RichHandler
 
 import hotrows
-from hotrows.cli import caching, checkpoints, data, datasets, training, tuning
+from hotrows.cli import caching, checkpoints, data, datasets, doctor, runs, training, tuning
 from hotrows.cli.options import messages
-from hotrows.exchange import processes
-
-
-@dataclass
-class _Session:
-    """What holds for one call of the command line."""
-
-    debug: bool = False
+from hotrows.distributed import process_group
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits; where it fails, with one line on standard error."""
-    session = _Session()
+    session = SimpleNamespace(debug=False)
     try:
         cli.main(arguments, prog_name="hotrows", standalone_mode=False, obj=session)
     except click.ClickException as error:
@@ -43,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # hotrows predict ... | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (ValueError, OSError, processes.RankLost) as error:
+    except (ValueError, OSError, process_group.RankLost) as error:
         if session.debug:
             _crash(error)
         _fail(str(error), 1)
@@ -52,24 +45,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    sys.stderr.write(f"hotrows: {processes.name()}{message}\n")  # at once: ranks share the terminal
+    sys.stderr.write(f"hotrows: {process_group.name()}{message}\n")  # at once: ranks share the terminal
     sys.stderr.flush()
     _exit(code)
 
 
 def _crash(error: Exception) -> NoReturn:
     """Shows the traceback; of a rank, below a line that says which one."""
-    if not processes.name():
+    if not process_group.name():
         raise error
     words = "".join(traceback.format_exception_only(error)).strip()
-    print(f"hotrows: {processes.name()}{words}", file=sys.stderr)
+    print(f"hotrows: {process_group.name()}{words}", file=sys.stderr)
     traceback.print_exception(error, file=sys.stderr)
     sys.stderr.flush()
     _exit(1)
 
 
 def _exit(code: int) -> NoReturn:
-    if processes.name():  # a normal exit would wait for threads that wait for other ranks
+    if process_group.name():  # a normal exit would wait for threads that wait for other ranks
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)
@@ -79,7 +72,7 @@ def _exit(code: int) -> NoReturn:
 @click.version_option(hotrows.__version__, prog_name="hotrows")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_obj
-def cli(session: _Session, debug: bool) -> None:
+def cli(session: SimpleNamespace, debug: bool) -> None:
     """Trains click-through-rate models with large embedding tables.
 
     \b
@@ -92,9 +85,8 @@ def cli(session: _Session, debug: bool) -> None:
       hotrows predict runs/a raw/train.txt --out probabilities.txt
     """
     session.debug = debug
-    handler = RichHandler(console=messages(), show_time=False, show_level=False, show_path=False)
     log = logging.getLogger("hotrows")
-    log.handlers = [handler]
+    log.handlers = [RichHandler(console=messages(), show_time=False, show_level=False, show_path=False)]
     log.setLevel(logging.INFO)
 
 
@@ -102,8 +94,8 @@ _COMMANDS = (
     *(data.synth_command, data.prepare_command, data.describe_command, datasets.data_command),
     *(caching.profile_command, caching.regroup_command, caching.simulate_command),
     *(training.train_command, tuning.tune_command),
-    *(training.eval_command, training.predict_command),
-    *(training.export_command, checkpoints.checkpoint_group, training.doctor_command),
+    *(runs.eval_command, runs.predict_command),
+    *(runs.export_command, checkpoints.checkpoint_group, doctor.doctor_command),
 )
 for _command in _COMMANDS:
     cli.add_command(_command)

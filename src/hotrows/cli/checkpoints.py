@@ -1,4 +1,4 @@
-"""The commands about checkpoints: inspect, merge, export."""
+"""Commands about checkpoints: inspect, merge, export."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import click
 from rich.table import Table
 
 from hotrows import checkpoint
-from hotrows.cli.options import FOLDER, Taught, bar, print_table
-from hotrows.planning.budget import format_bytes
+from hotrows.cli.options import FOLDER, bar, command, new_table, option, print_table
+from hotrows.runtime.units import format_bytes
 
-_WHICH = click.option(
-    "--checkpoint", "which", type=click.Choice(["best", "last"]), default="last", show_default=True,
-    help="Of a run.",
-)  # fmt: skip
+_WHICH = option(
+    "--checkpoint", "which", type=click.Choice(["best", "last"]), default="last", help="Which of a run."
+)
 
 
 @click.group("checkpoint")
@@ -27,13 +26,11 @@ def checkpoint_group() -> None:
     """
 
 
-@checkpoint_group.command(
+@command(
     "inspect",
-    cls=Taught,
-    epilog="""
-    hotrows checkpoint inspect runs/a
-    hotrows checkpoint inspect runs/a/checkpoints/step-1200 --verify
-    """,
+    "hotrows checkpoint inspect runs/a",
+    "hotrows checkpoint inspect runs/a/checkpoints/step-1200 --verify",
+    group=checkpoint_group,
 )
 @click.argument("place", type=FOLDER)
 @_WHICH
@@ -46,24 +43,22 @@ def inspect_command(place: Path, which: str, verify: bool, as_json: bool) -> Non
     checkpoints there are.
     """
     folder = _folder(place, which)
-    found = checkpoint.summary(folder, verify)
+    summary = checkpoint.summary(folder, verify)
     of_run = [] if folder == place else checkpoint.checkpoints_of(place)
     if as_json:
-        click.echo(json.dumps({**found, "checkpoints": of_run} if of_run else found, indent=2))
+        click.echo(json.dumps({**summary, "checkpoints": of_run} if of_run else summary, indent=2))
         return
     if of_run:
         print_table(_checkpoints(of_run))
         click.echo()
-    for label, text in _lines(found).items():
+    for label, text in _lines(summary).items():
         click.echo(f"{label:<9}{text}")
-    if found["tables"]:
+    if summary["tables"]:
         click.echo()
-        print_table(_tables(found["tables"]))
+        print_table(_tables(summary["tables"]))
 
 
-@checkpoint_group.command(
-    "merge", cls=Taught, epilog="hotrows checkpoint merge runs/a/checkpoints/step-1200 whole"
-)
+@command("merge", "hotrows checkpoint merge runs/a/checkpoints/step-1200 whole", group=checkpoint_group)
 @click.argument("place", type=FOLDER)
 @click.argument("out", type=FOLDER)
 @_WHICH
@@ -77,13 +72,11 @@ def merge_command(place: Path, out: Path, which: str) -> None:
     click.echo(f"{out}: {_size(out)}")
 
 
-@checkpoint_group.command(
+@command(
     "export",
-    cls=Taught,
-    epilog="""
-    hotrows checkpoint export runs/a tables
-    hotrows checkpoint export runs/a/checkpoints/step-1200 tables --state
-    """,
+    "hotrows checkpoint export runs/a tables",
+    "hotrows checkpoint export runs/a/checkpoints/step-1200 tables --state",
+    group=checkpoint_group,
 )
 @click.argument("place", type=FOLDER)
 @click.argument("out", type=FOLDER)
@@ -111,40 +104,41 @@ def _size(folder: Path) -> str:
     return format_bytes(sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()))
 
 
-def _lines(found: dict[str, Any]) -> dict[str, str]:
-    files = f"{len(found['files']):,} files, {format_bytes(found['bytes'])}"
+def _lines(summary: dict[str, Any]) -> dict[str, str]:
+    files = f"{len(summary['files']):,} files, {format_bytes(summary['bytes'])}"
     lines = {
-        "name": found["name"],
-        "step": f"{found['step']:,}",
-        "ranks": f"{found['ranks']:,}",
-        "kind": f"rows changed since {', '.join(found['made_on'])}" if found["base"] else "full",
-        "files": f"{files}, {'checksums are right' if found['verified'] else 'sizes are right'}",
+        "name": summary["name"],
+        "step": f"{summary['step']:,}",
+        "ranks": f"{summary['ranks']:,}",
+        "kind": f"rows changed since {', '.join(summary['bases'])}" if summary["base"] else "full",
+        "files": f"{files}, {'checksums are right' if summary['verified'] else 'sizes are right'}",
     }
-    if found["stores"]:
-        lines["rows"] = f"in file stores, at their checkpoints {found['stores']}"
+    if summary["stores"]:
+        lines["rows"] = f"in file stores, at their checkpoints {summary['stores']}"
     return lines
 
 
 def _tables(tables: list[dict[str, Any]]) -> Table:
-    shown = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("table", "rows", "dim", "dtype", "optimizer", "rows here", "pieces", "size"):
-        left = column in ("table", "dtype", "optimizer")
-        shown.add_column(column, justify="left" if left else "right")
-    for of in tables:
-        numbers = (f"{of['rows_here']:,}", f"{of['pieces']:,}", format_bytes(of["bytes"]))
+    columns = ("table", "rows", "dim", "dtype", "optimizer", "rows here", "pieces", "size")
+    shown = new_table(*columns, left=("table", "dtype", "optimizer"))
+    for table in tables:
         shown.add_row(
-            of["name"], f"{of['rows']:,}", f"{of['dim']:,}", of["dtype"], of["optimizer"], *numbers
+            table["name"],
+            f"{table['rows']:,}",
+            f"{table['dim']:,}",
+            table["dtype"],
+            table["optimizer"],
+            f"{table['rows_here']:,}",
+            f"{table['pieces']:,}",
+            format_bytes(table["bytes"]),
         )
     return shown
 
 
-def _checkpoints(found: list[dict[str, Any]]) -> Table:
-    shown = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("checkpoint", "step", "size", "made on", "is"):
-        shown.add_column(column, justify="right" if column in ("step", "size") else "left")
-    for of in found:
-        roles = ", ".join(of["roles"])
-        shown.add_row(
-            of["name"], f"{of['step']:,}", format_bytes(of["bytes"]), of["base"] or "", roles
-        )
+def _checkpoints(summaries: list[dict[str, Any]]) -> Table:
+    columns = ("checkpoint", "step", "size", "made on", "is")
+    shown = new_table(*columns, left=("checkpoint", "made on", "is"))
+    for saved in summaries:
+        step, size = f"{saved['step']:,}", format_bytes(saved["bytes"])
+        shown.add_row(saved["name"], step, size, saved["base"] or "", ", ".join(saved["roles"]))
     return shown

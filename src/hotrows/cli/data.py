@@ -3,45 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.table import Table
 
-from hotrows import data, report
-from hotrows.cli.options import BYTES, FILE, FOLDER, Taught, bar, print_table
-from hotrows.data import schemas, synth
+from hotrows import data
+from hotrows.cli.options import BYTES, FILE, FOLDER, bar, command, new_table, option, print_table
 from hotrows.data.description import STABLE, Description, describe
+from hotrows.datasets import schemas, synthetic
+from hotrows.train import pictures
 
 
-@click.command(
+@command(
     "synth",
-    cls=Taught,
-    epilog="""
-    hotrows synth criteo --rows 1000000 --out raw
-    hotrows synth criteo --rows 100000 --out small --cardinality-scale 0.01
-    """,
+    "hotrows synth criteo --rows 1000000 --out raw",
+    "hotrows synth criteo --rows 100000 --out small --cardinality-scale 0.01",
 )
 @click.argument("kind", type=click.Choice(["criteo"]))
 @click.option("--rows", type=click.IntRange(1), required=True, help="How many rows.")
 @click.option("--out", type=FOLDER, required=True, help="Where train.txt goes.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Another seed, other rows.")
-@click.option(
-    "--cardinality-scale",
-    type=float,
-    default=1.0,
-    show_default=True,
-    help="Multiplies how many values each field can take.",
-)
+@option("--seed", default=0, help="Another seed, other rows.")
+@option("--cardinality-scale", default=1.0, help="Multiplies how many values each field can take.")
 def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale: float) -> None:
     """Make synthetic raw data.
 
     Rows as skewed and as learnable as Criteo's, in Criteo's raw format.
     """
     with bar() as progress:
-        path = synth.synth_criteo(
+        path = synthetic.synth_criteo(
             rows,
             out,
             seed=seed,
@@ -51,17 +44,14 @@ def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale:
     click.echo(path)
 
 
-@click.command(
+@command(
     "prepare",
-    cls=Taught,
-    epilog="""
-    hotrows prepare train.txt --schema criteo --split position:0.8 --out enc
-    hotrows prepare 'day_*.gz' --schema criteo --split position:0.7,0.1,0.2 --out enc
-    hotrows prepare 's3://bucket/clicks/day=*' --schema shop.json --split time:0.8,0.1,0.1 --out enc
-    hotrows prepare train.parquet --test test.parquet --schema my_schema.py --out enc
-    hotrows prepare tuesday.csv --like enc --out tuesday
-    hotrows prepare tuesday.csv --extend enc --out enc2
-    """,
+    "hotrows prepare train.txt --schema criteo --split position:0.8 --out enc",
+    "hotrows prepare 'day_*.gz' --schema criteo --split position:0.7,0.1,0.2 --out enc",
+    "hotrows prepare 's3://bucket/clicks/day=*' --schema shop.json --split time:0.8,0.1,0.1 --out enc",
+    "hotrows prepare train.parquet --test test.parquet --schema my_schema.py --out enc",
+    "hotrows prepare tuesday.csv --like enc --out tuesday",
+    "hotrows prepare tuesday.csv --extend enc --out enc2",
 )
 @click.argument("raw", nargs=-1, required=True)
 @click.option(
@@ -84,10 +74,8 @@ def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale:
 )
 @click.option("--like", type=FOLDER, metavar="DATA", help="Encode as DATA was, for its models.")
 @click.option("--extend", type=FOLDER, metavar="DATA", help="Keep DATA's ids and add new ones.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of a split that draws.")
-@click.option(
-    "--memory", type=BYTES, metavar="SIZE", help="Stay within it, about. [a quarter of all]"
-)
+@option("--seed", default=0, help="Seed of a split that draws.")
+@click.option("--memory", type=BYTES, metavar="SIZE", help="Stay within it, about. [a quarter of all]")
 @click.option("--threads", type=click.IntRange(1), help="All cores by default.")
 def prepare_command(
     raw: tuple[str, ...],
@@ -95,7 +83,7 @@ def prepare_command(
     out: Path,
     split: str | None,
     min_count: int | None,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Encode raw files for training.
 
@@ -103,34 +91,31 @@ def prepare_command(
     globs, folders, or addresses such as s3://bucket/file. A preparation that was stopped goes on when
     the same command is run again.
     """
-    if schema is None and not (given["like"] or given["extend"]):
+    if schema is None and not (options["like"] or options["extend"]):
         raise click.UsageError("say what the columns are: --schema NAME or FILE")
     columns = None if schema is None else schemas.load(schema)
     if columns is not None and min_count is not None:
         columns = schemas.with_min_count(columns, min_count)
+    encoded = prepare_with_bar(partial(data.prepare, raw, columns, out, split=split, **options), out)
+    if options["like"] or options["extend"]:
+        print_table(_unseen_table(encoded))
+
+
+def prepare_with_bar(prepare: Callable[..., data.EncodedData], out: Path) -> data.EncodedData:
+    """Calls `prepare`, which writes into the folder `out`, with a progress bar; prints the rows."""
     try:
         with bar() as progress:
-            encoded = data.prepare(
-                raw,
-                columns,
-                out,
-                split=split,
-                progress=progress,
-                **given,
-            )
+            encoded = prepare(progress=progress)
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted; the same command goes on where it stopped") from None
     rows = ", ".join(f"{part.rows:,} {name}" for name, part in encoded.parts.items())
     click.echo(f"{out}: {rows}")
-    if given["like"] or given["extend"]:
-        print_table(_unseen_table(encoded))
+    return encoded
 
 
 def _unseen_table(encoded: data.EncodedData) -> Table:
     """How many ids of each feature the vocabularies do not hold."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    for column in ("feature", "ids", "unseen", "share"):
-        table.add_column(column, justify="left" if column == "feature" else "right")
+    table = new_table("feature", "ids", "unseen", "share", left=("feature",))
     for feature in encoded.schema.id_features:
         ids = sum(part.values.get(feature.name, 0) for part in encoded.parts.values())
         unseen = sum(part.unknown.get(feature.name, 0) for part in encoded.parts.values())
@@ -139,63 +124,55 @@ def _unseen_table(encoded: data.EncodedData) -> Table:
     return table
 
 
-@click.command(
-    "describe",
-    cls=Taught,
-    epilog="""
-    hotrows describe enc
-    hotrows describe enc --picture skew.png
-    """,
-)
+@command("describe", "hotrows describe enc", "hotrows describe enc --picture skew.png")
 @click.argument("folder", metavar="DATA", type=FOLDER)
 @click.option("--picture", type=FILE, help="Draw the skew into this PNG. [DATA/skew.png]")
-@click.option("--dim", type=click.IntRange(1), default=16, show_default=True, help="Of the tables.")
+@option("--dim", type=click.IntRange(1), default=16, help="Dim of the tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool) -> None:
     """Show the size and skew of prepared data."""
-    found = describe(data.EncodedData.open(folder), dim)
-    drawn = report.draw_skew(found, picture or folder / "skew.png")
+    description = describe(data.EncodedData.open(folder), dim)
+    drawn = pictures.draw_skew(description, picture or folder / "skew.png")
     if as_json:
-        click.echo(json.dumps(found.to_json(), indent=2))
+        click.echo(json.dumps(description.to_json(), indent=2))
         return
-    for name, part in found.parts.items():
-        rates = [f", {rate:.2%} {of}" for of, rate in part.click_rates.items() if rate is not None]
+    for name, part in description.parts.items():
+        rates = [f", {rate:.2%} {label}" for label, rate in part.click_rates.items() if rate is not None]
         click.echo(f"{name:<11}{part.rows:>14,} rows{''.join(rates)}")
-    click.echo(f"{'tables':<11}{found.table_bytes / 2**20:>14,.1f} MiB at dim {found.dim}, float32")
-    print_table(_vocabulary_table(found))
-    for line in _oddities(found):
+    size = f"{description.table_bytes / 2**20:,.1f}"
+    click.echo(f"{'tables':<11}{size:>14} MiB at dim {description.dim}, float32")
+    print_table(_vocabulary_table(description))
+    for line in _oddities(description):
         click.echo(line)
     if drawn:
         click.echo(f"picture    {drawn}")
 
 
-def _oddities(found: Description) -> Iterator[str]:
+def _oddities(description: Description) -> Iterator[str]:
     """Lengths of lists, fields that go together, and fields that drift, a line each."""
-    for of in found.lists:
-        middle, high, top = of.quantiles.values()
+    for ids in description.lists:
+        middle, high, top = ids.quantiles.values()
         yield (
-            f"list {of.name}: {of.mean:.1f} ids a row, half at most {middle}, 90 % {high}, 99 % {top}, "
-            f"longest {of.longest:,}, {of.empty:.1%} empty"
+            f"list {ids.name}: {ids.mean:.1f} ids a row, half at most {middle}, 90 % {high}, 99 % {top}, "
+            f"longest {ids.longest:,}, {ids.empty:.1%} empty"
         )
-    for names in found.missing_together:
+    for names in description.missing_together:
         yield f"missing together: {', '.join(names)}"
-    for one, other in found.same:
+    for one, other in description.same:
         yield f"say the same: {one} and {other}; one of them would do"
     for part in ("validation", "test"):
-        shifted = {name: by_part.get(part, 0.0) for name, by_part in found.drift.items()}
+        shifted = {name: by_part.get(part, 0.0) for name, by_part in description.drift.items()}
         worst = sorted(shifted, key=shifted.__getitem__, reverse=True)[:5]
         shown = [f"{name} {shifted[name]:.2f}" for name in worst if shifted[name] > STABLE]
         if shown:
             yield f"drift in {part}: {', '.join(shown)} (stability index; up to {STABLE} is stable)"
 
 
-def _vocabulary_table(found: Description) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
+def _vocabulary_table(description: Description) -> Table:
     columns = ("field", "rows", "seen", "missing", "unknown in test", "top row", "hottest 1 %")
-    for column in (*columns, "zipf", "MiB"):
-        table.add_column(column, justify="left" if column == "field" else "right")
-    fields = {field.name: field for field in found.fields}
-    for used in found.vocabularies:
+    table = new_table(*columns, "zipf", "MiB", left=("field",))
+    fields = {field.name: field for field in description.fields}
+    for used in description.vocabularies:
         first = fields[used.features[0]]
         unknown = (first.unknown or {}).get("test")
         table.add_row(

@@ -1,10 +1,10 @@
-"""What the commands share: types of arguments, a bar, tables, and examples that keep their lines."""
+"""Shared by the commands: types of arguments, options of settings, a bar, and tables."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from hotrows import models
-from hotrows.planning.budget import parse_bytes
+from hotrows import models, optim
+from hotrows.config import SETTINGS
+from hotrows.runtime.units import parse_bytes
 
 FOLDER = click.Path(file_okay=False, path_type=Path)
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -73,16 +74,69 @@ class ModelName(click.ParamType):
 
 
 MODEL = ModelName()
+# What options of settings take, where the type of the setting does not say it.
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "model": {"type": MODEL},
+    "model_options": {"multiple": True, "metavar": "NAME=VALUE"},
+    "label_weights": {"multiple": True, "metavar": "LABEL=NUMBER"},
+    "start_from": {"type": FOLDER, "metavar": "RUN"},
+    "row_optimizer": {"type": click.Choice(sorted(optim.BY_NAME))},
+}
 
 
-class Taught(click.Command):
+def setting_option(name: str, *, filled: bool = False, **changes: Any) -> Callable:
+    """Returns the command line's option for a setting of `TrainConfig`.
+
+    filled: where the option is left out, its value is the setting's default; by default None.
+    changes: arguments of `click.option` in place of those that the setting has.
+    """
+    setting = SETTINGS[name]
+    default = f" [{setting.default_text}]" if setting.default_text else ""
+    how: dict[str, Any] = {"help": f"{setting.help}.{default}", "type": setting.type}
+    spelling = setting.option_name
+    if setting.choices:
+        how["type"] = click.Choice(setting.choices)
+    elif setting.unit == "bytes":
+        how |= {"type": BYTES, "metavar": "SIZE"}
+    elif setting.type is bool:
+        spelling += f"/--no-{spelling.removeprefix('--')}"
+        how["default"] = None
+    how |= _ARGUMENTS.get(name, {})
+    if "multiple" in how:
+        how |= {"type": str, "help": f"{setting.help}; may be repeated.{default}"}
+    if filled:
+        how["default"] = setting.default
+    return click.option(spelling, name, **(how | changes))
+
+
+def with_options(*options: Callable) -> Callable:
+    """Decorates a command with options, which its help lists in this order."""
+
+    def decorate(command: Callable) -> Callable:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+class _CommandWithExamples(click.Command):
     """A command whose examples keep their lines."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.epilog:
             with formatter.section("Examples"):
-                for line in self.epilog.strip().splitlines():
-                    formatter.write(f"  {line.strip()}\n")
+                formatter.write("".join(f"  {line}\n" for line in self.epilog.splitlines()))
+
+
+def command(name: str, *examples: str, group: Any = click) -> Callable[[Callable], click.Command]:
+    """Decorates a function as a command of a group; its help ends with examples, as they are typed."""
+    return group.command(name, cls=_CommandWithExamples, epilog="\n".join(examples))
+
+
+def option(*spellings: str, **how: Any) -> Callable:
+    """Returns an option as `click.option` does; its help shows its default."""
+    return click.option(*spellings, show_default=True, **how)
 
 
 def name_and_value(text: str, option: str = "--option", such_as: str = "dim=32") -> tuple[str, Any]:
@@ -119,6 +173,14 @@ def bar() -> Iterator[Callable[..., None]]:
             shown.update(tasks[stage], completed=done, total=total, note=note, visible=True)
 
         yield progress
+
+
+def new_table(*columns: str, left: Sequence[str] = ()) -> Table:
+    """An empty table; the columns in `left` are aligned to the left, all others to the right."""
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in left else "right")
+    return table
 
 
 def print_table(table: Table) -> None:

@@ -1,15 +1,15 @@
 """Data: raw rows into encoded shards, and shards into batches."""
 
 from hotrows.data.description import Description, describe
-from hotrows.data.encoded import EncodedData, Part
-from hotrows.data.encoding import Encoder
-from hotrows.data.hot_cold import HotColdLoader
-from hotrows.data.loader import Loader
-from hotrows.data.parquet_part import open_parquet, open_source
-from hotrows.data.prepare import prepare
-from hotrows.data.profile import Profile, profile
-from hotrows.data.regroup import regroup
-from hotrows.data.writing import write_encoded
+from hotrows.data.encode.encoding import Encoder
+from hotrows.data.encode.prepare import prepare
+from hotrows.data.encode.writing import write_encoded
+from hotrows.data.hot_cold.profile import Profile, profile
+from hotrows.data.hot_cold.regroup import regroup
+from hotrows.data.hot_cold.schedule import HotColdLoader
+from hotrows.data.load.loader import Loader
+from hotrows.data.load.parquet_part import open_parquet, open_source
+from hotrows.data.stored.encoded import EncodedData, Part
 
 __all__ = [
     "Description",

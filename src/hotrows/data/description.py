@@ -1,11 +1,11 @@
 """describe: how large and how skewed prepared data is, and what is odd about its columns.
 
-Sizes and skew come from the counts that `prepare` stored. The count of a row is how many lookups of
-the training part read it; missing and unknown values count too, since they have rows of their own. A
-cache wants to know which share of the lookups the hottest rows serve; that is `curve`.
+Sizes and skew come from the counts that `prepare` stored. The count of a row is the number of its
+lookups in the training part; missing and unknown values count too, since they have rows of their
+own. `curve` is the share of lookups that the hottest rows serve, for the sizing of caches.
 
-Lengths of lists, fields that are missing together or say the same, and drift between the parts come
-from a sample of each part, 64 blocks of rows spread evenly over it.
+Lengths of lists, fields that are missing together or equal, and drift between the parts come from
+a sample of every part, 64 blocks of rows spread evenly over it.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encoded import EncodedData
-from hotrows.data.encoding import readers_of
-from hotrows.data.gather import Room
-from hotrows.data.part import Part
-from hotrows.data.shards import Rows, gathered
-from hotrows.data.vocabulary_file import open_values
+from hotrows.data.encode.encoding import readers_of
+from hotrows.data.encode.vocabulary_file import open_values
+from hotrows.data.stored.encoded import EncodedData
+from hotrows.data.stored.gather import Room
+from hotrows.data.stored.part import Part
+from hotrows.data.stored.rows import Rows, gathered
 from hotrows.schema import FIRST_UNKNOWN, MISSING, Schema
 
 HOTTEST = (0.001, 0.01, 0.1)
 QUANTILES = (0.5, 0.9, 0.99)
-STABLE = 0.1  # a stability index up to here
+STABLE = 0.1  # the largest stability index without drift
 _TOGETHER = 0.95
-_OWN_BIN = 32  # ids that are a bin of their own
+_OWN_BIN = 32  # number of first ids with a bin each
 _CURVE_POINTS = 200
 _FIT_BINS = 2000
 
@@ -43,7 +43,7 @@ class PartSize:
 
 @dataclass(frozen=True)
 class FieldUse:
-    """How often a feature is missing, and (for ids) unknown: shares of the values of each part."""
+    """Shares of a feature's values that are missing, and (of ids) unknown, in every part."""
 
     name: str
     kind: str
@@ -53,14 +53,14 @@ class FieldUse:
 
 @dataclass(frozen=True)
 class VocabularyUse:
-    """A space of ids and the lookups of its rows in the training part.
+    """A vocabulary and the lookups of its rows in the training part.
 
-    rows: ids, reserved ones counted; num_distinct: values seen, those below min_count too.
-    hottest: {share of rows: share of the lookups they serve}; top: the share of the hottest row.
+    rows: ids, reserved ones included; num_distinct: values seen, those below min_count too.
+    hottest: {share of rows: share of the lookups they serve}; top: share of the hottest row.
     zipf: exponent a of the law count ~ rank^-a, fitted to the values by maximum likelihood; None
         where there are fewer than three.
     curve: (share of rows, share of lookups served) of the hottest rows, for a picture.
-    table_bytes: what a float32 table of `dim` weights per row takes, without optimizer state.
+    table_bytes: of a float32 table with `dim` weights per row, without optimizer state.
     """
 
     name: str
@@ -77,9 +77,9 @@ class VocabularyUse:
 
 @dataclass(frozen=True)
 class ListUse:
-    """How long the lists of a feature are in the training part.
+    """Lengths of a feature's lists in the training part.
 
-    empty: the share of rows without an id; quantiles: {share of rows: length they do not exceed}.
+    empty: share of rows without an id; quantiles: {share of rows: length they do not exceed}.
     """
 
     name: str
@@ -91,11 +91,12 @@ class ListUse:
 
 @dataclass(frozen=True)
 class Description:
-    """What `describe` found. dim: the weights per row that `table_bytes` assumes.
+    """Sizes, skew and oddities of prepared data. dim: weights per row that `table_bytes` assumes.
 
-    missing_together: groups of id features that are missing in the same rows, nearly (their rows in
+    missing_together: groups of id features that are missing in nearly equal rows (their rows in
         common are at least 95 % of those of either).
-    same: pairs of id features that say the same: an id of one comes with one id of the other alone.
+    same: pairs of id features that are equal up to renaming: each id of one occurs with a single id
+        of the other.
     drift: per feature and part, the population stability index against the training part: the sum of
         (p - q) log(p / q) over bins of ids by frequency (of numbers, tenths). Up to 0.1 is called
         stable, above 0.25 a shift.
@@ -119,20 +120,18 @@ class Description:
 
 
 def describe(data: EncodedData, dim: int = 16) -> Description:
-    """Sizes, click rates, missing rates and skew of prepared data."""
+    """Computes sizes, click rates, missing rates and skew of prepared data."""
     if data.source is not None:
         raise ValueError(
             f"describe reads prepared data, not Parquet files as they are ({data.path}); prepare them, "
             f"or train without a description"
         )
-    used = tuple(_vocabulary_use(data, name, of, dim) for name, of in row_counts(data).items())
-    sizes = {name: _part_size(part) for name, part in data.parts.items()}
     samples = {name: sample_of(part) for name, part in data.parts.items() if part.rows}
     train = samples.get("train")
     return Description(
-        parts=sizes,
+        parts={name: _part_size(part) for name, part in data.parts.items()},
         fields=_fields(data),
-        vocabularies=used,
+        vocabularies=tuple(_vocabulary_use(data, *use, dim) for use in row_counts(data).items()),
         dim=dim,
         lists=() if train is None else tuple(_list_uses(data.schema, train)),
         missing_together=() if train is None else _missing_together(data.schema, train),
@@ -142,10 +141,10 @@ def describe(data: EncodedData, dim: int = 16) -> Description:
 
 
 def row_counts(data: EncodedData) -> dict[str, np.ndarray]:
-    """For every vocabulary, int64: how many lookups of the training part read each row.
+    """Counts the lookups of each row in the training part, int64, per vocabulary.
 
-    Reserved rows first, then values by rank; rows that data written already encoded never read are
-    left out. Lookups of unknown values are shared evenly among the rows reserved for them.
+    Reserved rows come first, then values by rank; data written by `write_encoded` leaves out rows
+    without lookups. Lookups of unknown values are divided evenly among the rows reserved for them.
     """
     train = data.parts["train"]
     counts = {}
@@ -162,8 +161,8 @@ def row_counts(data: EncodedData) -> dict[str, np.ndarray]:
 
 
 def _part_size(part: Part) -> PartSize:
-    counted = zip(part.schema.labels, part.clicks, part.labelled, strict=True)
-    rates = {label.name: clicks / of if of else None for label, clicks, of in counted}
+    counts = zip(part.schema.labels, part.clicks, part.labelled, strict=True)
+    rates = {label.name: clicks / total if total else None for label, clicks, total in counts}
     return PartSize(part.rows, rates)
 
 
@@ -172,22 +171,20 @@ def _fields(data: EncodedData) -> tuple[FieldUse, ...]:
 
     def share(counts: str, name: str) -> dict[str, float]:
         return {
-            of: getattr(part, counts)[name] / max(1, part.values.get(name, part.rows))
-            for of, part in parts.items()
+            part_name: getattr(part, counts)[name] / max(1, part.values.get(name, part.rows))
+            for part_name, part in parts.items()
         }
 
     dense = (FieldUse(f.name, "dense", share("missing", f.name), None) for f in data.schema.dense)
     ids = (
-        FieldUse(
-            f.name, type(f).__name__.lower(), share("missing", f.name), share("unknown", f.name)
-        )
+        FieldUse(f.name, type(f).__name__.lower(), share("missing", f.name), share("unknown", f.name))
         for f in data.schema.id_features
     )
     return (*dense, *ids)
 
 
 def sample_of(part: Part, blocks: int = 64, block_rows: int = 4096) -> Rows:
-    """Rows of a part: all of a small one, else blocks spread evenly over it."""
+    """Samples rows of a part: all of a small one, else blocks spread evenly over it."""
     if part.rows <= blocks * block_rows:
         pieces = list(part.mapped(0, part.rows))
     else:
@@ -212,11 +209,11 @@ def _list_uses(schema: Schema, rows: Rows) -> Iterator[ListUse]:
 
 
 def _missing_together(schema: Schema, rows: Rows) -> tuple[tuple[str, ...], ...]:
-    """Features grouped with the first before them that is missing where they are."""
+    """Groups features that are missing in nearly equal rows, each with the first that matches."""
     groups: list[tuple[np.ndarray, list[str]]] = []
     for f, feature in enumerate(schema.id_features):
-        of = rows.offsets[f]
-        absent = rows.ids[f] == MISSING if of is None else np.diff(of.astype(np.int64)) == 0
+        bounds = rows.offsets[f]
+        absent = rows.ids[f] == MISSING if bounds is None else np.diff(bounds.astype(np.int64)) == 0
         if not absent.any():
             continue
         for pattern, names in groups:
@@ -229,19 +226,18 @@ def _missing_together(schema: Schema, rows: Rows) -> tuple[tuple[str, ...], ...]
 
 
 def _same(schema: Schema, rows: Rows) -> Iterator[tuple[str, str]]:
-    """Pairs of features with as many distinct pairs of ids as distinct ids, of which there are two."""
-    single = [f for f, of in enumerate(rows.offsets) if of is None]
+    """Yields pairs of features with as many distinct pairs of ids as distinct ids, at least two."""
+    single = [f for f, offsets in enumerate(rows.offsets) if offsets is None]
     distinct, numbers = {}, {}
     for f in single:
-        found, numbers[f] = np.unique(rows.ids[f], return_inverse=True)
-        distinct[f] = len(found)
+        distinct_ids, numbers[f] = np.unique(rows.ids[f], return_inverse=True)
+        distinct[f] = len(distinct_ids)
     names = [feature.name for feature in schema.id_features]
     for i, f in enumerate(single):
         for g in single[i + 1 :]:
             if distinct[f] != distinct[g] or distinct[f] < 2:
                 continue
-            pairs = numbers[f].astype(np.int64) * distinct[g] + numbers[g]
-            if len(np.unique(pairs)) == distinct[f]:
+            if len(np.unique(numbers[f].astype(np.int64) * distinct[g] + numbers[g])) == distinct[f]:
                 yield names[f], names[g]
 
 
@@ -250,29 +246,29 @@ def _drift(schema: Schema, samples: Mapping[str, Rows]) -> dict[str, dict[str, f
         return {}
     train = samples["train"]
     others = {name: rows for name, rows in samples.items() if name != "train"}
-    found: dict[str, dict[str, float]] = {}
+    drift: dict[str, dict[str, float]] = {}
     for d, dense in enumerate(schema.dense):
         bounds = np.unique(np.quantile(train.dense[:, d], np.arange(0.1, 1, 0.1)))
         bins = {name: np.searchsorted(bounds, rows.dense[:, d]) for name, rows in samples.items()}
-        found[dense.name] = {name: _stability(bins["train"], bins[name]) for name in others}
+        drift[dense.name] = {name: _stability(bins["train"], bins[name]) for name in others}
     for f, feature in enumerate(schema.id_features):
         bins = {name: _frequency_bins(rows.values(f)) for name, rows in samples.items()}
-        found[feature.name] = {name: _stability(bins["train"], bins[name]) for name in others}
-    return found
+        drift[feature.name] = {name: _stability(bins["train"], bins[name]) for name in others}
+    return drift
 
 
 def _frequency_bins(ids: np.ndarray) -> np.ndarray:
-    """The first ids, which are the most frequent ones, each by itself; then by powers of two."""
+    """Bins ids by frequency: a bin for each of the first, most frequent ids; then by powers of two."""
     wide = ids.astype(np.int64)
     return np.where(wide < _OWN_BIN, wide, _OWN_BIN + np.log2(np.maximum(wide, 1)).astype(np.int64))
 
 
 def _stability(train: np.ndarray, other: np.ndarray) -> float:
-    """The population stability index of two samples of bins, half a count added to each."""
+    """Population stability index of two samples of bins, with half a count added to each bin."""
     size = int(max(train.max(initial=0), other.max(initial=0))) + 1
     p, q = (np.bincount(bins, minlength=size) for bins in (train, other))
     seen = (p > 0) | (q > 0)
-    p, q = ((of[seen] + 0.5) / (of[seen] + 0.5).sum() for of in (p, q))
+    p, q = ((counts[seen] + 0.5) / (counts[seen] + 0.5).sum() for counts in (p, q))
     return float(((p - q) * np.log(p / q)).sum())
 
 
@@ -281,6 +277,7 @@ def _vocabulary_use(data: EncodedData, name: str, counts: np.ndarray, dim: int) 
     rows = data.schema.rows_of(readers[0].name)
     hottest_first = np.sort(counts)[::-1]
     served = np.cumsum(hottest_first) / max(1, hottest_first.sum())
+    most = {share: max(1, int(share * rows)) for share in HOTTEST}
     return VocabularyUse(
         name=name,
         features=tuple(feature.name for feature in readers),
@@ -288,29 +285,23 @@ def _vocabulary_use(data: EncodedData, name: str, counts: np.ndarray, dim: int) 
         num_distinct=data.vocabularies[name].num_distinct,
         lookups=int(counts.sum()),
         top=float(served[0]),
-        hottest={share: _served(served, share, rows) for share in HOTTEST},
+        hottest={share: float(served[min(hottest, len(served)) - 1]) for share, hottest in most.items()},
         zipf=zipf_exponent(counts[FIRST_UNKNOWN + readers[0].num_unknown :]),
         curve=_curve(served, rows),
         table_bytes=4 * dim * rows,
     )
 
 
-def _served(served: np.ndarray, share: float, rows: int) -> float:
-    """The share of lookups that the hottest `share` of rows serve; at least one row is meant."""
-    hottest = max(1, int(share * rows))
-    return float(served[min(hottest, len(served)) - 1])
-
-
 def _curve(served: np.ndarray, rows: int) -> tuple[tuple[float, float], ...]:
-    """The curve at points that are evenly spread over the logarithm of the rank."""
+    """Evaluates the curve at points spread evenly over the logarithm of the rank."""
     ranks = np.unique(np.geomspace(1, len(served), _CURVE_POINTS).round().astype(np.int64))
     return tuple((float(rank) / rows, float(served[rank - 1])) for rank in ranks)
 
 
 def zipf_exponent(counts: np.ndarray) -> float | None:
-    """The a for which count ~ rank^-a is most likely, for counts in falling order.
+    """Fits the exponent a of count ~ rank^-a by maximum likelihood, for counts in falling order.
 
-    There the mean of log(rank) over all lookups equals its expectation under the law, which falls
+    At that a the mean of log(rank) over all lookups equals its expectation under the law, which falls
     with a: found by bisection, the ranks gathered in bins of nearly equal logarithm.
     """
     counts = counts[counts > 0]
@@ -325,7 +316,5 @@ def zipf_exponent(counts: np.ndarray) -> float | None:
     for _ in range(60):
         middle = (low + high) / 2
         weights = sizes * np.exp(-middle * ranks)
-        low, high = (
-            (middle, high) if (weights * ranks).sum() / weights.sum() > seen else (low, middle)
-        )
+        low, high = (middle, high) if (weights * ranks).sum() / weights.sum() > seen else (low, middle)
     return low

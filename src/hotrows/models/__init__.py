@@ -1,7 +1,7 @@
 """Models: from looked-up vectors and dense values to a logit per sample; they never see an id.
 
 A model says which tables it needs in `tables`; `Embedding(model.tables)` holds them, given the
-model's `sequences` and `crosses` where it has some. Your own are as these: a `Model`, named
+model's `sequences` and `crosses` where it has some. A model of your own is a `Model` too, named
 `module:Class` or `file.py:Class` where a run is to find it again.
 """
 
@@ -65,7 +65,11 @@ def build(name: str, schema: Schema, **options) -> Model:
 
     name: one of `BY_NAME`, or a class of your own as `module:Class` or `path/to/file.py:Class`.
     """
-    kind = _own(name) if ":" in name else _ours(name)
+    if ":" not in name and name not in BY_NAME:
+        raise ValueError(
+            f"model must be one of {', '.join(BY_NAME)}, or your own as file.py:Class, not {name!r}"
+        )
+    kind = _own(name) if ":" in name else BY_NAME[name]
     check_options(kind, options)
     model = kind(schema, **options)
     if not model.tables:
@@ -73,30 +77,18 @@ def build(name: str, schema: Schema, **options) -> Model:
     return model
 
 
-def _ours(name: str) -> type[Model]:
-    if name not in BY_NAME:
-        raise ValueError(
-            f"model must be one of {', '.join(BY_NAME)}, or your own as file.py:Class, not {name!r}"
-        )
-    return BY_NAME[name]
-
-
 def _own(name: str) -> type[Model]:
     place, _, kind = name.rpartition(":")
     if place.endswith(".py") and not Path(place).is_file():
         raise ValueError(f"model {kind!r}: there is no file {place}")
     try:
-        module = (
-            _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        )
+        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except ModuleNotFoundError as error:
         raise ValueError(f"model {name!r} cannot be imported: {error}") from None
-    found = getattr(module, kind, None)
-    if not (isinstance(found, type) and issubclass(found, Model)):
-        raise ValueError(
-            f"model {name!r}: {place} has no class {kind!r} made of hotrows.models.Model"
-        )
-    return found
+    model_class = getattr(module, kind, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, Model)):
+        raise ValueError(f"model {name!r}: {place} has no class {kind!r} made of hotrows.models.Model")
+    return model_class
 
 
 def _from_file(path: Path):

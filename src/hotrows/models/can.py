@@ -6,14 +6,15 @@
 
 Every pair of a feature that gives weights and one that feeds them has a co-action; all pairs of a
 batch are computed as one. The authors' code (github.com/CAN-Paper/Co-Action-Network) is followed:
-weights are shared by the powers (the paper also has them independent: `shared_orders`), tanh stands
-after all layers but the last, and the MLP is 200-80 with PReLU on a normalised input.
+weights are shared by the powers (the paper also has them independent: `shared_orders`), tanh follows
+all layers but the last, and the MLP is 200-80 with PReLU on a normalised input.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +22,18 @@ from torch import Tensor, nn
 from hotrows.models import tables
 from hotrows.models.interest_model import InterestModel
 from hotrows.models.interests import AttentionInterest, EvolvingInterest, PooledInterest
-from hotrows.models.vectors import Vectors
+from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import CoAction
-from hotrows.schema import Schema, Uniform
+from hotrows.schema import Schema
+from hotrows.table import Uniform
 
 WEIGHTS = "co_action_weights"
 INPUTS = "co_action_inputs"
-BASES = ("pooled", "din", "dien")
+BASES: dict[str, Callable[[int], nn.Module]] = {
+    "pooled": partial(PooledInterest, pooling="sum"),
+    "din": AttentionInterest,
+    "dien": EvolvingInterest,
+}
 
 
 class CAN(InterestModel):
@@ -60,24 +66,21 @@ class CAN(InterestModel):
         num_weights = CoAction.num_parameters(sizes, orders, shared_orders)
         self.tables += tables.tables_of(schema, givers, num_weights, WEIGHTS, Uniform(0.1))
         self.tables += tables.tables_of(schema, feeds, sizes[0], INPUTS, Uniform(0.1))
-        interests = [_interest(base, dim * len(history.targets)) for history in self.histories]
+        interests = [BASES[base](dim * len(history.targets)) for history in self.histories]
         more = len(self.pairs) * CoAction.num_outputs(sizes, orders)
         self.finish(interests, hidden, activation, dropout, input_norm=True, more=more)
 
-    def more(self, vectors: Vectors) -> list[Tensor]:
+    def more(self, vectors: LookedUpVectors) -> list[Tensor]:
         weights = [vectors[giver, WEIGHTS] for giver, _ in self.pairs]
         feeds = [self._feed(vectors, name) for _, name in self.pairs]
-        begins = itertools.accumulate((len(inputs) for inputs, _ in feeds[:-1]), initial=0)
-        offsets = [of + begin for (_, of), begin in zip(feeds, begins, strict=True)]
-        ends = [of[:-1] for of in offsets[:-1]]  # the next one's first is their last
-        together = self.co_action(
-            torch.cat(weights),
-            torch.cat([inputs for inputs, _ in feeds]),
-            torch.cat([*ends, offsets[-1]]),
-        )
+        begins = itertools.accumulate((len(values) for values, _ in feeds[:-1]), initial=0)
+        offsets = [starts + begin for (_, starts), begin in zip(feeds, begins, strict=True)]
+        ends = [starts[:-1] for starts in offsets[:-1]]  # the next one's first is their last
+        inputs = torch.cat([values for values, _ in feeds])
+        together = self.co_action(torch.cat(weights), inputs, torch.cat([*ends, offsets[-1]]))
         return list(together.chunk(len(self.pairs)))
 
-    def _feed(self, vectors: Vectors, name: str) -> tuple[Tensor, Tensor]:
+    def _feed(self, vectors: LookedUpVectors, name: str) -> tuple[Tensor, Tensor]:
         if name in self.sequences:
             return vectors.sequence(name, INPUTS)
         values = vectors[name, INPUTS]
@@ -91,15 +94,9 @@ class CAN(InterestModel):
         feeds = (*self.others, *self.sequences)
         wrong = [p for p in pairs if len(p) != 2 or p[0] not in self.others or p[1] not in feeds]
         if wrong or not pairs:
-            given = wrong[0] if wrong else pairs
+            refused = wrong[0] if wrong else pairs
             raise ValueError(
                 f"CAN's pairs are of a feature that gives weights ({', '.join(self.others)}) and one "
-                f"that feeds them (also {', '.join(self.sequences)}), not {given!r}"
+                f"that feeds them (also {', '.join(self.sequences)}), not {refused!r}"
             )
         return tuple((giver, feed) for giver, feed in pairs)
-
-
-def _interest(base: str, dim: int) -> nn.Module:
-    if base == "din":
-        return AttentionInterest(dim)
-    return EvolvingInterest(dim) if base == "dien" else PooledInterest(dim, "sum")

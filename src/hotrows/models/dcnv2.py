@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hotrows.models import tables
 from hotrows.models.model import Model
-from hotrows.models.vectors import Vectors
+from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import MLP, CrossNetwork, CrossNetworkMixture
 from hotrows.schema import Schema
 
@@ -59,7 +59,7 @@ class DCNv2(Model):
         self.deep = MLP((width, *hidden), dropout=dropout, last_activation="relu")
         self.last = MLP((hidden[-1] + (width if structure == "parallel" else 0), 1))
 
-    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+    def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
         x = torch.cat([vectors.stack().flatten(1), dense], dim=1)
         crossed = self.cross(x)
         if self.structure == "stacked":

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hotrows.models import tables
 from hotrows.models.model import Model
-from hotrows.models.vectors import Vectors
+from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import MLP, FactorizationMachine, linear_from_zero
 from hotrows.schema import Schema
 
@@ -38,7 +38,7 @@ class DeepFM(Model):
         self.pairs = FactorizationMachine()
         self.deep = MLP((width, *hidden, 1), dropout=dropout, batch_norm=batch_norm)
 
-    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+    def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
         stacked = vectors.stack()
         deep = self.deep(torch.cat([stacked.flatten(1), dense], dim=1))
         first = vectors.stack(tables.LINEAR).sum((1, 2))

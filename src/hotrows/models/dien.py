@@ -29,10 +29,7 @@ from hotrows.models.interests import EvolvingInterest
 from hotrows.schema import Schema
 
 FORMS: dict[str, dict[str, Any]] = {
-    "paper": {
-        "interest": {},
-        "extras": {},
-    },
+    "paper": {"interest": {}, "extras": {}},
     "code": {
         "interest": {
             "evolution": "augru_code",
@@ -48,8 +45,11 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 class DIEN(InterestModel):
-    """evolution, attention, auxiliary: of `interests.EvolvingInterest`; hidden, activation: of the MLP
-    on top. What is None is as the form has it. histories: as in `DIN`."""
+    """A GRU over each history, a second one led by attention, and an MLP on top.
+
+    evolution, attention, auxiliary: of `interests.EvolvingInterest`; hidden, activation: of the MLP. None
+    stands for the value of the form. histories: as in `DIN`.
+    """
 
     def __init__(
         self,
@@ -67,10 +67,10 @@ class DIEN(InterestModel):
         super().__init__(schema, dim, histories)
         if form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, not {form!r}")
-        said = {"evolution": evolution, "attention": attention}
-        of = FORMS[form]["interest"] | {n: v for n, v in said.items() if v is not None}
+        options = {"evolution": evolution, "attention": attention}
+        options = FORMS[form]["interest"] | {n: v for n, v in options.items() if v is not None}
         interests = [
-            EvolvingInterest(dim * len(history.targets), auxiliary=auxiliary, **of)
+            EvolvingInterest(dim * len(history.targets), auxiliary=auxiliary, **options)
             for history in self.histories
         ]
         self.finish(interests, hidden, activation, dropout, **FORMS[form]["extras"])

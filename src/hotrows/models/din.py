@@ -49,9 +49,10 @@ FORMS: dict[str, dict[str, Any]] = {
 
 
 class DIN(InterestModel):
-    """attention, attention_activation, normalize: of `nn.TargetAttention`; hidden, activation: of the
-    MLP on top. What is None is as the form has it.
+    """Attention to the target over each history, and an MLP on top.
 
+    attention, attention_activation, normalize: of `nn.TargetAttention`; hidden, activation: of the MLP.
+    None stands for the value of the form.
     histories: the sequences that are compared with the item at hand, several joined in a list of
         their own: [["items", "categories"]]. None: each that shares its vocabulary with a feature.
     """
@@ -72,16 +73,16 @@ class DIN(InterestModel):
         super().__init__(schema, dim, histories)
         if form not in FORMS:
             raise ValueError(f"form must be one of {', '.join(FORMS)}, not {form!r}")
-        of = FORMS[form]
+        by_form = FORMS[form]
         interests = [
             AttentionInterest(
                 dim * len(history.targets),
-                of["attention"] if attention is None else attention,
-                attention_activation or of["attention_activation"],
-                of["normalize"] if normalize is None else normalize,
-                of["project"],
+                by_form["attention"] if attention is None else attention,
+                attention_activation or by_form["attention_activation"],
+                by_form["normalize"] if normalize is None else normalize,
+                by_form["project"],
             )
             for history in self.histories
         ]
-        chosen = of["hidden"] if hidden is None else hidden
-        self.finish(interests, chosen, activation, dropout, **of["extras"])
+        chosen = by_form["hidden"] if hidden is None else hidden
+        self.finish(interests, chosen, activation, dropout, **by_form["extras"])

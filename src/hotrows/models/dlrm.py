@@ -3,7 +3,7 @@
     dense -> bottom MLP -> [B, D] -+-> dot products of all pairs -> top MLP -> logit
     ids   -> vectors    [B, F, D] -+
 
-The bottom vector itself stands in front of the products.
+The bottom vector itself precedes the products.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from hotrows.models import tables
 from hotrows.models.model import Model
-from hotrows.models.vectors import Vectors
+from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import MLP, DotInteraction
 from hotrows.schema import Schema
 
@@ -43,6 +43,6 @@ class DLRM(Model):
         self.interaction = DotInteraction()
         self.top = MLP((num_pairs, *top, 1), dropout=dropout)
 
-    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+    def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
         pairs = self.interaction(self.bottom(dense), vectors.stack())
         return self.top(pairs).squeeze(1).float()

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hotrows.models import tables
 from hotrows.models.model import Model
-from hotrows.models.vectors import Vectors
+from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import MLP
 from hotrows.schema import Schema
 
@@ -37,5 +37,5 @@ class DNN(Model):
         width = len(schema.id_features) * dim + len(schema.dense)
         self.deep = MLP((width, *hidden, 1), dropout=dropout, batch_norm=batch_norm)
 
-    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+    def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
         return self.deep(torch.cat([vectors.stack().flatten(1), dense], dim=1)).squeeze(1).float()

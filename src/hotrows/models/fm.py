@@ -12,7 +12,7 @@ from torch import Tensor
 from hotrows.models import tables
 from hotrows.models.first_order import FirstOrder
 from hotrows.models.model import Model
-from hotrows.models.vectors import Vectors
+from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import FactorizationMachine
 from hotrows.schema import Schema
 
@@ -27,5 +27,5 @@ class FM(Model):
         self.first = FirstOrder(len(schema.dense))
         self.pairs = FactorizationMachine()
 
-    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+    def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
         return self.first(vectors.stack(tables.LINEAR), dense) + self.pairs(vectors.stack())

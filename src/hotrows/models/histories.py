@@ -1,4 +1,4 @@
-"""Histories: which sequences a model compares with which features of a sample.
+"""Histories: the sequences that a model compares with features of a sample.
 
 A history is one sequence, or several whose elements belong together (the item and the category of
 each click), side by side. It is compared with the features that share the sequences' vocabularies:
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotrows.models.vectors import Vectors
+from hotrows.models.vectors import LookedUpVectors
 from hotrows.schema import Schema, Sequence, vocabulary_of
 
 
@@ -24,13 +24,13 @@ class History:
     targets: tuple[str, ...]
     sequences: tuple[str, ...]
 
-    def target(self, vectors: Vectors, role: str = "vector") -> Tensor:
+    def target(self, vectors: LookedUpVectors, role: str = "vector") -> Tensor:
         """[B, D], the targets' vectors side by side."""
         return _joined([vectors[name, role] for name in self.targets])
 
-    def past(self, vectors: Vectors, role: str = "vector") -> tuple[Tensor, Tensor, Tensor]:
+    def past(self, vectors: LookedUpVectors, role: str = "vector") -> tuple[Tensor, Tensor, Tensor]:
         """[N, D], the vectors of the elements, their offsets [B + 1], and in host memory lengths [B]."""
-        found = [vectors.sequence(name, role) for name in self.sequences]
+        pairs = [vectors.sequence(name, role) for name in self.sequences]
         lengths = vectors.lengths(self.sequences[0])
         for name in self.sequences[1:]:
             if not torch.equal(lengths, vectors.lengths(name)):
@@ -38,31 +38,33 @@ class History:
                     f"the sequences {self.sequences[0]!r} and {name!r} of one history differ in "
                     f"length in a sample; name them as two histories"
                 )
-        return _joined([values for values, _ in found]), found[0][1], lengths
+        return _joined([values for values, _ in pairs]), pairs[0][1], lengths
 
 
 def histories_of(
-    schema: Schema, given: Names[str | Names[str]] | None, model: str
+    schema: Schema, histories: Names[str | Names[str]] | None, model: str
 ) -> tuple[History, ...]:
-    """given: a sequence, or several to be joined, for each history; None: all that have a target.
+    """Histories of a schema's features.
+
+    histories: a sequence, or several to be joined, for each; None: all sequences that have a target.
 
     The target of a sequence is the first feature of one id per sample that shares its vocabulary.
     """
     targets = {vocabulary_of(f): f.name for f in reversed(schema.sparse) if not f.many}
     sequences = {f.name: f for f in schema.sequences}
-    if given is None:
-        given = [f.name for f in schema.sequences if vocabulary_of(f) in targets]
-        if not given:
+    if histories is None:
+        histories = [f.name for f in schema.sequences if vocabulary_of(f) in targets]
+        if not histories:
             raise ValueError(
                 f"{model} compares a sequence of ids with a feature that shares its vocabulary, but "
                 f"the schema has no such pair: declare Sequence('history', vocabulary='item') beside "
                 f"Sparse('item')"
             )
-    groups = [(group,) if isinstance(group, str) else tuple(group) for group in given]
-    if isinstance(given, str) or not groups or not all(groups):
+    groups = [(group,) if isinstance(group, str) else tuple(group) for group in histories]
+    if isinstance(histories, str) or not groups or not all(groups):
         raise ValueError(
             f'{model}: histories must be a list of sequences, such as ["history"], or of lists of '
-            f"those to be joined, not {given!r}"
+            f"those to be joined, not {histories!r}"
         )
     return tuple(
         History(tuple(_target(name, sequences, targets, model) for name in group), group)

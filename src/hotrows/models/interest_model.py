@@ -1,4 +1,4 @@
-"""What DIN, DIEN and CAN share: histories, the vectors of all else, and an MLP on top."""
+"""The base of DIN, DIEN and CAN: histories, the vectors of all else, and an MLP on top."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from hotrows.models import tables
 from hotrows.models.histories import histories_of
 from hotrows.models.model import Model
-from hotrows.models.vectors import Vectors
+from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import MLP, BatchNorm
-from hotrows.schema import Constant, Schema
+from hotrows.schema import Schema
+from hotrows.table import Constant
 
 BIAS = "bias"
 
@@ -23,9 +24,7 @@ class InterestModel(Model):
     histories: as `histories_of` takes them.
     """
 
-    def __init__(
-        self, schema: Schema, dim: int, histories: Sequence[str | Sequence[str]] | None
-    ) -> None:
+    def __init__(self, schema: Schema, dim: int, histories: Sequence[str | Sequence[str]] | None) -> None:
         super().__init__()
         tables.check(schema, type(self).__name__)
         self.histories = histories_of(schema, histories, type(self).__name__)
@@ -64,13 +63,13 @@ class InterestModel(Model):
             targets = [name for history in self.histories for name in history.targets]
             self.tables += tables.tables_of(schema, targets, 1, BIAS, initializer=Constant(0.0))
 
-    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+    def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         parts = [vectors.stack("vector", self.others).flatten(1), dense]
         losses = []
         for history, interest in zip(self.histories, self.interests, strict=True):
             target = history.target(vectors)
-            found, loss = interest(target, *history.past(vectors))
-            parts += [found, found * target] if self.product else [found]
+            values, loss = interest(target, *history.past(vectors))
+            parts += [values, values * target] if self.product else [values]
             losses += [] if loss is None else [loss]
         parts += self.more(vectors)
         logits = self.top(self.norm(torch.cat(parts, 1))).squeeze(1).float()
@@ -78,6 +77,6 @@ class InterestModel(Model):
             logits = logits + vectors.stack(BIAS).sum((1, 2))
         return (logits, torch.stack(losses).sum()) if losses else logits
 
-    def more(self, vectors: Vectors) -> list[Tensor]:
+    def more(self, vectors: LookedUpVectors) -> list[Tensor]:
         """Further inputs of the MLP, [B, K] each."""
         return []

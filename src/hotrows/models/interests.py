@@ -81,7 +81,7 @@ class EvolvingInterest(nn.Module):
         None: bilinear, as the paper.
     reset, gate_bias: of both GRUs: see `nn.GRU`.
     auxiliary: how much the auxiliary loss counts: each state should tell the element that came next
-        from one that stands in another place of the batch's histories, in place of items drawn from
+        from one at another place of the batch's histories, in place of items drawn from
         all clicks. On several ranks it is the mean over the elements of each rank's share, weighed by
         the rank's share of samples: not quite the mean over all elements; and the other places are
         the rank's own. `auxiliary_hidden`: sizes of the network that tells (authors' code: 100-50); None:
@@ -149,9 +149,7 @@ class EvolvingInterest(nn.Module):
 
     def _told(self, states: Tensor, elements: Tensor) -> Tensor:
         """[M] logits: how well each element goes with the state before it."""
-        if self.tells is None:
-            return (states * elements).sum(1)
-        return self.tells(states, elements)
+        return (states * elements).sum(1) if self.tells is None else self.tells(states, elements)
 
 
 class _Tells(nn.Module):

@@ -12,7 +12,7 @@ from torch import Tensor
 from hotrows.models import tables
 from hotrows.models.first_order import FirstOrder
 from hotrows.models.model import Model
-from hotrows.models.vectors import Vectors
+from hotrows.models.vectors import LookedUpVectors
 from hotrows.schema import Schema
 
 
@@ -25,5 +25,5 @@ class LR(Model):
         self.tables = tables.linear_tables(schema)
         self.first = FirstOrder(len(schema.dense))
 
-    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+    def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
         return self.first(vectors.stack(tables.LINEAR), dense)

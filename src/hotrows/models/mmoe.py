@@ -1,4 +1,4 @@
-"""Multi-gate mixture-of-experts (Ma et al. 2018): several labels learned together.
+"""Multi-gate mixture-of-experts (Ma et al. 2018): several labels trained together.
 
                                   +-> gate of task 1 -> mixture 1 -> tower 1 -> logit 1
     x = [vectors, dense] -> experts
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hotrows.models import tables
 from hotrows.models.model import Model
-from hotrows.models.vectors import Vectors
+from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import ExpertMixture, GroupedMLP
 from hotrows.schema import Schema
 
@@ -45,35 +45,25 @@ class MMoE(Model):
     ) -> None:
         super().__init__()
         tables.check(schema, "MMoE")
-        _check(num_experts, expert_hidden)
-        self.labels = _labels(schema, labels)
+        if num_experts < 1 or not expert_hidden:
+            raise ValueError(
+                f"MMoE needs at least one expert with at least one layer, "
+                f"not num_experts={num_experts}, expert_hidden={tuple(expert_hidden)}"
+            )
+        names = [label.name for label in schema.labels]
+        self.labels = tuple(names if labels is None else labels)
+        is_unique = len(set(self.labels)) == len(self.labels)
+        if not self.labels or not is_unique or not set(self.labels) <= set(names):
+            raise ValueError(
+                f"MMoE needs labels of the schema, each once: some of {', '.join(names)}, not {labels!r}"
+            )
         self.tables = tables.vector_tables(schema, dim)
         width = len(schema.id_features) * dim + len(schema.dense)
         self.mixture = ExpertMixture(
             width, len(self.labels), num_experts, expert_hidden, gate_hidden, dropout=dropout
         )
-        self.towers = GroupedMLP(
-            len(self.labels), (expert_hidden[-1], *tower_hidden, 1), dropout=dropout
-        )
+        self.towers = GroupedMLP(len(self.labels), (expert_hidden[-1], *tower_hidden, 1), dropout=dropout)
 
-    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+    def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
         x = torch.cat([vectors.stack().flatten(1), dense], dim=1)
         return self.towers(self.mixture(x)).squeeze(2).t().float()  # [B, T]
-
-
-def _labels(schema: Schema, asked: Sequence[str] | None) -> tuple[str, ...]:
-    names = [label.name for label in schema.labels]
-    chosen = tuple(names if asked is None else asked)
-    if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(names):
-        raise ValueError(
-            f"MMoE needs labels of the schema, each once: some of {', '.join(names)}, not {asked!r}"
-        )
-    return chosen
-
-
-def _check(num_experts: int, expert_hidden: Sequence[int]) -> None:
-    if num_experts < 1 or not expert_hidden:
-        raise ValueError(
-            f"MMoE needs at least one expert with at least one layer, "
-            f"not num_experts={num_experts}, expert_hidden={tuple(expert_hidden)}"
-        )

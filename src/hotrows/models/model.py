@@ -1,10 +1,10 @@
-"""What every model is: the tables it asks for, and what it makes of their vectors."""
+"""The base of all models: the tables that they read, and the logits that they make of the vectors."""
 
 from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hotrows.schema import Cross, Table
+from hotrows.table import Cross, Table
 
 
 class Model(nn.Module):
@@ -14,7 +14,7 @@ class Model(nn.Module):
 
     tables: the rows it reads, by feature and role.
     sequences: features whose vectors it wants apart, as `vectors.sequence(name)` gives them; other
-        sequences are pooled by their mean and stand among the features of one vector.
+        sequences are pooled by their mean and are among the features of one vector.
     crosses: features hashed from the ids of others, which tables name among their features.
     labels: the labels it predicts, one logit each; None: a single one, which the run names.
 
@@ -30,5 +30,5 @@ class Model(nn.Module):
 
 
 def logits_and_loss(output: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
-    """The two things that a model may return."""
+    """The logits and, where the model returned one, the loss of its own."""
     return output if isinstance(output, tuple) else (output, None)

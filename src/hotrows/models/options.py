@@ -36,8 +36,7 @@ def check(kind: type, options: Mapping[str, Any]) -> None:
         if name in known and name in wanted and not _fits(value, wanted[name]):
             said = inspect.formatannotation(wanted[name]).replace("collections.abc.", "")
             raise ValueError(
-                f"{kind.__name__}'s option {name} must be {said}{_such_as(known[name])}, "
-                f"not {value!r}"
+                f"{kind.__name__}'s option {name} must be {said}{_such_as(known[name])}, not {value!r}"
             )
 
 
@@ -51,9 +50,9 @@ def _types_of(kind: type) -> dict[str, Any]:
 def _fits(value: Any, wanted: Any) -> bool:
     origin, inner = typing.get_origin(wanted), typing.get_args(wanted)
     if origin in (typing.Union, types.UnionType):
-        return any(_fits(value, each) for each in inner)
+        return any(_fits(value, member) for member in inner)
     if origin is Sequence:
-        return isinstance(value, Sequence) and all(_fits(each, inner[0]) for each in value)
+        return isinstance(value, Sequence) and all(_fits(element, inner[0]) for element in value)
     if isinstance(value, bool) and wanted in (int, float):
         return False
     return wanted not in _PLAIN or isinstance(value, _PLAIN[wanted])

@@ -1,6 +1,6 @@
 """The tables a model declares for the features of a schema: one per vocabulary and role.
 
-A list of ids, a sequence too, is pooled into one vector where the model does not ask for it apart.
+A list of ids, a sequence too, is pooled into one vector where the model does not read it apart.
 
 Vectors start in [-0.001, 0.001): little beside Adagrad's first step (0.02), so that a rare id says
 almost nothing until it is trained. One initializer for all keeps the tables in one pack, where a
@@ -12,25 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hotrows.optim import RowOptimizer
-from hotrows.schema import (
-    Constant,
-    Cross,
-    Initializer,
-    Schema,
-    Table,
-    Uniform,
-    is_list,
-    vocabulary_of,
-)
+from hotrows.schema import Schema, is_list, vocabulary_of
+from hotrows.table import Constant, Cross, Initializer, Table, Uniform
 
 VECTOR = "vector"
 LINEAR = "linear"
 FIRST_VECTORS = Uniform(0.001)
 
 
-def vector_tables(
-    schema: Schema, dim: int, optimizer: RowOptimizer | None = None
-) -> tuple[Table, ...]:
+def vector_tables(schema: Schema, dim: int, optimizer: RowOptimizer | None = None) -> tuple[Table, ...]:
     """One vector of `dim` per feature."""
     return tables_of(schema, None, dim, VECTOR, FIRST_VECTORS, optimizer)
 
@@ -68,28 +58,18 @@ def tables_of(
     )
 
 
-def cross_tables(
-    crosses: Sequence[Cross], optimizer: RowOptimizer | None = None
-) -> tuple[Table, ...]:
+def cross_tables(crosses: Sequence[Cross], optimizer: RowOptimizer | None = None) -> tuple[Table, ...]:
     """One weight per bucket of each cross, 0 at first."""
     return tuple(
-        Table(
-            name=cross.name + ".linear",
-            rows=cross.rows,
-            dim=1,
-            features=(cross.name,),
-            role=LINEAR,
-            initializer=Constant(0.0),
-            optimizer=optimizer,
-        )
-        for cross in crosses
+        Table(f"{x.name}.linear", x.rows, 1, (x.name,), LINEAR, Constant(0.0), optimizer=optimizer)
+        for x in crosses
     )
 
 
-def crosses_of(schema: Schema, given: Sequence[Sequence[str]], rows: int) -> tuple[Cross, ...]:
-    """Crosses of the features named, `rows` buckets each: [["user", "item"]]."""
+def crosses_of(schema: Schema, crosses: Sequence[Sequence[str]], rows: int) -> tuple[Cross, ...]:
+    """Crosses of features by name, `rows` buckets each; crosses: [["user", "item"]]."""
     crossable = [feature.name for feature in schema.sparse if not is_list(feature)]
-    for names in given:
+    for names in crosses:
         if isinstance(names, str):
             raise ValueError(
                 f'crosses must be lists of features, such as [["user", "item"]], not {names!r}'
@@ -100,7 +80,7 @@ def crosses_of(schema: Schema, given: Sequence[Sequence[str]], rows: int) -> tup
                 f"feature {unfit[0]!r} cannot be crossed: only sparse features with one id per "
                 f"sample can, of this schema {', '.join(crossable) or 'none'}"
             )
-    return tuple(Cross(tuple(names), rows) for names in given)
+    return tuple(Cross(tuple(names), rows) for names in crosses)
 
 
 def check(schema: Schema, model: str) -> None:

@@ -1,4 +1,4 @@
-"""What a model asks of looked-up vectors."""
+"""The face of looked-up vectors that models see."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ from typing import Protocol
 from torch import Tensor
 
 
-class Vectors(Protocol):
-    """The vectors of a batch, by feature and role."""
+class LookedUpVectors(Protocol):
+    """The vectors of a batch, by feature and role: `hotrows.Vectors`, or a stand-in for it."""
 
     def __getitem__(self, key: str | tuple[str, str]) -> Tensor:
         """The vectors of a feature, or of (feature, role): [B, D]."""
-        ...
 
     def stack(self, role: str = "vector", features: Sequence[str] | None = None) -> Tensor:
         """The vectors of a role, side by side: [B, F, D]."""
-        ...
 
     def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, Tensor]:
         """The vectors of a sequence that the model keeps apart, [N, D], and their offsets, [B + 1]."""
-        ...
 
     def lengths(self, feature: str) -> Tensor:
-        """How many elements each sample has in a sequence, in host memory: [B] int64."""
-        ...
+        """The number of elements of each sample in a sequence, in host memory: [B] int64."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from hotrows.models import tables
 from hotrows.models.model import Model
-from hotrows.models.vectors import Vectors
+from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import MLP, linear_from_zero
 from hotrows.optim import FTRL
 from hotrows.schema import Schema
@@ -60,7 +60,7 @@ class WideDeep(Model):
         self.wide = linear_from_zero(len(schema.dense)) if schema.dense else None
         self.deep = MLP((width, *hidden, 1), dropout=dropout)
 
-    def forward(self, vectors: Vectors, dense: Tensor) -> Tensor:
+    def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
         deep = self.deep(torch.cat([vectors.stack().flatten(1), dense], dim=1))
         wide = vectors.stack(tables.LINEAR).sum((1, 2))
         if self.wide is not None:

@@ -1,7 +1,7 @@
 """Layers: ordinary modules on dense tensors and looked-up vectors; they never see an id."""
 
+from hotrows.fx.batching import batched
 from hotrows.nn.batch_norm import BatchNorm
-from hotrows.nn.batching import batched
 from hotrows.nn.bilinear_attention import BilinearAttention
 from hotrows.nn.co_action import CoAction
 from hotrows.nn.cross_network import CrossNetwork
@@ -21,7 +21,7 @@ from hotrows.nn.prelu import PReLU
 from hotrows.nn.recurrent import GRU, AttentionalGRU
 from hotrows.nn.statistics import share_statistics
 from hotrows.nn.target_attention import TargetAttention, TargetProjection
-from hotrows.ops.reference_jagged import samples_of
+from hotrows.ops.layers.jagged import samples_of
 
 __all__ = [
     "GRU",

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hotrows.nn.statistics import Moments, OverRanks, moments, summed
+from hotrows.nn.statistics import BatchMoments, OverRanks, moments, summed
 
 
 class BatchNorm(OverRanks, nn.BatchNorm1d):
@@ -40,7 +40,7 @@ class BatchNorm(OverRanks, nn.BatchNorm1d):
         )
 
     @torch.no_grad()
-    def _remember(self, seen: Moments) -> None:
+    def _remember(self, seen: BatchMoments) -> None:
         assert self.running_mean is not None and self.running_var is not None
         assert self.momentum is not None and self.num_batches_tracked is not None
         unbiased = seen.num_rows / (seen.num_rows - 1)

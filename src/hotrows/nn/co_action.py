@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hotrows.ops import co_action
+from hotrows.nn.jagged_products import widened
+from hotrows.ops.layers import co_action
 
 
 class CoAction(nn.Module):
@@ -48,7 +49,7 @@ class CoAction(nn.Module):
             raise ValueError(f"inputs must be [N, {self.sizes[0]}], not {list(inputs.shape)}")
         with torch.autocast(inputs.device.type, enabled=False):
             return _CoAction.apply(
-                _wide(weights), _wide(inputs), offsets, self.sizes, self.orders, self.shared_orders
+                widened(weights), widened(inputs), offsets, self.sizes, self.orders, self.shared_orders
             )
 
     def extra_repr(self) -> str:
@@ -80,7 +81,3 @@ class _CoAction(torch.autograd.Function):
         with torch.autocast(grad.device.type, enabled=False):
             gradients = co_action.co_action_backward(grad, *ctx.saved_tensors, *ctx.network)
         return *gradients, None, None, None, None
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values.float() if values.dtype in (torch.bfloat16, torch.float16) else values

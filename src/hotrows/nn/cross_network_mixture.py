@@ -21,33 +21,32 @@ class CrossNetworkMixture(nn.Module):
     """
 
     def __init__(
-        self,
-        width: int,
-        num_layers: int = 3,
-        rank: int = 32,
-        num_experts: int = 4,
-        gate: str = "softmax",
+        self, width: int, num_layers: int = 3, rank: int = 32, num_experts: int = 4, gate: str = "softmax"
     ) -> None:
         super().__init__()
-        _check(width, num_layers, rank, num_experts, gate)
+        if num_layers < 1 or num_experts < 1 or not 1 <= rank <= width:
+            raise ValueError(
+                f"CrossNetworkMixture needs at least one layer and one expert, and a rank from 1 to "
+                f"{width}, not num_layers={num_layers}, num_experts={num_experts}, rank={rank}"
+            )
+        if gate not in ("softmax", "sigmoid"):
+            raise ValueError(f"gate must be 'softmax' or 'sigmoid', not {gate!r}")
         self.num_experts, self.gate = num_experts, gate
         inner = num_experts * rank
         self.gates = nn.Linear(width, num_experts, bias=False)
         self.down = nn.ModuleList(nn.Linear(width, inner, bias=False) for _ in range(num_layers))
-        self.within = nn.ParameterList(
-            torch.empty(num_experts, rank, rank) for _ in range(num_layers)
-        )
+        self.within = nn.ParameterList(torch.empty(num_experts, rank, rank) for _ in range(num_layers))
         self.up = nn.ModuleList(nn.Linear(inner, width) for _ in range(num_layers))
         self.reset_parameters()
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Each expert's matrices as if they stood alone; biases at 0."""
+        """Initializes each expert's matrices as those of a layer by itself; biases at 0."""
         nn.init.xavier_normal_(self.gates.weight)
         for down, within, up in zip(self.down, self.within, self.up, strict=True):
             assert isinstance(down, nn.Linear) and isinstance(up, nn.Linear)
-            each = (*down.weight.chunk(self.num_experts), *within)
-            for weight in (*each, *up.weight.chunk(self.num_experts, dim=1)):
+            inner = (*down.weight.chunk(self.num_experts), *within)
+            for weight in (*inner, *up.weight.chunk(self.num_experts, dim=1)):
                 nn.init.xavier_normal_(weight)
             nn.init.zeros_(up.bias)
 
@@ -63,13 +62,3 @@ class CrossNetworkMixture(nn.Module):
                 mixed = mixed + (gates.sum(1) - 1) * up.bias
             x = torch.addcmul(x, x0, mixed.to(x.dtype))
         return x
-
-
-def _check(width: int, num_layers: int, rank: int, num_experts: int, gate: str) -> None:
-    if num_layers < 1 or num_experts < 1 or not 1 <= rank <= width:
-        raise ValueError(
-            f"CrossNetworkMixture needs at least one layer and one expert, and a rank from 1 to "
-            f"{width}, not num_layers={num_layers}, num_experts={num_experts}, rank={rank}"
-        )
-    if gate not in ("softmax", "sigmoid"):
-        raise ValueError(f"gate must be 'softmax' or 'sigmoid', not {gate!r}")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hotrows.nn.statistics import Moments, OverRanks, moments, summed
-from hotrows.ops import dice as ops
+from hotrows.nn.statistics import BatchMoments, OverRanks, moments, summed
+from hotrows.ops.layers import dice as ops
 
 STATISTICS = ("running", "batch")
 
@@ -20,10 +20,10 @@ class Dice(OverRanks, nn.Module):
 
     statistics: what evaluation takes: "running" averages, kept as by `nn.BatchNorm1d` with `momentum`
     (the variance unbiased), or those of the "batch" at hand, as the code of DIEN's authors does; its
-    predictions then depend on which samples are asked together: this rank's, where there are
+    predictions then depend on which samples are in one batch: this rank's, where there are
     several. Fewer than two rows leave the running
     averages as they are; with one row p is 1/2. Narrow values are computed in float32. (Code of DIN's
-    authors published later multiplies what the sigmoid takes with one more learned number; this is
+    authors published later multiplies what the sigmoid takes with one more trained number; this is
     the paper's.)
     """
 
@@ -57,16 +57,16 @@ class Dice(OverRanks, nn.Module):
         ranks = self.ranks if self.training else None
         return _Dice.apply(wide, seen.mean, rstd, self.alpha, seen.num_rows, ranks).to(x.dtype)
 
-    def _statistics(self, x: Tensor) -> Moments:
-        """Of the batch in training or where asked, and the running averages, of no rows, else."""
+    def _statistics(self, x: Tensor) -> BatchMoments:
+        """Statistics of the batch in training or if statistics="batch"; else averages: of no rows."""
         if self.training or self.statistics == "batch":
             seen = moments(x, self.ranks if self.training else None)
             if seen.num_rows > 0:
                 return seen
-        return Moments(0, self.running_mean, self.running_var)
+        return BatchMoments(0, self.running_mean, self.running_var)
 
     @torch.no_grad()
-    def _remember(self, seen: Moments) -> None:
+    def _remember(self, seen: BatchMoments) -> None:
         if seen.num_rows > 1:
             unbiased = seen.num_rows / (seen.num_rows - 1)
             self.running_mean.lerp_(seen.mean, self.momentum)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hotrows.ops import dropout as ops
+from hotrows.ops.layers import dropout as ops
 
 
 class Dropout(nn.Dropout):
     """`nn.Dropout`, p rounded to a multiple of 1 / 65536; keys come from PyTorch's generator.
 
-    The same seed drops the same elements, whatever the number of threads. On a GPU, and where it is
+    A seed drops equal elements on any number of threads. On a GPU, and where it is
     compiled, it is PyTorch's own: a key drawn here would be the same in every replay of a graph.
     """
 
@@ -19,8 +19,8 @@ class Dropout(nn.Dropout):
         dropped = round(self.p * ops.LEVELS)
         if not self.training or dropped == 0:
             return input
-        own = input.device.type == "cpu" and not torch.compiler.is_compiling()
-        if dropped == ops.LEVELS or not own:
+        on_core = input.device.type == "cpu" and not torch.compiler.is_compiling()
+        if dropped == ops.LEVELS or not on_core:
             return super().forward(input)
         return _Dropout.apply(input, int(torch.randint(2**62, ())), dropped)
 

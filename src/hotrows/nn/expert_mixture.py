@@ -33,11 +33,7 @@ class ExpertMixture(nn.Module):
     ) -> None:
         super().__init__()
         self.experts = GroupedMLP(
-            num_experts,
-            (width, *expert_hidden),
-            activation,
-            dropout,
-            last_activation=activation,
+            num_experts, (width, *expert_hidden), activation, dropout, last_activation=activation
         )
         self.gates = GroupedMLP(num_tasks, (width, *gate_hidden, num_experts), activation, dropout)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from hotrows.ops import interaction
+from hotrows.ops.layers import interaction
 
 
 class FactorizationMachine(nn.Module):

@@ -33,7 +33,14 @@ class GroupedMLP(nn.Module):
         last_activation: str = "none",
     ) -> None:
         super().__init__()
-        _check(num_groups, sizes, activation, last_activation)
+        if num_groups < 1 or len(sizes) < 2 or min(sizes) < 1:
+            raise ValueError(
+                f"GroupedMLP needs at least one group and two positive sizes, not "
+                f"num_groups={num_groups}, sizes={tuple(sizes)}"
+            )
+        for name in (activation, last_activation):
+            if name not in ACTIVATIONS:
+                raise ValueError(f"activation must be one of {sorted(ACTIVATIONS)}, not {name!r}")
         self.num_groups = num_groups
         self.first = nn.Linear(sizes[0], num_groups * sizes[1])
         pairs = list(itertools.pairwise(sizes[1:]))
@@ -46,36 +53,20 @@ class GroupedMLP(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Each group's matrices as those of an MLP that stands alone."""
+        """Initializes each group's matrices as those of an MLP by itself."""
         for weight in (*self.first.weight.chunk(self.num_groups), *itertools.chain(*self.weights)):
             nn.init.xavier_normal_(weight)
         for bias in (self.first.bias, *self.biases):
             nn.init.zeros_(bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self._first(x)
+        groups, num = self.num_groups, self.first.out_features // self.num_groups
+        if x.dim() == 2:
+            first = perceptron(x, self.first, None, self.after[0])
+            x = first.unflatten(1, (groups, num)).transpose(0, 1)
+        else:
+            weight = self.first.weight.unflatten(0, (groups, num)).transpose(1, 2)
+            x = self.after[0](torch.baddbmm(self.first.bias.view(groups, 1, num), x, weight))
         for weight, bias, after in zip(self.weights, self.biases, self.after[1:], strict=True):
             x = after(torch.baddbmm(bias, self.dropout(x), weight))
         return x
-
-    def _first(self, x: Tensor) -> Tensor:
-        groups, num = self.num_groups, self.first.out_features // self.num_groups
-        if x.dim() == 2:
-            return (
-                perceptron(x, self.first, None, self.after[0])
-                .unflatten(1, (groups, num))
-                .transpose(0, 1)
-            )
-        weight = self.first.weight.unflatten(0, (groups, num)).transpose(1, 2)
-        return self.after[0](torch.baddbmm(self.first.bias.view(groups, 1, num), x, weight))
-
-
-def _check(num_groups: int, sizes: Sequence[int], *activations: str) -> None:
-    if num_groups < 1 or len(sizes) < 2 or min(sizes) < 1:
-        raise ValueError(
-            f"GroupedMLP needs at least one group and two positive sizes, not "
-            f"num_groups={num_groups}, sizes={tuple(sizes)}"
-        )
-    for name in activations:
-        if name not in ACTIVATIONS:
-            raise ValueError(f"activation must be one of {sorted(ACTIVATIONS)}, not {name!r}")

@@ -1,7 +1,7 @@
 """Lists of vectors of uneven length: pooled, their last ones, or padded with a mask.
 
 A jagged batch is [N, D] vectors and [B + 1] offsets: sample b has vectors[offsets[b] : offsets[b + 1]].
-Nothing is padded until a layer asks for it.
+Nothing is padded until a layer needs it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotrows.nn.jagged_products import weighted_sum
-from hotrows.ops.reference_jagged import samples_of
+from hotrows.ops.layers.jagged import samples_of
 
 POOLINGS = ("sum", "mean", "max")
 
@@ -40,7 +40,7 @@ def last_of(states: Tensor, offsets: Tensor) -> Tensor:
 
 
 def to_padded(vectors: Tensor, offsets: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
-    """[B, L, D] vectors with zeros behind the last of each sample, and [B, L] bool, where one stands.
+    """[B, L, D] vectors with zeros behind the last of each sample, and [B, L] bool, True where one is.
 
     length: L, the longest list by default, for which a GPU is waited for; of longer lists the last L
     vectors stay.

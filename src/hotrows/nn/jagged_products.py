@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrows.ops import attention
+from hotrows.ops.layers import attention
 
 _NARROW = (torch.bfloat16, torch.float16)
 
@@ -78,11 +78,9 @@ class _WeightedSum(torch.autograd.Function):
     def backward(ctx, grad):
         weights, values, offsets = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        return (
-            attention.jagged_dot(grad, values, offsets) if wanted[0] else None,
-            attention.weighted_copies(weights, grad, offsets) if wanted[1] else None,
-            None,
-        )
+        grad_weights = attention.jagged_dot(grad, values, offsets) if wanted[0] else None
+        grad_values = attention.weighted_copies(weights, grad, offsets) if wanted[1] else None
+        return grad_weights, grad_values, None
 
 
 class _JaggedDot(torch.autograd.Function):
@@ -96,8 +94,6 @@ class _JaggedDot(torch.autograd.Function):
     def backward(ctx, grad):
         queries, keys, offsets = ctx.saved_tensors
         wanted = ctx.needs_input_grad
-        return (
-            attention.weighted_sum(grad, keys, offsets) if wanted[0] else None,
-            attention.weighted_copies(grad, queries, offsets) if wanted[1] else None,
-            None,
-        )
+        grad_queries = attention.weighted_sum(grad, keys, offsets) if wanted[0] else None
+        grad_keys = attention.weighted_copies(grad, queries, offsets) if wanted[1] else None
+        return grad_queries, grad_keys, None

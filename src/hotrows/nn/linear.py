@@ -2,7 +2,7 @@
 
 Each activation is saved once, as the next layer's input; its sign is the ReLU's mask. In bfloat16
 every weight is rounded once per forward; gradients arrive in the parameters' own dtype. The input's
-gradient is not computed where nobody asks for it.
+gradient is not computed where it does not need one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hotrows.nn import products
-from hotrows.ops.relu import relu_backward
+from hotrows.ops.layers.relu import relu_backward
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -27,7 +27,7 @@ class Paths(NamedTuple):
     weight_gradient: str = products.PLAIN
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """How one layer of a chain is computed."""
 
     paths: Paths
@@ -69,7 +69,7 @@ def chain(x: Tensor, layers: Iterable[nn.Module], relu: Sequence[bool]) -> Tenso
     name = str(dtype).removeprefix("torch.")
     linears = [layer for layer in layers if isinstance(layer, PathLinear)]
     links = tuple(
-        Link(layer.paths.get(name, Paths()), after, layer.bias is not None)
+        ChainLink(layer.paths.get(name, Paths()), after, layer.bias is not None)
         for layer, after in zip(linears, relu, strict=True)
     )
     parameters = [p for layer in linears for p in (layer.weight, layer.bias) if p is not None]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import cast
 
 import torch
@@ -26,10 +27,7 @@ _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
 def choose_linear_paths(
-    model: nn.Module,
-    batch_size: int,
-    dtype: torch.dtype = torch.float32,
-    seconds: float = 1.5,
+    model: nn.Module, batch_size: int, dtype: torch.dtype = torch.float32, seconds: float = 1.5
 ) -> dict[str, str]:
     """Measures the paths of every product of the model's `nn.Linear` layers, for about `seconds`.
 
@@ -45,9 +43,9 @@ def choose_linear_paths(
         share = seconds * work[shape] / sum(work.values()) / len(products.BY_PRODUCT)
         for product, *arguments in _examples(shape, min(batch_size, _MOST_SAMPLES), dtype):
             names = products.paths_for(product, shape[1])
-            runs = {name: _run(products.BY_PRODUCT[product][name], arguments) for name in names}
-            late = time.perf_counter() > deadline
-            best = products.PLAIN if late else _fastest(runs, share, _TOLERANCE[dtype])
+            runs = {name: partial(products.BY_PRODUCT[product][name], *arguments) for name in names}
+            is_late = time.perf_counter() > deadline
+            best = products.PLAIN if is_late else _fastest(runs, share, _TOLERANCE[dtype])
             choices[_key(product, dtype, shape)] = best
     return choices
 
@@ -58,7 +56,14 @@ def use_linear_paths(model: nn.Module, choices: Mapping[str, str]) -> None:
     Layers without a choice stay plain, and so does everything on a GPU. Parameters keep their
     identity and their names; optimizers made before keep working.
     """
-    _check(choices)
+    for key, path in choices.items():
+        product = key.split(" ")[0]
+        known = products.paths_for(product, 1) if product in products.BY_PRODUCT else []
+        if path not in known:
+            raise ValueError(
+                f"linear path {path!r} for {key!r} is not offered by PyTorch {torch.__version__} "
+                f"here, only {known}; resume with the PyTorch that wrote the run, or measure anew"
+            )
     for layer in _linears(model):
         shape = (layer.in_features, layer.out_features)
         by_dtype = {name: _paths(choices, dtype, shape) for name, dtype in DTYPES.items()}
@@ -94,12 +99,8 @@ def _examples(shape: tuple[int, int], size: int, dtype: torch.dtype) -> list[tup
     ]
 
 
-def _run(path: Callable[..., Tensor], arguments: list) -> Callable[[], Tensor]:
-    return lambda: path(*arguments)
-
-
 @torch.no_grad()
-def _fastest(runs: dict[str, Callable[[], Tensor]], seconds: float, tolerance: float) -> str:
+def _fastest(runs: Mapping[str, Callable[[], Tensor]], seconds: float, tolerance: float) -> str:
     """The path with the shortest of its times, all taking turns; the plain one on a near tie."""
     expected = runs[products.PLAIN]()
     able = {name: run for name, run in runs.items() if _agrees(run, expected, tolerance)}
@@ -137,14 +138,3 @@ def _key(product: str, dtype: torch.dtype, shape: tuple[int, int]) -> str:
 def _paths(choices: Mapping[str, str], dtype: torch.dtype, shape: tuple[int, int]) -> Paths:
     chosen = (choices.get(_key(p, dtype, shape), products.PLAIN) for p in products.BY_PRODUCT)
     return Paths(*chosen)
-
-
-def _check(choices: Mapping[str, str]) -> None:
-    for key, name in choices.items():
-        product = key.split(" ")[0]
-        known = products.paths_for(product, 1) if product in products.BY_PRODUCT else []
-        if name not in known:
-            raise ValueError(
-                f"linear path {name!r} for {key!r} is not offered by PyTorch {torch.__version__} "
-                f"here, only {known}; resume with the PyTorch that wrote the run, or measure anew"
-            )

@@ -52,7 +52,7 @@ class MLP(nn.Module):
     Weights start at N(0, sqrt(2 / (in + out))) as in DLRM, biases at 0.
 
     Where `use_linear_paths` has chosen paths, a layer and its ReLU are one function, and so are all
-    layers together where nothing else stands between them; else every part is PyTorch's own.
+    layers together where nothing else is between them; else every part is PyTorch's own.
     """
 
     def __init__(
@@ -64,7 +64,8 @@ class MLP(nn.Module):
         last_activation: str = "none",
     ) -> None:
         super().__init__()
-        _check(sizes)
+        if len(sizes) < 2 or min(sizes) < 1:
+            raise ValueError(f"MLP needs at least two positive sizes, not {tuple(sizes)}")
         check_activations(activation, last_activation)
         pairs = list(itertools.pairwise(sizes))
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairs)
@@ -72,8 +73,7 @@ class MLP(nn.Module):
         self.dropout = Dropout(dropout)
         self.activations = (activation,) * (len(pairs) - 1) + (last_activation,)
         self.after = nn.ModuleList(
-            activation_layer(name, size)
-            for name, size in zip(self.activations, sizes[1:], strict=True)
+            activation_layer(name, size) for name, size in zip(self.activations, sizes[1:], strict=True)
         )
         self.reset_parameters()
 
@@ -125,8 +125,3 @@ def check_activations(*names: str) -> None:
     for name in names:
         if name not in known:
             raise ValueError(f"activation must be one of {known}, not {name!r}")
-
-
-def _check(sizes: Sequence[int]) -> None:
-    if len(sizes) < 2 or min(sizes) < 1:
-        raise ValueError(f"MLP needs at least two positive sizes, not {tuple(sizes)}")

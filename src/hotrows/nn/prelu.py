@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hotrows.ops.prelu import prelu_backward
+from hotrows.ops.layers.prelu import prelu_backward
 
 
 class PReLU(nn.PReLU):

@@ -38,21 +38,12 @@ def forward_sum(x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> T
     return y.relu_() if relu else y
 
 
-def input_gradient_torch(grad: Tensor, weight: Tensor) -> Tensor:
-    return grad.mm(weight)
-
-
 def input_gradient_onednn(grad: Tensor, weight: Tensor) -> Tensor:
     return _onednn(grad, weight.t())
 
 
 def input_gradient_onednn_copied(grad: Tensor, weight: Tensor) -> Tensor:
     return _onednn(grad, weight.t().contiguous())
-
-
-def input_gradient_outer(grad: Tensor, weight: Tensor) -> Tensor:
-    """For N = 1."""
-    return grad * weight
 
 
 def weight_gradient_torch(grad: Tensor, x: Tensor) -> Tensor:
@@ -86,10 +77,10 @@ FORWARD: dict[str, Callable[..., Tensor]] = {
     "sum": forward_sum,
 }
 INPUT_GRADIENT: dict[str, Callable[..., Tensor]] = {
-    PLAIN: input_gradient_torch,
+    PLAIN: torch.mm,
     "onednn": input_gradient_onednn,
     "onednn_copied": input_gradient_onednn_copied,
-    "outer": input_gradient_outer,
+    "outer": torch.mul,  # for N = 1
 }
 WEIGHT_GRADIENT: dict[str, Callable[..., Tensor]] = {
     PLAIN: weight_gradient_torch,
@@ -98,11 +89,7 @@ WEIGHT_GRADIENT: dict[str, Callable[..., Tensor]] = {
     "onednn_turned": weight_gradient_onednn_turned,
     "chunked": weight_gradient_chunked,
 }
-BY_PRODUCT = {
-    "forward": FORWARD,
-    "input_gradient": INPUT_GRADIENT,
-    "weight_gradient": WEIGHT_GRADIENT,
-}
+BY_PRODUCT = {"forward": FORWARD, "input_gradient": INPUT_GRADIENT, "weight_gradient": WEIGHT_GRADIENT}
 _ONE_OUTPUT = ("sum", "outer")
 
 

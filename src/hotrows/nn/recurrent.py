@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hotrows.ops import recurrent
-from hotrows.ops.reference_recurrent import KINDS, RESETS
+from hotrows.ops.layers import recurrent
+from hotrows.ops.layers.recurrent import KINDS, RESETS
 
 
 class _Cell(nn.Module):
     """The parameters of `nn.GRU`'s only layer, so its weights load as they are."""
 
     def __init__(
-        self, input_size: int, hidden_size: int, reset: str, gate_bias: float | None
+        self, input_size: int, hidden_size: int, reset: str = "after", gate_bias: float | None = None
     ) -> None:
         super().__init__()
         if min(input_size, hidden_size) < 1:
@@ -24,10 +24,10 @@ class _Cell(nn.Module):
             raise ValueError(f"reset must be one of {', '.join(RESETS)}, not {reset!r}")
         self.input_size, self.hidden_size = input_size, hidden_size
         self.reset, self.gate_bias = reset, gate_bias
-        self.weight_ih = nn.Parameter(torch.empty(3 * hidden_size, input_size))
-        self.weight_hh = nn.Parameter(torch.empty(3 * hidden_size, hidden_size))
-        self.bias_ih = nn.Parameter(torch.empty(3 * hidden_size))
-        self.bias_hh = nn.Parameter(torch.empty(3 * hidden_size))
+        num = 3 * hidden_size
+        self.weight_ih = nn.Parameter(torch.empty(num, input_size))
+        self.weight_hh = nn.Parameter(torch.empty(num, hidden_size))
+        self.bias_ih, self.bias_hh = nn.Parameter(torch.empty(num)), nn.Parameter(torch.empty(num))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -40,17 +40,10 @@ class _Cell(nn.Module):
             nn.init.constant_(self.bias_ih[: 2 * self.hidden_size], self.gate_bias)
 
     def _states(
-        self,
-        x: Tensor,
-        attention: Tensor | None,
-        offsets: Tensor,
-        kind: str,
-        lengths: Tensor | None,
+        self, x: Tensor, attention: Tensor | None, offsets: Tensor, kind: str, lengths: Tensor | None
     ) -> Tensor:
         if x.ndim != 2 or x.shape[1] != self.input_size:
-            raise ValueError(
-                f"x must be [N, {self.input_size}], one row a position, not {list(x.shape)}"
-            )
+            raise ValueError(f"x must be [N, {self.input_size}], one row a position, not {list(x.shape)}")
         if attention is not None and attention.shape != x.shape[:1]:
             raise ValueError(
                 f"attention must be [N], one weight for each of the {len(x)} positions, "
@@ -58,10 +51,8 @@ class _Cell(nn.Module):
             )
         dtype = self.weight_hh.dtype
         attention = None if attention is None else attention.to(dtype)
-        return _Recurrence.apply(
-            x.to(dtype), attention, offsets, self.weight_ih, self.weight_hh,
-            self.bias_ih, self.bias_hh, kind, self.reset, lengths,
-        )  # fmt: skip
+        weights = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
+        return _Recurrence.apply(x.to(dtype), attention, offsets, *weights, kind, self.reset, lengths)
 
     def extra_repr(self) -> str:
         return f"{self.input_size}, {self.hidden_size}, reset={self.reset!r}"
@@ -79,15 +70,6 @@ class GRU(_Cell):
     Computes in the parameters' dtype, float32 as a rule, under autocast too. lengths: [B], how long each
     list is, in host memory where that is known there; without it a GPU is waited for.
     """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        reset: str = "after",
-        gate_bias: float | None = None,
-    ) -> None:
-        super().__init__(input_size, hidden_size, reset, gate_bias)
 
     def forward(self, x: Tensor, offsets: Tensor, lengths: Tensor | None = None) -> Tensor:
         return self._states(x, None, offsets, "gru", lengths)
@@ -134,9 +116,7 @@ class _Recurrence(torch.autograd.Function):
     """Input products and recurrence in one, so that the gates may take the products' place."""
 
     @staticmethod
-    def forward(
-        ctx, x, attention, offsets, weight_ih, weight_hh, bias_ih, bias_hh, kind, reset, lengths
-    ):
+    def forward(ctx, x, attention, offsets, weight_ih, weight_hh, bias_ih, bias_hh, kind, reset, lengths):
         with torch.autocast(x.device.type, enabled=False):
             parts = torch.addmm(bias_ih, x, weight_ih.t())
             states, gates, inner = recurrent.recurrent(
@@ -151,20 +131,11 @@ class _Recurrence(torch.autograd.Function):
     def backward(ctx, grad):
         x, attention, offsets, weight_ih, weight_hh, states, gates, inner = ctx.saved_tensors
         with torch.autocast(x.device.type, enabled=False):
+            options = ctx.kind, ctx.reset, ctx.lengths
             grad_parts, grad_attention, grad_weight_hh, *grad_biases = recurrent.recurrent_backward(
-                grad, states, gates, inner, attention, offsets, weight_hh,
-                ctx.kind, ctx.reset, ctx.lengths,
-            )  # fmt: skip
+                grad, states, gates, inner, attention, offsets, weight_hh, *options
+            )
             grad_x = grad_parts.mm(weight_ih) if ctx.needs_input_grad[0] else None
             grad_weight_ih = grad_parts.t().mm(x)
-        return (
-            grad_x,
-            grad_attention,
-            None,
-            grad_weight_ih,
-            grad_weight_hh,
-            *grad_biases,
-            None,
-            None,
-            None,
-        )
+        grads = grad_x, grad_attention, None, grad_weight_ih, grad_weight_hh, *grad_biases
+        return *grads, None, None, None

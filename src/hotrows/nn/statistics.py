@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hotrows.ops import dice as ops
-from hotrows.ranks import Ranks
+from hotrows.distributed.comm import Ranks
+from hotrows.ops.layers import dice as ops
 
 CHANNEL = "statistics"
 
@@ -40,7 +40,7 @@ class OverRanks:
 
 
 @dataclass(frozen=True)
-class Moments:
+class BatchMoments:
     """Of each feature over the rows, their mean and biased variance: [H] both; zeros of no rows."""
 
     num_rows: int
@@ -62,16 +62,16 @@ def share_statistics(model: nn.Module, ranks: Ranks | None) -> None:
             layer.ranks = several
 
 
-def moments(x: Tensor, ranks: Ranks | None) -> Moments:
+def moments(x: Tensor, ranks: Ranks | None) -> BatchMoments:
     """Those of x [M, H], M >= 0; with ranks, of the rows of all, the same bits on every rank."""
     num_rows, width = x.shape
     mean, var = ops.moments(x) if num_rows else (x.new_zeros(width), x.new_zeros(width))
     if ranks is None:
-        return Moments(num_rows, mean, var)
+        return BatchMoments(num_rows, mean, var)
     count = torch.tensor([num_rows], dtype=torch.float64, device=x.device)
     shares = ranks.all_gather(torch.cat([count, mean.double(), var.double()])).wait()
     num_rows, mean, var = _combined(shares)
-    return Moments(num_rows, mean.to(x.dtype), var.to(x.dtype))
+    return BatchMoments(num_rows, mean.to(x.dtype), var.to(x.dtype))
 
 
 def summed(sums: Tensor, ranks: Ranks | None) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hotrows.nn.jagged_products import softmax_jagged, weighted_sum, widened
 from hotrows.nn.mlp import MLP, activation_layer
-from hotrows.ops import attention
+from hotrows.ops.layers import attention
 
 
 class TargetAttention(nn.Module):
@@ -46,7 +46,7 @@ class TargetAttention(nn.Module):
             )
         self.first = TargetProjection(dim, hidden[0])
         self.activation = activation_layer(activation, hidden[0])
-        self.rest = MLP((*hidden, 1), activation=activation)
+        self.add_module("rest", MLP((*hidden, 1), activation=activation))  # its name in checkpoints
         self.normalize = normalize
         self.scale = scale if scale is not None else dim**-0.5 if normalize else 1.0
 
@@ -56,7 +56,7 @@ class TargetAttention(nn.Module):
     def scores(self, queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
         """The weight of each key, after normalisation: [N]."""
         hidden = self.activation(self.first(queries, keys, offsets))  # [N, H]
-        scores = widened(self.rest(hidden)).flatten() * self.scale
+        scores = widened(self.get_submodule("rest")(hidden)).flatten() * self.scale  # [N]
         return softmax_jagged(scores, offsets) if self.normalize else scores
 
 
@@ -77,10 +77,13 @@ class TargetProjection(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
-        _check(queries, keys, self.weight.shape[1] // 4)
-        return _TargetProjection.apply(
-            widened(queries), widened(keys), offsets, self.weight, self.bias
-        )
+        dim = self.weight.shape[1] // 4
+        if queries.dim() != 2 or keys.dim() != 2 or {queries.shape[1], keys.shape[1]} != {dim}:
+            raise ValueError(
+                f"TargetAttention of dim={dim} needs queries [B, {dim}] and keys [N, {dim}], "
+                f"not {list(queries.shape)} and {list(keys.shape)}"
+            )
+        return _TargetProjection.apply(widened(queries), widened(keys), offsets, self.weight, self.bias)
 
 
 class _TargetProjection(torch.autograd.Function):
@@ -95,13 +98,4 @@ class _TargetProjection(torch.autograd.Function):
     def backward(ctx, grad):
         with torch.autocast(grad.device.type, enabled=False):
             gradients = attention.target_projection_backward(grad, *ctx.saved_tensors)
-        grad_queries, grad_keys, grad_weight, grad_bias = gradients
-        return grad_queries, grad_keys, None, grad_weight, grad_bias
-
-
-def _check(queries: Tensor, keys: Tensor, dim: int) -> None:
-    if queries.dim() != 2 or keys.dim() != 2 or {queries.shape[1], keys.shape[1]} != {dim}:
-        raise ValueError(
-            f"TargetAttention of dim={dim} needs queries [B, {dim}] and keys [N, {dim}], "
-            f"not {list(queries.shape)} and {list(keys.shape)}"
-        )
+        return *gradients[:2], None, *gradients[2:]

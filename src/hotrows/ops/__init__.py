@@ -1,25 +1,28 @@
 """The ops of the engine, registered once with PyTorch's dispatcher as `torch.ops.hotrows.*`.
 
 The tensor's device picks the kernel: CPU tensors go to the native core where it was built, CUDA
-tensors to Triton where it is installed, and the rest to the reference. Users never choose.
+tensors to Triton where it is installed, and all other tensors to the reference. Users never choose.
 """
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
 
-from hotrows.ops import cpu, cuda, fake, reference
+import torch
+from torch import Tensor
+
+from hotrows.ops.rows import cpu, cuda, fake, reference
+from hotrows.plan import PackPlan
+from hotrows.shapes import Float, Float32, Int64, UInt8
 
 _SCHEMAS = (
     "resolve(Tensor ids, Tensor? offsets, int batch_size, Tensor features, Tensor first_rows, "
     "Tensor num_rows, int num_columns, Tensor? routes=None) -> (Tensor, Tensor, Tensor, Tensor)",
     "unique(Tensor rows) -> (Tensor, Tensor, Tensor, Tensor)",
     "unique_padded(Tensor rows, int? num_rows=None) -> (Tensor, Tensor, Tensor, Tensor)",
-    "find_slots(Tensor held_rows, Tensor held_slots, Tensor rows) -> Tensor",
     "pool(Tensor records, int[] layout, Tensor slots, Tensor inverse, Tensor? bag_starts, "
     "Tensor? weights) -> Tensor",
-    "sum_gradients(Tensor grad, Tensor order, Tensor starts, Tensor? bags, Tensor? weights) "
-    "-> Tensor",
+    "sum_gradients(Tensor grad, Tensor order, Tensor starts, Tensor? bags, Tensor? weights) -> Tensor",
     "update(Tensor(a!) records, int[] layout, Tensor slots, Tensor rows, Tensor order, "
     "Tensor starts, Tensor? bags, Tensor? weights, Tensor grad, str kind, Tensor hyper, "
     "Tensor first_rows, Tensor pieces, Tensor? decay=None, Tensor? mean_squares=None) -> ()",
@@ -44,9 +47,59 @@ for _schema in _SCHEMAS:
 resolve = torch.ops.hotrows.resolve
 unique = torch.ops.hotrows.unique
 unique_padded = torch.ops.hotrows.unique_padded
-find_slots = torch.ops.hotrows.find_slots
 pool = torch.ops.hotrows.pool
 sum_gradients = torch.ops.hotrows.sum_gradients
-update = torch.ops.hotrows.update
 initialize = torch.ops.hotrows.initialize
 copy_rows = torch.ops.hotrows.copy_rows
+
+
+@dataclass(frozen=True)
+class Records:
+    """Stored rows, and where their parts are (`RecordLayout.as_ints`)."""
+
+    values: UInt8[Tensor, "C _"]
+    layout: list[int]
+
+
+@dataclass(frozen=True)
+class RowRule:
+    """A row optimizer's step.
+
+    kind: `RowOptimizer.kind`; hyper: `optim.hyper_tensor`.
+    decay: what weight_decay is multiplied with; None: 1.
+    mean_squares: of the gradient (decay included) over all columns of a row, where the records have
+        only some of them; only row-wise optimizers read it.
+    """
+
+    kind: str
+    hyper: Float[Tensor, "_"]
+    decay: Float32[Tensor, "U"] | None = None
+    mean_squares: Float32[Tensor, "U"] | None = None
+
+
+@dataclass(frozen=True)
+class RowKeys:
+    """The tables that a store is made of, as in `initialize`; they key stochastic rounding."""
+
+    first_rows: Int64[Tensor, "{len(pieces)}+1"]
+    pieces: Int64[Tensor, "K 5"]
+
+
+def update(
+    records: Records,
+    pack: PackPlan,
+    grad: Float[Tensor, "M D"],
+    rule: RowRule,
+    keys: RowKeys,
+    slots: Int64[Tensor, "{pack.num_rows}"] | None = None,
+) -> None:
+    """Sums the gradients of equal rows, then applies the row optimizer to their records, in place.
+
+    grad: of the vectors that `pack` looks up; rows of -1 are padding and skipped.
+    slots: the places of its rows in `records`; None: `pack.slots`.
+    """
+    torch.ops.hotrows.update(
+        records.values, records.layout, pack.slots if slots is None else slots, pack.rows,
+        pack.order, pack.starts, pack.bags, pack.weights, grad, rule.kind, rule.hyper,
+        keys.first_rows, keys.pieces, rule.decay, rule.mean_squares,
+    )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Says when; knows nothing of embeddings."""
+"""Runs stages of batches at the right time; knows nothing of embeddings."""

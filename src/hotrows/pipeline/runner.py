@@ -2,7 +2,7 @@
 
 `Serial` runs every stage of a batch before the next batch begins: the specification. `Overlapped`
 gives each lane a thread of its own and lets the schedule decide. Both yield the same works, ready to
-be trained, in the same order; a work is trained when the next one is asked for.
+be trained, in one order; a work counts as trained when the next one is requested.
 
     runner = Overlapped(stages, run_ahead=2)
     for work in runner: train(work)         # close it early through contextlib.closing
@@ -30,7 +30,7 @@ class NoMore(Exception):
 
 
 class _Runner:
-    """What both runners share.
+    """Stages, counters and events of a runner.
 
     stages: in order; one of them is `train`. first: the number of the first batch.
     stalled: seconds in which the caller waited, by the stage that it waited for.
@@ -58,15 +58,13 @@ class _Runner:
         self._note(s, work.number, begin)
 
     def _hand_out(self, work: Work) -> Work:
-        begin = self.stages[self.train].begin
-        if begin is not None:
+        if begin := self.stages[self.train].begin:
             begin(work)
         self._trained_since = time.perf_counter()
         return work
 
     def _take_back(self, work: Work) -> None:
-        end = self.stages[self.train].end
-        if end is not None:
+        if end := self.stages[self.train].end:
             end(work)
         self._note(self.train, work.number, self._trained_since)
 
@@ -79,7 +77,7 @@ class Serial(_Runner):
     """One batch after the other, on the caller's thread."""
 
     _work: Work | None = None
-    _handed: Work | None = None  # the same, until it is trained
+    _handed: Work | None = None  # the work handed out, until it is trained
 
     def __next__(self) -> Work:
         self._finish_training()
@@ -122,9 +120,9 @@ class Serial(_Runner):
 class Overlapped(_Runner):
     """A thread per lane; the caller is the lane of `train`.
 
-    run_ahead: how many batches may be planned beyond those that have entered.
-    lockstep: beyond those that are trained instead, and when this rests they have been planned: the
-        first stage runs for the same batches on every rank, which wait for one another in it.
+    run_ahead: number of batches that may be planned beyond those that have entered.
+    lockstep: beyond those that are trained instead, and all of them are planned before this pauses: the
+        first stage runs for equal batches on every rank, and ranks wait for one another in it.
     """
 
     def __init__(
@@ -132,8 +130,7 @@ class Overlapped(_Runner):
         lockstep: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(stages, first, trace)
-        self._run_ahead = run_ahead
-        self._lockstep = lockstep
+        self._run_ahead, self._lockstep = run_ahead, lockstep
         self._works: dict[int, Work] = {}
         self._end: int | None = None  # the number of batches, once it is known
         self._error: BaseException | None = None
@@ -157,24 +154,23 @@ class Overlapped(_Runner):
         with self._changed:
             self._finish_training()
             number = self._done[self.train]
-            while not self._ready(number):
+            while self._error is not None or self._done[self.train - 1] <= number:
                 if self._error is not None:
                     raise self._error
                 if self._end is not None and number >= self._end and self._drained():
                     raise StopIteration
-                missing = self._missing(number)
+                stages = zip(self.stages, self._done, strict=True)
+                missing = next((stage for stage, n in stages if n <= number), self.stages[-1])
                 before = time.perf_counter()
                 self._changed.wait()
-                self.stalled[missing] += time.perf_counter() - before
+                self.stalled[missing.name] += time.perf_counter() - before
             self._handed, work = number, self._works[number]
-        return self._hand_out(work)  # may wait for a device: the lanes go on meanwhile
+        return self._hand_out(work)  # may wait for a device, while the lanes run
 
     @contextmanager
     def paused(self, trained: bool = True) -> Iterator[None]:
-        """Nothing moves within; trained: the work handed out last counts as trained.
-
-        One that is not goes on being trained afterwards. May be nested.
-        """
+        """Pauses the stages; trained: the work handed out last counts as trained, otherwise its
+        training continues afterwards. May be nested."""
         if trained:
             self._end_training()
         with self._changed:
@@ -182,7 +178,7 @@ class Overlapped(_Runner):
                 self._finish_training()
             before, self._paused = self._paused, True
             self._changed.notify_all()
-            self._changed.wait_for(self._rests)
+            self._changed.wait_for(self._is_idle)
             if self._error is not None:
                 raise self._error
         try:
@@ -207,43 +203,32 @@ class Overlapped(_Runner):
             self._finish_training()
             if self._lockstep and not self._closed:
                 self._paused = True
-                self._changed.wait_for(self._rests)
+                self._changed.wait_for(self._is_idle)
             self._closed = True
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(_PATIENCE if self._lockstep and self._error else None)
 
     def abandon(self) -> None:
-        """Before `close`, after an error: other ranks are not waited for."""
+        """Ends without waiting for other ranks; called before `close`, after an error."""
         with self._changed:
             self._error = self._error or RuntimeError("abandoned")
             self._closed = True
             self._changed.notify_all()
 
-    def _rests(self) -> bool:
-        """Nothing runs; in lockstep, all that may be planned is."""
-        if self._error is not None:
-            return True
-        return not self._running and not (self._lockstep and self._may_plan())
+    def _is_idle(self) -> bool:
+        """Whether nothing runs, and in lockstep all that may be planned is planned."""
+        is_busy = self._running or (self._lockstep and self._may_plan())
+        return self._error is not None or not is_busy
 
     def _may_plan(self) -> bool:
         return self._end is None and self._done[0] < self._done[self._paces] + self._run_ahead
 
-    def _ready(self, number: int) -> bool:
-        return self._error is None and self._done[self.train - 1] > number
-
     def _drained(self) -> bool:
         return self._done[-1] == self._end
 
-    def _missing(self, number: int) -> str:
-        """The stage that batch `number` has not gone through, and the caller waits for."""
-        last = self.stages[-1].name
-        return next(
-            (st.name for st, n in zip(self.stages, self._done, strict=True) if n <= number), last
-        )
-
     def _end_training(self) -> None:
-        """Outside of the lock: it may wait for a device, and others need not wait with it."""
+        """Ends training outside of the lock: it may wait for a device, which lanes need not do."""
         if self._handed is None or self._ended:
             return
         self._ended = True
@@ -264,13 +249,13 @@ class Overlapped(_Runner):
             self._changed.notify_all()
 
     def _lane(self, lane: str) -> None:
-        own = [s for s, stage in enumerate(self.stages) if stage.lane == lane]
+        stages = [s for s, stage in enumerate(self.stages) if stage.lane == lane]
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._over() or self._next_of(own) is not None)
+                self._changed.wait_for(lambda: self._over() or self._next_of(stages) is not None)
                 if self._over():
                     return
-                s = self._next_of(own)
+                s = self._next_of(stages)
                 assert s is not None
                 work = self._works.setdefault(self._done[s], Work(self._done[s]))
                 self._running += 1
@@ -296,22 +281,17 @@ class Overlapped(_Runner):
                 del self._works[work.number]
 
     def _over(self) -> bool:
-        return (
-            self._closed or self._error is not None or (self._end is not None and self._drained())
-        )
+        return self._closed or self._error is not None or (self._end is not None and self._drained())
 
-    def _next_of(self, own: Sequence[int]) -> int | None:
-        """The stage of this lane that may run now, the one nearest to the end first."""
-        for s in reversed(own):
-            batch = self._done[s]
+    def _next_of(self, stages: Sequence[int]) -> int | None:
+        """The stage that may run now, of those of one lane; the one nearest to the end first."""
+        for s in reversed(stages):
             if self._paused and not (self._lockstep and s == 0):
                 continue
             if s == 0 and not self._may_plan():
                 continue
-            work = self._works.get(batch)
-            waits_for = work.waits_for if work is not None else -1
-            if (s == 0 or work is not None) and may_run(
-                self.stages, s, batch, waits_for, self._done
-            ):
+            batch = self._done[s]
+            work = self._works.get(batch, Work(batch) if s == 0 else None)
+            if work is not None and may_run(self.stages, s, batch, work.waits_for, self._done):
                 return s
         return None

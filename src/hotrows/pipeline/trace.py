@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -20,8 +18,8 @@ class Event:
     end: float
 
 
-def write_trace(events: Sequence[Event], path: Path) -> None:
-    """Writes events in the Trace Event Format, a row per lane, times in microseconds."""
+def trace_text(events: Sequence[Event]) -> str:
+    """Events in the Trace Event Format, JSON with a row per lane and times in microseconds."""
     lanes = list(dict.fromkeys(event.lane for event in events))
     first = min((event.begin for event in events), default=0.0)
     named = [
@@ -41,6 +39,4 @@ def write_trace(events: Sequence[Event], path: Path) -> None:
         }
         for event in events
     ]
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps({"traceEvents": named + spans, "displayTimeUnit": "ms"}) + "\n")
-    os.replace(part, path)
+    return json.dumps({"traceEvents": named + spans, "displayTimeUnit": "ms"}) + "\n"

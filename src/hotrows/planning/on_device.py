@@ -1,18 +1,20 @@
-"""Plans made on a device: the ids go there, its own ops find rows, runs and places.
+"""Plans on a device: copies of those made on the host, and plans that the device makes itself.
 
-    sent = upload(device, batch.ids)
-    planned = DevicePlanner(planner, device).plan(batch, sent.value, sent.mark)
-    planned.check()                          # later, since it waits: raises for an id outside
+    copy = upload(device, batch, plan)                          # a plan of the host
+    copy = DevicePlanner(planner, device).upload(batch, plan)   # a plan whose packs the device makes
+    device.wait(copy.mark); batch, plan = copy.value
+    copy.check()                          # later, since it waits: raises for an id outside
 
-For packs whose rows are all on the device, and batches with one id per feature and sample. Sizes are
-those of the ids (`PackPlan.padded`), so that nobody waits for a count. An id outside its table is
-padding, which no row learns from, until `check` is asked what it was.
+A device finds rows, runs and places with its own ops from the ids: for packs whose rows are all there,
+and batches with one id per feature and sample. Tensors have the sizes of the ids (`PackPlan.padded`),
+so that nobody waits for a count. An id outside its table is padding, which trains no row, until
+`check` says what it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -20,19 +22,40 @@ from torch import Tensor
 
 from hotrows import ops
 from hotrows.batch import Batch
-from hotrows.device import Device, Mark
-from hotrows.plan import PackPlan
+from hotrows.plan import PackPlan, Plan
 from hotrows.planning.planner import Planner, Reads, leaders_of, outside
+from hotrows.runtime.device import Device, Mark
+from hotrows.runtime.transfer import Uploaded, to_device
+from hotrows.shapes import Int64
 
 LANE = "plan"
 PLANNING = ("host", "device")  # where plans are made
 
 
-@dataclass(frozen=True)
-class Planned:
-    """packs: on the device, as soon as `mark` is passed; blocks: their memory.
+def upload(device: Device, batch: Batch, plan: Plan, padded: bool = False) -> Uploaded:
+    """Copies a plan of the host and what a step reads of its batch: (batch, plan), behind a mark.
 
-    check: waits for the mark, and raises where an id was outside its table.
+    Ids stay in host memory, and so do groups, which only metrics read. padded: with rows that are
+    padding, so that the tensors of every full batch have equal sizes.
+    """
+    copy = to_device(device, (_read_by_a_step(batch), plan.padded() if padded else plan))
+    read, device_plan = copy.value
+    device_plan = replace(
+        device_plan,
+        on_host=plan,
+        micro_batches=tuple(
+            replace(part, on_host=on_host)
+            for part, on_host in zip(device_plan.micro_batches, plan.micro_batches, strict=True)
+        ),
+    )
+    return replace(copy, value=(_with(batch, read), device_plan))
+
+
+@dataclass(frozen=True)
+class DevicePlanned:
+    """The packs of a plan, on the device as soon as `mark` is passed.
+
+    blocks: their memory. check: waits for the mark, and raises where an id was outside its table.
     """
 
     packs: tuple[PackPlan, ...]
@@ -42,74 +65,111 @@ class Planned:
 
 
 class DevicePlanner:
-    """Makes on a device the packs that `planner` would make."""
+    """Makes the packs of plans on a device, with the bits of those that `planner` makes."""
 
     def __init__(self, planner: Planner, device: Device) -> None:
         self._planner, self._device = planner, device
         self._tables: dict[tuple, tuple[Tensor, Tensor, Tensor]] = {}
 
     def refusal(self, batch: Batch) -> str | None:
-        """Why a batch is planned on the host; None: it can be planned here."""
+        """Why a batch must be planned on the host; None: the device can plan it."""
         if batch.offsets is not None:
             return "features are lists of ids"
         if batch.weights is not None:
             return "ids have weights"
         if self._planner.routes:
-            return "batches are learned from in parts"
+            return "batches are trained in micro-batches"
         if self._planner.crosses:
             return "the model crosses features"
         if any(pack.sequences for pack in self._planner.packs):
-            return "the vectors of some features stay apart"
+            return "the vectors of some features are not pooled"
         return None
 
-    def plan(self, batch: Batch, ids: Tensor, after: Mark) -> Planned:
-        """batch: in host memory; ids: its own, on the device once `after` is passed."""
-        device, every = self._device, self._planner.reads_of(batch.features)
-        leaders = leaders_of(every)
-        num_rows = {of.signature: p.rows for of, p in zip(every, self._planner.packs, strict=True)}
-        made = {key: self._empty(len(of.names) * batch.size) for key, of in leaders.items()}
-        tables = {key: self._tables_of(of) for key, of in leaders.items()}
+    def upload(self, batch: Batch, plan: Plan) -> Uploaded:
+        """Copies the ids of a batch and what a step reads of it, and plans its packs from these."""
+        copy = to_device(self._device, (_read_by_a_step(batch), batch.ids))
+        read, ids = copy.value
+        planned = self.plan(batch, ids, copy.mark)
+        value = _with(batch, read), replace(plan, packs=planned.packs)
+        return Uploaded(value, (*copy.blocks, *planned.blocks), planned.mark, planned.check)
+
+    def plan(self, batch: Batch, ids: Int64[Tensor, "_"], after: Mark) -> DevicePlanned:
+        """Plans a batch in host memory whose ids are on the device once `after` is passed."""
+        device, reads = self._device, self._planner.reads_of(batch.features)
+        leaders, tables = leaders_of(reads), self._planner.packs
+        num_rows = {r.signature: pack.rows for r, pack in zip(reads, tables, strict=True)}
+        plans = {key: self._empty(len(leader.names) * batch.size) for key, leader in leaders.items()}
         bad = device.staging(len(leaders), dtype=torch.int64)
-        blocks = [tensor for part in made.values() for tensor in _written(part)]
-
-        def work() -> None:
-            for g, (key, of) in enumerate(leaders.items()):
-                rows, _, _, first = ops.resolve(ids, None, batch.size, *tables[key], of.num_columns)
-                distinct, *runs = ops.unique_padded(rows, num_rows[key])
-                found = distinct, distinct.clamp(min=0), *runs
-                for into, values in zip(_written(made[key]), found, strict=True):
-                    into.copy_(values)
-                bad[g : g + 1].copy_(first, non_blocking=True)
-
+        blocks = [tensor for plan in plans.values() for tensor in _tensors(plan)]
+        work = partial(self._fill, plans, leaders, num_rows, ids, batch.size, bad)
+        for leader in leaders.values():
+            self._tables_of(leader)
         mark = device.launch(LANE, work, after=[after], holds=[ids, *blocks])
 
         def check() -> None:
             device.finish(mark)
-            for n, of in zip(bad.tolist(), leaders.values(), strict=True):
+            for n, leader in zip(bad.tolist(), leaders.values(), strict=True):
                 if n >= 0:
-                    raise outside(n, of, batch)
+                    raise outside(n, leader, batch)
 
-        return Planned(tuple(made[of.signature] for of in every), tuple(blocks), mark, check)
+        return DevicePlanned(tuple(plans[r.signature] for r in reads), tuple(blocks), mark, check)
+
+    def _fill(
+        self,
+        plans: Mapping[tuple, PackPlan],
+        leaders: Mapping[tuple, Reads],
+        num_rows: Mapping[tuple, int],
+        ids: Int64[Tensor, "_"],
+        batch_size: int,
+        bad: Int64[Tensor, "{len(leaders)}"],
+    ) -> None:
+        """Launched: makes the plans of `leaders`; bad[g] becomes the first bad id of each, or -1."""
+        for g, (key, leader) in enumerate(leaders.items()):
+            rows, _, _, first = ops.resolve(
+                ids, None, batch_size, *self._tables_of(leader), leader.num_columns
+            )  # [N], .., [1]
+            distinct, *runs = ops.unique_padded(rows, num_rows[key])  # [N]; [N], [N], [N + 1]
+            values = distinct, distinct.clamp(min=0), *runs
+            for tensor, value in zip(_tensors(plans[key]), values, strict=True):
+                tensor.copy_(value)
+            bad[g : g + 1].copy_(first, non_blocking=True)
 
     def _empty(self, num_ids: int) -> PackPlan:
-        """Room for a padded plan."""
-        long, short = (
-            partial(self._device.empty, LANE, dtype=of) for of in (torch.int64, torch.int32)
-        )
+        """A padded plan to be filled."""
+        int64 = partial(self._device.empty, LANE, dtype=torch.int64)
+        int32 = partial(self._device.empty, LANE, dtype=torch.int32)
         return PackPlan(
-            rows=long(num_ids), slots=long(num_ids), inverse=short(num_ids), order=short(num_ids),
-            starts=short(num_ids + 1), num_bags=num_ids,
-        )  # fmt: skip
+            rows=int64(num_ids),
+            slots=int64(num_ids),
+            inverse=int32(num_ids),
+            order=int32(num_ids),
+            starts=int32(num_ids + 1),
+            num_bags=num_ids,
+        )
 
-    def _tables_of(self, reads: Reads) -> tuple[Tensor, Tensor, Tensor]:
-        """Which features and tables are read, on the device: the same for every batch."""
+    def _tables_of(
+        self, reads: Reads
+    ) -> tuple[Int64[Tensor, "K"], Int64[Tensor, "K"], Int64[Tensor, "K"]]:
+        """The features and tables that are read, on the device, equal for every batch."""
         if reads.signature not in self._tables:
             put = self._device.put
             self._tables[reads.signature] = (
-                put(reads.features), put(reads.first_rows), put(reads.num_rows),
-            )  # fmt: skip
+                put(reads.features),
+                put(reads.first_rows),
+                put(reads.num_rows),
+            )
         return self._tables[reads.signature]
 
 
-def _written(part: PackPlan) -> tuple[Tensor, ...]:
-    return part.rows, part.slots, part.inverse, part.order, part.starts
+def _tensors(plan: PackPlan) -> tuple[Tensor, ...]:
+    return plan.rows, plan.slots, plan.inverse, plan.order, plan.starts
+
+
+def _read_by_a_step(batch: Batch) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """What a step reads of a batch beside its plan."""
+    return batch.dense, batch.labels, batch.sample_weights
+
+
+def _with(batch: Batch, read: tuple[Tensor, Tensor | None, Tensor | None]) -> Batch:
+    dense, labels, weights = read
+    return replace(batch, dense=dense, labels=labels, sample_weights=weights)

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from hotrows.piece import Shard
 from hotrows.planning.sharding import Placement, Sharding, columns_of
-from hotrows.record import RecordLayout, layout_of
-from hotrows.schema import Table
+from hotrows.record import RankShard, RecordLayout, layout_of
+from hotrows.table import Table
 
 
 @dataclass(frozen=True)
@@ -22,9 +21,9 @@ class Pack:
 
     tables: in order; first_rows: T + 1 row numbers, where each table begins and the last one ends.
     columns: (feature, table index) for each vector a sample gets from this pack, in order;
-    sequences: the same for features whose vectors stay apart.
-    placements: where the rows of each table are; none: all of them here.
-    column_of: (feature, role) to which of a sample's vectors it is; sequence_of: the same for sequences.
+    sequences: (feature, table index) for each feature whose vectors are not pooled.
+    placements: where the rows of each table are among ranks; empty: all in this process.
+    column_of: the position in `columns` of a (feature, role); sequence_of: its position in `sequences`.
     """
 
     name: str
@@ -49,15 +48,15 @@ class Pack:
         return self.first_rows[-1]
 
     def sharding(self, num_ranks: int) -> Sharding:
-        """The rows of the pack over so many ranks."""
+        """How the rows of the pack are divided over `num_ranks` ranks."""
         placements = self.placements or (Placement(),) * len(self.tables)
         return Sharding(num_ranks, tuple(table.rows for table in self.tables), placements)
 
-    def shard(self, rank: int, num_ranks: int) -> Shard:
-        """What one of so many ranks holds."""
-        of = self.sharding(num_ranks)
-        columns = columns_of(self.dim, rank, num_ranks) if of.columns else (0, self.dim)
-        return Shard(self.tables, of.pieces(rank), columns, rank, num_ranks)
+    def shard(self, rank: int, num_ranks: int) -> RankShard:
+        """The part of the pack that one of `num_ranks` ranks holds."""
+        sharding = self.sharding(num_ranks)
+        columns = columns_of(self.dim, rank, num_ranks) if sharding.columns else (0, self.dim)
+        return RankShard(self.tables, sharding.slices(rank), columns, rank, num_ranks)
 
 
 def pack_tables(
@@ -69,10 +68,10 @@ def pack_tables(
     """Groups tables into packs, in the order in which their attributes first appear.
 
     tables: every one with its optimizer filled in. sequences: names of the sequence features.
-    placements: by table, where its rows are among ranks; tables by columns have packs of their own.
-    parts: in how many packs, of near equal numbers of lookups, tables of equal attributes are dealt:
-        one is looked up while the rows of another travel (PICASSO's groups). At most one per table;
-        several numbers: of each set of equal attributes, in order.
+    placements: by table name, where its rows are among ranks; tables by columns have packs of their own.
+    parts: number of packs, of near equal numbers of lookups, over which tables of equal attributes are
+        dealt: one is looked up while the rows of another are exchanged (PICASSO's groups). At most one
+        per table; several numbers: for each set of equal attributes, in order.
     """
     _check_names(tables)
     groups: dict[tuple, list[Table]] = {}
@@ -80,27 +79,26 @@ def pack_tables(
         columns = placements is not None and placements[table.name].columns
         key = (table.dim, table.dtype, table.optimizer, table.initializer, columns)
         groups.setdefault(key, []).append(table)
-    each = [parts] * len(groups) if isinstance(parts, int) else [*parts, *[1] * len(groups)]
+    num_parts = [parts] * len(groups) if isinstance(parts, int) else [*parts, *[1] * len(groups)]
     dealt = [
         part
-        for group, num in zip(groups.values(), each, strict=False)
+        for group, num in zip(groups.values(), num_parts, strict=False)
         for part in _dealt(group, num)
     ]
-    packs = [_pack(number, group, sequences) for number, group in enumerate(dealt)]
+    packs = [_pack(number, part, sequences) for number, part in enumerate(dealt)]
     if placements is None:
         return tuple(packs)
     return tuple(
-        replace(pack, placements=tuple(placements[table.name] for table in pack.tables))
-        for pack in packs
+        replace(pack, placements=tuple(placements[table.name] for table in pack.tables)) for pack in packs
     )
 
 
 @dataclass(frozen=True)
 class Group:
-    """Packs that read the same rows: one slot serves all of them, and their records move together.
+    """Packs that read equal rows: one slot serves all of them, and their records move together.
 
-    packs: their numbers; rows: how many each of them has on this rank.
-    strides: bytes of each pack's record; offsets: where it begins in the record of the group.
+    packs: their numbers; rows: number of rows of each pack on this rank.
+    strides: bytes of each pack's record; offsets: its first byte in the record of the group.
     lookups: vectors that a sample gets from each pack (sequences count once).
     """
 
@@ -122,7 +120,7 @@ class Group:
 def group_packs(packs: Sequence[Pack], rank: int = 0, num_ranks: int = 1) -> tuple[Group, ...]:
     """Groups packs by the rows that they read, in order of appearance; optimizers are filled in.
 
-    rank, num_ranks: whose rows and columns are counted.
+    rank, num_ranks: the rank whose rows and columns are counted.
     """
     groups: dict[tuple, list[int]] = {}
     for p, pack in enumerate(packs):
@@ -140,8 +138,8 @@ def group_packs(packs: Sequence[Pack], rank: int = 0, num_ranks: int = 1) -> tup
     )
 
 
-def layout_in(shard: Shard) -> RecordLayout:
-    """The record of a shard's rows: with its columns alone."""
+def layout_in(shard: RankShard) -> RecordLayout:
+    """The layout of a shard's records: they hold its columns alone."""
     return layout_of(replace(shard.tables[0], dim=shard.dim))
 
 

@@ -1,12 +1,13 @@
-"""Policies: which rows a cache keeps and which go first, as frozen values; `slots` obeys them.
+"""Policies: which rows a cache protects and which it evicts first, as frozen values.
 
-    Lookahead   the row whose next use is farthest goes first; none known within the window: before
-                all, oldest first. Window 0 is LRU, an infinite one Bélády's optimum
-    Frequency   counts rows and keeps the most frequent ones (PICASSO's HybridHash)
-    Hot         keeps a given set of rows (FAE)
-    Newest      the row used last goes first: for tests, since LRU hides a pin that is missing
+    Lookahead   evicts the row whose next use is farthest first; before all, oldest first, those
+                without a use within the window. Window 0 is LRU, an infinite one Bélády's optimum
+    Frequency   counts rows and protects the most frequent ones (PICASSO's HybridHash)
+    Hot         protects a set of rows (FAE)
+    Newest      evicts the row used last first: for tests, since LRU hides a pin that is missing
 
-`Window` turns a policy into the number of batches to look ahead.
+Protected rows are evicted after all others, oldest first. `slots` obeys policies, and `Window` turns
+one into the number of batches to look ahead.
 """
 
 from __future__ import annotations
@@ -18,10 +19,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from hotrows.shapes import Int64
+
 
 @dataclass(frozen=True)
 class Lookahead:
-    """window: batches to look ahead; None: all there are; "auto": what fits the cache (`Window`)."""
+    """Evicts by next use.
+
+    window: batches to look ahead; None: all there are; "auto": as many as fit the cache (`Window`).
+    """
 
     window: int | str | None = "auto"
     kind: ClassVar[str] = "lookahead"
@@ -37,9 +43,9 @@ class Lookahead:
 
 @dataclass(frozen=True)
 class Frequency:
-    """Wants the rows that most batches used: after `warmup` batches, then every `refresh_every`.
+    """Protects the rows that most batches used: after `warmup` batches, then every `refresh_every`.
 
-    A row counts once a batch. Until then no row is wanted, which is LRU. At most 4 rows per slot
+    A row counts once a batch. Until then no row is protected, which is LRU. At most 4 rows per slot
     (1,024 at least) are counted: where there is no room, counts are halved and zeros forgotten.
     """
 
@@ -57,15 +63,15 @@ class Frequency:
 
 @dataclass(frozen=True, eq=False)
 class Hot:
-    """Wants these rows for good, the first given before all: [K] int64. JSON keeps the kind alone."""
+    """Protects a fixed set of rows, most preferred first. JSON holds the kind alone."""
 
-    rows: Tensor
+    rows: Int64[Tensor, "_"]
     kind: ClassVar[str] = "hot"
 
 
 @dataclass(frozen=True)
 class Newest:
-    """The row used most recently among those that may go goes first."""
+    """Evicts the row used most recently first, for tests."""
 
     kind: ClassVar[str] = "newest"
 
@@ -82,25 +88,25 @@ def to_json(policy: Policy) -> dict:
 
 def from_json(fields: dict) -> Policy:
     """The policy of `to_json`; a Hot comes back without its rows."""
-    given = dict(fields)
-    kind = given.pop("kind")
+    settings = dict(fields)
+    kind = settings.pop("kind")
     if kind == Hot.kind:
         return Hot(torch.empty(0, dtype=torch.int64))
-    kinds: dict[str, type] = {of.kind: of for of in (Lookahead, Frequency, Newest)}
+    kinds: dict[str, type] = {cls.kind: cls for cls in (Lookahead, Frequency, Newest)}
     if kind not in kinds:
         raise ValueError(f"policy must be one of {sorted([*kinds, Hot.kind])}, not {kind!r}")
-    return kinds[kind](**given)
+    return kinds[kind](**settings)
 
 
 def parse(text: str) -> Policy:
     """lookahead, lookahead:WINDOW, lru, frequency, frequency:WARMUP,REFRESH_EVERY or hot."""
     name, _, numbers = text.partition(":")
     try:
-        given = [int(number) for number in numbers.split(",")] if ":" in text else []
-        if name == "lookahead" and len(given) <= 1:
-            return Lookahead(*given)
-        if name == "frequency" and len(given) in (0, 2):
-            return Frequency(*given)
+        settings = [int(number) for number in numbers.split(",")] if ":" in text else []
+        if name == "lookahead" and len(settings) <= 1:
+            return Lookahead(*settings)
+        if name == "frequency" and len(settings) in (0, 2):
+            return Frequency(*settings)
         if text == "lru":
             return LRU
         if text == "hot":
@@ -114,32 +120,33 @@ def parse(text: str) -> Policy:
 
 
 def chooses_anew(policy: Policy, batch: int) -> bool:
-    """Whether the wanted rows are chosen before this batch, from what the ones before it used."""
+    """Whether protected rows are chosen before this batch, from the rows that batches before it used."""
     if isinstance(policy, Frequency):
         after = batch - policy.warmup
         return batch > 0 and after >= 0 and after % policy.refresh_every == 0
     return isinstance(policy, Hot) and batch == 0
 
 
-def num_wanted(num_slots: int, in_flight: int, first_batch_rows: int) -> int:
-    """How many rows may be wanted: the slots but for a reserve that the others pass through."""
+def num_protected(num_slots: int, in_flight: int, first_batch_rows: int) -> int:
+    """The most rows that may be protected: the slots but for a reserve for all other rows."""
     return num_slots - min(num_slots // 2, (in_flight + 1) * first_batch_rows)
 
 
 def num_counted(num_slots: int) -> int:
-    """How many rows Frequency counts at most."""
+    """The most rows that Frequency counts."""
     return max(4 * num_slots, 1024)
 
 
 class Window:
-    """How many batches past the next one a cache looks at, and whether it may look at one more.
+    """The number of batches past the next one that a cache looks at, and whether it may look at one more.
 
-    "auto" is 3 * slots / misses per batch, three times what misses take to turn the cache over (a
-    mean over about 100 batches, no less than a sixteenth of the batch, so that a cache that hardly
-    misses does not look ever farther). It is no less than in_flight and grows by 4 a batch at most.
+    "auto" is 3 * slots / misses per batch, three times the batches in which misses replace the whole
+    cache (misses are a mean over about 100 batches, and count as a sixteenth of a batch at least, so
+    that a cache that hardly misses does not look ever farther). It is in_flight at least and grows by
+    4 a batch at most.
 
-    future_pins: batches that are looked at in any case. most_bytes: what `num_bytes` may reach
-    before nothing past them is looked at; None: no bound.
+    future_pins: batches that are looked at in any case. most_bytes: bound of `num_bytes`, at which no
+    batch past them is looked at; None: no bound.
     """
 
     TURNOVERS, GROWTH, MEMORY, LEAST_MISSES = 3, 4, 100, 1 / 16
@@ -152,24 +159,24 @@ class Window:
         future_pins: int,
         most_bytes: int | None = None,
     ) -> None:
-        given = policy.window if isinstance(policy, Lookahead) else 0
-        self._grows = given == "auto"
-        self.batches = in_flight if isinstance(given, str) else given
+        window = policy.window if isinstance(policy, Lookahead) else 0
+        self._grows = window == "auto"
+        self.batches = in_flight if isinstance(window, str) else window
         self._num_slots, self._least = num_slots, in_flight
         self._future_pins, self._most_bytes = future_pins, most_bytes
         self._misses, self._seen = 0.0, 0
 
     @staticmethod
     def num_bytes(num_uses: int, num_known: int) -> int:
-        """Metadata of what lies ahead: uses to come, and rows known for them alone."""
+        """Metadata of batches to come: uses, and rows known for these alone."""
         return 8 * num_uses + 40 * num_known
 
     def knows(self, ahead: int) -> bool:
-        """Whether the policy may know of a use that many batches ahead of the present one."""
+        """Whether the policy may know of a use `ahead` batches after the present one."""
         return self._grows or self.batches is None or ahead <= self.batches
 
     def reaches(self, ahead: int, num_bytes: int) -> bool:
-        """Whether to look at the batch that many ahead of the next one, with num_bytes in use."""
+        """Whether to look at the batch `ahead` batches after the next one, with num_bytes in use."""
         if ahead <= self._future_pins:
             return True
         if self._most_bytes is not None and num_bytes >= self._most_bytes:
@@ -177,13 +184,11 @@ class Window:
         return self.batches is None or ahead <= self.batches
 
     def after(self, num_rows: int, num_misses: int) -> None:
-        """Follows a batch of that many distinct rows and misses."""
+        """Adapts to a batch of so many distinct rows and misses."""
         if not self._grows or self.batches is None:
             return
         self._seen += 1
         counted = max(num_misses, num_rows * self.LEAST_MISSES)
         self._misses += (counted - self._misses) / min(self._seen, self.MEMORY)
-        fits = (
-            int(self.TURNOVERS * self._num_slots / self._misses) if self._misses else self.batches
-        )
+        fits = int(self.TURNOVERS * self._num_slots / self._misses) if self._misses else self.batches
         self.batches = max(self._least, min(fits, self.batches + self.GROWTH))

@@ -1,13 +1,13 @@
-"""Routing: who asks whom for which rows; row numbers travel here, ahead of the rows themselves.
+"""Routing: which rank requests which rows of which; row numbers are exchanged ahead of the rows.
 
-Every rank sorts what its samples read by owner, and tells each owner; an owner then knows the rows
-of its store that are read anywhere, and what to answer to whom. Two messages to each rank per batch,
-for all packs and slices together: how many, and which.
+Every rank sorts what its samples read by owner, and sends each owner the row numbers; an owner then
+knows the rows of its store that are read anywhere, and which to send to which rank. Two messages to
+each rank per batch, for all packs and micro-batches together: how many numbers, and the numbers.
 
-    rank 0 reads   rows 1 1 3 | 7 8          rank 0 is asked  1 3 by itself, 1 2 by rank 1
-    rank 1 reads   rows 1 2 | 8 9 9          and looks up     1 2 3, once
+    rank 0 reads   rows 1 1 3 | 7 8      requested of rank 0   1 3 by itself, 1 2 by rank 1
+    rank 1 reads   rows 1 2 | 8 9 9      looked up there       1 2 3, once
 
-Rows that every rank holds are told to all, so that all update the same ones.
+Rows that every rank holds are sent to all ranks, so that all update equal ones.
 """
 
 from __future__ import annotations
@@ -15,128 +15,147 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from enum import IntFlag
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from hotrows import ops
-from hotrows.plan import Answers, PackPlan
+from hotrows.distributed.comm import Ranks
+from hotrows.plan import PackPlan, Plan, RowExchangePlan
+from hotrows.planning.remote_pooling import RowsAndSums, Sums
 from hotrows.planning.sharding import Sharding
-from hotrows.planning.summing import Sums
-from hotrows.ranks import Ranks
+from hotrows.shapes import Int32, Int64
 
-# Wishes: what a rank may ask of all when a batch is planned; all learn of it with that batch.
-STOP, CHECKPOINT, NO_MORE = 1, 2, 4
+
+class RankSignals(IntFlag):
+    """Requests of a rank to all ranks, sent when a batch is planned; every plan has those of all.
+
+    STOP: stop training before this batch; CHECKPOINT: write a checkpoint; NO_MORE: this rank has no
+    more batches, which holds once all ranks signal it.
+    """
+
+    STOP = 1
+    CHECKPOINT = 2
+    NO_MORE = 4
 
 
 @dataclass(frozen=True)
-class Routed:
-    """What ranks have agreed on for a batch.
+class IdRequest:
+    """The rows that one rank requests of another, for a group of packs and a micro-batch.
 
-    served: a plan per group of packs for the rows of this rank's store; answers: how they travel.
-    size: samples on all ranks; step: the batch's number, by the ranks that have one.
-    wishes: of any rank; NO_MORE: of all.
+    Rows are numbers in the other rank's store. shared: rows that every rank holds; rows: those to
+    send, one answer each; lengths: number of rows of each sum, one answer each; terms: their rows,
+    weights: the bits of their float32 weights.
     """
 
-    served: tuple[PackPlan, ...]
-    answers: tuple[Answers, ...]
-    size: int
-    step: int
-    wishes: int
-
-
-def route(
-    asked: Sequence[Sequence[tuple[PackPlan, Sums | None]]],
-    shardings: Sequence[Sharding],
-    ranks: Ranks,
-    size: int,
-    step: int = 0,
-    wishes: int = 0,
-) -> Routed:
-    """Collective. asked: what this rank's samples read, by slice and group; size: how many they are."""
-    shares = [
-        [
-            _shares(part.rows, sums, sharding, ranks)
-            for (part, sums), sharding in zip(of, shardings, strict=True)
-        ]
-        for of in asked
-    ]
-    told = _tell(shares, ranks, (size, step, wishes))
-    groups = range(len(shardings))
-    found = [_serve([of[g] for of in told.asks], ranks.rank) for g in groups]
-    answers = tuple(
-        Answers(
-            num_shared=num_shared,
-            shared=tuple(places),
-            asked=tuple(tuple(ask.num_answers for ask in of[g]) for of in shares),
-            given=tuple(tuple(ask.num_answers for ask in of[g]) for of in told.asks),
-            travels=tuple(of[g] for of in told.travels),
-            by_columns=shardings[g].columns,
-        )
-        for g, (_, num_shared, places) in zip(groups, found, strict=True)
-    )
-    return Routed(tuple(part for part, _, _ in found), answers, told.size, told.step, told.wishes)
-
-
-@dataclass(frozen=True)
-class _Ask:
-    """What one rank asks of another, of a group and for a slice; int32, rows of the other's store.
-
-    shared: rows that every rank holds; rows: one answer each; lengths, terms, weights: sums, each an
-    answer, with the bits of its float32 weights.
-    """
-
-    shared: Tensor
-    rows: Tensor
-    lengths: Tensor
-    terms: Tensor
-    weights: Tensor
+    shared: Int32[Tensor, "A"]
+    rows: Int32[Tensor, "R"]
+    lengths: Int32[Tensor, "Q"]
+    terms: Int32[Tensor, "E"]
+    weights: Int32[Tensor, "E"]
 
     @property
     def num_answers(self) -> int:
         return len(self.rows) + len(self.lengths)
 
     @property
-    def parts(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[Tensor, ...]:
         return self.shared, self.rows, self.lengths, self.terms, self.weights
 
 
-@dataclass(frozen=True)
-class _Told:
-    """What all ranks have told this one.
+_NUM_TENSORS = 5  # of an IdRequest
 
-    asks: by slice and group, what each rank asks; travels: by slice and group.
+
+@dataclass(frozen=True)
+class ExchangedIds:
+    """Requests of all ranks to this one, and what ranks agree on for a batch.
+
+    requests: by micro-batch and group, the request of each rank.
+    crosses_ranks: by micro-batch and group, whether any rank requests a row of another.
+    size: samples on all ranks; step: the batch's number, by the ranks that have one.
+    signals: `RankSignals` of any rank; NO_MORE: of all.
     """
 
-    asks: list[list[list[_Ask]]]
-    travels: list[list[bool]]
+    requests: list[list[list[IdRequest]]]
+    crosses_ranks: list[list[bool]]
     size: int
     step: int
-    wishes: int
+    signals: int
 
 
-_NUM_PARTS = 5  # of an ask
+def route(
+    micro_batches: Sequence[Sequence[RowsAndSums]],
+    sizes: Sequence[int],
+    shardings: Sequence[Sharding],
+    group_of_pack: Sequence[int],
+    ranks: Ranks,
+    step: int = 0,
+    signals: int = 0,
+) -> Plan:
+    """Collective: the plan of a batch whose rows are exchanged between ranks, or in micro-batches.
+
+    micro_batches: what this rank's samples read, by micro-batch and group of packs; sizes: samples of
+    each micro-batch. shardings: by group. group_of_pack: the group of each pack.
+    """
+    requests = [  # micro-batches x groups x ranks
+        [_requests(*read, sharding, ranks) for read, sharding in zip(reads, shardings, strict=True)]
+        for reads in micro_batches
+    ]
+    received = exchange_ids(requests, ranks, (sum(sizes), step, signals))
+    served = [
+        serve_plan(
+            [of_groups[g] for of_groups in received.requests],
+            [of_groups[g] for of_groups in requests],
+            [of_groups[g] for of_groups in received.crosses_ranks],
+            ranks.rank,
+            sharding.columns,
+        )
+        for g, sharding in enumerate(shardings)
+    ]
+    plans = [
+        Plan(
+            packs=tuple(reads[g][0] for g in group_of_pack),
+            step=received.step,
+            batch_size=size,
+            global_size=received.size,
+        )
+        for reads, size in zip(micro_batches, sizes, strict=True)
+    ]
+    return Plan(
+        packs=tuple(served[g][0] for g in group_of_pack),
+        step=received.step,
+        batch_size=sum(sizes),
+        micro_batches=tuple(plans),
+        row_exchanges=tuple(served[g][1] for g in group_of_pack),
+        global_size=received.size,
+        signals=received.signals,
+    )
 
 
-def _shares(rows: Tensor, sums: Sums | None, sharding: Sharding, ranks: Ranks) -> tuple[_Ask, ...]:
-    """What a slice asks of every rank; rows: [A] int64, ascending."""
-    rows32 = rows.int()
-    none = rows32[:0]
+def _requests(
+    plan: PackPlan, sums: Sums | None, sharding: Sharding, ranks: Ranks
+) -> tuple[IdRequest, ...]:
+    """The requests of a micro-batch to every rank."""
+    rows = plan.rows.int()  # [A], ascending
+    none = rows[:0]
     if sharding.columns:
-        return (_Ask(none, rows32, none, none, none),) * ranks.num_ranks
-    starts = torch.tensor(sharding.owner_starts)
-    bounds = torch.searchsorted(rows, starts).tolist()
-    shared, asks = rows32[: bounds[0]], []
+        return (IdRequest(none, rows, none, none, none),) * ranks.num_ranks
+    starts = torch.tensor(sharding.owner_starts)  # [P + 1]
+    bounds = torch.searchsorted(plan.rows, starts).tolist()
+    shared, requests = rows[: bounds[0]], []
     for p, (first, end) in enumerate(itertools.pairwise(bounds)):
-        shift = sharding.num_shared - sharding.owner_starts[p]
+        shift = sharding.num_shared - sharding.owner_starts[p]  # to row numbers of rank p's store
         terms = (none, none, none) if sums is None else _terms(sums, p, shift)
-        asks.append(_Ask(shared, rows32[first:end] + shift, *terms))
-    return tuple(asks)
+        requests.append(IdRequest(shared, rows[first:end] + shift, *terms))
+    return tuple(requests)
 
 
-def _terms(sums: Sums, owner: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The sums asked of one rank: lengths, rows of its store, weights."""
+def _terms(
+    sums: Sums, owner: int, shift: int
+) -> tuple[Int32[Tensor, "Q"], Int32[Tensor, "E"], Int32[Tensor, "E"]]:
+    """The sums requested of one rank: lengths, rows of its store, weights."""
     first, end = torch.searchsorted(sums.owners, torch.tensor([owner, owner + 1])).tolist()
     lengths = sums.lengths[first:end]
     begin = int(sums.lengths[:first].sum())
@@ -144,88 +163,117 @@ def _terms(sums: Sums, owner: int, shift: int) -> tuple[Tensor, Tensor, Tensor]:
     return lengths.int(), sums.rows[span].int() + shift, sums.weights[span].view(torch.int32)
 
 
-def _tell(
-    shares: Sequence[Sequence[tuple[_Ask, ...]]], ranks: Ranks, standing: tuple[int, int, int]
-) -> _Told:
-    """Sends every rank what it has to know; what each has sent here comes back.
+def exchange_ids(
+    requests: Sequence[Sequence[tuple[IdRequest, ...]]], ranks: Ranks, header: tuple[int, int, int]
+) -> ExchangedIds:
+    """Collective: sends every rank the requests to it, and receives those to this one.
 
-    standing: of this rank: samples, step, wishes.
+    requests: by micro-batch and group, to each rank. header: samples, step and signals of this rank.
     """
-    flat = [share for of in shares for share in of]
-    # To each rank: what concerns all; then of each slice and group how long the parts of the ask are,
-    # and how many answers this rank asks of any other.
-    header, width = len(standing), _NUM_PARTS + 1
-    counts = torch.empty(ranks.num_ranks, header + width * len(flat), dtype=torch.int64)
-    of_others = [
-        sum(ask.num_answers for p, ask in enumerate(share) if p != ranks.rank) for share in flat
-    ]
-    for p in range(ranks.num_ranks):
-        numbers = [
-            number
-            for share, others in zip(flat, of_others, strict=True)
-            for number in (*map(len, share[p].parts), others)
-        ]
-        counts[p] = torch.tensor([*standing, *numbers])
-    ones = [1] * ranks.num_ranks
-    told = ranks.all_to_all(counts, ones, ones).wait()
-    parts = [part for p in range(ranks.num_ranks) for share in flat for part in share[p].parts]
-    sent = [sum(map(len, itertools.chain(*(s[p].parts for s in flat)))) for p in range(len(ones))]
-    each = told[:, header:].view(ranks.num_ranks, len(flat), width)
-    sizes = each[:, :, :_NUM_PARTS]
-    arrived = ranks.all_to_all(torch.cat(parts), sent, sizes.sum((1, 2)).tolist()).wait()
-    pieces = iter(arrived.split(sizes.reshape(-1).tolist()))
-    by_rank = [
-        [_Ask(*itertools.islice(pieces, _NUM_PARTS)) for _ in flat] for _ in range(ranks.num_ranks)
-    ]
-    travels = (each[:, :, _NUM_PARTS].sum(0) > 0).tolist()
-    num_groups = len(shares[0])
-    places = [range(s * num_groups, (s + 1) * num_groups) for s in range(len(shares))]
-    return _Told(
-        asks=[[[of[k] for of in by_rank] for k in of_slice] for of_slice in places],
-        travels=[[travels[k] for k in of_slice] for of_slice in places],
-        size=int(told[:, 0].sum()),
-        step=int(told[:, 1].max()),
-        wishes=_agreed(told[:, 2].tolist()),
+    num_ranks, num_groups = ranks.num_ranks, len(requests[0])
+    flat = [to_ranks for of_groups in requests for to_ranks in of_groups]  # micro-batches x groups
+    ones = [1] * num_ranks
+    counts = ranks.all_to_all(_counts(flat, ranks, header), ones, ones).wait()  # [P, 3 + 6 K]
+    headers, sizes = counts[:, : len(header)], counts[:, len(header) :]
+    sizes = sizes.view(num_ranks, len(flat), _NUM_TENSORS + 1)  # [P, K, 6]
+    lengths, num_crossing = (sizes[:, :, :_NUM_TENSORS], sizes[:, :, _NUM_TENSORS])  # [P, K, 5], [P, K]
+
+    tensors = [[t for to_ranks in flat for t in to_ranks[p].tensors] for p in range(num_ranks)]
+    entries = ranks.all_to_all(
+        torch.cat(list(itertools.chain(*tensors))),  # to rank 0, to rank 1, ..
+        [sum(map(len, to_rank)) for to_rank in tensors],
+        lengths.sum((1, 2)).tolist(),
+    ).wait()
+    pieces = iter(entries.split(lengths.reshape(-1).tolist()))
+    received = [
+        [IdRequest(*itertools.islice(pieces, _NUM_TENSORS)) for _ in flat] for _ in range(num_ranks)
+    ]  # by rank
+    crosses_ranks = (num_crossing.sum(0) > 0).tolist()
+    places = [range(first, first + num_groups) for first in range(0, len(flat), num_groups)]
+    return ExchangedIds(
+        requests=[[[of_rank[k] for of_rank in received] for k in groups] for groups in places],
+        crosses_ranks=[[crosses_ranks[k] for k in groups] for groups in places],
+        size=int(headers[:, 0].sum()),
+        step=int(headers[:, 1].max()),
+        signals=_agreed(headers[:, 2].tolist()),
     )
 
 
-def _agreed(wishes: Sequence[int]) -> int:
-    """Any rank's wish is a wish of all; there is no more once all ranks say so."""
-    found, ended = 0, NO_MORE
-    for of in wishes:
-        found |= of & ~NO_MORE
-        ended &= of
-    return found | ended
+def _counts(
+    requests: Sequence[tuple[IdRequest, ...]], ranks: Ranks, header: tuple[int, int, int]
+) -> Int64[Tensor, "P 3+6*{len(requests)}"]:
+    """A message to each rank: the header; then for each of K requests the lengths of its tensors, and
+    the number of answers that this rank requests of all other ranks."""
+    num_crossing = [
+        sum(request.num_answers for p, request in enumerate(to_ranks) if p != ranks.rank)
+        for to_ranks in requests
+    ]
+    messages = []
+    for p in range(ranks.num_ranks):
+        message = list(header)
+        for to_ranks, crossing in zip(requests, num_crossing, strict=True):
+            message += [*map(len, to_ranks[p].tensors), crossing]
+        messages.append(message)
+    return torch.tensor(messages, dtype=torch.int64)
 
 
-def _serve(asks: Sequence[Sequence[_Ask]], rank: int) -> tuple[PackPlan, int, list[Tensor]]:
-    """The plan for the rows of this rank's store that are read anywhere, how many of them are shared,
-    and per slice the places of the shared ones that its own samples read.
+def _agreed(signals: Sequence[int]) -> int:
+    """The signals of any rank; NO_MORE once all ranks have it."""
+    no_more = int(RankSignals.NO_MORE)
+    of_any, of_all = 0, no_more
+    for of_rank in signals:
+        of_any |= of_rank & ~no_more
+        of_all &= of_rank
+    return of_any | of_all
 
-    asks: by slice, of each rank.
+
+def serve_plan(
+    received: Sequence[Sequence[IdRequest]],
+    sent: Sequence[Sequence[IdRequest]],
+    crosses_ranks: Sequence[bool],
+    rank: int,
+    by_columns: bool,
+) -> tuple[PackPlan, RowExchangePlan]:
+    """The plan for the rows of this rank's store that are read anywhere, and how they are exchanged.
+
+    received, sent: by micro-batch, the requests of each rank and to each rank.
     """
-    flat = [ask for of in asks for ask in of]
-    shared, inverse, _, _ = ops.unique(torch.cat([ask.shared for ask in flat]).long())
-    places = inverse.split([len(ask.shared) for ask in flat])
-    mine = [places[s * len(of) + rank].long() for s, of in enumerate(asks)]
-    entries = torch.cat([shared, *(torch.cat([ask.rows, ask.terms]).long() for ask in flat)])
-    distinct, inverse, order, starts = ops.unique(entries)
-    num_answers = len(shared) + sum(ask.num_answers for ask in flat)
-    part = PackPlan(
-        rows=distinct, slots=distinct, inverse=inverse, order=order, starts=starts,
-        num_bags=num_answers,
-    )  # fmt: skip
-    if any(len(ask.lengths) for ask in flat):
-        part = _with_bags(part, len(shared), flat)
-    return part, len(shared), mine
+    flat = [request for of_ranks in received for request in of_ranks]  # micro-batches x ranks
+    shared_rows = torch.cat([request.shared for request in flat]).long()
+    shared, inverse, _, _ = ops.unique(shared_rows)  # [H']
+    places = inverse.split([len(request.shared) for request in flat])  # [A'] each
+    answers = [torch.cat([request.rows, request.terms]).long() for request in flat]  # [R + E] each
+    distinct, inverse, order, starts = ops.unique(torch.cat([shared, *answers]))  # [U], [N]
+    plan = PackPlan(
+        rows=distinct,
+        slots=distinct,
+        inverse=inverse,
+        order=order,
+        starts=starts,
+        num_bags=len(shared) + sum(request.num_answers for request in flat),
+    )
+    if any(len(request.lengths) for request in flat):
+        plan = _with_bags(plan, len(shared), flat)
+    return plan, RowExchangePlan(
+        num_shared=len(shared),
+        shared_places=tuple(p.long() for p in places[rank :: len(received[0])]),
+        send_counts=_num_answers(received),
+        recv_counts=_num_answers(sent),
+        crosses_ranks=tuple(crosses_ranks),
+        by_columns=by_columns,
+    )
 
 
-def _with_bags(part: PackPlan, num_shared: int, asks: Sequence[_Ask]) -> PackPlan:
-    """The plan where some places hold sums and the others a row each."""
+def _num_answers(requests: Sequence[Sequence[IdRequest]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(request.num_answers for request in of_ranks) for of_ranks in requests)
+
+
+def _with_bags(plan: PackPlan, num_shared: int, requests: Sequence[IdRequest]) -> PackPlan:
+    """The plan where some places are sums and the others are one row each."""
     lengths, weights = [torch.ones(num_shared, dtype=torch.int32)], [torch.ones(num_shared)]
-    for ask in asks:
-        lengths += [torch.ones_like(ask.rows), ask.lengths]
-        weights += [torch.ones(len(ask.rows)), ask.weights.view(torch.float32)]
-    bag_starts = functional.pad(torch.cat(lengths).cumsum(0), (1, 0)).int()
-    bags = ops.reference.bags_of(bag_starts).int()
-    return replace(part, bag_starts=bag_starts, bags=bags, weights=torch.cat(weights))
+    for request in requests:
+        lengths += [torch.ones_like(request.rows), request.lengths]
+        weights += [torch.ones(len(request.rows)), request.weights.view(torch.float32)]
+    bag_starts = functional.pad(torch.cat(lengths).cumsum(0), (1, 0)).int()  # [M + 1]
+    bags = ops.reference.bags_of(bag_starts).int()  # [N]
+    return replace(plan, bag_starts=bag_starts, bags=bags, weights=torch.cat(weights))

@@ -1,63 +1,88 @@
 """Cache: slots in fast memory in front of a store, for a group of packs that read the same rows.
 
-It obeys the moves of plans and decides nothing. A batch's rows live through
+It obeys the moves of plans and decides nothing. The rows of a batch go through
 
-    collect      missing rows: store -> staging           victims: slots -> a buffer
-    insert       missing rows: staging -> slots
+    collect       missing rows: store -> staged           victims: slots -> leaving
+    insert        missing rows: staged -> slots
     (training reads and writes slots)
-    write back                                             victims: buffer -> store
+    write_back                                            victims: leaving -> store
 
-While the pipeline rests, the present value of a row is in its slot if it has one, else with the
-victims that have not been written back, else in the store: `settle` writes those back, and `read`
-looks through, changing nothing. The map from rows to slots by which batches are planned
-(`planning.slots`) is ahead of all this and is never asked here.
+in the verbs of a `Device`. The host does each at once. A GPU does it later, the calling thread goes
+on, and marks say what must come first: the copy of the plan and the batch that had to leave before
+`collect`, `insert` before training, training before `write_back`. Between store and slots, records go
+
+    zero copy     from one to the other: the host in its own memory and in files, a GPU in page-locked
+                  host memory, which it reads and writes itself
+    staged        through a block that the host gathers or scatters, and that is copied as a whole
+
+While the pipeline is paused, the present value of a row is in its slot if it has one, else in a
+transfer that was not written back, else in the store: `write_back_all` ends transfers, and `read` looks
+through, changing nothing. The map from rows to slots by which batches are planned (`planning.slots`)
+describes batches to come and is not used by the cache.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from hotrows import ops
-from hotrows.device import HOST, Device
 from hotrows.plan import Moves
+from hotrows.runtime.device import HOST, Device, Mark
+from hotrows.runtime.transfer import to_device
 from hotrows.storage.store import Store, empty_records
 
 CHUNK_ROWS = 1 << 16  # rows that a flush or a look through holds at once
+CACHE_TRANSFERS = ("zero_copy", "staged")
+MOVE, WRITE = "move", "write"  # lanes
 _SAME, _CHANGED, _FLUSHED = 0, 1, 2  # a slot's row: as it came; trained; trained, and flushed since
 
 
 @dataclass(frozen=True)
-class Transit:
-    """Records on their way, of one batch.
+class Transfer:
+    """The rows of one batch between a store and slots.
 
-    staged: [m, stride], what comes in; rows: [e], leaving: [e, stride], what goes.
+    moves, device_moves: what moves, in host memory and on the device; of the rows that go out, those
+        that training has changed.
+    staged: [m, stride] uint8, records that come in; leaving: [e, stride] uint8, records that go out;
+        both on the device. collected: the mark behind which both are filled.
     """
 
+    moves: Moves
+    device_moves: Moves
     staged: Tensor
-    rows: Tensor
     leaving: Tensor
+    collected: Mark
 
 
 class Cache:
     """`num_slots` records of each pack of a group, in front of `store`.
 
-    strides: bytes of each pack's record; arenas: [C, stride] uint8 per pack.
+    strides: bytes of each pack's record; arenas: the slots, [C, stride] uint8 per pack. device: where
+    slots are. zero_copy: the device reads and writes the store's records itself, as the host always
+    can.
     """
 
     def __init__(
-        self, num_slots: int, strides: Sequence[int], store: Store, device: Device = HOST
+        self,
+        num_slots: int,
+        strides: Sequence[int],
+        store: Store,
+        device: Device = HOST,
+        zero_copy: bool = True,
     ) -> None:
-        self.store = store
+        self.store, self._device, self._zero_copy = store, device, zero_copy
         self.arenas = tuple(empty_records(num_slots, stride, device) for stride in strides)
         self._row_of = torch.full((num_slots,), -1)
         self._state = torch.zeros(num_slots, dtype=torch.uint8)
-        self._leaving: dict[int, Transit] = {}
-        self._residents: tuple[Tensor, Tensor] | None = None
+        self._transfers: dict[int, Transfer] = {}  # collected, and not yet written back
+        self._residents: tuple[Tensor, Tensor] | None = None  # rows that have slots, sorted; slots
+        # Slots are written on another lane than made them: should the cache be dropped in the middle
+        # of something, their memory waits for it.
+        device.launch(MOVE, lambda: None, [device.mark()], self.arenas)
 
     @property
     def num_slots(self) -> int:
@@ -68,41 +93,93 @@ class Cache:
         """Bytes of all slots."""
         return sum(arena.numel() for arena in self.arenas)
 
-    def collect(self, moves: Moves) -> Transit:
-        """Reads the rows that come in, and takes those that go out of their slots."""
-        staged = self._buffer(moves.rows_in.numel())
-        self.store.read(moves.rows_in, staged)
-        # A row that was brought in and never trained is in the store as it was.
-        trained = self._state[moves.slots_out] != _SAME
-        slots = moves.slots_out[trained]
-        transit = Transit(staged, moves.rows_out[trained], self._gather(slots))
-        self._row_of[moves.slots_out] = -1
-        self._state[moves.slots_out] = _SAME
-        self._residents = None
-        self._leaving[id(transit)] = transit
-        return transit
+    # ---- the moves of a batch
 
-    def insert(self, moves: Moves, transit: Transit) -> None:
-        self._scatter(moves.slots_in, transit.staged)
+    def collect(
+        self, moves: Moves, device_moves: Moves | None = None, after: Sequence[Mark] = ()
+    ) -> Transfer:
+        """Reads the rows that come in, and copies those that go out from their slots.
+
+        device_moves: the moves on the device; None: `moves` are. after: marks to be passed first.
+        """
+        device, stride, after = self._device, self.store.stride, list(after)
+        vacated = moves.slots_out
+        moves, device_moves = self._without_unchanged(moves, device_moves or moves, after)
+        staged = device.empty(MOVE, moves.rows_in.numel(), stride)
+        leaving = device.empty(MOVE, moves.rows_out.numel(), stride)
+        block: Tensor | None = None
+        if not self._zero_copy:
+            block = device.staging(*staged.shape)
+            self.store.read(moves.rows_in, block)
+
+        def copy() -> None:
+            if len(staged):
+                if block is None:
+                    self.store.read(device_moves.rows_in, staged)
+                else:
+                    staged.copy_(block, non_blocking=True)
+            if len(leaving):
+                self._copy_out(device_moves.slots_out, leaving)
+
+        mark = device.launch(MOVE, copy, after, _blocks(device_moves))
+        self._row_of[vacated] = -1
+        self._state[vacated] = _SAME
+        self._residents = None
+        transfer = Transfer(moves, device_moves, staged, leaving, mark)
+        self._transfers[id(transfer)] = transfer
+        return transfer
+
+    def _without_unchanged(
+        self, moves: Moves, device_moves: Moves, after: list[Mark]
+    ) -> tuple[Moves, Moves]:
+        """The moves without the rows that go out as they came in: the store has their values."""
+        changed = self._state[moves.slots_out] != _SAME
+        if changed.all():
+            return moves, device_moves
+        rows, slots = moves.rows_out[changed], moves.slots_out[changed]
+        copies = to_device(self._device, (rows, slots))
+        after.append(copies.mark)
+        moves = replace(moves, rows_out=rows, slots_out=slots)
+        rows, slots = copies.value
+        return moves, replace(device_moves, rows_out=rows, slots_out=slots)
+
+    def insert(self, transfer: Transfer) -> Mark:
+        """Puts the rows that come in into their slots; returns the mark that training waits for."""
+        moves, device_moves, staged = transfer.moves, transfer.device_moves, transfer.staged
+
+        def copy() -> None:
+            if len(staged):
+                self._copy_in(device_moves.slots_in, staged)
+
+        mark = self._device.launch(MOVE, copy, holds=_blocks(device_moves))
         self._row_of[moves.slots_in] = moves.rows_in
         self._residents = None
+        return mark
 
-    def warm(self, moves: Moves) -> None:
-        """Fills empty slots before the first batch, a part of the rows at a time."""
-        for part in self._in_chunks(moves):
-            transit = self.collect(part)
-            self.insert(part, transit)
-            self.write_back(transit)
+    def write_back(self, transfer: Transfer, after: Sequence[Mark] = ()) -> Mark:
+        """Stores the rows that went out; returns the mark that batches wait for which come later.
 
-    def _in_chunks(self, moves: Moves) -> Iterator[Moves]:
-        for begin, end in chunks(moves.rows_in.numel()):
-            yield dataclasses.replace(
-                moves, rows_in=moves.rows_in[begin:end], slots_in=moves.slots_in[begin:end]
-            )
+        Where records are staged, the calling thread, which is not training's, waits for the copy.
+        """
+        device, leaving, moves = self._device, transfer.leaving, transfer.device_moves
+        is_written = self._transfers.pop(id(transfer), None) is None
+        if is_written or not len(leaving):  # a mark all the same: behind training, and in order
+            return device.launch(WRITE, lambda: None, after)
+        after = [transfer.collected, *after]
+        if self._zero_copy:
+            holds = [leaving, *_blocks(moves)]
+            return device.launch(WRITE, lambda: self.store.write(moves.rows_out, leaving), after, holds)
+        block = device.staging(*leaving.shape)
+        mark = device.launch(WRITE, lambda: block.copy_(leaving, non_blocking=True), after, [leaving])
+        device.finish(mark)
+        self.store.write(transfer.moves.rows_out, block)
+        return mark
 
-    def write_back(self, transit: Transit) -> None:
-        if self._leaving.pop(id(transit), None) is not None and transit.rows.numel():
-            self.store.write(transit.rows, transit.leaving)
+    def mark_changed(self, slots: Tensor) -> None:
+        """Notes that training writes these slots. slots: in host memory."""
+        self._state[slots] = _CHANGED
+
+    # ---- all rows; the pipeline is paused, and the host waits for the device
 
     @property
     def rows(self) -> Tensor:
@@ -110,24 +187,31 @@ class Cache:
         return self._row_of[self._row_of >= 0].sort().values
 
     def holds(self, slots: Tensor, rows: Tensor) -> bool:
-        """Whether each of these slots has the row given for it."""
+        """Whether slots[i] has row rows[i], for all i."""
         return torch.equal(self._row_of[slots], rows)
 
-    def changed(self, slots: Tensor) -> None:
-        """Training has written these slots."""
-        self._state[slots] = _CHANGED
+    def warm(self, moves: Moves) -> None:
+        """Fills empty slots before the first batch, `CHUNK_ROWS` rows at a time."""
+        for begin, end in chunks(moves.rows_in.numel()):
+            rows, slots = moves.rows_in[begin:end], moves.slots_in[begin:end]
+            part = replace(moves, rows_in=rows, slots_in=slots)
+            copy = to_device(self._device, part)
+            transfer = self.collect(part, copy.value, [copy.mark])
+            self._device.finish(self.insert(transfer))
+            self.write_back(transfer)
 
-    def settle(self) -> None:
-        """Writes back every row that has left its slot; the pipeline rests."""
-        for transit in list(self._leaving.values()):
-            self.write_back(transit)
+    def write_back_all(self) -> None:
+        """Writes back every row that has left its slot."""
+        for transfer in list(self._transfers.values()):
+            self.write_back(transfer, [self._device.mark()])
+        self._device.synchronize()
 
     def flush(self, keeps: bool = True) -> None:
-        """Writes every trained row to the store and keeps it in its slot; the pipeline rests.
+        """Writes every trained row to the store; each stays in its slot.
 
         keeps: no row will be read from the store before it was written again.
         """
-        self.settle()
+        self.write_back_all()
         for begin, end in chunks(self.num_slots):
             changed = (self._state[begin:end] == _CHANGED).nonzero().squeeze(1) + begin
             rows, order = self._row_of[changed].sort()
@@ -137,57 +221,93 @@ class Cache:
 
     def clear(self) -> None:
         """Forgets every row; what was not flushed is lost."""
-        self._leaving.clear()
+        self._transfers.clear()
+        self._device.synchronize()
         self._row_of.fill_(-1)
         self._state.zero_()
         self._residents = None
 
     def read(self, rows: Tensor) -> Tensor:
-        """[m, stride]: the present records of `rows`, distinct and ascending; the pipeline rests."""
+        """[m, stride] in host memory: the present records of `rows`, distinct and ascending."""
         slots = self._slots_of(rows)
-        records = self._buffer(rows.numel())
-        absent, here = slots < 0, (slots >= 0).nonzero().squeeze(1)
+        records = torch.empty(rows.numel(), self.store.stride, dtype=torch.uint8)
+        absent, resident = slots < 0, (slots >= 0).nonzero().squeeze(1)
         if absent.any():
-            found = self._buffer(int(absent.sum()))
-            self.store.read(rows[absent], found)
-            records[absent] = found
-        if here.numel():
-            records[here] = self._gather(slots[here])
+            stored = torch.empty(int(absent.sum()), self.store.stride, dtype=torch.uint8)
+            self.store.read(rows[absent], stored)
+            records[absent] = stored
+        if resident.numel():
+            records[resident] = self._gather(slots[resident])
         return records
 
     def write(self, rows: Tensor, records: Tensor) -> None:
-        """Makes these the present records of `rows`, distinct and ascending; the pipeline rests."""
+        """Makes records in host memory the present ones of `rows`, distinct and ascending."""
         slots = self._slots_of(rows)
-        absent, here = slots < 0, (slots >= 0).nonzero().squeeze(1)
-        if here.numel():
-            self._scatter(slots[here], records[here])
-        self._state[slots[here]] = _CHANGED
+        absent, resident = slots < 0, (slots >= 0).nonzero().squeeze(1)
+        if resident.numel():
+            self._copy_in(self._device.put(slots[resident]), self._device.put(records[resident]))
+        self._state[slots[resident]] = _CHANGED
         if absent.any():
             self.store.write(rows[absent], records[absent])
 
-    def _slots_of(self, rows: Tensor) -> Tensor:
-        """[m]: the slot of each row at present, -1 where it has none."""
-        self.settle()
-        if self._residents is None:
-            self._residents = self._row_of.sort()
-        held, slots = self._residents
-        at = torch.searchsorted(held, rows).clamp(max=held.numel() - 1)
-        return torch.where(held[at] == rows, slots[at], -1)
-
-    def _gather(self, slots: Tensor) -> Tensor:
-        records = self._buffer(slots.numel())
-        for arena, part in zip(self.arenas, self._parts(records), strict=True):
-            ops.copy_rows(arena, slots, part, None)
+    def read_on_device(self, rows: Tensor, device_rows: Tensor) -> Tensor:
+        """[m, stride] on the device: the present records of `rows` (host), `device_rows` (device)."""
+        if not self._zero_copy:
+            return self._device.put(self.read(rows))
+        slots, places = self._residents_among(rows)
+        records = self._empty(len(rows))
+        self.store.read(device_rows, records)  # residents too: they are few, and overwritten below
+        if len(slots):
+            self._copy_out(slots, records, places)
         return records
 
-    def _scatter(self, slots: Tensor, records: Tensor) -> None:
-        for arena, part in zip(self.arenas, self._parts(records), strict=True):
-            ops.copy_rows(part, None, arena, slots)
+    def write_on_device(self, rows: Tensor, device_rows: Tensor, records: Tensor) -> None:
+        """Makes records on the device the present ones of `rows` (host), `device_rows` (device)."""
+        if not self._zero_copy:
+            self.write(rows, records.cpu())
+            return
+        slots, places = self._residents_among(rows)
+        self.store.write(device_rows, records)
+        if len(slots):
+            self._copy_in(slots, records, places)
 
-    def _buffer(self, num_rows: int) -> Tensor:
-        return torch.empty(num_rows, self.store.stride, dtype=torch.uint8)
+    def _residents_among(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Of the rows that have slots, these and their places in `rows`, on the device."""
+        slots = self._slots_of(rows)
+        places = (slots >= 0).nonzero().squeeze(1)
+        return self._device.put(slots[places]), self._device.put(places)
 
-    def _parts(self, records: Tensor) -> tuple[Tensor, ...]:
+    def _slots_of(self, rows: Tensor) -> Tensor:
+        """[m]: the slot of each row at present, -1 where it has none."""
+        self.write_back_all()
+        if self._residents is None:
+            self._residents = self._row_of.sort()
+        residents, slots = self._residents
+        places = torch.searchsorted(residents, rows).clamp(max=residents.numel() - 1)
+        return torch.where(residents[places] == rows, slots[places], -1)
+
+    # ---- records in slots
+
+    def _gather(self, slots: Tensor) -> Tensor:
+        """[m, stride] in host memory. slots: in host memory."""
+        records = self._empty(len(slots))
+        self._copy_out(self._device.put(slots), records)
+        return records.cpu()
+
+    def _copy_out(self, slots: Tensor, records: Tensor, places: Tensor | None = None) -> None:
+        """Copies slots into records, at `places` of them; all on the device."""
+        for arena, part in zip(self.arenas, self._of_packs(records), strict=True):
+            ops.copy_rows(arena, slots, part, places)
+
+    def _copy_in(self, slots: Tensor, records: Tensor, places: Tensor | None = None) -> None:
+        """Copies records, those at `places`, into slots; all on the device."""
+        for arena, part in zip(self.arenas, self._of_packs(records), strict=True):
+            ops.copy_rows(part, places, arena, slots)
+
+    def _empty(self, num_rows: int) -> Tensor:
+        return torch.empty(num_rows, self.store.stride, dtype=torch.uint8, device=self._device.torch)
+
+    def _of_packs(self, records: Tensor) -> tuple[Tensor, ...]:
         """The records of a group as those of its packs."""
         return records.split([arena.shape[1] for arena in self.arenas], 1)
 
@@ -196,3 +316,8 @@ def chunks(num_rows: int, size: int = CHUNK_ROWS) -> Iterator[tuple[int, int]]:
     """(begin, end) of consecutive rows, `size` at most."""
     for begin in range(0, num_rows, size):
         yield begin, min(begin + size, num_rows)
+
+
+def _blocks(moves: Moves) -> list[Tensor]:
+    """What a launch on moves holds: their blocks, each through a view of it."""
+    return [moves.rows_in, moves.rows_out]

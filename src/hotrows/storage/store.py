@@ -1,10 +1,9 @@
-"""Where the rows of a pack live for good.
+"""Stores: where the records of a pack are stored permanently.
 
-`MemoryStore` holds every record of a pack in memory, the host's or a device's, so a row's slot is its
-row number.
-`HostStore` and `FileStore` (in `storage.file`) stand behind a cache and serve a group of packs that
-read the same rows: they `read` and `write` records of the group, its packs' records side by side.
-Stores obey plans: they know nothing of ids, batches or optimizers.
+`MemoryStore` has every record of a pack in memory, the host's or a device's, so a row's slot is its
+row number. `HostStore` and `FileStore` (in `storage.file_store`) are behind a cache and serve a group of
+packs that read the same rows: they `read` and `write` records of the group, its packs' records side by
+side. Stores obey plans: they know nothing of ids, batches or optimizers.
 """
 
 from __future__ import annotations
@@ -18,20 +17,21 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from hotrows import native, ops
-from hotrows.device import HOST, Device, aligned
+from hotrows import ops
 from hotrows.record import RecordLayout, RecordViews, views
-from hotrows.schema import Constant, Initializer, Normal
+from hotrows.runtime import native
+from hotrows.runtime.device import HOST, Device, aligned
+from hotrows.table import Constant, Initializer, Normal
 
 _CHUNK = 1 << 20  # rows
 
 
 @dataclass(frozen=True)
-class FirstValues:
-    """How the rows of a store begin: from the stream of their table, wherever and whenever.
+class InitialValues:
+    """The initial values of the rows of a store, drawn from the random stream of their table.
 
-    first_rows: [K + 1], pieces: [K, 5] int64, of what tables the store is made (`ops.initialize`);
-    state: of a new row, S numbers.
+    first_rows: [K + 1], pieces: [K, 5] int64, the tables that the store consists of, as in
+    `ops.initialize`; state: S numbers of a new row.
     """
 
     layout: RecordLayout
@@ -45,7 +45,7 @@ class FirstValues:
         return int(self.first_rows[-1])
 
     def fill(self, records: Tensor, rows: Tensor) -> None:
-        """Makes records [m, stride] the first ones of `rows` [m] int64."""
+        """Fills records [m, stride] with the initial values of `rows` [m] int64."""
         kind, scale = _kind(self.initializer)
         ops.initialize(
             records, self.layout.as_ints(), rows, self.first_rows, self.pieces, kind, scale,
@@ -57,21 +57,22 @@ class MemoryStore:
     """All records of a pack in memory, [R, stride] bytes: on huge pages where there are any, or on a
     device."""
 
-    def __init__(self, first: FirstValues, device: Device = HOST) -> None:
-        self.layout, self.device = first.layout, device
-        self.records = empty_records(first.num_rows, self.layout.stride, device)
-        for begin in range(0, first.num_rows, _CHUNK):
-            rows = torch.arange(begin, min(begin + _CHUNK, first.num_rows))
+    def __init__(self, initial_values: InitialValues, device: Device = HOST) -> None:
+        self.layout, self.device = initial_values.layout, device
+        num_rows = initial_values.num_rows
+        self.records = empty_records(num_rows, self.layout.stride, device)
+        for begin in range(0, num_rows, _CHUNK):
+            rows = torch.arange(begin, min(begin + _CHUNK, num_rows))
             if device.on_host:
-                first.fill(self.records[begin : begin + len(rows)], rows)
+                initial_values.fill(self.records[begin : begin + len(rows)], rows)
             else:  # made on the host, so that they have the same bits everywhere
-                made = empty_records(len(rows), self.layout.stride)
-                first.fill(made, rows)
-                self.copy_in(begin, made)
+                records = empty_records(len(rows), self.layout.stride)
+                initial_values.fill(records, rows)
+                self.copy_in(begin, records)
 
     @classmethod
     def empty(cls, layout: RecordLayout, num_rows: int) -> MemoryStore:
-        """A store whose rows are still to be written."""
+        """A store of uninitialised records."""
         store = cls.__new__(cls)
         store.layout, store.device = layout, HOST
         store.records = empty_records(num_rows, layout.stride)
@@ -87,11 +88,11 @@ class MemoryStore:
         return self.records.numel()
 
     def copy_out(self, begin: int, end: int) -> Tensor:
-        """[end - begin, stride]: records in host memory; those that are there, themselves."""
+        """[end - begin, stride]: records in host memory; views of records that are there already."""
         return self.records[begin:end].cpu().contiguous()
 
     def copy_in(self, begin: int, records: Tensor) -> None:
-        """Makes records in host memory those from row `begin` on."""
+        """Overwrites the records from row `begin` on by records in host memory."""
         self.records[begin : begin + len(records)] = self.device.put(records)
 
 
@@ -107,7 +108,7 @@ class Store(Protocol):
         """Fills out [m, stride] uint8 with the records of `rows` [m] int64, distinct, ascending."""
 
     def write(self, rows: Tensor, records: Tensor, keeps: bool = False) -> None:
-        """Stores the records of `rows`; keeps: the writer holds them on, and writes before it reads."""
+        """Stores the records of `rows`; keeps: the writer retains them, and writes before it reads."""
 
 
 class HostStore:
@@ -132,8 +133,8 @@ class HostStore:
 def empty_records(num_rows: int, stride: int, device: Device = HOST) -> Tensor:
     """[num_rows, stride] bytes of memory, on huge pages where there are any.
 
-    Host memory is on pages of its own, which can be locked for a device. On a device records begin
-    where it reads well, so they may stand apart.
+    Host memory is on pages of its own, which can be locked for a device. On a device records begin at
+    aligned addresses, so there may be gaps between them.
     """
     if not device.on_host:
         return _on_device(num_rows, stride, device)
@@ -153,7 +154,7 @@ def empty_records(num_rows: int, stride: int, device: Device = HOST) -> Tensor:
 
 
 def _on_own_pages(size: int) -> Tensor:
-    """[size] bytes that begin a page, and whose last page nothing else is on."""
+    """[size] bytes that begin a page and share none with other memory."""
     block = torch.empty(size + 2 * mmap.PAGESIZE, dtype=torch.uint8)
     begin = -block.data_ptr() % mmap.PAGESIZE
     return block[begin : begin + size]

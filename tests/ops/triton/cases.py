@@ -3,7 +3,7 @@
 import torch
 
 from hotrows import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
-from hotrows.ops import reference
+from hotrows.ops.rows import reference
 from hotrows.optim import initial_state
 from hotrows.record import RecordLayout, views
 
@@ -25,9 +25,7 @@ IDS = {
     "padding": torch.full((5,), -1),
     "few, some equal, some padding": torch.tensor([7, -1, 3, 7, 59, 0, -1, 7]),
     "a window and one more": torch.full((65,), 3),
-    "long runs side by side": torch.tensor([4, 9, 11]).repeat_interleave(
-        torch.tensor([100, 64, 140])
-    ),
+    "long runs side by side": torch.tensor([4, 9, 11]).repeat_interleave(torch.tensor([100, 64, 140])),
 }
 
 
@@ -59,8 +57,8 @@ def new_records(layout, optimizer=None, rows=60):
     state = [0.0] * layout.state_width
     if optimizer is not None:
         state = initial_state(optimizer, layout.dim)
-    of = torch.arange(rows), torch.tensor([0, rows]), torch.tensor([[42, 0, 1, 0, layout.dim]])
-    reference.initialize(records, layout.as_ints(), *of, "uniform", 0.1, state)
+    keys = torch.arange(rows), torch.tensor([0, rows]), torch.tensor([[42, 0, 1, 0, layout.dim]])
+    reference.initialize(records, layout.as_ints(), *keys, "uniform", 0.1, state)
     return records
 
 

@@ -27,13 +27,8 @@ def pytest_configure():
 
 @pytest.fixture(
     params=[
-        pytest.param(
-            "cpu", marks=pytest.mark.skipif(_HAS_CUDA, reason="kernels are compiled here")
-        ),
-        pytest.param(
-            "cuda",
-            marks=pytest.mark.gpu,
-        ),
+        pytest.param("cpu", marks=pytest.mark.skipif(_HAS_CUDA, reason="kernels are compiled here")),
+        pytest.param("cuda", marks=pytest.mark.gpu),
     ]
 )
 def device(request):

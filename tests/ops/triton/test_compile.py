@@ -36,27 +36,25 @@ def compile_all() -> None:
     run, JITFunction.run = JITFunction.run, compiled
     from hotrows.ops import triton as kernels
 
-    each = torch.arange(64)
-    runs, starts, bags = each.int(), torch.arange(65).int(), each.int()
-    kernels.unique_padded(each)
-    kernels.find_slots(each, each, each)
-    kernels.resolve(each, None, 16, torch.arange(4), each[:4], each[:4], 2)
+    rows = torch.arange(64)
+    runs, starts, bags = rows.int(), torch.arange(65).int(), rows.int()
+    kernels.unique_padded(rows)
+    kernels.resolve(rows, None, 16, torch.arange(4), rows[:4], rows[:4], 2)
     for optimizer, dim, dtype in zip(
         cases.OPTIMIZERS, (16, 1, 17, 128, 64, 3, 200), [*cases.DTYPES] * 3, strict=False
     ):
         layout = cases.layout_of(optimizer, dim, dtype)
         records, ints = torch.zeros(64, layout.stride, dtype=torch.uint8), layout.as_ints()
-        kernels.copy_rows(records, each, records, None)
-        kernels.pool(records, ints, each, each.int(), None, None)
-        kernels.pool(records, ints, each, each.int(), starts, torch.ones(64))
+        kernels.copy_rows(records, rows, records, None)
+        kernels.pool(records, ints, rows, rows.int(), None, None)
+        kernels.pool(records, ints, rows, rows.int(), starts, torch.ones(64))
         kernels.sum_gradients(torch.ones(64, dim), runs, starts, bags, torch.ones(64))
         kernels.update(
-            records, ints, each, each, runs, starts, None, None, torch.ones(64, dim), optimizer.kind,
+            records, ints, rows, rows, runs, starts, None, None, torch.ones(64, dim), optimizer.kind,
             hyper_tensor(optimizer, 0), cases.FIRST_ROWS, cases.pieces(dim),
         )  # fmt: skip
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the other tests compile them")
 def test_kernels_compile_for_sm_90_without_fused_multiply_add(tmp_path):
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
@@ -67,7 +65,7 @@ def test_kernels_compile_for_sm_90_without_fused_multiply_add(tmp_path):
     assert done.returncode == 0, done.stderr
     lines = [line.split() for line in done.stdout.splitlines()]
     assert {name for name, _, _ in lines} == {
-        "_count", "_fill", "_find_slots", "_resolve", "_copy_rows", "_gather", "_pool",
+        "_count", "_fill", "_resolve", "_copy_rows", "_gather", "_pool",
         "_sum_windows", "_sum_gradients", "_update",
     }  # fmt: skip
     assert all(fused == "False" and cubin == "True" for _, fused, cubin in lines), lines

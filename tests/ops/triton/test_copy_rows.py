@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hotrows.ops import reference
 from hotrows.ops import triton as kernels
+from hotrows.ops.rows import reference
 from hotrows.ops.triton.copy_rows import _widest
 from tests.ops.triton.cases import on
 

@@ -1,16 +1,16 @@
-"""The ops that plan a batch: rows of ids, distinct rows, slots of rows."""
+"""The ops that plan a batch: rows of ids, distinct rows."""
 
 import pytest
 import torch
 
-from hotrows.ops import reference
 from hotrows.ops import triton as kernels
+from hotrows.ops.rows import reference
 from tests.ops.triton.cases import IDS, hot_ids, on
 
 
-def same(found, expected):
+def same(results, expected):
     return all(
-        torch.equal(a.cpu(), b) and a.dtype == b.dtype for a, b in zip(found, expected, strict=True)
+        torch.equal(a.cpu(), b) and a.dtype == b.dtype for a, b in zip(results, expected, strict=True)
     )
 
 
@@ -36,15 +36,6 @@ def test_unique_padded_holds_what_unique_finds():
     assert torch.equal(padded[3][: u + 1], starts) and (padded[3][u:] == len(rows)).all()
 
 
-@pytest.mark.parametrize("num_held", [0, 1, 37])
-def test_find_slots_equals_the_reference(num_held, device):
-    held = torch.randperm(100)[:num_held].sort().values
-    args = held, torch.randperm(num_held), torch.cat([held, torch.randint(-1, 101, (300,))])
-    expected = reference.find_slots(*args)
-    assert torch.equal(kernels.find_slots(*on(device, *args)).cpu(), expected)
-    assert (expected >= 0).any() == (num_held > 0)
-
-
 @pytest.mark.parametrize("num_columns", [0, 2, 4])
 @pytest.mark.parametrize("batch_size", [0, 1, 70])
 @pytest.mark.parametrize("least", [-1, 0], ids=["some are bad", "all are good"])
@@ -52,12 +43,12 @@ def test_resolve_equals_the_reference(least, batch_size, num_columns, device):
     ids = torch.randint(least, 20 + least, (3 * batch_size,))
     tables = torch.tensor([2, 0, 0, 1]), torch.arange(4) * 19, torch.full((4,), 19 - least)
     args = (ids, None, batch_size, *tables, num_columns)
-    rows, *rest = kernels.resolve(*on(device, *args))
-    expected, *expected_rest = reference.resolve(*args)
-    assert same(rest, expected_rest)
+    rows, *others = kernels.resolve(*on(device, *args))
+    expected, *expected_others = reference.resolve(*args)
+    assert same(others, expected_others)
     good = rows.cpu() >= 0
     assert torch.equal(rows.cpu()[good], expected[good])
-    assert int(rest[-1]) == (int((~good).nonzero()[0]) if (~good).any() else -1)
+    assert int(others[-1]) == (int((~good).nonzero()[0]) if (~good).any() else -1)
 
 
 def test_resolve_of_several_ids_per_bag_equals_the_reference(device):

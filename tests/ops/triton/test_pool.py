@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hotrows.ops import reference
 from hotrows.ops import triton as kernels
+from hotrows.ops.rows import reference
 from hotrows.record import RecordLayout
 from tests.ops.triton.cases import DIMS, DTYPES, new_records, on
 
@@ -15,6 +15,7 @@ def bags(num_ids):
     return torch.tensor(starts).clamp(max=num_ids).int()
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("jagged", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -26,8 +27,8 @@ def test_pool_gives_the_bits_of_the_reference(dim, dtype, weighted, jagged, devi
     args = (slots, inverse, bags(70) if jagged else None, weights)
     records = new_records(layout)
     expected = reference.pool(records, layout.as_ints(), *args)
-    found = kernels.pool(records.to(device), layout.as_ints(), *on(device, *args))
-    assert torch.equal(found.cpu(), expected)
+    pooled = kernels.pool(records.to(device), layout.as_ints(), *on(device, *args))
+    assert torch.equal(pooled.cpu(), expected)
 
 
 @pytest.mark.parametrize("num_ids", [0, 1])
@@ -37,8 +38,8 @@ def test_none_and_one(num_ids, jagged, device):
     args = (torch.tensor([9]), torch.zeros(num_ids).int(), bags(num_ids) if jagged else None, None)
     records = new_records(layout)
     expected = reference.pool(records, layout.as_ints(), *args)
-    found = kernels.pool(records.to(device), layout.as_ints(), *on(device, *args))
-    assert torch.equal(found.cpu(), expected)
+    pooled = kernels.pool(records.to(device), layout.as_ints(), *on(device, *args))
+    assert torch.equal(pooled.cpu(), expected)
 
 
 def test_where_the_rows_stand_changes_no_bit(device):
@@ -47,11 +48,11 @@ def test_where_the_rows_stand_changes_no_bit(device):
     elsewhere = torch.empty_like(records)
     elsewhere[moved] = records
     slots, inverse = torch.arange(60), torch.randint(0, 60, (50,)).int()
-    found = [
-        kernels.pool(*on(device, of, layout.as_ints(), at, inverse, bags(50), torch.ones(50)))
-        for of, at in ((records, slots), (elsewhere, moved), (elsewhere, moved))
+    pooled = [
+        kernels.pool(*on(device, stored, layout.as_ints(), places, inverse, bags(50), torch.ones(50)))
+        for stored, places in ((records, slots), (elsewhere, moved), (elsewhere, moved))
     ]
-    assert torch.equal(found[0], found[1]) and torch.equal(found[1], found[2])
+    assert torch.equal(pooled[0], pooled[1]) and torch.equal(pooled[1], pooled[2])
 
 
 def test_records_may_be_parts_of_longer_ones(device):
@@ -59,7 +60,7 @@ def test_records_may_be_parts_of_longer_ones(device):
     wide = torch.zeros(60, layout.stride + 8, dtype=torch.uint8)
     wide[:, 4 : 4 + layout.stride] = new_records(layout)
     part = wide.to(device)[:, 4 : 4 + layout.stride]
-    each = torch.arange(60)
-    args = (layout.as_ints(), *on(device, each, each.int()), None, None)
-    expected = reference.pool(new_records(layout), layout.as_ints(), each, each.int(), None, None)
+    rows = torch.arange(60)
+    args = (layout.as_ints(), *on(device, rows, rows.int()), None, None)
+    expected = reference.pool(new_records(layout), layout.as_ints(), rows, rows.int(), None, None)
     assert torch.equal(kernels.pool(part, *args).cpu(), expected)

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows.ops import reference
 from hotrows.ops import triton as kernels
+from hotrows.ops.rows import reference
 from tests.ops.triton.cases import DIMS, IDS, hot_ids, on, one_ulp, runs_of
 
 
@@ -17,8 +17,8 @@ def test_runs_of_any_length_equal_the_reference(ids, bagged, device):
     grad = torch.randn(7 if bagged else n, 3)
     bags = torch.randint(0, 7, (n,)).int() if bagged else None
     args = (grad, order, starts, bags, torch.rand(n) if bagged else None)
-    found = kernels.sum_gradients(*on(device, *args)).cpu()
-    assert_close(found, reference.sum_gradients(*args), rtol=1e-5, atol=1e-5)
+    sums = kernels.sum_gradients(*on(device, *args)).cpu()
+    assert_close(sums, reference.sum_gradients(*args), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -28,8 +28,8 @@ def test_the_error_is_at_most_twice_that_of_plain_float32(dim, device):
     runs = (order, starts, None)
     exact = reference.sum_gradients(grad.double(), *runs, weights.double())
     plain = reference.sum_gradients(grad, *runs, weights)
-    found = kernels.sum_gradients(*on(device, grad, *runs, weights)).cpu()
-    error, plain_error = ((of - exact).abs().max() for of in (found, plain))
+    sums = kernels.sum_gradients(*on(device, grad, *runs, weights)).cpu()
+    error, plain_error = ((sum_of - exact).abs().max() for sum_of in (sums, plain))
     assert error <= 2 * (plain_error + one_ulp(exact))
 
 
@@ -44,9 +44,9 @@ def test_some_of_the_runs_equal_those_among_all(device):
     _, order, starts = runs_of(torch.randint(0, 6, (300,)))
     grad = torch.randn(300, 8)
     order, starts, grad = on(device, order, starts, grad)
-    whole = kernels.sum_gradients(grad, order, starts, None, None)
+    everything = kernels.sum_gradients(grad, order, starts, None, None)
     some = kernels.sum_gradients(grad, order, starts[2:5], None, None)
-    assert torch.equal(some, whole[2:4])
+    assert torch.equal(some, everything[2:4])
 
 
 def test_twice_gives_the_same_bits(device):

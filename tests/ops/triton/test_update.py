@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import SGD, Adagrad, Adam, RowWiseAdagrad, native, ops
-from hotrows.ops import reference
+from hotrows import SGD, Adagrad, Adam, RowWiseAdagrad
 from hotrows.ops import triton as kernels
+from hotrows.ops.rows import reference
 from hotrows.ops.triton.launch import MAX_DIM
 from hotrows.optim import hyper_tensor
 from hotrows.record import RecordLayout, views
+from hotrows.runtime import native
 from tests.ops.triton.cases import (
     DTYPES,
     FIRST_ROWS,
@@ -26,9 +27,7 @@ from tests.ops.triton.cases import (
 )
 
 
-def updated(
-    run, records, layout, optimizer, ids, grad, step=0, slots=None, decay=None, runs_of=runs_of
-):
+def updated(run, records, layout, optimizer, ids, grad, step=0, slots=None, decay=None, runs_of=runs_of):
     """The records after `run` has updated the rows of these ids, one bag per id."""
     rows, order, starts = runs_of(ids)
     slots = rows if slots is None else slots[rows.clamp(min=0)]
@@ -45,6 +44,7 @@ def unpadded_runs_of(ids):
     return rows, order, starts
 
 
+@pytest.mark.pairs
 @pytest.mark.parametrize("dim", [1, 17])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
@@ -57,13 +57,13 @@ def test_two_steps_equal_the_reference(optimizer, dtype, dim, device):
         grad = torch.randn(200, dim)
         for run, records in ((kernels.update, fast), (reference.update, slow)):
             updated(run, records, layout, optimizer, ids, grad, step, decay=decay)
-    found, expected = parts(fast, layout), parts(slow, layout)
-    assert_close(found.state, expected.state, rtol=1e-4, atol=1e-5)
+    result, expected = parts(fast, layout), parts(slow, layout)
+    assert_close(result.state, expected.state, rtol=1e-4, atol=1e-5)
     # One ulp in float32 may tip a stochastic rounding to the next number.
     slack = {"rtol": 1e-4, "atol": 1e-5} if dtype == "float32" else {"rtol": 1e-2, "atol": 1e-3}
-    assert_close(found.weights, expected.weights, **slack)
+    assert_close(result.weights, expected.weights, **slack)
     if layout.has_step:
-        assert torch.equal(found.step, expected.step)
+        assert torch.equal(result.step, expected.step)
 
 
 @pytest.mark.skipif(native.load() is None, reason="the native core was not built")
@@ -75,26 +75,21 @@ def test_runs_within_a_window_give_the_bits_of_the_native_core(optimizer, dtype,
     layout = layout_of(optimizer, 17, dtype)
     ids, grad = torch.randint(0, 60, (64,)), torch.randn(64, 17)
     host = new_records(layout, optimizer)
-    there = host.to(device, copy=True)
+    device_records = host.to(device, copy=True)
     for step in range(3):
-        for run, records in ((ops.update, host), (kernels.update, there)):
+        for run, records in ((torch.ops.hotrows.update, host), (kernels.update, device_records)):
             updated(run, records, layout, optimizer, ids, grad, step, runs_of=unpadded_runs_of)
-    assert torch.equal(there.cpu(), host)
+    assert torch.equal(device_records.cpu(), host)
 
 
 @pytest.mark.parametrize("ids", IDS.values(), ids=IDS)
 def test_only_the_rows_read_change(ids, device):
     layout = layout_of(Adagrad(), 3)
     records = new_records(layout, Adagrad())
-    found = updated(
-        kernels.update,
-        records.to(device, copy=True),
-        layout,
-        Adagrad(),
-        ids,
-        torch.randn(len(ids), 3),
+    result = updated(
+        kernels.update, records.to(device, copy=True), layout, Adagrad(), ids, torch.randn(len(ids), 3)
     )
-    changed = (found.cpu() != records).any(1).nonzero()[:, 0]
+    changed = (result.cpu() != records).any(1).nonzero()[:, 0]
     assert changed.tolist() == ids[ids >= 0].unique().tolist()
 
 
@@ -107,13 +102,13 @@ def test_the_error_is_at_most_twice_that_of_plain_float32(optimizer, dtype, devi
     records = new_records(layout, optimizer)
     exact = exactly(records, layout, optimizer, ids, grad)
     plain = updated(reference.update, records.clone(), layout, optimizer, ids, grad)
-    found = updated(kernels.update, records.to(device, copy=True), layout, optimizer, ids, grad)
+    result = updated(kernels.update, records.to(device, copy=True), layout, optimizer, ids, grad)
     for k, name in enumerate(("weights", "state")):
         if (name == "weights" and dtype != "float32") or not exact[k].numel():
             continue
         found_error, plain_error = (
-            (getattr(parts(of, layout), name).double() - exact[k]).abs().max()
-            for of in (found, plain)
+            (getattr(parts(stored, layout), name).double() - exact[k]).abs().max()
+            for stored in (result, plain)
         )
         assert found_error <= 2 * (plain_error + one_ulp(exact[k]))
 
@@ -156,13 +151,13 @@ def test_where_the_rows_stand_changes_no_bit(optimizer, device):
     elsewhere = torch.empty_like(records)
     elsewhere[moved] = records
     ids, grad = hot_ids(), torch.randn(200, 16)
-    found = [
+    result = [
         updated(
-            kernels.update, of.to(device, copy=True), layout, optimizer, ids, grad, slots=slots
+            kernels.update, stored.to(device, copy=True), layout, optimizer, ids, grad, slots=slots
         ).cpu()
-        for of, slots in ((records, torch.arange(60)), (elsewhere, moved), (elsewhere, moved))
+        for stored, slots in ((records, torch.arange(60)), (elsewhere, moved), (elsewhere, moved))
     ]
-    assert torch.equal(found[0], found[1][moved]) and torch.equal(found[1], found[2])
+    assert torch.equal(result[0], result[1][moved]) and torch.equal(result[1], result[2])
 
 
 def test_means_over_a_row_may_come_from_elsewhere(device):
@@ -183,8 +178,8 @@ def test_rows_wider_than_a_tile_equal_the_reference(device):
     layout = layout_of(SGD(), MAX_DIM + 1)
     records, grad = new_records(layout, SGD(), rows=2), torch.randn(3, MAX_DIM + 1)
     ids = torch.tensor([1, 0, 1])
-    found = updated(kernels.update, records.to(device, copy=True), layout, SGD(), ids, grad)
-    assert_close(found.cpu(), updated(reference.update, records, layout, SGD(), ids, grad))
+    result = updated(kernels.update, records.to(device, copy=True), layout, SGD(), ids, grad)
+    assert_close(result.cpu(), updated(reference.update, records, layout, SGD(), ids, grad))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -222,8 +217,6 @@ def test_the_steps_of_rows_count_alone(device):
     layout = layout_of(optimizer, 4)
     records = new_records(layout, optimizer).to(device)
     for ids in ([3, 5, 5], [5], [-1, 5, 9]):
-        updated(
-            kernels.update, records, layout, optimizer, torch.tensor(ids), torch.randn(len(ids), 4)
-        )
+        updated(kernels.update, records, layout, optimizer, torch.tensor(ids), torch.randn(len(ids), 4))
     steps = parts(records, layout).step
     assert steps[[3, 5, 9]].tolist() == [1, 3, 1] and int(steps.sum()) == 5

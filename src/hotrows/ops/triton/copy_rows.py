@@ -1,4 +1,4 @@
-"""Whole rows from here to there; either side may be pinned host memory, which the kernel addresses."""
+"""Copies whole rows by their places; either side may be pinned host memory, read by the kernel itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORDS = ((8, torch.int64), (4, torch.int32), (1, torch.uint8))
 def copy_rows(
     source: Tensor, source_rows: Tensor | None, target: Tensor, target_rows: Tensor | None
 ) -> None:
-    num_rows = next(len(of) for of in (source_rows, target_rows, source) if of is not None)
+    num_rows = next(len(t) for t in (source_rows, target_rows, source) if t is not None)
     size, word = _widest(source, target)
     source, target, num_words = source.view(word), target.view(word), source.shape[1] // size
     rows, words = launch.tile(num_words, launch.COPY_BYTES // size, launch.GATHER_COLUMNS)
@@ -47,8 +47,8 @@ def _copy_rows(
 
 
 def _widest(source: Tensor, target: Tensor) -> tuple[int, torch.dtype]:
-    """The widest word that every address and size here is a multiple of."""
+    """The widest word that every address and size is a multiple of."""
     multiples = [source.shape[1]]
-    for of in (source, target):
-        multiples += [of.stride(0), of.data_ptr()]
+    for rows in (source, target):
+        multiples += [rows.stride(0), rows.data_ptr()]
     return next((size, word) for size, word in _WORDS if all(n % size == 0 for n in multiples))

@@ -4,7 +4,7 @@
     forward    Z Z^T, whose lower triangle goes out row after row
     backward   dZ = S Z, S both triangles of the gradient
 
-Formulas: `reference_interaction`. Sums are in float32, in an order fixed by the shapes; tensors of one
+Formulas: `ops.layers.interaction`. Sums are in float32, in an order fixed by the shapes; tensors of one
 narrow dtype are multiplied as they are, which is exact. D is walked in blocks of BD.
 """
 
@@ -37,9 +37,7 @@ def dot_interaction(bottom: Tensor, vectors: Tensor) -> Tensor:
     return out
 
 
-def dot_interaction_backward(
-    grad: Tensor, bottom: Tensor, vectors: Tensor
-) -> tuple[Tensor, Tensor]:
+def dot_interaction_backward(grad: Tensor, bottom: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
     grad, bottom = _rows_together(grad), _rows_together(bottom)
     size, count, width = vectors.shape
     grad_bottom, grad_vectors = bottom.new_empty(bottom.shape), vectors.new_empty(vectors.shape)
@@ -149,5 +147,5 @@ def _tile(count: int, width: int, *tensors: Tensor) -> dict:
 
 
 def _rows_together(t: Tensor) -> Tensor:
-    """[B, N] with each row's values side by side; rows may stand apart."""
+    """[B, N] with each row's values side by side; rows may be apart."""
     return t if t.stride(1) == 1 else t.contiguous()

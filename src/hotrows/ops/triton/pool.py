@@ -65,9 +65,7 @@ def _pool(
     for i in range(0, tl.max(b_length, axis=0), UNROLL):
         for j in tl.static_range(UNROLL):
             o_id, m_id = b_begin + i + j, i + j < b_length
-            b_sum += _weighted(
-                p_stored, p_slots, p_inverse, p_weights, o_id, m_id, o_d, m_d, STRIDE
-            )
+            b_sum += _weighted(p_stored, p_slots, p_inverse, p_weights, o_id, m_id, o_d, m_d, STRIDE)
     tl.store(p_out + o_bag[:, None] * D + o_d[None, :], b_sum, mask=m_bag[:, None] & m_d)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hotrows.ops import reference_random
+from hotrows.ops.rows import reference_random
 from hotrows.ops.triton.search import last_at_most
 
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotrows.ops import reference
+from hotrows.ops.rows import reference
 from hotrows.ops.triton import launch
 
 

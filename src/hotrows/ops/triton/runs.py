@@ -5,7 +5,7 @@
                        |head |     tail     |tail |
 
 A run within one window is summed id by id. Of one that crosses from window to window, a first kernel
-sums what stands in each: `heads` of the run that goes on after a window, `tails` of the run that came
+sums the part in each window: `heads` of the run that goes on after a window, `tails` of the run that came
 in from before it. A second adds them in order. So a hot row is summed by many programs, the sum is
 the same every time, and no number has to reach the host.
 """
@@ -96,7 +96,7 @@ def sum_runs(
 
 @triton.jit
 def terms(p_grad, p_order, p_bags, p_weights, o_id, m_id, o_d, m_d, D: tl.constexpr):
-    """weights[n] * grad[bag of n] of the ids that stand at these places of the order."""
+    """weights[n] * grad[bag of n] of the ids at these places of the order."""
     b_id = tl.load(p_order + o_id, mask=m_id, other=0).to(tl.int64)
     b_bag = b_id
     if p_bags is not None:

@@ -1,7 +1,7 @@
 """The second-order term of a factorization machine on the GPU: a program per sample.
 
 A sample's vectors are read in tiles of [BF, BD]; sums are in float32, in an order fixed by the shapes.
-Formulas: `reference_interaction`.
+Formulas: `ops.layers.interaction`.
 """
 
 from __future__ import annotations

@@ -10,9 +10,7 @@ from torch import Tensor
 from hotrows.ops.triton import launch
 
 
-def unique_padded(
-    rows: Tensor, num_rows: int | None = None
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def unique_padded(rows: Tensor, num_rows: int | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     n = rows.numel()
     narrow = num_rows is not None and num_rows < torch.iinfo(torch.int32).max
     key = torch.int32 if narrow else torch.int64

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from hotrows.ops import reference
+from hotrows.ops.rows import reference
 from hotrows.ops.triton import launch
 from hotrows.ops.triton.optimizers import adagrad, adam, ftrl, rowwise_adagrad
 from hotrows.ops.triton.random import rounding_bits, to_bfloat16, to_float16
@@ -36,9 +36,9 @@ def update(
     dim, num_rows, num_pieces = layout[0], rows.numel(), len(pieces)
     if dim > launch.MAX_DIM:
         summed = sum_gradients(grad, order, starts, bags, weights)
-        each = torch.arange(num_rows + 1, dtype=torch.int32, device=grad.device)
+        places = torch.arange(num_rows + 1, dtype=torch.int32, device=grad.device)
         reference.update(
-            records, layout, slots, rows, each[:-1], each, None, None, summed, kind, hyper,
+            records, layout, slots, rows, places[:-1], places, None, None, summed, kind, hyper,
             first_rows, pieces, decay, mean_squares,
         )  # fmt: skip
         return
@@ -108,9 +108,7 @@ def _update(
         b_w = ftrl(b_w, b_g, p_states, m, lr, p_numbers, D)
 
     if p_stored.dtype.element_ty != tl.float32:
-        b_bits = rounding_bits(
-            p_first_rows, p_pieces, num_pieces, num_steps, b_row, m_row, o_d, step
-        )
+        b_bits = rounding_bits(p_first_rows, p_pieces, num_pieces, num_steps, b_row, m_row, o_d, step)
         if p_stored.dtype.element_ty == tl.bfloat16:
             b_w = to_bfloat16(b_w, b_bits)
         else:

@@ -1,0 +1,311 @@
+"""accelerate: packs the embeddings of any PyTorch model, and updates their rows alone.
+
+    model, optimizer = hotrows.accelerate(model, optimizer)
+
+Both are changed in place, so the loop that trains them does not change.
+
+    model        its class gets a `forward` that runs the captured graph (`acceleration.graph`)
+    weights      of nn.Embedding and nn.EmbeddingBag become `TableParameter`s
+    optimizer    a hook before each step updates the tables, row by row, and hides them from the
+                 optimizer; hooks around its state_dict bring all rows up to date
+
+`restore` undoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from hotrows.acceleration import ddp, gradient_ops, l2_terms, lookup_handlers  # noqa: F401  (they register)
+from hotrows.acceleration.batch_arguments import CallRecorder
+from hotrows.acceleration.cached_tables import CachedTable, cache_tables, why_not_cached
+from hotrows.acceleration.function import capture
+from hotrows.acceleration.gradient import RowGradient
+from hotrows.acceleration.optimizer_hooks import OptimizerHooks, gradient_of, share_histories
+from hotrows.acceleration.parameter import TableParameter, capturing
+from hotrows.acceleration.report import CaptureReport
+from hotrows.acceleration.rules import Rule, rule_of
+from hotrows.acceleration.table import RowTable, TableArguments
+from hotrows.engine.caching import Caching
+from hotrows.runtime.units import parse_bytes
+
+Optimizers = TypeVar("Optimizers", Optimizer, list, tuple)
+
+_STATE = "_hotrows"
+SMALL = 1 << 18  # weights up to which a model's only table stays plain: PyTorch is as fast there
+
+
+@dataclass(frozen=True)
+class EmbeddingWeight:
+    """An embedding weight of a model: its names, and its rule or the reason why it stays plain.
+
+    why_in_memory: why its rows stay in memory where other tables are behind a cache.
+    """
+
+    names: tuple[str, ...]
+    weight: nn.Parameter
+    optimizer: Optimizer | None
+    rule: Rule | str
+    why_in_memory: str = ""
+
+
+def accelerate(
+    model: nn.Module,
+    optimizer: Optimizers,
+    *,
+    lazy: bool = False,
+    packing: bool = True,
+    fast_memory: int | str | None = None,
+    store: str = "memory",
+) -> tuple[nn.Module, Optimizers]:
+    """Packs the lookups of a model's embeddings and updates their rows alone; returns both arguments.
+
+    optimizer: one or several of PyTorch's; they decide how rows are updated, with their own meaning:
+    where dense Adam or weight decay moves rows that no batch touched, those rows are brought up to
+    date before they are read.
+    lazy: rows that a batch does not touch do not change, as under SparseAdam: faster, and another
+    algorithm.
+    packing: whether the model's forward is captured, so that lookups are made together; False: each
+    lookup is made by itself.
+    fast_memory: bytes, or text like "2GiB", of the cache for rows in use; all rows are in `store`
+    (`memory`, or `file:PATH`, a new folder). `lookahead` keeps training from waiting for them.
+    None: every row is in memory.
+
+    A table that cannot be handled stays plain PyTorch: `hotrows.explain` says which and why.
+    """
+    if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+        raise ValueError(
+            f"accelerate takes the model before it is wrapped in {type(model).__name__}: "
+            f"accelerate(model, optimizer), then {type(model).__name__}(model)"
+        )
+    if _STATE in model.__dict__:
+        raise ValueError("this model is accelerated already; hotrows.restore(model) undoes it")
+    optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
+    for one in optimizers:
+        if not isinstance(one, Optimizer):
+            raise ValueError(
+                f"optimizer must be a torch.optim.Optimizer, or a list of them, not {type(one).__name__}"
+            )
+    embeddings = find_embeddings(model, optimizers)
+    tables = _tables(embeddings, lazy, _caching(fast_memory, store))
+    share_histories(tables)
+    state = Acceleration(model, optimizers, tables, embeddings, packing)
+    model.__dict__[_STATE] = state
+    model.__class__ = _accelerated(type(model))
+    return model, optimizer
+
+
+def restore(model: nn.Module) -> nn.Module:
+    """Makes an accelerated model and its optimizers plain again, with every row up to date."""
+    state = acceleration_of(model)
+    if state is None:
+        raise ValueError("this model is not accelerated: there is nothing to restore")
+    state.undo()
+    model.__class__ = type(model)._hotrows_plain  # type: ignore[attr-defined]
+    del model.__dict__[_STATE]
+    return model
+
+
+def acceleration_of(model: nn.Module) -> Acceleration | None:
+    """Returns the state of an accelerated model; None for any other."""
+    return model.__dict__.get(_STATE)
+
+
+def find_embeddings(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[EmbeddingWeight]:
+    """Returns the embedding weights of a model, each once, with their optimizers and rules."""
+    names: dict[int, list[str]] = {}
+    modules: dict[int, list[nn.Embedding | nn.EmbeddingBag]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            key = id(module.weight)
+            names.setdefault(key, []).append(f"{path}.weight" if path else "weight")
+            modules.setdefault(key, []).append(module)
+    settings = {
+        id(p): (optimizer, group)
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for p in group["params"]
+    }
+    embeddings = []
+    for key, users in modules.items():
+        weight: nn.Parameter = users[0].weight  # type: ignore[assignment]
+        optimizer, group = settings.get(key, (None, {}))
+        rule: Rule | str = _why_plain(weight, optimizer, is_only=len(modules) == 1)
+        if not rule and optimizer is not None:
+            rule = rule_of(optimizer, group, weight, any(user.sparse for user in users))
+        why = why_not_cached(users, weight, rule) if isinstance(rule, Rule) else ""
+        embeddings.append(EmbeddingWeight(tuple(dict.fromkeys(names[key])), weight, optimizer, rule, why))
+    return embeddings
+
+
+def _why_plain(weight: nn.Parameter, optimizer: Optimizer | None, is_only: bool) -> str:
+    """The reason why a weight stays plain PyTorch under any optimizer; "" where there is none."""
+    if type(weight) is not nn.Parameter:
+        return f"its weight is a {type(weight).__name__}, not a plain parameter"
+    if not weight.requires_grad:
+        return "frozen (requires_grad=False): its rows are looked up, and never change"
+    if optimizer is None:
+        return "none of the optimizers given updates it"
+    if weight.dim() == 2 and weight.shape[1] > 1 and weight.stride(1) != 1:
+        return "its rows are not laid out one after another"
+    if weight.device.type != "cpu":
+        return f"it is on {weight.device}; tables are updated on the CPU so far"
+    if is_only and weight.numel() <= SMALL:
+        return f"the only table, and so small ({weight.numel():,} weights) that there is no gain"
+    return ""
+
+
+def _caching(fast_memory: int | str | None, store: str) -> Caching | None:
+    if fast_memory is None:
+        if store != "memory":
+            raise ValueError(f"store={store!r} needs fast_memory, the bytes of rows held in memory")
+        return None
+    if isinstance(fast_memory, str):
+        try:
+            fast_memory = parse_bytes(fast_memory)
+        except ValueError as error:
+            raise ValueError(f"fast_memory: {error}") from None
+    return Caching(int(fast_memory), store)
+
+
+def _tables(embeddings: Sequence[EmbeddingWeight], lazy: bool, caching: Caching | None) -> list[RowTable]:
+    """Makes the tables of a model, in order; with `caching`, they move into stores."""
+    arguments = [
+        TableArguments(x.names, x.weight, replace(x.rule, lazy=lazy or x.rule.lazy), x.optimizer)
+        for x in embeddings
+        if isinstance(x.rule, Rule) and x.optimizer is not None
+    ]
+    cached: dict[int, RowTable] = {}
+    if caching is not None:
+        in_memory = {id(x.weight) for x in embeddings if x.why_in_memory}
+        moving = [table for table in arguments if id(table.weight) not in in_memory]
+        cached = {id(table.weight): table for table in cache_tables(moving, caching)}
+    return [cached.get(id(table.weight)) or RowTable(*table) for table in arguments]
+
+
+class Acceleration:
+    """The state of an accelerated model: its tables, and the hooks of its optimizers.
+
+    groups: of its tables that are behind caches. recorders: record the arguments of the model's calls.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Optimizer],
+        tables: Sequence[RowTable],
+        embeddings: Sequence[EmbeddingWeight],
+        packing: bool,
+    ) -> None:
+        self.optimizers, self.tables = tuple(optimizers), tuple(tables)
+        self.embeddings = tuple(embeddings)
+        self.report = CaptureReport(model)
+        for table in self.tables:
+            table.weight.__class__ = TableParameter
+            table.weight.table = table  # type: ignore[attr-defined]
+        cached = [table for table in self.tables if isinstance(table, CachedTable)]
+        self.groups = tuple({id(table.group): table.group for table in cached}.values())
+        self.recorders: list[CallRecorder] = []
+        plain = type(model).forward
+        self._forward = capture(plain, self.report) if packing and len(embeddings) > 1 else plain
+        self.ranks: dist.ProcessGroup | None = None
+        names = [name for table in self.tables for name in table.names]
+        model._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
+        self._hooks = [
+            OptimizerHooks(
+                optimizer, [t for t in self.tables if t.optimizer is optimizer], lambda: self.ranks
+            )
+            for optimizer in self.optimizers
+        ]
+
+    def forward(self, model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> Any:
+        for recorder in self.recorders:
+            recorder.record(args, kwargs)
+        ranks = ddp.active_group()
+        if ranks is not None and self.ranks is not ranks:
+            self.ranks = ranks
+            ddp.share_weights(list(self.tables), ranks)
+        with capturing():
+            if ranks is None:
+                return self._forward(model, *args, **kwargs)
+            with torch._dynamo.config.patch(optimize_ddp=False):  # it would cut the graph in pieces
+                return self._forward(model, *args, **kwargs)
+
+    @property
+    def refused(self) -> dict[str, str]:
+        """The tables that stay plain PyTorch, and why."""
+        return {x.names[0]: x.rule for x in self.embeddings if isinstance(x.rule, str)}
+
+    @property
+    def in_memory(self) -> dict[str, str]:
+        """The tables that stay in memory where other tables are behind a cache, and why."""
+        tables = [x for x in self.embeddings if self.groups and x.why_in_memory]
+        return {x.names[0]: x.why_in_memory for x in tables}
+
+    def catch_up(self) -> None:
+        """Brings every row of every table up to date."""
+        for table in self.tables:
+            table.catch_up()
+        share_histories(self.tables)
+
+    def undo(self) -> None:
+        self.catch_up()
+        gradients = [gradient_of(table) for table in self.tables]
+        plain = [grad.to_dense() if isinstance(grad, RowGradient) else grad for grad in gradients]
+        for hooks in self._hooks:
+            hooks.remove()
+        for table, gradient in zip(self.tables, plain, strict=True):
+            table.make_plain()
+            table.weight.__class__ = nn.Parameter
+            del table.weight.table  # type: ignore[attr-defined]
+            table.weight.grad = gradient
+        for group in self.groups:
+            group.close()
+
+
+# ---- the model
+
+
+def _accelerated(plain: type[nn.Module]) -> type[nn.Module]:
+    """Makes the class of an accelerated model: a subclass whose `forward` is ours, and copies plain."""
+
+    @torch.compiler.disable
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__[_STATE].forward(self, args, kwargs)
+
+    def deep_copy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
+        """Returns a plain model of equal values."""
+        import copy
+
+        other = plain.__new__(plain)
+        memo[id(self)] = other
+        attributes = {name: x for name, x in self.__dict__.items() if name != _STATE}
+        other.__dict__.update(copy.deepcopy(attributes, memo))
+        return other
+
+    def reduced(self: nn.Module, protocol: Any) -> Any:
+        """Pickles as a plain model."""
+        attributes = {name: x for name, x in self.__dict__.items() if name != _STATE}
+        return _new_plain, (plain,), attributes
+
+    members = {
+        "forward": forward,
+        "__deepcopy__": deep_copy,
+        "__reduce_ex__": reduced,
+        "__module__": plain.__module__,
+        "__qualname__": plain.__qualname__,
+        "__doc__": plain.__doc__,
+        "_hotrows_plain": plain,
+    }
+    return type(plain.__name__, (plain,), members)
+
+
+def _new_plain(plain: type[nn.Module]) -> nn.Module:
+    return plain.__new__(plain)

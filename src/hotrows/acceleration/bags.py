@@ -1,0 +1,128 @@
+"""Lookup calls, and the bags of ids that they pool: lengths, starts, and factors of each id's vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """The options of a call of `F.embedding` or `F.embedding_bag`, without its tensors.
+
+    mode: None: the vector of each id, as `F.embedding`; `sum`, `mean` or `max`: of each bag of ids.
+    padding_idx: not negative. All other fields have their meaning in PyTorch.
+    """
+
+    mode: str | None = None
+    padding_idx: int | None = None
+    max_norm: float | None = None
+    norm_type: float = 2.0
+    scale_grad_by_freq: bool = False
+    sparse: bool = False
+    include_last_offset: bool = False
+
+    @property
+    def is_packable(self) -> bool:
+        return self.mode != "max" and not self.scale_grad_by_freq and self.max_norm is None
+
+
+@dataclass(frozen=True)
+class LookupCall:
+    """One lookup with its tensors; samples: the `per_sample_weights`."""
+
+    lookup: Lookup
+    weight: Tensor
+    ids: Tensor
+    offsets: Tensor | None = None
+    samples: Tensor | None = None
+
+    @property
+    def num_bags(self) -> int:
+        """The number of vectors that it returns."""
+        if self.lookup.mode is None:
+            return self.ids.numel()
+        if self.offsets is None:
+            return self.ids.shape[0]
+        return self.offsets.numel() - self.lookup.include_last_offset
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its result, without the width of a vector."""
+        return tuple(self.ids.shape) if self.lookup.mode is None else (self.num_bags,)
+
+
+def bags_of(
+    calls: Sequence[LookupCall], dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Returns the first id of each bag [M + 1], the bag of each id [N], and each vector's factor [N].
+
+    None: one id per bag; None for the factors: all are 1.
+    """
+    if all(call.lookup.mode is None for call in calls):
+        return None, None, None
+    lengths = torch.cat([bag_lengths(call) for call in calls])
+    starts = functional.pad(lengths.cumsum(0), (1, 0)).int()
+    bags = torch.arange(lengths.numel(), dtype=torch.int32).repeat_interleave(lengths)
+    factors = None
+    if any(map(_has_factors, calls)):
+        factors = torch.cat([_factors(call, dtype) for call in calls])
+    return starts, bags, factors
+
+
+def bag_lengths(call: LookupCall) -> Tensor:
+    """[bags] int64: the number of ids of each bag of a lookup."""
+    if call.lookup.mode is None:
+        return torch.ones(call.ids.numel(), dtype=torch.int64)
+    if call.offsets is None:
+        return torch.full((call.ids.shape[0],), call.ids.shape[1])
+    ends = call.offsets.long()
+    if not call.lookup.include_last_offset:
+        ends = torch.cat([ends, torch.tensor([call.ids.numel()])])
+    lengths = ends.diff()
+    if (lengths < 0).any() or int(ends[0]) != 0 or int(ends[-1]) != call.ids.numel():
+        raise ValueError(
+            f"offsets of a bag must begin at 0 and rise to the number of ids, {call.ids.numel()}, "
+            f"but they go from {int(ends[0])} to {int(ends[-1])}"
+            f"{' and fall between' if (lengths < 0).any() else ''}"
+        )
+    return lengths
+
+
+def gradient_factors(
+    calls: Sequence[LookupCall], factors: Tensor | None, dtype: torch.dtype
+) -> Tensor | None:
+    """[N]: factors of the gradients, 0 for padding; None: they are the factors of the vectors."""
+    paddings = [call.lookup.padding_idx if call.lookup.mode is None else None for call in calls]
+    if all(padding is None for padding in paddings):
+        return None
+    sizes = torch.tensor([call.ids.numel() for call in calls])
+    padding_ids = torch.tensor([-1 if padding is None else padding for padding in paddings])
+    ids = torch.cat([call.ids.reshape(-1) for call in calls])
+    trains = (ids != padding_ids.repeat_interleave(sizes)).to(dtype)
+    return trains if factors is None else trains * factors
+
+
+def _has_factors(call: LookupCall) -> bool:
+    lookup = call.lookup
+    has_padding = lookup.mode is not None and lookup.padding_idx is not None
+    return call.samples is not None or lookup.mode == "mean" or has_padding
+
+
+def _factors(call: LookupCall, dtype: torch.dtype) -> Tensor:
+    """[N]: the factor of each id's vector in its bag."""
+    counts = torch.ones(call.ids.numel(), dtype=dtype)
+    if call.lookup.mode is None:
+        return counts
+    if call.lookup.padding_idx is not None:
+        counts = (call.ids.reshape(-1) != call.lookup.padding_idx).to(dtype)
+    if call.lookup.mode == "mean":
+        lengths = bag_lengths(call)
+        bags = torch.arange(lengths.numel()).repeat_interleave(lengths)
+        sizes = torch.zeros(lengths.numel(), dtype=dtype).index_add_(0, bags, counts)
+        return counts / sizes.clamp(min=1)[bags]
+    return counts if call.samples is None else counts * call.samples.detach().reshape(-1).to(dtype)

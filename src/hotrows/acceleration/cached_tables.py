@@ -1,0 +1,297 @@
+"""CachedTable: a table of the user's model behind a cache; `cache_tables` moves tables into stores.
+
+The parameter of a cached table has the shape of the table, and no memory.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hotrows.acceleration.cached_group import CachedRows, CachedTableGroup
+from hotrows.acceleration.rules import BY_OPTIMIZER, Rule
+from hotrows.acceleration.table import RowTable, TableArguments
+from hotrows.engine.caching import Caching
+from hotrows.ops import deferred
+from hotrows.ops.deferred import Target
+from hotrows.planning.packing import Group
+from hotrows.planning.slot_budget import divide
+from hotrows.record import RecordLayout, RecordViews
+from hotrows.storage.cache import CHUNK_ROWS, chunks
+from hotrows.storage.file_store import FileStore
+from hotrows.storage.store import HostStore, MemoryStore, Store
+
+
+def why_not_cached(modules: Sequence[nn.Module], weight: Tensor, rule: Rule) -> str:
+    """The reason why a table must stay in memory where others are cached; "" where there is none."""
+    if weight.dtype != torch.float32:
+        return f"its weights are {str(weight.dtype).removeprefix('torch.')}, not float32"
+    if rule.kind == BY_OPTIMIZER:
+        return "its optimizer goes over rows itself, with these options"
+    if not weight.numel():
+        return "it is empty"
+    for module in modules:
+        if getattr(module, "scale_grad_by_freq", False):
+            return "scale_grad_by_freq makes dense gradients"
+        if getattr(module, "mode", None) == "max":
+            return "mode='max' makes dense gradients"
+    return ""
+
+
+def cache_tables(tables: Sequence[TableArguments], caching: Caching) -> list[CachedTable]:
+    """Moves tables into stores, one after the other, and frees their own memory."""
+    members: dict[tuple[int, Rule], list[TableArguments]] = {}
+    for table in tables:
+        members.setdefault((table.weight.shape[1], table.rule), []).append(table)
+    if not members:
+        return []
+    groups: list[Group] = []
+    layouts: list[RecordLayout] = []
+    for (dim, rule), of_group in members.items():
+        layouts.append(RecordLayout(dim, state_width=dim * len(rule.states), has_step=True))
+        rows = sum(len(table.weight) for table in of_group)
+        groups.append(Group((len(groups),), rows, (layouts[-1].stride,), len(of_group)))
+    slots = divide(caching.fast_memory, groups, caching.memory_split)
+    if caching.path is not None:
+        _check_fresh(caching.path)
+    cached: list[CachedTable] = []
+    opened: list[CachedTableGroup] = []
+    try:
+        for g, (group, of_group) in enumerate(zip(groups, members.values(), strict=True)):
+            names = [table.names[0] for table in of_group]
+            store = _store(caching.path, g, group, layouts[g], names)
+            opened.append(CachedTableGroup(layouts[g], group, slots[g], store))
+            for table in of_group:
+                cached.append(CachedTable(*table, opened[-1]))
+            opened[-1].bound_log()
+    except BaseException:
+        for moved in cached:
+            moved.make_plain()
+        for table_group in opened:
+            table_group.close()
+        if caching.path is not None:
+            shutil.rmtree(caching.path, ignore_errors=True)
+        raise
+    return cached
+
+
+class CachedTable(RowTable):
+    """A table behind a cache. values: [R, D] without memory, for its shape and dtype."""
+
+    is_cached = True
+
+    def __init__(
+        self, names: tuple[str, ...], weight: nn.Parameter, rule: Rule, optimizer: Optimizer,
+        group: CachedTableGroup,
+    ) -> None:  # fmt: skip
+        self._is_stored = self._has_states = False
+        # Copies that users see through views, and each view with its version when it was handed out.
+        self._watched: list[tuple[Tensor, list[tuple[Tensor, int]]]] = []
+        self._shape = weight.shape
+        super().__init__(names, weight, rule, optimizer)
+        self.group = group
+        self.first_row = group.add(self)
+        self._write_all(self.values, self.states, self.last)
+        self._is_stored = True
+        self.release_states()
+
+    # ---- the parameter and the optimizer's state
+
+    def adopt_weight(self) -> None:
+        super().adopt_weight()
+        if self._is_stored:
+            self._check_values(self.values)
+            self.write_weights(self.values)
+            self.release_states()
+
+    def adopt_states(self) -> None:
+        super().adopt_states()
+        self._has_states = bool(self.states)
+        if self._is_stored:
+            self._write_all(None, self.states, self.last)
+            self.release_states()
+
+    def make_states(self) -> None:
+        self._has_states = True
+
+    def publish_states(self) -> None:
+        if self._has_states:
+            self.states = {
+                name: self._read_all(partial(self._state, s)) for s, name in enumerate(self.rule.states)
+            }
+            self.optimizer.state[self.weight].update(self.states)
+        super().publish_states()
+        self.states = {}
+
+    def make_plain(self) -> None:
+        weights = self._read_all(lambda records: records.weights)
+        self.publish_states()
+        with torch._C.DisableTorchFunctionSubclass():
+            self.weight.data = weights
+
+    def release_states(self) -> None:
+        """Frees the memory of the weight and the states."""
+        with torch._C.DisableTorchFunctionSubclass():
+            self.weight.data = torch.zeros(1, dtype=torch.float32).expand(self._shape)
+            self.values = self.weight.detach()
+        self.states, self.last = {}, torch.empty(0, dtype=torch.int32)
+        state: Mapping[str, Any] = self.optimizer.state.get(self.weight, {})
+        if any(name in state for name in self.rule.states):
+            shared = {name: x for name, x in state.items() if name not in self.rule.states}
+            self.optimizer.state[self.weight] = shared
+
+    def _check_values(self, values: Tensor) -> None:
+        is_same = values.dtype == torch.float32 and values.shape == self._shape
+        if not is_same or values.device.type != "cpu":
+            self.release_states()
+            raise RuntimeError(
+                f"table {self.names[0]} is kept behind a cache as float32 {list(self._shape)} on the "
+                f"CPU and cannot become {values.dtype} {list(values.shape)} on {values.device}; "
+                f"hotrows.restore(model) first"
+            )
+
+    # ---- memory of the rows
+
+    @property
+    def target(self) -> Target:
+        return self.group.target_of(self, self.group.arena)
+
+    def locate(self, rows: Tensor) -> CachedRows:
+        slots = torch.empty(0, dtype=torch.int64)  # none yet
+        return CachedRows(self.group, rows + self.first_row, slots, self.group.arena, is_copy=True)
+
+    @contextmanager
+    def writing(self, rows: Tensor) -> Iterator[tuple[Target, Tensor]]:
+        with self.locate(rows).writing([self]) as (targets, slots):
+            yield targets[0], slots
+
+    def catch_up(self) -> None:
+        if not self.is_behind:
+            return
+        if self._has_states or not self.rule.states:
+            with self.group.paused():
+                for begin, end in self._chunks():
+                    records = self.group.read(begin, end)
+                    target = self.group.target_of(self, self.group.views_of(records))
+                    before = target.last.clone()
+                    deferred.catch_up_all(self.rule.kind, target, self.squares_out)
+                    moved = (target.last != before).nonzero().squeeze(1)
+                    if moved.numel():
+                        self.group.write(moved + begin, records[moved])
+        self._split_off()
+        self.history.forget()
+
+    def caught_up(self) -> Tensor:
+        """[R, D]: a copy of the present weight."""
+        return self._read_all(lambda records: records.weights)
+
+    def read_rows(self, rows: Tensor) -> Tensor:
+        self.group.synchronize()
+        records = self.group.read_copies(rows + self.first_row)
+        self._catch_up_copies(records)
+        return records.weights
+
+    def write_weights(self, values: Tensor) -> None:
+        self._watched.clear()
+        self.catch_up()
+        self._write_all(values, None, None)
+        self.after_write()
+
+    def watch_copy(self, copy: Tensor, views: Sequence[Tensor]) -> None:
+        self._watched.append((copy, [(view, view._version) for view in views]))
+
+    def collect_writes(self) -> None:
+        watched, self._watched = self._watched, []
+        for copy, views in watched:
+            if any(view._version != version for view, version in views):
+                self.write_weights(copy)
+
+    def _squared_norm(self) -> float:
+        total = 0.0
+        for begin, end in self._chunks():
+            weights = self.group.views_of(self.group.read(begin, end)).weights
+            total += float(torch.linalg.vector_norm(weights, dtype=torch.float64) ** 2)
+        return total
+
+    # ---- all rows
+
+    def _read_all(self, select: Callable[[RecordViews], Tensor]) -> Tensor:
+        """[R, D]: one part of all records, up to date."""
+        self.collect_writes()
+        out = torch.empty(self.values.shape, dtype=self.values.dtype)
+        with self.group.paused():
+            for begin, end in self._chunks():
+                records = self.group.views_of(self.group.read(begin, end))
+                self._catch_up_copies(records)
+                out[begin - self.first_row : end - self.first_row] = select(records)
+        return out
+
+    def _write_all(
+        self, weights: Tensor | None, states: Mapping[str, Tensor] | None, last: Tensor | None
+    ) -> None:
+        """Writes parts of all rows, where they are not None; states without a name become zeros."""
+        is_complete = weights is not None and states is not None and last is not None
+        with self.group.paused():
+            for begin, end in self._chunks():
+                rows = slice(begin - self.first_row, end - self.first_row)
+                size = (end - begin, self.group.layout.stride)
+                records = (
+                    torch.zeros(size, dtype=torch.uint8) if is_complete else self.group.read(begin, end)
+                )
+                into = self.group.views_of(records)
+                if weights is not None:
+                    into.weights.copy_(weights[rows])
+                for s, name in enumerate(self.rule.states if states is not None else ()):
+                    if states and name in states:
+                        self._state(s, into).copy_(states[name][rows])
+                    else:
+                        self._state(s, into).zero_()
+                if last is not None:
+                    assert into.step is not None
+                    into.step.copy_(last[rows])
+                self.group.write(torch.arange(begin, end), records)
+
+    def _state(self, s: int, records: RecordViews) -> Tensor:
+        """[m, D]: one of the states of rows."""
+        dim = self.group.layout.dim
+        return records.state[:, s * dim : (s + 1) * dim]
+
+    def _catch_up_copies(self, records: RecordViews) -> None:
+        if self.is_behind and (self._has_states or not self.rule.states):
+            target = self.group.target_of(self, records)
+            deferred.catch_up_all(self.rule.kind, target, None)
+
+    def _chunks(self) -> Iterator[tuple[int, int]]:
+        for begin, end in chunks(len(self.values), CHUNK_ROWS):
+            yield self.first_row + begin, self.first_row + end
+
+
+# ---- the stores
+
+
+def _check_fresh(path: Path) -> None:
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(
+            f"store='file:{path}' must be a new folder, but it exists: tables of a model are moved "
+            f"into it. Delete it, or choose another"
+        )
+
+
+def _store(path: Path | None, g: int, group: Group, layout: RecordLayout, names: Sequence[str]) -> Store:
+    if path is None:
+        return HostStore([MemoryStore.empty(layout, group.rows)])
+    meta = {"tables": list(names), **layout.to_json()}
+    return FileStore.create(path / f"tables-{g}", group.rows, group.stride, _never_read, meta)
+
+
+def _never_read(rows: Tensor, records: Tensor) -> None:
+    """Refuses to make first values: every row is written when its table moves in."""
+    raise AssertionError(f"row {int(rows[0])} was read before it was written")

@@ -1,0 +1,91 @@
+"""Tables under `DistributedDataParallel`, which averages the gradients of the dense part.
+
+Every rank holds all tables, and DistributedDataParallel ignores them. Before each step the gradients
+of rows are gathered from all ranks and averaged, so every rank makes an equal step:
+
+    rank 0   rows 2 5 7     gradients        all_gather        rows 2 3 5 7 9
+    rank 1   rows 3 5 9     gradients     ---------------->    sums / 2, in the order of ranks
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from hotrows import ops
+from hotrows.acceleration.gradient import RowGradient, gradient_of_rows
+from hotrows.acceleration.table import RowTable
+
+TableGradients = list[tuple[RowTable, Tensor | None]]
+
+
+def active_group() -> dist.ProcessGroup | None:
+    """Returns the ranks of the DistributedDataParallel that is calling the model; None: there is none."""
+    parallel = nn.parallel.DistributedDataParallel._get_active_ddp_module()
+    return None if parallel is None else parallel.process_group
+
+
+def share_weights(tables: list[RowTable], group: dist.ProcessGroup) -> None:
+    """Copies the tables of the first rank to all ranks, as DistributedDataParallel does at its start."""
+    for table in tables:
+        values = table.caught_up()
+        dist.broadcast(values, group_src=0, group=group)
+        table.write_weights(values)
+
+
+def averaged(gradients: TableGradients, group: dist.ProcessGroup) -> TableGradients:
+    """Returns the tables with the mean of their gradients over all ranks; collective.
+
+    A table without a gradient on one rank counts as zeros there, as long as another has one.
+    """
+    num_ranks = dist.get_world_size(group)
+    facts = torch.zeros(len(gradients), 3, dtype=torch.float64)  # has one, is dense, decay
+    for t, (_, gradient) in enumerate(gradients):
+        if isinstance(gradient, RowGradient):
+            facts[t] = torch.tensor([1.0, float(gradient.dense is not None), gradient.decay])
+        elif gradient is not None:
+            facts[t, :2] = 1.0
+    dist.all_reduce(facts, group=group)
+    means: TableGradients = []
+    for (table, gradient), (has, dense, decay) in zip(gradients, facts.tolist(), strict=True):
+        if not has:
+            means.append((table, None))
+        elif dense:
+            means.append((table, _dense(table, gradient, num_ranks, group)))
+        else:
+            mine = gradient if isinstance(gradient, RowGradient) else RowGradient(table)
+            rows, sums = _gathered(*mine.coalesced(), group)
+            means.append((table, gradient_of_rows(table, rows, sums / num_ranks, decay / num_ranks)))
+    return means
+
+
+def _dense(table: RowTable, gradient: Tensor | None, num_ranks: int, group: dist.ProcessGroup) -> Tensor:
+    if isinstance(gradient, RowGradient):
+        gradient = gradient.to_dense()
+    total = torch.zeros_like(table.values) if gradient is None else gradient.clone()
+    dist.all_reduce(total, group=group)
+    return total / num_ranks
+
+
+def _gathered(rows: Tensor, sums: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
+    """Distinct rows [U] of all ranks, and the sums [U, D] of their gradients, in the order of ranks."""
+    num_ranks = dist.get_world_size(group)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(num_ranks)]
+    dist.all_gather(sizes, torch.tensor([rows.numel()]), group=group)
+    most = max(int(size) for size in sizes)
+    rows, sums = (
+        torch.cat([part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
+        for parts in (_gather(rows, most, group), _gather(sums, most, group))
+    )
+    distinct, inverse, _, _ = ops.unique(rows)
+    total = sums.new_zeros(distinct.numel(), sums.shape[1])
+    return distinct, total.index_add_(0, inverse.long(), sums)
+
+
+def _gather(tensor: Tensor, size: int, group: dist.ProcessGroup) -> list[Tensor]:
+    padded = tensor.new_zeros(size, *tensor.shape[1:])
+    padded[: len(tensor)] = tensor
+    gathered = [torch.empty_like(padded) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, padded, group=group)
+    return gathered

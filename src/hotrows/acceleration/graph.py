@@ -1,0 +1,257 @@
+"""The torch.compile backend "hotrows": the lookups of a graph, as far as their ids allow, as one call.
+
+Dynamo passes a model to the backend as a graph of PyTorch's own calls, before autograd. The
+backend finds the lookups, moves the nodes that their ids need to the front, and makes one `lookup` of
+them; the remaining graph then runs call by call, as PyTorch runs it, so that no other result changes.
+
+    x0 ─ slice ─ embedding ─┐                         x0 ─ slice ─┐
+    x1 ─ slice ─ embedding ─┼─ cat ─ linear    ->     x1 ─ slice ─┼─ lookup ─ cat ─ linear ─ ...
+    (linear ─ argmax) ─ embedding ─ ...                           └ (the dependent lookup does not move)
+
+A node moves forward only. It stays behind every node that changes memory that it reads, or that changes a
+mode (autograd on or off, autocast). So each lookup has an earliest place, and may be made anywhere
+between that and its own place; a scan from the left finds the fewest calls that make all of them.
+"""
+
+import itertools
+import operator
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from hotrows.acceleration.bags import Lookup
+from hotrows.acceleration.lookup import lookup
+from hotrows.acceleration.lookup_nodes import LookupNode, alone, find_lookups, is_tensor
+from hotrows.acceleration.report import CapturedGraph, CaptureReport, SingleLookup, TableRead
+from hotrows.fx import nodes
+
+
+def hotrows(graph_module: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+    """Compiles a graph for `torch.compile(model, backend="hotrows")`."""
+    return rewrite(graph_module, example_inputs, CaptureReport())
+
+
+def rewrite(
+    graph_module: GraphModule, example_inputs: Sequence[Any], report: CaptureReport
+) -> Callable[..., Any]:
+    """Packs the lookups of a graph and writes them into `report`; returns a callable that runs it."""
+    lookups = list(find_lookups(graph_module.graph))
+    packs = pack(graph_module.graph, lookups)
+    names = _names(graph_module.graph, example_inputs, report)
+    report.add(_captured(graph_module, lookups, packs, names))
+    if packs:
+        graph_module.recompile()
+    forward = graph_module.forward
+    if any(getattr(type(value), "intercepts_in_graphs", False) for value in example_inputs):
+        return _with_intercepts(forward)
+    return forward
+
+
+def _with_intercepts(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs `forward` with `__torch_function__` enabled.
+
+    Dynamo disables it (from 2.13 on) in graphs for which it traced such a method, since the graph should
+    contain what the method does. A class with `intercepts_in_graphs` adds nothing while dynamo traces,
+    and intercepts when the graph runs.
+    """
+
+    def run(*inputs: Any) -> Any:
+        with torch._C._EnableTorchFunction():
+            return forward(*inputs)
+
+    return run
+
+
+# Packing
+
+_DEPENDENT = ("its ids depend on another lookup", "its ids are made of random numbers")
+
+
+class PackedLookup:
+    """The function that a pack calls: `lookup`, with the options of the pack's lookups."""
+
+    def __init__(self, lookups: Iterable[Lookup]):
+        self.lookups = tuple(lookups)
+        self.__name__ = self.__qualname__ = "lookup"  # as the code of the graph names it
+
+    def __call__(self, weights: Any, ids: Any, offsets: Any, per_sample_weights: Any) -> Any:
+        return lookup(self.lookups, weights, ids, offsets, per_sample_weights)
+
+
+def pack(graph: Graph, lookups: list[LookupNode]) -> list[list[LookupNode]]:
+    """Rewrites `graph`, and returns its packs. Writes into `lookups` which are not packed, and why."""
+    order = {node: place for place, node in enumerate(graph.nodes)}
+    earliest = earliest_places(graph, order)
+    origins = _origins(graph, {x.node for x in lookups})
+    lookups[:] = [
+        alone(x, next((why for why in _DEPENDENT if why in origins[x.node]), "")) for x in lookups
+    ]
+    packs, moved = [], set[Node]()
+    packable = [x for x in lookups if not x.why_alone]
+    for place, members in _fewest_places(packable, order, earliest):
+        _place(graph, place, members, order, moved)
+        if len(members) > 1:
+            packs.append(members)
+    packed = {member.node for members in packs for member in members}
+    for i, single in enumerate(lookups):
+        if single.node not in packed:
+            lookups[i] = alone(single, "no other lookup to pack it with")
+    _remove(graph, packs)
+    return packs
+
+
+def _origins(graph: Graph, lookups: set[Node]) -> dict[Node, set[str]]:
+    """By node: the reasons among `_DEPENDENT` why ids that it reads are not known at the front."""
+    origins: dict[Node, set[str]] = {}
+    made_of: dict[Node, set[str]] = {}
+    memory: dict[int | None, set[str]] = defaultdict(set)  # by what was written into it
+    for node in graph.nodes:
+        read = [made_of[input_node] for input_node in node.all_input_nodes]
+        origins[node] = set().union(*read, *(memory[storage] for storage in nodes.storages(node)))
+        is_of_kind = node in lookups, nodes.is_random(node)
+        made_of[node] = origins[node] | set(itertools.compress(_DEPENDENT, is_of_kind))
+        for written in nodes.written_by(node):
+            memory[nodes.storage_of(written)] |= made_of[node]
+    return origins
+
+
+def earliest_places(graph: Graph, order: dict[Node, int]) -> dict[Node, int]:
+    """By node, the place in `order` before which it may not be moved."""
+    places: dict[Node, int] = {}
+    wall = 0  # no node behind it may be moved before it
+    written: dict[int | None, int] = {}  # memory -> behind its last change
+    for node, place in order.items():
+        if node.op == "placeholder":
+            places[node] = wall = place + 1
+            continue
+        after = [wall, *(places[input_node] for input_node in node.all_input_nodes)]
+        if written:
+            last = max(written.values())
+            after += [last if m is None else written.get(m, 0) for m in nodes.storages(node)]
+        places[node] = max(after)
+        if nodes.is_wall(node):
+            places[node] = wall = place + 1
+        elif changed := list(nodes.written_by(node)):
+            places[node] = place + 1
+            written.update({nodes.storage_of(x): place + 1 for x in changed})
+    return places
+
+
+def _fewest_places(
+    lookups: list[LookupNode], order: dict[Node, int], earliest: dict[Node, int]
+) -> Iterator[tuple[int, list[LookupNode]]]:
+    """Yields the fewest (place, lookups) with each lookup between its earliest and its own place."""
+    left = sorted(lookups, key=lambda x: order[x.node])
+    while left:
+        last = order[left[0].node]
+        members = [x for x in left if earliest[x.node] <= last]
+        left = [x for x in left if earliest[x.node] > last]
+        yield max(earliest[x.node] for x in members), members
+
+
+def _place(
+    graph: Graph, place: int, members: list[LookupNode], order: dict[Node, int], moved: set[Node]
+) -> None:
+    """Moves what `members` need to `place`, and behind it their one call, or the only member itself."""
+    before = next(node for node in list(order)[place:] if node not in moved)
+    with graph.inserting_before(before):
+        columns = zip(*((x.weight, x.ids, x.offsets, x.per_sample_weights) for x in members), strict=True)
+        call = graph.call_function(PackedLookup(x.options for x in members), tuple(columns))
+    needed = [node for node in _needed(members, order, place) if node not in moved]
+    if len(members) == 1:
+        needed.append(members[0].node)
+    for node in needed:
+        call.prepend(node)
+    moved.update(needed)
+    if len(members) == 1:
+        graph.erase_node(call)
+    else:
+        _replace_results(graph, call, members)
+
+
+def _replace_results(graph: Graph, call: Node, members: list[LookupNode]) -> None:
+    """Replaces the results of a pack's members by those of its call."""
+    with graph.inserting_after(call):
+        for i, member in reversed(list(enumerate(members))):
+            vectors = graph.call_function(operator.getitem, (call, i))
+            for result in member.results:
+                vectors.meta.update(result.meta)
+                result.replace_all_uses_with(vectors)
+
+
+def _needed(members: list[LookupNode], order: dict[Node, int], place: int) -> list[Node]:
+    """The nodes from `place` on that the calls of `members` read, in their order."""
+    needed: set[Node] = set()
+    todo = [node for member in members for node in member.node.all_input_nodes]
+    while todo:
+        node = todo.pop()
+        if node not in needed and order[node] >= place:
+            needed.add(node)
+            todo.extend(node.all_input_nodes)
+    return sorted(needed, key=order.__getitem__)
+
+
+def _remove(graph: Graph, packs: list[list[LookupNode]]) -> None:
+    for member in (member for members in packs for member in members):
+        for result in member.results:
+            if result is not member.node:
+                graph.erase_node(result)
+        graph.erase_node(member.node)
+
+
+# The report
+
+
+def _names(graph: Graph, example_inputs: Sequence[Any], report: CaptureReport) -> dict[Node, str]:
+    """By input of the graph: its name in the model, or where dynamo found it."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    named = zip(inputs, example_inputs, strict=False)
+    return {node: report.name_of(value) or readable(nodes.source_of(node)) for node, value in named}
+
+
+def readable(source: str) -> str:
+    """Shortens L['self']._modules['tables']._modules['0']._parameters['weight'] -> tables.0.weight"""
+    parts = re.findall(r"\['(\w+)'\]|\.([A-Za-z]\w*)", source)
+    words = [quoted or plain for quoted, plain in parts]
+    return ".".join(words[1:] or words)
+
+
+def _captured(
+    graph_module: GraphModule,
+    lookups: list[LookupNode],
+    packs: list[list[LookupNode]],
+    names: dict[Node, str],
+) -> CapturedGraph:
+    reads = {x.node: _read(x, names) for x in lookups}
+    packed = {member.node for members in packs for member in members}
+    return CapturedGraph(
+        packs=tuple(tuple(reads[x.node] for x in members) for members in packs),
+        alone=tuple(SingleLookup(reads[x.node], x.why_alone) for x in lookups if x.node not in packed),
+        break_reason=_break_reason(graph_module),
+    )
+
+
+def _read(lookup: LookupNode, names: dict[Node, str]) -> TableRead:
+    weight = lookup.weight
+    shape = tuple(nodes.result(weight).shape) if is_tensor(weight) else ()
+    rows, dim = (int(shape[0]), int(shape[1])) if len(shape) == 2 else (0, 0)
+    kind = "embedding" if lookup.options.mode is None else f"bag, {lookup.options.mode}"
+    return TableRead(names.get(weight) or str(getattr(weight, "name", "?")), rows, dim, kind)
+
+
+def _break_reason(graph_module: GraphModule) -> str:
+    """Why the graph ends before the function does, in one line; "" where it does not."""
+    reason = getattr(graph_module, "compile_subgraph_reason", None)
+    if reason is None or not getattr(reason, "graph_break", False):
+        return ""
+    text = str(getattr(reason, "reason", "")).strip()
+    if text.startswith("generic_jump"):
+        text = "a branch on the value of a tensor"
+    line = next(iter(text.splitlines()), "not known")
+    frames = getattr(reason, "user_stack", None)
+    return f"{line} (line {frames[-1].lineno} of {Path(frames[-1].filename).name})" if frames else line

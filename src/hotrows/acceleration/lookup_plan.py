@@ -1,0 +1,207 @@
+"""Plans of lookups: which lookups form a pack, which rows a pack reads, and where these are.
+
+ids of all lookups    [N]    end to end, as rows of the tables laid end to end
+ops.unique            [U]    distinct rows, and the runs of equal ones
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from hotrows import ops
+from hotrows.acceleration.bags import LookupCall, bags_of, gradient_factors
+from hotrows.acceleration.cached_group import CachedRows, CachedTableGroup
+from hotrows.acceleration.cached_tables import CachedTable
+from hotrows.acceleration.history import WIDTH
+from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter
+from hotrows.acceleration.table import RowTable
+from hotrows.acceleration.table_plan import TablePlan
+from hotrows.ops.deferred import Target
+from hotrows.plan import PackPlan
+
+_ID_TYPES = (torch.int64, torch.int32)
+_KERNEL_TYPES = (torch.float32, torch.float64)
+_NO_LAST = torch.empty(0, dtype=torch.int32)
+_NO_STEPS = torch.empty(0, WIDTH, dtype=torch.float64)
+
+PackKey = tuple[torch.dtype, int, str | None, CachedTableGroup | None]
+
+
+def pack_calls(calls: Sequence[LookupCall]) -> dict[PackKey, list[int]]:
+    """Numbers of the calls that are made together, by (dtype, width, kind of rule, cached group)."""
+    packs: dict[PackKey, list[int]] = {}
+    with NO_TORCH_FUNCTION():
+        for i, call in enumerate(calls):
+            if _is_single(call):
+                continue
+            table = table_of(call.weight)
+            kind = None if table is None else table.rule.kind
+            key = (call.weight.dtype, call.weight.shape[1], kind, group_of(call.weight))
+            packs.setdefault(key, []).append(i)
+    return packs
+
+
+def _is_single(call: LookupCall) -> bool:
+    """Whether a lookup must be made by itself."""
+    weight = call.weight
+    return (
+        call.ids.dtype not in _ID_TYPES
+        or not call.lookup.is_packable
+        or weight.dtype not in _KERNEL_TYPES
+        or weight.dim() != 2
+        or weight.device.type != "cpu"
+        or not weight.is_leaf
+        or (weight.stride(-1) != 1 and group_of(weight) is None)
+        or not weight.numel()
+        or (call.samples is not None and call.samples.requires_grad)
+    )
+
+
+def table_of(weight: Tensor) -> RowTable | None:
+    """The table of an accelerated weight; None for any other tensor."""
+    return weight.table if isinstance(weight, TableParameter) else None
+
+
+def group_of(weight: Tensor) -> CachedTableGroup | None:
+    """The group behind whose cache a weight is."""
+    table = table_of(weight)
+    return table.group if isinstance(table, CachedTable) else None
+
+
+def signature_of(calls: Sequence[LookupCall]) -> tuple:
+    """Which weights are looked up, and how many ids in each."""
+    return tuple((id(call.weight), call.ids.numel()) for call in calls)
+
+
+def ids_of(calls: Sequence[LookupCall]) -> Tensor:
+    """[N]: the ids of lookups, as a copy."""
+    return torch.cat([call.ids.reshape(-1) for call in calls])
+
+
+def distinct_weights(calls: Sequence[LookupCall]) -> list[Tensor]:
+    """The weights of a pack, each once; of cached tables, in the order of their rows."""
+    weights = list({id(call.weight): call.weight for call in calls}.values())
+    with NO_TORCH_FUNCTION():
+        if group_of(weights[0]) is not None:
+            weights.sort(key=_first_row)
+    return weights
+
+
+def _first_row(weight: Tensor) -> int:
+    table = table_of(weight)
+    return 0 if table is None else table.first_row
+
+
+def plan_rows(calls: Sequence[LookupCall]) -> TablePlan:
+    """The rows of a pack's lookups, without targets and bags; each row's slot is its number in the table.
+
+    Cached tables lie end to end as in their group, all others in the order of `distinct_weights`.
+    """
+    weights = distinct_weights(calls)
+    table_numbers = {id(weight): t for t, weight in enumerate(weights)}
+    sizes = [weight.shape[0] for weight in weights]
+    begins = [0, *itertools.accumulate(sizes)][:-1]
+    with NO_TORCH_FUNCTION():
+        if group_of(weights[0]) is not None:
+            begins = [_first_row(weight) for weight in weights]
+    reads = [table_numbers[id(call.weight)] for call in calls]
+    rows = _rows(
+        calls, torch.tensor([begins[t] for t in reads]), torch.tensor([sizes[t] for t in reads])
+    )  # [N]
+    distinct, inverse, order, starts = ops.unique(rows)
+    table_rows = distinct - begins[0] if begins[0] else distinct  # [U]
+    bounds = torch.tensor([0, distinct.numel()])
+    if len(weights) > 1:
+        bounds = torch.searchsorted(distinct, torch.tensor([*begins, begins[-1] + sizes[-1]]))
+        table_rows = distinct - torch.tensor(begins).repeat_interleave(bounds.diff())
+    pack = PackPlan(distinct, table_rows, inverse, order, starts, num_bags=inverse.numel())
+    return TablePlan(pack, table_rows, bounds)
+
+
+def plan_pack(
+    calls: Sequence[LookupCall],
+    tables: Sequence[RowTable | None],
+    weights: Sequence[Tensor],
+    group: CachedTableGroup | None,
+    trains: bool,
+) -> TablePlan:
+    """The plan of a pack's lookups; tables: of the distinct weights; trains: rows may be stepped."""
+    locations: CachedRows | None = None
+    if group is None:
+        plan = plan_rows(calls)
+        rows, slots = plan.pack, plan.pack.slots
+        with NO_TORCH_FUNCTION():
+            targets = tuple(
+                _frozen_target(weight.detach()) if table is None else table.target
+                for weight, table in zip(weights, tables, strict=True)
+            )
+    else:
+        plan, locations = _plan_cached(calls, group, trains)
+        rows, slots = plan.pack, locations.slots
+        targets = tuple(group.target_of(table, locations.records) for table in tables if table)
+    dtype, num_bags = targets[0].weights.dtype, sum(call.num_bags for call in calls)
+    bag_starts, bags, factors = bags_of(calls, dtype)
+    pack = PackPlan(
+        rows.rows, slots, rows.inverse, rows.order, rows.starts, num_bags, bag_starts, bags, factors
+    )
+    grad_weights = gradient_factors(calls, factors, dtype)
+    return TablePlan(pack, plan.table_rows, plan.bounds, targets, grad_weights, locations)
+
+
+def _plan_cached(
+    calls: Sequence[LookupCall], group: CachedTableGroup, trains: bool
+) -> tuple[TablePlan, CachedRows]:
+    """The rows of lookups in cached tables, and where they are: as planned ahead, or inserted now."""
+    group.synchronize()
+    batch = group.training_batch
+    if (
+        batch is not None
+        and batch.locations is not None
+        and batch.signature == signature_of(calls)
+        and torch.equal(batch.ids, ids_of(calls))
+    ):
+        assert batch.plan is not None
+        group.counts["ahead"] += 1
+        return batch.plan, batch.locations
+    plan = plan_rows(calls)
+    return plan, group.locate(plan.pack.rows, trains)
+
+
+def _frozen_target(weights: Tensor) -> Target:
+    """The target of a plain weight: none of its steps is ever deferred."""
+    return Target(weights, (), _NO_LAST, _NO_STEPS, 0, 0, 0)
+
+
+def _rows(calls: Sequence[LookupCall], first_rows: Tensor, num_rows: Tensor) -> Tensor:
+    """[N] int64: the row of each id, in the tables laid end to end.
+
+    first_rows, num_rows: [L], of the table of each lookup.
+    """
+    sizes = [call.ids.numel() for call in calls]
+    ids = [call.ids.reshape(-1) for call in calls]
+    changes = [i for i in range(1, len(sizes)) if sizes[i] != sizes[i - 1]]
+    rows = []
+    for begin, end in itertools.pairwise([0, *changes, len(sizes)]):
+        span_ids = torch.cat(ids[begin:end]) if end - begin > 1 else ids[begin]
+        # As sequences of one batch: one bag per id, lookup after lookup.
+        span_rows, _, _, bad = ops.resolve(
+            span_ids.long(), None, sizes[begin], torch.arange(end - begin), first_rows[begin:end],
+            num_rows[begin:end], 0,
+        )  # fmt: skip
+        if int(bad) >= 0:
+            raise _outside(calls[begin + int(bad) // sizes[begin]], span_ids[int(bad)])
+        rows.append(span_rows)
+    return torch.cat(rows) if len(rows) > 1 else rows[0]
+
+
+def _outside(call: LookupCall, bad: Tensor) -> IndexError:
+    table, num_rows = table_of(call.weight), len(call.weight)
+    name = "" if table is None else f" {table.names[0]}"
+    return IndexError(
+        f"index out of range in self: id {int(bad)} is looked up in table{name} of {num_rows} "
+        f"rows, which has ids 0 to {num_rows - 1}"
+    )

@@ -1,0 +1,235 @@
+"""Hooks of an optimizer: steps of tables before the optimizer's own step, and around its state_dict.
+
+Tables that were looked up together are stepped in one call. A table whose gradient is dense is stepped
+by the optimizer, with every row up to date.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hotrows.acceleration import ddp
+from hotrows.acceleration.gradient import PackGradient, RowGradient
+from hotrows.acceleration.history import StepHistory
+from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter
+from hotrows.acceleration.rules import BY_OPTIMIZER
+from hotrows.acceleration.table import RowTable, counted_squares
+from hotrows.acceleration.table_plan import TablePlan
+from hotrows.ops import deferred
+from hotrows.ops.deferred import Target
+
+MAX_DEFERRED_STEPS = 1 << 14  # that rows may be behind: a step's cost grows with their number
+
+
+def share_histories(tables: Iterable[RowTable]) -> None:
+    """Lets tables of equal rule and step number share one history until their steps differ."""
+    shared: dict[tuple, StepHistory] = {}
+    for table in tables:
+        if table.rule.kind != BY_OPTIMIZER:
+            key = (id(table.optimizer), table.rule, table.history.now)
+            if table.history.num_recorded == 0:
+                table.join(shared.setdefault(key, StepHistory(table.history.now)))
+
+
+class OptimizerHooks:
+    """Steps tables before each step of an optimizer; `remove` takes the hooks away.
+
+    group: returns the ranks whose gradients are averaged; None: there are none (yet).
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        tables: Sequence[RowTable],
+        group: Callable[[], dist.ProcessGroup | None],
+    ) -> None:
+        self._tables, self._group = tuple(tables), group
+        self._by_weight = {id(table.weight): table for table in tables}
+        self._hidden: list[tuple[Tensor, Tensor]] = []  # weights and gradients that are stepped
+        self._handles: list[Any] = [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_step_post_hook(self._after_step),
+            optimizer.register_state_dict_pre_hook(self._publish),
+            optimizer.register_state_dict_post_hook(self._release),
+            optimizer.register_load_state_dict_pre_hook(self._publish),
+            optimizer.register_load_state_dict_post_hook(self._adopt),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _before_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is not None:  # gradients first
+            with torch.enable_grad():
+                loss = closure()
+            args, kwargs = (optimizer, lambda: loss), {}
+        self._hidden.extend(step_tables(optimizer, self._by_weight, self._group()))
+        return (args, kwargs) if closure is not None else None
+
+    def _after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
+        with NO_TORCH_FUNCTION():
+            for weight, gradient in self._hidden:
+                table = self._by_weight[id(weight)]
+                if isinstance(gradient, RowGradient) and weight.grad is None:
+                    gradient.is_spent = True
+                    weight.grad = gradient
+                else:
+                    weight.__class__ = TableParameter
+                    table.stepped_densely()
+        self._hidden.clear()
+        if any(table.history.num_recorded >= MAX_DEFERRED_STEPS for table in self._tables):
+            for table in self._tables:
+                table.catch_up()
+            share_histories(self._tables)
+
+    def _publish(self, optimizer: Optimizer, *args: Any) -> None:
+        for table in self._tables:
+            table.catch_up()
+            table.publish_states()
+        share_histories(self._tables)
+
+    def _release(self, optimizer: Optimizer, state: dict) -> None:
+        for table in self._tables:
+            table.release_states()
+
+    def _adopt(self, optimizer: Optimizer) -> None:
+        for table in self._tables:
+            table.adopt_states()
+        share_histories(self._tables)
+
+
+def step_tables(
+    optimizer: Optimizer, tables: Mapping[int, RowTable], group: dist.ProcessGroup | None = None
+) -> list[tuple[Tensor, Tensor]]:
+    """Steps the tables that have a gradient; returns (weight, gradient) of each.
+
+    Those whose gradient is dense are left to the optimizer, with every row up to date. tables: by the
+    `id()` of their weights. group: ranks whose gradients are averaged first.
+    """
+    if group is not None:
+        with NO_TORCH_FUNCTION(), torch.no_grad():
+            gradients = [(table, table.weight.grad) for table in tables.values()]
+            for averaged, mean in ddp.averaged(gradients, group):
+                averaged.weight.grad = mean
+    stepped: list[tuple[Tensor, Tensor]] = []
+    packs: dict[tuple[int, int], tuple[list[tuple[RowTable, RowGradient]], Mapping[str, Any]]] = {}
+    for gradient in map(gradient_of, tables.values()):
+        if isinstance(gradient, RowGradient):
+            gradient.check_unspent()
+    with NO_TORCH_FUNCTION(), torch.no_grad():
+        for settings in optimizer.param_groups:
+            for weight in settings["params"]:
+                table = tables.get(id(weight))
+                if table is None or weight.grad is None:
+                    continue
+                gradient = weight.grad
+                stepped.append((weight, gradient))
+                if table.multiples:
+                    is_row_gradient = isinstance(gradient, RowGradient)
+                    table.materialize_multiples(but=gradient.content if is_row_gradient else None)
+                if not isinstance(gradient, RowGradient) or gradient.dense is not None:
+                    _leave_to_optimizer(table, gradient)
+                    continue
+                weight.grad = None
+                if len(gradient.parts) == 1 and table.rule.kind != BY_OPTIMIZER:
+                    pack = gradient.parts[0].pack
+                    members, _ = packs.setdefault((id(pack), id(settings)), ([], settings))
+                    members.append((table, gradient))
+                else:
+                    table.step(*gradient.coalesced(), gradient.decay, settings)
+        for members, group_settings in packs.values():
+            _step_pack(members, group_settings)
+    return stepped
+
+
+def _leave_to_optimizer(table: RowTable, gradient: Tensor) -> None:
+    if table.is_cached:
+        raise RuntimeError(
+            f"table {table.names[0]} is kept behind a cache and has a dense gradient, which the "
+            f"optimizer cannot step there: something has read or learned from all of the table. Leave "
+            f"that out, or accelerate without fast_memory"
+        )
+    table.catch_up()
+    table.publish_states()
+    table.weight.__class__ = nn.Parameter  # so that PyTorch takes its usual path
+    table.weight.grad = gradient.to_dense() if isinstance(gradient, RowGradient) else gradient
+
+
+def _step_pack(members: list[tuple[RowTable, RowGradient]], group: Mapping[str, Any]) -> None:
+    """Makes one step of tables that were looked up together, in one call per run of adjacent tables."""
+    pack = members[0][1].parts[0].pack
+    _record_step(members, group)
+    members.sort(key=lambda member: member[1].parts[0].table)
+    begin = 0
+    for end in range(1, len(members) + 1):
+        numbers = [members[i][1].parts[0].table for i in (end - 1, end) if i < len(members)]
+        if end == len(members) or numbers[1] != numbers[0] + 1:
+            _update(pack, members[begin:end])
+            begin = end
+    for history in {id(table.history): table.history for table, _ in members}.values():
+        history.now += 1
+    for table, _ in members:
+        if table.rule.lazy:
+            table.history.forget()
+
+
+def _record_step(members: list[tuple[RowTable, RowGradient]], group: Mapping[str, Any]) -> None:
+    """Records the step in the tables' histories; tables whose steps differ stop sharing one."""
+    alike: dict[tuple[int, float], list[RowTable]] = {}
+    for table, gradient in members:
+        table.make_states()
+        alike.setdefault((id(table.history), gradient.decay), []).append(table)
+    for (_, decay), tables in alike.items():
+        history = tables[0].history
+        if history.num_tables > len(tables):
+            fork = history.fork()
+            for table in tables:
+                table.join(fork)
+            history = fork
+        numbers = tables[0].rule.numbers
+        assert numbers is not None
+        history.record(numbers(group, history.now + 1, decay))
+
+
+def _update(pack: PackGradient, members: list[tuple[RowTable, RowGradient]]) -> None:
+    plan = pack.plan
+    parts = [gradient.parts[0] for _, gradient in members]
+    first, last = parts[0].table, parts[-1].table
+    begin, end = plan.ends[first], plan.ends[last + 1]
+    bounds = plan.bounds[first : last + 2] - begin
+    tables = [table for table, _ in members]
+    runs: tuple[Tensor, Tensor, Tensor | None]
+    if pack.is_summed:
+        starts = torch.arange(begin, end + 1, dtype=torch.int32) - begin
+        runs, grad, weights = (starts[:-1], starts, None), pack.sums[begin:end], None
+    else:
+        runs = plan.pack.order, plan.pack.starts[begin : end + 1], plan.pack.bags
+        grad, weights = pack.grad, pack.weights
+    factors = torch.tensor([part.factor for part in parts], dtype=torch.float64)
+    with _writing(plan, begin, end, tables) as (targets, slots), counted_squares(tables) as squares:
+        deferred.update(
+            tables[0].rule.kind, targets, slots, bounds, *runs, weights, grad, factors, squares,
+        )  # fmt: skip
+
+
+def _writing(
+    plan: TablePlan, begin: int, end: int, tables: Sequence[RowTable]
+) -> AbstractContextManager[tuple[list[Target], Tensor]]:
+    """Within: the targets of tables that are stepped together, and the slots of rows begin to end."""
+    if plan.locations is None:
+        return nullcontext(([table.target for table in tables], plan.pack.slots[begin:end]))
+    return plan.locations.between(begin, end).writing(tables)
+
+
+def gradient_of(table: RowTable) -> Tensor | None:
+    with NO_TORCH_FUNCTION():
+        return table.weight.grad

@@ -1,0 +1,174 @@
+"""Rules: what an optimizer of PyTorch does to a row, as the numbers of each of its steps.
+
+A rule says which states a row has, and turns a parameter group into the eight numbers that the
+kernels of `ops.deferred` take for one step. `rule_of` finds the rule of an optimizer, or says why
+there is none.
+
+For options without a kernel (amsgrad, centered, maximize ..) and other elementwise optimizers of
+PyTorch, the optimizer itself steps the rows alone: slower, and exact (`BY_OPTIMIZER`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+Group = Mapping[str, Any]
+Numbers = tuple[float, ...]
+
+BY_OPTIMIZER = "by_optimizer"  # the kind of rule that runs the optimizer itself on the rows
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The update of a row.
+
+    kind: name of the kernel in `ops.deferred`, or `BY_OPTIMIZER`. states: names of a row's states, as in
+    `optimizer.state`. numbers: a function of (group, t, c) that returns the numbers of step t (from 1),
+    with c times the weight added to the gradient in addition to the group's weight decay.
+    lazy: a row that a batch does not touch does not change (SparseAdam).
+    """
+
+    kind: str
+    states: tuple[str, ...]
+    numbers: Callable[[Group, int, float], Numbers] | None = None
+    lazy: bool = False
+
+
+def rule_of(optimizer: Optimizer, group: Group, weight: Tensor, sparse: bool) -> Rule | str:
+    """Returns the rule of an optimizer for a table, or the reason why there is none.
+
+    sparse: the table's module makes sparse gradients.
+    """
+    kind = type(optimizer)
+    if kind not in _RULES and kind is not torch.optim.SparseAdam:
+        return f"{kind.__name__} does not go element by element, or is not one of PyTorch's own"
+    if sparse and kind not in _WITH_SPARSE:
+        return f"sparse=True, and {kind.__name__} takes no sparse gradients"
+    if group.get("differentiable") or group.get("capturable"):
+        return "its optimizer is differentiable or capturable"
+    if kind is torch.optim.SparseAdam:
+        rule = Rule("adam", ("exp_avg", "exp_avg_sq"), _sparse_adam, lazy=True)
+        return "SparseAdam(maximize=True)" if group.get("maximize") else rule
+    if weight.dtype not in (torch.float32, torch.float64):
+        return f"its weights are {str(weight.dtype).removeprefix('torch.')}, not float32 or float64"
+    return _RULES[kind](group) or Rule(BY_OPTIMIZER, ())
+
+
+def decays(numbers: Numbers) -> bool:
+    """Whether a step with these numbers moves a row whose gradient is zero and that never moved."""
+    return numbers[0] != 0 or numbers[1] != 1
+
+
+def _sgd(group: Group) -> Rule | None:
+    if group["maximize"]:
+        return None
+    return Rule("sgd", ("momentum_buffer",) if group["momentum"] else (), _sgd_numbers)
+
+
+def _sgd_numbers(group: Group, t: int, c: float) -> Numbers:
+    # The first gradient fills the buffer undamped.
+    damped = 1 - group["dampening"] if t > 1 else 1.0
+    return _numbers(group, c, group["lr"], group["momentum"], damped, float(group["nesterov"]))
+
+
+def _adagrad(group: Group) -> Rule | None:
+    return None if group["maximize"] else Rule("adagrad", ("sum",), _adagrad_numbers)
+
+
+def _adagrad_numbers(group: Group, t: int, c: float) -> Numbers:
+    rate = float(group["lr"]) / (1 + (t - 1) * group["lr_decay"])
+    return _numbers(group, c, rate, group["eps"])
+
+
+def _rmsprop(group: Group) -> Rule | None:
+    if group["momentum"] or group["centered"] or group["maximize"]:
+        return None
+    return Rule("rmsprop", ("square_avg",), _rmsprop_numbers)
+
+
+def _rmsprop_numbers(group: Group, t: int, c: float) -> Numbers:
+    return _numbers(group, c, group["lr"], group["alpha"], group["eps"])
+
+
+def _adam(group: Group) -> Rule | None:
+    if group["amsgrad"] or group["maximize"]:
+        return None
+    return Rule("adam", ("exp_avg", "exp_avg_sq"), _adam_numbers)
+
+
+def _adam_numbers(group: Group, t: int, c: float) -> Numbers:
+    lr, (beta1, beta2) = float(group["lr"]), group["betas"]
+    rate, root = lr / (1 - beta1**t), (1 - beta2**t) ** 0.5
+    if group.get("decoupled_weight_decay"):
+        return _padded(c, 1 - lr * group["weight_decay"], rate, beta1, beta2, group["eps"], root)
+    return _numbers(group, c, rate, beta1, beta2, group["eps"], root)
+
+
+def _sparse_adam(group: Group, t: int, c: float) -> Numbers:
+    beta1, beta2 = group["betas"]
+    rate = float(group["lr"]) * (1 - beta2**t) ** 0.5 / (1 - beta1**t)
+    return _padded(c, 1.0, rate, beta1, beta2, group["eps"], 1.0)
+
+
+def _numbers(group: Group, c: float, *settings: float) -> Numbers:
+    return _padded(c + group["weight_decay"], 1.0, *settings)
+
+
+def _padded(*numbers: float) -> Numbers:
+    return (*(float(number) for number in numbers), *(0.0,) * (8 - len(numbers)))
+
+
+_RULES: dict[type, Callable[[Group], Rule | None]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+    torch.optim.Adamax: lambda group: None,
+    torch.optim.Adadelta: lambda group: None,
+    torch.optim.NAdam: lambda group: None,
+    torch.optim.RAdam: lambda group: None,
+}
+_WITH_SPARSE = (torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam)
+
+
+@dataclass(frozen=True)
+class DeferredStep:
+    """One step of an optimizer that is run on rows, to be repeated for rows that were not in its batch.
+
+    group: the optimizer's settings. has_begun: rows had states before it. shared: the state before it
+    that all rows have in common. decay: factor with which the weight was added to the gradient.
+    """
+
+    group: dict[str, Any]
+    has_begun: bool
+    shared: dict[str, Any]
+    decay: float
+
+
+def stepped(
+    kind: type[Optimizer], step: DeferredStep, weights: Tensor, states: Mapping[str, Tensor], grad: Tensor
+) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
+    """Returns rows after a step of an optimizer of `kind`: weights [U, D], states, and shared state.
+
+    states: of these rows, [U, D] each. grad: [U, D].
+    """
+    rows = torch.nn.Parameter(weights.clone())
+    alone = kind([rows])  # type: ignore[call-arg]
+    alone.param_groups[0].update({**step.group, "params": [rows], "foreach": False})
+    if step.has_begun:
+        alone.state[rows] = {
+            name: value.clone() if isinstance(value, Tensor) else value
+            for name, value in (*step.shared.items(), *states.items())
+        }
+    rows.grad = grad + step.decay * weights if step.decay else grad
+    alone.step()
+    after = alone.state[rows]
+    of_rows = {n: x for n, x in after.items() if isinstance(x, Tensor) and x.dim() == 2}
+    return rows.detach(), of_rows, {n: x for n, x in after.items() if n not in of_rows}

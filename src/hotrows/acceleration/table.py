@@ -1,0 +1,387 @@
+"""RowTable: one embedding weight of the user's model, and how far behind its rows are.
+
+The weight stays in the parameter, and the states stay in `optimizer.state`. A row that a batch does not
+touch is not written: `last` counts the steps that it has made, and before it is read, it makes the
+steps that it has missed.
+
+This class stores the rows in memory. `cached_tables.CachedTable` stores them behind a cache; it replaces
+the methods under "memory of the rows".
+"""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hotrows.acceleration.history import StepHistory
+from hotrows.acceleration.rules import BY_OPTIMIZER, DeferredStep, Rule, stepped
+from hotrows.ops import deferred
+from hotrows.ops.deferred import Target
+
+_NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
+EXACT = 1 << 12  # weights of a table up to which sums over it bring every row up to date first
+
+
+class RowLocations(Protocol):
+    """The locations of the rows of one lookup, [U], ascending, for tables whose rows can move.
+
+    is_copy: in copies, made for this lookup.
+    """
+
+    @property
+    def is_copy(self) -> bool: ...
+
+    def between(self, begin: int, end: int) -> RowLocations:
+        """Returns the locations of rows `begin` to `end`."""
+
+    def weights(self) -> Tensor:
+        """[U, D]: the present weights of the rows."""
+
+    def changed(self) -> None:
+        """Notes that the rows were brought up to date in place."""
+
+    def writing(self, tables: Sequence[RowTable]) -> AbstractContextManager[tuple[list[Target], Tensor]]:
+        """Within: the tables' targets, and the slot [U] of each row in them; writes are stored."""
+
+
+class WeightMultiple(Protocol):
+    """A gradient that holds a multiple of a table's weight, which is about to change."""
+
+    def materialize(self) -> None:
+        """Computes the multiple from the present weight."""
+
+
+class TableArguments(NamedTuple):
+    """The arguments of a `RowTable`."""
+
+    names: tuple[str, ...]
+    weight: nn.Parameter
+    rule: Rule
+    optimizer: Optimizer
+
+
+class RowTable:
+    """One table.
+
+    names: of the weight in the model. weight: the parameter. values: [R, D], its data as a plain
+    tensor. rule: how its rows are updated. optimizer: the one that holds the weight.
+    last: [R] int32, number of steps that each row has made; -1: no gradient has reached it.
+    multiples: gradients that hold a multiple of the weight as it is now.
+    """
+
+    is_cached = False
+    first_row = 0
+
+    def __init__(
+        self, names: tuple[str, ...], weight: nn.Parameter, rule: Rule, optimizer: Optimizer
+    ) -> None:
+        self.names, self.weight, self.rule, self.optimizer = names, weight, rule, optimizer
+        self.states: dict[str, Tensor] = {}
+        self._shared: dict[str, Any] = {}
+        self._squares: Tensor | None = None  # [1] float64, as the rows are stored
+        self._by_optimizer: list[DeferredStep] = []
+        self.multiples: weakref.WeakSet[WeightMultiple] = weakref.WeakSet()
+        self.history = StepHistory()
+        self.adopt_weight()
+        self.adopt_states()
+
+    # ---- the parameter and the optimizer's state
+
+    def adopt_weight(self) -> None:
+        """Takes over the parameter's present data; rows were up to date before it was set."""
+        with torch._C.DisableTorchFunctionSubclass():
+            self.values = self.weight.data  # so that updates do not count as versions of the user's
+        self._squares = None
+        self.states = {name: state.to(self.values.dtype) for name, state in self.states.items()}
+        if self.states:
+            self.publish_states()
+
+    def adopt_states(self) -> None:
+        """Takes over the optimizer's present states: every row has made all steps."""
+        state: Mapping[str, Any] = self.optimizer.state.get(self.weight, {})
+        of_rows = {n: x for n, x in state.items() if isinstance(x, Tensor) and x.dim() == 2}
+        now = int(state["step"]) if "step" in state else int(bool(of_rows))
+        self.history = StepHistory(now)
+        self.history.num_tables = 1
+        self._by_optimizer = []
+        if self.rule.kind == BY_OPTIMIZER:
+            self.states = of_rows
+            self._shared = {n: x for n, x in state.items() if n not in of_rows}
+        else:
+            self.states = {n: of_rows[n] for n in self.rule.states if n in of_rows}
+        is_fresh = not any(bool(state.any()) for state in self.states.values()) and not now
+        self.last = torch.full((len(self.values),), -1 if is_fresh else now, dtype=torch.int32)
+
+    def make_states(self) -> None:
+        """Creates the states of the first step where `optimizer.state` has none."""
+        if len(self.states) < len(self.rule.states):
+            self.states = {name: _zeros(self.values) for name in self.rule.states}
+
+    def publish_states(self) -> None:
+        """Writes into `optimizer.state` what the optimizer itself would have; rows are up to date."""
+        if self.history.now == 0:
+            return
+        if self.rule.kind in ("sgd", BY_OPTIMIZER) and not (self.states or self._shared):
+            return
+        state = self.optimizer.state[self.weight]
+        state.update(self.states)
+        if self.rule.kind == BY_OPTIMIZER:
+            state.update(self._shared)
+        elif self.rule.kind != "sgd":
+            step = state.get("step")
+            if isinstance(step, Tensor):
+                step.fill_(self.history.now)
+            else:
+                counts = isinstance(self.optimizer, torch.optim.SparseAdam)
+                now = self.history.now
+                state["step"] = now if counts else torch.tensor(float(now))
+
+    # ---- memory of the rows
+
+    @property
+    def target(self) -> Target:
+        """The table as the kernels take it."""
+        return self.target_at(self.values, tuple(self.states.values()), self.last)
+
+    def target_at(self, weights: Tensor, states: tuple[Tensor, ...], last: Tensor) -> Target:
+        """The table with its rows in these tensors, as the kernels take it."""
+        history = self.history
+        return Target(
+            weights, states, last, history.steps, history.first, history.now, history.first_decay
+        )
+
+    def locate(self, rows: Tensor) -> RowLocations | None:
+        """Returns the locations of rows [U] that no lookup has read; None: always in the target."""
+        return None
+
+    @contextmanager
+    def writing(self, rows: Tensor) -> Iterator[tuple[Target, Tensor]]:
+        """Within: the target of rows [U], and the slot of each in it; writes to them are stored."""
+        yield self.target, rows
+
+    def catch_up(self) -> None:
+        """Brings every row up to date."""
+        if self.is_behind:
+            if self.rule.kind == BY_OPTIMIZER:
+                self._replay(torch.arange(len(self.values)))
+                self._by_optimizer = []
+            elif self.states or not self.rule.states:
+                deferred.catch_up_all(self.rule.kind, self.target, self.squares_out)
+            self._split_off()
+            self.history.forget()
+
+    def catch_up_rows(self, rows: Tensor) -> None:
+        """Brings some rows up to date: [U] int64, distinct."""
+        if not self.is_behind:
+            return
+        if self.rule.kind == BY_OPTIMIZER:
+            self._replay(rows)
+            return
+        with self.writing(rows) as (target, slots):
+            bounds = torch.tensor([0, rows.numel()])
+            deferred.catch_up(self.rule.kind, [target], slots, bounds, self.squares_out)
+
+    def caught_up(self) -> Tensor:
+        """[R, D]: the present weight, for reading."""
+        self.catch_up()
+        return self.values
+
+    def read_rows(self, rows: Tensor) -> Tensor:
+        """[U, D]: the present weights of some rows."""
+        self.catch_up_rows(rows)
+        return self.values[rows]
+
+    def write_weights(self, values: Tensor) -> None:
+        """Replaces all weights, [R, D]."""
+        self.catch_up()
+        self.values.copy_(values)
+        self.after_write()
+
+    def watch_copy(self, copy: Tensor, views: Sequence[Tensor]) -> None:
+        """Watches a copy of a cached weight, [R, D], which users see through `views` and may write."""
+
+    def collect_writes(self) -> None:
+        """Stores what users have written to watched copies."""
+
+    def release_states(self) -> None:
+        """Frees states that `publish_states` wrote; the caller has read them."""
+
+    def make_plain(self) -> None:
+        """Puts the weight and its states into plain tensors; rows are up to date."""
+        self.publish_states()
+
+    # ---- reading
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether some row may have steps to catch up with."""
+        return self.history.num_recorded > 0 and not self.rule.lazy
+
+    @property
+    def squares_out(self) -> Tensor | None:
+        """[1] to which kernels add the change of the sum of squared weights; None: it is not needed."""
+        return self._squares
+
+    def sum_of_squares(self) -> float:
+        """Sums the squares of all weights; in a large table, rows behind count as they are stored."""
+        if self.values.numel() <= EXACT:
+            return float(self.caught_up().double().square().sum())
+        if self._squares is None:
+            self.catch_up()
+            self._squares = torch.tensor([self._squared_norm()], dtype=torch.float64)
+        if self.is_behind and self.history.first_decay < self.history.now:
+            _warn_stale()
+        return float(self._squares)
+
+    def _squared_norm(self) -> float:
+        """The sum of all squares; every row is up to date."""
+        return float(torch.linalg.vector_norm(self.values, dtype=torch.float64).square())
+
+    def before_write(self) -> None:
+        """Prepares for a write of the weight by others; every row is up to date."""
+        self.materialize_multiples()
+        self.after_write()
+
+    def after_write(self) -> None:
+        """Forgets the sum of squares, as others have written the weight."""
+        self._squares = None
+
+    def materialize_multiples(self, but: WeightMultiple | None = None) -> None:
+        """Computes the multiples of the weight before it changes; not `but`, which steps it."""
+        for multiple in list(self.multiples):
+            if multiple is not but:
+                multiple.materialize()
+                self.multiples.discard(multiple)
+
+    # ---- stepping
+
+    def step(self, rows: Tensor, sums: Tensor, decay: float, group: Mapping[str, Any]) -> None:
+        """Makes one step of this table alone.
+
+        rows: [U], distinct, with gradients sums [U, D], to which decay * weight is added; group: the
+        optimizer's settings.
+        """
+        if self.rule.kind == BY_OPTIMIZER:
+            self._step_by_optimizer(rows, sums, decay, group)
+            return
+        assert self.rule.numbers is not None
+        self.make_states()
+        self._split_off()
+        self.history.record(self.rule.numbers(group, self.history.now + 1, decay))
+        order = torch.arange(rows.numel() + 1, dtype=torch.int32)
+        with self.writing(rows) as (target, slots):
+            deferred.update(
+                self.rule.kind, [target], slots, torch.tensor([0, rows.numel()]), order[:-1], order,
+                None, None, sums, torch.ones(1, dtype=torch.float64), self.squares_out,
+            )  # fmt: skip
+        self.history.now += 1
+        if self.rule.lazy:
+            self.history.forget()
+
+    def join(self, history: StepHistory) -> None:
+        """Shares another history, equal to its own."""
+        self.history.num_tables -= 1
+        history.num_tables += 1
+        self.history = history
+
+    def _split_off(self) -> None:
+        if self.history.num_tables > 1:
+            self.join(self.history.fork())
+
+    def stepped_densely(self) -> None:
+        """Takes over the result of a step that the optimizer made itself on all rows."""
+        self.adopt_states()
+        self.after_write()
+
+    # ---- stepping and catching up by the optimizer itself
+
+    def _step_by_optimizer(
+        self, rows: Tensor, sums: Tensor, decay: float, group: Mapping[str, Any]
+    ) -> None:
+        self._replay(rows)
+        settings = {
+            name: value.clone() if isinstance(value, Tensor) else value  # schedulers write into them
+            for name, value in group.items()
+            if name != "params"
+        }
+        has_begun = bool(self.states) or bool(self._shared)
+        step = DeferredStep(settings, has_begun, self._shared, decay)
+        shared = self._run(step, rows, sums)
+        if not rows.numel():  # the states that rows share advance without any row
+            shared = self._run(step, rows, self.values.new_zeros(1, self.values.shape[1]), dry=True)
+        self._by_optimizer.append(step)
+        moves = decay != 0 or group.get("weight_decay", 0.0) != 0
+        moves |= isinstance(self.optimizer, torch.optim.Adamax)  # whose exp_inf takes in eps
+        self._split_off()
+        self.history.record((float(moves), 1.0, *(0.0,) * 6))
+        self.history.now += 1
+        self.last[rows] = self.history.now
+        self._shared = shared
+        self.after_write()
+
+    def _replay(self, rows: Tensor) -> None:
+        """Runs the optimizer on rows for the steps that they missed."""
+        history, last = self.history, self.last[rows].clone()
+        last[last < 0] = history.first_decay
+        for k in range(history.first, history.now):
+            behind = rows[last <= k]
+            if behind.numel():
+                step = self._by_optimizer[k - history.first]
+                self._run(step, behind, self.values.new_zeros(behind.numel(), self.values.shape[1]))
+        never = (self.last[rows] < 0) & (history.first_decay >= history.now)
+        self.last[rows[~never]] = history.now
+        self.after_write()
+
+    def _run(self, step: DeferredStep, rows: Tensor, grad: Tensor, dry: bool = False) -> dict[str, Any]:
+        """Makes a step of some rows; returns what all rows share after it. dry: writes no row."""
+        if not grad.numel():
+            return step.shared
+        weights = torch.zeros_like(grad) if dry else self.values[rows]
+        states = {n: torch.zeros_like(grad) if dry else x[rows] for n, x in self.states.items()}
+        weights, states, shared = stepped(type(self.optimizer), step, weights, states, grad)
+        for name, state in states.items():
+            if name not in self.states:
+                self.states[name] = _zeros(self.values)
+            if not dry:
+                self.states[name][rows] = state
+        if not dry:
+            self.values[rows] = weights
+        return shared
+
+
+@contextmanager
+def counted_squares(tables: Sequence[RowTable | None]) -> Iterator[Tensor | None]:
+    """Within: [T] zeros for the changes of the tables' sums of squares; None: none is needed."""
+    sums = [None if table is None else table.squares_out for table in tables]
+    if all(total is None for total in sums):
+        yield None
+        return
+    changes = torch.zeros(len(tables), dtype=torch.float64)
+    yield changes
+    for total, change in zip(sums, changes, strict=True):
+        if total is not None:
+            total += change
+
+
+def _zeros(like: Tensor) -> Tensor:
+    """Zeros of a shape and dtype; pages that are never written take no memory."""
+    if like.dtype not in (torch.float32, torch.float64):
+        return torch.zeros_like(like)
+    return torch.from_numpy(np.zeros(like.shape, _NUMPY[like.dtype]))
+
+
+def _warn_stale() -> None:
+    warnings.warn(
+        "the value of a term of the loss over a whole table counts rows that no batch has touched "
+        "since as they were then; gradients and weights are exact. Read the table (weight.detach()) "
+        "to bring all of its rows up to date",
+        stacklevel=2,
+    )

@@ -1,0 +1,43 @@
+"""The command doctor: what this machine has, and how fast it is."""
+
+from __future__ import annotations
+
+import click
+import torch
+
+from hotrows import nn
+from hotrows.cli.options import command, option
+from hotrows.config import PRECISIONS
+from hotrows.costs.measure_machine import device_rates
+from hotrows.runtime.device import find
+from hotrows.runtime.machine import environment
+
+
+@command("doctor", "hotrows doctor", "hotrows doctor --batch-size 2048")
+@option("--batch-size", type=click.IntRange(1), default=8192)
+def doctor_command(batch_size: int) -> None:
+    """Show what was found on this machine.
+
+    Cores, memory, native core, PyTorch, GPU with its memory and how fast it is read, and the fastest
+    path of each linear layer, measured.
+    """
+    machine = environment()
+    for name, value in machine.items():
+        click.echo(f"{name.replace('_', ' '):<16} {'none' if value is None else value}")
+    if machine["gpu"] is not None:
+        click.echo("\ndevice, measured, in GB/s:")
+        for name, rate in device_rates(find("cuda")).items():
+            click.echo(f"  {name:<36} {rate / 1e9:,.1f}")
+    click.echo(f"\nlinear paths of DLRM's layers at batch {batch_size:,}, measured:")
+    for product, path in measured_paths(batch_size).items():
+        click.echo(f"  {product:<36} {path}")
+
+
+def measured_paths(batch_size: int) -> dict[str, str]:
+    """The fastest path of each product of DLRM's larger layers, in both precisions."""
+    model = torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.Linear(367, 512))
+    return {
+        product: path
+        for precision in PRECISIONS
+        for product, path in nn.choose_linear_paths(model, batch_size, getattr(torch, precision)).items()
+    }

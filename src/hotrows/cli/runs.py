@@ -1,0 +1,124 @@
+"""Commands about trained runs: eval, predict, export."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hotrows.cli.options import FILE, FOLDER, bar, command
+from hotrows.metrics import Metrics
+from hotrows.runtime.atomic_files import replaced
+from hotrows.runtime.units import format_bytes
+from hotrows.train import run_folder
+from hotrows.train.export import export
+from hotrows.train.predictor import load_run
+
+
+@command("eval", "hotrows eval runs/a", "hotrows eval runs/a --part validation --checkpoint last --json")
+@click.argument("run", type=FOLDER)
+@click.option("--part", type=click.Choice(["train", "validation", "test"]), default="test")
+@click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best")
+@click.option("--data", "folder", type=FOLDER, help="The data, where it has moved.")
+@click.option("--json", "as_json", is_flag=True, help="Print all metrics as JSON.")
+def eval_command(run: Path, part: str, which: str, folder: Path | None, as_json: bool) -> None:
+    """Measure a run on held-out data.
+
+    Prints AUC, log loss and calibration of RUN, by default on the test part of its data.
+    """
+    encoded = run_folder.open_data(run, folder)
+    predictor = load_run(run, which)
+    with bar() as progress:
+        metrics = predictor.evaluate(
+            encoded.parts[part], lambda done, total: progress("evaluating", done, total)
+        )
+    if as_json:
+        click.echo(json.dumps(metrics.to_json(), indent=2))
+    else:
+        print_metrics(part, metrics)
+
+
+@command(
+    "predict",
+    "hotrows predict runs/a test.txt --out probabilities.txt",
+    "hotrows predict runs/a 's3://bucket/new/*.parquet' --out probabilities.txt",
+    "zcat day_23.gz | head -1000 > some.txt && hotrows predict runs/a some.txt",
+)
+@click.argument("run", type=FOLDER)
+@click.argument("raw", nargs=-1, required=True)
+@click.option("--out", type=FILE, help="Standard output by default.")
+@click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best")
+def predict_command(run: Path, raw: tuple[str, ...], out: Path | None, which: str) -> None:
+    """Predict the clicks of raw rows.
+
+    Prints one probability a line for each row of RAW, in order; of a model with several labels one
+    for each, with tabs between.
+
+    RAW is text or Parquet with the columns that the data was prepared from, in any order where they
+    have names; others are ignored. Labels may be missing. A feature's column that is missing counts as
+    missing values, and values that training has not seen are read as unknown.
+    """
+    predictor = load_run(run, which)
+    batches = run_folder.open_encoder(run).encode(raw)
+    with _lines_to(out) as write, bar() as progress:
+        done = 0
+        for probabilities in predictor.predict(batches):
+            write("".join(f"{_line(p)}\n" for p in probabilities.tolist()))
+            done += len(probabilities)
+            progress("predicting", done, None)
+
+
+@command(
+    "export", "hotrows export runs/a --out model", "hotrows export runs/a --out model --checkpoint last"
+)
+@click.argument("run", type=FOLDER)
+@click.option("--out", type=FOLDER, required=True, help="A new folder for the model.")
+@click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best")
+def export_command(run: Path, out: Path, which: str) -> None:
+    """Write a trained model as plain files.
+
+    Safetensors and JSON that PyTorch reads without hotrows: the dense part of RUN, and a file of
+    weights for each of its tables.
+    """
+    with bar() as progress:
+        export(run, out, which, progress=progress)
+    files = list((out / "tables").iterdir())
+    size = format_bytes(sum(file.stat().st_size for file in files))
+    click.echo(f"{out}: model.safetensors and {len(files):,} tables, {size}")
+
+
+def print_metrics(part: str, metrics: Metrics) -> None:
+    """Prints a line for each label, and one for the mean of several."""
+    for label, task in metrics.tasks.items():
+        print_metrics(f"{part} {label}", task)
+    if metrics.tasks:
+        part += " mean"
+    grouped = "" if math.isnan(metrics.gauc) else f"gAUC {metrics.gauc:.6f}  "
+    click.echo(
+        f"{part:<11} AUC {metrics.auc:.6f}  {grouped}log loss {metrics.log_loss:.6f}  "
+        f"calibration {metrics.calibration:.4f}  ({metrics.samples:,} rows)"
+    )
+
+
+def _line(probability: float | list[float]) -> str:
+    """As predict prints it."""
+    if isinstance(probability, list):
+        return "\t".join(map(_line, probability))
+    return f"{probability:.7g}"
+
+
+@contextmanager
+def _lines_to(out: Path | None) -> Iterator[Callable[[str], Any]]:
+    """Writes to standard output, or aside and renamed when all went well."""
+    if out is None:
+        yield sys.stdout.write
+        sys.stdout.flush()
+        return
+    with replaced(out) as part, open(part, "w") as file:
+        yield file.write

@@ -1,0 +1,167 @@
+"""The command simulate with --ranks: how fast so many ranks would train."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.table import Table
+
+from hotrows import data
+from hotrows.cli.options import (
+    BYTES,
+    NUMBERS,
+    new_table,
+    option,
+    print_table,
+    setting_option,
+    with_options,
+)
+from hotrows.costs import workload
+from hotrows.costs.machines import MACHINES
+from hotrows.costs.measure_machine import measure_machine
+from hotrows.costs.step_cost import Machine
+from hotrows.runtime.units import format_bytes
+from hotrows.tuning import pictures
+from hotrows.tuning.scaling import Prediction, predict_scaling
+
+scaling_options = with_options(
+    click.option(
+        "--ranks",
+        type=NUMBERS,
+        metavar="N,N,...",
+        help=f"Predict steps on so many ranks instead. DATA may be one of {', '.join(workload.NAMED)}.",
+    ),
+    option(
+        "--machine",
+        type=click.Choice(("measured", *MACHINES)),
+        default="measured",
+        help="Machine of each rank, with --ranks; measured: this one, and --link between ranks.",
+    ),
+    option(
+        "--link",
+        type=click.Choice([name for name in MACHINES if name.startswith("cpu")]),
+        default="cpu-25g",
+        help="Whose network connects ranks of a measured machine.",
+    ),
+    setting_option("sharding", filled=True, show_default=True, help="With --ranks."),
+    click.option("--wire-bytes", type=click.Choice(["2", "4"]), help="Bytes of a number between ranks."),
+    setting_option("micro_batches", type=click.IntRange(1), help="Parts of a step, with --ranks."),
+    click.option("--memory", type=BYTES, metavar="SIZE", help="For tables on a rank, with --ranks."),
+    click.option("--why", is_flag=True, help="With --ranks: say of each table where it goes, and why."),
+)
+SCALING_NAMES = ("machine", "link", "sharding", "wire_bytes", "micro_batches", "memory", "why")
+
+
+def predict_and_print(
+    folder: Path,
+    ranks: Sequence[int],
+    work: Mapping[str, Any],
+    how: Mapping[str, Any],
+    picture: Path | None,
+    as_json: bool,
+) -> None:
+    """Predicts a step on each number of ranks, and prints it.
+
+    folder: prepared data, or the name of a well-known workload. work: model, model_options,
+    row_optimizer, table_dtype and batch_size. how: the options named by `SCALING_NAMES`.
+    """
+    prediction = predict_scaling(
+        _with_step(_workload(folder, work), work["batch_size"], how),
+        _machine(how["machine"], how["link"]),
+        ranks,
+        sharding=how["sharding"],
+        memory=how["memory"],
+    )
+    _show(prediction, picture, as_json, how["why"])
+
+
+def _workload(folder: Path, work: Mapping[str, Any]) -> workload.Workload:
+    if not folder.exists() and str(folder) in workload.NAMED:
+        return workload.named(str(folder))
+    return workload.of_data(
+        data.EncodedData.open(folder),
+        work["model"],
+        work["model_options"],
+        row_optimizer=work["row_optimizer"],
+        table_dtype=work["table_dtype"],
+    )
+
+
+def _with_step(
+    shape: workload.Workload, batch_size: int | None, how: Mapping[str, Any]
+) -> workload.Workload:
+    """Returns the workload with the sizes that options have set in place of its own."""
+    sizes = {
+        "batch_size": batch_size,
+        "wire_bytes": int(how["wire_bytes"]) if how["wire_bytes"] else None,
+        "micro_batches": how["micro_batches"],
+    }
+    changes: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+    return dataclasses.replace(shape, step=dataclasses.replace(shape.step, **changes))
+
+
+def _machine(name: str, link: str) -> Machine:
+    if name != "measured":
+        return MACHINES[name]
+    stated = MACHINES[link]
+    name = f"this machine, ranks joined as in {link}"
+    return dataclasses.replace(measure_machine(), name=name, outer=stated.outer)
+
+
+def _show(prediction: Prediction, picture: Path | None, as_json: bool, why: bool) -> None:
+    drawn = pictures.draw_scaling(prediction, picture) if picture else None
+    if as_json:
+        click.echo(json.dumps(prediction.to_json(), indent=2))
+        return
+    print_table(_scaling_table(prediction))
+    size = format_bytes(int(prediction.workload.table_bytes))
+    click.echo(
+        f"{prediction.workload.name} ({prediction.workload.note}): {size} of tables, batch "
+        f"{prediction.workload.step.batch_size:,} of all ranks; {prediction.machine.name}."
+    )
+    click.echo(
+        "each: samples of a rank relative to the first line; parts of a step in ms; ahead: planning, "
+        "loading or moves of a cache, beside it; held: by the fullest rank"
+    )
+    for point in prediction.points:
+        words = point.refused or point.sharding(prediction.workload.loads)
+        click.echo(f"{point.num_ranks:>6,} ranks  {words}")
+        for reason in point.choice.reasons if why and point.choice else ():
+            click.echo(f"              {reason}")
+    if drawn:
+        click.echo(f"picture    {drawn}")
+
+
+def _scaling_table(prediction: Prediction) -> Table:
+    parts = ("dense", "gather", "pool", "update", "bytes", "messages", "reduces", "ahead")
+    columns = ("ranks", "samples", "each", "step", *parts, "held", "limit")
+    table = new_table(*columns, left=("limit",))
+    for point in prediction.points:
+        cost, share = point.cost, prediction.efficiency(point)
+        if cost is None:
+            table.add_row(f"{point.num_ranks:,}", *["–"] * 11, "memory")
+            continue
+        ahead = max(cost.planning, cost.loading, cost.moving)
+        reduces = cost.reduce + cost.exposed_reduce
+        ms = [cost.seconds, *(cost.parts[name] for name in parts[:6]), reduces, ahead]
+        table.add_row(
+            f"{point.num_ranks:,}",
+            _short(cost.samples_per_second),
+            f"{share:.0%}",
+            *(_short(seconds * 1e3) for seconds in ms),
+            format_bytes(int(cost.held)),
+            cost.limit,
+        )
+    return table
+
+
+def _short(value: float) -> str:
+    """Three digits: 0.0123, 45.6, 1,234, 12.3M."""
+    if value >= 1e5:
+        return f"{value / 1e6:.3g}M"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,220 @@
+"""Sharding plan: how a run shards its tables over ranks and packs, by its data and its machine.
+
+    plan = place(data, config, model, ranks, num_samples)     # collective; equal on all ranks
+    Embedding.for_model(model, schema, ranks=ranks, sharding=plan.sharding, summed=plan.summed, ...)
+
+This is the meaning of `auto` in a `TrainConfig`. The plan is written into the run, and read again when
+the run is resumed on as many ranks, so that sums keep their order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from hotrows.batch import Batch
+from hotrows.config import TrainConfig
+from hotrows.costs import workload
+from hotrows.costs.choose_sharding import choose_sharding
+from hotrows.costs.machines import MACHINES
+from hotrows.costs.measure_machine import measure_machine
+from hotrows.costs.pack_sizes import balance, volume
+from hotrows.costs.step_cost import Machine
+from hotrows.data import EncodedData, Loader
+from hotrows.data.hot_cold.profile import Profile
+from hotrows.distributed.comm import Ranks, Seat
+from hotrows.models import Model
+from hotrows.planning import packing
+from hotrows.planning.planner import Planner
+from hotrows.planning.remote_pooling import summed_columns
+from hotrows.planning.sharding import Placement, uniform
+from hotrows.runtime.machine import total_memory
+from hotrows.schema import is_list, vocabulary_of
+
+_LONG = 20_000_000  # training samples of a run of minutes, which may spend seven seconds measuring
+_OF_MEMORY = 0.7  # share of memory that tables may take
+_STATED = "cpu-100g"  # machine of runs too short to measure
+_MEASURED_BATCHES = 4
+
+
+@dataclass(frozen=True)
+class ShardingPlan:
+    """Placements of the tables of a run, and the reasons for them.
+
+    sharding: placement of each table; empty on one rank.
+    summed: list features whose vectors are summed on the ranks that own their rows.
+    pack_parts: number of packs for the tables of each set of equal attributes, in order.
+    reasons: a sentence on each choice.
+    """
+
+    sharding: Mapping[str, Placement] = field(default_factory=dict)
+    summed: tuple[str, ...] = ()
+    pack_parts: tuple[int, ...] = (1,)
+    reasons: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> ShardingPlan:
+        sharding = {name: Placement(**values) for name, values in fields["sharding"].items()}
+        lists = {name: tuple(fields[name]) for name in ("summed", "pack_parts", "reasons")}
+        return ShardingPlan(sharding, **lists)
+
+
+def place(
+    data: EncodedData, config: TrainConfig, model: Model, ranks: Ranks, num_samples: int
+) -> ShardingPlan:
+    """Chooses the sharding of a run; collective.
+
+    num_samples: number of samples that the run will train on.
+    """
+    assert config.pack_parts is not None, "settle the config first"
+    parts: tuple[int, ...] = (config.pack_parts,)
+    if ranks.num_ranks == 1 and config.pack_parts:
+        return ShardingPlan(pack_parts=parts)
+    choice = _Choice(data, config, model, ranks)
+    if not config.pack_parts:
+        parts = choice.balanced_parts()
+    if ranks.num_ranks == 1:
+        return ShardingPlan(pack_parts=parts, reasons=tuple(choice.reasons))
+    machine = choice.machine(num_samples)
+    plan = None
+    if ranks.rank == 0:
+        sharding = choice.sharding(machine)
+        plan = ShardingPlan(sharding, choice.summed(sharding), parts, tuple(choice.reasons))
+    return ranks.gather_objects(plan)[0]
+
+
+class _Choice:
+    """Chooses the parts of a sharding plan, and notes the reasons."""
+
+    def __init__(self, data: EncodedData, config: TrainConfig, model: Model, ranks: Ranks) -> None:
+        self.data, self.config, self.model, self.ranks = data, config, model, ranks
+        self.tables = workload.stored_tables(model, config.table_dtype, config.row_optimizer)
+        self.reasons: list[str] = []
+
+    def machine(self, num_samples: int) -> Machine:
+        """The machine of a rank: measured where the run is long enough to gain from it; collective."""
+        if num_samples < _LONG:
+            self.reasons.append(f"a short run: as for a machine of the kind {_STATED}, not measured")
+            return MACHINES[_STATED]
+        machine = self.ranks.gather_objects(measure_machine(self.ranks))[0]
+        link = machine.inner or machine.outer
+        assert link is not None, "several ranks have a link"
+        self.reasons.append(
+            f"measured: copies {machine.memory_bandwidth / 1e9:.1f} GB/s, a row "
+            f"{machine.row_seconds * 1e9:.1f} ns + {machine.row_bandwidth / 1e9:.1f} GB/s, between ranks "
+            f"{link.latency * 1e6:.0f} us + {link.bandwidth / 1e9:.1f} GB/s"
+        )
+        return machine
+
+    def sharding(self, machine: Machine) -> dict[str, Placement]:
+        """The placement of each table."""
+        config, kind = self.config, "rows"
+        if config.sharding != "auto":
+            self.reasons.append(f"all tables: {config.sharding}, as asked")
+            kind = config.sharding
+        elif self.data.source is not None or not self.data.vocabularies:
+            self.reasons.append("all tables: ids dealt over all ranks; the data has no counts of ids")
+        elif config.fast_memory is not None:
+            self.reasons.append("all tables: ids dealt over all ranks, so that each cache has its share")
+        else:
+            kind = ""
+        sharding = uniform(kind, self.tables, self.ranks.num_ranks) if kind else self._by_cost(machine)
+        return sharding if self.data.halves is None else self._with_hot(sharding)
+
+    def _by_cost(self, machine: Machine) -> dict[str, Placement]:
+        config, num_ranks = self.config, self.ranks.num_ranks
+        assert config.batch_size is not None
+        job = workload.of_data(
+            self.data,
+            self.model,
+            row_optimizer=config.row_optimizer,
+            table_dtype=config.table_dtype,
+            batch_size=config.batch_size,
+        )
+        wire = 4 if config.wire_dtype == "float32" else 2
+        step = dataclasses.replace(job.step, wire_bytes=wire, micro_batches=config.micro_batches)
+        memory = _OF_MEMORY * total_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
+        choice = choose_sharding(job.loads, machine, num_ranks, step, memory - step.dense_bytes)
+        self.reasons += choice.reasons
+        return {load.name: place for load, place in zip(job.loads, choice.placements, strict=True)}
+
+    def _with_hot(self, sharding: dict[str, Placement]) -> dict[str, Placement]:
+        """Replicates the hot rows of regrouped data, so that all-hot batches exchange no row."""
+        hot = Profile.from_data(self.data).hot
+        vocabularies = {feature.name: vocabulary_of(feature) for feature in self.data.schema.id_features}
+        self.reasons.append("hot rows of regrouped data: on every rank")
+        changed = dict(sharding)
+        for table in self.tables:
+            ids = hot.get(vocabularies.get(table.features[0], ""))
+            place = sharding[table.name]
+            if ids is not None and len(ids) and not place.columns:
+                most = max(place.hot, int(ids.max()) + 1)
+                changed[table.name] = dataclasses.replace(place, hot=min(most, table.rows))
+        return changed
+
+    def balanced_parts(self) -> tuple[int, ...]:
+        """Number of even parts of each pack, by the volumes that the first batches read."""
+        packs = packing.pack_tables(self.tables, self.model.sequences)
+        reads = self._reads()
+        volumes = []
+        for pack in packs:
+            sizes = [(t.dim, float(sum(reads.get(name, 0) for name in t.features))) for t in pack.tables]
+            volumes.append(volume(1.0, sizes))
+        parts = balance(volumes)
+        for pack, num in zip(packs, parts, strict=True):
+            if num > 1:
+                self.reasons.append(f"{pack.name}: far more volume than the mean, in {num} parts")
+        return parts
+
+    def _reads(self) -> Counter[str]:
+        """Number of ids of each feature in the first batches."""
+        num_ids: Counter[str] = Counter()
+        for batch in self._first_batches():
+            for f, name in enumerate(batch.features):
+                first = f * batch.size
+                num = batch.size
+                if batch.offsets is not None:
+                    num = int(batch.offsets[first + batch.size] - batch.offsets[first])
+                num_ids[name] += num
+        return num_ids
+
+    def _first_batches(self, num_ranks: int = 1) -> list[Batch]:
+        config = self.config
+        assert config.batch_size is not None
+        size = max(1, config.batch_size // num_ranks // config.micro_batches)
+        loader = Loader(self.data.parts["train"], size, shuffle=config.shuffle, seed=config.seed)
+        return list(islice(loader.batches(0), _MEASURED_BATCHES))
+
+    def summed(self, sharding: Mapping[str, Placement]) -> tuple[str, ...]:
+        """List features of which a rank requests fewer sums than rows in the first batches."""
+        features, sequences = self.data.schema.id_features, self.model.sequences
+        lists = [f.name for f in features if is_list(f) and f.name not in sequences]
+        if not lists:
+            return ()
+        packs = packing.pack_tables(self.tables, sequences, sharding)
+        num_ranks = self.ranks.num_ranks
+        planner = Planner(packs, self.data.schema.pooling, ranks=Seat(0, num_ranks))
+        rows, sums = dict.fromkeys(lists, 0), dict.fromkeys(lists, 0)
+        for batch in self._first_batches(num_ranks):
+            for p, pack in enumerate(packs):
+                for name in lists:
+                    if summed_columns(pack, [name]):
+                        num_rows, num_sums = planner.volumes(p, batch, name)
+                        rows[name] += num_rows * pack.dim
+                        sums[name] += num_sums * pack.dim
+        chosen = tuple(name for name in lists if sums[name] < rows[name])
+        for name in lists:
+            batches = _MEASURED_BATCHES
+            self.reasons.append(
+                f"feature {name}: {'sums' if name in chosen else 'rows'} travel; a batch asks for "
+                f"{rows[name] // batches:,} numbers of rows or {sums[name] // batches:,} of sums"
+            )
+        return chosen

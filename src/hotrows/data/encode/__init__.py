@@ -1,0 +1,1 @@
+"""Preparation: raw columns to ids and numbers, vocabularies, splits, shards."""

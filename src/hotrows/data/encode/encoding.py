@@ -1,0 +1,180 @@
+"""Encoders: raw rows into ids and numbers, by vocabularies and statistics of the training part.
+
+An encoder is stored with the data it encoded, and encodes raw rows for prediction into its ids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hotrows.batch import Batch
+from hotrows.data.encode.transform import Transform
+from hotrows.data.encode.vocabulary import open_vocabularies
+from hotrows.data.encode.vocabulary_file import Values, open_values
+from hotrows.data.raw.columns import MISSING_LABEL, Columns, RawIds
+from hotrows.data.raw.inputs import Reading, inputs_of, stream
+from hotrows.data.raw.values import hash_values
+from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
+from hotrows.data.stored.gather import ends_of
+from hotrows.data.stored.rows import Rows
+from hotrows.runtime.machine import num_threads
+from hotrows.schema import FIRST_UNKNOWN, Schema, Sequence, Sparse, vocabulary_of
+
+
+class Encoder:
+    """Encodes raw rows by the vocabularies and statistics of a schema.
+
+    values: by vocabulary, in the order of `readers_of`; memory: bytes that may be used to look values
+    up faster than in their files (default: 1 GiB).
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        values: Mapping[str, Values],
+        statistics: Mapping[str, Statistics],
+        threads: int | None = None,
+        memory: int | None = None,
+    ) -> None:
+        self.threads = num_threads(threads)
+        self.statistics = dict(statistics)
+        readers = readers_of(schema)
+        num_unknown = {name: features[0].num_unknown for name, features in readers.items()}
+        rows = {name: FIRST_UNKNOWN + num_unknown[name] + len(values[name]) for name in readers}
+        self.schema = schema.with_rows(rows)
+        self._vocabularies = open_vocabularies(
+            [values[name] for name in readers],
+            owners_of(schema),
+            list(num_unknown.values()),
+            self.threads,
+            memory,
+        )
+        of_dense = [self.statistics.get(feature.name, Statistics()) for feature in schema.dense]
+        self._transform = Transform(schema.dense, of_dense)
+
+    @staticmethod
+    def open(path: Path | str, threads: int | None = None, memory: int | None = None) -> Encoder:
+        """Opens the encoder that is stored with prepared data."""
+        data = EncodedData.open(path)
+        return Encoder(data.schema, stored_values(data), data.statistics, threads, memory)
+
+    def encode(self, raw: Any, batch_size: int = 8192) -> Iterator[Batch]:
+        """Yields batches of at most `batch_size` raw rows, in their order.
+
+        raw: a path, glob, folder or URL, an Arrow table, a frame, or a list of these. Labels may be
+        absent; they are then None. Columns of features that are absent count as missing, values
+        never seen become unknown ids.
+        """
+        for _, columns in stream(inputs_of(raw), Reading(self.schema, self.threads, for_training=False)):
+            rows = self.encode_columns(columns)
+            for first in range(0, columns.num_rows, batch_size):
+                part, has_labels = rows[first : first + batch_size], columns.labels is not None
+                yield batch_of(part, self.schema, columns.first_row + first, has_labels)
+
+    def encode_columns(self, columns: Columns) -> Rows:
+        """Encodes the rows of a chunk; ids are int64."""
+        ids = self._vocabularies.encode(columns.ids)
+        for feature, raw, encoded in zip(self.schema.id_features, columns.ids, ids, strict=True):
+            if feature.num_unknown == 0:
+                _check_known(feature, raw, encoded, columns)
+        labels = columns.labels
+        if labels is None:
+            labels = np.full((len(self.schema.labels), columns.num_rows), MISSING_LABEL, np.uint8)
+        return Rows(
+            ids=tuple(ids),
+            offsets=tuple(raw.offsets for raw in columns.ids),
+            dense=self._transform.apply(columns.dense, self.threads),
+            labels=labels[0] if len(labels) == 1 else np.ascontiguousarray(labels.T),
+            weights=columns.weights,
+            groups=None if columns.groups is None else hash_values(columns.groups).view(np.int64),
+        )
+
+
+def stored_values(data: EncodedData) -> dict[str, Values]:
+    """Opens the vocabularies of prepared data; an error if it has none."""
+    if not data.encodes_raw:
+        raise ValueError(
+            f"{data.path} was written from encoded batches and has no vocabularies to encode raw "
+            f"rows with; encode them as you did before"
+        )
+    values = {}
+    for name, vocabulary in data.vocabularies.items():
+        values[name] = open_values(data.path / vocabulary.file)
+        if values[name].index is None:
+            raise ValueError(
+                f"{data.path / vocabulary.file} has no index to look values up in: an older hotrows "
+                f"wrote it; prepare the data again"
+            )
+    return values
+
+
+def stored_encoders(
+    vocabularies: Mapping[str, StoredVocabulary], statistics: Mapping[str, Statistics]
+) -> dict[str, Any]:
+    """The fields of an encoder in a manifest."""
+    return {
+        "vocabularies": {name: asdict(stored) for name, stored in vocabularies.items()},
+        "statistics": {name: asdict(entry) for name, entry in statistics.items()},
+        "encodes_raw": True,
+    }
+
+
+def batch_of(rows: Rows, schema: Schema, first_sample: int = 0, has_labels: bool = True) -> Batch:
+    """Copies encoded rows into a batch."""
+    features = schema.id_features
+    ids = [rows.values(f) for f in range(len(features))]
+    lengths = [np.ones(len(rows), np.int64) if o is None else np.diff(o) for o in rows.offsets]
+    offsets = ends_of(np.concatenate(lengths)) if any(o is not None for o in rows.offsets) else None
+    labels = rows.labels.astype(np.float32)
+    labels[rows.labels == MISSING_LABEL] = np.nan
+    return Batch(
+        features=tuple(feature.name for feature in features),
+        ids=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ids])),
+        dense=torch.from_numpy(rows.dense.copy()),
+        labels=torch.from_numpy(labels) if has_labels else None,
+        offsets=None if offsets is None else torch.from_numpy(offsets),
+        first_sample=first_sample,
+        sample_weights=None if rows.weights is None else torch.from_numpy(rows.weights.copy()),
+        groups=None if rows.groups is None else torch.from_numpy(rows.groups.copy()),
+    )
+
+
+def readers_of(schema: Schema) -> dict[str, list[Sparse | Sequence]]:
+    """Lists the features that read each vocabulary; an error if they disagree about it."""
+    readers: dict[str, list[Sparse | Sequence]] = {}
+    for feature in schema.id_features:
+        readers.setdefault(vocabulary_of(feature), []).append(feature)
+    for name, (first, *others) in readers.items():
+        for other in others:
+            if (first.min_count, first.num_unknown) != (other.min_count, other.num_unknown):
+                raise ValueError(
+                    f"features {first.name!r} and {other.name!r} share vocabulary {name!r} but "
+                    f"differ in min_count or num_unknown; give both the same"
+                )
+    return readers
+
+
+def owners_of(schema: Schema) -> list[int]:
+    """Returns per feature with ids the index of its vocabulary in the schema."""
+    places = {name: place for place, name in enumerate(readers_of(schema))}
+    return [places[vocabulary_of(feature)] for feature in schema.id_features]
+
+
+def _check_known(feature: Sparse | Sequence, raw: RawIds, ids: np.ndarray, columns: Columns) -> None:
+    """Raises an error for a value that the vocabulary lacks; for num_unknown=0."""
+    unknown = np.flatnonzero(ids < 0)
+    if not len(unknown):
+        return
+    n = int(unknown[0])
+    row = n if raw.offsets is None else int(np.searchsorted(raw.offsets, n, side="right")) - 1
+    value = raw.value(n)[:60].decode("utf-8", "backslashreplace")
+    raise ValueError(
+        f"{columns.where(row)}, feature {feature.name!r}: {value!r} was never seen in training, and "
+        f"num_unknown=0 gives such values no id; correct the row, or prepare with num_unknown=1"
+    )

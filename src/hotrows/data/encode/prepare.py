@@ -1,0 +1,183 @@
+"""prepare: raw rows into encoded shards that a trainer maps into memory.
+
+Two passes stream over the inputs. The first counts the values of the training part and gathers its
+statistics; the second encodes every row with them. (A split by shares of time first counts the
+distinct seconds, in memory.) Memory grows neither with the number of rows nor with the number of
+distinct values: counts that would not fit go to sorted files, which are merged (see `vocabulary`).
+The first pass checks every row, before a shard is written.
+
+Both passes save their state, so that a preparation that was killed can be resumed:
+
+    count    every two minutes: counts (in files), statistics, and position in the stream
+    encode   after every shard: the shards, and the position of the oldest row that is in none yet
+
+Stored encoders (`like`) replace the first pass; with growing ones (`extend`) it counts the values
+that the stored vocabularies lack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotrows.data.encode.encoding import Encoder
+from hotrows.data.encode.first_pass import begin_sharing, learn_encoders
+from hotrows.data.encode.job import (
+    STATE_FILE,
+    Job,
+    Progress,
+    StageProgress,
+    job_of,
+    read_state,
+    stage_progress,
+    write_state,
+)
+from hotrows.data.encode.split import Sharing
+from hotrows.data.encode.vocabulary_file import open_values
+from hotrows.data.raw.inputs import InputPosition, stream
+from hotrows.data.stored.encoded import EncodedData, Statistics, write_manifest
+from hotrows.data.stored.part import NAMES
+from hotrows.data.stored.shard_writer import ShardWriter, Written
+from hotrows.runtime.atomic_files import new_folder
+from hotrows.schema import Schema
+
+
+def prepare(
+    raw: Any,
+    schema: Schema | None,
+    out: Path | str,
+    *,
+    validation: Any = (),
+    test: Any = (),
+    split: str | None = None,
+    seed: int = 0,
+    like: Path | str | None = None,
+    extend: Path | str | None = None,
+    memory: int | None = None,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> EncodedData:
+    """Encodes raw rows into the new folder `out`.
+
+    raw: a path, glob, folder or URL of text or Parquet, an Arrow table, a pandas or Polars frame, or
+        a list of these. validation, test: further rows, all of which belong to these parts.
+    split: distribution of the rows of `raw` over the parts, see `parse_split`; by default
+        fraction:0.8,0.1,0.1, or all training where `validation` or `test` is passed.
+    seed: of a split that draws.
+    like: prepared data whose encoders are used unchanged, so that its models fit.
+    extend: prepared data whose ids remain and whose vocabularies grow by new values.
+        Either provides its schema; `schema` may be None.
+    memory: bytes to use, approximately (default: a quarter of the machine's, at least 2 GiB).
+    progress: called with the stage ("lines", "times", "count", "merge" or "encode"), the amount read
+        and the total.
+
+    Calling it again after an interruption resumes the preparation.
+    """
+    job = job_of(raw, schema, validation, test, split, seed, like, extend, memory, threads)
+    with new_folder(Path(out), job.identity()) as folder:
+        state = read_state(folder)
+        sharing = begin_sharing(job, state, progress)
+        if state.get("stage") != "encode":
+            encoders, num_rows = learn_encoders(job, folder, sharing, state, progress)
+            state = {"stage": "encode", "encoders": encoders, "rows": num_rows, **sharing.settled}
+            write_state(folder, state)
+        encoder = _encoder(job, folder, state)
+        written = _encode(job, encoder, folder, state, stage_progress(progress, "encode"))
+        _finish(job, folder, encoder, state, written)
+    return EncodedData.open(out)
+
+
+def _encoder(job: Job, folder: Path, state: Mapping[str, Any]) -> Encoder:
+    encoders = state["encoders"]
+    values = {
+        name: open_values(folder / vocabulary["file"])
+        for name, vocabulary in encoders["vocabularies"].items()
+    }
+    statistics = {name: Statistics(**fields) for name, fields in encoders["statistics"].items()}
+    return Encoder(job.schema, values, statistics, job.threads, job.counts_memory)
+
+
+@dataclass(frozen=True)
+class _StreamState:
+    """The state before a chunk: position in the stream, rows per part, and state of the split."""
+
+    position: InputPosition
+    rows: tuple[int, ...]
+    sharing: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"place": self.position.to_json(), "rows": self.rows, "sharing": self.sharing}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> _StreamState:
+        return _StreamState(InputPosition(*fields["place"]), tuple(fields["rows"]), fields["sharing"])
+
+
+def _encode(
+    job: Job, encoder: Encoder, folder: Path, state: dict[str, Any], progress: StageProgress | None
+) -> dict[str, Written]:
+    """Encodes every row into the shards of its part; saves the state after every shard."""
+    writers, start = _writers(encoder.schema, folder, state)
+    sharing = Sharing(job.split, job.seed, state["total"], state["before"], start.sharing)
+    rows, num_rows = list(start.rows), start.position.rows
+    oldest = [start] * len(NAMES)  # per part, the state before the first row that is in no shard
+    for position, columns in stream(job.inputs, job.reading, progress, start.position):
+        before = _StreamState(position, tuple(rows), sharing.state)
+        in_shards = [writer.rows_in_shards for writer in writers]
+        encoded, missing = encoder.encode_columns(columns), np.isnan(columns.dense)
+        part_of_row = job.parts(position, columns, sharing)
+        for part, writer in enumerate(writers):
+            chosen = np.flatnonzero(part_of_row == part)
+            if len(chosen) == columns.num_rows:
+                writer.append(encoded, missing)
+            elif len(chosen):
+                writer.append(encoded.take(chosen), missing[:, chosen])
+            if in_shards[part] == rows[part] or writer.rows_in_shards > in_shards[part]:
+                oldest[part] = before
+            rows[part] += len(chosen)
+        num_rows += columns.num_rows
+        if [writer.rows_in_shards for writer in writers] != in_shards:
+            write_state(folder, state | {"encoding": _encoding_state(writers, oldest)})
+    if state["rows"] not in (None, num_rows):
+        raise ValueError(
+            f"the raw files changed while they were prepared: {state['rows']:,} rows in the first "
+            f"pass, {num_rows:,} in the second; prepare again"
+        )
+    return dict(zip(NAMES, (writer.close() for writer in writers), strict=True))
+
+
+def _encoding_state(writers: list[ShardWriter], oldest: list[_StreamState]) -> dict[str, Any]:
+    """The shards written, and the state from which to resume without losing a row."""
+    start = min(oldest, key=lambda before: before.position.rows)
+    return {"start": start.to_json(), "writers": [writer.state() for writer in writers]}
+
+
+def _writers(
+    schema: Schema, folder: Path, state: Mapping[str, Any]
+) -> tuple[list[ShardWriter], _StreamState]:
+    """Returns the writers of the parts and the state to start from, new or saved."""
+    encoding = state.get("encoding")
+    if encoding is None:
+        start = _StreamState(InputPosition(), (0,) * len(NAMES), {})
+        return [ShardWriter(folder, name, schema) for name in NAMES], start
+    start = _StreamState.from_json(encoding["start"])
+    writers = [
+        ShardWriter.resume(folder, name, schema, writer_state, already=writer_state["rows"] - rows)
+        for name, writer_state, rows in zip(NAMES, encoding["writers"], start.rows, strict=True)
+    ]
+    return writers, start
+
+
+def _finish(
+    job: Job, folder: Path, encoder: Encoder, state: Mapping[str, Any], written: Mapping[str, Written]
+) -> None:
+    """Writes data.json and removes the saved state."""
+    if not written["train"].shards and job.stored is None:
+        raise ValueError("the training part has no rows; give more rows, or a larger share")
+    extends = job.stored.lineage if job.stored and job.extends else ()
+    write_manifest(folder, encoder.schema, written, state["encoders"], job.split_text, job.seed, extends)
+    (folder / STATE_FILE).unlink()

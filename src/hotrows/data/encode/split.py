@@ -1,0 +1,165 @@
+"""Splits of rows into training, validation and test part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.values import MISSING_TIME, mix64
+from hotrows.data.stored.order import permutation
+
+KINDS = ("fraction", "stratified", "position", "time")
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_VALIDATION_OF_TRAINING = Fraction(1, 10)
+_STRATUM = 1000  # rows of one label per permuted block
+
+
+@dataclass(frozen=True)
+class Split:
+    """A rule that distributes rows over the parts.
+
+    kind: `fraction` draws a part for every row from (seed, row number); `stratified` draws so that
+    every part gets its share of every label's rows; `position` cuts the files, in their order, into
+    training, validation and test; `time` cuts by the schema's time.
+    shares: of training, validation and test; they sum to 1. None where `before` replaces them.
+    before: of a split by time: earlier rows than the first train, earlier ones than the second validate.
+    """
+
+    kind: str
+    shares: tuple[Fraction, Fraction, Fraction] | None
+    before: tuple[int, int] | None = None
+
+    @property
+    def needs_total(self) -> bool:
+        """Whether the number of rows must be known before the first is assigned to a part."""
+        return self.kind == "position"
+
+    @property
+    def needs_times(self) -> bool:
+        """Whether all times must be known before the first row is assigned to a part."""
+        return self.kind == "time" and self.before is None
+
+
+def parse_split(text: str, parse_time: Callable[[str], int] | None = None) -> Split:
+    """Parses `fraction:0.8,0.1,0.1`, `position:0.7,0.1,0.2`, or one share of training and validation.
+
+    position:0.8  ->  0.72, 0.08, 0.2: the validation part is the last tenth of the first 80 %.
+    `time:A,B`: the times, as the schema writes them, from which on rows validate and test; `time:A`
+    leaves no validation part.
+    parse_time: converts a time in the schema's format to seconds since 1970.
+    """
+    kind, _, numbers = text.partition(":")
+    shares = _shares(numbers)
+    if shares is None and kind == "time" and numbers and parse_time is not None:
+        times = [parse_time(word) for word in numbers.split(",")]
+        if len(times) <= 2 and times == sorted(times):
+            return Split(kind, None, (times[0], times[-1]))
+    if kind not in KINDS or shares is None:
+        raise ValueError(
+            f"split must be 'fraction:', 'stratified:', 'position:' or 'time:' and the shares of "
+            f"training, validation and test, which sum to 1 ('fraction:0.8,0.1,0.1'), or the share "
+            f"of training alone ('position:0.8'), or the times from which on rows validate and test "
+            f"('time:2024-03-01,2024-03-02'), not {text!r}"
+        )
+    return Split(kind, shares)
+
+
+def _shares(numbers: str) -> tuple[Fraction, Fraction, Fraction] | None:
+    try:
+        shares = tuple(Fraction(number) for number in numbers.split(","))
+    except (ValueError, ZeroDivisionError):
+        return None
+    if len(shares) == 1:
+        validation = shares[0] * _VALIDATION_OF_TRAINING
+        shares = (shares[0] - validation, validation, 1 - shares[0])
+    legal = len(shares) == 3 and sum(shares) == 1 and min(shares) >= 0 and shares[0] > 0
+    return (shares[0], shares[1], shares[2]) if legal else None
+
+
+class Sharing:
+    """Assigns rows to parts, chunk by chunk in the order of the stream.
+
+    total: number of rows, of a split by position; before: times of a split by time; state: rows of
+    each label so far, of a stratified split.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        seed: int,
+        total: int | None = None,
+        before: tuple[int, int] | None = None,
+        state: dict[str, int] | None = None,
+    ) -> None:
+        self._split = split
+        self._seed = seed
+        self._total = total
+        self._before = before or split.before
+        self._counted: dict[str, int] = dict(state or {})
+
+    @property
+    def state(self) -> dict[str, int]:
+        """Number of rows of each label that were assigned so far."""
+        return dict(self._counted)
+
+    @property
+    def settled(self) -> dict[str, Any]:
+        """Number of rows and times that were determined before the first row; equal in every pass."""
+        return {"total": self._total, "before": self._before}
+
+    def parts(self, columns: Columns) -> np.ndarray:
+        """Returns the part of each row as its index in NAMES: [rows] uint8."""
+        rows = np.arange(columns.first_row, columns.first_row + columns.num_rows, dtype=np.int64)
+        if self._split.kind == "position":
+            assert self._total is not None
+            return self._cut(rows, self._total)
+        if self._split.kind == "time":
+            return self._by_time(columns)
+        if self._split.kind == "stratified":
+            return self._stratified(columns)
+        return self._cut(random_bits(rows, self._seed), 1 << 53)
+
+    def _cut(self, numbers: np.ndarray, end: int) -> np.ndarray:
+        """Returns the part of each number below `end`, the range being cut by the shares."""
+        assert self._split.shares is not None
+        train, validation, _ = self._split.shares
+        bounds = np.array([int(train * end), int((train + validation) * end)])
+        return np.searchsorted(bounds, numbers, side="right").astype(np.uint8)
+
+    def _by_time(self, columns: Columns) -> np.ndarray:
+        assert columns.times is not None and self._before is not None
+        missing = np.flatnonzero(columns.times == MISSING_TIME)
+        if len(missing):
+            raise ValueError(
+                f"{columns.where(int(missing[0]))} has no time, so a split by time cannot place it; "
+                f"fill it in, or split in another way"
+            )
+        return np.searchsorted(self._before, columns.times, side="right").astype(np.uint8)
+
+    def _stratified(self, columns: Columns) -> np.ndarray:
+        """Cuts each label's rows into blocks; permutes every block and cuts it by the shares."""
+        assert columns.labels is not None
+        parts = np.empty(columns.num_rows, np.uint8)
+        for label in np.unique(columns.labels[0]).tolist():
+            chosen = np.flatnonzero(columns.labels[0] == label)
+            before = self._counted.get(str(label), 0)
+            numbers = np.arange(before, before + len(chosen))
+            for block in np.unique(numbers // _STRATUM).tolist():
+                order = np.argsort(permutation(_STRATUM, self._seed, label, block))
+                inside = numbers // _STRATUM == block
+                parts[chosen[inside]] = self._cut(order[numbers[inside] % _STRATUM], _STRATUM)
+            self._counted[str(label)] = before + len(chosen)
+        return parts
+
+
+def random_bits(rows: np.ndarray, seed: int) -> np.ndarray:
+    """Draws 53 random bits per row, a function of seed and row number."""
+    key = mix64(np.array([seed & (1 << 64) - 1], np.uint64))
+    bits = mix64(key + (rows.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return (bits >> np.uint64(11)).astype(np.int64)

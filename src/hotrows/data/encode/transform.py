@@ -1,0 +1,91 @@
+"""Dense columns: statistics over the training part, and the transforms that a schema declares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from hotrows.data.stored.encoded import Statistics
+from hotrows.runtime import native
+from hotrows.runtime.native import call
+from hotrows.schema import Dense
+
+
+class ColumnMoments:
+    """Count, mean and sum of squared differences of columns, chunk by chunk (Welford 1962)."""
+
+    def __init__(self, num_features: int) -> None:
+        self._moments = np.zeros((num_features, 3))
+
+    def add(self, values: np.ndarray, chosen: np.ndarray, threads: int) -> None:
+        """Adds the chosen rows of values, [features, rows] float64; NaN is absent."""
+        library = native.load()
+        if library is None:
+            for moments, column in zip(self._moments, values[:, chosen], strict=True):
+                _add_in_python(moments, column)
+            return
+        arguments = (*values.shape, chosen.view(np.uint8), self._moments, threads)
+        call(library, "add_moments", np.ascontiguousarray(values), *arguments)
+
+    def state(self) -> list[list[float]]:
+        """The moments as JSON-able numbers, which JSON stores exactly."""
+        return self._moments.tolist()
+
+    def restore(self, state: Sequence[Sequence[float]]) -> None:
+        self._moments = np.array(state, np.float64).reshape(-1, 3)
+
+    def statistics(self) -> list[Statistics]:
+        statistics = []
+        for count, mean, squares in self._moments:
+            statistics.append(Statistics(float(mean), math.sqrt(squares / count) if squares > 0 else 1.0))
+        return statistics
+
+
+class Transform:
+    """Transforms dense columns: log, standard, none, or an indicator, per feature."""
+
+    def __init__(self, features: Sequence[Dense], statistics: Sequence[Statistics]) -> None:
+        scales = [
+            scale if feature.transform == "standard" else Statistics(0.0, 1.0)
+            for feature, scale in zip(features, statistics, strict=True)
+        ]
+        self._logs = np.array([feature.transform == "log" for feature in features], np.uint8)
+        self._indicators = [f for f in range(len(features)) if features[f].transform == "missing"]
+        self._shift = np.array([scale.mean for scale in scales], np.float64)
+        self._divisor = np.array([scale.deviation for scale in scales], np.float64)
+
+    def apply(self, values: np.ndarray, threads: int) -> np.ndarray:
+        """Transforms [features, rows] float64 to [rows, features] float32; 0 where a value is missing."""
+        num_features, num_rows = values.shape
+        dense = np.zeros((num_rows, num_features), np.float32)
+        library = native.load()
+        if library is None:
+            self._apply_in_python(values, dense)
+        else:
+            arguments = (*values.shape, self._logs, self._shift, self._divisor, dense, threads)
+            call(library, "transform", np.ascontiguousarray(values), *arguments)
+        for f in self._indicators:
+            dense[:, f] = np.isnan(values[f])
+        return dense
+
+    def _apply_in_python(self, values: np.ndarray, dense: np.ndarray) -> None:
+        for f, column in enumerate(values):
+            for row, value in enumerate(column):
+                if math.isnan(value):
+                    continue
+                if self._logs[f]:
+                    dense[row, f] = math.log1p(max(value, 0.0))
+                else:
+                    dense[row, f] = (value - self._shift[f]) / self._divisor[f]
+
+
+def _add_in_python(moments: np.ndarray, column: np.ndarray) -> None:
+    count, mean, squares = map(float, moments)
+    for value in column[~np.isnan(column)].tolist():
+        difference = value - mean
+        count += 1
+        mean += difference / count
+        squares += difference * (value - mean)
+    moments[:] = count, mean, squares

@@ -1,0 +1,331 @@
+"""Vocabularies: the values of id columns, counted, ranked, stored, and turned into ids.
+
+`begin_counts` counts the training part, in memory that does not grow with it, and writes a file per
+vocabulary. `open_vocabularies` maps such files and looks values up in them, in memory where they fit.
+Both work in the native core, or in plain Python (`vocabulary_reference`) where it was not built;
+both write equal files, byte for byte.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from hotrows.data.encode.vocabulary_file import Values, open_values, write_values
+from hotrows.data.encode.vocabulary_reference import PlainCounts, PlainVocabularies
+from hotrows.data.raw.columns import RawIds
+from hotrows.runtime import native
+from hotrows.runtime.native import call
+
+_IN_MEMORY = 1 << 30  # vocabularies of at most this many bytes are copied into memory
+_DAMAGED, _TOO_LONG, _NO_MEMORY = -100000, -100001, -12
+_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]  # index, ends and text of a vocabulary
+_SPILLED = re.compile(r"run-\d{5}-\d+|write-\d{5}\.[a-z]+")
+
+
+def begin_counts(owners: Sequence[int], folder: Path, memory: int, threads: int) -> Counts | PlainCounts:
+    """Begins to count; feature f reads vocabulary owners[f].
+
+    folder: for spilled counts; memory: bytes that all hash tables may take, also while they grow.
+    """
+    library = native.load()
+    if library is None:
+        return PlainCounts(owners)
+    return Counts(library, owners, folder, memory, threads)
+
+
+def resume_counts(
+    owners: Sequence[int], folder: Path, memory: int, threads: int, state: dict[str, Any]
+) -> Counts | PlainCounts:
+    """Resumes counting from a `state`, in the folder where it was begun."""
+    if state["kind"] == "plain":
+        return PlainCounts.resume(owners, state)
+    library = native.load()
+    if library is None:
+        raise ValueError(
+            f"{folder} was begun with the native core, which is not here (`hotrows doctor` tells "
+            f"why); go on where it was begun, or remove the folder and prepare again"
+        )
+    return Counts(library, owners, folder, memory, threads, state)
+
+
+def open_vocabularies(
+    values: Sequence[Values],
+    owners: Sequence[int],
+    num_unknown: Sequence[int],
+    threads: int,
+    memory: int | None = None,
+) -> Vocabularies | PlainVocabularies:
+    """Opens vocabularies to encode with; feature f reads values[owners[f]].
+
+    memory: bytes up to which they are copied into memory (default: 1 GiB).
+    """
+    library = native.load()
+    if library is None:
+        return PlainVocabularies(values, owners, num_unknown)
+    return Vocabularies(library, values, owners, num_unknown, threads, memory)
+
+
+class Counts:
+    """Counts the values of the training part in bounded memory, in the native core.
+
+    When the tables are full, the largest are written to run files in `folder`. A vocabulary's runs are
+    removed once it is written; runs that no state names, when the next counts begin in the folder.
+    After a failure (a full disk) counting can only be resumed from a state.
+    """
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        owners: Sequence[int],
+        folder: Path,
+        memory: int,
+        threads: int,
+        state: dict[str, Any] | None = None,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._library = library
+        self._owners = np.array(owners, np.int64)
+        self._num_vocabularies = max(owners, default=-1) + 1
+        self._folder, self._memory, self._threads = folder, memory, threads
+        self._resumed = state is not None
+        self._settling, self._settled = Lock(), False
+        name = np.frombuffer(os.fsencode(folder) + b"\0", np.uint8)
+        self._handle = call(library, "counts_create", self._num_vocabularies, memory, name)
+        runs = [[] for _ in range(self._num_vocabularies)] if state is None else state["runs"]
+        self._adopt(runs, 0 if state is None else state["num_runs"])
+
+    def __del__(self) -> None:
+        if hasattr(self, "_handle"):
+            call(self._library, "counts_destroy", self._handle)
+
+    def add(self, columns: Sequence[RawIds], chosen: np.ndarray) -> None:
+        """Counts the values of the chosen rows, [rows] bool; of a list, all of them."""
+        packed = _Packed(columns)
+        rows = np.ascontiguousarray(chosen, bool).view(np.uint8)
+        assert len(columns) == len(self._owners)
+        read = (packed.rows, self._owners, len(columns))
+        self._call("counts_add", *read, rows, len(rows), self._threads)
+
+    def spill(self) -> None:
+        """Writes all counts to run files, and frees the memory."""
+        self._call("counts_spill", self._threads)
+
+    def state(self) -> dict[str, Any]:
+        """The state for `resume_counts`; call `spill` before."""
+        in_use, _, num_runs = self._sizes()
+        assert in_use == 0, "spill before state"
+        runs = [[run.name for run in self._runs(v)] for v in range(self._num_vocabularies)]
+        return {"kind": "native", "runs": runs, "num_runs": num_runs}
+
+    def write(self, v: int, path: Path, name: str, min_count: int, known: Values | None = None) -> int:
+        """Writes vocabulary v to `path`; returns how many distinct values were seen.
+
+        Its values are those seen at least min_count times, by falling count, equal ones by their
+        bytes. Values of `known` come first, in their order, whatever their count. Several threads
+        may write different vocabularies at once. After resuming, a file that exists was finished
+        before, from equal counts, and is left unchanged.
+        """
+        if self._resumed and path.exists():
+            return open_values(path).num_distinct
+        self._settle()
+        for run in self._runs(v) if self._resumed else ():
+            if not run.exists():
+                raise _failure(_DAMAGED, str(run), self._memory)
+        with self._raw_files(v) as raw:
+            results = np.zeros(2, np.int64)
+            first = _Stored([] if known is None else [_arrays_of(known)], [0])
+            self._call("counts_write", v, min_count, first.rows, self._threads, results)
+            num_distinct = int(results[1])
+            write_values(path, name, _raw_values(raw, num_distinct))
+        for run in self._runs(v):
+            run.unlink(missing_ok=True)
+        return num_distinct
+
+    @property
+    def peak(self) -> int:
+        """The largest number of bytes that the tables have used."""
+        return self._sizes()[1]
+
+    def _adopt(self, runs: list[list[str]], num_runs: int) -> None:
+        """Opens the runs that a state names, and removes other files of earlier counts."""
+        named = {run for names in runs for run in names}
+        for path in list(self._folder.iterdir()):
+            if _SPILLED.fullmatch(path.name) and path.name not in named:
+                path.unlink()
+        for v, names in enumerate(runs):
+            numbers = np.array([int(run.rsplit("-", 1)[1]) for run in names], np.int64)
+            call(self._library, "counts_resume", self._handle, v, numbers, len(names), num_runs)
+
+    def _settle(self) -> None:
+        """Spills all vocabularies if one was spilled, before the first is written.
+
+        This frees the memory of the tables for sorting.
+        """
+        with self._settling:
+            if not self._settled and self._sizes()[2] > 0:
+                self.spill()
+            self._settled = True
+
+    @contextmanager
+    def _raw_files(self, v: int) -> Iterator[dict[str, Path]]:
+        """Temporary files for the columns of a vocabulary, which the core writes."""
+        stem = self._folder / f"write-{v:05d}"
+        raw = {part: stem.with_suffix(f".{part}") for part in ("counts", "ends", "text", "index")}
+        try:
+            yield raw
+        finally:
+            for path in raw.values():
+                path.unlink(missing_ok=True)
+
+    def _runs(self, v: int) -> list[Path]:
+        numbers = np.zeros(call(self._library, "counts_runs", self._handle, v, 0, 0), np.int64)
+        call(self._library, "counts_runs", self._handle, v, numbers, len(numbers))
+        return [self._folder / f"run-{v:05d}-{number}" for number in numbers.tolist()]
+
+    def _sizes(self) -> tuple[int, int, int]:
+        """Bytes that the tables use, the largest number so far, and the number of runs written."""
+        sizes = np.zeros(3, np.int64)
+        call(self._library, "counts_sizes", self._handle, sizes)
+        return int(sizes[0]), int(sizes[1]), int(sizes[2])
+
+    def _call(self, name: str, *arguments) -> None:
+        problem = np.zeros(4096, np.uint8)
+        code = call(self._library, name, self._handle, *arguments, problem)
+        if code != 0:
+            raise _failure(code, os.fsdecode(problem.tobytes().split(b"\0", 1)[0]), self._memory)
+
+
+class Vocabularies:
+    """Turns values into ids by stored vocabularies, in the native core."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        values: Sequence[Values],
+        owners: Sequence[int],
+        num_unknown: Sequence[int],
+        threads: int,
+        memory: int | None = None,
+    ) -> None:
+        self._library = library
+        self._owners = np.array(owners, np.int64)
+        self._threads = threads
+        self._stored = _Stored([_arrays_of(vocabulary) for vocabulary in values], num_unknown)
+        if self._stored.num_bytes <= (_IN_MEMORY if memory is None else memory):
+            self._stored = self._stored.in_memory()
+        else:
+            self._stored.read_at_random(library)
+
+    def encode(self, columns: Sequence[RawIds]) -> list[np.ndarray]:
+        """Returns the ids of each column's values, int64: 1 for a missing value; 2 + num_unknown +
+        rank for one of the vocabulary; else 2 + hash % num_unknown, or -1 if num_unknown is 0."""
+        packed = _Packed(columns)
+        assert len(columns) == len(self._owners)
+        all_ids = np.empty(sum(map(len, columns)), np.int64)
+        ids = np.split(all_ids, np.cumsum([len(column) for column in columns])[:-1])
+        places = np.array([column_ids.ctypes.data for column_ids in ids[: len(columns)]], np.int64)
+        read = (self._stored.rows, packed.rows, self._owners, len(columns))
+        call(self._library, "vocabularies_encode", *read, places, self._threads)
+        return ids[: len(columns)]
+
+
+class _Packed:
+    """Columns in the form of the core: rows [F, 6] of addresses and sizes."""
+
+    def __init__(self, columns: Sequence[RawIds]) -> None:
+        self._arrays = [
+            (
+                np.ascontiguousarray(column.text, np.uint8),
+                np.ascontiguousarray(column.starts, np.uint32),
+                np.ascontiguousarray(column.lengths, np.uint32),
+                None if column.offsets is None else np.ascontiguousarray(column.offsets, np.int64),
+            )
+            for column in columns
+        ]
+        self.rows = np.array([_packed(*arrays) for arrays in self._arrays], np.int64)
+
+
+class _Stored:
+    """Vocabularies in the form of the core: rows [V, 7] of addresses and sizes."""
+
+    def __init__(self, arrays: Sequence[_Arrays], num_unknown: Sequence[int]) -> None:
+        self._num_unknown = list(num_unknown)
+        self._arrays = list(arrays)
+        rows = [
+            (index.ctypes.data, len(index), len(ends), ends.ctypes.data, text.ctypes.data, len(text), num)
+            for (index, ends, text), num in zip(self._arrays, num_unknown, strict=False)
+        ]
+        self.rows = np.array(rows or [(0,) * 7], np.int64)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(array.nbytes for arrays in self._arrays for array in arrays)
+
+    def in_memory(self) -> _Stored:
+        """A copy; large arrays in huge pages, where the system has them."""
+        copied = [(np.array(index), np.array(ends), np.array(text)) for index, ends, text in self._arrays]
+        return _Stored(copied, self._num_unknown)
+
+    def read_at_random(self, library: ctypes.CDLL) -> None:
+        """Advises the system against reading ahead."""
+        for arrays in self._arrays:
+            for array in arrays:
+                call(library, "read_at_random", array, array.nbytes)
+
+
+def _arrays_of(values: Values) -> _Arrays:
+    if values.index is None:
+        raise ValueError(
+            "expected a vocabulary with an index, found one without: its values are ids already, or "
+            "it was written by an older hotrows; prepare the data again"
+        )
+    return values.index, values.ends, values.text
+
+
+def _packed(text: np.ndarray, starts: np.ndarray, lengths: np.ndarray, offsets) -> tuple[int, ...]:
+    places = (starts.ctypes.data, lengths.ctypes.data, 0 if offsets is None else offsets.ctypes.data)
+    return (text.ctypes.data, len(text), *places, len(starts))
+
+
+def _raw_values(raw: dict[str, Path], num_distinct: int) -> Values:
+    return Values(
+        counts=_mapped(raw["counts"], np.int64),
+        ends=_mapped(raw["ends"], np.int64),
+        text=_mapped(raw["text"], np.uint8),
+        num_distinct=num_distinct,
+        index=_mapped(raw["index"], np.uint64).reshape(-1, 2),
+    )
+
+
+def _mapped(path: Path, dtype) -> np.ndarray:
+    """Maps a raw file; an empty one, which cannot be mapped, is an empty array."""
+    empty = path.stat().st_size == 0
+    return np.zeros(0, dtype) if empty else np.memmap(path, dtype, "r").view(np.ndarray)
+
+
+def _failure(code: int, path: str, memory: int) -> Exception:
+    if code == _DAMAGED:
+        return ValueError(
+            f"{path} is damaged or cut off: expected the counts that an interrupted preparation left "
+            f"there; remove the folder and prepare again"
+        )
+    if code == _TOO_LONG:
+        return ValueError(
+            f"the vocabularies may take {memory:,} bytes of memory, which is less than a single value "
+            f"needs; give more memory"
+        )
+    if code == _NO_MEMORY:
+        return MemoryError(
+            f"the vocabularies may take {memory:,} bytes of memory, and the system has less to give; "
+            f"give less memory"
+        )
+    return OSError(-code, os.strerror(-code), path)

@@ -1,0 +1,178 @@
+"""write_encoded: batches that are already encoded, into shards as `prepare` writes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from torch import Tensor
+
+from hotrows.batch import Batch
+from hotrows.data.encode.encoding import owners_of, readers_of
+from hotrows.data.encode.vocabulary_file import Values, write_values
+from hotrows.data.raw.columns import MISSING_LABEL
+from hotrows.data.stored.encoded import EncodedData, write_manifest
+from hotrows.data.stored.part import NAMES
+from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.runtime.atomic_files import new_folder
+from hotrows.schema import FIRST_UNKNOWN, Schema, is_list
+
+
+class IdCounts:
+    """Counts ids, in memory that grows with the number of distinct ids."""
+
+    def __init__(self) -> None:
+        self._ids = np.zeros(0, np.int64)
+        self._counts = np.zeros(0, np.int64)
+        self._pending: list[np.ndarray] = []
+        self._num_pending = 0
+
+    def add(self, ids: np.ndarray) -> None:
+        self._pending.append(ids.copy())
+        self._num_pending += len(ids)
+        if self._num_pending > max(1 << 20, len(self._ids)):
+            self.merged()
+
+    def merged(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the distinct ids, ascending, and their counts."""
+        new, new_counts = np.unique(np.concatenate([self._ids[:0], *self._pending]), return_counts=True)
+        self._ids, place = np.unique(np.concatenate([self._ids, new]), return_inverse=True)
+        counts = np.zeros(len(self._ids), np.int64)
+        counts[place[: len(self._counts)]] = self._counts
+        counts[place[len(self._counts) :]] += new_counts
+        self._counts, self._pending, self._num_pending = counts, [], 0
+        return self._ids, self._counts
+
+
+def write_encoded(out: Path | str, schema: Schema, parts: Mapping[str, Iterable[Batch]]) -> EncodedData:
+    """Writes the batches of each part ("train", "validation", "test") into the new folder `out`.
+
+    The schema's features that carry ids must declare their `rows`; batches must have what the schema
+    declares: labels (nan where one of several is missing), offsets where features are lists, sample
+    weights and groups. Such data has no encoder for raw rows.
+    """
+    if set(parts) - set(NAMES) or "train" not in parts:
+        raise ValueError(f"parts must be 'train' and perhaps {NAMES[1:]}, not {sorted(parts)}")
+    owners = owners_of(schema)
+    counts = [IdCounts() for _ in set(owners)]
+    with new_folder(Path(out)) as folder:
+        written = {}
+        for name in NAMES:
+            writer = ShardWriter(folder, name, schema)
+            row = 0
+            for batch in parts.get(name, ()):
+                rows = _checked(schema, f"part {name!r}", row, batch)
+                writer.append(rows)
+                row += batch.size
+                for f, owner in enumerate(owners if name == "train" else ()):
+                    counts[owner].add(rows.values(f))
+            written[name] = writer.close()
+        write_manifest(folder, schema, written, _save_counts(folder, schema, counts))
+    return EncodedData.open(out)
+
+
+def _checked(schema: Schema, part: str, first_row: int, batch: Batch) -> Rows:
+    """Converts a batch to rows; an error if it does not fit the schema."""
+    _check_fields(schema, f"{part} row {first_row}", batch)
+    offsets = _offsets(schema, f"{part} row {first_row}", batch)
+    columns = _columns(batch, offsets)
+    for feature, ids, bounds in zip(schema.id_features, columns, offsets, strict=True):
+        wrong = np.flatnonzero((ids < 0) | (ids >= schema.rows_of(feature.name)))
+        if len(wrong):
+            n = int(wrong[0])
+            row = first_row + (n if bounds is None else int(np.searchsorted(bounds, n, "right")) - 1)
+            raise ValueError(
+                f"feature {feature.name!r}: expected ids from 0 to "
+                f"{schema.rows_of(feature.name) - 1:,}, found {int(ids[n])} in row {row} of {part}; "
+                f"declare more rows, or map it to an unknown id ({FIRST_UNKNOWN})"
+            )
+    assert batch.labels is not None
+    return Rows(
+        ids=tuple(columns),
+        offsets=tuple(offsets),
+        dense=batch.dense.numpy(),
+        labels=_labels(schema, part, first_row, batch.labels.numpy()),
+        weights=_array(batch.sample_weights, np.float32),
+        groups=_array(batch.groups, np.int64),
+    )
+
+
+def _check_fields(schema: Schema, where: str, batch: Batch) -> None:
+    """Raises an error if a batch lacks a declared field, or has another."""
+    names = tuple(feature.name for feature in schema.id_features)
+    if batch.features != names or batch.dense.shape[1] != len(schema.dense):
+        raise ValueError(
+            f"{where}: expected the id features {names} and {len(schema.dense)} dense ones, found "
+            f"{batch.features} and {batch.dense.shape[1]}"
+        )
+    if batch.weights is not None:
+        raise ValueError(f"{where}: shards store no weights of single ids; pass batches without")
+    labels = len(schema.labels)
+    expected = {
+        "labels": (batch.labels, (batch.size,) if labels == 1 else (batch.size, labels)),
+        "sample_weights": (batch.sample_weights, schema.weight and (batch.size,)),
+        "groups": (batch.groups, schema.group and (batch.size,)),
+    }
+    for name, (tensor, shape) in expected.items():
+        if (tuple(tensor.shape) if tensor is not None else None) != (shape or None):
+            raise ValueError(
+                f"{where}: expected {name} of shape {shape or None}, as the schema declares, found "
+                f"{None if tensor is None else tuple(tensor.shape)}"
+            )
+
+
+def _offsets(schema: Schema, where: str, batch: Batch) -> list[np.ndarray | None]:
+    """Returns per feature the offsets into its ids if it is a list, else None."""
+    features, size = schema.id_features, batch.size
+    if batch.offsets is None:
+        return [np.arange(size + 1) if is_list(feature) else None for feature in features]
+    of_all = batch.offsets.numpy()
+    lengths = np.diff(of_all)
+    if len(lengths) and (of_all[0] != 0 or of_all[-1] != len(batch.ids) or lengths.min() < 0):
+        raise ValueError(f"{where}: expected offsets that rise from 0 to {len(batch.ids)}")
+    for f, feature in enumerate(features):
+        wrong = np.flatnonzero(lengths[f * size : (f + 1) * size] != 1)
+        if len(wrong) and not is_list(feature):
+            raise ValueError(
+                f"{where}: feature {feature.name!r} has {int(lengths[f * size + wrong[0]])} ids in "
+                f"row {int(wrong[0])} of the batch, expected one; declare it many=True"
+            )
+    starts = [of_all[f * size : (f + 1) * size + 1] for f in range(len(features))]
+    pairs = zip(features, starts, strict=True)
+    return [bounds - bounds[0] if is_list(feature) else None for feature, bounds in pairs]
+
+
+def _columns(batch: Batch, offsets: list[np.ndarray | None]) -> list[np.ndarray]:
+    """Splits the ids of a batch by feature."""
+    sizes = [batch.size if bounds is None else int(bounds[-1]) for bounds in offsets]
+    return np.split(batch.ids.numpy(), np.cumsum(sizes)[:-1]) if sizes else []
+
+
+def _labels(schema: Schema, part: str, first_row: int, labels: np.ndarray) -> np.ndarray:
+    missing = np.isnan(labels) & (len(schema.labels) > 1)
+    wrong = np.argwhere((labels != 0) & (labels != 1) & ~missing)
+    if len(wrong):
+        raise ValueError(
+            f"expected labels 0 or 1, found {float(labels[tuple(wrong[0])])} in row "
+            f"{first_row + int(wrong[0][0])} of {part}"
+        )
+    return np.where(missing, MISSING_LABEL, labels).astype(np.uint8)
+
+
+def _array(tensor: Tensor | None, dtype) -> np.ndarray | None:
+    return None if tensor is None else tensor.numpy().astype(dtype)
+
+
+def _save_counts(folder: Path, schema: Schema, counts: Sequence[IdCounts]) -> dict:
+    """Stores the counts of the ids that are not reserved, in falling order."""
+    stored = {}
+    for v, (name, readers) in enumerate(readers_of(schema).items()):
+        ids, id_counts = counts[v].merged()
+        seen = np.sort(id_counts[ids >= FIRST_UNKNOWN + readers[0].num_unknown])[::-1]
+        values = Values(seen, np.zeros(0, np.int64), np.zeros(0, np.uint8), len(seen))
+        file = f"vocabulary-{v:05d}.values"
+        write_values(folder / file, name, values)
+        stored[name] = {"file": file, "num_distinct": len(seen)}
+    return {"vocabularies": stored, "statistics": {}, "encodes_raw": False}

@@ -1,0 +1,1 @@
+"""FAE data layout: popularity profiles, hot and cold batches, their schedule."""

@@ -1,0 +1,77 @@
+"""regroup: a training part rewritten with its all-hot rows before the cold ones.
+
+A row is all-hot if every lookup of it, also of its lists, is hot by a profile; a batch of such rows
+trains without slow memory. As in FAE (Adnan et al., VLDB 2022) the layout is written once and read by
+every later run. Ids, vocabularies and fingerprint do not change, so a model trains on either layout.
+
+    train-00000: h c c h   train-00001: c h h h     ->    hot-00000: h h h h h   cold-00000: c c c
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from hotrows.data.encode.job import Progress
+from hotrows.data.hot_cold.profile import HOT_FILE, Profile, all_hot, pays
+from hotrows.data.stored.encoded import EncodedData, Part, write_regrouped
+from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.runtime.atomic_files import link_or_copy, new_folder
+
+_CHUNK_ROWS = 1 << 14  # columns of this length fit into the processor's cache
+
+
+def regroup(
+    data: EncodedData,
+    profile: Profile,
+    out: Path | str,
+    *,
+    force: bool = False,
+    progress: Progress = lambda stage, done, total: None,
+) -> EncodedData:
+    """Writes the data into the new folder `out`, all-hot training rows first, each kind in order.
+
+    An error if it would not pay, unless `force`. Unchanged files are linked, or copied across file
+    systems. progress: called with "regrouping", rows done, and rows in all.
+    """
+    _check(data, profile, force)
+    with new_folder(Path(out)) as folder:
+        hot, cold = (ShardWriter(folder, kind, data.schema) for kind in ("hot", "cold"))
+        is_hot = all_hot(profile.hot, data.schema)
+        for rows in _chunks(data.parts["train"], progress):
+            hot_rows = is_hot(rows)
+            hot.append(rows.take(np.flatnonzero(hot_rows)))  # missing dense values are not stored,
+            cold.append(rows.take(np.flatnonzero(~hot_rows)))  # and therefore not counted
+        others = [part for name, part in data.parts.items() if name != "train"]
+        shards = [file for part in others for file, _ in part.shards]
+        for file in (*shards, *(vocabulary.file for vocabulary in data.vocabularies.values())):
+            link_or_copy(data.path / file, folder / file)
+        profile.save(folder / HOT_FILE)
+        write_regrouped(folder, data.path, hot.close(), cold.close())
+    return EncodedData.open(out)
+
+
+def _check(data: EncodedData, profile: Profile, force: bool) -> None:
+    if data.hot_rows is not None:
+        raise ValueError(
+            f"{data.path} is regrouped already ({data.hot_rows:,} of {data.parts['train'].rows:,} "
+            f"training rows are all-hot); regroup the data that it was made from"
+        )
+    if profile.fingerprint != data.fingerprint:
+        raise ValueError(f"the profile is of other data than {data.path}; profile this data")
+    worthwhile, reason = pays(profile)
+    if not (worthwhile or force):
+        raise ValueError(f"{reason}; or regroup anyway with force (--force)")
+
+
+def _chunks(part: Part, progress: Progress) -> Iterator[Rows]:
+    done = 0
+    for index in range(len(part.shards)):
+        rows = part.shard(index)
+        for first in range(0, len(rows), _CHUNK_ROWS):
+            yield rows[first : first + _CHUNK_ROWS]
+            progress("regrouping", done + min(first + _CHUNK_ROWS, len(rows)), part.rows)
+        done += len(rows)

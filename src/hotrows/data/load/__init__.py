@@ -1,0 +1,1 @@
+"""Batches: loaders over stored shards and over Parquet files as they are."""

@@ -1,0 +1,209 @@
+"""Training straight from Parquet files whose ids are numbers already, without preparing them.
+
+Stored ids are used unchanged, from 0 to `rows` - 1 as the schema declares. A background thread decodes
+row groups one pool ahead; an epoch permutes the row groups, takes as many as make a pool (see
+`order`), and permutes the rows of the pool.
+
+    this thread     |        batches of pool 0        |        batches of pool 1        |
+    decoding        | pool 0 | pool 1 |               | pool 2 |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotrows.data.load.parquet_columns import Handles, RowGroup, RowGroupColumns, open_row_groups
+from hotrows.data.raw.files import File, find_files
+from hotrows.data.stored.encoded import EncodedData
+from hotrows.data.stored.gather import Room, interleave, joined_offsets
+from hotrows.data.stored.order import Share, pools_of
+from hotrows.data.stored.part import NAMES, Part, chosen, shared
+from hotrows.data.stored.rows import Rows, gathered, width_of
+from hotrows.pipeline.prefetch import prefetch
+from hotrows.schema import Schema, is_list
+
+Places = str | Path | Sequence[str | Path]
+
+
+def open_parquet(
+    schema: Schema, train: Places, validation: Places = (), test: Places = ()
+) -> EncodedData:
+    """Opens data that a trainer reads straight from Parquet.
+
+    train, validation, test: paths, globs, folders (`key=value` in them is a column), URLs, or lists
+    of these. The features must declare their `rows`; their columns hold whole numbers below it, or
+    lists of them. Features that need statistics or vocabularies require `prepare`.
+    """
+    _check_schema(schema)
+    paths = dict(zip(NAMES, map(_as_list, (train, validation, test)), strict=True))
+    return EncodedData(
+        path=Path(next(iter(paths["train"]), ".")),
+        schema=schema,
+        parts={name: _part(name, schema, places) for name, places in paths.items()},
+        fingerprint=hashlib.sha256(schema.to_json().encode() + b"ids as stored").hexdigest(),
+        split="as given",
+        seed=0,
+        vocabularies={},
+        statistics={},
+        encodes_raw=False,
+        source={"kind": "parquet", "schema": json.loads(schema.to_json()), **paths},
+    )
+
+
+def open_source(source: dict[str, Any]) -> EncodedData:
+    """Opens the data that `EncodedData.source` describes."""
+    if source.get("kind") != "parquet":
+        raise ValueError(f"a source of data is of kind 'parquet', not {source.get('kind')!r}")
+    return open_parquet(Schema.from_json(json.dumps(source["schema"])), *(source[name] for name in NAMES))
+
+
+@dataclass(frozen=True)
+class ParquetPart(Part):
+    """Rows in the row groups of Parquet files, without counts."""
+
+    groups: tuple[RowGroup, ...] = ()
+    handles: Handles = field(default_factory=Handles, compare=False, repr=False)
+
+    @property
+    def rows(self) -> int:
+        return sum(group.rows for group in self.groups)
+
+    def shard(self, index: int) -> Rows:
+        raise ValueError(
+            f"part {self.name!r} is read straight from Parquet and has no shards; prepare the data "
+            f"(`hotrows prepare`) for what needs them"
+        )
+
+    def in_order(self, share: Share, first_place: int) -> Iterator[Rows]:
+        bounds = self._bounds()
+        groups = [i for i, end in enumerate(bounds[1:]) if end > first_place]
+        pieces = prefetch(self._read([[self.groups[i]] for i in groups]), 1)
+        for i, rows in zip(groups, pieces, strict=True):
+            yield shared(rows, share, bounds[i], max(first_place, bounds[i]))
+
+    def shuffled(self, share: Share, first_place: int, seed: int, epoch: int) -> Iterator[Rows]:
+        bounds = self._bounds()
+        pools = list(pools_of(bounds, seed, epoch, first_place))
+        numbers = {first: i for i, first in enumerate(bounds)}
+        groups = [[self.groups[numbers[first]] for first, _ in pool.blocks] for pool in pools]
+        room = Room()
+        for pool, rows in zip(pools, prefetch(self._read(groups), 1), strict=True):
+            yield gathered([rows], chosen(pool, share, first_place), room)
+
+    def _read(self, pools: Iterable[Sequence[RowGroup]]) -> Iterator[Rows]:
+        """Yields the rows of each pool's row groups, alternating two buffers: one is read while the
+        other is filled."""
+        for room, groups in zip(cycle((Room(), Room())), pools, strict=False):
+            yield _joined(self.schema, groups, self.handles, room)
+
+    def _bounds(self) -> list[int]:
+        return [0, *accumulate(group.rows for group in self.groups)]
+
+
+def _part(name: str, schema: Schema, places: list[str]) -> ParquetPart:
+    groups = [group for file in find_files(places) for group in _groups(file, schema)]
+    return ParquetPart(name, Path(next(iter(places), ".")), schema, groups=tuple(groups))
+
+
+def _groups(file: File, schema: Schema) -> Iterator[RowGroup]:
+    """Yields the row groups of a file; an error if it lacks a column of the schema."""
+    opened = open_row_groups(file)
+    metadata = opened.metadata
+    types = {field.name: field.type for field in opened.schema_arrow}
+    absent = [c for c in _columns_read(schema) if c not in types and c not in file.partitions]
+    if absent:
+        raise ValueError(
+            f"{file.name} lacks the columns {absent} that schema {schema.name!r} asks for; it has "
+            f"{', '.join(map(repr, [*types, *file.partitions]))}"
+        )
+    for index in range(metadata.num_row_groups):
+        if rows := metadata.row_group(index).num_rows:
+            yield RowGroup(file, index, rows, metadata)
+
+
+def _joined(schema: Schema, groups: Sequence[RowGroup], handles: Handles, room: Room) -> Rows:
+    """Decodes and checks several row groups; ids are as narrow as in a shard."""
+    into = _empty(schema, sum(group.rows for group in groups), room)
+    lists: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in into.ids]
+    done = 0
+    for group in groups:
+        columns = RowGroupColumns(group, _columns_read(schema), handles)
+        to = into[done : done + group.rows]
+        done += group.rows
+        for f, feature in enumerate(schema.id_features):
+            if is_list(feature):
+                ids, offsets = columns.lists(feature)
+                lists[f].append((ids.astype(into.ids[f].dtype), offsets))
+            else:
+                to.ids[f][:] = columns.ids(feature)
+        _fill(schema, columns, to)
+    return dataclasses.replace(
+        into,
+        ids=tuple(
+            np.concatenate([ids for ids, _ in blocks]) if blocks else single
+            for single, blocks in zip(into.ids, lists, strict=True)
+        ),
+        offsets=tuple(
+            joined_offsets([bounds for _, bounds in blocks]) if blocks else None for blocks in lists
+        ),
+    )
+
+
+def _empty(schema: Schema, rows: int, room: Room) -> Rows:
+    """Allocates rows to fill; of lists only the type of their ids."""
+    num_labels, features = len(schema.labels), schema.id_features
+    pairs = enumerate((0 if is_list(f) else rows, width_of(schema.rows_of(f.name))) for f in features)
+    return Rows(
+        ids=tuple(room.array(f"ids {f}", (size,), width) for f, (size, width) in pairs),
+        offsets=(None,) * len(features),
+        dense=room.array("dense", (rows, len(schema.dense)), np.float32),
+        labels=room.array("labels", (rows, num_labels) if num_labels > 1 else (rows,), np.uint8),
+        weights=None if schema.weight is None else room.array("weights", (rows,), np.float32),
+        groups=None if schema.group is None else room.array("groups", (rows,), np.int64),
+    )
+
+
+def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
+    """Fills dense values, labels, weights and groups."""
+    if schema.dense:
+        interleave([columns.dense(feature) for feature in schema.dense], to.dense)
+    several = len(schema.labels) > 1
+    for label, into in zip(schema.labels, to.labels.reshape(len(to), -1).T, strict=True):
+        into[:] = columns.label(label, several)
+    if to.weights is not None:
+        to.weights[:] = columns.weights(str(schema.weight))
+    if to.groups is not None:
+        to.groups[:] = columns.groups(str(schema.group))
+
+
+def _columns_read(schema: Schema) -> tuple[str, ...]:
+    """The columns to read; no feature is made of the time."""
+    return dataclasses.replace(schema, time=None).raw_columns
+
+
+def _check_schema(schema: Schema) -> None:
+    for feature in schema.id_features:
+        schema.rows_of(feature.name)
+    unfit = [f.name for f in schema.dense if f.transform == "standard"]
+    unfit += [f.name for f in schema.sparse if f.transform != "none"]
+    if unfit:
+        raise ValueError(
+            f"features {unfit} have transforms that are learned or made from raw values ('standard' "
+            f"of numbers, any of ids); train on data made by `hotrows prepare`, or use others"
+        )
+
+
+def _as_list(paths: Places) -> list[str]:
+    """Absolute paths and URLs: they hold in any working directory."""
+    places = [paths] if isinstance(paths, str | Path) else list(paths)
+    return [str(place) if "://" in str(place) else os.path.abspath(place) for place in places]

@@ -1,0 +1,1 @@
+"""Raw rows: text, Parquet and frames as one stream of columns."""

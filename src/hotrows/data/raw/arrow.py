@@ -1,0 +1,306 @@
+"""Arrow columns as cells: Parquet files, Arrow tables, and pandas or Polars frames.
+
+Text is read in Arrow's own buffers. Ids that are whole numbers are read as their decimal digits: a
+value gets one id, whether it comes from a CSV file or from a Parquet file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from hotrows.data.raw import values
+from hotrows.data.raw.cells import Bad, columns_of, show
+from hotrows.data.raw.columns import Columns, RawIds
+from hotrows.data.raw.files import File
+from hotrows.data.raw.layout import check_present
+from hotrows.data.raw.values import MISSING_TIME
+from hotrows.pipeline.prefetch import prefetch
+from hotrows.schema import Schema
+
+ROWS_PER_CHUNK = 1 << 16
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def pyarrow() -> ModuleType:
+    """Imports pyarrow; an error says how to install it."""
+    try:
+        import pyarrow
+        import pyarrow.compute
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(
+            "Parquet, Arrow tables, data frames and zstd need pyarrow: pip install pyarrow"
+        ) from None
+    return pyarrow
+
+
+@dataclass(frozen=True)
+class ArrowCells:
+    """`Cells` of an Arrow record batch. first_row: number of its first row in the file `name`."""
+
+    batch: Any
+    name: str
+    first_row: int
+    schema: Schema
+    threads: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.batch.num_rows
+
+    def has(self, column: str) -> bool:
+        return column in self.batch.schema.names
+
+    def raw(self, column: str) -> RawIds:
+        array = self.batch.column(column)
+        if _is_list(array.type):
+            raise self._unfit(column, "a single value", "declare a Sequence, or Sparse(many=True)")
+        return self._trimmed(self._text(array, column))
+
+    def lists(self, column: str, separator: str) -> RawIds:
+        array = self.batch.column(column)
+        if not _is_list(array.type):
+            return self._trimmed(values.cut_lists(self.raw(column), separator, self.threads))
+        if _is_list(array.type.value_type):
+            raise self._unfit(column, "a list of values", "lists of lists are not read")
+        offsets, flat = _unnested(array)
+        return self._trimmed(self._text(flat, column), offsets)
+
+    def numbers(self, columns: Sequence[str]) -> tuple[np.ndarray, Bad | None]:
+        numbers = np.full((len(columns), self.num_rows), np.nan)
+        problems = []
+        for into, column in zip(numbers, columns, strict=True):
+            into[:], bad = self._numbers(column)
+            if bad is not None:
+                problems.append(Bad(bad, column, "number"))
+        return numbers, min(problems, key=lambda bad: bad.row, default=None)
+
+    def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
+        pa, array = pyarrow(), self.batch.column(column)
+        types = pa.types
+        if types.is_date(array.type):
+            array = array.cast(pa.timestamp("s"))
+        if types.is_timestamp(array.type):
+            ticks = array.cast(pa.int64())
+            seconds = np.full(self.num_rows, MISSING_TIME)
+            present = ticks.is_valid().to_numpy(zero_copy_only=False)
+            seconds[present] = ticks.fill_null(0).to_numpy()[present] // _PER_SECOND[array.type.unit]
+            return seconds, None
+        if format in ("unix", "unix_ms"):
+            seconds, bad = values.seconds_of(*self._numbers(column), format)
+        else:
+            seconds, bad = values.parse_times(self.raw(column), format, self.threads)
+        return seconds, None if bad is None else Bad(bad, column, f"time {format}")
+
+    def where(self, row: int) -> str:
+        return f"{self.name} row {self.first_row + row:,}"
+
+    def shown(self, row: int, column: str) -> str:
+        array = self.batch.column(column)
+        if _is_text(array.type):
+            return show(self.raw(column).value(row))
+        try:
+            value = array[row].as_py()
+        except (ValueError, OverflowError):  # a time or duration beyond those of Python
+            value = array.cast(pyarrow().int64())[row].as_py()
+        return "nothing" if value is None else show(str(value).encode())
+
+    def _numbers(self, column: str) -> tuple[np.ndarray, int | None]:
+        pa, array = pyarrow(), self.batch.column(column)
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        kind = array.type
+        if pa.types.is_boolean(kind):
+            array = array.cast(pa.int8())
+        elif _is_text(kind) or str(kind) == "string_view":
+            return values.parse_numbers(self.raw(column), self.threads)
+        elif not _is_number(kind):
+            raise self._unfit(column, "numbers", "convert the column, or correct the schema")
+        numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        with np.errstate(over="ignore"):
+            wrong = np.flatnonzero(np.isinf(numbers.astype(np.float32)))
+        return numbers + 0.0, int(wrong[0]) if len(wrong) else None
+
+    def _text(self, array: Any, column: str) -> RawIds:
+        """The values of a flat array as bytes; text is not copied."""
+        types, kind = pyarrow().types, array.type
+        if types.is_dictionary(kind):
+            return self._dictionary(array, column)
+        if types.is_floating(kind):
+            array = self._whole(array, column)
+        elif types.is_decimal(kind) or types.is_nested(kind):
+            raise self._unfit(column, "ids (text or whole numbers)", "convert the column")
+        if not _is_text(array.type):
+            array = self._as_text(array, column)
+        return _spans(array)
+
+    def _as_text(self, array: Any, column: str) -> Any:
+        """Casts to text; bytes are left unchanged and need not be UTF-8."""
+        pa = pyarrow()
+        is_bytes = pa.types.is_binary_view(array.type) or pa.types.is_fixed_size_binary(array.type)
+        try:
+            return array.cast(pa.large_binary() if is_bytes else pa.large_string())
+        except pa.ArrowException:
+            raise self._unfit(column, "ids (text or whole numbers)", "convert the column") from None
+
+    def _dictionary(self, array: Any, column: str) -> RawIds:
+        words = self._text(array.dictionary, column)
+        present = array.indices.is_valid().to_numpy(zero_copy_only=False)
+        which = array.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        if not len(words):
+            return values.no_values(len(array))
+        lengths = np.where(present, words.lengths[which], 0).astype(np.uint32)
+        return RawIds(words.text, words.starts[which], lengths)
+
+    def _whole(self, array: Any, column: str) -> Any:
+        """Casts floats to whole numbers: frames store whole numbers with missing values as floats."""
+        pa = pyarrow()
+        array = pa.compute.if_else(pa.compute.is_nan(array), None, array)
+        try:
+            return array.cast(pa.int64())
+        except pa.ArrowInvalid:
+            raise self._unfit(
+                column, "ids (text or whole numbers)", "use it as Dense, or with transform='bucket'"
+            ) from None
+
+    def _trimmed(self, ids: RawIds, offsets: np.ndarray | None = None) -> RawIds:
+        if self.schema.strip or self.schema.missing:
+            ids = RawIds(ids.text, ids.starts.copy(), ids.lengths.copy(), ids.offsets)
+            values.blank(ids, self.schema.strip, self.schema.missing, self.threads)
+        return ids if offsets is None else RawIds(ids.text, ids.starts, ids.lengths, offsets)
+
+    def _unfit(self, column: str, expected: str, what: str) -> ValueError:
+        kind = self.batch.column(column).type
+        return ValueError(f"{self.name}, column {column!r}: expected {expected}, found {kind}; {what}")
+
+
+def parquet_columns(
+    file: File, schema: Schema, threads: int, for_training: bool
+) -> Iterator[tuple[int, Columns]]:
+    """Yields (row group, columns) of a Parquet file, up to ROWS_PER_CHUNK rows at a time."""
+    for group, first_row, batch in prefetch(_batches(file, schema, for_training), 1):
+        cells = ArrowCells(batch, file.name, first_row, schema, threads)
+        yield group, columns_of(cells, schema, for_training)
+
+
+def table_columns(
+    table: Any, name: str, schema: Schema, threads: int, for_training: bool
+) -> Iterator[Columns]:
+    """Yields the columns of an Arrow table, up to ROWS_PER_CHUNK rows at a time."""
+    columns = check_present(schema, name, tuple(table.schema.names), for_training)
+    first_row = 0
+    for batch in table.select(columns).combine_chunks().to_batches(ROWS_PER_CHUNK):
+        yield columns_of(ArrowCells(batch, name, first_row, schema, threads), schema, for_training)
+        first_row += batch.num_rows
+
+
+def as_table(data: Any) -> Any:
+    """Converts a record batch, or a pandas or Polars frame, to an Arrow table."""
+    pa = pyarrow()
+    if isinstance(data, pa.Table):
+        return data
+    if isinstance(data, pa.RecordBatch):
+        return pa.Table.from_batches([data])
+    if hasattr(data, "__arrow_c_stream__"):
+        return pa.table(data)
+    raise ValueError(
+        f"expected paths, an Arrow table, or a pandas or Polars frame, not {type(data).__name__}"
+    )
+
+
+def open_parquet_file(file: File, **options: Any) -> Any:
+    """Opens a Parquet file; an error if it is none. options: of `pyarrow.parquet.ParquetFile`."""
+    pa = pyarrow()
+    try:
+        return pa.parquet.ParquetFile(file.path if file.system is None else file.open(), **options)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(
+            f"{file.name} is no whole Parquet file ({first_line(error)}); write it again"
+        ) from error
+
+
+def _batches(file: File, schema: Schema, for_training: bool) -> Iterator[tuple[int, int, Any]]:
+    """Yields (row group, number of the first row, record batch)."""
+    pa = pyarrow()
+    opened = open_parquet_file(file)
+    try:
+        inside = opened.schema_arrow.names
+        names = (*inside, *(name for name in file.partitions if name not in inside))
+        columns = check_present(schema, file.name, names, for_training)
+        stored = [column for column in columns if column in inside]
+        first_row = 0
+        for group in range(opened.num_row_groups):
+            how = {"batch_size": ROWS_PER_CHUNK, "row_groups": [group], "columns": stored}
+            for batch in opened.iter_batches(**how):
+                yield group, first_row, _with_partitions(batch, columns, file)
+                first_row += batch.num_rows
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file.name} is damaged ({first_line(error)}); write it again") from error
+
+
+def _with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
+    """Appends the columns that the path of the file holds as `key=value`."""
+    pa = pyarrow()
+    for name in (name for name in columns if name not in batch.schema.names):
+        text = file.partitions[name]
+        value = pa.array([None if text == "__HIVE_DEFAULT_PARTITION__" else text], pa.string())
+        which = pa.array(np.zeros(batch.num_rows, np.int32))
+        batch = batch.append_column(name, pa.DictionaryArray.from_arrays(which, value))
+    return batch
+
+
+def _unnested(array: Any) -> tuple[np.ndarray, Any]:
+    """offsets [rows + 1] int64, and the values of all lists; a null is an empty list."""
+    pa = pyarrow()
+    if pa.types.is_fixed_size_list(array.type):
+        array = array.cast(pa.large_list(array.type.value_type))
+    lengths = pa.compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+    return np.concatenate([[0], lengths.cumsum(dtype=np.int64)]), array.flatten()
+
+
+def _spans(array: Any) -> RawIds:
+    """The spans of the values of a text array in its buffer."""
+    pa = pyarrow()
+    wide = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    _, offsets, text = array.buffers()
+    n = len(array)
+    if not n or text is None:
+        return values.no_values(n)
+    bounds: np.ndarray = np.frombuffer(offsets, np.int64 if wide else np.int32)
+    bounds = bounds[array.offset : array.offset + n + 1]
+    first, end = int(bounds[0]), int(bounds[-1])
+    if end - first >= 1 << 32:
+        raise ValueError(f"{n:,} values hold more than 4 GiB of text; write smaller row groups")
+    bounds = bounds - first
+    lengths = np.diff(bounds).astype(np.uint32)
+    if array.null_count:
+        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
+    return RawIds(np.frombuffer(text, np.uint8)[first:end], bounds[:-1].astype(np.uint32), lengths)
+
+
+def _is_list(kind: Any) -> bool:
+    types = pyarrow().types
+    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+
+
+def _is_text(kind: Any) -> bool:
+    types = pyarrow().types
+    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
+    return any(test(kind) for test in tests)
+
+
+def _is_number(kind: Any) -> bool:
+    types = pyarrow().types
+    tests = (types.is_integer, types.is_floating, types.is_decimal, types.is_null)
+    return any(test(kind) for test in tests)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error, shortened and printable: Arrow repeats bytes of the file."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return "".join(c if c.isprintable() else "?" for c in lines[0][:200])

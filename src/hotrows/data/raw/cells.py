@@ -1,0 +1,220 @@
+"""Cells: the raw columns of a chunk by name, and their conversion into `Columns` by a schema.
+
+Every reader implements `Cells`; `columns_of` reads labels, numbers, ids and times from them. Of all
+errors in a chunk the one in the smallest row is reported, whatever the number of threads; within a
+row labels come first, then numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from hotrows.data.raw import values
+from hotrows.data.raw.columns import MISSING_LABEL, Columns, RawIds
+from hotrows.data.raw.values import MISSING_TIME
+from hotrows.schema import TIME_TRANSFORMS, Label, Schema, Sparse, column_of, is_list
+
+ZERO_OR_ONE = "label 0 or 1"
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A value of the wrong kind: its row, its column, and the kind that was expected."""
+
+    row: int
+    column: str
+    expected: str
+
+
+class Cells(Protocol):
+    """The columns of a chunk; `raw` and `lists` are cut and trimmed as the schema declares."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def has(self, column: str) -> bool: ...
+
+    def raw(self, column: str) -> RawIds:
+        """The values of a column, one per row."""
+        ...
+
+    def lists(self, column: str, separator: str) -> RawIds:
+        """The values of a column of lists, with offsets."""
+        ...
+
+    def numbers(self, columns: Sequence[str]) -> tuple[np.ndarray, Bad | None]:
+        """[columns, rows] float64, NaN where missing; and the first value that is no number."""
+        ...
+
+    def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
+        """[rows] int64 seconds since 1970; and the first value that is no time."""
+        ...
+
+    def where(self, row: int) -> str:
+        """Names the file and line of a row: "train.csv line 17"."""
+        ...
+
+    def shown(self, row: int, column: str) -> str:
+        """Formats a value for an error message."""
+        ...
+
+
+def columns_of(cells: Cells, schema: Schema, for_training: bool = True) -> Columns:
+    """Reads the columns of the schema from a chunk; ValueError names the first bad row.
+
+    for_training: whether labels, group and weight are required; otherwise absent ones are left out.
+    """
+    labels = [label for label in schema.labels if for_training or cells.has(column_of(label))]
+    numbers, bad_number = _numbers(cells, schema, labels)
+    times, bad_time = _times(cells, schema)
+    label_values, bad_labels = _labels(cells, schema, numbers) if labels else (None, [])
+    weights, bad_weight = _weights(cells, schema, numbers)
+    _raise_first(cells, [*bad_labels, bad_number, bad_weight, bad_time])
+    group = schema.group if schema.group and cells.has(schema.group) else None
+    return Columns(
+        first_row=0,
+        num_rows=cells.num_rows,
+        ids=tuple(_ids(cells, schema, feature, numbers, times) for feature in schema.id_features),
+        dense=_dense(cells, schema, numbers),
+        labels=label_values,
+        where=cells.where,
+        weights=weights,
+        groups=None if group is None else cells.raw(group),
+        times=times,
+    )
+
+
+def _numbers(
+    cells: Cells, schema: Schema, labels: Sequence[Label]
+) -> tuple[dict[str, np.ndarray], Bad | None]:
+    """Reads every column that is parsed as numbers: {column: [rows] float64}."""
+    names = [column_of(label) for label in labels if not label.positive]
+    names += [column_of(feature) for feature in schema.dense]
+    names += [column_of(feature) for feature in schema.sparse if feature.transform in ("log", "bucket")]
+    names += [schema.weight] if schema.weight else []
+    columns = [column for column in dict.fromkeys(names) if cells.has(column)]
+    numbers, bad = cells.numbers(columns)
+    plain = [column_of(label) for label in labels if label.at_least is None]
+    if bad is not None and bad.column in plain:
+        bad = Bad(bad.row, bad.column, ZERO_OR_ONE)
+    return dict(zip(columns, numbers, strict=True)), bad
+
+
+def _dense(cells: Cells, schema: Schema, numbers: dict[str, np.ndarray]) -> np.ndarray:
+    dense = np.full((len(schema.dense), cells.num_rows), np.nan)
+    for into, feature in zip(dense, schema.dense, strict=True):
+        if (column := column_of(feature)) in numbers:
+            into[:] = numbers[column]
+    return dense
+
+
+def _labels(cells: Cells, schema: Schema, numbers: dict[str, np.ndarray]) -> tuple[np.ndarray, list[Bad]]:
+    labels = np.full((len(schema.labels), cells.num_rows), MISSING_LABEL, np.uint8)
+    problems = []
+    for into, label in zip(labels, schema.labels, strict=True):
+        column = column_of(label)
+        if not cells.has(column):
+            continue
+        if label.positive:
+            raw = cells.raw(column)
+            into[:] = values.is_one_of(raw, label.positive)
+            absent, wrong, expected = raw.lengths == 0, np.zeros(0, np.int64), "label"
+        else:
+            column_values = numbers[column]
+            absent = np.isnan(column_values)
+            if label.at_least is None:
+                is_wrong = ~absent & (column_values != 0) & (column_values != 1)
+                wrong, expected = np.flatnonzero(is_wrong), ZERO_OR_ONE
+                into[:] = column_values == 1
+            else:
+                wrong, expected = np.zeros(0, np.int64), "number"
+                into[:] = column_values >= label.at_least
+        into[absent] = MISSING_LABEL
+        if len(schema.labels) == 1:
+            wrong = np.sort(np.concatenate([wrong, np.flatnonzero(absent)]))
+        if len(wrong):
+            problems.append(Bad(int(wrong[0]), column, expected))
+    return labels, problems
+
+
+def _weights(
+    cells: Cells, schema: Schema, numbers: dict[str, np.ndarray]
+) -> tuple[np.ndarray | None, Bad | None]:
+    if schema.weight is None or schema.weight not in numbers:
+        return None, None
+    weights = numbers[schema.weight]
+    wrong = np.flatnonzero(~(weights >= 0))
+    bad = Bad(int(wrong[0]), schema.weight, "weight of at least 0") if len(wrong) else None
+    with np.errstate(over="ignore"):  # values behind a bad one are not checked
+        return weights.astype(np.float32), bad
+
+
+def _times(cells: Cells, schema: Schema) -> tuple[np.ndarray | None, Bad | None]:
+    if schema.time is None or not cells.has(schema.time.column):
+        return None, None
+    return cells.times(schema.time.column, schema.time.format)
+
+
+def _ids(
+    cells: Cells, schema: Schema, feature, numbers: dict[str, np.ndarray], times: np.ndarray | None
+) -> RawIds:
+    column = schema.column_of(feature)
+    if not cells.has(column):
+        nothing = values.no_values(cells.num_rows)
+        return values.cut_lists(nothing, feature.separator, 1) if is_list(feature) else nothing
+    if is_list(feature):
+        return values.keep_last(cells.lists(column, feature.separator), feature.max_length)
+    if feature.transform == "none":
+        return cells.raw(column)
+    if feature.transform in TIME_TRANSFORMS:
+        assert times is not None and schema.time is not None
+        return values.integers(_of_time(feature, times, schema.time.utc_offset))
+    return values.integers(_of_number(feature, numbers[column]))
+
+
+def _of_number(feature: Sparse, numbers: np.ndarray) -> np.ndarray:
+    """[rows] float64: floor(log(x)^2) above 2 and floor(x) else, or the bucket; NaN where missing."""
+    if feature.transform == "bucket":
+        buckets = np.searchsorted(feature.boundaries, numbers, side="right").astype(np.float64)
+        return np.where(np.isnan(numbers), np.nan, buckets)
+    logarithm = np.log(np.where(numbers > 2, numbers, 1.0))
+    low = np.clip(numbers, -(2.0**62), 2.0)
+    return np.floor(np.where(numbers > 2, logarithm**2, low))
+
+
+def _of_time(feature: Sparse, times: np.ndarray, utc_offset: float) -> np.ndarray:
+    present = times != MISSING_TIME
+    seconds = np.where(present, times, 0) + round(utc_offset * 3600)
+    days = seconds // 86400
+    weekdays = (days + 3) % 7  # 1970 began on a Thursday
+    if feature.transform == "hour":
+        ids = seconds // 3600 % 24
+    elif feature.transform == "weekday":
+        ids = weekdays
+    elif feature.transform == "weekend":
+        ids = (weekdays >= 5).astype(np.int64)
+    else:
+        dates = days.astype("datetime64[D]")
+        ids = (dates - dates.astype("datetime64[M]")).astype(np.int64) + 1
+    return np.where(present, ids, np.nan)
+
+
+def _raise_first(cells: Cells, problems: Sequence[Bad | None]) -> None:
+    """Raises the problem of the smallest row; the first of several in one row."""
+    bad = min(filter(None, problems), key=lambda problem: problem.row, default=None)
+    if bad is None:
+        return
+    raise ValueError(
+        f"{cells.where(bad.row)}, column {bad.column!r}: expected a {bad.expected}, found "
+        f"{cells.shown(bad.row, bad.column)}; correct the row, or the schema"
+    )
+
+
+def show(value: bytes) -> str:
+    """Formats a value for a message, shortened to 60 bytes."""
+    text = value[:60].decode("utf-8", "backslashreplace")
+    return repr(text + ("..." if len(value) > 60 else "")) if value else "nothing"

@@ -1,0 +1,120 @@
+"""Files of raw rows: local paths, globs, folders and URLs, as a list in a fixed order.
+
+A folder is read recursively, in order of names, without names that start with `.` or `_`: writers of
+data sets mark so what is no data. In folders and URLs, `key=value` in a path is a column of that name
+(hive partitions). A URL (`s3://bucket/day=*/*.parquet`) is opened through fsspec.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import unquote
+
+Place = str | Path
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to read. name: for messages; system: the fsspec file system, None for a local file;
+    partitions: {column: value} of the `key=value` pairs in its path."""
+
+    name: str
+    path: str
+    system: Any = None
+    partitions: Mapping[str, str] = field(default_factory=dict)
+
+    def open(self) -> BinaryIO:
+        return open(self.path, "rb") if self.system is None else self.system.open(self.path, "rb")
+
+    @property
+    def size(self) -> int:
+        return os.stat(self.path).st_size if self.system is None else self.system.size(self.path)
+
+    @property
+    def stamp(self) -> list:
+        """Name, size and time: they differ once the file was replaced."""
+        if self.system is None:
+            return [self.name, self.size, os.stat(self.path).st_mtime_ns]
+        status = self.system.info(self.path)
+        when = [str(status[key]) for key in ("etag", "ETag", "mtime", "LastModified") if key in status]
+        return [self.name, status.get("size"), *when]
+
+
+def find_files(paths: Place | Iterable[Place]) -> list[File]:
+    """Lists the files that paths, globs, folders and URLs name; an error if one names none."""
+    places = [paths] if isinstance(paths, str | Path) else list(paths)
+    return [file for place in places for file in _files_of(str(place))]
+
+
+def _files_of(place: str) -> list[File]:
+    if "://" in place:
+        return _remote(place)
+    if os.path.isdir(place):
+        return _folder(place)
+    if os.path.exists(place) or not glob.has_magic(place):
+        _check_local(place)
+        return [File(place, place)]
+    paths = sorted(glob.glob(place, recursive=True))
+    if not paths:
+        raise ValueError(f"no file matches {place!r}; check the pattern")
+    return [file for path in paths for file in _files_of(path)]
+
+
+def _folder(place: str) -> list[File]:
+    paths = sorted(
+        str(Path(folder) / name)
+        for folder, _, names in os.walk(place)
+        for name in names
+        if _is_data(os.path.relpath(os.path.join(folder, name), place))
+    )
+    if not paths:
+        raise ValueError(f"folder {place} holds no files to read; name the raw files")
+    for path in paths:
+        _check_local(path)
+    return [File(path, path, partitions=_partitions(path)) for path in paths]
+
+
+def _remote(place: str) -> list[File]:
+    import fsspec
+
+    try:
+        system, path = fsspec.core.url_to_fs(place)
+        if glob.has_magic(path):
+            paths = sorted(system.glob(path))
+        else:
+            paths = sorted(system.find(path)) if system.isdir(path) else [path]
+            paths = [p for p in paths if p == path or _is_data(os.path.relpath(p, path))]
+        missing = not paths or not all(system.exists(p) for p in paths)
+    except (ImportError, ValueError, OSError) as error:
+        raise ValueError(f"{place} cannot be opened: {error}") from error
+    if missing:
+        raise ValueError(f"{place} does not exist; check the address")
+    scheme = place.split("://")[0]
+    return [
+        File(f"{scheme}://{file_path.lstrip('/')}", file_path, system, _partitions(file_path))
+        for file_path in paths
+    ]
+
+
+def _is_data(relative: str) -> bool:
+    return not any(part.startswith((".", "_")) for part in Path(relative).parts)
+
+
+def _partitions(path: str) -> dict[str, str]:
+    """`day=3/part.parquet` says day: 3."""
+    pairs = (part.partition("=") for part in Path(path).parts[:-1])
+    return {name: unquote(value) for name, separator, value in pairs if separator}
+
+
+def _check_local(path: str) -> None:
+    if not os.path.exists(path):
+        raise ValueError(f"raw file {path} does not exist; check its path")
+    if not os.path.isfile(path):
+        raise ValueError(f"{path} is no regular file; raw files are read twice: write it to disk")
+    if os.stat(path).st_size == 0:
+        raise ValueError(f"raw file {path} is empty; expected lines of delimited text, or Parquet")

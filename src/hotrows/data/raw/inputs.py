@@ -1,0 +1,178 @@
+"""Inputs: files and tables of raw rows, as one stream of checked columns.
+
+An input is a file of text or Parquet, recognized by its first bytes, or a table in memory. Rows are
+numbered through all inputs. Every pass cuts the stream at the same places, so an interrupted
+preparation resumes at a position (input, chunk).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from hotrows.data.raw.arrow import as_table, open_parquet_file, parquet_columns, table_columns
+from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.files import File, find_files
+from hotrows.data.raw.layout import layout_of
+from hotrows.data.raw.reading import chunks_of
+from hotrows.data.raw.text import parse
+from hotrows.schema import Schema
+
+_PARQUET = b"PAR1"
+
+Progress = Callable[[int, int], None]  # bytes (of tables: rows) read so far, and in all
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Settings for reading rows. for_training: whether every column of the schema is required."""
+
+    schema: Schema
+    threads: int
+    for_training: bool = True
+
+
+class Input(Protocol):
+    """A file or table of raw rows."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of a file, rows of a table: the unit of progress."""
+        ...
+
+    @property
+    def stamp(self) -> list | None:
+        """Name, size and time, to recognize the input in a later process; None if that is impossible."""
+        ...
+
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+        """Yields (bytes or rows read so far, columns) per chunk; of the first `skip` chunks the number
+        of rows instead of the columns."""
+        ...
+
+    def count_rows(self, schema: Schema) -> int: ...
+
+
+@dataclass(frozen=True)
+class TextInput(File):
+    """A file of delimited text, plain or compressed."""
+
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+        for number, chunk in enumerate(chunks_of(self)):
+            if chunk.first_line == 1:
+                first_line = bytes(chunk.text[: chunk.text.index(b"\n")])
+                layout = layout_of(how.schema, self.name, first_line, how.for_training)
+                chunk = chunk.without_header() if layout.has_header else chunk
+            if number < skip or not chunk.num_lines:
+                yield chunk.position, chunk.num_lines
+            else:
+                yield chunk.position, parse(chunk, layout, how.schema, how.threads, how.for_training)
+
+    def count_rows(self, schema: Schema) -> int:
+        return sum(chunk.num_lines for chunk in chunks_of(self)) - (schema.columns is None)
+
+
+@dataclass(frozen=True)
+class ParquetInput(File):
+    """A Parquet file; its progress counts row groups, by their share of the bytes."""
+
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+        num_groups = open_parquet_file(self).num_row_groups
+        batches = parquet_columns(self, how.schema, how.threads, how.for_training)
+        for number, (group, columns) in enumerate(batches):
+            yield self.size * (group + 1) // num_groups, columns.num_rows if number < skip else columns
+
+    def count_rows(self, schema: Schema) -> int:
+        return open_parquet_file(self).metadata.num_rows
+
+
+@dataclass(frozen=True)
+class TableInput:
+    """An Arrow table in memory."""
+
+    table: Any
+    name: str = "the table"
+    stamp: list | None = None
+
+    @property
+    def size(self) -> int:
+        return self.table.num_rows
+
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+        done = 0
+        batches = table_columns(self.table, self.name, how.schema, how.threads, how.for_training)
+        for number, columns in enumerate(batches):
+            done += columns.num_rows
+            yield done, columns.num_rows if number < skip else columns
+
+    def count_rows(self, schema: Schema) -> int:
+        return self.table.num_rows
+
+
+def inputs_of(raw: Any) -> list[Input]:
+    """Opens the inputs that paths, globs, folders, URLs, tables and frames, or a list of them, name."""
+    inputs: list[Input] = []
+    for item in raw if isinstance(raw, list | tuple) else [raw]:
+        if isinstance(item, str | Path):
+            inputs += [_file_input(file) for file in find_files(item)]
+        else:
+            inputs.append(TableInput(as_table(item)))
+    return inputs
+
+
+def _file_input(file: File) -> Input:
+    with file.open() as raw:
+        is_parquet = raw.read(len(_PARQUET)) == _PARQUET
+    return ParquetInput(**vars(file)) if is_parquet else TextInput(**vars(file))
+
+
+@dataclass(frozen=True)
+class InputPosition:
+    """A position between two chunks of a stream: input, chunk in it, and number of rows before."""
+
+    input: int = 0
+    chunk: int = 0
+    rows: int = 0
+
+    def to_json(self) -> list[int]:
+        return [self.input, self.chunk, self.rows]
+
+
+def stream(
+    inputs: Sequence[Input],
+    how: Reading,
+    progress: Progress | None = None,
+    start: InputPosition | None = None,
+) -> Iterator[tuple[InputPosition, Columns]]:
+    """Yields the columns of all rows from `start` on, chunk by chunk, each with its position.
+
+    progress: called after each chunk, once the caller has worked on it.
+    """
+    start = start or InputPosition()
+    sizes = [source.size for source in inputs]
+    row = start.rows
+    for i in range(start.input, len(inputs)):
+        skip = start.chunk if i == start.input else 0
+        num_input_rows = 0
+        for number, (position, columns) in enumerate(inputs[i].chunks(how, skip)):
+            num_input_rows += columns if isinstance(columns, int) else columns.num_rows
+            if isinstance(columns, Columns):
+                yield InputPosition(i, number, row), dataclasses.replace(columns, first_row=row)
+                row += columns.num_rows
+            if progress is not None:
+                progress(sum(sizes[:i]) + position, sum(sizes))
+        if not num_input_rows:
+            raise ValueError(_no_rows(inputs[i], how.schema))
+
+
+def _no_rows(source: Input, schema: Schema) -> str:
+    if isinstance(source, TextInput):
+        what = "lines" if schema.columns else "lines after its header"
+        return f"raw file {source.name} has no {what}; expected rows of delimited text"
+    return f"{source.name} has no rows"

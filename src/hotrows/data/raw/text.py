@@ -1,0 +1,140 @@
+"""Raw text into cells; an error names the first bad line.
+
+The native core cuts lines on several threads. `layout.cut_line` is its specification in Python, and
+runs where the core was not built.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotrows.data.raw import values
+from hotrows.data.raw.cells import Bad, columns_of, show
+from hotrows.data.raw.columns import Columns, RawIds
+from hotrows.data.raw.layout import AFTER_QUOTE, UNCLOSED, WRONG_COLUMNS, Layout, cut_line
+from hotrows.data.raw.reading import Chunk
+from hotrows.runtime import native
+from hotrows.runtime.native import call
+from hotrows.schema import Schema
+
+
+@dataclass(frozen=True)
+class TextCells:
+    """`Cells` of text: a chunk cut into the fields of the columns in use.
+
+    fields: starts and lengths are [used columns, rows] uint32.
+    """
+
+    chunk: Chunk
+    layout: Layout
+    schema: Schema
+    fields: RawIds
+    threads: int
+
+    @property
+    def num_rows(self) -> int:
+        return self.fields.starts.shape[1]
+
+    def has(self, column: str) -> bool:
+        return column in self.layout.places
+
+    def raw(self, column: str) -> RawIds:
+        place = self.layout.places[column]
+        return RawIds(self.fields.text, self.fields.starts[place], self.fields.lengths[place])
+
+    def lists(self, column: str, separator: str) -> RawIds:
+        cells = values.cut_lists(self.raw(column), separator, self.threads)
+        values.blank(cells, self.schema.strip, self.schema.missing, self.threads)
+        return cells
+
+    def numbers(self, columns: Sequence[str]) -> tuple[np.ndarray, Bad | None]:
+        places = [self.layout.places[column] for column in columns]
+        numbers, bad = values.parse_fields(self.fields, places, self.threads)
+        return numbers, None if bad is None else Bad(bad[0], columns[bad[1]], "number")
+
+    def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
+        seconds, bad = values.parse_times(self.raw(column), format, self.threads)
+        return seconds, None if bad is None else Bad(bad, column, f"time {format}")
+
+    def where(self, row: int) -> str:
+        return f"{self.chunk.name} line {self.chunk.first_line + row}"
+
+    def shown(self, row: int, column: str) -> str:
+        return show(self.raw(column).value(row))
+
+    def head(self, num_rows: int) -> TextCells:
+        """The cells of the first `num_rows` rows."""
+        starts = np.ascontiguousarray(self.fields.starts[:, :num_rows])
+        lengths = np.ascontiguousarray(self.fields.lengths[:, :num_rows])
+        return dataclasses.replace(self, fields=RawIds(self.fields.text, starts, lengths))
+
+
+def parse(
+    chunk: Chunk, layout: Layout, schema: Schema, threads: int, for_training: bool = True
+) -> Columns:
+    """Parses the columns of a chunk; an error names the smallest bad line."""
+    cells, problem = _cut(chunk, layout, schema, threads)
+    if problem is not None:
+        kind, row, column = problem
+        cells = cells.head(row)  # errors in earlier lines come first
+    values.blank(cells.fields, schema.strip, schema.missing, threads)
+    columns = columns_of(cells, schema, for_training)
+    if problem is not None:
+        raise _bad_line(chunk, layout, kind, row, column)
+    return columns
+
+
+def _cut(chunk: Chunk, layout: Layout, schema: Schema, threads: int) -> tuple[TextCells, tuple | None]:
+    """Cuts a chunk into fields; also returns (kind, row, column) of the first bad line, or None."""
+    library = native.load()
+    if library is None:
+        return _cut_in_python(chunk, layout, schema)
+    shape = (len(layout.places), chunk.num_lines)
+    starts, lengths = np.zeros(shape, np.uint32), np.zeros(shape, np.uint32)
+    problem = np.zeros(2, np.int64)
+    text = np.frombuffer(chunk.text, np.uint8)
+    how = (ord(layout.delimiter), int(layout.quoted), len(layout.names), layout.wanted)
+    to = (chunk.num_lines, starts, lengths, problem, threads)
+    kind = call(library, "tokenize", text, len(text), *how, *to)
+    bad_line = (kind, int(problem[0]), int(problem[1])) if kind else None
+    return TextCells(chunk, layout, schema, RawIds(text, starts, lengths), threads), bad_line
+
+
+def _cut_in_python(chunk: Chunk, layout: Layout, schema: Schema) -> tuple[TextCells, tuple | None]:
+    text = bytearray()
+    spans: list[list[tuple[int, int]]] = []
+    problem = None
+    used = layout.used
+    for row, line in enumerate(chunk.text.split(b"\n")[:-1]):
+        fields, kind = cut_line(bytes(line), layout.delimiter)
+        if kind is None and len(fields) != len(layout.names):
+            kind = WRONG_COLUMNS
+        if kind is not None:
+            problem = (kind, row, len(fields) - 1)
+            break
+        spans.append([])
+        for column in used:
+            spans[-1].append((len(text), len(fields[column])))
+            text += fields[column]
+    table = np.array(spans, np.uint32).reshape(len(spans), len(used), 2)
+    starts, lengths = np.ascontiguousarray(table.transpose(2, 1, 0))
+    cut = RawIds(np.frombuffer(bytes(text), np.uint8), starts, lengths)
+    return TextCells(chunk, layout, schema, cut, threads=1), problem
+
+
+def _bad_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int) -> ValueError:
+    where = f"{chunk.name} line {chunk.first_line + row}"
+    if kind == WRONG_COLUMNS:
+        expected = f"expected {len(layout.names)} columns between {layout.delimiter!r}"
+        what = "correct the line, or the schema's columns and delimiter"
+        return ValueError(f"{where}, {expected}, found {column + 1}; {what}")
+    name = layout.names[column] if column < len(layout.names) else f"number {column + 1}"
+    assert kind in (UNCLOSED, AFTER_QUOTE)
+    what = "does not end on its line; fields with line breaks are not read"
+    if kind == AFTER_QUOTE:
+        what = 'is followed by text; write a quote inside a quoted field twice, ""'
+    return ValueError(f"{where}, column {name!r}: the quoted field {what}")

@@ -1,0 +1,282 @@
+"""Operations on the raw values of a column: trimming, cutting into lists, parsing, hashing.
+
+The native core runs them on several threads; the `plain_` functions are their specification in
+Python, and run where the core was not built.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from datetime import datetime, timezone
+
+import numpy as np
+
+from hotrows.data.raw.columns import RawIds
+from hotrows.runtime import native
+from hotrows.runtime.native import call
+
+MISSING_TIME = np.iinfo(np.int64).min
+_LAST_SECOND = 1 << 53  # float64 holds whole seconds exactly up to here
+
+_NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DIRECTIVES = {"Y": "[0-9]{4}"} | dict.fromkeys("ymdHMS", "[0-9]{2}")
+
+
+def no_values(num_rows: int) -> RawIds:
+    """A column whose every value is missing."""
+    nothing = np.zeros(num_rows, np.uint32)
+    return RawIds(np.zeros(0, np.uint8), nothing, nothing)
+
+
+def blank(values: RawIds, strip: bool, missing: Sequence[str], threads: int) -> None:
+    """Strips spaces around values and empties those that mean missing, in place."""
+    if not strip and not missing:
+        return
+    words = [word.encode() for word in missing]
+    library = native.load()
+    starts, lengths = values.starts, values.lengths
+    assert starts.flags.c_contiguous and lengths.flags.c_contiguous
+    if library is None:
+        _plain_blank(values, strip, words)
+        return
+    text = np.frombuffer(b"".join(words) or b"\0", np.uint8)
+    ends = np.cumsum([len(word) for word in words], dtype=np.int64)
+    arguments = (starts, lengths, starts.size, int(strip), text, ends, len(words), threads)
+    call(library, "blank", values.text, *arguments)
+
+
+def cut_lists(cells: RawIds, separator: str, threads: int) -> RawIds:
+    """Cuts every cell at its separators; an empty cell is an empty list."""
+    n, library = len(cells), native.load()
+    if library is None:
+        return _plain_lists(cells, separator.encode())
+    starts, lengths = np.ascontiguousarray(cells.starts), np.ascontiguousarray(cells.lengths)
+    offsets = np.empty(n + 1, np.int64)
+    cell_arguments = (cells.text, starts, lengths, n, ord(separator), offsets)
+    total = call(library, "count_values", *cell_arguments, threads)
+    spans = np.empty((2, total), np.uint32)
+    call(library, "cut_values", *cell_arguments, spans[0], spans[1], threads)
+    return RawIds(cells.text, spans[0], spans[1], offsets)
+
+
+def keep_last(lists: RawIds, max_length: int | None) -> RawIds:
+    """Shortens every list to its last `max_length` values."""
+    assert lists.offsets is not None
+    lengths = np.diff(lists.offsets)
+    if max_length is None or not len(lengths) or lengths.max() <= max_length:
+        return lists
+    place = np.arange(len(lists)) - np.repeat(lists.offsets[:-1], lengths)
+    kept = place >= np.repeat(lengths - max_length, lengths)
+    offsets = np.concatenate([[0], np.minimum(lengths, max_length).cumsum()])
+    return RawIds(lists.text, lists.starts[kept], lists.lengths[kept], offsets)
+
+
+def is_one_of(values: RawIds, words: Sequence[str]) -> np.ndarray:
+    """[N] bool: whether each value, without the spaces around it, is one of the words."""
+    stripped = RawIds(values.text, values.starts.copy(), values.lengths.copy())
+    blank(stripped, True, (), 1)
+    is_match = np.zeros(len(values), bool)
+    for word in (np.frombuffer(word.encode(), np.uint8) for word in words):
+        same = np.flatnonzero(stripped.lengths == len(word))
+        for i, byte in enumerate(word):
+            same = same[stripped.text[stripped.starts[same] + np.uint32(i)] == byte]
+        is_match[same] = True
+    return is_match
+
+
+def integers(numbers: np.ndarray) -> RawIds:
+    """Writes [N] float64 whole numbers as decimal digits; missing where NaN."""
+    present = ~np.isnan(numbers)
+    distinct, rank = np.unique(numbers[present].astype(np.int64), return_inverse=True)
+    words = [str(number).encode() for number in distinct.tolist()]
+    lengths = np.array([len(word) for word in words], np.uint32)
+    ends = lengths.cumsum(dtype=np.uint32)
+    spans = np.zeros((2, len(numbers)), np.uint32)
+    spans[0, present], spans[1, present] = (ends - lengths)[rank], lengths[rank]
+    return RawIds(np.frombuffer(b"".join(words), np.uint8), spans[0], spans[1])
+
+
+def parse_numbers(values: RawIds, threads: int) -> tuple[np.ndarray, int | None]:
+    """Parses [N] float64, NaN where missing; and the index of the first value that is no number."""
+    fields = RawIds(values.text, values.starts.reshape(1, -1), values.lengths.reshape(1, -1))
+    numbers, bad = parse_fields(fields, [0], threads)
+    return numbers[0], None if bad is None else bad[0]
+
+
+def parse_fields(
+    fields: RawIds, columns: Sequence[int], threads: int
+) -> tuple[np.ndarray, tuple[int, int] | None]:
+    """Parses k columns of fields whose starts and lengths are [all columns, rows].
+
+    Returns [k, rows] float64, NaN where missing, and (row, index into `columns`) of the first value
+    that is no number, or None.
+    """
+    num_rows = fields.starts.shape[1]
+    numbers = np.empty((len(columns), num_rows))
+    library = native.load()
+    if library is None:
+        return numbers, _plain_fields(fields, columns, numbers)
+    starts, lengths = np.ascontiguousarray(fields.starts), np.ascontiguousarray(fields.lengths)
+    which = np.zeros(1, np.int64)
+    of_fields = (fields.text, len(fields.text), starts, lengths, num_rows)
+    places = np.array(columns, np.int32)
+    row = call(library, "parse_numbers", *of_fields, places, len(columns), numbers, which, threads)
+    return numbers, None if row < 0 else (row, int(which[0]))
+
+
+def parse_times(values: RawIds, format: str, threads: int) -> tuple[np.ndarray, int | None]:
+    """Returns [N] int64 seconds since 1970, MISSING_TIME where missing, and the index of the first value
+    that is no time, or None."""
+    check_time_format(format)
+    if format in ("unix", "unix_ms"):
+        numbers, bad = parse_numbers(values, threads)
+        return seconds_of(numbers, bad, format)
+    seconds = np.empty(len(values), np.int64)
+    library = native.load()
+    if library is None:
+        return seconds, _plain_times(values, format, seconds)
+    starts, lengths = np.ascontiguousarray(values.starts), np.ascontiguousarray(values.lengths)
+    how = np.frombuffer(format.encode(), np.uint8)
+    of_values = (values.text, starts, lengths, len(values))
+    bad = call(library, "parse_times", *of_values, how, len(how), seconds, threads)
+    return seconds, None if bad < 0 else bad
+
+
+def seconds_of(numbers: np.ndarray, bad: int | None, format: str) -> tuple[np.ndarray, int | None]:
+    """Converts `unix` or `unix_ms` numbers to [N] int64 seconds, MISSING_TIME where NaN.
+
+    bad: index of the first value that is no number, or None; later values are not read. Returned
+    with the seconds: the index of the first value that is no time, or None.
+    """
+    whole_seconds = np.floor(numbers[:bad] / _per_second(format))
+    wrong = np.flatnonzero(np.abs(whole_seconds) > _LAST_SECOND)
+    end = int(wrong[0]) if len(wrong) else len(whole_seconds)
+    present = np.flatnonzero(~np.isnan(whole_seconds[:end]))
+    seconds = np.full(len(numbers), MISSING_TIME)
+    seconds[present] = whole_seconds[present].astype(np.int64)
+    return seconds, end if len(wrong) else bad
+
+
+def check_time_format(format: str) -> None:
+    directives = re.findall(r"%(.?)", format)
+    legal = all(name in _DIRECTIVES for name in directives)
+    if format not in ("unix", "unix_ms") and not (directives and legal):
+        raise ValueError(
+            f"the format of a time must be 'unix', 'unix_ms', or made of %Y %y %m %d %H %M %S and "
+            f"what stands between them ('%Y-%m-%d %H:%M:%S'), not {format!r}"
+        )
+
+
+def hash_values(raw: RawIds) -> np.ndarray:
+    """Hashes each value: [N] uint64, as `vocabulary_file.plain_hash` defines it."""
+    hashes = raw.lengths.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    for start in range(0, int(raw.lengths.max(initial=0)), 8):
+        longer = np.flatnonzero(raw.lengths > start)
+        word = np.zeros(len(longer), np.uint64)
+        for byte in range(8):
+            has = raw.lengths[longer] > start + byte
+            values = raw.text[raw.starts[longer[has]] + np.uint32(start + byte)].astype(np.uint64)
+            word[has] |= values << np.uint64(8 * byte)
+        hashes[longer] = mix64(hashes[longer] ^ word)
+    return hashes
+
+
+def mix64(x: np.ndarray) -> np.ndarray:
+    """The finalizer of splitmix64 (Steele, Lea, Flood 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def plain_number(value: bytes) -> float | None:
+    """Parses the number in a field: NaN if it is empty, None if it is no number that float32 holds."""
+    text = value.strip(b" ")
+    if not text:
+        return math.nan
+    if not _NUMBER.fullmatch(text):
+        return None
+    number = float(text) + 0.0  # never a negative zero
+    with np.errstate(over="ignore"):
+        return number if np.isfinite(np.float32(number)) else None
+
+
+def plain_time(value: bytes, format: str) -> int | None:
+    """Parses a time by its format: seconds since 1970, None if it is no time."""
+    if format in ("unix", "unix_ms"):
+        number = plain_number(value)
+        if number is None or math.isnan(number):
+            return None
+        seconds = math.floor(number / _per_second(format))
+        return seconds if abs(seconds) <= _LAST_SECOND else None
+    parts = re.split(r"%(.)", format)
+    pattern = "".join(
+        f"({_DIRECTIVES[part]})" if i % 2 else re.escape(part) for i, part in enumerate(parts)
+    )
+    match = re.fullmatch(pattern.encode(), value, re.DOTALL)
+    if not match:
+        return None
+    fields = dict(zip(parts[1::2], map(int, match.groups()), strict=True))
+    year = fields.get("Y", 1970)
+    for directive in parts[1::2]:  # the last directive that holds a year counts
+        if directive == "y":
+            year = fields["y"] + (2000 if fields["y"] < 69 else 1900)
+        elif directive == "Y":
+            year = fields["Y"]
+    hour, minute, second = (fields.get(name, 0) for name in "HMS")
+    month, of_month = fields.get("m", 1), fields.get("d", 1)
+    try:
+        day = datetime(year, month, of_month, hour, minute, second, tzinfo=timezone.utc)
+    except ValueError:
+        return None
+    return int(day.timestamp())
+
+
+def _per_second(format: str) -> int:
+    return 1000 if format == "unix_ms" else 1
+
+
+def _plain_blank(values: RawIds, strip: bool, missing: list[bytes]) -> None:
+    starts, lengths = values.starts.reshape(-1), values.lengths.reshape(-1)
+    for n in range(len(starts)):
+        start = int(starts[n])
+        value = values.text[start : start + int(lengths[n])].tobytes()
+        kept = value.lstrip(b" ") if strip else value
+        starts[n] = start + len(value) - len(kept)
+        kept = kept.rstrip(b" ") if strip else kept
+        lengths[n] = 0 if kept in missing else len(kept)
+
+
+def _plain_lists(cells: RawIds, separator: bytes) -> RawIds:
+    spans: list[tuple[int, int]] = []
+    offsets = [0]
+    for n in range(len(cells)):
+        start = int(cells.starts[n])
+        for value in cells.value(n).split(separator) if cells.lengths[n] else ():
+            spans.append((start, len(value)))
+            start += len(value) + 1
+        offsets.append(len(spans))
+    starts, lengths = np.array(spans, np.uint32).reshape(-1, 2).T
+    return RawIds(cells.text, starts.copy(), lengths.copy(), np.array(offsets, np.int64))
+
+
+def _plain_fields(fields: RawIds, columns: Sequence[int], numbers: np.ndarray) -> tuple[int, int] | None:
+    for row in range(fields.starts.shape[1]):
+        for i, column in enumerate(columns):
+            start = int(fields.starts[column, row])
+            number = plain_number(fields.text[start : start + int(fields.lengths[column, row])].tobytes())
+            if number is None:
+                return row, i
+            numbers[i, row] = number
+    return None
+
+
+def _plain_times(values: RawIds, format: str, seconds: np.ndarray) -> int | None:
+    bad = None
+    for n in range(len(values)):
+        time = plain_time(values.value(n), format) if values.lengths[n] else MISSING_TIME
+        if time is None and bad is None:
+            bad = n
+        seconds[n] = MISSING_TIME if time is None else time
+    return bad

@@ -1,0 +1,1 @@
+"""Encoded data on disk: shards, their sections, parts and the order in which they are read."""

@@ -1,0 +1,155 @@
+"""The order in which an epoch reads a part: a function of sizes, seed and epoch alone.
+
+Shuffling reads the data in large pieces and still mixes well. The part is cut into blocks of 4,096
+consecutive rows; the epoch permutes the blocks; 64 blocks in that order are a pool, and the rows of
+a pool are permuted. A part of one pool is shuffled completely. Where a file has blocks of its own
+(the row groups of Parquet), a pool takes blocks until it has 262,144 rows.
+
+    blocks of the part    0 1 2 3 4 5 6 7
+    permuted              5 0 7 2 | 6 1 3 4         two pools of four blocks
+    rows of a pool        permuted; pool after pool is the order of the epoch
+
+Ranks share every batch, so that together they read the rows of one process, in its order:
+
+    places of the epoch   0 1 2 3 4 5 6 7 8 9       batches of 8, three ranks
+    read by rank          0 0 1 1 1 2 2 2 1 2       and of what is left
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotrows.runtime import native
+from hotrows.runtime.native import call
+
+BLOCK_ROWS = 4096
+BLOCKS_PER_POOL = 64
+POOL_ROWS = BLOCK_ROWS * BLOCKS_PER_POOL
+_FEW = 4096  # below, NumPy sorts as fast
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Consecutive rows of an epoch.
+
+    first: place of its first row in the epoch; blocks: (first row, end) in the part.
+    seed: numbers that determine the order of its rows.
+    """
+
+    first: int
+    blocks: tuple[tuple[int, int], ...]
+    seed: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(end - first for first, end in self.blocks)
+
+    def order(self) -> np.ndarray:
+        """Returns the pool's rows, counted through its blocks, in their new order: [rows] int64."""
+        return permutation(self.rows, *self.seed)
+
+
+def pools(
+    rows: int,
+    seed: int,
+    epoch: int,
+    first_row: int = 0,
+    block_rows: int = BLOCK_ROWS,
+    blocks_per_pool: int = BLOCKS_PER_POOL,
+) -> Iterator[Pool]:
+    """Returns the pools of an epoch, from the one that holds place `first_row` on."""
+    num_blocks = -(-rows // block_rows)
+    firsts = (permutation(num_blocks, seed, epoch) * block_rows).tolist()
+    blocks = [(first, min(first + block_rows, rows)) for first in firsts]
+    starts = range(0, num_blocks, blocks_per_pool)
+    groups = (blocks[start : start + blocks_per_pool] for start in starts)
+    return _from(groups, seed, epoch, first_row)
+
+
+def pools_of(
+    bounds: Sequence[int], seed: int, epoch: int, first_row: int = 0, pool_rows: int = POOL_ROWS
+) -> Iterator[Pool]:
+    """Returns the pools of an epoch of blocks of any size, from the one with place `first_row` on.
+
+    Block b has the rows bounds[b] .. bounds[b + 1] - 1. A pool takes blocks until it has at least
+    `pool_rows` rows.
+    """
+    blocks = [(bounds[b], bounds[b + 1]) for b in permutation(len(bounds) - 1, seed, epoch).tolist()]
+    return _from(_filled(blocks, pool_rows), seed, epoch, first_row)
+
+
+def permutation(n: int, *seed: int) -> np.ndarray:
+    """Returns 0 .. n - 1 in a random order, [n] int64: sorted by random bits above each number.
+
+    Bits come straight from PCG64, so that no change of NumPy's own shuffling changes an order.
+    """
+    entropy = [number & (1 << 64) - 1 for number in seed]
+    raw = np.random.PCG64(np.random.SeedSequence(entropy)).random_raw(n)
+    bits = max(1, (n - 1).bit_length())
+    library = native.load()
+    if library is None or not _FEW <= n < 1 << 32:
+        return _plain_permutation(raw, np.uint64(bits))
+    call(library, "permutation", raw, bits, n, np.empty_like(raw))
+    return raw.view(np.int64)
+
+
+def _plain_permutation(raw: np.ndarray, bits: np.uint64) -> np.ndarray:
+    keys = np.sort(raw << bits | np.arange(len(raw), dtype=np.uint64))
+    return (keys & ((np.uint64(1) << bits) - np.uint64(1))).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Share:
+    """The share of one rank in an epoch of `rows` places: of a batch of b samples those from
+    floor(b * rank / num_ranks) to floor(b * (rank + 1) / num_ranks).
+
+    batch_size: samples per batch of all ranks together.
+    """
+
+    rows: int
+    batch_size: int
+    rank: int = 0
+    num_ranks: int = 1
+
+    def of_batch(self, batch: int) -> tuple[int, int]:
+        """Returns the first place of the rank in a batch, and the end of its places."""
+        first = batch * self.batch_size
+        size = min(self.batch_size, self.rows - first)
+        low, high = (size * rank // self.num_ranks for rank in (self.rank, self.rank + 1))
+        return first + low, first + high
+
+    def among(self, first: int, end: int) -> np.ndarray | range:
+        """Returns the rank's places from `first` to `end` - 1, ascending."""
+        if self.num_ranks == 1:
+            return range(first, end)
+        places = np.arange(first, end)
+        within = places % self.batch_size
+        size = np.minimum(self.batch_size, self.rows - (places - within))
+        mine = size * self.rank // self.num_ranks <= within
+        return places[mine & (within < size * (self.rank + 1) // self.num_ranks)]
+
+
+def _from(
+    groups: Iterable[Sequence[tuple[int, int]]], seed: int, epoch: int, first_row: int
+) -> Iterator[Pool]:
+    """Yields a pool per group of blocks, from the one that holds place `first_row` on."""
+    first = 0
+    for number, blocks in enumerate(groups):
+        pool = Pool(first, tuple(blocks), (seed, epoch, number))
+        first += pool.rows
+        if first > first_row:
+            yield pool
+
+
+def _filled(blocks: Iterable[tuple[int, int]], pool_rows: int) -> Iterator[Sequence[tuple[int, int]]]:
+    group: list[tuple[int, int]] = []
+    for block in blocks:
+        group.append(block)
+        if sum(end - first for first, end in group) >= pool_rows:
+            yield group
+            group = []
+    if group:
+        yield group

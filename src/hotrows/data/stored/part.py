@@ -1,0 +1,118 @@
+"""A part of the data: rows to train on, to validate with, or to test with; mapped from shards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from pathlib import Path
+
+import numpy as np
+
+from hotrows.data.stored.gather import Room
+from hotrows.data.stored.order import Pool, Share, pools
+from hotrows.data.stored.rows import Rows, gathered
+from hotrows.data.stored.shard_reader import check_rows, open_shard
+from hotrows.schema import Schema
+
+NAMES = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows in shards.
+
+    shards: (file, rows) in order.
+    clicks, labelled: per label, number of rows with a 1, and of rows that have the label at all.
+    missing, unknown, values, empty: per feature, number of missing numbers or ids, of ids for values
+        not in the vocabulary, of ids in all, and of empty lists.
+    """
+
+    name: str
+    folder: Path
+    schema: Schema
+    shards: tuple[tuple[str, int], ...] = ()
+    clicks: tuple[int, ...] = ()
+    labelled: tuple[int, ...] = ()
+    missing: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
+    values: dict[str, int] = field(default_factory=dict)
+    empty: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> int:
+        return sum(rows for _, rows in self.shards)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features that carry ids, in the order of a batch."""
+        return tuple(feature.name for feature in self.schema.id_features)
+
+    def shard(self, index: int) -> Rows:
+        """Maps the rows of a shard; an error if the file was cut off or replaced."""
+        name, expected = self.shards[index]
+        status = (self.folder / name).stat() if (self.folder / name).exists() else None
+        version = (status.st_ino, status.st_mtime_ns, status.st_size) if status else (0, 0, 0)
+        rows = _opened(self.folder / name, version, self.schema)
+        check_rows(self.folder / name, len(rows), expected)
+        return rows
+
+    def check_start(self) -> None:
+        """Opens the first shard and checks the sizes of all, to notice a damaged file before a run and
+        draw no order of missing rows."""
+        if self.shards:
+            self.shard(0)
+        for name, rows in self.shards:
+            path = self.folder / name
+            if path.exists() and path.stat().st_size < rows:  # a row takes a byte at least
+                raise ValueError(
+                    f"{path} has {path.stat().st_size:,} bytes, data.json says {rows:,} rows; prepare "
+                    f"the data again"
+                )
+
+    def mapped(self, first: int, end: int) -> Iterator[Rows]:
+        """The rows first .. end - 1, in one piece per shard."""
+        starts = self._starts()
+        index = int(np.searchsorted(starts, first, side="right")) - 1
+        while first < end:
+            stop, start = min(end, starts[index + 1]), starts[index]
+            yield self.shard(index)[first - start : stop - start]
+            first, index = stop, index + 1
+
+    def in_order(self, share: Share, first_place: int) -> Iterator[Rows]:
+        """Yields the rows of a rank in an unshuffled epoch, from place `first_place` on."""
+        for index, (start, end) in enumerate(pairwise(self._starts())):
+            if end > first_place:
+                yield shared(self.shard(index), share, start, max(first_place, start))
+
+    def shuffled(self, share: Share, first_place: int, seed: int, epoch: int) -> Iterator[Rows]:
+        """Yields the rows of a rank in a shuffled epoch, from place `first_place` on, one pool at a
+        time; a pool is valid until the next one is requested."""
+        room = Room()
+        for pool in pools(self.rows, seed, epoch, first_place):
+            blocks = [piece for block in pool.blocks for piece in self.mapped(*block)]
+            yield gathered(blocks, chosen(pool, share, first_place), room)
+
+    def _starts(self) -> list[int]:
+        return [0, *accumulate(rows for _, rows in self.shards)]
+
+
+def shared(rows: Rows, share: Share, start: int, first_place: int) -> Rows:
+    """Selects the rows of a rank from place `first_place` on; `rows` begin at place `start` of the
+    epoch."""
+    places = share.among(first_place, start + len(rows))
+    return rows[first_place - start :] if isinstance(places, range) else rows.take(places - start)
+
+
+def chosen(pool: Pool, share: Share, first_place: int) -> np.ndarray:
+    """Returns the numbers of the pool's rows that a rank reads from place `first_place` on, in order."""
+    places = share.among(max(first_place, pool.first), pool.first + pool.rows)
+    order, first = pool.order(), pool.first
+    return order[places.start - first :] if isinstance(places, range) else order[places - first]
+
+
+@lru_cache(maxsize=256)
+def _opened(path: Path, version: tuple[int, int, int], schema: Schema) -> Rows:
+    """Maps a shard once per version (inode, time and size) of its file."""
+    return open_shard(path, schema)

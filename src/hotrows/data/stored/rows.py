@@ -1,0 +1,85 @@
+"""Rows: encoded samples, column after column."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hotrows.data.stored.gather import Gathering, Room
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Encoded rows.
+
+    ids: integers, one array per feature that carries ids; offsets: per such feature, None where every
+        row has one id, so that ids are [rows]; else [rows + 1], row r has ids[o[r] : o[r + 1]].
+    dense: [rows, num_dense] float32.
+    labels: [rows] uint8, of several labels [rows, T], 255 where missing.
+    weights: [rows] float32; groups: [rows] int64; None where the schema has none.
+    """
+
+    ids: tuple[np.ndarray, ...]
+    offsets: tuple[np.ndarray | None, ...]
+    dense: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray | None = None
+    groups: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, chosen: slice) -> Rows:
+        """Returns consecutive rows without a copy; of lists, all ids with fewer offsets."""
+        first, end, step = chosen.indices(len(self))
+        assert step == 1
+        end = max(first, end)
+        pairs = zip(self.ids, self.offsets, strict=True)
+        return Rows(
+            ids=tuple(ids[first:end] if offsets is None else ids for ids, offsets in pairs),
+            offsets=tuple(None if o is None else o[first : end + 1] for o in self.offsets),
+            dense=self.dense[first:end],
+            labels=self.labels[first:end],
+            weights=None if self.weights is None else self.weights[first:end],
+            groups=None if self.groups is None else self.groups[first:end],
+        )
+
+    def take(self, order: np.ndarray) -> Rows:
+        """Copies the rows `order` [n]."""
+        return gathered([self], order, Room())
+
+    def values(self, f: int) -> np.ndarray:
+        """Returns the ids of feature f of all rows, end to end."""
+        offsets = self.offsets[f]
+        return self.ids[f] if offsets is None else self.ids[f][int(offsets[0]) : int(offsets[-1])]
+
+
+def gathered(pieces: Sequence[Rows], order: np.ndarray, room: Room) -> Rows:
+    """Copies the rows `order` [n] of one or more pieces, counted through all of them, into `room`."""
+    gathering = Gathering(order, room)
+    first, ids, offsets = pieces[0], [], []
+    for f, bounds in enumerate(first.offsets):
+        values = [piece.values(f) for piece in pieces]
+        if bounds is None:
+            taken, ends = gathering.column(f"ids {f}", values), None
+        else:
+            present = [o for piece in pieces if (o := piece.offsets[f]) is not None]
+            taken, ends = gathering.lists(f"ids {f}", values, present)
+        ids.append(taken)
+        offsets.append(ends)
+    others = {
+        name: gathering.column(name, [getattr(piece, name) for piece in pieces])
+        for name in ("dense", "labels", "weights", "groups")
+        if getattr(first, name) is not None
+    }
+    return Rows(ids=tuple(ids), offsets=tuple(offsets), **others)
+
+
+def width_of(rows: int) -> np.dtype:
+    """The narrowest stored integer that holds ids below `rows`."""
+    for dtype in (np.uint8, np.uint16, np.uint32):
+        if rows <= np.iinfo(dtype).max + 1:
+            return np.dtype(dtype)
+    return np.dtype(np.int64)

@@ -1,0 +1,59 @@
+"""The schemas of the public data sets (`hotrows.datasets`), and loading the user's own.
+
+A value seen less often than `min_count` has no row; it trains the unknown row, which later serves
+every new value. The counts are published ones for the full data sets: 10 for Criteo (Criteo_x4_001),
+2 for Avazu (Avazu_x4_001). `with_min_count` changes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import runpy
+from pathlib import Path
+
+from hotrows import datasets
+from hotrows.schema import Dense, Schema
+
+BY_NAME = {data_set.name: data_set.schema for data_set in datasets.ALL}
+criteo = BY_NAME["criteo"]
+avazu = BY_NAME["avazu"]
+
+
+def with_min_count(schema: Schema, min_count: int) -> Schema:
+    """Sets one `min_count` for every feature that carries ids."""
+    features = tuple(
+        feature if isinstance(feature, Dense) else dataclasses.replace(feature, min_count=min_count)
+        for feature in schema.features
+    )
+    return dataclasses.replace(schema, features=features)
+
+
+def load(name_or_path: str | Path) -> Schema:
+    """Loads a schema by its name, from a .json file, or from a .py file that defines `schema`."""
+    if str(name_or_path) in BY_NAME:
+        return BY_NAME[str(name_or_path)]
+    path = Path(name_or_path)
+    if path.suffix not in (".json", ".py"):
+        raise ValueError(
+            f"schema {str(name_or_path)!r} is unknown: give one of {sorted(BY_NAME)}, a .json "
+            f"file, or a .py file that defines `schema`"
+        )
+    if not path.is_file():
+        raise ValueError(f"schema file {path} does not exist")
+    return _from_python(path) if path.suffix == ".py" else _from_json(path)
+
+
+def _from_json(path: Path) -> Schema:
+    try:
+        return Schema.load(path)
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"schema file {path} cannot be read: {error}; see docs/data.md") from error
+
+
+def _from_python(path: Path) -> Schema:
+    schema = runpy.run_path(str(path)).get("schema")
+    if not isinstance(schema, Schema):
+        raise ValueError(
+            f"schema file {path} must define `schema`, a hotrows.Schema, not {type(schema).__name__}"
+        )
+    return schema

@@ -1,0 +1,234 @@
+"""Ranks that are processes, behind torch.distributed.
+
+    ranks = process_group.start()      # within torchrun: joins all other ranks; alone: one rank
+
+A process group that exists already is used as it is. Every channel is a Gloo group of its own; a
+collective that does not end within `timeout` seconds raises, so that no job hangs.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from hotrows.distributed.comm import Arriving, OneRank, Ranks, Sent
+
+TIMEOUT = 300.0  # seconds
+_AS_BYTES = (torch.bfloat16, torch.float16)  # sent as bytes, since Gloo has no arithmetic of them
+_POLL = 0.02  # seconds
+_GRACE = 2.0  # seconds in which a step may end by its own timeout
+_TIMED_OUT = re.compile("timed? ?out", re.IGNORECASE)
+
+
+class RankLost(RuntimeError):
+    """Another rank ended, or does not answer."""
+
+
+def start(timeout: float = TIMEOUT) -> Ranks:
+    """All ranks of this job, from torchrun's environment variables; alone without them.
+
+    timeout: seconds that a collective may take.
+    """
+    if dist.is_initialized():
+        return Processes(timeout)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return OneRank()
+    try:
+        _within(timeout, lambda: _join(timedelta(seconds=timeout)))
+    except RuntimeError as error:
+        raise RankLost(
+            f"the {os.environ['WORLD_SIZE']} ranks of this job did not meet at "
+            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} within {timeout:,.0f} s "
+            f"({_reason(error)}): look whether all of them were started and reach that address; on "
+            f"several networks GLOO_SOCKET_IFNAME names the one to take"
+        ) from error
+    return Processes(timeout)
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this job again after a failure (`--max-restarts`)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def name() -> str:
+    """`rank 1: ` within a job of several ranks, for messages; empty within a job of one."""
+    return f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+
+
+class Processes:
+    """This process among those of a process group; see `hotrows.distributed.comm.Ranks`.
+
+    sent: so far, on all channels; notes_times: whether collectives note when they arrived.
+    """
+
+    def __init__(self, timeout: float = TIMEOUT, group: Any = None, sent: Sent | None = None) -> None:
+        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+        self.sent = sent or Sent()
+        self.notes_times = False
+        self._timeout = timeout
+        self._group = group
+        self._channels: dict[str, Processes] = {}
+
+    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
+        out = rows.new_empty(sum(received), *rows.shape[1:])
+        self._count(rows, [n for p, n in enumerate(sent) if p != self.rank])
+        tensors, counts = (_as_sent(out), _as_sent(rows.contiguous())), (list(received), list(sent))
+        return self._pending(out, dist.all_to_all_single, *tensors, *counts)
+
+    def all_reduce(self, values: Tensor) -> Arriving:
+        # A ring sends every rank 2 (P - 1) / P of the values, in as many messages.
+        steps = 2 * (self.num_ranks - 1)
+        self.sent.num_bytes += values.nbytes * steps // self.num_ranks
+        self.sent.messages += steps
+        return self._pending(values, dist.all_reduce, values)
+
+    def all_gather(self, values: Tensor) -> Arriving:
+        out = values.new_empty(self.num_ranks, *values.shape)
+        self._count(values[None], [1] * (self.num_ranks - 1))
+        return self._pending(out, dist.all_gather, list(out.unbind()), values.contiguous())
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        values = [None] * self.num_ranks
+        self._guarded(dist.all_gather_object, values, value, group=self._group)
+        return values
+
+    def barrier(self) -> None:
+        self._guarded(dist.barrier, group=self._group)
+
+    def channel(self, name: str) -> Processes:
+        if name not in self._channels:
+            timeout = timedelta(seconds=self._timeout)
+            new_group = functools.partial(dist.new_group, backend="gloo", timeout=timeout)
+            group = self._guarded(_within, self._timeout, new_group)
+            self._channels[name] = Processes(self._timeout, group, self.sent)
+        return self._channels[name]
+
+    def _count(self, rows: Tensor, others: Sequence[int]) -> None:
+        width = rows[0].nbytes if len(rows) else 0
+        self.sent.num_bytes += sum(others) * width
+        self.sent.messages += sum(n > 0 for n in others)
+
+    def _pending(self, out: Tensor, collective: Any, *arguments: Any) -> _Pending:
+        work = self._guarded(collective, *arguments, group=self._group, async_op=True)
+        return _Pending(self, work, out)
+
+    def _guarded(self, function: Any, *arguments: Any, **options: Any) -> Any:
+        try:
+            return function(*arguments, **options)
+        except RuntimeError as error:
+            raise self.lost(error) from error
+
+    def lost(self, error: RuntimeError) -> RankLost:
+        """The error for a collective that failed."""
+        others, reason = f"another of the {self.num_ranks} ranks", _reason(error)
+        if _TIMED_OUT.search(reason):
+            return RankLost(
+                f"waited more than {self._timeout:,.0f} s for {others} ({reason}): it hangs, is cut off "
+                f"or is slow; end what is left of it, then go on from the last checkpoint with --resume, "
+                f"and a longer --timeout where it was only slow"
+            )
+        return RankLost(
+            f"lost {others} ({reason}): the first error among the ranks' messages says why; go on from "
+            f"the last checkpoint with --resume"
+        )
+
+
+def _join(timeout: timedelta) -> None:
+    store, rank, num_ranks = next(dist.rendezvous("env://", timeout=timeout))
+    room = _meet(store, rank, num_ranks, timeout)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    dist.init_process_group(backend, store=room, rank=rank, world_size=num_ranks, timeout=timeout)
+
+
+def _meet(store: Any, rank: int, num_ranks: int, timeout: timedelta) -> Any:
+    """The part of the store for the ranks of this start.
+
+    torchrun's store outlives a restart, and with it the addresses of ranks that are dead: a rank that
+    reads them connects to nobody. So rank 0 opens a room under a random name, all other ranks write
+    random names of theirs into it, and enter once its answer lists them. Counting restarts would not
+    do, since the agents of several hosts count apart.
+    """
+    name, door = secrets.token_hex(8), "hotrows/door"
+    if rank == 0:
+        store.set(door, name)
+        keys = [f"{name}/{other}" for other in range(1, num_ranks)]
+        store.wait(keys, timeout)
+        store.set(f"{name}/met", b" ".join(store.get(key) for key in keys))
+        return dist.PrefixStore(name, store)
+    until = time.monotonic() + timeout.total_seconds()
+    while time.monotonic() < until:
+        if store.check([door]):
+            room = store.get(door).decode()
+            store.set(f"{room}/{rank}", name)
+            met = f"{room}/met"
+            if store.check([met]) and name in store.get(met).decode().split():
+                return dist.PrefixStore(room, store)
+        time.sleep(_POLL)
+    raise RuntimeError("timed out waiting for rank 0")
+
+
+def _within(timeout: float, step: Callable[[], Any]) -> Any:
+    """The step's result; Gloo's own timeout does not end a wait for a rank that died connecting."""
+    results: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(step())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="hotrows-connect", daemon=True)
+    thread.start()
+    thread.join(timeout + _GRACE)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise RuntimeError("timed out connecting")
+    return results[0]
+
+
+def _reason(error: RuntimeError) -> str:
+    """Gloo's message, without its place in the source and the typical causes."""
+    line = re.sub(r"^\[\S+:\d+\] ", "", str(error).splitlines()[0])
+    return line.partition(". This is typically")[0]
+
+
+class _Pending:
+    """A collective under way; arrived_at: when its result arrived, where the ranks note times."""
+
+    def __init__(self, ranks: Processes, work: Any, out: Tensor) -> None:
+        self._ranks, self._work, self._out = ranks, work, out
+        self.arrived_at: float | None = None
+        if ranks.notes_times:
+            work.get_future().add_done_callback(self._note)
+
+    def _note(self, _: Any) -> None:
+        self.arrived_at = time.perf_counter()
+
+    def wait(self) -> Tensor:
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise self._ranks.lost(error) from error
+        return self._out
+
+
+def _as_sent(rows: Tensor) -> Tensor:
+    """[R, bytes] of dtypes that Gloo has no arithmetic of; other tensors unchanged."""
+    if rows.dtype not in _AS_BYTES:
+        return rows
+    width = math.prod(rows.shape[1:])
+    return rows.view(len(rows), width).view(torch.uint8)

@@ -1,0 +1,411 @@
+"""CachedTables: the rows of a model in two tiers, a cache in fast memory in front of a store.
+
+For every group of packs that read the same rows there is a `CachedGroup`: a store where all rows live,
+a cache with its slots, and a map that plans which row sits in which slot. The map describes the
+batches that are planned, ahead of those whose rows the cache has; cache and store only obey it.
+
+    cached_tables.feed(rows)           the rows of batches to come, as far ahead as `wants` says
+    plan = cached_tables.take(plan)    the next batch's plan, with its slots and moves
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hotrows.engine.caching import CacheTraffic, Caching
+from hotrows.plan import Moves, PackPlan, Plan
+from hotrows.planning.packing import Group
+from hotrows.planning.policy import Hot, Policy
+from hotrows.planning.slot_budget import divide
+from hotrows.planning.slots import Allocation, SlotMap, slot_map
+from hotrows.planning.threads import Threads
+from hotrows.record import RankShard, TableSlice
+from hotrows.runtime.device import HOST, Device, aligned
+from hotrows.shapes import Int64, UInt8
+from hotrows.storage.cache import Cache
+from hotrows.storage.file_store import FileStore
+from hotrows.storage.store import HostStore, InitialValues, MemoryStore, Store
+
+
+class CachedGroup:
+    """The rows of one group of packs: a cache in front of the store that has all of them.
+
+    group: the packs and their records. slots: which row is in which slot, as far as batches are
+        planned. policy: which rows stay in slots; in_flight: how many batches may be between their
+        first move and their write-back; lookahead_bytes: see `SlotMap`.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        cache: Cache,
+        policy: Policy,
+        in_flight: int = 1,
+        lookahead_bytes: int | None = None,
+    ) -> None:
+        self.group, self.cache = group, cache
+        self._lookahead_bytes = lookahead_bytes
+        self.slots = self._slot_map(policy, in_flight)
+
+    def _slot_map(self, policy: Policy, in_flight: int) -> SlotMap:
+        return slot_map(self.cache.num_slots, policy, in_flight, lookahead_bytes=self._lookahead_bytes)
+
+    # ---- planning
+
+    def take(self, part: PackPlan) -> Allocation:
+        """Plans the moves of the next batch, from the plan of one of the group's packs."""
+        return self.slots.allocate(part.rows)
+
+    def traffic(self, part: PackPlan, moves: Moves) -> CacheTraffic:
+        """Counts what a batch moves; rows that bypass the cache come in twice and go out once."""
+        bypassing = int((part.slots < 0).sum()) if moves.bypasses_cache else 0
+        rows_in, rows_out = moves.rows_in.numel(), moves.rows_out.numel()
+        return CacheTraffic(
+            rows=part.num_rows,
+            rows_in=rows_in + bypassing,
+            bytes_in=(rows_in + 2 * bypassing) * self.group.stride,
+            bytes_out=(rows_out + bypassing) * self.group.stride,
+        )
+
+    def forget_plans(self) -> None:
+        """Empties the cache; batches planned and not trained are forgotten, and all that were fed.
+
+        What was not flushed is lost.
+        """
+        self.cache.clear()
+        self.slots = self._slot_map(self.slots.policy, self.slots.in_flight)
+
+    def warm(self, rows: Int64[Tensor, "_"]) -> None:
+        """Fills the empty cache with rows, those wanted most first; before the first batch is fed."""
+        self.cache.warm(self.slots.warm(rows))
+
+    def fit(self, policy: Policy, in_flight: int) -> None:
+        """Plans batches to come for so many in flight; the pipeline is paused and the rows stay."""
+        if self.slots.in_flight == in_flight:
+            return
+        rows = self.cache.rows
+        self.cache.flush(keeps=False)
+        self.cache.clear()
+        self.slots = self._slot_map(policy, in_flight)
+        self.warm(rows)
+
+    # ---- rows; the pipeline is paused
+
+    def move(self, moves: Moves) -> None:
+        """Moves the rows of a batch, every stage in turn."""
+        transfer = self.cache.collect(moves)
+        self.cache.insert(transfer)
+        self.cache.write_back(transfer)
+
+    def bring(self, rows: Int64[Tensor, "U"]) -> Int64[Tensor, "U"] | None:
+        """Brings rows, distinct and ascending, into slots; returns these.
+
+        None: there are more rows than slots, and nothing moves.
+        """
+        self.slots.end()
+        taken = self.slots.allocate(rows)
+        self.move(taken.moves)
+        return None if taken.moves.bypasses_cache else taken.slots
+
+    def bound_log(self) -> None:
+        """Closes the log of a file store that has grown long: where no run takes checkpoints."""
+        store = self.cache.store
+        if isinstance(store, FileStore) and store.wants_checkpoint:
+            store.retain([store.checkpoint()])
+
+    def read_from(self, source: RecordSource) -> None:
+        """Reads rows from a source from here on, and trains no more."""
+        self.cache.clear()
+        self.cache.store = _ReadOnly(self.group.stride, source)
+
+    def close(self) -> None:
+        """Closes the source that it reads from, if any."""
+        if isinstance(self.cache.store, _ReadOnly):
+            self.cache.store.close()
+
+
+class CachedTables:
+    """The cached groups of all tables.
+
+    shards: what this rank holds of each pack; groups: of packs; initial_values: of the rows of each
+    pack; seed: theirs. stores: the packs in host memory; none where they live in files.
+    read_only: files are not opened for training: `view` says what is read. device: where fast memory
+    is. threads: those that plan groups side by side; None: the caller alone.
+    """
+
+    def __init__(
+        self,
+        caching: Caching,
+        shards: Sequence[RankShard],
+        groups: Sequence[Group],
+        initial_values: Sequence[InitialValues],
+        stores: Sequence[MemoryStore],
+        seed: int,
+        read_only: bool = False,
+        device: Device = HOST,
+        threads: Threads | None = None,
+    ) -> None:
+        self._threads = threads or Threads()
+        self.caching, self._device = caching, device
+        self._shards, self._groups = shards, tuple(groups)
+        self._initial_values, self._seed = initial_values, seed
+        # Too little fast memory is refused before a store is made.
+        num_slots = [1] * len(groups)
+        if not read_only:
+            sizes = _sizes_in_fast_memory(groups, device)
+            num_slots = divide(caching.fast_memory, sizes, caching.memory_split)
+        self.files: tuple[FileStore, ...] = ()
+        if caching.path is not None and not read_only:
+            self.files = tuple(map(self._open, range(len(groups))))
+        caches = [
+            self._cache(num_slots[g], group.strides, self._store(g, stores))
+            for g, group in enumerate(groups)
+        ]
+        share = caching.lookahead_bytes // len(groups)
+        self.groups = tuple(
+            CachedGroup(group, cache, self._policy(group), caching.in_flight, share)
+            for group, cache in zip(groups, caches, strict=True)
+        )
+
+    # ---- planning
+
+    @property
+    def wants(self) -> bool:
+        """Whether another batch should be fed before moves are planned."""
+        return any(group.slots.wants() for group in self.groups)
+
+    def feed(self, rows: Sequence[Tensor]) -> None:
+        """Shows planning a batch to come: the rows, [N] with repeats, of each group."""
+        self._threads.map(lambda g: self.groups[g].slots.feed(rows[g]), range(len(self.groups)))
+
+    def feed_end(self) -> None:
+        """Says that no batch comes after those fed."""
+        for group in self.groups:
+            group.slots.end()
+
+    def take(self, plan: Plan) -> Plan:
+        """The plan of the next batch with its slots, and with the rows that it moves."""
+
+        def take(cached: CachedGroup) -> Allocation:
+            return cached.take(plan.packs[cached.group.packs[0]])
+
+        packs, taken = list(plan.packs), self._threads.map(take, self.groups)
+        for cached, places in zip(self.groups, taken, strict=True):
+            for p in cached.group.packs:
+                packs[p] = dataclasses.replace(packs[p], slots=places.slots)
+        return dataclasses.replace(
+            plan,
+            packs=tuple(packs),
+            moves=tuple(places.moves for places in taken),
+            waits_for=max(places.waits_for for places in taken),
+        )
+
+    def traffic(self, plan: Plan) -> CacheTraffic:
+        """Counts what a plan moves."""
+        total, plan = CacheTraffic(), plan.host
+        for cached, moves in zip(self.groups, plan.moves, strict=False):
+            total += cached.traffic(plan.packs[cached.group.packs[0]], moves)
+        return total
+
+    @property
+    def num_planned(self) -> int:
+        """How many batches have been planned since the plans were last forgotten."""
+        return self.groups[0].slots.num_allocated
+
+    def forget_plans(self) -> None:
+        """Empties the caches; batches planned and not trained are forgotten, and all that were fed.
+
+        What was not flushed is lost.
+        """
+        for group in self.groups:
+            group.forget_plans()
+
+    def warm(self) -> None:
+        """Fills the caches with the hot ids, where there are any; before the first batch is fed."""
+        for cached in self.groups:
+            rows = self._hot_rows(cached.group)
+            if rows is not None:
+                cached.warm(rows)
+
+    def _policy(self, group: Group) -> Policy:
+        if not isinstance(self.caching.policy, Hot):
+            return self.caching.policy
+        rows = self._hot_rows(group)
+        if rows is None:
+            raise ValueError(
+                "policy 'hot' needs to know which rows are hot: train on data that `hotrows "
+                "regroup` has laid out, or pass Caching(hot_ids=...)"
+            )
+        return Hot(rows)
+
+    def _hot_rows(self, group: Group) -> Tensor | None:
+        """The rows of a group that are hot."""
+        if self.caching.hot_ids is None:
+            return None
+        shard, hot_ids = self._shards[group.packs[0]], self.caching.hot_ids
+        rows = [_rows_of(hot_ids[shard.tables[piece.table].name], piece) for piece in shard.slices]
+        return torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
+
+    # ---- the stores; the pipeline is paused
+
+    def flush(self) -> None:
+        """Writes all trained rows to the stores."""
+        for group in self.groups:
+            group.cache.flush()
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether the log of a file store is so long that it should be closed by a checkpoint."""
+        return any(store.wants_checkpoint for store in self.files)
+
+    def checkpoint(self) -> list[int]:
+        """Makes the file stores durable as they are; returns the number of each one's checkpoint."""
+        self.flush()
+        return [store.checkpoint() for store in self.files]
+
+    def retain(self, checkpoints: Sequence[Sequence[int]]) -> None:
+        """Lets the file stores drop all checkpoints but these."""
+        for store, *generations in zip(self.files, *checkpoints, strict=True):
+            store.retain(sorted(set(generations)))
+
+    def restore(self, checkpoint: Sequence[int] | None) -> None:
+        """Brings the file stores back to a checkpoint of theirs; None: as they began."""
+        for g, store in enumerate(self.files):
+            store.restore(None if checkpoint is None else checkpoint[g])
+        self.forget_plans()
+
+    def view(self, checkpoint: Sequence[int]) -> None:
+        """Reads the file stores as they were at a checkpoint, and trains no more."""
+        self.close()
+        self.read_from(
+            [
+                FileStore.view_at(*self._file_arguments(g), generation)
+                for g, generation in enumerate(checkpoint)
+            ]
+        )
+
+    def read_from(self, sources: Sequence[RecordSource]) -> None:
+        """Reads rows from these, one for each group, and trains no more."""
+        self.close()
+        for group, source in zip(self.groups, sources, strict=True):
+            group.read_from(source)
+
+    def stop_writing(self) -> None:
+        """Closes the file stores that are open for training."""
+        for store in self.files:
+            store.close()
+        self.files = ()
+
+    def close(self) -> None:
+        """Closes whatever is open; nothing may be looked up afterwards."""
+        self.stop_writing()
+        for group in self.groups:
+            group.close()
+
+    def _cache(self, num_slots: int, strides: tuple[int, ...], store: Store) -> Cache:
+        zero_copy = self.caching.cache_transfer == "zero_copy" and isinstance(store, HostStore)
+        return Cache(num_slots, strides, store, self._device, zero_copy or self._device.on_host)
+
+    def _store(self, g: int, stores: Sequence[MemoryStore]) -> Store:
+        if self.files:
+            return self.files[g]
+        if self.caching.path is not None:
+            return _ReadOnly(self._groups[g].stride)
+        return HostStore([stores[p] for p in self._groups[g].packs])
+
+    def _open(self, g: int) -> FileStore:
+        arguments = self._file_arguments(g)
+        exists = arguments[0].exists()
+        return FileStore.open(*arguments) if exists else FileStore.create(*arguments)
+
+    def _file_arguments(self, g: int) -> tuple[Path, int, int, Callable, dict[str, Any]]:
+        """Where a group's file store is and what it holds, as `FileStore` takes it."""
+        assert self.caching.path is not None
+        group = self._groups[g]
+        tables = [
+            {**_described(piece, self._shards[p]), **self._initial_values[p].layout.to_json()}
+            for p in group.packs
+            for piece in self._shards[p].slices
+        ]
+        meta = {"seed": self._seed, "tables": tables}
+        path = self.caching.path / _folder(self._shards[group.packs[0]]) / f"group-{g}"
+        rows = max(group.rows, 1)  # a rank may have none of a group, a file has at least one
+        return path, rows, group.stride, self.initial_values(g), meta
+
+    def initial_values(self, g: int) -> Callable[[Tensor, Tensor], None]:
+        """fill(rows, records), which gives rows of a group their initial records."""
+        group = self._groups[g]
+
+        def fill(rows: Int64[Tensor, "m"], records: UInt8[Tensor, "m _"]) -> None:
+            parts = records.split(list(group.strides), 1)
+            for p, part in zip(group.packs, parts, strict=True):
+                self._initial_values[p].fill(part, rows)
+
+        return fill
+
+
+def _sizes_in_fast_memory(groups: Sequence[Group], device: Device) -> Sequence[Group]:
+    """The groups, their strides being the bytes that records take in fast memory."""
+    if device.on_host:
+        return groups
+    return [dataclasses.replace(group, strides=tuple(map(aligned, group.strides))) for group in groups]
+
+
+def _rows_of(ids: Int64[Tensor, "_"], piece: TableSlice) -> Int64[Tensor, "_"]:
+    """The rows of those ids that are in a slice of a table."""
+    distance = ids - piece.first_id
+    row = distance // piece.id_step
+    is_in = (distance >= 0) & (distance % piece.id_step == 0) & (row < piece.num_rows)
+    return row[is_in] + piece.first_row
+
+
+def _described(piece: TableSlice, shard: RankShard) -> dict[str, Any]:
+    """Describes the ids of a file store, for its metadata."""
+    table = shard.tables[piece.table]
+    if shard.is_whole:
+        return {"name": table.name, "rows": table.rows}
+    return {
+        "name": table.name, "rows": piece.num_rows, "first_id": piece.first_id,
+        "id_step": piece.id_step, "columns": list(shard.columns),
+    }  # fmt: skip
+
+
+def _folder(shard: RankShard) -> str:
+    """The folder of a rank's stores within that of all ranks."""
+    return "" if shard.is_whole else f"rank-{shard.rank}-of-{shard.num_ranks}"
+
+
+class RecordSource(Protocol):
+    """Records of a group that can be read, and closed."""
+
+    def read(self, rows: Int64[Tensor, "m"], out: UInt8[Tensor, "m _"]) -> None:
+        """Fills out with the records of `rows`, distinct, ascending."""
+
+    def close(self) -> None:
+        """Reads no more."""
+
+
+class _ReadOnly:
+    """A file store that is not open for training. source: one of its checkpoints, once it is known."""
+
+    def __init__(self, stride: int, source: RecordSource | None = None) -> None:
+        self.stride = stride
+        self._source = source
+
+    def read(self, rows: Int64[Tensor, "m"], out: UInt8[Tensor, "m _"]) -> None:
+        if self._source is None:
+            raise ValueError("the tables are in a file store: load a checkpoint of the run first")
+        self._source.read(rows, out)
+
+    def write(self, rows: Tensor, records: Tensor, keeps: bool = False) -> None:
+        raise ValueError("this file store is open for reading alone; train with `Trainer`")
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()

@@ -1,0 +1,90 @@
+"""Settings of a cache in front of a store, and counts of the rows that it moved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from hotrows.planning.policy import Lookahead, Policy
+from hotrows.planning.slot_budget import SPLITS
+from hotrows.storage.cache import CACHE_TRANSFERS
+
+FILE = "file:"
+
+
+@dataclass(frozen=True)
+class Caching:
+    """Settings of a cache in front of a store; they change no bit of any result.
+
+    fast_memory: bytes of the records in the cache's slots.
+    store: where all rows are: `memory`, or `file:PATH`, a folder made when training begins.
+    policy: which rows stay in slots. in_flight: number of batches between their first move and their
+        write-back at most.
+    lookahead_memory: bytes of metadata of the batches in the window of `Lookahead`; None: a quarter of
+        `fast_memory`, 64 MiB at least.
+    memory_split: how groups of packs share fast memory, see `planning.slot_budget.divide`.
+    cache_transfer: how rows are copied between host memory and a device: `zero_copy`, the device reads
+        and writes them itself, or `staged`, the host gathers them and copies blocks; rows of files are
+        always staged.
+    hot_ids: by table, the ids whose rows the policy `Hot` keeps in slots, the most popular first;
+        under any policy the cache begins with them.
+    """
+
+    fast_memory: int
+    store: str = "memory"
+    policy: Policy = Lookahead()  # noqa: RUF009  (frozen)
+    in_flight: int = 4
+    lookahead_memory: int | None = None
+    hot_ids: Mapping[str, Tensor] | None = None
+    memory_split: str = "reads"
+    cache_transfer: str = "zero_copy"
+
+    def __post_init__(self) -> None:
+        if self.store != "memory" and not (self.path and str(self.path) != "."):
+            raise ValueError(f"store must be 'memory' or 'file:PATH', not {self.store!r}")
+        if self.in_flight < 1:
+            raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
+        if self.cache_transfer not in CACHE_TRANSFERS:
+            raise ValueError(
+                f"cache_transfer must be one of {', '.join(CACHE_TRANSFERS)}, not {self.cache_transfer!r}"
+            )
+        if self.memory_split not in SPLITS:
+            raise ValueError(
+                f"memory_split must be one of {', '.join(SPLITS)}, not {self.memory_split!r}"
+            )
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of a file store."""
+        return Path(self.store[len(FILE) :]) if self.store.startswith(FILE) else None
+
+    @property
+    def lookahead_bytes(self) -> int:
+        if self.lookahead_memory is not None:
+            return self.lookahead_memory
+        return max(self.fast_memory // 4, 64 << 20)
+
+
+@dataclass(frozen=True)
+class CacheTraffic:
+    """Counts of what batches moved.
+
+    rows: distinct ones that batches read; rows_in: those of them that were not in fast memory;
+    bytes_in, bytes_out: of records moved.
+    """
+
+    rows: int = 0
+    rows_in: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+
+    def __add__(self, other: CacheTraffic) -> CacheTraffic:
+        return CacheTraffic(
+            self.rows + other.rows,
+            self.rows_in + other.rows_in,
+            self.bytes_in + other.bytes_in,
+            self.bytes_out + other.bytes_out,
+        )

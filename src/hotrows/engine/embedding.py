@@ -1,0 +1,344 @@
+"""Embedding: the tables of a model as one thing, with `plan`, `lookup` and `update`.
+
+    embedding = Embedding.for_model(model, schema)
+    plan = embedding.plan(batch, step)       # ids alone; may run batches ahead, on another thread
+    vectors = embedding.lookup(plan)         # one autograd leaf per pack; features are views of it
+    loss(model(vectors, batch.dense), batch.labels).backward()
+    embedding.update(plan, vectors)          # gradients per row, then the row optimizer, in place
+
+Weights are no `nn.Parameter`s: a step reads and writes only the rows of its batch.
+
+With `caching` the rows are in a store, in host memory or in a file, behind a cache
+(`cached_tables`). Such plans look through it: right for evaluation, and slow. For training,
+`hotrows.engine.stages` feeds batches ahead and hands out plans whose rows are in slots.
+
+With a `device` fast memory is there: all rows, or the cache. Plans are made on the host and copied
+(`to_device`); `hotrows.engine.stages` does it ahead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hotrows import optim
+from hotrows.batch import Batch
+from hotrows.distributed.comm import Note, OneRank, Ranks
+from hotrows.engine.caching import Caching
+from hotrows.engine.micro_batches import WIRE_DTYPES, MicroBatches
+from hotrows.engine.packed_tables import PackedTables
+from hotrows.engine.vectors import Vectors
+from hotrows.optim import Adagrad, RowOptimizer
+from hotrows.plan import Plan
+from hotrows.planning import on_device
+from hotrows.planning.on_device import PLANNING, DevicePlanner
+from hotrows.planning.packing import pack_tables
+from hotrows.planning.planner import Planner
+from hotrows.planning.sharding import KINDS, Placement, uniform
+from hotrows.planning.threads import Threads, num_threads
+from hotrows.runtime.device import HOST, Device, find
+from hotrows.runtime.transfer import Uploaded
+from hotrows.schema import Schema
+from hotrows.shapes import Float, Float64
+from hotrows.table import Cross, Table
+
+log = logging.getLogger("hotrows")
+
+
+class Declares(Protocol):
+    """What a model declares of its tables: a `hotrows.models.Model`, as a rule."""
+
+    tables: tuple[Table, ...]
+    sequences: tuple[str, ...]
+    crosses: tuple[Cross, ...]
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where rows are and how batches are computed; changes results by rounding at most.
+
+    ranks: the processes that train together (`hotrows.distributed`); None: this one alone. Each has a
+        shard of the tables and reads its own samples of every batch; `plan`, `lookup` and `update`
+        are then collective, called by all ranks in equal order.
+    sharding: where the rows of each table are: `rows`, `tables`, `columns` or `replicated` for all, or
+        a `Placement` by table. micro_batches: number of parts in which the model trains on a batch.
+    pack_parts: number of packs that tables of equal attributes are dealt to; or one number for each
+        set of equal attributes, in order. summed: list features whose vectors are summed on the rank
+        that has their rows (`planning.remote_pooling`).
+    wire_dtype: of rows and gradients between ranks: `float32`, `bfloat16` or `float16`.
+    device: where fast memory is: `cpu`, or `cuda`, of one rank. streams: CUDA streams on which packs
+        are looked up and updated in parallel; with several, a micro-batch is looked up while the
+        model trains on the one before.
+    planning_threads: threads that plan groups of packs in parallel; None: 1 on the host, and beside a
+        device all cores but two, at most 8. planning: where batches that are trained through the
+        stages are planned: on the `host`, or on the `device` where it can.
+    """
+
+    ranks: Ranks | None = None
+    sharding: str | Mapping[str, Placement] = "rows"
+    micro_batches: int = 1
+    pack_parts: int | Sequence[int] = 1
+    summed: Collection[str] = ()
+    wire_dtype: str = "float32"
+    device: str | Device = HOST
+    streams: int = 1
+    planning_threads: int | None = None
+    planning: str = "host"
+
+    def __post_init__(self) -> None:
+        for name, choices in (("planning", PLANNING), ("wire_dtype", tuple(WIRE_DTYPES))):
+            value = getattr(self, name)
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
+
+    def placements(self, tables: Sequence[Table]) -> Mapping[str, Placement] | None:
+        """Where the rows of each table are, by name; None on one rank, which has them all."""
+        if self.ranks is None or self.ranks.num_ranks == 1:
+            return None
+        if not isinstance(self.sharding, str):
+            return self.sharding
+        if self.sharding not in KINDS:
+            raise ValueError(f"sharding must be one of {', '.join(KINDS)}, not {self.sharding!r}")
+        return uniform(self.sharding, tables, self.ranks.num_ranks)
+
+
+class Embedding:
+    """The tables of a model, packed.
+
+    tables: what the model declares. optimizer: of the tables that name none (default: Adagrad).
+    seed: of the initial values of rows and of stochastic rounding, keyed by table name and id.
+    sequences: features whose vectors are not pooled. pooling: `sum` or `mean` by feature.
+    crosses: features made of the ids of others, which tables read like any.
+    caching: rows are behind a cache; None: every row is in memory. read_only: a file store is not
+        opened for training: `CachedTables.view` says what is read.
+    execution: the fields of `Execution`: ranks, sharding, micro_batches, device and more.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        *,
+        optimizer: RowOptimizer | None = None,
+        seed: int = 0,
+        sequences: Sequence[str] = (),
+        pooling: Mapping[str, str] | None = None,
+        crosses: Sequence[Cross] = (),
+        caching: Caching | None = None,
+        read_only: bool = False,
+        **execution: Any,
+    ) -> None:
+        run = Execution(**execution)
+        self.seed, self.ranks = seed, run.ranks or OneRank()
+        self.device = find(run.device) if isinstance(run.device, str) else run.device
+        if self.ranks.num_ranks > 1 and not self.device.on_host:
+            raise ValueError(
+                f"{self.ranks.num_ranks} ranks train together on processors alone so far: leave out "
+                f"device={self.device.name!r}, or start one rank"
+            )
+        default = optimizer or Adagrad()
+        self.tables = tuple(
+            dataclasses.replace(table, optimizer=table.optimizer or default) for table in tables
+        )
+        self.packs = pack_tables(self.tables, sequences, run.placements(self.tables), run.pack_parts)
+        self.threads = Threads(num_threads(run.planning_threads, self.device.on_host))
+        self.planner = Planner(
+            self.packs,
+            pooling,
+            crosses,
+            self.ranks.channel("planning"),
+            run.micro_batches,
+            run.summed,
+            self.threads,
+        )
+        self._device_planner: DevicePlanner | None = None
+        if run.planning == "device" and not self.device.on_host:
+            self._device_planner = DevicePlanner(self.planner, self.device)
+        self._warned = False
+        self.packed = PackedTables(
+            self.packs,
+            self.ranks,
+            seed=seed,
+            caching=caching,
+            read_only=read_only,
+            device=self.device,
+            streams=run.streams,
+            threads=self.threads,
+        )
+        self.groups, self.shards = self.packed.groups, self.packed.shards
+        self.stores, self.cached_tables = self.packed.stores, self.packed.cached
+        self._micro_batches = MicroBatches(self.packed, self.ranks, self.device, run.wire_dtype)
+
+    @classmethod
+    def for_model(
+        cls, model: Declares, schema: Schema, *, table_dtype: str | None = None, **settings: Any
+    ) -> Embedding:
+        """The tables of a model for data of a schema, with all that both declare of them.
+
+        table_dtype: of stored weights, in place of what the tables say. settings: arguments of
+        `Embedding`.
+        """
+        tables = model.tables
+        if table_dtype is not None:
+            tables = tuple(dataclasses.replace(table, dtype=table_dtype) for table in tables)
+        return cls(
+            tables, sequences=model.sequences, crosses=model.crosses, pooling=schema.pooling, **settings
+        )
+
+    # ---- planning
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The features that a batch must have."""
+        read = [name for pack in self.packs for name, _ in pack.columns + pack.sequences]
+        crossed = {cross.name: cross.features for cross in self.planner.crosses}
+        return tuple(dict.fromkeys(name for n in read for name in crossed.get(n, (n,))))
+
+    def plan(self, batch: Batch, step: int = 0, signals: int = 0) -> Plan:
+        """All that the batch's ids decide. step: how many updates will have been made before it.
+
+        Between ranks: collective; each brings its own samples of the batch. signals: see
+        `planning.routing.RankSignals`.
+        """
+        return self.planner.plan(batch, step, signals)
+
+    def plan_ahead(self, batch: Batch, step: int = 0, signals: int = 0) -> Plan:
+        """The plan of a batch to be uploaded: where the device plans, `upload` makes its packs."""
+        if self._device_planner is None or not self._can_plan_on_device(batch):
+            return self.plan(batch, step, signals)
+        return Plan((), step, batch.size, signals=signals, on_device=True)
+
+    def _can_plan_on_device(self, batch: Batch) -> bool:
+        assert self._device_planner is not None
+        reason = self._device_planner.refusal(batch)
+        if self.cached_tables:
+            reason = "slots of a cache are mapped there"
+        elif self.packed.touched:
+            reason = "increments of checkpoints note there which rows have changed (full_every)"
+        if reason is not None and not self._warned:
+            self._warned = True
+            log.warning("planning='device': batches are planned on the host, since %s", reason)
+        return reason is None
+
+    def upload(self, batch: Batch, plan: Plan, padded: bool = False) -> Uploaded:
+        """Copies to the device what a step reads: (batch, plan), which are there behind a mark.
+
+        Ids stay in host memory, and so do groups, which only metrics read. padded: with rows that are
+        padding, so that the tensors of every full batch have equal sizes.
+        """
+        if plan.on_device:
+            assert self._device_planner is not None
+            return self._device_planner.upload(batch, plan)
+        return on_device.upload(self.device, batch, plan, padded)
+
+    def to_device(self, batch: Batch, plan: Plan) -> tuple[Batch, Plan]:
+        """A batch and its plan on the device, for what the calling thread does next."""
+        if self.device.on_host:
+            return batch, plan
+        copy = self.upload(batch, plan)
+        self.device.wait(copy.mark, copy.blocks)
+        return copy.value
+
+    # ---- training
+
+    def lookup(self, plan: Plan, micro_batch: int = 0) -> Vectors:
+        """The vectors of the plan's batch; leaves require grad where autograd is on.
+
+        micro_batch: which of the plan's, where it has several; they are looked up in turn.
+        """
+        grad, part = torch.is_grad_enabled(), plan
+        if plan.micro_batches:
+            part = plan.micro_batches[micro_batch]
+            leaves = self._micro_batches.lookup(plan, micro_batch)
+        else:
+            leaves = self.packed.lookup(plan)
+        return Vectors(self.packs, part, tuple(leaf.requires_grad_(grad) for leaf in leaves))
+
+    def send_gradients(self, plan: Plan, micro_batch: int, vectors: Vectors) -> None:
+        """Sends the gradients of a micro-batch's vectors to the ranks that have its rows, in order.
+
+        `update` does it for the last one, and for a plan of one micro-batch.
+        """
+        self._micro_batches.send_gradients(plan, micro_batch, vectors.leaves)
+
+    def hyperparameters(self, step: int, lr_scale: float = 1.0) -> Float64[Tensor, "packs _"]:
+        """The step and the numbers of each pack's optimizer, on the device.
+
+        lr_scale: the factor of a schedule for every learning rate.
+        """
+        rows: list[list[float]] = []
+        for pack in self.packs:
+            optimizer = pack.tables[0].optimizer
+            assert optimizer is not None
+            rows.append([step, *optim.hyper_parameters(optimizer, step, lr_scale)])
+        width = max(map(len, rows))
+        padded = [row + [0.0] * (width - len(row)) for row in rows]
+        block = self.device.staging(len(rows), width, dtype=torch.float64)
+        block.copy_(torch.tensor(padded, dtype=torch.float64))
+        return block.to(self.device.torch, non_blocking=True)
+
+    def update(
+        self,
+        plan: Plan,
+        vectors: Vectors,
+        lr_scale: float = 1.0,
+        hyperparameters: Float64[Tensor, "packs _"] | None = None,
+    ) -> None:
+        """Sums the leaves' gradients per row and applies each pack's row optimizer, in place.
+
+        A leaf without a gradient (the loss did not use it) leaves its pack as it was; between ranks it
+        counts as zeros. lr_scale: the factor of a schedule for every learning rate. hyperparameters:
+        those of the step with this scale, where they are known already.
+        """
+        if hyperparameters is None:
+            hyperparameters = self.hyperparameters(plan.step, lr_scale)
+        grads: Sequence[Tensor | None]
+        if plan.micro_batches:
+            grads = self._micro_batches.gradients(plan, vectors.leaves)
+        else:
+            grads = [leaf.grad for leaf in vectors.leaves]
+        self.packed.update(plan, grads, hyperparameters)
+
+    @property
+    def note(self) -> Note | None:
+        """Called with each exchange of rows and gradients between ranks, for a timeline."""
+        return self._micro_batches.note
+
+    @note.setter
+    def note(self, note: Note | None) -> None:
+        self._micro_batches.note = note
+
+    # ---- all rows; the pipeline is paused
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all records of this rank: weights and optimizer state."""
+        return self.packed.num_bytes
+
+    def set_counts(self, counts: Mapping[str, Tensor]) -> None:
+        """Sets how often each id of a table occurs in the training data, [rows] by table: what
+        `decay_by_count` of an optimizer needs."""
+        self.packed.set_counts(counts)
+
+    def weights(self, table: str) -> Float[Tensor, "rows D"]:
+        """The weights of a table as stored, where they are in host memory a view of the records, else a
+        copy there. Of one rank; with several, see `shards` and `stores`."""
+        return self.packed.weights(table)
+
+    def weight_chunks(self, table: str) -> Iterator[Tensor]:
+        """The weights of a table, [m, dim] as stored, some rows at a time, in host memory."""
+        return self.packed.weight_chunks(table)
+
+    def describe(self) -> str:
+        """The packs and their tables as text, and what fast memory holds."""
+        return self.packed.describe()
+
+    def close(self) -> None:
+        """Ends the threads that plan, and closes file stores; nothing may be looked up afterwards."""
+        self.threads.close()
+        self.packed.close()

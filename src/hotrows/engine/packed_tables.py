@@ -1,0 +1,381 @@
+"""PackedTables: the rows of a model's packs that this rank has, and what reads and updates them.
+
+Rows are in memory, or in a store behind a cache (`cached_tables`). Plans name their slots. A batch
+whose rows are not all in slots, and one that was not planned for training, reads and writes them
+through the cache (`read_through`).
+
+    leaves = tables.lookup(plan)                        # [M, D] per pack: bags of rows
+    tables.update(plan, gradients, hyperparameters)     # sums per row, then the row optimizers
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from hotrows import ops, optim
+from hotrows.distributed.comm import Ranks
+from hotrows.engine.cached_tables import CachedTables
+from hotrows.engine.caching import Caching
+from hotrows.engine.read_through import ReadThrough
+from hotrows.optim import RowOptimizer, RowWiseAdagrad
+from hotrows.plan import PackPlan, Plan
+from hotrows.planning import packing
+from hotrows.planning.packing import Pack
+from hotrows.planning.threads import Threads
+from hotrows.record import RankShard, views
+from hotrows.runtime.device import Device
+from hotrows.runtime.streams import Streams
+from hotrows.shapes import Float, Float32, Float64, Int64, UInt8
+from hotrows.storage.cache import chunks
+from hotrows.storage.store import InitialValues, MemoryStore
+
+
+@dataclass(frozen=True)
+class _Gradients:
+    """What an update is computed from.
+
+    leaves: [M, D] per pack, of its bags; None: the loss did not use the pack, which stays as it is.
+    hyperparameters: see `Embedding.hyperparameters`. mean_squares: [U] per pack, of each row's gradient
+    over all columns, where the optimizer needs it and this rank has some only.
+    """
+
+    leaves: Sequence[Tensor | None]
+    hyperparameters: Float64[Tensor, "packs _"]
+    mean_squares: Sequence[Tensor | None]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        tensors = (*self.leaves, *self.mean_squares)
+        return [self.hyperparameters, *(tensor for tensor in tensors if tensor is not None)]
+
+
+class PackedTables:
+    """This rank's rows of all packs.
+
+    packs: every table with its optimizer filled in. ranks: those that hold the packs together.
+    seed: of initial values and of stochastic rounding. caching: rows are behind a cache; None: all in
+    memory. read_only: a file store is not opened for training. device: where fast memory is.
+    streams: CUDA streams on which packs are looked up and updated in parallel. threads: those that
+    plan.
+
+    groups: packs that read equal rows; shards: what this rank holds of each pack; stores: the memory
+    of each pack, none where rows are in files; touched: see `note_touched`.
+    """
+
+    def __init__(
+        self,
+        packs: Sequence[Pack],
+        ranks: Ranks,
+        *,
+        seed: int,
+        caching: Caching | None,
+        read_only: bool,
+        device: Device,
+        streams: int,
+        threads: Threads,
+    ) -> None:
+        rank, num_ranks = ranks.rank, ranks.num_ranks
+        self.packs, self._ranks, self._device = tuple(packs), ranks, device
+        self.groups = packing.group_packs(packs, rank, num_ranks)
+        self.shards = tuple(pack.shard(rank, num_ranks) for pack in packs)
+        self.streams = Streams(device, streams)
+        self.touched: tuple[Tensor, ...] = ()
+        self._place = {  # of each pack: its group, and its place there
+            p: (g, i) for g, group in enumerate(self.groups) for i, p in enumerate(group.packs)
+        }
+        self._initial_values = tuple(_initial_values(shard, seed) for shard in self.shards)
+        self._layouts = [values.layout.as_ints() for values in self._initial_values]
+        self._random_keys = [
+            (device.put(values.first_rows), device.put(values.pieces)) for values in self._initial_values
+        ]
+        self._decay_scales: dict[int, Tensor] = {}  # by pack: [rows], 1 / count of each row
+        self.stores = self._memory(caching)
+        self.cached: CachedTables | None = None
+        self._read_through: ReadThrough | None = None
+        if caching is not None:
+            self.cached = CachedTables(
+                caching,
+                self.shards,
+                self.groups,
+                self._initial_values,
+                self.stores,
+                seed,
+                read_only,
+                device,
+                threads,
+            )
+            layouts = [values.layout for values in self._initial_values]
+            self._read_through = ReadThrough(self.cached.groups, layouts, device)
+
+    def _memory(self, caching: Caching | None) -> tuple[MemoryStore, ...]:
+        """All rows in memory: on the device, or on the host behind a cache; none of those in files."""
+        if caching is None:
+            return tuple(MemoryStore(values, self._device) for values in self._initial_values)
+        if caching.path is not None:
+            return ()
+        stores = tuple(map(MemoryStore, self._initial_values))
+        if caching.cache_transfer == "zero_copy":
+            for store in stores:
+                self._device.page_lock(store.records)
+        return stores
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all records: weights and optimizer state."""
+        return sum(group.rows * group.stride for group in self.groups)
+
+    # ---- lookup
+
+    def lookup(self, plan: Plan) -> list[Tensor]:
+        """The bags of each pack, [M, D] float32."""
+        works = [partial(self.pool, p, plan) for p in range(len(self.packs))]
+        if all(self._is_resident(plan, g) for g in range(len(self.groups))):
+            return self.streams.run_all(works, held_by_streams(plan))
+        # The host reads rows from the store, and waits for the device as it does.
+        return [work() for work in works]
+
+    def pool(self, p: int, plan: Plan) -> Float32[Tensor, "{plan.packs[p].num_bags} D"]:
+        """The bags of pack p."""
+        part, layout = plan.packs[p], self._layouts[p]
+        if self._is_resident(plan, self._place[p][0]):
+            records, slots = self._records(p), part.slots
+        else:
+            assert self._read_through is not None
+            records, layout, slots = self._read_through.lookup(p, plan)
+        return ops.pool(records, layout, slots, part.inverse, part.bag_starts, part.weights)
+
+    def _is_resident(self, plan: Plan, g: int) -> bool:
+        """Whether every row of the plan's batch has a slot in group g."""
+        if self.cached is None:
+            return True
+        return bool(plan.moves) and not plan.moves[g].bypasses_cache
+
+    def _records(self, p: int) -> UInt8[Tensor, "C _"]:
+        """The records in fast memory that slots of plans number."""
+        if self.cached is None:
+            return self.stores[p].records
+        g, i = self._place[p]
+        return self.cached.groups[g].cache.arenas[i]
+
+    # ---- update
+
+    def update(
+        self,
+        plan: Plan,
+        leaves: Sequence[Tensor | None],
+        hyperparameters: Float64[Tensor, "{len(leaves)} _"],
+    ) -> None:
+        """Sums gradients per row and applies each pack's row optimizer, in place.
+
+        leaves: the gradients of each pack's bags, [M, D]; None leaves the pack as it is.
+        """
+        squares = [self._mean_squares(p, plan, leaves[p]) for p in range(len(self.packs))]
+        gradients = _Gradients(leaves, hyperparameters, squares)
+        works = []
+        for g, group in enumerate(self.groups):
+            is_resident = self._is_resident(plan, g)
+            if any(leaves[p] is not None for p in group.packs):
+                self._note_update(plan, g)
+                if not is_resident:
+                    assert self._read_through is not None
+                    self._read_through.update(g, plan, partial(self._update, gradients))
+            if is_resident:
+                for p in group.packs:
+                    part = plan.packs[p]
+                    records = self._records(p)
+                    works.append(partial(self._update, gradients, p, records, part, part.slots))
+        self.streams.run_all(works, [*gradients.tensors, *held_by_streams(plan)])
+
+    def _update(
+        self,
+        gradients: _Gradients,
+        p: int,
+        records: UInt8[Tensor, "C _"],
+        part: PackPlan,
+        slots: Int64[Tensor, "{part.num_rows}"],
+        places: slice = slice(None),
+    ) -> None:
+        """Updates rows of pack p, those at `places` of the plan, whose records are at `slots`."""
+        grad, squares = gradients.leaves[p], gradients.mean_squares[p]
+        if grad is None:
+            return
+        optimizer = _optimizer(self.packs[p])
+        num_hyperparameters = 1 + len(optim.hyper_parameters(optimizer, 0))
+        rule = ops.RowRule(
+            optimizer.kind,
+            gradients.hyperparameters[p, :num_hyperparameters],
+            self._decay_scale(p, part.rows),
+            None if squares is None else squares[places],
+        )
+        stored = ops.Records(records, self._layouts[p])
+        ops.update(stored, part, grad, rule, ops.RowKeys(*self._random_keys[p]), slots)
+
+    def _mean_squares(
+        self, p: int, plan: Plan, grad: Float32[Tensor, "M d"] | None
+    ) -> Float32[Tensor, "U"] | None:
+        """The mean square of each row's gradient over the columns of all ranks, for an optimizer that
+        needs it on a rank which has some of the columns; else None."""
+        optimizer, dim = self.packs[p].tables[0].optimizer, self.packs[p].dim
+        if not isinstance(optimizer, RowWiseAdagrad) or self.shards[p].dim == dim:
+            return None
+        assert grad is not None, "between ranks there is always a gradient"
+        part = plan.packs[p]
+        sums = ops.sum_gradients(grad, part.order, part.starts, part.bags, part.weights)  # [U, d]
+        if optimizer.weight_decay:
+            scale = self._decay_scale(p, part.rows)
+            decay = 1.0 if scale is None else scale[:, None]
+            places = torch.arange(part.num_rows, dtype=torch.int32, device=part.rows.device)
+            rows_once = PackPlan(
+                part.rows, part.slots, places, places, part.starts, num_bags=part.num_rows
+            )
+            packs = (*plan.packs[:p], rows_once, *plan.packs[p + 1 :])
+            weights = self.pool(p, dataclasses.replace(plan, packs=packs))  # [U, d]
+            sums += optimizer.weight_decay * decay * weights
+        return self._ranks.all_reduce((sums * sums).sum(1)).wait() / dim
+
+    def note_update(self, plan: Plan) -> None:
+        """Notes which rows and slots change, where a captured step replays `update` itself."""
+        for g in range(len(self.groups)):
+            self._note_update(plan, g)
+
+    def _note_update(self, plan: Plan, g: int) -> None:
+        part = plan.host.packs[self.groups[g].packs[0]]
+        if self.touched:
+            self.touched[g][part.rows] = True
+        if self.cached and self._is_resident(plan, g):
+            self.cached.groups[g].cache.mark_changed(part.slots)
+
+    def note_touched(self) -> None:
+        """Makes `touched` say from here on, for each group, which rows of this rank change: [rows]."""
+        self.touched = tuple(torch.zeros(group.rows, dtype=torch.bool) for group in self.groups)
+
+    # ---- weight decay by count
+
+    @property
+    def needs_counts(self) -> bool:
+        """Whether an optimizer decays by count, so that `set_counts` must come before `update`."""
+        return any(_decays_by_count(pack) for pack in self.packs)
+
+    def set_counts(self, counts: Mapping[str, Tensor]) -> None:
+        """Sets how often each id of a table occurs in the training data: [rows] by table."""
+        for p, pack in enumerate(self.packs):
+            if _decays_by_count(pack):
+                absent = [table.name for table in pack.tables if table.name not in counts]
+                if absent:
+                    raise ValueError(f"decay_by_count: there are no counts of table {absent[0]!r}")
+                pack_counts = torch.cat(
+                    [
+                        counts[pack.tables[piece.table].name][_slice(piece.ids)]
+                        for piece in self.shards[p].slices
+                    ]
+                )
+                self._decay_scales[p] = self._device.put(1 / pack_counts.clamp(min=1).float())
+
+    def _decay_scale(self, p: int, rows: Int64[Tensor, "U"]) -> Float32[Tensor, "U"] | None:
+        """The factor of each row's weight decay; None: 1."""
+        if p in self._decay_scales:
+            return self._decay_scales[p][rows]
+        if _decays_by_count(self.packs[p]):
+            raise ValueError("decay_by_count needs the counts of ids: call set_counts first")
+        return None
+
+    # ---- all rows; the pipeline is paused
+
+    def weights(self, table: str) -> Float[Tensor, "rows D"]:
+        """The weights of a table as stored, where they are in host memory a view of the records, else a
+        copy there."""
+        if self.cached or not self._device.on_host:
+            return torch.cat(list(self.weight_chunks(table)))
+        p, first, end = self._rows_of(table)
+        return self.stores[p].views.weights[first:end]
+
+    def weight_chunks(self, table: str) -> Iterator[Tensor]:
+        """The weights of a table, [m, dim] as stored, some rows at a time, in host memory."""
+        p, first, end = self._rows_of(table)
+        for begin, stop in chunks(end - first):
+            if self._read_through:
+                records = self._read_through.records(p, torch.arange(first + begin, first + stop))
+            else:
+                records = self.stores[p].copy_out(first + begin, first + stop)
+            yield views(records, self._layouts[p]).weights
+
+    def _rows_of(self, table: str) -> tuple[int, int, int]:
+        """The pack of a table, its first row there, and the row after its last."""
+        assert self._ranks.num_ranks == 1, "a rank has only its share of a table"
+        names = [member.name for pack in self.packs for member in pack.tables]
+        for p, pack in enumerate(self.packs):
+            for t, member in enumerate(pack.tables):
+                if member.name == table:
+                    return p, pack.first_rows[t], pack.first_rows[t + 1]
+        raise KeyError(f"no table {table!r}; tables: {names}")
+
+    def describe(self) -> str:
+        """The packs and their tables as text, and what fast memory holds."""
+        lines = [packing.describe(self.packs)]
+        for cached in self.cached.groups if self.cached else ():
+            group, cache = cached.group, cached.cache
+            names = ", ".join(self.packs[p].name for p in group.packs)
+            lines.append(
+                f"{names}: {cache.num_slots:,} of {group.rows:,} rows in fast memory "
+                f"({cache.num_bytes / 2**20:,.1f} of {group.rows * group.stride / 2**20:,.1f} MiB)"
+            )
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        """Closes the file stores, if any; nothing may be looked up afterwards."""
+        if self.cached:
+            self.cached.close()
+
+
+def held_by_streams(plan: Plan) -> list[Tensor]:
+    """What streams hold of a plan: the block that all its tensors are views of."""
+    return [] if plan.on_host is None else [plan.packs[0].inverse]
+
+
+def _initial_values(shard: RankShard, seed: int) -> InitialValues:
+    first = shard.tables[0]
+    pieces = [
+        [
+            _random_key(seed, shard.tables[piece.table].name),
+            piece.first_id,
+            piece.id_step,
+            shard.columns[0],
+            first.dim,
+        ]
+        for piece in shard.slices
+    ]
+    assert first.optimizer is not None
+    return InitialValues(
+        layout=packing.layout_in(shard),
+        first_rows=torch.tensor([*(piece.first_row for piece in shard.slices), shard.rows]),
+        pieces=torch.tensor(pieces, dtype=torch.int64).view(-1, 5),
+        initializer=first.initializer,
+        state=tuple(optim.initial_state(first.optimizer, shard.dim)),
+    )
+
+
+def _random_key(seed: int, name: str) -> int:
+    """The random stream of a table: an int64 from its name and the seed."""
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+def _optimizer(pack: Pack) -> RowOptimizer:
+    optimizer = pack.tables[0].optimizer
+    assert optimizer is not None
+    return optimizer
+
+
+def _decays_by_count(pack: Pack) -> bool:
+    return _optimizer(pack).decay_by_count
+
+
+def _slice(ids: range) -> slice:
+    return slice(ids.start, ids.stop, ids.step)

@@ -1,0 +1,276 @@
+"""Stages: what the pipeline does with each batch that an `Embedding` trains on.
+
+    plan         load the batch; look ahead at those to come; plan its moves     thread `plan`
+    upload       copy the plan and what the model reads to the device            thread `upload`
+    collect      read the rows that come in; copy those that go out              thread `move`
+    insert       put the rows that come in into their slots                      thread `move`
+    train        the caller's                                                    the caller's
+    write back   store the rows that went out                                    thread `write`
+
+On the host there is no `upload`. Where every row is in memory, nothing moves: `collect`, `insert` and
+`write back` are left out.
+
+On a device, stages launch their work and return; what must come first is waited for there, by marks
+(`hotrows.runtime.device`): `collect` waits for the upload and for the batch that had to leave,
+training for the rows, `write back` for training. On the host the marks are None, each stage having
+done its work when it returns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import tee
+
+import torch
+from torch import Tensor
+
+from hotrows.batch import Batch, samples
+from hotrows.engine.cached_tables import CachedTables
+from hotrows.engine.embedding import Embedding
+from hotrows.pipeline.prefetch import prefetch
+from hotrows.pipeline.runner import TRAIN, NoMore, Overlapped, Serial
+from hotrows.pipeline.schedule import Stage, Work
+from hotrows.plan import Plan
+from hotrows.planning.routing import RankSignals
+from hotrows.runtime.device import Mark
+from hotrows.storage.cache import Transfer
+
+_LAUNCHED = 2  # steps that the host may be ahead of the device: more would only hold memory
+
+NumberedBatch = tuple[int, Batch]  # the number of the step that it will make, and the batch
+Signals = Callable[[], int]  # RankSignals of this rank, when a batch is planned
+
+
+@dataclass
+class StagedBatch:
+    """What the stages make of a batch: `Work.item`.
+
+    ready: marks that training waits for on the device; blocks: the memory of what was copied there.
+    transfers: of the rows that it moves, by group. trained: the mark behind its training.
+    check: raises what is only known on the device, such as an id outside its table.
+    """
+
+    batch: Batch
+    plan: Plan
+    ready: list[Mark] = field(default_factory=list)
+    blocks: tuple[Tensor, ...] = ()
+    transfers: list[Transfer] = field(default_factory=list)
+    trained: Mark = None
+    check: Callable[[], None] | None = None
+
+
+def training_stages(
+    embedding: Embedding,
+    batches: Iterable[NumberedBatch],
+    future: Iterable[Batch] | None = None,
+    signals: Signals = lambda: 0,
+    padded: bool = False,
+) -> list[Stage]:
+    """The stages of training on `batches`.
+
+    future: the batches once more, for looking ahead; where they can be read only once, leave it out,
+    and those looked at are held in memory. padded: plans go to the device with tensors of equal sizes
+    (`Embedding.upload`).
+    """
+    run = _Stages(embedding, padded)
+    plan: Callable[[Work], None]
+    if embedding.cached_tables is None:
+        plan = _PlannedBatches(embedding, batches, signals).plan
+    else:
+        plan = _PlanMoves(embedding, embedding.cached_tables, batches, future, signals)
+    stages = [
+        Stage("plan", "plan", run=plan),
+        Stage("upload", "upload", run=run.upload),
+        Stage("collect", "move", enters=True, run=run.collect),
+        Stage("insert", "move", run=run.insert),
+        Stage(TRAIN, TRAIN, begin=run.begin_training, end=run.end_training),
+        Stage("write back", "write", run=run.write_back),
+    ]
+    unneeded: set[str] = set()
+    if embedding.device.on_host:
+        unneeded |= {"upload"}
+    if embedding.cached_tables is None:
+        unneeded |= {"collect", "insert", "write back"}
+    return [stage for stage in stages if stage.name not in unneeded]
+
+
+def start(
+    embedding: Embedding,
+    batches: Iterable[NumberedBatch],
+    future: Iterable[Batch] | None = None,
+    *,
+    plan_depth: int = 2,
+    trace: bool = False,
+    signals: Signals = lambda: 0,
+    padded: bool = False,
+) -> Serial | Overlapped:
+    """A runner that hands out `StagedBatch`es, planned and their rows in place, ready to be trained.
+
+    future, padded: see `training_stages`. plan_depth: batches planned beyond those that move rows;
+    0: everything in turn, on one thread. signals: `RankSignals` of this rank; those of all ranks come
+    with every plan.
+
+    Between ranks, each brings batches of its own, as many as it has: one that has no more continues
+    with empty ones until none has any, so that all end together.
+    """
+    stages = training_stages(embedding, batches, future, signals, padded)
+    first = embedding.cached_tables.num_planned if embedding.cached_tables else 0
+    if plan_depth == 0:
+        return Serial(stages, first, trace)
+    if embedding.ranks.num_ranks == 1:
+        return Overlapped(stages, first, trace, plan_depth)
+    if embedding.cached_tables:
+        plan_depth += embedding.cached_tables.caching.in_flight
+    return Overlapped(stages, first, trace, plan_depth, lockstep=True)
+
+
+class _Stages:
+    """What stages do after planning."""
+
+    def __init__(self, embedding: Embedding, padded: bool) -> None:
+        self._embedding, self._device, self._padded = embedding, embedding.device, padded
+        self._caches = (
+            [group.cache for group in embedding.cached_tables.groups] if embedding.cached_tables else []
+        )
+        self._trained: deque[Mark] = deque()
+        self._written: Mark = None  # passed once every batch that has left is in the store
+
+    def upload(self, work: Work) -> None:
+        staged: StagedBatch = work.item
+        copy = self._embedding.upload(staged.batch, staged.plan, self._padded)
+        staged.batch, staged.plan = copy.value
+        staged.ready, staged.blocks, staged.check = [copy.mark], copy.blocks, copy.check
+
+    def collect(self, work: Work) -> None:
+        staged: StagedBatch = work.item
+        after = [*staged.ready, self._written]
+        host_moves, moves = staged.plan.host.moves, staged.plan.moves
+        groups = zip(self._caches, host_moves, moves, strict=True)
+        staged.transfers = [cache.collect(host, device, after) for cache, host, device in groups]
+
+    def insert(self, work: Work) -> None:
+        staged: StagedBatch = work.item
+        for cache, transfer in zip(self._caches, staged.transfers, strict=True):
+            staged.ready.append(cache.insert(transfer))
+
+    def begin_training(self, work: Work) -> None:
+        for mark in work.item.ready:
+            self._device.wait(mark, work.item.blocks)
+
+    def end_training(self, work: Work) -> None:
+        staged: StagedBatch = work.item
+        staged.trained = self._device.mark()
+        self._trained.append(staged.trained)
+        if len(self._trained) > _LAUNCHED:
+            self._device.finish(self._trained.popleft())
+        check, staged.check = staged.check, None
+        if check is not None:
+            check()
+
+    def write_back(self, work: Work) -> None:
+        staged: StagedBatch = work.item
+        for cache, transfer in zip(self._caches, staged.transfers, strict=True):
+            self._written = cache.write_back(transfer, [staged.trained])
+
+
+class _PlanMoves:
+    """Feeds batches ahead as far as the policy wants, then plans the moves of the next one."""
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        cached_tables: CachedTables,
+        batches: Iterable[NumberedBatch],
+        future: Iterable[Batch] | None,
+        signals: Signals,
+    ) -> None:
+        self._ranks, self._cached_tables = embedding.planner.ranks, cached_tables
+        one_thread = future is None  # as `tee` demands
+        if future is None:
+            batches, again = tee(batches)
+            future = (batch for _, batch in again)
+        self._planned = _PlannedBatches(embedding, batches, signals, one_thread)
+        self._future = _PlannedBatches(embedding, enumerate(future), lambda: 0, one_thread)
+        self._begun = False
+
+    def __call__(self, work: Work) -> None:
+        batch, plan = self._planned.next()
+        # Batches trained before these may have ended: the first feed says that there are more.
+        while self._any(self._cached_tables.wants or not self._begun):
+            self._begun = True
+            try:
+                self._cached_tables.feed(self._future.rows())
+            except NoMore:
+                self._cached_tables.feed_end()
+        plan = self._cached_tables.take(plan)
+        work.item, work.waits_for = StagedBatch(batch, plan), plan.waits_for
+
+    def _any(self, wants: bool) -> bool:
+        """Whether any rank wants to see further: then all look."""
+        if self._ranks.num_ranks == 1:
+            return wants
+        return bool(self._ranks.all_gather(torch.tensor([wants])).wait().any())
+
+
+class _PlannedBatches:
+    """The batches of this rank, planned together with those of all ranks.
+
+    Where planning has several threads, the next batch is loaded while one is planned. one_thread: the
+    calling thread loads it, when it is needed.
+    """
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        batches: Iterable[NumberedBatch],
+        signals: Signals,
+        one_thread: bool = False,
+    ) -> None:
+        self._embedding = embedding
+        loads_ahead = embedding.threads.num > 1 and not one_thread
+        self._batches = prefetch(batches, depth=int(loads_ahead))
+        self._signals = signals
+        self._alone = embedding.ranks.num_ranks == 1
+        self._last: Batch | None = None
+
+    def plan(self, work: Work) -> None:
+        """Makes the next batch and its plan the item of a work."""
+        work.item = StagedBatch(*self.next())
+
+    def next(self) -> tuple[Batch, Plan]:
+        """The next batch and its plan; NoMore once no rank has any."""
+        step, batch = self._load()
+        if batch is None and self._alone:
+            raise NoMore
+        signals = self._signals() | (RankSignals.NO_MORE if batch is None else 0)
+        batch = self._empty() if batch is None else batch
+        plan = self._embedding.plan_ahead(batch, step, signals)
+        if plan.signals & RankSignals.NO_MORE:
+            raise NoMore
+        if self._last is None and not batch.size and signals & RankSignals.NO_MORE:
+            raise ValueError(
+                f"rank {self._embedding.ranks.rank} has not a single batch, while others have some: "
+                f"give every rank one at least"
+            )
+        self._last = batch
+        return batch, plan
+
+    def rows(self) -> list[Tensor]:
+        """The rows that the next batch reads, for each group of packs."""
+        if self._embedding.planner.routes:
+            return self._embedding.planner.rows_of(self.next()[1])
+        _, batch = self._load()
+        if batch is None:
+            raise NoMore
+        return self._embedding.planner.rows(batch)
+
+    def _load(self) -> tuple[int, Batch | None]:
+        return next(self._batches, (0, None))
+
+    def _empty(self) -> Batch:
+        if self._last is not None:
+            return samples(self._last, 0, 0)
+        features = self._embedding.features
+        return Batch(features, torch.empty(0, dtype=torch.int64), torch.empty(0, 0))

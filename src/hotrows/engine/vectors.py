@@ -1,0 +1,128 @@
+"""Vectors: the result of a lookup, one autograd leaf per pack and the features as views of them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from hotrows.plan import Plan
+from hotrows.shapes import Float, Int64
+
+if TYPE_CHECKING:
+    from hotrows.planning.packing import Pack
+
+
+class Vectors:
+    """The vectors of a batch.
+
+    leaves: one per pack, [M, D] float32, in the order of the plan's packs. A leaf with sequences is
+    split once, so that its gradient is put together in one pass.
+    """
+
+    def __init__(self, packs: Sequence[Pack], plan: Plan, leaves: tuple[Tensor, ...]) -> None:
+        self.leaves = leaves
+        self.packs = packs
+        self._plan = plan
+        self._on_host = plan.on_host or plan
+        self._columns: dict[int, tuple[Tensor, ...]] = {}
+        self._parts: dict[int, tuple[Tensor, ...]] = {}
+
+    def __getitem__(self, key: str | tuple[str, str]) -> Float[Tensor, "B D"]:
+        """The vectors of a feature, or of (feature, role)."""
+        feature, role = (key, "vector") if isinstance(key, str) else key
+        p, column = self._find(feature, role)
+        if p not in self._columns:
+            self._columns[p] = self._pooled(p).unbind(1)
+        return self._columns[p][column]
+
+    def stack(
+        self, role: str = "vector", features: Sequence[str] | None = None
+    ) -> Float[Tensor, "B F D"]:
+        """The vectors of several features, of all in that role by default.
+
+        A view of the leaf where they are side by side in one pack; a copy where features come in
+        another order, or their tables are in several packs.
+        """
+        if features is None:
+            features = [name for pack in self.packs for name, table in pack.columns
+                        if pack.tables[table].role == role]  # fmt: skip
+        columns = [self._find(feature, role) for feature in features]
+        if not columns:
+            raise ValueError(f"no table has the role {role!r}; roles: {self._roles()}")
+        parts = [self._columns_of(*span) for span in _spans(columns)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _columns_of(self, p: int, first: int, end: int) -> Tensor:
+        """[B, F, D]: consecutive vectors of a pack."""
+        pooled = self._pooled(p)
+        # A slice of everything would cost a copy of the gradient on the way back.
+        return pooled if (first, end) == (0, pooled.shape[1]) else pooled[:, first:end]
+
+    def sequence(
+        self, feature: str, role: str = "vector"
+    ) -> tuple[Float[Tensor, "N D"], Int64[Tensor, "{self._plan.batch_size}+1"]]:
+        """The vectors of a sequence feature, and where each sample's begin."""
+        for p, pack in enumerate(self.packs):
+            starts = self._plan.packs[p].sequence_starts
+            if starts is not None and (feature, role) in pack.sequence_of:
+                begin = starts[feature]
+                part = self._split(p)[1 + pack.sequence_of[feature, role]]
+                return part, begin - begin[0]
+        raise KeyError(f"no sequence feature {feature!r} with role {role!r} was looked up")
+
+    def lengths(self, feature: str) -> Int64[Tensor, "B"]:
+        """How many elements each sample has in a sequence feature, in host memory."""
+        for pack in self._on_host.packs:
+            if pack.sequence_starts is not None and feature in pack.sequence_starts:
+                return pack.sequence_starts[feature].diff().cpu()
+        raise KeyError(f"no sequence feature {feature!r} was looked up")
+
+    def _pooled(self, p: int) -> Float[Tensor, "B F D"]:
+        """The pooled vectors of a pack."""
+        leaf, size, pack = self.leaves[p], self._plan.batch_size, self.packs[p]
+        num_columns = len(pack.columns)
+        pooled = self._split(p)[0] if pack.sequences else leaf
+        return pooled.view(size, num_columns, leaf.shape[1])
+
+    def _split(self, p: int) -> tuple[Tensor, ...]:
+        """A pack's leaf: what is pooled, then each sequence."""
+        if p not in self._parts:
+            starts = self._on_host.packs[p].sequence_starts
+            assert starts is not None
+            ends = [0, *(int(starts[name][-1]) for name, _ in self.packs[p].sequences)]
+            ends.insert(1, self._plan.batch_size * len(self.packs[p].columns))
+            sizes = [end - begin for begin, end in itertools.pairwise(ends)]
+            self._parts[p] = self.leaves[p].split(sizes)
+        return self._parts[p]
+
+    def _find(self, feature: str, role: str) -> tuple[int, int]:
+        for p, pack in enumerate(self.packs):
+            column = pack.column_of.get((feature, role))
+            if column is not None:
+                return p, column
+        raise KeyError(f"no table of role {role!r} is read by feature {feature!r}")
+
+    def _roles(self) -> list[str]:
+        return sorted({table.role for pack in self.packs for table in pack.tables})
+
+
+def of_leaves(packs: Sequence[Pack], leaves: tuple[Tensor, ...], batch_size: int) -> Vectors:
+    """The vectors of packs without sequences, which need no more of a plan than the number of samples."""
+    return Vectors(packs, Plan(packs=(), step=0, batch_size=batch_size), leaves)
+
+
+def _spans(columns: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
+    """(pack, column) in order as (pack, first column, end).
+
+    (0, 3), (0, 4), (1, 0)  ->  (0, 3, 5), (1, 0, 1)
+    """
+    begin = 0
+    for end in range(1, len(columns) + 1):
+        p, first = columns[begin]
+        if end == len(columns) or columns[end] != (p, first + end - begin):
+            yield p, first, first + end - begin
+            begin = end

@@ -1,1 +1,0 @@
-"""How ranks talk: `processes` behind torch.distributed, `threads` within one process."""

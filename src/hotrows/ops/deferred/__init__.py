@@ -1,0 +1,235 @@
+"""Deferred dense optimizers, whose rows move when they are read: catch-up, update and lookup over tables.
+
+A dense optimizer moves every row at every step, with or without a gradient: moments fade, weight decay
+and L2 terms pull. A row that no batch reads may make these steps later, all at once, as long as it has made
+them before it is read: `catch_up`. The result is that of the dense optimizer, to rounding.
+
+    row 7    touched . . . . . . . read       last = 3: it has made steps 0, 1, 2
+    step        2    3 4 5 6 7 8 9            now = 9: steps 3 to 8 are made when it is read
+
+All rows of a table make a step with one set of numbers: the gradient is g + c * w, with g = 0 for the rows
+that the batch did not read; then w *= shrink; then the rule of torch.optim.
+
+    kind        numbers of a step, 8 float64 (those not named are 0)                      states
+    "sgd"       c, shrink, lr, momentum, 1 - dampening, nesterov (0 or 1)                 buffer, or none
+    "adagrad"   c, shrink, lr / (1 + step * lr_decay), eps                                sum
+    "rmsprop"   c, shrink, lr, alpha, eps                                                 square_avg
+    "adam"      c, shrink, lr / bias_correction1, beta1, beta2, eps, sqrt(bias_correction2)   exp_avg, exp_avg_sq
+    "none"      nothing is ever deferred
+
+c is weight_decay plus the coefficients of L2 terms; shrink is the factor of decoupled weight decay (1 without it).
+SGD's first step takes the gradient undamped: its 1 - dampening is 1.
+
+CPU tensors of float32 or float64 go to the native core, all other tensors to the reference (`deferred.reference`).
+csrc/replay.h says what a deferred step costs in the core, and when a row needs no further ones.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from ctypes import CDLL, c_int, c_int64
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from hotrows.ops.deferred import reference
+from hotrows.ops.deferred.reference import Target
+from hotrows.runtime import native
+from hotrows.runtime.native import pointer
+
+_KINDS = {"sgd": 0, "adagrad": 1, "rmsprop": 2, "adam": 3}
+_DTYPES = (torch.float32, torch.float64)
+_COLUMNS = 12  # of struct Target in csrc/deferred.cpp
+_NUM_FIXED = 8  # of them do not change from step to step
+
+__all__ = ["PackedTargets", "Target", "catch_up", "catch_up_all", "lookup", "pack_targets", "update"]
+
+
+@dataclass(frozen=True)
+class PackedTargets:
+    """Targets in the form that the core reads, made once for several calls; see `pack_targets`."""
+
+    targets: tuple[Target, ...]
+    numbers: Tensor  # [T, 12] int64
+    core: CDLL | None  # None: these tensors are the reference's
+    steps: Tensor | None = None  # where `at_steps` moved to
+
+    def at_steps(
+        self, steps: Tensor, first: int, now: int, first_decay: int | Sequence[int]
+    ) -> PackedTargets:
+        """Returns these tables at other steps, which all of them share; takes a few microseconds."""
+        targets = self.targets
+        if self.core is None:
+            decays = [first_decay] * len(targets) if isinstance(first_decay, int) else first_decay
+            targets = tuple(
+                replace(target, steps=steps, first=first, now=now, first_decay=decay)
+                for target, decay in zip(targets, decays, strict=True)
+            )
+        numbers = self.numbers.clone()
+        if isinstance(first_decay, int):
+            moved = array("q", (steps.data_ptr(), first, now, first_decay))
+            numbers[:, _NUM_FIXED:] = torch.frombuffer(moved, dtype=torch.int64)
+        else:
+            moved = array("q", (steps.data_ptr(), first, now))
+            numbers[:, _NUM_FIXED:-1] = torch.frombuffer(moved, dtype=torch.int64)
+            numbers[:, -1] = torch.tensor(first_decay)
+        return PackedTargets(targets, numbers, self.core, steps)
+
+
+def pack_targets(targets: Sequence[Target] | PackedTargets) -> PackedTargets:
+    """Packs targets as every function of this module does first: about 2 microseconds a table.
+
+    A caller that stores the result saves that time in later calls; it is valid while the tensors
+    keep their memory. `PackedTargets.at_steps` advances it where the tables share their steps.
+    """
+    if isinstance(targets, PackedTargets):
+        return targets
+    numbers = array("q")
+    for target in targets:
+        numbers.extend(_line(target))
+    packed = torch.frombuffer(numbers, dtype=torch.int64) if numbers else torch.empty(0).long()
+    tensors = [t for target in targets[:1] for t in (target.weights, target.last)]
+    return PackedTargets(tuple(targets), packed.view(-1, _COLUMNS), _core(*tensors))
+
+
+def catch_up(
+    kind: str,
+    targets: Sequence[Target] | PackedTargets,
+    slots: Tensor,
+    bounds: Tensor,
+    squares: Tensor | None = None,
+) -> None:
+    """Brings the rows that are read to `now`.
+
+    slots: [U] int64, distinct rows of the targets: those of target t are slots[bounds[t]:bounds[t + 1]].
+    bounds: [T + 1] int64.
+    squares: [T] float64, or None: the change of each target's sum of squared weights is added to it.
+    """
+    packed = pack_targets(targets)
+    if kind == "none" or not packed.targets:
+        return
+    if packed.core is None:
+        reference.catch_up(kind, packed.targets, slots, bounds, squares)
+        return
+    packed.core.hotrows_deferred_catch_up(
+        c_int(_KINDS[kind]), *_tables(packed), pointer(slots), pointer(bounds), pointer(squares)
+    )
+
+
+def catch_up_all(kind: str, target: Target | PackedTargets, squares: Tensor | None = None) -> None:
+    """Brings every row of one target to `now`. squares: [1], as in `catch_up`."""
+    packed = target if isinstance(target, PackedTargets) else pack_targets([target])
+    assert len(packed.targets) == 1, "one table at a time"
+    if kind == "none":
+        return
+    if packed.core is None:
+        reference.catch_up_all(kind, packed.targets[0], squares)
+        return
+    itemsize, dim, lines, _ = _tables(packed)
+    packed.core.hotrows_deferred_catch_up_all(c_int(_KINDS[kind]), itemsize, dim, lines, pointer(squares))
+
+
+def update(
+    kind: str,
+    targets: Sequence[Target] | PackedTargets,
+    slots: Tensor,
+    bounds: Tensor,
+    order: Tensor,
+    starts: Tensor,
+    bags: Tensor | None,
+    weights: Tensor | None,
+    grad: Tensor,
+    scales: Tensor,
+    squares: Tensor | None = None,
+) -> None:
+    """Brings the rows to `now` and makes step `now` with their gradients; then last = now + 1.
+
+    order [N], starts [U + 1], bags [N] or None, int32, and weights [N] or None as in `PackPlan`: the
+    gradient of row u is the sum over its run of weights[n] * grad[bag of n], times scales[t] of its
+    target. grad: [M, D], weights: of the tables' dtype; scales: [T] float64. slots, bounds, squares:
+    as in `catch_up`.
+    """
+    packed = pack_targets(targets)
+    if not packed.targets:
+        return
+    if packed.core is None:
+        reference.update(
+            kind, packed.targets, slots, bounds, order, starts, bags, weights, grad, scales, squares
+        )
+        return
+    dtype = packed.targets[0].weights.dtype
+    grad = grad.to(dtype).contiguous()
+    weights = None if weights is None else weights.to(dtype).contiguous()
+    packed.core.hotrows_deferred_update(
+        c_int(_KINDS[kind]), *_tables(packed), pointer(slots), pointer(bounds), pointer(order),
+        pointer(starts), pointer(bags), pointer(weights), pointer(grad), pointer(scales),
+        pointer(squares),
+    )  # fmt: skip
+
+
+def lookup(
+    targets: Sequence[Target] | PackedTargets,
+    slots: Tensor,
+    bounds: Tensor,
+    inverse: Tensor,
+    bag_starts: Tensor | None,
+    weights: Tensor | None,
+) -> Tensor:
+    """Returns the vector of each bag, [M, D]: the sum of weights[n] * row slots[inverse[n]].
+
+    inverse [N] int32, bag_starts [M + 1] int32 or None (one id per bag), weights [N] or None as in
+    `PackPlan`. Rows are read as stored: call `catch_up` before.
+    """
+    packed = pack_targets(targets)
+    if packed.core is None:
+        return reference.lookup(packed.targets, slots, bounds, inverse, bag_starts, weights)
+    table = packed.targets[0].weights
+    weights = None if weights is None else weights.to(table.dtype).contiguous()
+    num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
+    scratch = table.new_empty(slots.numel(), table.shape[1])
+    out = table.new_empty(num_bags, table.shape[1])
+    itemsize, dim, *lines = _tables(packed)
+    packed.core.hotrows_deferred_look_up(
+        itemsize, dim, *lines, pointer(slots), pointer(bounds), pointer(inverse),
+        c_int64(inverse.numel()), pointer(bag_starts), pointer(weights), c_int64(num_bags),
+        pointer(scratch), pointer(out),
+    )  # fmt: skip
+    return out
+
+
+def _line(target: Target) -> tuple[int, ...]:
+    """Returns the fields of struct Target: addresses, strides in bytes, and step counts."""
+    weights, states, last = target.weights, target.states, target.last
+    size = weights.element_size()
+    return (
+        weights.data_ptr(),
+        weights.stride(0) * size,
+        states[0].data_ptr() if states else 0,
+        states[1].data_ptr() if len(states) > 1 else 0,
+        states[0].stride(0) * size if states else 0,
+        last.data_ptr(),
+        last.stride(0) * 4,
+        last.shape[0],
+        target.steps.data_ptr(),
+        target.first,
+        target.now,
+        target.first_decay,
+    )
+
+
+def _tables(packed: PackedTargets) -> tuple[c_int64, c_int64, object, c_int64]:
+    weights = packed.targets[0].weights
+    return (
+        c_int64(weights.element_size()),
+        c_int64(weights.shape[1]),
+        pointer(packed.numbers),
+        c_int64(len(packed.targets)),
+    )
+
+
+def _core(*tensors: Tensor) -> CDLL | None:
+    on_core = all(t.device.type == "cpu" for t in tensors)
+    on_core = on_core and all(t.dtype in _DTYPES for t in tensors[:1])
+    return native.load() if on_core else None

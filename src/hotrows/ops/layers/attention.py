@@ -1,0 +1,171 @@
+"""Attention over lists of vectors: first layer, softmax, weighted sums, dot products.
+
+A jagged batch is [N, D] vectors and [B + 1] int64 offsets: sample b has
+vectors[offsets[b] : offsets[b + 1]].
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hotrows.ops.layers.jagged import highest_by_sample, samples_of, sum_by_sample
+from hotrows.runtime.native import call, core, takes
+
+
+def target_projection(
+    queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """y_n = weight [q, k_n, q - k_n, q * k_n] + bias, q the query of n's sample: [N, H].
+
+    queries: [B, D], keys: [N, D], weight: [H, 4D], bias: [H].
+    """
+    if not takes(queries, keys, weight, bias):
+        return target_projection_reference(queries, keys, offsets, weight, bias)
+    queries, keys, weight = queries.contiguous(), keys.contiguous(), weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    offsets = _checked(offsets, len(queries), len(keys))
+    out = torch.empty(len(keys), len(weight))
+    sizes = (*queries.shape, len(weight))
+    call(core(), "target_projection", queries, keys, offsets, weight, bias, *sizes, out)
+    return out
+
+
+def target_projection_backward(
+    grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of queries, keys, weight and bias, from that of y, [N, H]."""
+    if not takes(grad, queries, keys, weight):
+        return target_projection_backward_reference(grad, queries, keys, offsets, weight)
+    grad, queries, keys = grad.contiguous(), queries.contiguous(), keys.contiguous()
+    weight, offsets = weight.contiguous(), _checked(offsets, len(queries), len(keys))
+    grad_queries, grad_keys, grad_weight = (torch.empty_like(t) for t in (queries, keys, weight))
+    grad_bias = torch.empty(len(weight))
+    inputs, sizes = (grad, queries, keys, offsets, weight), (*queries.shape, len(weight))
+    grads = grad_queries, grad_keys, grad_weight, grad_bias
+    call(core(), "target_projection_backward", *inputs, *sizes, *grads)
+    return grads
+
+
+def softmax_jagged(scores: Tensor, offsets: Tensor) -> Tensor:
+    """The softmax over each sample's scores: [N] -> [N].
+
+    scores = [0., 0., 5.], offsets = [0, 2, 2, 3]  ->  [0.5, 0.5, 1.]
+    """
+    if not takes(scores):
+        return softmax_jagged_reference(scores, offsets)
+    scores, size = scores.contiguous(), len(offsets) - 1
+    offsets = _checked(offsets, size, len(scores))
+    out = torch.empty_like(scores)
+    call(core(), "softmax_jagged", scores, offsets, size, out)
+    return out
+
+
+def softmax_jagged_backward(grad: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+    """The gradient of the scores, from the weights that the softmax returned: [N], [N] -> [N]."""
+    if not takes(grad, weights):
+        return softmax_jagged_backward_reference(grad, weights, offsets)
+    grad, weights, size = grad.contiguous(), weights.contiguous(), len(offsets) - 1
+    offsets = _checked(offsets, size, len(weights))
+    out = torch.empty_like(weights)
+    call(core(), "softmax_jagged_backward", grad, weights, offsets, size, out)
+    return out
+
+
+def weighted_sum(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
+    """out[b] = sum of weights[n] values[n] over the sample's n: [N], [N, D] -> [B, D]."""
+    if not takes(weights, values):
+        return weighted_sum_reference(weights, values, offsets)
+    weights, values = weights.contiguous(), values.contiguous()
+    size, width = len(offsets) - 1, values.shape[1]
+    offsets = _checked(offsets, size, len(values))
+    out = torch.empty(size, width)
+    call(core(), "weighted_sum", weights, values, offsets, size, width, out)
+    return out
+
+
+def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+    """out[n] = queries[b] . keys[n], b the sample of n: [B, D], [N, D] -> [N]."""
+    if not takes(queries, keys):
+        return jagged_dot_reference(queries, keys, offsets)
+    queries, keys = queries.contiguous(), keys.contiguous()
+    offsets = _checked(offsets, len(queries), len(keys))
+    out = torch.empty(len(keys))
+    call(core(), "jagged_dot", queries, keys, offsets, *queries.shape, out)
+    return out
+
+
+def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor:
+    """out[n] = weights[n] queries[b], b the sample of n: [N], [B, D] -> [N, D].
+
+    With `weighted_sum` and `jagged_dot` the three gradients of sum over n of w_n (q_b . k_n).
+    """
+    if not takes(weights, queries):
+        return weighted_copies_reference(weights, queries, offsets)
+    weights, queries = weights.contiguous(), queries.contiguous()
+    offsets = _checked(offsets, len(queries), len(weights))
+    out = torch.empty(len(weights), queries.shape[1])
+    call(core(), "weighted_copies", weights, queries, offsets, *queries.shape, out)
+    return out
+
+
+def target_projection_reference(
+    queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    out = _pairs(queries, keys, offsets) @ weight.t()  # [N, H]
+    return out if bias is None else out + bias
+
+
+def target_projection_backward_reference(
+    grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    by_query, by_key, by_difference, by_product = (grad @ weight).chunk(4, dim=1)  # [N, D]
+    each_query = queries[samples_of(offsets, len(keys))]  # [N, D]
+    grad_queries = by_query + by_difference + by_product * keys  # [N, D]
+    return (
+        sum_by_sample(grad_queries, offsets),  # [B, D]
+        by_key - by_difference + by_product * each_query,
+        grad.t() @ _pairs(queries, keys, offsets),  # [H, 4D]
+        grad.sum(0),
+    )
+
+
+def softmax_jagged_reference(scores: Tensor, offsets: Tensor) -> Tensor:
+    sample = samples_of(offsets, len(scores))
+    powers = (scores - highest_by_sample(scores, offsets)[sample]).exp()
+    return powers / sum_by_sample(powers, offsets)[sample]
+
+
+def softmax_jagged_backward_reference(grad: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
+    mean = sum_by_sample(grad * weights, offsets)  # [B]
+    return weights * (grad - mean[samples_of(offsets, len(grad))])
+
+
+def weighted_sum_reference(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
+    return sum_by_sample(weights[:, None] * values, offsets)
+
+
+def jagged_dot_reference(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+    return (queries[samples_of(offsets, len(keys))] * keys).sum(1)
+
+
+def weighted_copies_reference(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor:
+    return weights[:, None] * queries[samples_of(offsets, len(weights))]
+
+
+def _pairs(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+    q = queries[samples_of(offsets, len(keys))]  # [N, D]
+    return torch.cat([q, keys, q - keys, q * keys], dim=1)  # [N, 4D]
+
+
+def _checked(offsets: Tensor, size: int, num_vectors: int) -> Tensor:
+    """Offsets that the core can follow: nothing that it reads lies outside of the tensors."""
+    fits = offsets.shape == (size + 1,) and offsets.dtype == torch.int64
+    if fits and size > 0:
+        fits = bool(offsets[0] == 0 and offsets[-1] == num_vectors and (offsets.diff() >= 0).all())
+    if not fits or (size == 0 and num_vectors > 0):
+        raise ValueError(
+            f"offsets of {size} samples and {num_vectors} vectors must be {size + 1} int64 values "
+            f"that rise from 0 to {num_vectors}, not {offsets}"
+        )
+    return offsets.contiguous()

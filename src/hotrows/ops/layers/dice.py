@@ -1,0 +1,89 @@
+"""Dice, forward and backward: in two passes on the native core."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hotrows.runtime.native import call, core, takes
+
+
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean and the biased variance of each feature over the rows, M >= 1: [M, H] -> [H], [H].
+
+    x = [[1., 5.], [3., 5.]]  ->  [2., 5.], [1., 0.]
+    """
+    if not takes(x):
+        return moments_reference(x)
+    x = x.contiguous()
+    mean, var = torch.empty(x.shape[1]), torch.empty(x.shape[1])
+    call(core(), "moments", x, *x.shape, mean, var)
+    return mean, var
+
+
+def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
+    """x (p + alpha (1 - p)) with p = sigmoid((x - mean) rstd): [M, H] and [H] each -> [M, H]."""
+    if not takes(x, mean, rstd, alpha):
+        return dice_reference(x, mean, rstd, alpha)
+    x, alpha = x.contiguous(), alpha.contiguous()
+    out = torch.empty_like(x)
+    call(core(), "dice", x, mean, rstd, alpha, *x.shape, out)
+    return out
+
+
+def dice_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
+    """The first pass of the way back: sums over the rows of dz, of dz z, and alpha's gradient: [3, H].
+
+    z = (x - mean) rstd, and dz is what the loss changes by with z.
+    """
+    if not takes(grad, x, mean, rstd, alpha):
+        return dice_sums_reference(grad, x, mean, rstd, alpha)
+    grad, x, alpha = grad.contiguous(), x.contiguous(), alpha.contiguous()
+    sums = x.new_empty(3, x.shape[1])
+    call(core(), "dice_sums", grad, x, mean, rstd, alpha, *x.shape, sums)
+    return sums
+
+
+def dice_to_x(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int
+) -> Tensor:
+    """The second pass: the gradient of x, [M, H].
+
+    sums: [2, H], of dz and of dz z over the num_rows rows whose statistics mean and rstd are: those of
+    x, and maybe of other ranks. num_rows = 0: they are none of theirs, and nothing flows through them.
+    """
+    if not takes(grad, x, mean, rstd, alpha, sums):
+        return dice_to_x_reference(grad, x, mean, rstd, alpha, sums, num_rows)
+    grad, x, alpha, sums = (t.contiguous() for t in (grad, x, alpha, sums))
+    grad_x = torch.empty_like(x)
+    call(core(), "dice_to_x", grad, x, mean, rstd, alpha, sums, *x.shape, num_rows, grad_x)
+    return grad_x
+
+
+def moments_reference(x: Tensor) -> tuple[Tensor, Tensor]:
+    var, mean = torch.var_mean(x, dim=0, correction=0)
+    return mean, var
+
+
+def dice_reference(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
+    p = torch.sigmoid((x - mean) * rstd)
+    return x * (p + alpha * (1 - p))
+
+
+def dice_sums_reference(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
+    z = (x - mean) * rstd  # [M, H]
+    p = torch.sigmoid(z)
+    by_z = grad * x * (1 - alpha) * p * (1 - p)
+    by_alpha = grad * x * (1 - p)
+    return torch.stack([by_z.sum(0), (by_z * z).sum(0), by_alpha.sum(0)])  # [3, H]
+
+
+def dice_to_x_reference(
+    grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int
+) -> Tensor:
+    z = (x - mean) * rstd  # [M, H]
+    p = torch.sigmoid(z)
+    by_z = grad * x * (1 - alpha) * p * (1 - p)
+    if num_rows > 0:
+        by_z = by_z - sums[0] / num_rows - z * (sums[1] / num_rows)
+    return grad * (p + alpha * (1 - p)) + rstd * by_z

@@ -1,0 +1,1 @@
+"""Ops on embedding rows: reference, native core, CUDA, and shapes for tracing."""

@@ -1,0 +1,174 @@
+"""Files and folders that are there complete, or as they were before: written aside, then renamed.
+
+    with replaced(path) as part:        # PATH.part
+        part.write_text("new")          # after an error, `path` stays as it was
+
+    write PATH.part  ->  sync its bytes  ->  rename it to PATH  ->  sync the folder of PATH
+
+All writers share one durability: when the block ends, a power failure loses nothing of it.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_JOB, _LOCK = "job.json", "lock"
+
+
+@contextmanager
+def replaced(path: Path) -> Iterator[Path]:
+    """Gives the path PATH.part to write a file to, which becomes `path`; after an error it goes."""
+    part = part_of(path)
+    try:
+        yield part
+        publish(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def new_folder(path: Path, job: dict[str, Any] | None = None) -> Iterator[Path]:
+    """Gives the folder PATH.part to write into, which becomes `path`; after an error it goes.
+
+    job: what is made, and from what, as JSON. With it the folder stays when the process is killed or
+    interrupted, an equal job continues in it, and a lock keeps two processes apart.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(f"{path} exists and is no empty folder; delete it, or choose another name")
+    part = part_of(path)
+    with _resumed(part, job) if job is not None else _begun(part):
+        try:
+            part.mkdir(parents=True, exist_ok=True)
+            yield part
+            if job is not None:
+                for name in (_JOB, _LOCK):
+                    (part / name).unlink()
+            publish(part, path)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            written = sum(file.stat().st_size for file in part.glob("*"))
+            raise ValueError(
+                f"the disk of {path} is full after {written:,} bytes, which are removed again; free "
+                f"some space, or choose another disk"
+            ) from error
+
+
+def publish(part: Path, path: Path) -> None:
+    """Renames the complete file or folder `part` to `path`, durably: bytes first, then names."""
+    for folder, _, names in os.walk(part):
+        for name in names:
+            sync(Path(folder, name))
+        sync(Path(folder))
+    if part.is_file():
+        sync(part)
+    os.replace(part, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Makes the bytes of a file, or the names in a folder, durable; on POSIX systems."""
+    if os.name != "posix":
+        return
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def part_of(path: Path) -> Path:
+    """Where a file or folder is written before it becomes `path`."""
+    return path.with_name(path.name + ".part")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a small file."""
+    with replaced(path) as part:
+        part.write_text(text)
+
+
+def write_json(path: Path, fields: Any) -> None:
+    """Writes a file of JSON."""
+    write_text(path, json_text(fields))
+
+
+def json_text(fields: Any) -> str:
+    """The JSON of a file that people may read: indented, and without NaN."""
+    return json.dumps(fields, indent=2, allow_nan=False) + "\n"
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Puts a file into a second folder, by a hard link or across file systems by a copy; replaces
+    `target`."""
+    target.unlink(missing_ok=True)
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def lock(fd: int) -> None:
+    """Locks an open file until it is closed; OSError: another process has locked it.
+
+    Systems without POSIX locks lock nothing: two processes are not kept apart on them.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+@contextmanager
+def _begun(part: Path) -> Iterator[None]:
+    """Checks that the folder `part` is new; it is gone at the end, complete or not."""
+    if part.exists():
+        raise ValueError(f"{part} exists: another run writes it, or was killed; delete it if none runs")
+    try:
+        yield
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def _resumed(part: Path, job: dict[str, Any]) -> Iterator[None]:
+    """Makes the folder `part`, or continues in that of an equal job; locked meanwhile. It is deleted
+    after errors that would come again, and stays after an interruption."""
+    _check_same_job(part, job)
+    part.mkdir(parents=True, exist_ok=True)
+    with open(part / _LOCK, "w") as file:
+        try:
+            lock(file.fileno())
+        except OSError:
+            raise ValueError(f"another run writes {part}; wait for it, or stop it") from None
+        write_text(part / _JOB, json.dumps(job))
+        try:
+            yield
+        except (OSError, ValueError, MemoryError):
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+
+
+def _check_same_job(part: Path, job: dict[str, Any]) -> None:
+    if not part.exists():
+        return
+    try:
+        begun = json.loads((part / _JOB).read_text())
+    except (OSError, ValueError, RecursionError):
+        begun = None
+    if begun is None and set(os.listdir(part)) <= {_LOCK, _JOB}:
+        return  # killed before it had begun
+    if begun != json.loads(json.dumps(job)):
+        raise ValueError(
+            f"{part} exists and is not of this preparation, but of one with other files or settings "
+            f"that was stopped; run that one again to go on with it, or delete the folder"
+        )

@@ -1,0 +1,232 @@
+"""Device: where fast memory is, and in what order work on it is done.
+
+On the host, work is done at once. On a GPU it is launched, and done some time later. What is launched
+on one lane is done in that order, and lanes wait for one another by marks, so that the host never
+waits where it need not:
+
+    mark = device.launch("move", copy, after=[ready])    # on the lane `move`, once `ready` is passed
+    device.wait(mark)                                    # training waits for it, the host does not
+    device.finish(mark)                                  # the host waits: before it reads the result
+
+A lane is a CUDA stream and a mark an event. Training's own lane is the stream of the calling thread.
+"""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+Mark = Any  # what a lane has reached; None on the host, where everything is done already
+Marks = Sequence[Mark]
+
+ALIGNMENT = 16  # bytes: what a GPU reads at once
+_PORTABLE_AND_MAPPED = 1 | 2
+
+
+class Device:
+    """The host; the base of every other device."""
+
+    on_host = True
+
+    def __init__(self) -> None:
+        self.torch = torch.device("cpu")
+
+    @property
+    def name(self) -> str:
+        """As `torch.device` and `torch.autocast` take it: `cpu` or `cuda`."""
+        return self.torch.type
+
+    def empty(self, lane: str, *shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+        """Allocates memory that a lane writes first; launches on other lanes name it in `holds`."""
+        return torch.empty(shape, dtype=dtype)
+
+    def put(self, tensor: Tensor) -> Tensor:
+        """Copies a tensor to the device; the caller waits for the copy."""
+        return tensor.to(self.torch)
+
+    def staging(self, *shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+        """Allocates host memory that can be copied to and from the device asynchronously."""
+        return torch.empty(shape, dtype=dtype)
+
+    def page_lock(self, tensor: Tensor) -> None:
+        """Lets the device read and write a tensor in host memory for as long as the tensor lives.
+
+        The tensor must have its pages for itself (`storage.store.empty_records`): pages are locked
+        as a whole, and none twice.
+        """
+
+    def launch(
+        self, lane: str, work: Callable[[], object], after: Marks = (), holds: Sequence[Tensor] = ()
+    ) -> Mark:
+        """Does `work` on a lane once all of `after` are passed; returns the mark behind it.
+
+        holds: tensors of the device that it touches, whose memory is not reused before it is done.
+        """
+        work()
+        return None
+
+    def mark(self) -> Mark:
+        """A mark behind what the calling thread has launched so far."""
+        return None
+
+    def wait(self, mark: Mark, holds: Sequence[Tensor] = ()) -> None:
+        """Makes what the calling thread launches from here on, with tensors `holds`, follow the mark."""
+
+    def finish(self, mark: Mark) -> None:
+        """Returns once the mark is passed."""
+
+    def synchronize(self) -> None:
+        """Returns once all that was launched on any lane is done."""
+
+    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Returns a function that does the work, on a device as one CUDA graph: its result is in the
+        same memory every time, and `work` itself runs once, now, to be recorded."""
+        return work
+
+    @contextmanager
+    def own_random_numbers(self, state: Tensor | None, seed: int) -> Iterator[None]:
+        """Sets the device's generator to `state`, or by the seed where that is None; restores it
+        afterwards. On the host `torch.random.fork_rng` does this."""
+        yield
+
+    def random_state(self) -> Tensor | None:
+        """The state of the device's generator; None on the host."""
+        return None
+
+
+class Cuda(Device):
+    """One NVIDIA GPU."""
+
+    on_host = False
+    # Of the process: PyTorch has 32 streams and then gives out the first again, so that a lane made
+    # anew for every run would end up on the stream of a capture.
+    _streams: ClassVar[dict[str, torch.cuda.Stream]] = {}
+    _making = threading.Lock()
+
+    def __init__(self) -> None:
+        self.torch = torch.device("cuda", 0)
+
+    def empty(self, lane: str, *shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+        # The allocator may hand out what an earlier launch on the same stream still reads.
+        with torch.cuda.stream(self._lane(lane)):
+            return torch.empty(shape, dtype=dtype, device=self.torch)
+
+    def staging(self, *shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def page_lock(self, tensor: Tensor) -> None:
+        # Not `pin_memory`, which allocates anew and rounds sizes up to powers of two.
+        if not tensor.numel():
+            return
+        address, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
+        runtime: Any = torch.cuda.cudart()
+        status = runtime.cudaHostRegister(address, size, _PORTABLE_AND_MAPPED)
+        if int(status) != 0:
+            raise ValueError(
+                f"the system does not page-lock {size / 2**30:.1f} GiB of host memory "
+                f"for the GPU (CUDA error {int(status)}): raise the limit of locked memory "
+                f"(ulimit -l), or keep the tables in a file (store='file:PATH')"
+            )
+        # Before the memory is freed: whatever is allocated there next would be taken for locked.
+        weakref.finalize(tensor, _unlock, self.torch, address).atexit = False
+
+    def launch(
+        self, lane: str, work: Callable[[], object], after: Marks = (), holds: Sequence[Tensor] = ()
+    ) -> Mark:
+        stream = self._lane(lane)
+        with torch.cuda.stream(stream):
+            for mark in after:
+                if mark is not None:
+                    stream.wait_event(mark)
+            work()
+            for tensor in holds:
+                tensor.record_stream(stream)
+            return stream.record_event()
+
+    def mark(self) -> Mark:
+        return torch.cuda.current_stream(self.torch).record_event()
+
+    def wait(self, mark: Mark, holds: Sequence[Tensor] = ()) -> None:
+        stream = torch.cuda.current_stream(self.torch)
+        if mark is not None:
+            stream.wait_event(mark)
+        for tensor in holds:
+            tensor.record_stream(stream)
+
+    def finish(self, mark: Mark) -> None:
+        if mark is not None:
+            mark.synchronize()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch)
+
+    def capture(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        gc.collect()  # what dies in a capture may wait for the device, which would end it
+        graph = torch.cuda.CUDAGraph()
+        # Other threads launch and allocate meanwhile: what they do is no concern of this capture.
+        with torch.cuda.graph(graph, stream=self._lane("capture"), capture_error_mode="thread_local"):
+            result = work()
+
+        def launch() -> Tensor:
+            graph.replay()
+            return result
+
+        return launch
+
+    @contextmanager
+    def own_random_numbers(self, state: Tensor | None, seed: int) -> Iterator[None]:
+        before = torch.cuda.get_rng_state(self.torch)
+        if state is None:
+            torch.cuda.default_generators[self.torch.index].manual_seed(seed)
+        else:
+            torch.cuda.set_rng_state(state, self.torch)
+        try:
+            yield
+        finally:
+            torch.cuda.set_rng_state(before, self.torch)
+
+    def random_state(self) -> Tensor | None:
+        return torch.cuda.get_rng_state(self.torch)
+
+    def _lane(self, name: str) -> torch.cuda.Stream:
+        with self._making:
+            if name not in self._streams:
+                self._streams[name] = torch.cuda.Stream(self.torch)
+            return self._streams[name]
+
+
+def _unlock(device: torch.device, address: int) -> None:
+    torch.cuda.synchronize(device)
+    runtime: Any = torch.cuda.cudart()
+    runtime.cudaHostUnregister(address)
+
+
+HOST = Device()
+
+
+def find(name: str) -> Device:
+    """The device of that name: `cpu`, or `cuda`, the first that the process sees."""
+    if name == "cpu":
+        return HOST
+    if name != "cuda":
+        raise ValueError(
+            f"device must be cpu or cuda, not {name!r}; of several GPUs CUDA_VISIBLE_DEVICES chooses one"
+        )
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"device 'cuda' is not there: PyTorch {torch.__version__} sees no CUDA device; `hotrows "
+            f"doctor` shows what it has, device='cpu' needs none"
+        )
+    return Cuda()
+
+
+def aligned(size: int) -> int:
+    """The size in bytes, rounded up to what a device reads at once."""
+    return -(-size // ALIGNMENT) * ALIGNMENT

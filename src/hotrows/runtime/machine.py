@@ -1,0 +1,150 @@
+"""The machine: its cores and memory, as far as this process may use them, and its software.
+
+Affinity and the limits of containers (control groups of either version) are respected. `environment`
+is stored with every run; nothing in it names the machine or its user.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from hotrows.runtime import native
+from hotrows.version import VERSION
+
+
+def environment() -> dict[str, Any]:
+    """Versions, processor, cores, memory, native core, GPU and commit; plain values for JSON."""
+    return {
+        "hotrows": VERSION,
+        "commit": _commit(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "cores": num_cores(),
+        "threads": torch.get_num_threads(),
+        "memory_gib": round(total_memory() / 2**30, 1),
+        "huge_pages": _huge_pages(),
+        "native_core": native.name(),
+        **_gpu(),
+    }
+
+
+def _gpu() -> dict[str, Any]:
+    """The first GPU: its name, memory and compute capability, and the versions of CUDA and Triton."""
+    if not torch.cuda.is_available():
+        return {"gpu": None}
+    try:
+        triton = importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        triton = None
+    gpu = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": gpu.name,
+        "gpu_memory_gib": round(gpu.total_memory / 2**30, 1),
+        "gpu_capability": f"{gpu.major}.{gpu.minor}",
+        "cuda": torch.version.cuda,
+        "triton": triton,
+    }
+
+
+def num_cores() -> int:
+    """Cores that this process may run on: by its affinity and by any container's limits, at least 1."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return max(1, min([cores, *_core_limits()]))
+
+
+def num_threads(requested: int | None) -> int:
+    """How many threads to use: as many as requested, at least 1; None: one for each core."""
+    return num_cores() if requested is None else max(1, requested)
+
+
+def total_memory() -> int:
+    """Bytes of memory: the machine's, or less where a container is limited to less."""
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min([physical, *(limit for limit, _ in _memory_limits())])
+
+
+def available_memory() -> int | None:
+    """Bytes that may be taken without swapping, by the machine's and any container's limits; None
+    where the system does not say."""
+    lines = _text_of("/proc/meminfo").splitlines()
+    on_machine = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return min([*on_machine, *(unused for _, unused in _memory_limits())], default=None)
+
+
+def _memory_limits() -> Iterator[tuple[int, int]]:
+    """(bytes allowed, bytes of these unused) of each control group of this process with a limit."""
+    for folder, version in _groups("memory"):
+        limit, usage, cached = {
+            1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "),
+            2: ("memory.max", "memory.current", "inactive_file "),
+        }[version]
+        numbers = [_text_of(str(folder / name)).strip() for name in (limit, usage)]
+        if all(text.isdigit() for text in numbers):  # without a limit: max, or no file
+            stat = _text_of(str(folder / "memory.stat")).splitlines()
+            reclaimable = sum(int(line.split()[1]) for line in stat if line.startswith(cached))
+            allowed, used = map(int, numbers)
+            yield allowed, max(0, allowed - used + reclaimable)
+
+
+def _core_limits() -> Iterator[int]:
+    """Cores that each control group of this process with a quota allows, rounded up."""
+    for folder, version in _groups("cpu"):
+        names = ("cpu.cfs_quota_us", "cpu.cfs_period_us") if version == 1 else ("cpu.max",)
+        numbers = " ".join(_text_of(str(folder / name)) for name in names).split()
+        if len(numbers) == 2 and all(text.isdigit() for text in numbers):  # no quota: max, or -1
+            quota, period = map(int, numbers)
+            yield -(-quota // period)
+
+
+def _groups(controller: str) -> Iterator[tuple[Path, int]]:
+    """The folders of this process's control groups that may limit `controller`, and their version."""
+    for line in _text_of("/proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        group = Path(path.lstrip("/"))
+        for folder in {group, *group.parents}:
+            yield Path("/sys/fs/cgroup") / controllers / folder, 1 if controllers else 2
+
+
+def _processor() -> str:
+    """The processor's model, as the system calls it."""
+    lines = _text_of("/proc/cpuinfo").splitlines()
+    named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()
+
+
+def _huge_pages() -> str | None:
+    """`always`, `madvise` (enough for tables) or `never`, where the system says so."""
+    text = _text_of("/sys/kernel/mm/transparent_hugepage/enabled")
+    return text[text.index("[") + 1 : text.index("]")] if "[" in text else None
+
+
+def _commit() -> str | None:
+    """The commit that is checked out in the working directory, if that is a git repository."""
+    command = ["git", "rev-parse", "--verify", "HEAD"]
+    try:
+        process = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return process.stdout.strip() if process.returncode == 0 else None
+
+
+def _text_of(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

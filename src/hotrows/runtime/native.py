@@ -1,0 +1,95 @@
+"""The native core: found, loaded and called; a warning says once where it is missing.
+
+The core is a plain C library, built once per instruction set. The lowest build is loaded first; it
+reports what the processor supports, and the best build for it is loaded next. Calls go through
+ctypes, which lets other Python threads run meanwhile.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import platform
+import sys
+import warnings
+from collections.abc import Collection
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_FOLDER = "_native"
+_AS_THEY_ARE = (ctypes.c_float, ctypes.c_double, ctypes.c_void_p, ctypes.Array)
+
+
+@functools.cache
+def load() -> ctypes.CDLL | None:
+    """The native core, or None where it was not built; warns the first time it is missing."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        library = _open("core_base")
+    else:
+        library = _open("core_v2")
+        if library is not None:
+            library = _open(f"core_v{library.hotrows_cpu_level()}")
+    if library is None:
+        warnings.warn(
+            "the native core was not built (no C++ compiler at installation?): hotrows runs on its "
+            "reference ops, which are correct and slow; see docs/installation.md",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return library
+
+
+def name() -> str | None:
+    """The name of the build of the core that runs, such as `core_v4`, or None; for reports."""
+    library = load()
+    return None if library is None else Path(library._name).stem
+
+
+def core() -> ctypes.CDLL:
+    """The native core, for callers that know that it was built: `takes` returned True, for example."""
+    library = load()
+    assert library is not None, "the native core was not built"
+    return library
+
+
+def takes(*tensors: Tensor | None, dtypes: Collection[torch.dtype] = (torch.float32,)) -> bool:
+    """Whether the core can compute on these tensors: on the CPU, of `dtypes`, in no compiled graph."""
+    if torch.compiler.is_compiling():
+        return False
+    on_core = all(t is None or (t.device.type == "cpu" and t.dtype in dtypes) for t in tensors)
+    return on_core and load() is not None
+
+
+def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
+    """The address of a tensor's data, null for None."""
+    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _open(stem: str) -> ctypes.CDLL | None:
+    for folder in sys.modules["hotrows"].__path__:  # two in an editable installation
+        path = Path(folder) / _FOLDER / f"{stem}.so"
+        if path.exists():
+            return ctypes.CDLL(str(path))
+    return None
+
+
+def call(library: ctypes.CDLL, name: str, *arguments) -> int:
+    """Calls `hotrows_<name>`: tensors, arrays and None go as pointers, whole numbers as int64.
+
+    Fractions are of types that the caller names: `c_float` or `c_double`.
+    """
+    function = getattr(library, f"hotrows_{name}")
+    function.restype = ctypes.c_int64
+    return function(*(_converted(argument) for argument in arguments))
+
+
+def _converted(argument):
+    if argument is None or isinstance(argument, Tensor):
+        return pointer(argument)
+    if isinstance(argument, np.ndarray):
+        assert argument.flags.c_contiguous
+        return ctypes.c_void_p(argument.ctypes.data)
+    return argument if isinstance(argument, _AS_THEY_ARE) else ctypes.c_int64(argument)

@@ -1,0 +1,37 @@
+"""Headers of safetensors files, after which tensors larger than memory are written in chunks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+_SIZES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A tensor of a file: the dtype, as safetensors names it, and the shape."""
+
+    dtype: str
+    shape: Sequence[int]
+
+    @property
+    def num_bytes(self) -> int:
+        return _SIZES[self.dtype] * math.prod(self.shape)
+
+
+def header(tensors: Mapping[str, Stored]) -> bytes:
+    """The first bytes of a file whose tensors follow in this order: the length of the JSON, then the
+    JSON, padded to 8 bytes."""
+    fields, end = {}, 0
+    for name, tensor in tensors.items():
+        begin, end = end, end + tensor.num_bytes
+        fields[name] = {
+            "dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end],
+        }  # fmt: skip
+    text = json.dumps(fields).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text

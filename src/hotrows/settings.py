@@ -1,0 +1,110 @@
+"""Settings: what is known of each field of a configuration, declared once, beside the field.
+
+    @dataclass(frozen=True)
+    class TrainConfig:
+        epochs: int = setting(1, "How often all training samples are read", least=1, resumable=True)
+
+    SETTINGS = declared(TrainConfig)            # SETTINGS["epochs"].check(0) raises ValueError
+
+Checks, command line options and the table in the documentation are derived from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, Literal, get_args, get_type_hints
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known of a field of a configuration.
+
+    help: a sentence for the command line and the documentation, without its last full stop.
+    unset: what holds where the value is None or empty.
+    least: smallest value; above: bound below all values; choices: all values.
+    changes: what another value changes of the weights that are trained: `no bit`, `rounding` or
+        `results`.
+    resumable: whether a resumed run may have another value.
+    option: how the command line spells it, where it is not the name; "": it has none.
+    unit: `bytes`, or nothing.
+    name, type, default: of the field; `type` is that of values other than None.
+    """
+
+    help: str
+    unset: str = ""
+    least: int | None = None
+    above: float | None = None
+    choices: tuple[str, ...] = ()
+    changes: Literal["no bit", "rounding", "results"] = "results"
+    resumable: bool = False
+    option: str | None = None
+    unit: str = ""
+    name: str = ""
+    type: Any = None
+    default: Any = None
+
+    @property
+    def option_name(self) -> str:
+        """As the command line spells it, such as --batch-size; "" where it has none."""
+        return f"--{self.name.replace('_', '-')}" if self.option is None else self.option
+
+    @property
+    def default_text(self) -> str:
+        """The default in words, such as 4, no, or all rows."""
+        if self.default is None or self.default == {}:
+            return self.unset
+        if isinstance(self.default, bool):
+            return "yes" if self.default else "no"
+        return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
+
+    def check(self, value: Any) -> None:
+        """Raises ValueError where the value is none that the setting may have."""
+        if value is None:
+            return
+        if self.choices and value not in self.choices:
+            raise ValueError(f"{self.name} must be one of {', '.join(self.choices)}, not {value!r}")
+        if self.least is not None and value < self.least:
+            raise ValueError(f"{self.name} must be at least {self.least}, not {value}")
+        if self.above is not None and not value > self.above:
+            raise ValueError(f"{self.name} must be above {self.above:g}, not {value}")
+
+
+def setting(default: Any, help: str, **known: Any) -> Any:
+    """Declares a field of a configuration; known: fields of its `Setting`.
+
+    resumable: by default, where another value leaves the results as they are. option: by default the
+    name of the field with two dashes.
+    """
+    known.setdefault("resumable", known.get("changes", "results") != "results")
+    metadata = {"setting": Setting(help, **known)}
+    if default == {}:
+        return dataclasses.field(default_factory=dict, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def declared(config: type) -> dict[str, Setting]:
+    """The settings of a dataclass by name, in the order of its fields."""
+    fields = {field.name: field for field in dataclasses.fields(config)}
+    settings = {}
+    for name, hint in get_type_hints(config).items():
+        field = fields[name]
+        kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint
+        default = {} if field.default is dataclasses.MISSING else field.default
+        settings[name] = dataclasses.replace(
+            field.metadata["setting"], name=name, type=kind, default=default
+        )
+    return settings
+
+
+def markdown_table(settings: dict[str, Setting]) -> str:
+    """The settings as a Markdown table, a line each."""
+    lines = ["| setting | option | default | other values | changes | on resume | |", "|---" * 7 + "|"]
+    for known in settings.values():
+        values = ", ".join(value for value in known.choices if value != known.default)
+        option = f"`{known.option_name}`" if known.option_name else ""
+        may = "may change" if known.resumable else "stays"
+        cells = (f"`{known.name}`", option, known.default_text, values, known.changes, may)
+        lines.append(f"| {' | '.join(cells)} | {known.help} |")
+    return "\n".join(lines)

@@ -1,0 +1,405 @@
+"""A store on disk: the records of a group of tables that are larger than memory.
+
+    PATH/store.json   what is here: form, checkpoints, and which files count
+    PATH/base         the records of every row at its place, and a bit for each row that was ever written
+    PATH/log-<g>      records written since checkpoint g - 1, in the order of their writing
+    PATH/undo-<g>     what `base` held where merging log-<g> into it overwrites
+
+Rows come and go by the thousand, at random places. Writing each in place would cost a read and a
+write of a block per row; so writes append to a log, an index in memory says where a row's newest
+record is, and whole logs are merged into `base` in sorted sweeps, in the background.
+
+    write -> log-<open> --checkpoint--> log-<closed> --retain, then merge--> base
+    read  <- the newest of:  log-<open>, log-<closed>..., base if the row's bit is set, first values
+
+Crashes. `store.json` is replaced whole and decides: a file that it does not name means nothing, and
+numbers are never used twice. A generation's log goes only when `base` is synced and `store.json`
+says that it holds the generation, so an interrupted merge is just done again. Before a merge
+overwrites what an older retained checkpoint reads, the old bytes are in an undo journal that
+`store.json` names. Going back applies journals from the newest to the oldest, which may be repeated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import warnings
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from hotrows.runtime.atomic_files import lock
+from hotrows.storage import merging, store_state
+from hotrows.storage.base_file import BaseFile, FillInitial, Form
+from hotrows.storage.disk_io import BLOCK, Disk, RecordFile, explained, full
+from hotrows.storage.log import KEEPS, RecordLog, pieces
+from hotrows.storage.merging import Merger
+from hotrows.storage.record_io import new_fetcher
+from hotrows.storage.store_state import StateFile, StoreState, check_restorable, read_state
+from hotrows.storage.store_view import StoreView, checked, read_rows
+
+
+class FileStore:
+    """Records of `rows` rows in a folder, `stride` bytes each, behind a cache.
+
+    initial_values(rows, out) fills out [m, stride] uint8 for rows [m] that were never written. One
+    thread may read while another writes; checkpoints are taken by the thread that writes. A new
+    store can be used at once; one that was opened must first be restored to a checkpoint.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        form: Form,
+        initial_values: FillInitial,
+        log_rows: int | None,
+        lock: RecordFile,
+        state: StoreState,
+    ) -> None:
+        """For `create` and `open`."""
+        self.path, self.stride, self.num_rows = path, form.stride, form.rows
+        self.log_rows = _log_rows(form, log_rows)
+        self._form, self._initial_values, self._lock_file = form, initial_values, lock
+        self._base = BaseFile(path / "base", form)
+        self._saved = StateFile(path, form, state)
+        self._logs: tuple[RecordLog, ...] = ()  # the open one, then closed ones, newest first
+        self._num_views = 0
+        self._num_initialised = self._num_read = self._log_bytes = 0
+        self._reader = new_fetcher(form.stride)
+        self._merger = Merger(self._saved, self._base, self._next_to_merge, self._remove)
+        # Taken in this order: who writes, what a reader looks through, the state (`_saved.lock`).
+        self._writing, self._reading = threading.RLock(), threading.Lock()
+        self._broken: str | None = "go to a checkpoint first: restore(generation) or restore(None)"
+
+    @classmethod
+    def create(
+        cls,
+        path: Path | str,
+        rows: int,
+        stride: int,
+        initial_values: FillInitial,
+        meta: dict,
+        log_rows: int | None = None,
+    ) -> FileStore:
+        """Makes a store of untouched rows in a new folder; takes seconds at any size."""
+        path = Path(path)
+        form = Form(rows, stride, json.loads(json.dumps(meta)))
+        path.mkdir(parents=True, exist_ok=True)
+        lock_file = _locked(path)
+        try:
+            leftovers = {"lock", "base", "log-1", store_state.ASIDE}  # of a crash
+            if set(os.listdir(path)) - leftovers:
+                raise ValueError(
+                    f"{path} is not empty; delete it, choose another folder, or open the store in it"
+                )
+            _check_room(path, form, _log_rows(form, log_rows))
+            BaseFile.create(path / "base", form)
+            store = cls(path, form, initial_values, log_rows, lock_file, StoreState())
+            store._logs = (_new_log(store._base, 1),)
+            store._saved.save(StoreState())
+        except BaseException:
+            lock_file.close()
+            raise
+        store._broken = None
+        return store
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        rows: int,
+        stride: int,
+        initial_values: FillInitial,
+        meta: dict,
+        log_rows: int | None = None,
+    ) -> FileStore:
+        """Opens a store, whether or not it was closed; `restore` then says which state to use."""
+        path = Path(path)
+        form = Form(rows, stride, json.loads(json.dumps(meta)))
+        read_state(path, form)  # or says what is wrong with it
+        lock_file = _locked(path)
+        try:  # until now another process may have written it
+            return cls(path, form, initial_values, log_rows, lock_file, read_state(path, form))
+        except BaseException:
+            lock_file.close()
+            raise
+
+    @staticmethod
+    def view_at(
+        path: Path | str, rows: int, stride: int, initial_values: FillInitial, meta: dict, generation: int
+    ) -> StoreView:
+        """A restorable checkpoint of a store that nobody writes at this time, from any process."""
+        path, form = Path(path), Form(rows, stride, json.loads(json.dumps(meta)))
+        return StoreView(path, form, read_state(path, form), generation, initial_values)
+
+    def read(self, rows: Tensor, out: Tensor) -> None:
+        """Fills out [m, stride] uint8 with the records of `rows` [m] int64, distinct, ascending."""
+        numbers, bytes_ = checked(rows, out, self._form, filled=True)
+        with self._reading:
+            self._check()
+            self._num_initialised += read_rows(
+                self._logs, self._base, self._reader, self._initial_values, numbers, bytes_
+            )
+            self._num_read += numbers.size
+
+    def write(self, rows: Tensor, records: Tensor, keeps: bool = False) -> None:
+        """Appends the records of `rows`, distinct and ascending, to the open log.
+
+        keeps: the caller retains the rows and writes them again before it reads them, so they need
+        no memory in the index.
+        """
+        numbers, bytes_ = checked(rows, records, self._form)
+        with self._writing:
+            self._check()
+            log, begin, added = self._logs[0], self._logs[0].end, []
+            try:
+                for piece in pieces(numbers.size, self.stride):
+                    first = log.append(numbers[piece], bytes_[piece], KEEPS if keeps else 0)
+                    added.append((numbers[piece], first))
+            except BaseException:
+                log.take_back(begin)
+                raise
+            self._log_bytes += log.end - begin
+            for of_segment, first in [] if keeps else added:
+                log.index.put(of_segment, first, self.stride)
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        """Whether the open log has more than `log_rows` records, so that it should be closed soon.
+
+        This bounds the log on disk and its index in memory. The default is a record per 4 KiB of
+        the tables: by then about every block of `base` has a changed row, and merging is one
+        sequential sweep instead of random writes; waiting longer saves little.
+        """
+        return bool(self._logs) and self._logs[0].num_records > self.log_rows
+
+    def checkpoint(self) -> int:
+        """Makes all writes so far durable, as a generation that can be restored; returns its number.
+
+        Costs three syncs, whatever the size of the tables.
+        """
+        with self._writing:
+            self._check()
+            self._merger.raise_error()
+            log = self._logs[0]
+            try:
+                log.file.sync()
+            except OSError as error:  # what the log holds is unknown from now on
+                self._broken = f"syncing {log.path} failed ({error.strerror}); open the store anew"
+                raise
+            fresh = _new_log(self._base, self._saved.state.open + 1)
+            try:
+                with self._saved.lock:
+                    state = self._saved.state
+                    closed = (*state.closed, (log.number, log.end))
+                    self._saved.save(replace(state, open=fresh.number, closed=closed))
+                    self._logs = (fresh, *self._logs)
+            except BaseException:
+                fresh.close()
+                raise
+            return log.number
+
+    def retain(self, generations: Iterable[int]) -> None:
+        """From now on just these checkpoints, and later ones, must stay restorable.
+
+        To be called after whatever names them is durable. Starts merging, in the background.
+        """
+        with self._writing:
+            self._check()
+            self._merger.raise_error()
+            with self._saved.lock:
+                state, retained = self._saved.state, tuple(sorted(set(generations)))
+                for generation in retained:
+                    check_restorable(self.path, state, generation)
+                undo = tuple(g for g in state.undo if min(retained, default=g) < g)
+                self._saved.save(replace(state, retained=retained, undo=undo))
+            self._start_merging()
+
+    def merge_now(self) -> None:
+        """Merges what may be merged, and returns when it is done."""
+        with self._writing:
+            self._check()
+            if self._num_views:
+                raise ValueError(f"{self.path} has open views, which hold merging; close them")
+            self._merger.join()
+            self._merger.raise_error()
+            self._merger.merge_all()
+
+    def restore(self, generation: int | None) -> None:
+        """Goes back to exactly the state of a restorable checkpoint, and drops later ones.
+
+        None: to the state in which no row was ever written.
+        """
+        with self._writing:
+            if self._num_views:
+                raise ValueError(f"{self.path} has open views; close them before restoring")
+            if generation is not None:
+                check_restorable(self.path, self._saved.state, generation)
+            self._merger.stop()
+            self._merger.error, self._broken = None, "restoring was interrupted; restore again"
+            with self._reading, self._saved.lock:
+                self._close_logs()
+                if generation is None:
+                    self._saved.save(StoreState(open=self._saved.state.open + 1))
+                    self._base.clear()
+                else:
+                    self._go_back(generation)
+                files = self._saved.state.files
+                for file in self.path.iterdir():  # what a crash left, and means nothing
+                    if file.name.startswith(("log-", "undo-")) and file.name not in files:
+                        Disk.unlink(file)
+                self._logs = _open_logs(self._base, self._saved.state)
+            self._broken = None
+            self._start_merging()
+
+    def view(self, generation: int) -> StoreView:
+        """The state at a restorable checkpoint, to read from; merging waits until it is closed."""
+        with self._writing:
+            check_restorable(self.path, self._saved.state, generation)
+            self._merger.stop()
+            self._num_views += 1
+            try:
+                state, initial_values = self._saved.state, self._initial_values
+                return StoreView(
+                    self.path, self._form, state, generation, initial_values, self._view_closed
+                )
+            except BaseException:
+                self._view_closed()
+                raise
+
+    @property
+    def generations(self) -> list[int]:
+        """The checkpoints that can be restored."""
+        return self._saved.state.restorable
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes on disk; rows that were never written take none."""
+        with self._saved.lock:  # no file is deleted meanwhile
+            return sum(file.stat().st_blocks * 512 for file in self.path.iterdir())
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """Rows, requests and bytes since the store was opened; of merging, the bytes alone."""
+        merger, base = self._merger, self._base
+        return {
+            "rows_read": self._num_read,
+            "rows_initialised": self._num_initialised,
+            "requests": self._reader.num_requests,
+            "bytes_read": self._reader.num_bytes + merger.fetcher.num_bytes + base.bytes_read,
+            "bytes_written": self._log_bytes + merger.undo_bytes + base.bytes_written,
+        }
+
+    def close(self, merge: bool = True) -> None:
+        """Finishes merging, or drops what is unfinished of it, and unlocks the folder."""
+        if not self._lock_file.is_open:
+            return
+        try:
+            if merge and self._broken is None and not self._num_views:
+                self.merge_now()
+        finally:
+            self._merger.stop()
+            with self._writing, self._reading:
+                self._broken = "it is closed; open it anew"
+                self._close_logs()
+                self._base.close()
+                self._lock_file.close()
+
+    def __enter__(self) -> FileStore:
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        self.close(merge=kind is None)
+
+    # ---- merging
+
+    def _start_merging(self) -> None:
+        if not self._num_views:
+            self._merger.start()
+
+    def _next_to_merge(self) -> RecordLog | None:
+        """The oldest closed log, if a retained checkpoint needs it or a later one."""
+        state, log = self._saved.state, self._logs[-1]
+        last = max(state.retained, default=0)
+        return log if log.number <= last and log.number != state.open else None
+
+    def _remove(self, merged: RecordLog) -> None:
+        with self._reading, self._saved.lock:
+            self._logs = tuple(log for log in self._logs if log is not merged)
+            merged.close()
+
+    def _view_closed(self) -> None:
+        with self._writing:
+            self._num_views -= 1
+            if self._broken is None:
+                self._start_merging()
+
+    # ---- logs
+
+    def _go_back(self, generation: int) -> None:
+        """Drops later generations, durably, then makes `base` older where later ones were merged."""
+        journals = self._saved.state.undo
+        self._saved.save(self._saved.state.back_to(generation))
+        merging.go_back(self._base, self.path, [g for g in journals if g > generation])
+        undo = tuple(g for g in journals if g <= generation)
+        self._saved.save(replace(self._saved.state, undo=undo))
+
+    def _close_logs(self) -> None:
+        logs, self._logs = self._logs, ()
+        for log in logs:
+            log.close()
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise ValueError(f"the store in {self.path} cannot be used: {self._broken}")
+
+
+def _check_room(path: Path, form: Form, log_rows: int) -> None:
+    free = shutil.disk_usage(path).free
+    logs = 2 * log_rows * (form.stride + 8)  # one is merged while the next is written
+    if free < logs:
+        raise full(path / "log-1", logs)
+    if free < form.base_bytes + logs:
+        warnings.warn(
+            f"{path} may grow to {(form.base_bytes + logs) / 2**30:.1f} GiB, when every row was "
+            f"written, and {free / 2**30:.1f} GiB are free there",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def _new_log(base: BaseFile, number: int) -> RecordLog:
+    path = base.path.with_name(f"log-{number}")
+    with explained(path, 0):
+        return RecordLog(path, number, base.form.stride, base.file.align)
+
+
+def _open_logs(base: BaseFile, state: StoreState) -> tuple[RecordLog, ...]:
+    """A new open log, then the closed ones, newest first, indexed."""
+    logs = [_new_log(base, state.open)]
+    for number, length in reversed(state.closed):
+        path = base.path.with_name(f"log-{number}")
+        logs.append(RecordLog(path, number, base.form.stride, base.file.align, length))
+        logs[-1].index_segments()
+    return tuple(logs)
+
+
+def _log_rows(form: Form, log_rows: int | None) -> int:
+    return max(65536, form.rows * form.stride // BLOCK) if log_rows is None else log_rows
+
+
+def _locked(path: Path) -> RecordFile:
+    """The lock file of a store, locked until it is closed."""
+    file = RecordFile(path / "lock", 0, flags=os.O_RDWR | os.O_CREAT)
+    try:
+        lock(file.fd)
+    except OSError:
+        file.close()
+        raise ValueError(
+            f"another process, or this one, has the store in {path} open; close it there first"
+        ) from None
+    return file

@@ -1,0 +1,189 @@
+"""Merging: closed logs of a file store become part of `base`, in the background; and the way back.
+
+    log-<g>   sorted, newest record of each row  ->  base      then store.json: merged = g
+    undo-<g>  what base had in these rows        ->  base      when the store goes back before g
+
+A merge that was interrupted is repeated. `base` is only overwritten once the undo journal, where a
+retained checkpoint needs one, is synced and named in store.json.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from hotrows.storage.base_file import BaseFile
+from hotrows.storage.log import RecordLog, Segment, UndoJournal, pieces, segments
+from hotrows.storage.record_io import ABSENT, new_fetcher
+from hotrows.storage.store_state import StateFile
+
+MERGE_BYTES = 32 << 20  # of records in memory while merging
+
+_SAMPLE = 16  # one row in so many decides where a merge is cut
+
+
+class Merger:
+    """Merges the closed logs of a store into its base file, oldest first, on a thread of its own.
+
+    next_log: the log to merge next, None where none is due; remove: takes a merged log from the
+    logs that are read, and closes it. fetcher counts the bytes that merging reads, `undo_bytes` those
+    written to undo journals; `base` counts its own.
+    """
+
+    def __init__(
+        self,
+        saved: StateFile,
+        base: BaseFile,
+        next_log: Callable[[], RecordLog | None],
+        remove: Callable[[RecordLog], None],
+    ) -> None:
+        self._saved, self._base, self._stride = saved, base, base.form.stride
+        self._next_log, self._remove = next_log, remove
+        self.fetcher, self.undo_bytes = new_fetcher(self._stride), 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None  # of merging in the background
+
+    @property
+    def is_running(self) -> bool:
+        """Whether logs are being merged in the background."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        """Begins to merge in the background, unless that is running or nothing is due."""
+        if not self.is_running and self._next_log() is not None:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Ends merging in the background; what is unfinished is to be repeated."""
+        self._stop.set()
+        self.join()
+        self._stop.clear()
+
+    def join(self) -> None:
+        """Waits until merging in the background has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def merge_all(self) -> None:
+        """Merges every log that is due, on the calling thread."""
+        while (log := self._next_log()) is not None and self._merge(log):
+            pass
+
+    def raise_error(self) -> None:
+        """Raises what failed in the background since the last call."""
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
+        try:
+            self.merge_all()
+        except BaseException as error:
+            self.error = error
+
+    def _merge(self, log: RecordLog) -> bool:
+        """Moves a generation into `base`; False where it was stopped, and is to be repeated. In memory
+        are all row numbers of the log, and some MERGE_BYTES of its records at a time."""
+        parts = list(segments(log.path, log.number, self._stride, log.end, records=False))
+        if not self._write_undo(log, parts):
+            return False
+        for rows, places in _newest(parts, self._stride):
+            if self._stop.is_set():
+                return False
+            records = np.empty((rows.size, self._stride), np.uint8)
+            self.fetcher.fetch(log.file, places, np.arange(rows.size), records)
+            self._base.write(rows, records)
+            self._base.mark(rows, True)
+        self._base.sync()
+        with self._saved.lock:
+            state = self._saved.state
+            closed = tuple((g, length) for g, length in state.closed if g != log.number)
+            self._saved.save(replace(state, merged=log.number, closed=closed))
+        self._remove(log)
+        return True
+
+    def _write_undo(self, log: RecordLog, parts: list[Segment]) -> bool:
+        """Writes the undo journal, if an older retained checkpoint needs one; False if stopped. A row
+        whose bytes at that checkpoint an earlier journal has need not be written again."""
+        folder = self._saved.folder
+        with self._saved.lock:
+            state = self._saved.state
+            before = max((g for g in state.retained if g < log.number), default=None)
+            if before is None or log.number in state.undo:
+                return True
+            earlier = [UndoJournal(folder, g, self._stride) for g in state.undo if g > before]
+        undo = RecordLog(folder / f"undo-{log.number}", log.number, self._stride, self._base.file.align)
+        try:
+            for rows, _ in _newest(parts, self._stride):
+                if self._stop.is_set():
+                    return False
+                for journal in earlier:
+                    rows = rows[journal.find(rows) == ABSENT]
+                self._append_old(undo, rows)
+            undo.file.sync()
+            self.undo_bytes += undo.end
+        finally:
+            undo.close()
+            for journal in earlier:
+                journal.close()
+        with self._saved.lock:
+            # `retain` may have dropped what needed it, but then it does no harm.
+            state = self._saved.state
+            self._saved.save(replace(state, undo=(*state.undo, log.number)))
+        return True
+
+    def _append_old(self, undo: RecordLog, rows: np.ndarray) -> None:
+        """Appends what `base` has of rows: records, and those without one."""
+        written = self._base.marked(rows)
+        for some in _split(rows[written], self._stride):
+            records = np.empty((some.size, self._stride), np.uint8)
+            self._base.fetch(self.fetcher, some, np.arange(some.size), records)
+            undo.append(some, records)
+        for some in _split(rows[~written], self._stride):
+            undo.append(some, None)
+
+
+def go_back(base: BaseFile, folder: Path, journals: Sequence[int]) -> None:
+    """Writes the old records of the journals into `base`, the newest journal first, and syncs."""
+    for number in sorted(journals, reverse=True):
+        path, stride = folder / f"undo-{number}", base.form.stride
+        for segment in segments(path, number, stride, path.stat().st_size):
+            if not segment.bare:
+                assert segment.records is not None
+                base.write(segment.rows, segment.records)
+            base.mark(segment.rows, not segment.bare)
+    base.sync()
+
+
+def _newest(parts: Sequence[Segment], stride: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The rows of a log with the place of their newest record, ascending, some MERGE_BYTES at a time.
+
+    rows of segments = [1, 5], [2, 5]  ->  rows [1, 2, 5], places of the first's 1, the second's 2, 5
+    """
+    if not parts:
+        return
+    sample = np.sort(np.concatenate([part.rows for part in parts])[::_SAMPLE])
+    every = max(MERGE_BYTES // ((stride + 24) * _SAMPLE), 1)
+    bounds = np.unique(sample[every::every])
+    cuts = [[0, *np.searchsorted(part.rows, bounds).tolist(), part.rows.size] for part in parts]
+    for i in range(bounds.size + 1):
+        slices = [(part, cut[i], cut[i + 1]) for part, cut in zip(parts, cuts, strict=True)]
+        rows = np.concatenate([part.rows[b:e] for part, b, e in slices])
+        if not rows.size:
+            continue
+        places = np.concatenate([part.first + stride * np.arange(b, e) for part, b, e in slices])
+        order = np.argsort(rows, kind="stable")  # of equal rows, the newest comes last
+        rows = rows[order]
+        newest = np.append(rows[1:] != rows[:-1], True)
+        yield rows[newest], places[order[newest]]
+
+
+def _split(rows: np.ndarray, stride: int) -> Iterator[np.ndarray]:
+    return (rows[piece] for piece in pieces(rows.size, stride))

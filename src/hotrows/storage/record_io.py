@@ -1,0 +1,184 @@
+"""Reads many records at once, rewrites them in sweeps and indexes them: natively or plainly.
+
+With the native core, files are open for direct I/O where the file system takes it. Without it the
+work is done on equal files by `os.pread`, `os.pwrite` and a dictionary: the specification.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import weakref
+from pathlib import Path
+
+import numpy as np
+
+from hotrows.runtime import native
+from hotrows.storage.disk_io import FULL, RecordFile, explained, runs, unreadable
+
+ABSENT = -1  # the place of a row that an index does not have
+
+_SWEEP_THREADS = 4
+
+
+def new_fetcher(stride: int) -> AnyFetcher:
+    return PlainFetcher(stride) if native.load() is None else Fetcher(stride)
+
+
+def new_index() -> Index | PlainIndex:
+    return PlainIndex() if native.load() is None else Index()
+
+
+def sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) -> tuple[int, int]:
+    """Writes the records of `rows`, ascending, of the table that begins at byte `first`, in order.
+
+    Returns the bytes read and the bytes written.
+    """
+    if not rows.size:
+        return 0, 0
+    return (_plain_sweep if native.load() is None else _sweep)(file, first, rows, records)
+
+
+def alignment(path: Path) -> int:
+    """The bytes that direct I/O on a file must be aligned to; 1 where it is better read plainly."""
+    direct = getattr(os, "O_DIRECT", 0)
+    if not direct or native.load() is None:
+        return 1
+    try:
+        fd = os.open(path, os.O_RDONLY | direct)
+    except OSError:
+        return 1
+    try:
+        return _call("alignment", fd) or 1
+    finally:
+        os.close(fd)
+
+
+# ---- by the native core
+
+
+class Fetcher:
+    """Reads many records of a file at once; for one thread at a time.
+
+    ring: with io_uring where the system has it and permits it, else with waiting threads.
+    """
+
+    def __init__(self, stride: int, ring: bool = True) -> None:
+        self.stride, self.num_requests, self.num_bytes = stride, 0, 0
+        self._handle = _handle("fetcher", ctypes.c_int64(stride), ring)
+        weakref.finalize(self, native.core().hotrows_file_fetcher_free, self._handle)
+
+    def fetch(self, file: RecordFile, places: np.ndarray, targets: np.ndarray, out: np.ndarray) -> None:
+        """out[targets[i]] = the record at byte places[i] of the file."""
+        if not places.size:
+            return
+        counters = np.zeros(3, np.int64)  # requests, bytes, where it failed
+        places, targets = np.ascontiguousarray(places), np.ascontiguousarray(targets)
+        to_read = (places, targets, places.size, self.stride)
+        failure = _call("fetch", self._handle, file.fd, file.align, *to_read, out, counters)
+        self.num_requests += int(counters[0])
+        self.num_bytes += int(counters[1])
+        if failure:
+            raise unreadable(file.path, int(counters[2]), failure)
+
+
+class Index:
+    """Where rows are in a file: a hash table of the core, 21 to 43 bytes of memory per row.
+
+    One thread may `find` while another puts.
+    """
+
+    def __init__(self) -> None:
+        self._handle = _handle("index")
+        weakref.finalize(self, native.core().hotrows_file_index_free, self._handle)
+
+    def __len__(self) -> int:
+        return _call("index_size", self._handle)
+
+    def put(self, rows: np.ndarray, first: int, stride: int) -> None:
+        """Row rows[i] is at byte first + i * stride from now on."""
+        _call("index_put", self._handle, np.ascontiguousarray(rows), rows.size, first, stride)
+
+    def find(self, rows: np.ndarray) -> np.ndarray:
+        """The place of each row, ABSENT where the file does not have it."""
+        places = np.empty(rows.size, np.int64)
+        _call("index_find", self._handle, np.ascontiguousarray(rows), rows.size, places)
+        return places
+
+
+def _sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) -> tuple[int, int]:
+    counters = np.zeros(3, np.int64)  # bytes read, bytes written, where it failed
+    rows, records = np.ascontiguousarray(rows), np.ascontiguousarray(records)
+    to_write = (first, file.stride, rows, rows.size, records)
+    with explained(file.path, records.size):
+        failure = _call("sweep", file.fd, *to_write, _SWEEP_THREADS, counters)
+        if failure and -failure in FULL:
+            raise OSError(-failure, os.strerror(-failure))
+    if failure:
+        raise unreadable(file.path, int(counters[2]), failure)
+    return int(counters[0]), int(counters[1])
+
+
+def _call(name: str, *arguments) -> int:
+    """Calls `hotrows_file_<name>` of the core."""
+    result = native.call(native.core(), f"file_{name}", *arguments)
+    if result == -errno.ENOMEM:
+        raise MemoryError(f"{name} of a file store: no memory")
+    return result
+
+
+def _handle(kind: str, *arguments) -> ctypes.c_void_p:
+    make = getattr(native.core(), f"hotrows_file_{kind}_new")
+    make.restype = ctypes.c_void_p
+    handle = ctypes.c_void_p(make(*arguments))
+    if not handle.value:
+        raise MemoryError(f"{kind} of a file store: no memory")
+    return handle
+
+
+# ---- plainly
+
+
+class PlainFetcher:
+    """Reads records of a file one after the other, adjacent ones in one read."""
+
+    def __init__(self, stride: int) -> None:
+        self.stride, self.num_requests, self.num_bytes = stride, 0, 0
+
+    def fetch(self, file: RecordFile, places: np.ndarray, targets: np.ndarray, out: np.ndarray) -> None:
+        """out[targets[i]] = the record at byte places[i] of the file."""
+        order = np.argsort(places, kind="stable")
+        places, targets = places[order], targets[order]
+        for begin, end in runs(places, self.stride):
+            size = (end - begin) * self.stride
+            records = np.frombuffer(file.read(size, int(places[begin])), np.uint8)
+            out[targets[begin:end]] = records.reshape(-1, self.stride)
+            self.num_requests += 1
+            self.num_bytes += size
+
+
+class PlainIndex:
+    """Where rows are in a file, as a dictionary."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def put(self, rows: np.ndarray, first: int, stride: int) -> None:
+        places = range(first, first + rows.size * stride, stride)
+        self._places.update(zip(rows.tolist(), places, strict=True))
+
+    def find(self, rows: np.ndarray) -> np.ndarray:
+        return np.array([self._places.get(row, ABSENT) for row in rows.tolist()], np.int64)
+
+
+def _plain_sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) -> tuple[int, int]:
+    for begin, end in runs(rows, 1):
+        file.write(np.ascontiguousarray(records[begin:end]), first + int(rows[begin]) * file.stride)
+    return 0, records.size
+
+
+AnyFetcher = Fetcher | PlainFetcher

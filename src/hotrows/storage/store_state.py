@@ -1,0 +1,104 @@
+"""store.json: the form and the checkpoints of a file store; read and checked, replaced durably."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from hotrows.storage.base_file import KIND, Form
+from hotrows.storage.disk_io import Disk, RecordFile, explained, sync_folder
+
+NAME = "store.json"
+ASIDE = "store.json.part"
+
+
+@dataclass(frozen=True)
+class StoreState:
+    """What store.json says besides the form of the store."""
+
+    open: int = 1  # the generation that is being written
+    merged: int = 0  # `base` holds all generations up to this one
+    closed: tuple[tuple[int, int], ...] = ()  # later complete ones: number, bytes of its log
+    retained: tuple[int, ...] = ()  # must stay restorable
+    undo: tuple[int, ...] = ()  # journals that count
+
+    @property
+    def restorable(self) -> list[int]:
+        last = max(self.retained, default=self.merged)
+        return sorted({*self.retained, *(g for g, _ in self.closed if g > last)})
+
+    @property
+    def files(self) -> set[str]:
+        logs = {f"log-{g}" for g in (self.open, *(g for g, _ in self.closed))}
+        return logs | {f"undo-{g}" for g in self.undo}
+
+    def back_to(self, generation: int) -> StoreState:
+        """The state without later generations, but with all undo journals."""
+        closed = tuple((g, length) for g, length in self.closed if g <= generation)
+        retained = tuple(g for g in self.retained if g <= generation)
+        return StoreState(self.open + 1, min(self.merged, generation), closed, retained, self.undo)
+
+
+class StateFile:
+    """store.json of the store in `folder`, and the state that it holds.
+
+    lock: whoever reads the state, decides and saves another one holds it meanwhile.
+    """
+
+    def __init__(self, folder: Path, form: Form, state: StoreState) -> None:
+        self.folder, self.form, self.state = folder, form, state
+        self.lock = threading.RLock()
+
+    def save(self, state: StoreState) -> None:
+        """Replaces store.json, durably, along with the names of files made before.
+
+        Then deletes the files that it no longer names; after a crash, the next `restore` does.
+        """
+        text = json.dumps(self.form.as_json() | asdict(state), indent=1).encode() + b"\n"
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
+        with closing(RecordFile(self.folder / ASIDE, 0, flags=flags)) as aside:
+            aside.write(text, 0)
+            aside.sync()
+        with explained(self.folder / NAME, len(text)):
+            Disk.replace(aside.path, self.folder / NAME)
+            sync_folder(self.folder)
+        before, self.state = self.state, state
+        for name in before.files - state.files:
+            if (self.folder / name).exists():  # a crash comes between naming a log and making it
+                Disk.unlink(self.folder / name)
+
+
+def check_restorable(folder: Path, state: StoreState, generation: int) -> None:
+    if generation not in state.restorable:
+        raise ValueError(
+            f"{folder} has no checkpoint {generation} to go to; it has {state.restorable or 'none'}"
+        )
+
+
+def read_state(folder: Path, form: Form) -> StoreState:
+    """The state in store.json, if it is of a store of this form."""
+    file = folder / NAME
+    try:
+        fields = json.loads(file.read_bytes())
+    except FileNotFoundError:
+        raise ValueError(f"{folder} holds no store ({NAME} is missing); create one there") from None
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged ({error}); bring back the file") from error
+    if not isinstance(fields, dict) or fields.get("kind") != KIND:
+        raise ValueError(f"{file} is not the description of a {KIND}; choose another folder")
+    for name, expected in form.as_json().items():
+        if fields.get(name) != expected:
+            raise ValueError(
+                f"{file} says {name} {fields.get(name)!r}, but {expected!r} was asked for; open it "
+                f"as it was created, or create another store"
+            )
+    try:
+        lists = {name: tuple(fields[name]) for name in ("retained", "undo")}
+        closed = tuple((int(number), int(length)) for number, length in fields["closed"])
+        return StoreState(fields["open"], fields["merged"], closed, **lists)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{file} is damaged ({error!r}); bring back the file") from error

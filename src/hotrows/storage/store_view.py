@@ -1,0 +1,117 @@
+"""A file store as one of its checkpoints left it, for reading."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotrows.storage.base_file import BaseFile, FillInitial, Form
+from hotrows.storage.log import UNTOUCHED, RecordLog, UndoJournal
+from hotrows.storage.record_io import ABSENT, AnyFetcher, new_fetcher
+from hotrows.storage.store_state import StoreState, check_restorable
+
+
+class StoreView:
+    """The rows as they were at a checkpoint, to read from; the store may have gone on since.
+
+    on_close: called once, when the view is closed.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        form: Form,
+        state: StoreState,
+        generation: int,
+        initial_values: FillInitial,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        check_restorable(path, state, generation)
+        self.stride, self.num_rows = form.stride, form.rows
+        self._form, self._initial_values, self._on_close = form, initial_values, on_close
+        self._base = BaseFile(path / "base", form, os.O_RDONLY)
+        self._sources: list[RecordLog | UndoJournal] = []
+        for number, length in reversed(state.closed):
+            if number <= generation:
+                align = self._base.file.align
+                log = RecordLog(path / f"log-{number}", number, form.stride, align, length)
+                self._sources.append(log)
+                log.index_segments()
+        # Of several journals, the oldest has the records right after `generation`.
+        for number in state.undo:
+            if number > generation:
+                self._sources.append(UndoJournal(path, number, form.stride))
+        self._reader, self._open = new_fetcher(form.stride), True
+
+    def read(self, rows: Tensor, out: Tensor) -> None:
+        """Fills out [m, stride] uint8 with the records of `rows` [m] int64, distinct, ascending."""
+        if not self._open:
+            raise ValueError("this view of a store is closed; open another")
+        numbers, records = checked(rows, out, self._form, filled=True)
+        read_rows(self._sources, self._base, self._reader, self._initial_values, numbers, records)
+
+    def close(self) -> None:
+        """Closes the files. To be called: a store merges nothing while it has an open view."""
+        if self._open:
+            self._open = False
+            for source in (*self._sources, self._base):
+                source.close()
+            self._on_close()
+
+    def __enter__(self) -> StoreView:
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.close()
+
+
+def read_rows(
+    sources: Sequence[RecordLog | UndoJournal],
+    base: BaseFile,
+    fetcher: AnyFetcher,
+    initial_values: FillInitial,
+    rows: np.ndarray,
+    out: np.ndarray,
+) -> int:
+    """Fills out [m, stride]: each row from the first source that has it, else from `base`, else with
+    its initial values; returns how many rows had initial values."""
+    left, untouched = np.arange(rows.size), []
+    for source in sources:
+        if left.size:
+            places = source.find(rows[left])
+            is_stored = places >= 0
+            fetcher.fetch(source.file, places[is_stored], left[is_stored], out)
+            untouched.append(left[places == UNTOUCHED])
+            left = left[places == ABSENT]
+    written = base.marked(rows[left])
+    base.fetch(fetcher, rows[left[written]], left[written], out)
+    new = np.sort(np.concatenate([*untouched, left[~written]]))
+    if new.size:
+        records = torch.empty(new.size, out.shape[1], dtype=torch.uint8)
+        initial_values(torch.from_numpy(rows[new]), records)
+        out[new] = records.numpy()
+    return new.size
+
+
+def checked(
+    rows: Tensor, records: Tensor, form: Form, filled: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and records as arrays; filled: the records are to be written to."""
+    assert records.is_contiguous() or not filled, "records that are filled are contiguous"
+    if records.shape != (rows.numel(), form.stride) or records.dtype != torch.uint8:
+        raise ValueError(
+            f"{rows.numel():,} rows have records of [{rows.numel()}, {form.stride}] uint8, not "
+            f"{list(records.shape)} {records.dtype}"
+        )
+    numbers = rows.contiguous().numpy()
+    if numbers.size and (numbers[0] < 0 or numbers[-1] >= form.rows or not (np.diff(numbers) > 0).all()):
+        raise ValueError(
+            f"rows of a store are distinct, ascending and from 0 to {form.rows - 1:,}; these go "
+            f"from {numbers.min():,} to {numbers.max():,}"
+        )
+    return numbers, records.numpy()

@@ -1,0 +1,94 @@
+"""A table as a model declares it: rows, dim, initial values; and crosses of features."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hotrows.optim import RowOptimizer
+
+
+TABLE_DTYPES = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Weights drawn uniformly from [-scale, scale)."""
+
+    scale: float = 0.01
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Weights drawn from a normal distribution with mean 0."""
+
+    std: float = 0.01
+
+
+@dataclass(frozen=True)
+class Constant:
+    """All weights equal to `value`."""
+
+    value: float = 0.0
+
+
+Initializer = Uniform | Normal | Constant
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of weights that a model reads by id.
+
+    name: unique in the model; key of checkpoints and of the initial values of rows.
+    rows: number of ids; dim: weights per row.
+    features: the features that read it, in the order of the model's vectors.
+    role: the model's name for these vectors; a feature may read several tables of different roles.
+    dtype: of the stored weights, one of `TABLE_DTYPES`; float16 in host memory runs on the plain
+        PyTorch ops.
+    optimizer: the row optimizer (default: the one passed to `Embedding`).
+    """
+
+    name: str
+    rows: int
+    dim: int
+    features: tuple[str, ...]
+    role: str = "vector"
+    initializer: Initializer = field(default_factory=Uniform)
+    dtype: str = "float32"
+    optimizer: RowOptimizer | None = None
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.dim < 1:
+            raise ValueError(
+                f"table {self.name!r} needs at least one row and one dimension, "
+                f"not rows={self.rows}, dim={self.dim}"
+            )
+        if self.dtype not in TABLE_DTYPES:
+            raise ValueError(
+                f"table {self.name!r}: dtype must be one of {', '.join(TABLE_DTYPES)}, not {self.dtype!r}"
+            )
+        if not self.features:
+            raise ValueError(f"table {self.name!r} is read by no feature; name at least one")
+
+
+@dataclass(frozen=True)
+class Cross:
+    """A feature made of others: an id from 0 to rows - 1, hashed from the ids of a sample, in order.
+
+    features: two or more features with one id per sample. rows: number of buckets; pairs of ids may
+    collide in one. name: default: the features' names joined by `*`, as in "user*item".
+    """
+
+    features: tuple[str, ...]
+    rows: int
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "features", tuple(self.features))
+        object.__setattr__(self, "name", self.name or "*".join(self.features))
+        if len(set(self.features)) < max(len(self.features), 2) or self.rows < 1:
+            raise ValueError(
+                f"a cross needs two or more different features and at least one row, "
+                f"not features={self.features}, rows={self.rows}"
+            )

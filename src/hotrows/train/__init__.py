@@ -1,0 +1,7 @@
+"""A training run: the trainer, its run folder, evaluation, and trained models read back."""
+
+from hotrows.train.predictor import Predictor, load_run
+from hotrows.train.progress import Progress, Result
+from hotrows.train.trainer import Interrupted, Trainer, train
+
+__all__ = ["Interrupted", "Predictor", "Progress", "Result", "Trainer", "load_run", "train"]

@@ -1,0 +1,49 @@
+"""The optimizer of a model's dense part, and its state in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrows.config import TrainConfig
+
+
+def dense_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Returns the optimizer that the config names, for the parameters of the model.
+
+    With `cuda_graph` its learning rate is a tensor on the device: a captured step reads it there.
+    """
+    kinds: dict[str, Callable[..., torch.optim.Optimizer]]
+    kinds = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
+    options: dict[str, Any] = {"lr": config.dense_lr, "fused": True}
+    if config.device != "cpu" and config.dense_optimizer == "adagrad":
+        options["fused"] = False  # PyTorch has none on a GPU
+    if config.cuda_graph:
+        assert config.dense_lr is not None
+        options["lr"] = torch.full((), config.dense_lr, device=next(model.parameters()).device)
+        if config.dense_optimizer == "adam":
+            options["capturable"] = True
+    return kinds[config.dense_optimizer](model.parameters(), **options)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """Returns the optimizer's state on the host, by `parameter number.name`."""
+    return {
+        f"{parameter}.{name}": value.cpu()
+        for parameter, state in optimizer.state_dict()["state"].items()
+        for name, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Puts the tensors of `optimizer_tensors` into an optimizer of equal parameters."""
+    state: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        parameter, name = key.split(".", 1)
+        state.setdefault(int(parameter), {})[name] = value
+    groups = optimizer.state_dict()["param_groups"]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

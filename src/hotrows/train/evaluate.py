@@ -1,0 +1,134 @@
+"""Evaluation: logits and metrics of a recommender over batches, on one rank or several.
+
+Predictions are made in float32 whatever the precision of training was: half of a rounding's width
+would make ties of samples that the model tells apart. They change no state: no row, no parameter,
+no random number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotrows import models
+from hotrows.batch import Batch, split
+from hotrows.data import Loader, Part
+from hotrows.data.stored.order import Share
+from hotrows.distributed.comm import Ranks
+from hotrows.metrics import Metrics, compute_metrics, mean_of
+from hotrows.pipeline.prefetch import prefetch
+from hotrows.plan import Plan
+from hotrows.train.recommender import Recommender
+from hotrows.train.targets import Targets
+
+EVALUATION_BATCH = 8192
+Evaluated = tuple[Tensor, Targets, Tensor | None]  # logits, targets and groups of some samples
+
+
+def logits_of(recommender: Recommender, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tensor]]:
+    """Yields each batch with its logits, [B] or [B, T] in host memory.
+
+    The next batches are planned meanwhile.
+    """
+    model, embedding = recommender.model, recommender.embedding
+    training = model.training
+    model.eval()
+    plans = ((batch, embedding.plan(batch)) for batch in batches)
+    planned = prefetch(plans, recommender.config.plan_depth)
+    try:
+        with closing(planned):
+            for batch, plan in planned:
+                with torch.no_grad():
+                    yield batch, _logits(recommender, *embedding.to_device(batch, plan)).cpu()
+    finally:
+        model.train(training)
+
+
+def _logits(recommender: Recommender, batch: Batch, plan: Plan) -> Tensor:
+    logits = []
+    for number, part in enumerate(split(batch, max(len(plan.micro_batches), 1))):
+        vectors = recommender.embedding.lookup(plan, number)
+        output = recommender.model(vectors, part.dense)
+        logits.append(models.logits_and_loss(output)[0])
+    return torch.cat(logits) if len(logits) > 1 else logits[0]
+
+
+def evaluate(
+    recommender: Recommender, part: Part, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Metrics:
+    """Computes metrics over all of a part of the data; collective between the recommender's ranks.
+
+    progress: called with the samples that are done, and their number in all.
+    """
+    if not part.rows:
+        raise ValueError("this part of the data has no rows: prepare it with another split")
+    ranks = recommender.ranks
+    loader = Loader(part, EVALUATION_BATCH, shuffle=False, rank=ranks.rank, num_ranks=ranks.num_ranks)
+    evaluated: list[Evaluated] = []
+    for number, (batch, logits) in enumerate(logits_of(recommender, loader.batches(0)), 1):
+        evaluated.append((logits, recommender.targets(batch), batch.groups))
+        progress(min(number * EVALUATION_BATCH, part.rows), part.rows)
+    samples = _gather(_join(evaluated), part.rows, ranks)
+    labels = recommender.labels
+    if isinstance(recommender.tasks, int | None):
+        return _metrics(samples, labels[0])
+    by_task = {name: _metrics(_task(samples, t), name) for t, name in enumerate(labels)}
+    return mean_of(by_task) if len(by_task) > 1 else by_task[labels[0]]
+
+
+def _join(pieces: Sequence[Evaluated]) -> Evaluated:
+    logits = torch.cat([logits for logits, _, _ in pieces])
+    labels = torch.cat([targets.labels for _, targets, _ in pieces])
+    weights = _cat([targets.weights for _, targets, _ in pieces])
+    return logits, Targets(labels, weights), _cat([groups for _, _, groups in pieces])
+
+
+def _cat(pieces: Sequence[Tensor | None]) -> Tensor | None:
+    present = [piece for piece in pieces if piece is not None]
+    return torch.cat(present) if present else None
+
+
+def _task(samples: Evaluated, t: int) -> Evaluated:
+    """Logits, labels and weights of task t alone, [B]."""
+    logits, targets, groups = samples
+    assert targets.weights is not None
+    return logits[:, t], Targets(targets.labels[:, t], targets.weights[:, t]), groups
+
+
+def _metrics(samples: Evaluated, label: str) -> Metrics:
+    logits, targets, groups = samples
+    labels, weights = targets.labels, targets.weights
+    if weights is not None:  # a weight of 0 counts as no sample
+        counts = weights > 0
+        if not counts.any():
+            raise ValueError(f"no sample of this part has the label {label} and a weight above 0")
+        logits, labels, weights = logits[counts], labels[counts], weights[counts]
+        groups = None if groups is None else groups[counts]
+    return compute_metrics(logits, labels, weights, groups)
+
+
+def _gather(samples: Evaluated, num_samples: int, ranks: Ranks) -> Evaluated:
+    """The samples of all ranks in the order of the part, so that sums have one order; collective."""
+    if ranks.num_ranks == 1:
+        return samples
+    shares = [
+        Share(num_samples, EVALUATION_BATCH, rank, ranks.num_ranks).among(0, num_samples)
+        for rank in range(ranks.num_ranks)
+    ]
+    order = torch.from_numpy(np.argsort(np.concatenate(shares), kind="stable"))
+    sizes = [len(share) for share in shares]  # [P]
+
+    def gathered(values: Tensor) -> Tensor:
+        padded = values.new_zeros(max(sizes), *values.shape[1:])
+        padded[: len(values)] = values
+        by_rank = ranks.all_gather(padded).wait()  # [P, most, ...]
+        return torch.cat([padded[:size] for padded, size in zip(by_rank, sizes, strict=True)])[order]
+
+    logits, targets, groups = samples
+    logits, labels = gathered(logits), gathered(targets.labels)
+    weights = None if targets.weights is None else gathered(targets.weights)
+    return logits, Targets(labels, weights), None if groups is None else gathered(groups)

@@ -1,0 +1,102 @@
+"""export: a trained model in files that any PyTorch user can read without hotrows.
+
+    OUT/export.json                     model, options, schema, crosses; tables by role, features,
+                                        rows and dim
+    OUT/model.safetensors               the dense part, by parameter
+    OUT/tables/<table>.safetensors      one tensor, "weight": [rows, dim], as it is stored
+
+    weight = safetensors.torch.load_file("OUT/tables/C1.safetensors")["weight"]
+    vectors = torch.nn.functional.embedding(ids, weight)
+
+Optimizer state stays in the run. Tables are written some rows at a time, so that one in a file
+store may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from hotrows.checkpoint.table_files import TableFiles, table_file
+from hotrows.runtime.atomic_files import new_folder
+from hotrows.runtime.tensor_file import DTYPES, Stored
+from hotrows.table import Table
+from hotrows.train.predictor import Predictor, load_run
+from hotrows.version import VERSION
+
+FORMAT = 1
+_MODEL = "model.safetensors"
+
+
+def export(
+    run: Path | str,
+    out: Path | str,
+    which: str = "best",
+    *,
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> Path:
+    """Writes the model of a run's `best` or `last` checkpoint into the new folder `out`.
+
+    progress: called with "exporting", the rows written and the rows of all tables.
+    """
+    with new_folder(Path(out)) as folder:
+        predictor = load_run(run, which)
+        try:
+            _write_model(folder, predictor.model)
+            _write_tables(folder, predictor, progress)
+        finally:
+            predictor.embedding.close()
+        text = json.dumps(_description(predictor, which), indent=2)
+        (folder / "export.json").write_text(text + "\n")
+    return Path(out)
+
+
+def _write_model(folder: Path, model: torch.nn.Module) -> None:
+    parameters = {name: value.contiguous() for name, value in model.state_dict().items()}
+    save_file(parameters, folder / _MODEL)
+
+
+def _write_tables(folder: Path, predictor: Predictor, progress: Callable[[str, int, int], None]) -> None:
+    embedding = predictor.embedding
+    files = TableFiles(folder, sum(table.rows for table in embedding.tables), progress)
+    for table in embedding.tables:
+        weight = Stored(DTYPES[table.dtype], (table.rows, table.dim))
+        chunks = (_bytes_of(weights) for weights in embedding.weight_chunks(table.name))
+        files.write(table.name, {"weight": weight}, [chunks])
+
+
+def _bytes_of(weights: Tensor) -> np.ndarray:
+    """[n, dim] weights as [n, bytes of a row] uint8."""
+    return weights.contiguous().view(torch.uint8).numpy()
+
+
+def _description(predictor: Predictor, which: str) -> dict[str, Any]:
+    config = predictor.config
+    return {
+        "format": FORMAT,
+        "hotrows": VERSION,
+        "torch": torch.__version__,
+        "checkpoint": which,
+        "model": config.model,
+        "model_options": config.model_options,
+        "parameters": _MODEL,
+        "tables": list(_tables(predictor.embedding.tables)),
+        "crosses": [
+            {"of": cross.features, "rows": cross.rows, "name": cross.name}
+            for cross in predictor.model.crosses
+        ],
+        "schema": json.loads(predictor.schema.to_json()),
+    }
+
+
+def _tables(tables: tuple[Table, ...]) -> Iterator[dict[str, Any]]:
+    for table in tables:
+        fields = ("name", "role", "features", "rows", "dim", "dtype")
+        yield {**{name: getattr(table, name) for name in fields}, "file": table_file(table.name)}

@@ -1,0 +1,122 @@
+"""metrics.jsonl and TensorBoard events of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hotrows.runtime.atomic_files import write_text
+from hotrows.train.run_folder import log
+
+METRICS = "metrics.jsonl"
+
+
+def read_metrics(run: Path, file: str = METRICS) -> list[dict[str, Any]]:
+    """Reads the lines of metrics.jsonl; one that a crash cut off is left out."""
+    path = run / file
+    records = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
+
+
+class MetricsLog:
+    """Appends to metrics.jsonl, and to TensorBoard's events where it is installed."""
+
+    def __init__(self, run: Path, keep_until: int, evaluated: int, file: str = METRICS) -> None:
+        """Keeps what was written up to step `keep_until` and evaluations up to `evaluated`.
+
+        file: another one than the run's, of one rank alone: no events are written beside it.
+        """
+        limits = {"train": keep_until, "evaluation": evaluated}
+        records = [r for r in read_metrics(run, file) if r["step"] <= limits[r["kind"]]]
+        path = run / file
+        path.parent.mkdir(exist_ok=True)
+        write_text(path, "".join(json.dumps(record) + "\n" for record in records))
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115
+        self._events = _open_events(run, keep_until) if file == METRICS else None
+
+    def write(self, kind: str, step: int, fields: dict[str, Any]) -> None:
+        """kind: `train` or `evaluation`."""
+        with self._named():
+            self._file.write(json.dumps({"kind": kind, "step": step, **fields}) + "\n")
+            if self._events is not None:
+                self._events.write(kind, step, fields)
+
+    def close(self) -> None:
+        with self._named():  # tries to write once more what it could not
+            self._file.close()
+            if self._events is not None:
+                self._events.close()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Makes errors say which file they are about, and what to do."""
+        try:
+            yield
+        except OSError as error:
+            raise OSError(
+                f"could not write {self._file.name}: {error.strerror or error}; earlier checkpoints "
+                f"are whole; make room, then resume the run"
+            ) from error
+
+
+def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the fields, and those of nested fields as parent/name."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}/")
+        else:
+            yield prefix + name, value
+
+
+def _open_events(run: Path, keep_until: int) -> _Events | None:
+    try:
+        return _Events(run, keep_until)
+    except ImportError:
+        log.info("tensorboard is not installed, so no events are written: pip install tensorboard")
+        return None
+
+
+class _Events:
+    """TensorBoard's event file.
+
+    Its records are written here because `SummaryWriter` puts the name of the host into the file's,
+    and nothing in a run folder names the machine.
+    """
+
+    def __init__(self, run: Path, keep_until: int) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        path = run / f"events.out.tfevents.{time.time():.0f}.{os.getpid()}.hotrows"
+        self._records = RecordWriter(open(path, "wb"))  # noqa: SIM115
+        self._put(file_version="brain.Event:2")
+        # TensorBoard then forgets what an earlier part of the run wrote after this step.
+        start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self._put(step=keep_until + 1, session_log=start)
+
+    def write(self, kind: str, step: int, fields: dict[str, Any]) -> None:
+        values = [
+            self._summary.Value(tag=f"{kind}/{name}", simple_value=value)
+            for name, value in _flat(fields)
+            if isinstance(value, int | float)
+        ]
+        self._put(step=step, summary=self._summary(value=values))
+
+    def close(self) -> None:
+        self._records.close()
+
+    def _put(self, **fields: Any) -> None:
+        event = self._event(wall_time=time.time(), **fields)
+        self._records.write(event.SerializeToString())
+        self._records.flush()

@@ -1,0 +1,198 @@
+"""Pictures: how a run went, when its stages were at work, and how skewed the accesses of data are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hotrows.runtime import figures
+from hotrows.runtime.figures import BLUE, GRAY, GREEN, INK, ORANGE, percent, short
+from hotrows.train import metrics_log, run_folder
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from hotrows.data.description import Description, VocabularyUse
+    from hotrows.pipeline.trace import Event
+
+_NAMED = 8  # vocabularies in colour
+
+
+def draw_run(run: Path, picture: Path | None = None) -> Path | None:
+    """Draws loss, AUC and throughput of a run over its steps; into RUN/report.png by default."""
+    records = metrics_log.read_metrics(run)
+    steps = [r for r in records if r["kind"] == "train"]
+    evaluations = [r for r in records if r["kind"] == "evaluation"]
+    if not steps:
+        return None
+    figure = figures.new_figure(12.5, 4.6)
+    if figure is None:
+        return None
+    with figures.style():
+        loss, auc, speed = figure.subplots(1, 3)
+        _draw_loss(loss, steps, evaluations)
+        _draw_auc(auc, evaluations)
+        _draw_speed(speed, steps)
+        for axes in (loss, auc, speed):
+            axes.set_xlim(0, steps[-1]["step"] * 1.02)
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            axes.xaxis.set_major_formatter(short)
+            axes.set_xlabel("step")
+        figures.set_title(figure, *_run_title(run))
+        return figures.save(figure, picture or run / "report.png")
+
+
+_STAGES = (
+    *(GRAY, BLUE, "#7fb0de", GREEN, ORANGE, "#b8860b"),
+    *("#8e6bb0", "#5ca8a0", "#c4626b", "#9aa86b", "#4f5b8f"),
+)  # fmt: skip
+
+
+def draw_timeline(events: Sequence[Event], picture: Path, batches: int = 12) -> Path | None:
+    """Draws when each stage of the last whole batches of a run was at work, a row per lane."""
+    trained = [event.batch for event in events if event.stage == "train"][-batches - 4 :]
+    shown = [event for event in events if event.batch in set(trained[2 : 2 + batches])]
+    figure = figures.new_figure(12.5, 3.4) if shown else None
+    if figure is None:
+        return None
+    with figures.style():
+        axes = figure.subplots()
+        lanes = list(dict.fromkeys(event.lane for event in events))
+        stages = list(dict.fromkeys(event.stage for event in events))
+        colors = dict(zip(stages, _STAGES, strict=False))
+        first = min(event.begin for event in shown)
+        for stage in stages:
+            spans = [event for event in shown if event.stage == stage]
+            axes.barh(
+                [lanes.index(event.lane) for event in spans],
+                [(event.end - event.begin) * 1e3 for event in spans],
+                left=[(event.begin - first) * 1e3 for event in spans],
+                color=colors.get(stage, INK), height=0.62, linewidth=0.6, label=stage,
+                edgecolor="white" if stage == "train" else colors.get(stage, INK),
+            )  # fmt: skip
+        for event in shown:
+            if event.stage == "train":
+                middle = (event.begin + event.end) / 2 - first
+                axes.text(middle * 1e3, lanes.index(event.lane), str(event.batch), ha="center",
+                          va="center", color="white", fontsize=9)  # fmt: skip
+        axes.set_yticks(range(len(lanes)), lanes)
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel("milliseconds")
+        axes.legend(ncols=min(len(stages), 6), loc="upper center", bbox_to_anchor=(0.5, -0.22))
+        figures.set_title(figure, "Timeline", "what each lane did; numbers are batches")
+        return figures.save(figure, picture)
+
+
+def draw_skew(description: Description, picture: Path) -> Path | None:
+    """Draws, per vocabulary, which share of its lookups the hottest rows serve.
+
+    A cache that holds the hottest 1 % of its rows serves the share that stands above 1 %.
+    """
+    figure = figures.new_figure(9.5, 6.2)
+    if figure is None:
+        return None
+    with figures.style():
+        _draw_skew(figure.subplots(), description.vocabularies)
+        below = "share of a vocabulary's lookups that its hottest rows serve, in the training part"
+        figures.set_title(figure, "Skew of the lookups", below)
+        return figures.save(figure, picture)
+
+
+def _draw_loss(axes: Axes, steps: list[dict], evaluations: list[dict]) -> None:
+    axes.set_title("Log loss")
+    x, y = _column(steps, "loss")
+    axes.plot(x, y, color=BLUE, alpha=0.25, linewidth=1)
+    axes.plot(x, _smooth(y), color=BLUE, linewidth=2, label="training")
+    x, y = _column(evaluations, "log_loss")
+    if x:
+        axes.plot(x, y, "o-", color=ORANGE, linewidth=2, markersize=5, label="validation")
+    axes.legend(loc="upper right")
+
+
+def _draw_auc(axes: Axes, evaluations: list[dict]) -> None:
+    axes.set_title("AUC on validation")
+    x, y = _column(evaluations, "auc")
+    if not x:
+        axes.text(0.5, 0.5, "no evaluation", transform=axes.transAxes, ha="center", color=GRAY)
+        return
+    axes.plot(x, y, "o-", color=ORANGE, linewidth=2, markersize=5)
+    best = max(range(len(y)), key=lambda i: y[i])
+    axes.plot(x[best], y[best], "o", color=GREEN, markersize=10, clip_on=False)
+    axes.ticklabel_format(axis="y", useOffset=False)
+    axes.margins(y=0.18)
+    side = "right" if x[best] > x[-1] / 2 else "left"
+    axes.annotate(
+        f"best {y[best]:.4f}", (x[best], y[best]), xytext=(0, 11), textcoords="offset points",
+        ha=side, color=GREEN, fontweight="bold",
+    )  # fmt: skip
+
+
+def _draw_speed(axes: Axes, steps: list[dict]) -> None:
+    axes.set_title("Throughput, samples/s")
+    x, y = _column(steps, "samples_per_second")
+    axes.plot(x, y, color=BLUE, linewidth=1.6)
+    median = float(np.median(y))
+    axes.axhline(median, color=GRAY, linewidth=1, linestyle="--")
+    axes.set_ylim(0, max(y) * 1.22)
+    axes.yaxis.set_major_formatter(short)
+    stalled = sum(r["stall_seconds"] for r in steps) / max(sum(r["seconds"] for r in steps), 1e-9)
+    axes.text(
+        0.98, 0.96, f"median {short(median)}, {stalled:.1%} waiting for data",
+        transform=axes.transAxes, ha="right", va="top", color="#5b616a",
+    )  # fmt: skip
+
+
+def _draw_skew(axes: Axes, vocabularies: Sequence[VocabularyUse]) -> None:
+    """The largest ones in colour and by name: they are what memory is spent on."""
+    import matplotlib
+
+    largest = sorted(vocabularies, key=lambda used: -used.rows)
+    named, others = largest[:_NAMED], largest[_NAMED:]
+    colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.88, max(len(named), 1)))
+    for used in others:
+        axes.plot(*_points(used), color="#d3d7dc", linewidth=1)
+    for used, color in zip(named, colors, strict=False):
+        label = f"{used.name}  {short(used.rows)} rows"
+        axes.plot(*_points(used), color=color, linewidth=2, label=label)
+    if others:
+        axes.plot([], [], color="#d3d7dc", label=f"{len(others)} smaller ones")
+    axes.set_xscale("log")
+    axes.set_xlim(min(used.curve[0][0] for used in vocabularies), 1)
+    axes.set_ylim(0, 1.01)
+    axes.xaxis.set_major_formatter(percent)
+    axes.yaxis.set_major_formatter(percent)
+    axes.set_xlabel("share of the rows, hottest first")
+    axes.set_ylabel("share of the lookups")
+    axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+
+
+def _points(used: VocabularyUse) -> tuple[list[float], list[float]]:
+    return [rows for rows, _ in used.curve], [lookups for _, lookups in used.curve]
+
+
+def _smooth(values: list[float]) -> list[float]:
+    """A running mean over a thirtieth of the run, shorter at its beginning."""
+    width = max(len(values) // 30, 1)
+    sums = np.cumsum([0.0, *values])
+    first = np.maximum(np.arange(len(values)) + 1 - width, 0)
+    last = np.arange(len(values)) + 1
+    return list((sums[last] - sums[first]) / (last - first))
+
+
+def _column(records: list[dict], name: str) -> tuple[list[int], list[float]]:
+    present = [(r["step"], r[name]) for r in records if r.get(name) is not None]
+    return [step for step, _ in present], [value for _, value in present]
+
+
+def _run_title(run: Path) -> tuple[str, str]:
+    config = run_folder.read_config(run)
+    words = [f"batch {config.batch_size:,}", f"{config.precision}", f"seed {config.seed}"]
+    if (run / "result.json").exists():
+        test = run_folder.read_json(run / "result.json")["test"] or {}
+        if test.get("auc") is not None:
+            words.insert(0, f"test AUC {test['auc']:.4f}, log loss {test['log_loss']:.4f}")
+    return f"{run.name}: {config.model}", "   ·   ".join(words)

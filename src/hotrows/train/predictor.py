@@ -1,0 +1,64 @@
+"""Predictor: a trained model, read back from its run, that turns batches into probabilities.
+
+predictor = load_run("runs/a")
+for probabilities in predictor.predict(batches): ...
+predictor.evaluate(data.parts["test"]).auc
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from torch import Tensor
+
+from hotrows import checkpoint, nn
+from hotrows.batch import Batch
+from hotrows.config import TrainConfig
+from hotrows.data import Part
+from hotrows.metrics import Metrics
+from hotrows.schema import Schema
+from hotrows.train import evaluate, run_folder
+from hotrows.train.recommender import Recommender
+
+
+class Predictor(Recommender):
+    """A recommender that predicts and evaluates."""
+
+    def logits(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tensor]]:
+        """Yields each batch with its logits, [B] or [B, T] in host memory."""
+        return evaluate.logits_of(self, batches)
+
+    def predict(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
+        """Yields the probabilities of each batch, [B] or [B, T] float32, in order."""
+        for _, logits in self.logits(batches):
+            yield logits.float().sigmoid()
+
+    def evaluate(
+        self, part: Part, progress: Callable[[int, int], None] = lambda done, total: None
+    ) -> Metrics:
+        """Computes metrics over a part of the data; progress: called with samples done and in all."""
+        return evaluate.evaluate(self, part, progress)
+
+
+def load_run(run: Path | str, which: str = "best") -> Predictor:
+    """The model of a run from its `best` or `last` checkpoint, ready to evaluate and predict."""
+    run = Path(run)
+    config, data = run_folder.read_config(run), run_folder.read_json(run / "data.json")
+    folder = checkpoint.folder_of(run, which)
+    predictor = Predictor(_for_reading(config), Schema.load(run / "schema.json"), read_only=True)
+    checkpoint.load(folder, predictor.embedding, predictor.model, data["fingerprint"], read_only=True)
+    nn.use_linear_paths(predictor.model, run_folder.read_json(run / "choices.json"))
+    return predictor
+
+
+def _for_reading(config: TrainConfig) -> TrainConfig:
+    """The config of a run for lookups alone, on any machine: what fits in memory needs no cache.
+
+    A file store is read without a policy's help, `hot` having no data at hand that says what is.
+    """
+    config = dataclasses.replace(config, device="cpu", cuda_graph=False, planning="host")
+    if config.store == "memory":
+        return dataclasses.replace(config, fast_memory=None)
+    return dataclasses.replace(config, policy="lru")

@@ -1,0 +1,153 @@
+"""Progress and result of a run, and the sums over its steps that both are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrows.distributed.comm import Ranks
+from hotrows.distributed.process_group import Sent
+from hotrows.engine.caching import CacheTraffic
+from hotrows.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is, for a progress bar.
+
+    stage: `train` or `evaluate`; done and total: steps, or samples when evaluating.
+    loss, samples_per_second: of the last interval of training.
+    hit_rate: the share of rows that were in fast memory already; bytes_in, bytes_out: moved per
+        second; waited: the share of the interval spent waiting; waited_for: mostly for this stage.
+        All of the last interval, None where every row is in memory.
+    validation: metrics of the evaluation after this step.
+    """
+
+    stage: str
+    done: int
+    total: int
+    loss: float | None = None
+    samples_per_second: float | None = None
+    hit_rate: float | None = None
+    bytes_in: float | None = None
+    bytes_out: float | None = None
+    waited: float | None = None
+    waited_for: str | None = None
+    validation: Metrics | None = None
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    validation, test: metrics of the best checkpoint; None where the part is empty.
+    samples_per_second: of training alone; evaluations and checkpoints are not counted.
+    """
+
+    run: Path
+    steps: int
+    best_step: int
+    stopped_early: bool
+    samples_per_second: float | None
+    validation: Metrics | None
+    test: Metrics | None
+
+    def to_json(self) -> dict[str, Any]:
+        metrics = {"validation": self.validation, "test": self.test}
+        plain = {part: value.to_json() if value else None for part, value in metrics.items()}
+        return {**dataclasses.asdict(self), **plain, "run": self.run.name}
+
+
+@dataclass
+class Interval:
+    """Sums over some steps of training."""
+
+    steps: int = 0
+    samples: int = 0
+    loss: Tensor | float = 0.0
+    seconds: float = 0.0
+    stalled: float = 0.0
+    waited: dict[str, float] = field(default_factory=dict)
+    moves: CacheTraffic = field(default_factory=CacheTraffic)
+
+    def add(self, loss: Tensor, samples: int, *, seconds: float, stalled: float) -> None:
+        self.steps += 1
+        self.samples += samples
+        self.loss = self.loss + loss
+        self.seconds += seconds
+        self.stalled += stalled
+
+    def wait(self, before: Mapping[str, float], now: Mapping[str, float]) -> None:
+        """before, now: seconds waited for each stage since the runner began."""
+        for stage, seconds in now.items():
+            more = seconds - before.get(stage, 0.0)
+            self.waited[stage] = self.waited.get(stage, 0.0) + more
+
+    def moved(self) -> dict[str, Any]:
+        """The fields of `Progress` about the cache."""
+        return {
+            "hit_rate": 1 - self.moves.rows_in / max(self.moves.rows, 1),
+            "bytes_in": self.moves.bytes_in / self.seconds,
+            "bytes_out": self.moves.bytes_out / self.seconds,
+            "waited": self.stalled / self.seconds,
+            "waited_for": max(self.waited, key=self.waited.__getitem__, default=None),
+        }
+
+    def sum_over(self, ranks: Ranks) -> None:
+        """Sums the loss, the samples and the moves over ranks; collective."""
+        sums = [float(self.loss), self.samples, *dataclasses.astuple(self.moves)]
+        loss, samples, *moves = ranks.all_reduce(torch.tensor(sums, dtype=torch.float64)).wait().tolist()
+        self.loss, self.samples, self.moves = loss, int(samples), CacheTraffic(*map(int, moves))
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.seconds if self.seconds else 0.0
+
+
+class Meter:
+    """Sums over steps: since the last line of metrics, and since training began.
+
+    shown: fields of `Progress` of the last whole interval.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self.interval, self.total = Interval(), Interval()
+        self.shown: dict[str, Any] = {}
+        self._ranks, self._sent = ranks, Sent()
+
+    def close_interval(self, cached: bool) -> dict[str, Any]:
+        """Begins a new interval; returns the fields of the old one that only this rank has; collective.
+
+        cached: whether fast memory holds a part of the rows.
+        """
+        interval, self.interval = self.interval, Interval()
+        num_samples = interval.samples
+        interval.sum_over(self._ranks)
+        loss, speed = float(interval.loss) / interval.steps, interval.samples_per_second
+        self.shown = {"loss": loss, "samples_per_second": speed}
+        if cached:
+            self.shown |= interval.moved()
+        return {
+            **self._sent_since(interval.steps, num_samples),
+            "stall_seconds": interval.stalled,
+            "seconds": interval.seconds,
+            **{f"waited_{stage.replace(' ', '_')}": s for stage, s in interval.waited.items()},
+        }
+
+    def _sent_since(self, steps: int, num_samples: int) -> dict[str, float]:
+        """Of several ranks: the samples of this one, and what it has sent per step."""
+        if self._ranks.num_ranks == 1:
+            return {}
+        sent = self._ranks.sent
+        before, self._sent = self._sent, dataclasses.replace(sent)
+        return {
+            "samples_here": num_samples,
+            "bytes_sent": (sent.num_bytes - before.num_bytes) / steps,
+            "messages_sent": (sent.messages - before.messages) / steps,
+        }

@@ -1,0 +1,151 @@
+"""Recommender: a model with its tables and its loss.
+
+A model of one label gives a logit per sample, [B]; one of T labels [B, T].
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hotrows import models, nn
+from hotrows.batch import Batch
+from hotrows.config import TrainConfig
+from hotrows.costs.placement import ShardingPlan
+from hotrows.distributed.comm import OneRank, Ranks
+from hotrows.engine.embedding import Embedding
+from hotrows.runtime.device import find
+from hotrows.schema import Schema, vocabulary_of
+from hotrows.table import Table
+from hotrows.train.targets import Targets, targets_of, task_numbers, task_weights, tasks_of
+
+_BUILDING = threading.Lock()
+_WORTH_MEASURING = 3e11  # multiply-adds forward: some ten seconds of training on two cores
+
+
+class Recommender:
+    """The model that `config` names, for data of `schema`, with its tables.
+
+    model: the dense part, an `nn.Module`; embedding: the tables. Both begin as the seed says, and
+    the caller's random state stays as it is.
+    read_only: open tables in a file for reading alone.
+    hot_ids: by vocabulary, what the policy `hot` keeps in fast memory.
+    ranks: the processes that share the tables; they train, predict and evaluate together.
+    place: returns how the tables of the model are dealt over ranks and packs.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        schema: Schema,
+        *,
+        read_only: bool = False,
+        hot_ids: Mapping[str, Tensor] | None = None,
+        ranks: Ranks | None = None,
+        place: Callable[[models.Model], ShardingPlan] | None = None,
+    ) -> None:
+        self.config = config
+        self.schema = schema
+        self.ranks = ranks or OneRank()
+        # The random state is the process's: models that threads build come one after the other.
+        with _BUILDING, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self.model = models.build(config.model, schema, **config.model_options)
+            self.random_state = torch.get_rng_state()
+        self.device = find(config.device)
+        self.model.to(self.device.torch)
+        self.tasks = tasks_of(schema, self.model.labels, config.label)
+        weights = task_weights(config.label_weights, self.labels)
+        self._task_weights = None if weights is None else weights.to(self.device.torch)
+        caching = config.caching()
+        if caching is not None and hot_ids is not None:
+            caching = dataclasses.replace(caching, hot_ids=_by_table(hot_ids, self.model.tables, schema))
+        placing = ShardingPlan() if place is None else place(self.model)
+        self.embedding = Embedding.for_model(
+            self.model,
+            schema,
+            table_dtype=config.table_dtype,
+            optimizer=config.row_optimizer,
+            seed=config.seed,
+            caching=caching,
+            read_only=read_only,
+            ranks=self.ranks,
+            sharding=placing.sharding or "rows",
+            micro_batches=config.micro_batches,
+            pack_parts=placing.pack_parts,
+            summed=placing.summed,
+            wire_dtype=config.wire_dtype,
+            device=self.device,
+            streams=config.streams,
+            planning_threads=config.planning_threads,
+            planning=config.planning,
+        )
+        nn.share_statistics(self.model, self.ranks)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels that are predicted, in the order of the logits."""
+        names = [label.name for label in self.schema.labels]
+        return tuple(names[task] for task in task_numbers(self.tasks))
+
+    def measure_choices(self, num_samples: int) -> dict:
+        """Measures the fastest path of each linear layer on this machine, and takes it.
+
+        For the precision of training, and for the float32 of predictions; none where the config
+        asks for plain paths, or where training `num_samples` is over too soon to gain from it.
+        """
+        assert self.config.batch_size is not None, "settle the config first"
+        choices: dict[str, str] = {}
+        if self._measures(num_samples):
+            for precision in sorted({self.config.precision, "float32"}):
+                dtype = getattr(torch, precision)
+                per_step = -(-self.config.batch_size // self.ranks.num_ranks // self.config.micro_batches)
+                choices |= nn.choose_linear_paths(self.model, per_step, dtype)
+        nn.use_linear_paths(self.model, choices)
+        return choices
+
+    def _measures(self, num_samples: int) -> bool:
+        if not self.device.on_host:
+            return False
+        if self.config.linear_paths != "auto":
+            return self.config.linear_paths == "measured"
+        return num_samples * nn.products_per_sample(self.model) >= _WORTH_MEASURING
+
+    def targets(self, batch: Batch) -> Targets:
+        """The labels that the model is to predict for a batch, and their weights."""
+        return targets_of(batch, self.tasks)
+
+    def loss(self, output: Tensor | tuple[Tensor, Tensor], batch: Batch) -> Tensor:
+        """The loss that training minimizes: cross-entropy, and what the model itself may add.
+
+        Of each label the sum of weight times cross-entropy over the samples that have it, divided by
+        the batch's number of samples; then the sum over labels, each times its weight.
+        """
+        logits, model_loss = models.logits_and_loss(output)
+        targets, num_tasks = self.targets(batch), len(task_numbers(self.tasks))
+        weights = targets.weights
+        if self._task_weights is not None:
+            weights = self._task_weights if weights is None else weights * self._task_weights
+        if logits.shape != targets.labels.shape:
+            raise ValueError(
+                f"{type(self.model).__name__} must return logits {list(targets.labels.shape)} for labels "
+                f"{', '.join(self.labels)}, not {list(logits.shape)}"
+            )
+        loss = functional.binary_cross_entropy_with_logits(logits.float(), targets.labels, weights)
+        loss = loss * num_tasks if num_tasks > 1 else loss
+        return loss if model_loss is None else loss + model_loss
+
+
+def _by_table(
+    hot_ids: Mapping[str, Tensor], tables: Sequence[Table], schema: Schema
+) -> dict[str, Tensor]:
+    """The hot ids of each table, from those of the vocabulary that its features read; crosses have
+    none."""
+    vocabularies = {f.name: vocabulary_of(f) for f in schema.id_features}
+    none = torch.empty(0, dtype=torch.int64)
+    return {t.name: hot_ids.get(vocabularies.get(t.features[0], ""), none) for t in tables}

@@ -1,0 +1,105 @@
+"""The training data of a run: its batches from any state on, hot ids, and counts of ids."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hotrows.batch import Batch
+from hotrows.config import TrainConfig
+from hotrows.data import EncodedData, Loader
+from hotrows.data.description import row_counts
+from hotrows.data.hot_cold.profile import Profile
+from hotrows.data.hot_cold.schedule import SEQUENTIAL, HotColdLoader, Position, advance, next_block
+from hotrows.distributed.comm import Ranks
+from hotrows.schema import vocabulary_of
+from hotrows.table import Table
+from hotrows.train.run_state import RunState
+
+
+class TrainingBatches:
+    """The batches of a run, each with the number of its step.
+
+    loader: reads them; total_steps: how many there are, of all epochs. Regrouped data is read block by
+    block, of hot and of cold batches in turn; other data has no blocks, but for one.
+    """
+
+    def __init__(self, data: EncodedData, config: TrainConfig, ranks: Ranks) -> None:
+        self.loader = _loader(data, config, ranks)
+        self.total_steps = config.steps or config.epochs * len(self.loader)
+        self._scheduled = config.hot_cold == "scheduled"
+
+    def first_state(self) -> RunState:
+        """The state of a run that has trained on nothing."""
+        if not isinstance(self.loader, HotColdLoader):
+            return RunState()
+        return RunState(position=Position() if self._scheduled else SEQUENTIAL)
+
+    def after(self, state: RunState) -> Iterator[tuple[int, Batch]]:
+        """Yields the batches still to train, in this block, each with its step."""
+        step = state.step
+        if isinstance(self.loader, HotColdLoader):
+            assert state.position is not None
+            block = next_block(state.position, len(self.loader.hot), len(self.loader.cold))
+            batches = self.loader.block(*dataclasses.astuple(block))
+            yield from enumerate(islice(batches, self.total_steps - step), step)
+            return
+        while step < self.total_steps:
+            epoch, first = divmod(step, len(self.loader))
+            batches = self.loader.batches(epoch, first)
+            for batch in islice(batches, self.total_steps - step):
+                yield step, batch
+                step += 1
+
+    def advance(self, state: RunState) -> RunState:
+        """The state after one more step."""
+        position = state.position
+        if isinstance(self.loader, HotColdLoader):
+            assert position is not None
+            position = advance(position, 1, len(self.loader.hot), len(self.loader.cold))
+        return dataclasses.replace(state, step=state.step + 1, position=position)
+
+
+def num_training_samples(data: EncodedData) -> int:
+    """The samples of the training part; ValueError where there are none."""
+    if not data.parts["train"].rows:
+        raise ValueError(
+            f"the training part of {data.path} has no rows: prepare the data with another split"
+        )
+    return data.parts["train"].rows
+
+
+def _loader(data: EncodedData, config: TrainConfig, ranks: Ranks) -> Loader | HotColdLoader:
+    assert config.batch_size is not None
+    how: dict[str, Any] = {"shuffle": config.shuffle, "seed": config.seed}
+    how |= {"rank": ranks.rank, "num_ranks": ranks.num_ranks}
+    if data.halves is not None:
+        return HotColdLoader(*data.halves, config.batch_size, **how)
+    return Loader(data.parts["train"], config.batch_size, **how)
+
+
+def hot_ids(data: EncodedData) -> dict[str, Tensor] | None:
+    """The hot ids of regrouped data by vocabulary; None: the data is not regrouped."""
+    if data.halves is None:
+        return None
+    return {name: torch.from_numpy(ids) for name, ids in Profile.from_data(data).hot.items()}
+
+
+def id_counts(data: EncodedData, tables: Sequence[Table]) -> dict[str, Tensor]:
+    """How often each id occurs in the training part, [rows] by table; crosses are left out."""
+    if not data.vocabularies:
+        raise ValueError(f"decay_by_count: {data.path} has no counts of ids; `prepare` makes them")
+    vocabularies = {f.name: vocabulary_of(f) for f in data.schema.id_features}
+    by_vocabulary = {name: torch.from_numpy(num) for name, num in row_counts(data).items()}
+    counts = {}
+    for table in tables:
+        if table.features[0] in vocabularies:
+            num = by_vocabulary[vocabularies[table.features[0]]][: table.rows]
+            counts[table.name] = functional.pad(num, (0, table.rows - len(num)))
+    return counts

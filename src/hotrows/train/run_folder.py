@@ -1,0 +1,162 @@
+"""The run folder: what was trained, on what, where, and how it went.
+
+    config.json        the TrainConfig, with all that was left open filled in
+    schema.json        the data's schema, with the rows of every vocabulary
+    data.json          the data folder and its fingerprint
+    encoders/          what turns raw rows into ids: the run predicts without the data folder
+    environment.json   versions, processor, cores, native core, commit
+    choices.json       choices made by measurement; resume, evaluation and prediction read them
+    placing.json       how tables are dealt over ranks and packs, and why, by number of ranks
+    metrics.jsonl      a line per interval of training and per evaluation
+    ranks/             metrics of each rank but the first, where several train together
+    events.out.tfevents.*   metrics for TensorBoard, where it is installed
+    checkpoints.json, checkpoints/      see `hotrows.checkpoint`
+    report.png         loss, AUC and throughput; result.json: how it ended
+
+Nothing in it names the machine; the paths outside it are those of the data and of a model of your own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from hotrows.config import SETTINGS, TrainConfig
+from hotrows.data import EncodedData, Encoder, open_source
+from hotrows.runtime.atomic_files import link_or_copy, write_json
+from hotrows.runtime.machine import environment
+from hotrows.schema import Schema
+
+log = logging.getLogger("hotrows")
+
+_ENCODERS = "encoders"
+_PLACING = "placing.json"
+
+
+def check(run: Path, resume: bool) -> bool:
+    """Returns whether `run` has begun; ValueError where it is to begin twice, or to resume and cannot."""
+    begun = (run / "choices.json").exists()
+    if resume and not (run / "config.json").exists():
+        raise ValueError(f"there is no run to resume in {run}; begin it without resume")
+    if not resume and run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise ValueError(
+            f"{run} exists already: go on with it (resume=True, --resume), or name a new folder"
+        )
+    return begun
+
+
+def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> None:
+    """Fills the folder of a new run; choices.json comes last and says that it has begun."""
+    if not data.parts["validation"].rows:
+        log.warning("the validation part is empty: the last checkpoint counts as the best")
+    run.mkdir(parents=True, exist_ok=True)
+    config.save(run / "config.json")
+    data.schema.save(run / "schema.json")
+    source = {"path": str(Path(data.path).resolve())} if data.source is None else {"source": data.source}
+    write_json(run / "data.json", {"fingerprint": data.fingerprint, **source})
+    write_json(run / "environment.json", environment())
+    files = ("data.json", *(v.file for v in data.vocabularies.values())) if data.encodes_raw else ()
+    for file in files:  # what `Encoder.open` reads, as the run may outlive the data
+        target = run / _ENCODERS / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        link_or_copy(data.path / file, target)
+    write_json(run / "choices.json", choices)
+
+
+def check_same(run: Path, config: TrainConfig, data: EncodedData) -> None:
+    """Raises ValueError where settings or data differ from those that the run was begun with."""
+    stored = read_config(run)
+    config = TrainConfig.from_json(config.to_json())  # a list where the options have a tuple
+    for name, setting in SETTINGS.items():
+        then, now = getattr(stored, name), getattr(config, name)
+        if then != now and not setting.resumable:
+            raise ValueError(
+                f"run {run} was begun with {name}={then!r}, not {now!r}; resume it with the same "
+                f"settings, or begin a new run"
+            )
+    if read_json(run / "data.json")["fingerprint"] != data.fingerprint:
+        difference = _difference(Schema.load(run / "schema.json"), data.schema)
+        raise ValueError(
+            f"run {run} was begun on other data than {data.path}: {difference}; resume it with the "
+            f"same data, or begin a new run"
+        )
+
+
+def _difference(then: Schema, now: Schema) -> str:
+    """The first field in which two schemas differ, in words."""
+    if then.name != now.name:
+        return f"schema {then.name!r} then, {now.name!r} now"
+    before = {feature.name: dataclasses.asdict(feature) for feature in then.features}
+    after = {feature.name: dataclasses.asdict(feature) for feature in now.features}
+    for feature in [*before, *after]:
+        if feature not in before or feature not in after:
+            return f"only one of them has feature {feature!r}"
+        for name, value in before[feature].items():
+            new = after[feature].get(name)
+            if new != value:
+                return f"{name} of feature {feature!r} was {value!r}, is {new!r}"
+    return "the values behind the ids are others"
+
+
+def open_data(run: Path, folder: Path | None = None) -> EncodedData:
+    """The data that a run was trained on; folder: where it has moved to."""
+    stored = read_json(run / "data.json")
+    if folder is None and "source" in stored:
+        data = open_source(stored["source"])
+    else:
+        data = EncodedData.open(folder or stored["path"])
+    if data.fingerprint != stored["fingerprint"]:
+        difference = _difference(Schema.load(run / "schema.json"), data.schema)
+        raise ValueError(
+            f"the data in {data.path} is not what {run} was trained on: {difference}; "
+            f"name the right folder, or train a new run"
+        )
+    return data
+
+
+def open_encoder(run: Path) -> Encoder:
+    """Opens the encoder of the run's training data, for raw rows."""
+    if not (run / _ENCODERS).is_dir():
+        raise ValueError(
+            f"{run} has no encoders: its data came encoded; encode the rows in the same way and "
+            f"predict with load_run(run).predict(batches)"
+        )
+    return Encoder.open(run / _ENCODERS)
+
+
+def read_config(run: Path) -> TrainConfig:
+    if not (run / "config.json").exists():
+        raise ValueError(f"{run} is no run folder: it has no config.json")
+    return TrainConfig.load(run / "config.json")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except FileNotFoundError:
+        raise ValueError(f"{path.parent} is no run folder: it has no {path.name}") from None
+    except ValueError:
+        raise ValueError(f"{path} is damaged: expected JSON; restore it from a copy") from None
+
+
+def read_placing(run: Path, num_ranks: int) -> dict[str, Any] | None:
+    """How the run deals its tables over so many ranks; None: it has never had as many."""
+    path = run / _PLACING
+    return read_json(path).get(str(num_ranks)) if path.exists() else None
+
+
+def write_placing(run: Path, num_ranks: int, fields: dict[str, Any]) -> None:
+    path = run / _PLACING
+    known = read_json(path) if path.exists() else {}
+    write_json(path, {**known, str(num_ranks): fields})
+
+
+def next_folder(parent: Path, model: str) -> Path:
+    """parent/<model>-<number>, the first number that is free."""
+    number = 1
+    while (parent / f"{model}-{number}").exists():
+        number += 1
+    return parent / f"{model}-{number}"

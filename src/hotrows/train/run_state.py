@@ -1,0 +1,95 @@
+"""RunState: how far a run has trained, and what its schedule and validation make of that.
+
+Values and pure functions: part of every checkpoint, so that a resumed run decides as the one that
+was never stopped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from hotrows.config import TrainConfig
+from hotrows.data.hot_cold.schedule import Position
+from hotrows.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class RunState:
+    """How far a run has trained, and how well.
+
+    step: batches trained; evaluated_at: the step of the last evaluation.
+    lr_decay: factor of the learning rates after the plateaus so far; stale: evaluations since the best.
+    best: metrics of the checkpoint of best_step; peak: the highest score so far.
+    position: in the blocks of hot and cold batches, where the data is regrouped.
+    """
+
+    step: int = 0
+    evaluated_at: int = 0
+    lr_decay: float = 1.0
+    stale: int = 0
+    best_step: int = 0
+    best: Metrics | None = None
+    peak: float | None = None
+    position: Position | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        best = self.best.to_json() if self.best else None
+        position = self.position.to_json() if self.position else None
+        return {**dataclasses.asdict(self), "best": best, "position": position}
+
+    @staticmethod
+    def from_json(fields: dict[str, Any]) -> RunState:
+        best = Metrics.from_json(fields["best"]) if fields["best"] else None
+        position = Position.from_json(fields["position"]) if fields.get("position") else None
+        return RunState(**{**fields, "best": best, "position": position})
+
+
+def after_evaluation(
+    state: RunState, metrics: Metrics, config: TrainConfig, epoch_steps: int
+) -> RunState:
+    """The state after an evaluation: a better score is the best; too many others lower the rates.
+
+    In the first epoch every sample is new, so nothing is learned by heart and later is better:
+    there a score becomes the best unless it is lower than chance explains. A validation part of a
+    thousand samples would else often choose a model of half an epoch.
+    """
+    evaluated = dataclasses.replace(state, evaluated_at=state.step)
+    peak = metrics.score if state.peak is None else state.peak
+    margin = metrics.chance if state.step <= epoch_steps else 0.0
+    if state.best is None or metrics.score > peak - margin:
+        peak = max(peak, metrics.score)
+        step = state.step
+        return dataclasses.replace(evaluated, stale=0, best_step=step, best=metrics, peak=peak)
+    stale, patience = state.stale + 1, config.decay_patience
+    plateau = patience is not None and stale % patience == 0
+    decay = state.lr_decay * (config.decay_factor if plateau else 1.0)
+    return dataclasses.replace(evaluated, stale=stale, lr_decay=decay)
+
+
+def stops_early(state: RunState, config: TrainConfig) -> bool:
+    """Whether `stop_patience` evaluations in a row were not better."""
+    return config.stop_patience is not None and state.stale >= config.stop_patience
+
+
+def lr_scale(state: RunState, config: TrainConfig) -> float:
+    """The factor of the learning rates in the next step."""
+    rise = min(1.0, (state.step + 1) / config.warmup_steps) if config.warmup_steps else 1.0
+    return state.lr_decay * rise
+
+
+def evaluation_is_due(state: RunState, config: TrainConfig, epoch_steps: int, total_steps: int) -> bool:
+    """Whether an evaluation comes before the next step.
+
+    At the end always; before it every `evaluate_every` steps, or at each quarter of the first epoch
+    and at the end of each one.
+    """
+    step = state.step
+    if step == state.evaluated_at:
+        return False
+    if step == total_steps:
+        return True
+    if config.evaluate_every is not None:
+        return step % config.evaluate_every == 0
+    return step % epoch_steps == 0 or step in {epoch_steps * q // 4 for q in (1, 2, 3)}

@@ -1,0 +1,112 @@
+"""Step: one update of tables and model on a planned batch.
+
+    step = Step(recommender, optimizer, config)
+    loss = step(plan, batch, scale)          # lookup, model, loss, backward, update, dense optimizer
+
+On a device nothing in it waits for the device. `CapturedStep` launches it as one CUDA graph.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hotrows.batch import Batch, split
+from hotrows.config import TrainConfig
+from hotrows.distributed.comm import Note, OneRank
+from hotrows.distributed.dense_gradients import SharedGradients
+from hotrows.plan import Plan
+from hotrows.train.compile import compiled
+from hotrows.train.recommender import Recommender
+
+log = logging.getLogger("hotrows")
+
+
+class Step:
+    """Trains `recommender` in place.
+
+    optimizer: of the dense part. shared: sums its gradients over ranks. note: called with the begin and
+    the end of each part of a step; on a device, of its launch.
+    """
+
+    note: Note | None = None
+
+    def __init__(
+        self,
+        recommender: Recommender,
+        optimizer: torch.optim.Optimizer,
+        config: TrainConfig,
+        shared: SharedGradients | None = None,
+    ) -> None:
+        self.recommender, self.optimizer, self.config = recommender, optimizer, config
+        self.model, self.embedding = recommender.model, recommender.embedding
+        self._shared = shared or SharedGradients(self.model, OneRank())
+        self._forward: Callable = self.model
+        if config.compile:
+            batches = not self.embedding.device.on_host
+            self._forward = compiled(self.model, self.embedding.packs, batches=batches)
+
+    def __call__(self, plan: Plan, batch: Batch, scale: float) -> Tensor:
+        """Trains on a batch; returns the loss of this rank's samples, times their share of all.
+
+        scale: of both learning rates.
+        """
+        self.set_rate(scale)
+        return self.run(plan, batch, self.embedding.hyperparameters(plan.step, scale))
+
+    def set_rate(self, scale: float) -> None:
+        """Sets the learning rate of the dense part, in place where a captured step reads it."""
+        assert self.config.dense_lr is not None
+        rate = self.config.dense_lr * scale
+        if not self.embedding.device.on_host:  # as a captured step reads it, so that bits are equal
+            rate = float(np.float32(rate))
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(rate)
+            else:
+                group["lr"] = rate
+
+    def run(self, plan: Plan, batch: Batch, numbers: Tensor) -> Tensor:
+        """One step with the rows' `numbers` (`Embedding.hyperparameters`), the dense rate being set."""
+        parts = split(batch, max(len(plan.micro_batches), 1))
+        losses, last = [], len(parts) - 1
+        for number, part in enumerate(parts):
+            vectors = self.embedding.lookup(plan, number)
+            with self._noted("forward"), self._autocast():
+                output = self._forward(vectors, part.dense)
+            share = plan.micro_batches[number].share if plan.micro_batches else 1.0
+            loss = self.recommender.loss(output, part) * share
+            with self._shared.summing() if number == last else nullcontext(), self._noted("backward"):
+                loss.backward()
+            if number < last:
+                self.embedding.send_gradients(plan, number, vectors)
+            losses.append(loss.detach() if part.size else torch.zeros_like(loss.detach()))
+        with self._noted("update"):
+            self.embedding.update(plan, vectors, hyperparameters=numbers)
+        with self._noted("dense step"):
+            self._dense_step()
+        return losses[0] if last == 0 else torch.stack(losses).sum()
+
+    def _dense_step(self) -> None:
+        if self.config.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _autocast(self) -> AbstractContextManager:
+        if self.config.precision == "float32":
+            return nullcontext()
+        return torch.autocast(self.embedding.device.name, dtype=torch.bfloat16)
+
+    @contextmanager
+    def _noted(self, stage: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        if self.note is not None:
+            self.note(stage, "model", begin, time.perf_counter())

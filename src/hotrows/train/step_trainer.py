@@ -1,0 +1,143 @@
+"""StepTrainer: trains a model step by step; it has no folder, and neither evaluates nor saves.
+
+    steps = StepTrainer(data, config, ranks)
+    steps.choose_linear_paths()
+    with closing(steps.start()) as runner:          # loads, plans and moves rows ahead
+        for work in runner:
+            loss = steps.train(work)
+
+`Trainer` makes a run of it, `tuning.benchmark` measures it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from hotrows import nn
+from hotrows.config import TrainConfig, settle
+from hotrows.costs import placement
+from hotrows.costs.placement import ShardingPlan
+from hotrows.data import EncodedData
+from hotrows.distributed.comm import Note, OneRank, Ranks
+from hotrows.distributed.dense_gradients import SharedGradients
+from hotrows.distributed.process_group import Processes
+from hotrows.engine import stages
+from hotrows.models.model import Model
+from hotrows.pipeline.runner import Overlapped, Serial
+from hotrows.pipeline.schedule import Work
+from hotrows.runtime import native
+from hotrows.train.cuda_graph import CapturedStep
+from hotrows.train.dense_optimizer import dense_optimizer
+from hotrows.train.recommender import Recommender
+from hotrows.train.run_data import TrainingBatches, hot_ids, id_counts, num_training_samples
+from hotrows.train.step import Step
+
+Runner = Serial | Overlapped
+ChooseSharding = Callable[[], ShardingPlan]
+
+
+class StepTrainer:
+    """A model with its tables, its optimizers, and the batches that it is trained on.
+
+    place: returns how tables are dealt over ranks and packs; called with a function that chooses it by
+    the costs of a step, which is what is done by default.
+    step: one update, called with plan, batch and the scale of both learning rates; may be replaced.
+    """
+
+    def __init__(
+        self,
+        data: EncodedData,
+        config: TrainConfig,
+        ranks: Ranks | None = None,
+        place: Callable[[ChooseSharding], ShardingPlan] = lambda choose: choose(),
+    ) -> None:
+        self.data, self.ranks = data, ranks or OneRank()
+        self.config = settle(config, num_training_samples(data))
+        if self.config.fast_memory is not None and self.config.policy == "hot":
+            data.hot_and_cold()  # says so where it is not regrouped, before a store is made
+        self.batches = TrainingBatches(data, self.config, self.ranks)
+        self._choose_sharding = place
+        self.recommender = Recommender(
+            self.config, data.schema, hot_ids=hot_ids(data), ranks=self.ranks, place=self._place
+        )
+        self.model, self.embedding = self.recommender.model, self.recommender.embedding
+        self.cached_tables = self.embedding.cached_tables
+        if self.embedding.packed.needs_counts:
+            self.embedding.set_counts(id_counts(data, self.embedding.tables))
+        self.dense_optimizer = dense_optimizer(self.config, self.model)
+        self._shared = SharedGradients(self.model, self.ranks)
+        self._plain_step = Step(self.recommender, self.dense_optimizer, self.config, self._shared)
+        self.step: Callable[..., Tensor] = self._plain_step
+        if self.config.cuda_graph:
+            self.step = CapturedStep(self._plain_step)
+        self.state = self.batches.first_state()
+        self.choices: dict[str, str] = {}
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that are trained on, in all epochs."""
+        return self.batches.total_steps * self.batches.loader.batch_size
+
+    def _place(self, model: Model) -> ShardingPlan:
+        self.placing = self._choose_sharding(
+            lambda: placement.place(self.data, self.config, model, self.ranks, self.num_samples)
+        )
+        return self.placing
+
+    def choose_linear_paths(self, keep: Callable[[dict], None] = lambda choices: None) -> None:
+        """Measures the fastest path of each matrix product on the first rank, for all; collective.
+
+        keep: called with the choices on the first rank, before other ranks have them.
+        """
+        choices = None
+        if self.ranks.rank == 0:
+            choices = self.recommender.measure_choices(self.num_samples)
+            keep(choices)
+        self.use_linear_paths(self.ranks.gather_objects(choices)[0])
+
+    def use_linear_paths(self, choices: dict[str, str]) -> None:
+        """Takes the paths that were chosen earlier."""
+        self.choices = choices
+        nn.use_linear_paths(self.model, choices)
+
+    def start(self, signals: Callable[[], int] = lambda: 0, trace: bool = False) -> Runner:
+        """Returns a runner of the batches to come, of regrouped data of this block.
+
+        signals: what this rank requests of all when a batch is planned; see `planning.routing`.
+        trace: whether the runner notes when each stage ran.
+        """
+        future = (batch for _, batch in self.batches.after(self.state)) if self.cached_tables else None
+        return stages.start(
+            self.embedding,
+            self.batches.after(self.state),
+            future,
+            plan_depth=self.config.plan_depth,
+            trace=trace,
+            signals=signals,
+            padded=self.config.cuda_graph,
+        )
+
+    def train(self, work: Work, scale: float = 1.0) -> Tensor:
+        """Trains on a batch of the runner; returns its loss. scale: of both learning rates."""
+        loss = self.step(work.item.plan, work.item.batch, scale)
+        self.state = self.batches.advance(self.state)
+        return loss
+
+    def note_times(self, note: Note) -> None:
+        """Calls `note` with the times of the parts of each step, and of messages between ranks."""
+        self._plain_step.note = note
+        if isinstance(self.ranks, Processes):
+            self.embedding.note = self._shared.note = note
+            self.ranks.notes_times = True
+
+
+def keep_freed_memory() -> None:
+    """Makes malloc keep freed memory, for the whole process.
+
+    A step frees and takes the same large blocks again and again.
+    """
+    library = native.load()
+    if library is not None:
+        library.hotrows_keep_freed_memory()

@@ -1,0 +1,358 @@
+"""Training: a run from prepared data to a trained model in a run folder.
+
+    trainer = Trainer(data, TrainConfig(model="deepfm"), run="runs/a")
+    result = trainer.fit()                       # or train(data, config, run)
+    predictor = load_run("runs/a")               # later: the best checkpoint, ready to predict
+
+    StepTrainer    model, tables, optimizers, batches: one step after the other
+    Trainer        evaluations, checkpoints, logs and the end of a run around them
+
+While a batch is trained, the next ones are loaded and planned, and their rows brought into fast memory
+where it does not hold all (see `hotrows.engine.stages`). A resumed run has the bits of one that was never
+stopped. The validation part alone decides (learning rate, early stop, best); the test part only reports.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hotrows.config import TrainConfig, settle
+from hotrows.costs.placement import ShardingPlan
+from hotrows.data import EncodedData
+from hotrows.distributed.comm import OneRank, Ranks
+from hotrows.metrics import Metrics
+from hotrows.planning.routing import RankSignals
+from hotrows.train import pictures, run_folder
+from hotrows.train.evaluate import evaluate
+from hotrows.train.metrics_log import METRICS, MetricsLog
+from hotrows.train.progress import Meter, Progress, Result
+from hotrows.train.run_checkpoints import RunCheckpoints
+from hotrows.train.run_data import num_training_samples
+from hotrows.train.run_state import RunState, after_evaluation, evaluation_is_due, lr_scale, stops_early
+from hotrows.train.run_trace import RunTrace
+from hotrows.train.signals import stop_signals
+from hotrows.train.step_trainer import ChooseSharding, Runner, StepTrainer, keep_freed_memory
+
+Evaluate = Callable[..., Metrics]  # of a part of the data, and a function called with progress
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run has stopped on request and saved itself; resume it to go on."""
+
+
+def train(
+    data: EncodedData,
+    config: TrainConfig,
+    run: Path | str,
+    *,
+    resume: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    ranks: Ranks | None = None,
+) -> Result:
+    """Trains a model into the folder `run`: `Trainer(...).fit()`."""
+    return Trainer(data, config, run, resume=resume, progress=progress, ranks=ranks).fit()
+
+
+class Trainer:
+    """One run: a model, its tables, its optimizers and its folder.
+
+    data: prepared data; run: a new folder, or with `resume` one to go on with.
+    progress: called after every step, and after every batch of an evaluation.
+    trace: a file for the times of every stage of the last batches, which Perfetto opens; a picture
+        of them goes beside it.
+    ranks: the processes that train together (`hotrows.distributed.process_group.start()`), each with this
+        Trainer; None: this one alone. They share the folder of the run and read the same data. The
+        first one writes what is written, and every other a log of its own (`ranks/`).
+
+    Makes malloc keep freed memory, for the whole process (`keep_freed_memory`).
+    """
+
+    def __init__(
+        self,
+        data: EncodedData,
+        config: TrainConfig,
+        run: Path | str,
+        *,
+        resume: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+        trace: Path | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.data, self.run = data, Path(run)
+        self.ranks = ranks or OneRank()
+        self.config = settle(config, num_training_samples(data))
+        begun = run_folder.check(self.run, resume)
+        if begun:
+            run_folder.check_same(self.run, self.config, data)
+        else:
+            _check_new_store(self.config)
+        known = run_folder.read_placing(self.run, self.ranks.num_ranks)
+        self.ranks.barrier()  # all have looked before the first one writes
+
+        def place(choose: ChooseSharding) -> ShardingPlan:
+            """As this run has dealt its tables before on as many ranks, else chosen now."""
+            return choose() if known is None else ShardingPlan.from_json(known)
+
+        self.steps = StepTrainer(data, self.config, self.ranks, place)
+        self.recommender, self.model = self.steps.recommender, self.steps.model
+        self.embedding, self.cached_tables = self.steps.embedding, self.steps.cached_tables
+        self._progress = progress or (lambda _: None)
+        self._meter = Meter(self.ranks)
+        self._trace = RunTrace(trace)
+        if self._trace.is_on:
+            self.steps.note_times(self._trace.note)
+        self._stop_requested: Callable[[], bool] = lambda: False
+        self._checkpoint_requested = False
+        self._evaluate: Evaluate = partial(evaluate, self.recommender)
+        self.checkpoints = RunCheckpoints(self.run, self.steps)
+        if begun:
+            self.steps.use_linear_paths(run_folder.read_json(self.run / "choices.json"))
+            self.checkpoints.resume()
+        else:
+            self.checkpoints.start_from_other_run()
+            self.steps.choose_linear_paths(partial(run_folder.begin, self.run, self.config, data))
+        if self.is_first and known is None:
+            run_folder.write_placing(self.run, self.ranks.num_ranks, self.steps.placing.to_json())
+
+    @property
+    def state(self) -> RunState:
+        """How far the run has trained."""
+        return self.steps.state
+
+    @property
+    def total_steps(self) -> int:
+        return self.steps.batches.total_steps
+
+    @property
+    def stopped_early(self) -> bool:
+        return self.state.step < self.total_steps and stops_early(self.state, self.config)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank writes the results of all."""
+        return self.ranks.rank == 0
+
+    def evaluate(self, part: str) -> Metrics:
+        """Metrics over all of the `train`, `validation` or `test` part; disturbs no training."""
+        if part not in self.data.parts:
+            raise ValueError(f"part must be one of {', '.join(self.data.parts)}, not {part!r}")
+        return self._evaluate(self.data.parts[part], self._evaluation_progress)
+
+    def fit(
+        self, *, signals: Callable[[], int] | None = None, evaluate: Evaluate | None = None
+    ) -> Result:
+        """Trains to the end, goes back to the best checkpoint, and reports on the test part.
+
+        signals: what this rank requests of all when a batch is planned (`RankSignals`); None: to stop
+            after Ctrl-C, and a checkpoint where a file store needs one.
+        evaluate: in place of `train.evaluate.evaluate`: called with a part and a progress function.
+
+        Tables in a file store can be read afterwards, no longer trained.
+        Ctrl-C (or SIGTERM) saves a checkpoint after the current step and raises `Interrupted`; a
+        second one interrupts at once.
+        """
+        keep_freed_memory()
+        self._signals = signals or self._own_signals
+        self._evaluate = evaluate or self._evaluate
+        with ExitStack() as stack:
+            self._stop_requested = stack.enter_context(stop_signals())
+            file = METRICS if self.is_first else f"ranks/rank-{self.ranks.rank}.jsonl"
+            log = MetricsLog(self.run, self.state.step, self.state.evaluated_at, file)
+            self._log = stack.enter_context(closing(log))
+            stack.enter_context(torch.random.fork_rng(devices=[]))
+            torch.set_rng_state(self.checkpoints.random_state)
+            device, state = self.recommender.device, self.checkpoints.device_random_state
+            stack.enter_context(device.own_random_numbers(state, self.config.seed))
+            if self.is_first:
+                stack.callback(self._trace.write)
+            stack.callback(self.checkpoints.writer.close)
+            stack.callback(self.embedding.threads.close)
+            if self.cached_tables:
+                stack.callback(self.cached_tables.stop_writing)
+                self.cached_tables.warm()
+            try:
+                while not self._train_block():
+                    pass
+                return self._finish()
+            except _StopRequested:
+                raise Interrupted(
+                    f"stopped after step {self.state.step:,} of {self.total_steps:,}; "
+                    f"the checkpoint is in {self.run}"
+                ) from None
+
+    def _own_signals(self) -> int:
+        wants_checkpoint = self.cached_tables is not None and self.cached_tables.wants_checkpoint
+        stop = RankSignals.STOP if self._stop_requested() else RankSignals(0)
+        return stop | (RankSignals.CHECKPOINT if wants_checkpoint else RankSignals(0))
+
+    def _train_block(self) -> bool:
+        """Trains on all batches, of regrouped data on the next block; returns whether the run is over."""
+        with closing(self.steps.start(self._signals, self._trace.is_on)) as runner:
+            try:
+                return self._train(runner)
+            except _StopRequested:
+                with runner.paused():
+                    self._save()
+                    self.checkpoints.writer.wait()
+                raise
+            except BaseException:
+                runner.abandon()
+                raise
+            finally:
+                self._trace.events += runner.events
+
+    def _train(self, runner: Runner) -> bool:
+        """Trains on the batches of the runner; returns whether the run is over."""
+        while True:
+            if self._evaluation_is_due():
+                with runner.paused():
+                    self._validate()
+                    self._save()
+            elif self._checkpoint_is_due():
+                with runner.paused():
+                    self._save()
+            if self.state.step >= self.total_steps or stops_early(self.state, self.config):
+                return True
+            if self._stop_requested() and self.ranks.num_ranks == 1:
+                raise _StopRequested
+            self._train_step(runner)
+            if self.state.position is not None and self.state.position.done == 0:  # a block's end
+                surplus = next(runner, None)  # returns once all of the block is written back
+                assert surplus is None, "a block's runner hands out its batches alone"
+                self._set_rate()
+                return False
+
+    def _train_step(self, runner: Runner) -> None:
+        begin, before = time.perf_counter(), runner.stalled.copy()
+        work = next(runner)
+        if work.item.plan.signals & RankSignals.STOP:
+            raise _StopRequested
+        self._checkpoint_requested |= bool(work.item.plan.signals & RankSignals.CHECKPOINT)
+        ready = time.perf_counter()
+        self._trace.batch = work.number
+        loss = self.steps.train(work, lr_scale(self.state, self.config))
+        end = time.perf_counter()
+        for interval in (self._meter.interval, self._meter.total):
+            interval.add(loss, work.item.batch.size, seconds=end - begin, stalled=ready - begin)
+            interval.wait(before, runner.stalled)
+            if self.cached_tables:
+                interval.moves += self.cached_tables.traffic(work.item.plan)
+        if self._meter.interval.steps == self._interval_steps or self._evaluation_is_due():
+            self._write_interval()
+        self._step_progress()
+
+    def _set_rate(self) -> None:
+        """Between blocks of a schedule: the validation loss decides how long the next one is.
+
+        Ctrl-C waits for it: the checkpoint would be one of a block's end with the rate of before.
+        """
+        position = self.state.position
+        assert position is not None
+        if position.rate is None or not self.data.parts["validation"].rows:
+            return
+        metrics = self._evaluate(self.data.parts["validation"], self._show_evaluation)
+        position = dataclasses.replace(position, rate=position.rate.after(metrics.log_loss))
+        self.steps.state = dataclasses.replace(self.state, position=position)
+
+    def _evaluation_is_due(self) -> bool:
+        return evaluation_is_due(self.state, self.config, self._epoch_steps, self.total_steps)
+
+    def _checkpoint_is_due(self) -> bool:
+        every = self.config.checkpoint_every
+        periodic = every is not None and self.state.step > 0 and self.state.step % every == 0
+        return periodic or self._checkpoint_requested
+
+    def _validate(self) -> None:
+        if not self.data.parts["validation"].rows:
+            self.steps.state = dataclasses.replace(self.state, evaluated_at=self.state.step)
+            return
+        metrics = self.evaluate("validation")
+        self.steps.state = after_evaluation(self.state, metrics, self.config, self._epoch_steps)
+        self._log.write("evaluation", self.state.step, {"epoch": self._epoch, **metrics.to_json()})
+        self._step_progress(validation=metrics)
+
+    def _save(self) -> None:
+        if self.checkpoints.save():
+            self._checkpoint_requested = False
+
+    def _finish(self) -> Result:
+        self.checkpoints.load_best()
+        self._meter.total.sum_over(self.ranks)
+        result = Result(
+            run=self.run,
+            steps=self.state.step,
+            best_step=self.state.best_step if self.state.best else self.state.step,
+            stopped_early=self.stopped_early,
+            samples_per_second=self._meter.total.samples_per_second,
+            validation=self.state.best,
+            test=self.evaluate("test") if self.data.parts["test"].rows else None,
+        )
+        if self.is_first:
+            run_folder.write_json(self.run / "result.json", result.to_json())
+            pictures.draw_run(self.run)
+        return result
+
+    @property
+    def _epoch_steps(self) -> int:
+        return len(self.steps.batches.loader)
+
+    @property
+    def _epoch(self) -> float:
+        return round(self.state.step / self._epoch_steps, 4)
+
+    @property
+    def _interval_steps(self) -> int:
+        """Steps between lines of metrics: 200 lines a run, but one in 100 steps at least."""
+        return min(max(self.total_steps // 200, 1), 100)
+
+    def _write_interval(self) -> None:
+        of_rank = self._meter.close_interval(cached=self.cached_tables is not None)
+        _check_loss(self._meter.shown["loss"], self.state, self.config)
+        scale, config = lr_scale(self.state, self.config), self.config
+        assert config.row_optimizer is not None and config.dense_lr is not None
+        rates = {"lr": config.row_optimizer.lr * scale, "dense_lr": config.dense_lr * scale}
+        fields = {"epoch": self._epoch, **self._meter.shown, **rates, **of_rank}
+        self._log.write("train", self.state.step, fields)
+
+    def _step_progress(self, validation: Metrics | None = None) -> None:
+        step, total = self.state.step, self.total_steps
+        self._progress(Progress("train", step, total, validation=validation, **self._meter.shown))
+
+    def _evaluation_progress(self, done: int, total: int) -> None:
+        if self._stop_requested() and self.ranks.num_ranks == 1:  # ranks stop together, after it
+            raise _StopRequested
+        self._show_evaluation(done, total)
+
+    def _show_evaluation(self, done: int, total: int) -> None:
+        self._progress(Progress("evaluate", done, total))
+
+
+class _StopRequested(Exception):
+    """Leaves the loop after Ctrl-C."""
+
+
+def _check_loss(loss: float, state: RunState, config: TrainConfig) -> None:
+    if not math.isfinite(loss):
+        raise ValueError(
+            f"training diverged: the loss is {loss} at step {state.step:,}; lower the learning rates "
+            f"({config.row_optimizer}, dense_lr={config.dense_lr}), warm up, or set clip_norm"
+        )
+
+
+def _check_new_store(config: TrainConfig) -> None:
+    """Refuses a store that exists: a run begins with a new one."""
+    caching = config.caching()
+    path = caching.path if caching else None
+    if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ValueError(
+            f"store {path} exists already: go on with its run (resume=True, --resume), or name a new "
+            f"folder; delete it if no run needs it"
+        )

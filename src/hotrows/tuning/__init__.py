@@ -1,0 +1,1 @@
+"""Tools that choose settings: coordinate descent over paired benchmarks, cache simulation, scaling."""

@@ -1,0 +1,304 @@
+"""Cache simulation: counts the misses of a cache, by policy and size of fast memory.
+
+    simulation = simulate(data, fast_memory=[64 << 20, 256 << 20], batches=1000)
+    simulation.results("lookahead")[0].misses        # distinct rows that a batch has to fetch
+    advise(simulation, samples_per_second=300_000)   # `hotrows.tuning.advice`: speeds, and the knee
+
+Replays the ids of the training part, shuffled as training does, through planning alone: no table is
+allocated and no row moves. Figures are of the steady state: the first quarter of the batches fills
+the caches and is left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrows import models, ops
+from hotrows.config import TrainConfig, settle
+from hotrows.costs.workload import stored_tables
+from hotrows.data import EncodedData, Loader
+from hotrows.engine.caching import Caching
+from hotrows.optim import RowOptimizer
+from hotrows.pipeline.prefetch import prefetch
+from hotrows.planning.packing import Group, group_packs, pack_tables
+from hotrows.planning.planner import Planner
+from hotrows.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Policy
+from hotrows.planning.slot_budget import divide
+from hotrows.planning.slots import Allocation, slot_map
+
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
+POLICIES: dict[str, Policy] = {
+    "lookahead": Lookahead(),
+    "frequency": Frequency(),
+    "hot": Hot(torch.empty(0, dtype=torch.int64)),
+    "two batches": Lookahead(2),  # the published window, of ScratchPipe
+    "lru": LRU,
+    "belady": BELADY,
+}
+BOUNDS = ("lru", "belady")
+
+
+@dataclass(frozen=True)
+class PolicyResult:
+    """Figures of one policy with so much fast memory: means per batch of the steady state.
+
+    slots: number of slots of each group of tables; share: share of all rows that have one.
+    lookups_hit: share of lookups whose row has a slot; rows_hit: share of a batch's distinct rows.
+    misses: distinct rows without a slot.
+    untouched: misses of rows that no batch has read before, which need no read.
+    reads: other misses, read from slow memory; writes: rows written back to slow memory.
+    window: batches that were looked ahead at the end, in the first group; None: all.
+    """
+
+    policy: str
+    fast_memory: int
+    slots: tuple[int, ...]
+    share: float
+    lookups_hit: float
+    rows_hit: float
+    misses: float
+    untouched: float
+    reads: float
+    writes: float
+    bytes_read: float
+    bytes_written: float
+    window: int | None
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """Results of each policy and size.
+
+    lookups, rows: lookups and distinct rows of a batch.
+    untouched: rows of a batch that no batch has read before.
+    batches: number of batches replayed; skipped: batches of these that no figure counts.
+    measured: results, by policy and size.
+    """
+
+    model: str
+    batch_size: int
+    in_flight: int
+    seed: int
+    batches: int
+    skipped: int
+    lookups: float
+    rows: float
+    untouched: float
+    table_rows: int
+    table_bytes: int
+    measured: tuple[PolicyResult, ...]
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(result.policy for result in self.measured))
+
+    def results(self, policy: str) -> tuple[PolicyResult, ...]:
+        """The results of a policy, by size."""
+        return tuple(result for result in self.measured if result.policy == policy)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def simulate(
+    data: EncodedData,
+    *,
+    model: str = "dlrm",
+    model_options: Mapping[str, Any] | None = None,
+    row_optimizer: RowOptimizer | None = None,
+    table_dtype: str = "float32",
+    batch_size: int | None = None,
+    fast_memory: Sequence[int] = (),
+    policies: Mapping[str, Policy] = POLICIES,
+    batches: int | None = None,
+    in_flight: int = 1,
+    seed: int = 0,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Simulation:
+    """Replays the training part for every policy and size; LRU and Bélády come with any others.
+
+    The trace is held in memory, about 12 bytes for each distinct row of each batch.
+
+    model, model_options, row_optimizer, table_dtype, batch_size: as in `TrainConfig`.
+    fast_memory: sizes in bytes; by default 1, 2, 5, 10, 20 and 50 % of the tables.
+    policies: policies by name; a `Hot` gets the most frequent rows of the first tenth of the batches.
+    batches: number of batches of the first epoch; None: all.
+    progress: called with the stage, the number done and their total.
+    """
+    if not data.parts["train"].rows:
+        raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
+    config = TrainConfig(
+        model=model,
+        model_options=dict(model_options or {}),
+        row_optimizer=row_optimizer,
+        table_dtype=table_dtype,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    report = progress or (lambda stage, done, total: None)
+    groups, trace = _read_trace(data, settle(config, data.parts["train"].rows), batches, report)
+    table_bytes = sum(group.rows * group.stride for group in groups)
+    least = sum(group.stride for group in groups)
+    sizes = sorted(set(fast_memory or (max(int(s * table_bytes), least) for s in SHARES)))
+    chosen = {**policies, **{name: POLICIES[name] for name in BOUNDS if name not in policies}}
+    results = []
+    for n, (name, size) in enumerate((name, size) for name in chosen for size in sizes):
+        report("simulating", n, len(chosen) * len(sizes))
+        results.append(_replay(name, chosen[name], size, groups, trace, in_flight))
+    report("simulating", len(results), len(results))
+    return Simulation(
+        model=model,
+        batch_size=trace.batch_size,
+        in_flight=in_flight,
+        seed=seed,
+        batches=len(trace.batches),
+        skipped=trace.skipped,
+        lookups=trace.mean(lambda read: read.num_lookups),
+        rows=trace.mean(lambda read: read.rows.numel()),
+        untouched=trace.mean(lambda read: read.num_untouched),
+        table_rows=sum(group.rows for group in groups),
+        table_bytes=table_bytes,
+        measured=tuple(results),
+    )
+
+
+@dataclass
+class _Read:
+    """Rows that a batch reads of a group: distinct, ascending, and the number of lookups of each."""
+
+    rows: Tensor  # [U] int64
+    lookups: Tensor  # [U] int32
+    num_untouched: int
+
+    @property
+    def num_lookups(self) -> int:
+        return int(self.lookups.sum())
+
+
+@dataclass
+class _Trace:
+    """Reads of each batch, by group."""
+
+    batch_size: int
+    batches: list[list[_Read]] = field(default_factory=list)
+
+    @property
+    def skipped(self) -> int:
+        return len(self.batches) // 4
+
+    def mean(self, count: Callable[[_Read], int]) -> float:
+        """Mean of a count per batch, all groups together, over the batches that are not skipped."""
+        counted = self.batches[self.skipped :]
+        return sum(count(read) for batch in counted for read in batch) / max(len(counted), 1)
+
+
+def _read_trace(
+    data: EncodedData, config: TrainConfig, batches: int | None, report: Callable[[str, int, int], None]
+) -> tuple[tuple[Group, ...], _Trace]:
+    """Groups the tables of the model, and reads the batches of the first epoch.
+
+    One thread reads batches and resolves ids, the calling one finds distinct rows.
+    """
+    assert config.batch_size is not None
+    with torch.random.fork_rng(devices=[]):
+        model = models.build(config.model, data.schema, **config.model_options)
+    tables = stored_tables(model, config.table_dtype, config.row_optimizer)
+    packs = pack_tables(tables, model.sequences)
+    groups = group_packs(packs)
+    planner = Planner(packs, crosses=model.crosses)
+    loader = Loader(data.parts["train"], config.batch_size, shuffle=True, seed=config.seed)
+    total = min(len(loader), batches or len(loader))
+    trace = _Trace(config.batch_size)
+    touched = [torch.zeros(group.rows, dtype=torch.bool) for group in groups]
+    resolved = prefetch(map(planner.rows, islice(loader.batches(0), total)), depth=4)
+    with closing(resolved):
+        for rows_by_group in resolved:
+            pairs = zip(rows_by_group, touched, strict=True)
+            trace.batches.append([_read(rows, is_touched) for rows, is_touched in pairs])
+            report("reading", len(trace.batches), total)
+    return groups, trace
+
+
+def _read(rows: Tensor, touched: Tensor) -> _Read:
+    """Finds the distinct rows of a batch, and marks them as touched."""
+    distinct, _, _, starts = ops.unique(rows)
+    num_untouched = distinct.numel() - int(touched[distinct].sum())
+    touched[distinct] = True
+    return _Read(distinct, starts.diff(), num_untouched)
+
+
+def _replay(
+    name: str, policy: Policy, fast_memory: int, groups: Sequence[Group], trace: _Trace, in_flight: int
+) -> PolicyResult:
+    """Plans all batches with a policy, group by group, and counts misses and moves."""
+    slots = divide(fast_memory, groups)
+    sums: Counter[str] = Counter()
+    window: int | None = None
+    for g, group in enumerate(groups):
+        reads = [batch[g] for batch in trace.batches]
+        group_policy = Hot(_hottest(reads, group)) if isinstance(policy, Hot) else policy
+        bound = Caching(fast_memory).lookahead_bytes // len(groups)
+        bounded = isinstance(policy, Lookahead) and policy.window == "auto"  # as in training
+        allocator = slot_map(
+            slots[g], group_policy, in_flight, lookahead_bytes=bound if bounded else None
+        )
+        for j, read in enumerate(reads):
+            while allocator.num_fed < len(reads) and allocator.wants():
+                allocator.feed(reads[allocator.num_fed].rows)
+            if allocator.num_fed == len(reads):
+                allocator.end()
+            allocation = allocator.allocate(read.rows)
+            if j >= trace.skipped:
+                sums.update(_counts(read, allocation, group.stride))
+        window = allocator.window if g == 0 else window
+    num_batches = max(len(trace.batches) - trace.skipped, 1)
+    mean = {field: total / num_batches for field, total in sums.items()}
+    lookups, rows, missed = mean.pop("lookups"), mean.pop("rows"), mean.pop("lookups_missed")
+    return PolicyResult(
+        policy=name,
+        fast_memory=fast_memory,
+        slots=tuple(slots),
+        share=sum(slots) / sum(group.rows for group in groups),
+        lookups_hit=1 - missed / lookups,
+        rows_hit=1 - mean["misses"] / rows,
+        window=window,
+        **mean,
+    )
+
+
+def _counts(read: _Read, allocation: Allocation, stride: int) -> dict[str, int]:
+    """Counts what a batch reads and misses of a group, and what its moves take."""
+    bypasses = allocation.moves.bypasses_cache
+    missing = read.rows[allocation.slots < 0] if bypasses else allocation.moves.rows_in
+    missed = torch.searchsorted(read.rows, missing)
+    reads = missing.numel() - read.num_untouched
+    writes = missing.numel() if bypasses else allocation.moves.rows_out.numel()
+    return {
+        "lookups": read.num_lookups,
+        "rows": read.rows.numel(),
+        "lookups_missed": int(read.lookups[missed].sum()),
+        "misses": missing.numel(),
+        "untouched": read.num_untouched,
+        "reads": reads,
+        "writes": writes,
+        "bytes_read": reads * stride,
+        "bytes_written": writes * stride,
+    }
+
+
+def _hottest(reads: Sequence[_Read], group: Group) -> Tensor:
+    """Sorts the rows that the first tenth of the batches read by falling number of lookups."""
+    lookups = torch.zeros(group.rows, dtype=torch.int32)
+    for read in reads[: max(len(reads) // 10, 1)]:
+        lookups[read.rows] += read.lookups
+    rows = lookups.nonzero().squeeze(1)
+    return rows[lookups[rows].argsort(descending=True, stable=True)]

@@ -1,0 +1,158 @@
+"""A fuzzer of `hotrows.accelerate`: `python -m tests.acceleration.fuzz --seconds 600 [--seed N]`.
+
+The claim: whatever a model is made of, and whatever its training loop does, the accelerated loop shows
+what the plain one shows (outputs, losses, gradients, weights, states of the optimizer) to rounding, or
+says in one of its own messages what it refuses. It never differs silently, crashes, hangs, or warns of
+what plain PyTorch would not.
+
+A case is made of its seed alone: the text of a model, an optimizer, and what happens at each step.
+Numbers are float64; where an optimizer divides by a root of gradients, its eps is large enough that
+rounding stays rounding.
+"""
+
+from __future__ import annotations
+
+import random
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tests.acceleration.fuzz.loops import Loop, Run, go, loop_of, start
+from tests.acceleration.fuzz.models import Model, model_of
+from tests.fuzz.case import Broken, Hang, limited
+
+CASE_SECONDS = 120.0
+RTOL = 1e-8
+
+REFUSALS = (
+    "which is no more: read it before the step",
+    "got the squares of a whole table where plain PyTorch would have",
+    "marked with @once_differentiable",
+)
+LENIENT = (  # errors of plain PyTorch that an accelerated run need not have
+    "parse",
+    "modified by an inplace operation",
+    "a view of a leaf Variable",
+    "too many indices for tensor of dimension 0",
+)
+OWN_WARNINGS = ("the value of a term of the loss over a whole table counts",)
+
+
+@dataclass(frozen=True)
+class Case:
+    model: Model
+    loop: Loop
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run showed. error: what it ended with, if it did. warnings: their first words."""
+
+    seen: list[tuple[str, Any]]
+    error: Exception | None
+    warnings: frozenset[str]
+
+
+def case_of(seed: int, packing: bool | None = None) -> Case:
+    draw = random.Random(f"accelerate {seed}")
+    model = model_of(draw)
+    packs = draw.random() < 0.25
+    return Case(model, loop_of(draw, model, packs if packing is None else packing))
+
+
+def check(case: Case) -> None:
+    """Raises Broken where the claim does not hold."""
+    try:
+        with limited(CASE_SECONDS):
+            plain, fast = outcome(case, False), outcome(case, True)
+    except Hang:
+        raise Broken(f"took more than {CASE_SECONDS:.0f} seconds") from None
+    _compare(plain, fast)
+
+
+def outcome(case: Case, accelerated: bool) -> Outcome:
+    """One run of a case, from the beginning."""
+    torch._dynamo.reset()
+    run: Run | None = None
+    error = None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            run = start(case.model, case.loop, accelerated)
+            go(run)
+        except Exception as raised:  # what it is, the comparison says
+            error = raised
+        finally:
+            torch.set_num_threads(1)
+    said = frozenset(str(warning.message)[:80] for warning in caught)
+    return Outcome(run.seen if run else [], error, said)
+
+
+def _compare(plain: Outcome, fast: Outcome) -> None:
+    for place, ((what, expected), (also, actual)) in enumerate(zip(plain.seen, fast.seen, strict=False)):
+        if what != also:
+            raise Broken(f"thing {place} is {also}, not {what}")
+        differences = list(_differences(expected, actual, what))
+        if differences:
+            raise Broken(f"differs at thing {place}: {differences[0]}")
+    ours, theirs = fast.error, plain.error
+    if ours is not None and any(words in str(ours) for words in REFUSALS):
+        return
+    if type(ours) is type(theirs) or any(words in str(theirs) for words in LENIENT):
+        pass
+    else:
+        raise Broken(f"raised {_said(ours)} where plain PyTorch raised {_said(theirs)}")
+    if ours is None and theirs is None and len(plain.seen) != len(fast.seen):
+        raise Broken(f"showed {len(fast.seen)} things, not {len(plain.seen)}")
+    more = {text for text in fast.warnings - plain.warnings if not text.startswith(OWN_WARNINGS)}
+    if more and ours is None:
+        raise Broken(f"warned: {sorted(more)[0]}")
+
+
+def _said(error: Exception | None) -> str:
+    if error is None:
+        return "nothing"
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    where = (
+        f" ({frame.tb_frame.f_code.co_filename.rsplit('/', 1)[-1]}:{frame.tb_lineno})" if frame else ""
+    )
+    return f"{type(error).__name__}{where}: {' '.join(str(error).split())[:300]}"
+
+
+def _differences(expected: Any, actual: Any, where: str) -> Any:
+    if isinstance(expected, torch.Tensor) and isinstance(actual, torch.Tensor):
+        if expected.shape != actual.shape or expected.dtype != actual.dtype:
+            yield (
+                f"{where} is {actual.dtype} {list(actual.shape)}, "
+                f"not {expected.dtype} {list(expected.shape)}"
+            )
+        elif expected.is_floating_point():
+            scale = float(expected.nan_to_num().abs().max()) if expected.numel() else 0.0
+            tolerance = max(RTOL, 8 * torch.finfo(expected.dtype).eps) * max(scale, 1e-2)
+            if not torch.allclose(actual, expected, rtol=0, atol=tolerance, equal_nan=True):
+                yield f"{where}: {float((actual - expected).abs().max()):.3g} off of {scale:.3g}"
+        elif not torch.equal(expected, actual):
+            yield f"{where} differs"
+    elif type(expected) is not type(actual):
+        yield f"{where} is {type(actual).__name__}, not {type(expected).__name__}"
+    elif isinstance(expected, dict):
+        if set(expected) != set(actual):
+            yield f"{where} has {sorted(map(str, set(actual) ^ set(expected)))} in one of them"
+            return
+        for name in expected:
+            yield from _differences(expected[name], actual[name], f"{where}.{name}")
+    elif isinstance(expected, list):
+        if len(expected) != len(actual):
+            yield f"{where} has {len(actual)} values, not {len(expected)}"
+            return
+        for place, (one, other) in enumerate(zip(expected, actual, strict=True)):
+            yield from _differences(one, other, f"{where}[{place}]")
+    elif isinstance(expected, float):
+        if abs(expected - actual) > RTOL * max(abs(expected), 1e-2):
+            yield f"{where} is {actual}, not {expected}"
+    elif expected != actual and not callable(expected):
+        yield f"{where} is {actual}, not {expected}"

@@ -1,0 +1,17 @@
+"""A few cases of the fuzzer, and those in which it once found something."""
+
+import pytest
+
+from tests.acceleration.fuzz import case_of, check
+
+FOUND = (
+    500174,  # a compiler that described a table brought its rows up to date, in float32
+    21,  # catching up was taken for a write of a tensor that backward needs
+    600016,  # a lookup was made before one that cuts rows of its table to max_norm
+    600277,  # a table whose vectors have no gradient got one of zeros
+)
+
+
+@pytest.mark.parametrize("seed", [*range(20), *FOUND])
+def test_accelerated_loops_show_what_plain_ones_do(seed):
+    check(case_of(seed))

@@ -1,0 +1,255 @@
+"""A checkpoint gives back every byte, or says in one sentence what is wrong."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from torch import nn
+
+from hotrows import checkpoint
+from hotrows.batch import Batch
+from hotrows.checkpoint import Pointer, State, files
+from hotrows.engine.embedding import Embedding
+from hotrows.optim import FTRL, SGD, Adagrad, Adam
+from hotrows.table import Constant, Table
+
+
+def embedding(rows=50, optimizer=None, names=("A", "B"), seed=0, dim=4):
+    tables = [Table(name, rows, dim, (name,)) for name in names]
+    linear = Table("A.linear", rows, 1, ("A",), "linear", Constant(), optimizer=FTRL())
+    return Embedding([*tables, linear], optimizer=optimizer or Adagrad(), seed=seed)
+
+
+def trained(**options):
+    """An embedding that differs from a new one, in weights and in state."""
+    trained_rows = embedding(**options)
+    ids = torch.randint(0, 50, (2 * 64,))
+    plan = trained_rows.plan(Batch(("A", "B"), ids, torch.zeros(64, 0)))
+    vectors = trained_rows.lookup(plan)
+    sum(leaf.square().sum() + leaf.sum() for leaf in vectors.leaves).backward()
+    trained_rows.update(plan, vectors)
+    return trained_rows
+
+
+def model():
+    return nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+
+
+def state(step=7):
+    return State(step, {"step": step}, {"random_state": torch.arange(9)})
+
+
+def saved(run, rows=None, dense=None, step=7, fingerprint="f"):
+    run.mkdir(exist_ok=True)
+    rows, dense = rows or trained(), dense or model()
+    name = checkpoint.save(run, rows, dense, state(step), fingerprint)
+    return run / "checkpoints" / name
+
+
+def same_rows(a, b):
+    return all(torch.equal(x.records, y.records) for x, y in zip(a.stores, b.stores, strict=True))
+
+
+@pytest.fixture
+def run(tmp_path):
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("optimizer", [Adagrad(), SGD(), Adam(per_row_step=True)])
+def test_what_was_saved_comes_back_bit_for_bit(run, optimizer):
+    rows, dense = trained(optimizer=optimizer), model()
+    folder = saved(run, rows, dense)
+    fresh, plain = embedding(optimizer=optimizer, seed=1), model()
+    back = checkpoint.load(folder, fresh, plain, "f")
+    assert same_rows(rows, fresh)
+    assert all(torch.equal(v, plain.state_dict()[k]) for k, v in dense.state_dict().items())
+    assert back.step == 7
+    assert back.fields == {"step": 7}
+    assert torch.equal(back.tensors["random_state"], torch.arange(9))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rows_of_narrow_weights_come_back_too(run, dtype):
+    tables = [Table("A", 9, 3, ("A",), dtype=dtype)]
+    rows, fresh = Embedding(tables, seed=1), Embedding(tables, seed=2)
+    run.mkdir()
+    checkpoint.save(run, rows, model(), state())
+    checkpoint.load(run / "checkpoints" / "step-7", fresh, model())
+    assert same_rows(rows, fresh)
+
+
+def test_a_table_may_have_grown_and_new_rows_keep_their_first_values(run):
+    rows = trained(rows=50)
+    folder = saved(run, rows)
+    grown, new = embedding(rows=80), embedding(rows=80)
+    checkpoint.load(folder, grown, model())
+    for table in ("A", "B", "A.linear"):
+        assert torch.equal(grown.weights(table)[:50], rows.weights(table))
+        assert torch.equal(grown.weights(table)[50:], new.weights(table)[50:])
+
+
+def test_tables_may_be_packed_otherwise_when_they_are_loaded(run):
+    rows = trained()
+    folder = saved(run, rows)
+    turned = embedding(names=("B", "A"), seed=3)
+    checkpoint.load(folder, turned, model())
+    for table in ("A", "B"):
+        assert torch.equal(turned.weights(table), rows.weights(table))
+
+
+def test_the_manifest_names_every_table_by_range_and_every_file_by_checksum(run):
+    manifest = json.loads((saved(run) / "manifest.json").read_text())
+    tables = {table["name"]: table for table in manifest["tables"]}
+    pieces = {piece["table"]: piece for piece in manifest["pieces"]}
+    assert set(tables) == set(pieces) == {"A", "B", "A.linear"}
+    stride = tables["B"]["layout"]["stride"]
+    assert (pieces["B"]["first_id"], pieces["B"]["num_ids"]) == (0, 50)
+    assert (pieces["B"]["file"], pieces["B"]["offset"]) == (pieces["A"]["file"], 50 * stride)
+    assert all(file.keys() == {"bytes", "crc32"} for file in manifest["files"].values())
+
+
+def test_nothing_aside_is_left(run):
+    folder = saved(run)
+    checkpoint.point(run, Pointer(folder.name, folder.name))
+    assert not list(run.rglob("*.part"))
+
+
+def test_the_pointer_keeps_last_and_best_and_deletes_the_others(run):
+    names = [saved(run, step=step).name for step in (1, 2, 3)]
+    checkpoint.point(run, Pointer(last=names[2], best=names[0]))
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step-1", "step-3"]
+    assert checkpoint.folder_of(run, "best").name == "step-1"
+    assert checkpoint.folder_of(run, "last").name == "step-3"
+
+
+def test_a_second_checkpoint_of_a_step_gets_a_name_of_its_own(run):
+    assert [saved(run).name for _ in range(3)] == ["step-7", "step-7-2", "step-7-3"]
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint_and_no_half_one(run, monkeypatch):
+    before = saved(run)
+    checkpoint.point(run, Pointer(before.name, before.name))
+
+    def full(path, chunks):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write_file", full)
+    with pytest.raises(OSError, match=r"step-8: No space left on device; earlier checkpoints"):
+        saved(run, step=8)
+    assert [p.name for p in (run / "checkpoints").iterdir()] == [before.name]
+
+
+def test_a_folder_that_a_crash_left_aside_is_in_nobodys_way(run):
+    (run / "checkpoints" / "step-7.part").mkdir(parents=True)
+    folder = saved(run)
+    checkpoint.point(run, Pointer(folder.name, folder.name))
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["step-7"]
+
+
+@pytest.mark.parametrize("file", ["pack-0.records", "model.safetensors", "trainer.safetensors"])
+def test_a_flipped_bit_is_noticed(run, file):
+    path = saved(run) / file
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{file} is damaged: its checksum is wrong; restore"):
+        checkpoint.load(path.parent, embedding(), model())
+
+
+def test_a_truncated_file_is_noticed_before_anything_is_overwritten(run):
+    path = saved(run) / "pack-0.records"
+    path.write_bytes(path.read_bytes()[:-5])
+    fresh = embedding()
+    with pytest.raises(ValueError, match=r"is damaged: it has 3,195 bytes instead of 3,200"):
+        checkpoint.load(path.parent, fresh, model())
+    assert same_rows(fresh, embedding())
+
+
+def test_a_missing_file_is_noticed(run):
+    folder = saved(run)
+    (folder / "pack-1.records").unlink()
+    with pytest.raises(ValueError, match=r"pack-1.records is damaged: the file is missing"):
+        checkpoint.load(folder, embedding(), model())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}"])
+def test_a_damaged_manifest_is_noticed(run, text):
+    folder = saved(run)
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(ValueError, match=r"manifest.json is damaged: it is no manifest"):
+        checkpoint.load(folder, embedding(), model())
+
+
+def test_a_damaged_pointer_is_noticed(run):
+    run.mkdir()
+    (run / "checkpoints.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"checkpoints.json is damaged: expected the names"):
+        checkpoint.folder_of(run)
+
+
+def test_a_folder_without_a_manifest_is_no_checkpoint(tmp_path):
+    with pytest.raises(ValueError, match="is no checkpoint: it has no manifest.json"):
+        checkpoint.load(tmp_path, embedding(), model())
+
+
+def test_a_run_without_a_checkpoint_says_so(tmp_path):
+    with pytest.raises(ValueError, match="has no checkpoint yet"):
+        checkpoint.folder_of(tmp_path)
+    with pytest.raises(ValueError, match="'last' or 'best', not 'first'"):
+        checkpoint.folder_of(tmp_path, "first")
+
+
+def test_another_schema_is_refused(run):
+    folder = saved(run)
+    with pytest.raises(ValueError, match=r"data of another schema or encoding \(f, not g\)"):
+        checkpoint.load(folder, embedding(), model(), "g")
+
+
+def test_a_later_format_is_refused(run):
+    folder = saved(run)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 3}))
+    with pytest.raises(ValueError, match="has format 3, this hotrows reads format 2"):
+        checkpoint.load(folder, embedding(), model())
+
+
+def test_a_missing_table_is_named(run):
+    folder = saved(run)
+    with pytest.raises(ValueError, match="tables it lacks: C; tables the model lacks: none"):
+        checkpoint.load(folder, embedding(names=("A", "B", "C")), model())
+    with pytest.raises(ValueError, match="tables it lacks: none; tables the model lacks: B"):
+        checkpoint.load(folder, embedding(names=("A",)), model())
+
+
+def test_a_table_may_not_shrink(run):
+    folder = saved(run)
+    with pytest.raises(ValueError, match="'A' has 50 rows, the model's only 40"):
+        checkpoint.load(folder, embedding(rows=40), model())
+
+
+def test_records_of_another_layout_are_refused(run):
+    folder = saved(run)
+    with pytest.raises(ValueError, match=r"records of table 'A' are .* use the dim, dtype and row"):
+        checkpoint.load(folder, embedding(optimizer=SGD()), model())
+
+
+def test_another_dense_part_is_refused(run):
+    folder = saved(run)
+    other = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
+    said = r"parameter '0.bias' has shape \(3,\), the model's \(5,\)"
+    with pytest.raises(ValueError, match=said):
+        checkpoint.load(folder, embedding(), other)
+
+
+def test_loading_reads_into_the_rows_in_small_pieces(run, monkeypatch):
+    rows = trained()
+    folder = saved(run, rows)
+    monkeypatch.setattr(files, "CHUNK", 7)
+    fresh = embedding(seed=5)
+    where = [store.records.data_ptr() for store in fresh.stores]
+    checkpoint.load(folder, fresh, model())
+    assert same_rows(rows, fresh)
+    assert where == [store.records.data_ptr() for store in fresh.stores]
+    shutil.rmtree(folder)

@@ -1,0 +1,183 @@
+"""The command line end to end: what it prints, what it refuses, and how it exits."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hotrows import cli
+from tests.support.commands import SMALL
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def launch(*arguments):
+    """Runs a command in a process of its own."""
+    command = [sys.executable, "-m", "hotrows", *map(str, arguments)]
+    source = str(Path(cli.__file__).parents[2])
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": source},
+    )
+
+
+def test_train_leaves_a_run(folder):
+    assert {"result.json", "checkpoints.json", "metrics.jsonl"} <= set(os.listdir("runs/a"))
+    config = json.loads((folder / "runs/a/config.json").read_text())
+    assert (config["model"], config["batch_size"], config["seed"]) == ("deepfm", 512, 1)
+    assert config["model_options"] == {"hidden": [16], "dim": 4}
+
+
+def test_eval_prints_auc_and_log_loss_of_the_held_out_part(hotrows, folder):
+    told = hotrows("eval", "runs/a")
+    kept = json.loads((folder / "runs/a/result.json").read_text())["test"]
+    line = r"test +AUC (\S+)  log loss (\S+)  calibration \S+  \(600 rows\)\n"
+    found = re.fullmatch(line, told.out)
+    assert told.code == 0
+    assert float(found[1]) == pytest.approx(kept["auc"], abs=1e-6)
+    assert float(found[2]) == pytest.approx(kept["log_loss"], abs=1e-6)
+    as_json = json.loads(hotrows("eval", "runs/a", "--json").out)
+    assert as_json == kept
+
+
+def test_predict_gives_one_probability_per_row_in_order(hotrows):
+    told = hotrows("predict", "runs/a", "raw/train.txt")
+    chances = [float(line) for line in told.out.splitlines()]
+    assert len(chances) == 3000
+    assert all(0 < chance < 1 for chance in chances)
+    with open("raw/train.txt") as rows:
+        lines = rows.read().splitlines()
+    with open("turned.txt", "w") as rows:  # the other way round, without labels, with a new value
+        rows.write("".join(line.split("\t", 1)[1] + "\n" for line in reversed(lines)))
+        rows.write("\t".join(["1"] * 13 + ["0badcafe"] * 26) + "\n")
+    assert hotrows("predict", "runs/a", "turned.txt", "--out", "out.txt").code == 0
+    with open("out.txt") as file:
+        turned = [float(line) for line in file]
+    assert len(turned) == 3001
+    assert turned[:-1] == pytest.approx(chances[::-1], rel=1e-4)
+
+
+def test_describe_prints_sizes_and_draws_the_skew(hotrows):
+    told = hotrows("describe", "enc", "--picture", "skew.png")
+    assert "2,160 rows" in told.out
+    assert "hottest 1 %" in told.out
+    assert len(re.findall(r"^C\d+ ", told.out, re.MULTILINE)) == 26
+    assert json.loads(hotrows("describe", "enc", "--json").out)["parts"]["test"]["rows"] == 600
+
+
+def test_doctor_says_what_was_found(hotrows):
+    told = hotrows("doctor", "--batch-size", "64")
+    for word in ("cores", "native core", "torch", "threads", "huge pages", "gpu"):
+        assert re.search(rf"^{word} ", told.out, re.MULTILINE), word
+    assert "forward float32 512x256" in told.out
+    assert os.uname().nodename not in told.out
+
+
+@pytest.mark.parametrize(
+    "command", ["", "synth", "prepare", "describe", "train", "eval", "predict", "doctor"]
+)
+def test_help_teaches(hotrows, command):
+    told = hotrows(*command.split(), "--help")
+    assert told.code == 0
+    assert "hotrows " + command in told.out
+    if command:
+        assert "Examples:" in told.out
+
+
+def test_module_and_version():
+    process = launch("--version")
+    assert process.communicate(timeout=60)[0].startswith("hotrows, version ")
+
+
+def test_a_run_goes_where_there_is_room_by_default(hotrows):
+    said = [hotrows("train", "enc", "--model", "dcnv2", "--steps", 2).out for _ in range(2)]
+    assert "runs/dcnv2-1" in said[0]
+    assert "runs/dcnv2-2" in said[1]
+
+
+def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(hotrows):
+    settings = ["--model", "deepfm", "--steps", 4000, "--batch-size", 32, *SMALL]
+    process = launch("train", "enc", *settings, "--run", "runs/cut", "--stop-patience", 1000)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if os.path.exists("runs/cut/metrics.jsonl") and os.path.getsize("runs/cut/metrics.jsonl"):
+            break
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    step = re.search(r"^hotrows: stopped after step ([\d,]+) of 4,000", said, re.MULTILINE)
+    assert "go on with: hotrows train enc --run runs/cut --resume" in said
+    assert "Traceback" not in said
+    enough = int(step[1].replace(",", "")) + 5
+    told = hotrows("train", "enc", "--run", "runs/cut", "--resume", "--steps", enough)
+    assert told.code == 0
+    assert "test        AUC" in told.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["train"], 2, "Missing argument 'DATA'"),
+        (["train", "enc", "--model", "gpt"], 2, "'gpt' is none of"),
+        (["train", "enc", "--resume"], 2, "--resume needs the run to go on with: --run FOLDER"),
+        (["train", "enc", "--option", "dim"], 2, "--option must be NAME=VALUE"),
+        (["train", "enc", "--epochs", "0"], 1, "epochs must be at least 1, not 0"),
+        (["train", "nowhere"], 1, "nowhere holds no prepared data"),
+        (["train", "enc", "--run", "runs/a"], 1, "runs/a exists already: go on with it"),
+        (["train", "enc", "--run", "runs/no", "--resume"], 1, "there is no run to resume in"),
+        (
+            ["train", "enc", "--run", "runs/a", "--resume", "--batch-size", "64"],
+            1,
+            "run runs/a was begun with batch_size=512, not 64",
+        ),
+        (["eval", "runs"], 1, "runs is no run folder: it has no data.json"),
+        (["predict", "runs/a", "no.txt"], 1, "no.txt"),
+        (["prepare", "no.txt", "--schema", "criteo", "--out", "x"], 1, "no.txt"),
+        (["prepare", "raw/train.txt", "--schema", "imagenet", "--out", "x"], 1, "'imagenet'"),
+        (["prepare", "raw/train.txt", "--schema", "criteo", "--out", "enc"], 1, "enc"),
+        (["describe", "raw"], 1, "raw holds no prepared data"),
+        (["synth", "criteo", "--rows", "0", "--out", "x"], 2, "--rows"),
+    ],
+)
+def test_wrong_usage_gets_one_line_and_an_exit_code(hotrows, arguments, code, said):
+    told = hotrows(*arguments)
+    assert told.code == code
+    assert said in told.err
+    assert "Traceback" not in told.err
+    if code == 1:
+        assert told.err.startswith("hotrows: ")
+        assert told.err.count("\n") == 1
+
+
+def test_debug_shows_the_traceback():
+    with pytest.raises(ValueError, match="holds no prepared data"):
+        cli.main(["--debug", "describe", "raw"])
+
+
+def test_a_closed_pipe_is_no_error():
+    process = launch("predict", "runs/a", "raw/train.txt")
+    process.stdout.close()
+    said = process.stderr.read()
+    process.wait(timeout=60)
+    process.stderr.close()
+    assert "Traceback" not in said
+
+
+def test_new_rows_go_on_with_the_model_of_a_run(hotrows):
+    """`train --from` asked for a DLRM, whatever the run had trained."""
+    grown = hotrows("prepare", "raw/train.txt", "--extend", "enc", "--out", "enc2")
+    assert grown.code == 0 and "unseen" in grown.out
+    assert hotrows("train", "enc2", "--from", "runs/a", "--steps", 5, "--run", "runs/grown").code == 0
+    ours, theirs = (json.loads(Path(f"runs/{run}/config.json").read_text()) for run in ("grown", "a"))
+    for name in ("model", "model_options", "row_optimizer", "dense_optimizer"):
+        assert ours[name] == theirs[name]

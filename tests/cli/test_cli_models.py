@@ -1,0 +1,95 @@
+"""The command line with models of histories, of several labels, and of one's own."""
+
+import json
+import re
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from hotrows import data
+from hotrows.train import pictures
+from tests.support.clicks import SCHEMA, table
+
+QUICK = ["--steps", 4, "--linear-paths", "plain", "--option", "dim=4"]
+DIN = ["--model", "din", "--option", "hidden=[8]", *QUICK]
+MMOE = ["--model", "mmoe", "--option", "expert_hidden=[8]", "--option", "tower_hidden=[8]", *QUICK]
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch, threads):
+    threads(1)
+    monkeypatch.setattr(pictures, "draw_run", lambda run: None)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cli")
+    pq.write_table(table(400), folder / "rows.parquet")
+    data.prepare(folder / "rows.parquet", SCHEMA, folder / "enc", split="position:0.6,0.2,0.2")
+    return folder
+
+
+def config_of(run):
+    return json.loads(Path(run, "config.json").read_text())
+
+
+def test_options_of_a_model_and_of_rows_are_taken(hotrows):
+    form = ["--option", "form=paper", "--option", "activation=prelu"]
+    decay = ["--row-option", "weight_decay=1e-2", "--row-option", "decay_by_count=true"]
+    told = hotrows("train", "enc", *DIN, *form, *decay, "--run", "runs/din")
+    assert told.code == 0 and "test        AUC" in told.out
+    config = config_of("runs/din")
+    options = {"form": "paper", "activation": "prelu", "hidden": [8], "dim": 4}
+    assert config["model_options"] == options
+    rows = config["row_optimizer"]
+    assert (rows["kind"], rows["weight_decay"], rows["decay_by_count"]) == ("adagrad", 0.01, True)
+
+
+def test_a_model_of_several_labels_has_a_line_and_a_column_of_each(hotrows):
+    told = hotrows("train", "enc", *MMOE, "--label-weight", "buy=2", "--run", "runs/mmoe")
+    assert told.code == 0
+    assert config_of("runs/mmoe")["label_weights"] == {"buy": 2}
+    lines = hotrows("eval", "runs/mmoe").out.splitlines()
+    assert [re.match(r"test (click|buy|mean) +AUC 0\.\d+  gAUC", line)[1] for line in lines] == [
+        "click", "buy", "mean",
+    ]  # fmt: skip
+    assert set(lines) < set(told.out.splitlines())
+    tasks = json.loads(hotrows("eval", "runs/mmoe", "--json").out)["tasks"]
+    assert list(tasks) == ["click", "buy"]
+    rows = hotrows("predict", "runs/mmoe", "rows.parquet").out.splitlines()
+    columns = [[float(chance) for chance in row.split("\t")] for row in rows]
+    assert len(columns) == 400
+    assert all(len(row) == 2 and 0 < min(row) < max(row) < 1 for row in columns)
+
+
+def test_a_model_of_ones_own_is_named_by_its_file_from_anywhere(hotrows, folder, monkeypatch):
+    Path("mine.py").write_text("from hotrows.models import DNN\n\n\nclass Mine(DNN):\n    pass\n")
+    own = ["--model", "mine.py:Mine", "--option", "hidden=[8]", *QUICK]
+    assert "runs/mine-1" in hotrows("train", "enc", *own).out
+    Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    assert hotrows("eval", "../runs/mine-1").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*DIN, "--option", "dim=x"], "DIN's option dim must be int, such as 16, not 'x'"),
+        ([*DIN, "--option", "hiden=8"], "DIN has no option 'hiden'; it has dim, form, attention"),
+        ([*DIN, "--option", "form=thesis"], "form must be one of paper, code, not 'thesis'"),
+        ([*DIN, "--option", "histories=history"], 'such as ["history"], or of lists'),
+        ([*DIN, "--row-option", "weight_decay=x"], "adagrad's weight_decay must be a number"),
+        ([*DIN, "--row-option", "decay_by_count=no"], "decay_by_count must be true or false"),
+        ([*DIN, "--label-weight", "click=x"], "label_weights['click'] must be above 0, not 'x'"),
+        ([*MMOE, "--label-weight", "like=2"], "that the model learns (click, buy), not of 'like'"),
+        ([*MMOE, "--label", "click"], "the model learns click, buy together"),
+        (["--model", "no.py:Mine"], "model 'Mine': there is no file "),
+    ],
+)
+def test_wrong_options_get_one_line(hotrows, arguments, said):
+    told = hotrows("train", "enc", *arguments, "--run", "runs/wrong")
+    assert told.code == 1
+    assert told.err.startswith("hotrows: ") and told.err.count("\n") == 1
+    assert said in told.err
+    assert not Path("runs/wrong").exists()

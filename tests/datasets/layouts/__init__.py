@@ -1,0 +1,1 @@
+"""Raw layouts of public data sets: some lines of each file."""

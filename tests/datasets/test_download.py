@@ -1,0 +1,150 @@
+"""Downloads, from a server on this machine: resumed, verified, and explained where they fail."""
+
+import gzip
+import hashlib
+import io
+import tarfile
+import zipfile
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+import pytest
+
+from hotrows.datasets import BY_NAME, Source, download
+
+CONTENT = bytes(range(256)) * 20
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+def packed(name):
+    """An archive that holds folder/inner.txt."""
+    file = io.BytesIO()
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr("folder/inner.txt", CONTENT)
+    else:
+        with tarfile.open(fileobj=file, mode="w:gz") as archive:
+            member = tarfile.TarInfo("folder/inner.txt")
+            member.size = len(CONTENT)
+            archive.addfile(member, io.BytesIO(CONTENT))
+    return file.getvalue()
+
+
+class Server(BaseHTTPRequestHandler):
+    """Serves CONTENT, or an archive, from any byte on; `ranges` remembers the ranges."""
+
+    ranges: list = []  # noqa: RUF012 (the class is the server's memory)
+    resumes = True
+    cuts_off = False
+
+    def do_GET(self):
+        if self.path == "/gone":
+            self.send_error(404)
+            return
+        body = packed(self.path) if "." in self.path else CONTENT
+        begun = self.headers.get("Range", "bytes=0-")
+        self.ranges.append(self.headers.get("Range"))
+        first = int(begun[6:-1]) if self.resumes else 0
+        if first >= len(body):
+            self.send_error(416)
+            return
+        self.send_response(206 if first else 200)
+        self.send_header("Content-Length", str(len(body) - first))
+        self.end_headers()
+        self.wfile.write(body[first : first + 100 if self.cuts_off else None])
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    Server.ranges, Server.resumes, Server.cuts_off = [], True, False
+    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as serving:
+        Thread(target=serving.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{serving.server_address[1]}"
+        serving.shutdown()
+
+
+def data_set_of(*sources):
+    return replace(BY_NAME["adult"], sources=sources)
+
+
+def test_a_file_is_downloaded_once_and_verified(server, tmp_path):
+    seen = []
+    source = Source("raw.txt", f"{server}/file", MD5)
+    for _ in range(2):
+        paths = download(data_set_of(source), tmp_path, lambda *done: seen.append(done))
+    assert paths == [tmp_path / "raw.txt"]
+    assert paths[0].read_bytes() == CONTENT
+    assert Server.ranges == [None]
+    assert ("raw.txt", len(CONTENT), len(CONTENT)) in seen
+
+
+def test_a_download_goes_on_where_it_stopped(server, tmp_path):
+    (tmp_path / "raw.txt.part").write_bytes(CONTENT[:1000])
+    download(data_set_of(Source("raw.txt", f"{server}/file", MD5)), tmp_path)
+    assert Server.ranges == ["bytes=1000-"]
+    assert (tmp_path / "raw.txt").read_bytes() == CONTENT
+
+
+def test_a_server_that_cannot_resume_sends_all_of_it(server, tmp_path):
+    Server.resumes = False
+    (tmp_path / "raw.txt.part").write_bytes(b"else")
+    download(data_set_of(Source("raw.txt", f"{server}/file", MD5)), tmp_path)
+    assert (tmp_path / "raw.txt").read_bytes() == CONTENT
+
+
+def test_a_part_of_another_file_is_downloaded_anew(server, tmp_path):
+    (tmp_path / "raw.txt.part").write_bytes(CONTENT * 2)
+    download(data_set_of(Source("raw.txt", f"{server}/file", MD5)), tmp_path)
+    assert (tmp_path / "raw.txt").read_bytes() == CONTENT
+
+
+def test_a_connection_that_breaks_keeps_what_came(server, tmp_path):
+    Server.cuts_off = True
+    with pytest.raises(ValueError, match="could not be read to its end .*; run the command again"):
+        download(data_set_of(Source("raw.txt", f"{server}/file", MD5)), tmp_path)
+    assert (tmp_path / "raw.txt.part").read_bytes() == CONTENT[:100]
+    Server.cuts_off = False
+    download(data_set_of(Source("raw.txt", f"{server}/file", MD5)), tmp_path)
+    assert (tmp_path / "raw.txt").read_bytes() == CONTENT
+
+
+def test_a_wrong_checksum_is_an_error(server, tmp_path):
+    with pytest.raises(ValueError, match=f"has md5 {MD5} where 0000 was expected; delete it"):
+        download(data_set_of(Source("raw.txt", f"{server}/file", "0000")), tmp_path)
+    assert not (tmp_path / "raw.txt").exists()
+
+
+def test_an_address_that_answers_with_an_error_is_named(server, tmp_path):
+    with pytest.raises(ValueError, match="/gone answered 404 Not Found where raw.txt was expected"):
+        download(data_set_of(Source("raw.txt", f"{server}/gone")), tmp_path)
+
+
+def test_no_network_is_one_line(tmp_path):
+    with pytest.raises(ValueError, match="could not be read to its end .*put raw.txt into"):
+        download(data_set_of(Source("raw.txt", "http://127.0.0.1:9/file")), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
+def test_archives_are_unpacked_and_their_files_verified(server, tmp_path, name):
+    archive = Source(name, f"{server}/{name}")
+    paths = download(data_set_of(archive, Source("inner.txt", md5=MD5)), tmp_path)
+    assert paths[1] == tmp_path / "folder" / "inner.txt"
+    with pytest.raises(ValueError, match=r"inner.txt has md5 .* where 1234 was expected"):
+        download(data_set_of(archive, Source("inner.txt", md5="1234")), tmp_path)
+
+
+def test_a_set_behind_a_login_says_where_to_sign_in(tmp_path):
+    with pytest.raises(ValueError, match="avazu cannot be downloaded without an account: sign in at"):
+        download(BY_NAME["avazu"], tmp_path)
+
+
+def test_the_bundled_files_are_those_of_the_archive(tmp_path):
+    from importlib.resources import files
+
+    for source in BY_NAME["adult"].sources:
+        body = (files("hotrows.datasets") / "files" / f"{source.file}.gz").read_bytes()
+        assert hashlib.md5(gzip.decompress(body)).hexdigest() == source.md5

@@ -1,0 +1,71 @@
+"""Life without the native core: the same results, and one warning."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import hotrows
+
+PACKAGE = Path(hotrows.__file__).parent
+
+
+def run(code, tmp_path):
+    """Runs code with a copy of the package that has no native core: its stdout and stderr."""
+    (tmp_path / "hotrows").mkdir()
+    for entry in PACKAGE.iterdir():
+        if entry.name != "_native":
+            os.symlink(entry, tmp_path / "hotrows" / entry.name)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return done.stdout, done.stderr
+
+
+def test_without_the_core_the_reference_runs_and_says_so_once(tmp_path):
+    code = """
+        import torch, hotrows
+        from hotrows.runtime import native
+        assert native.name() is None
+        tables = [hotrows.Table("t", 9, 4, ("f",))]
+        for _ in range(2):
+            engine = hotrows.Embedding(tables, optimizer=hotrows.SGD(lr=1.0))
+            before = engine.weights("t").clone()
+            plan = engine.plan(hotrows.Batch(("f",), torch.tensor([3, 3]), torch.zeros(2, 0)))
+            vectors = engine.lookup(plan)
+            vectors["f"].sum().backward()
+            engine.update(plan, vectors)
+        print(int((before - engine.weights("t")).round().sum()))
+    """
+    out, err = run(code, tmp_path)
+    assert out.strip() == "8"
+    assert err.count("native core was not built") == 1
+
+
+def test_importing_is_quick_and_needs_torch_and_numpy_alone():
+    code = """
+        import sys, time
+        import torch, numpy
+        begin = time.perf_counter()
+        import hotrows
+        seconds = time.perf_counter() - begin
+        heavy = {"rich", "click", "matplotlib", "tensorboard", "safetensors", "pyarrow"}
+        print(seconds < 1, sorted(heavy & {name.split(".")[0] for name in sys.modules}))
+    """
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == "True []"
+
+
+def test_every_public_name_is_there():
+    assert all(getattr(hotrows, name) is not None for name in hotrows.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        hotrows.nothing  # noqa: B018

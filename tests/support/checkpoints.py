@@ -1,0 +1,18 @@
+"""What the tests of checkpoints save: tables, dense parameters and a trainer's state."""
+
+import torch
+from torch import nn
+
+from hotrows.checkpoint import State
+from hotrows.optim import Adam
+from tests.support.embeddings import mixed_tables
+
+TABLES = mixed_tables(Adam(lr=0.01, per_row_step=True))
+
+
+def dense():
+    return nn.Linear(3, 2)
+
+
+def state(step):
+    return State(step, {"step": step}, {"random_state": torch.arange(9)})

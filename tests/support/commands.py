@@ -1,0 +1,3 @@
+"""Options of commands in tests."""
+
+SMALL = ["--option", "hidden=[16]", "--option", "dim=4", "--linear-paths", "plain"]

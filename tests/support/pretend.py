@@ -1,0 +1,353 @@
+"""A pretended GPU: tensors that say they are on `cuda:0`, hold their values in host memory, and mix
+with others as a GPU's would; lanes that are threads, each as late as it likes.
+
+    with pretend.gpu() as device:
+        embedding = Embedding(tables, device=device)     # or Trainer(..., device="cuda")
+
+What runs on it has run the engine's code for devices, with real values, on a machine without any. An
+op on tensors of both sides raises, and so does a kernel of the native core that is given a tensor of
+the device. So does memory that two lanes touch without a wait between them (`pretend_order`), the
+caller's lane being as late as any; and what a captured graph could not replay. `device.waits` counts
+where the host waited for the device: the copies back, `item()`, whatever depends on values.
+"""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack, contextmanager
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    return_and_correct_aliasing,
+)
+from torch.utils._pytree import tree_leaves, tree_map
+
+from hotrows import ops
+from hotrows.ops.rows import reference
+from hotrows.runtime.device import Device
+from tests.support.pretend_order import CALLER, Memory, Order
+
+CUDA = torch.device("cuda", 0)
+aten = torch.ops.aten
+_COPIES = (aten._to_copy.default, aten.copy_.default, aten._copy_from.default)
+_DEPENDS_ON_VALUES = {
+    aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default,
+    aten.masked_select.default, aten._unique2.default, aten.unique_dim.default,
+    aten.repeat_interleave.Tensor, aten.is_nonzero.default,
+}  # fmt: skip
+# Rows of page-locked host memory are read and written by the device itself.
+_READS_HOST = {"hotrows::copy_rows": (0, 2)}
+
+
+def _pool(records, layout, slots, inverse, *others):
+    kernel = reference.pool if bool((inverse < 0).any()) else ops.pool
+    return kernel(records, layout, slots, inverse, *others)
+
+
+def _update(records, layout, slots, rows, order, starts, *others):
+    u, others = int((rows >= 0).sum()), list(others)
+    others[7:] = (t if t is None else t[:u] for t in others[7:])  # decay and mean squares
+    torch.ops.hotrows.update(records, layout, slots[:u], rows[:u], order, starts[: u + 1], *others)
+
+
+# A device skips padding; the native core is never given any.
+_KERNELS = {"hotrows::pool": _pool, "hotrows::update": _update}
+
+
+class PretendTensor(torch.Tensor):
+    """inner: the values, in host memory; memory: who used them, of all views of them."""
+
+    inner: torch.Tensor
+    memory: Memory
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner, like=()):
+        # The form of a tensor on `meta`, with the dispatch keys of one on CUDA, as fake tensors have.
+        size = inner.untyped_storage().nbytes() // max(inner.element_size(), 1)
+        with _disable_current_modes():
+            form = torch.empty(size, dtype=inner.dtype, device="meta").as_strided(
+                inner.size(), inner.stride(), inner.storage_offset()
+            )
+        tensor = torch.Tensor._make_subclass(
+            cls, form, False, dispatch_device=True, device_for_backend_keys=CUDA
+        )
+        tensor.inner = inner
+        storage = inner.untyped_storage()._cdata
+        shared = (t.memory for t in like if t.inner.untyped_storage()._cdata == storage)
+        tensor.memory = next(shared, None) or Memory(_order[0])
+        return tensor
+
+    @property
+    def device(self):
+        return CUDA
+
+    @property
+    def is_cuda(self):
+        return True
+
+    @property
+    def is_meta(self):
+        return False
+
+    def data_ptr(self):
+        raise RuntimeError("a tensor of the device has no address on the host")
+
+    def __repr__(self):
+        return f"PretendTensor({self.inner})"
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return _run(func, args, kwargs or {})
+
+
+waits: Counter = Counter()
+_order = [Order()]  # of the device that there is
+_PROPERTIES = SimpleNamespace(name="a pretended GPU", total_memory=1 << 34, major=0, minor=0)
+
+
+def _run(func, args, kwargs):
+    if func is torch.ops.prim.device.default:  # PyTorch's C++ has a guard for `meta`, none for CUDA
+        return torch.device("meta")
+    leaves = tree_leaves((args, kwargs))
+    device = kwargs.get("device")
+    on_device = any(isinstance(leaf, PretendTensor) for leaf in leaves)
+    # PyTorch's C++ sees `meta`, and asks for it: zeros for a gradient that there is none of.
+    to_device = device is not None and torch.device(device).type in ("cuda", "meta")
+    if not on_device and not to_device:
+        return func(*args, **kwargs)
+    _refuse_mixture(func, args, leaves)
+    if getattr(_order[0].thread, "captures", False):
+        _refuse_in_capture(func, leaves)
+    _note_uses(func, args, kwargs)
+    plain_args, plain_kwargs = tree_map(_inner, args), tree_map(_inner, kwargs)
+    if to_device:
+        plain_kwargs["device"] = torch.device("cpu")
+    back = device is not None and torch.device(device).type == "cpu"
+    into_host = func is aten.copy_.default and not isinstance(args[0], PretendTensor)
+    blocking = not (kwargs.get("non_blocking") or (into_host and len(args) > 2 and args[2]))
+    if func in _DEPENDS_ON_VALUES or ((back or into_host) and blocking):
+        waits[str(func)] += 1
+        _order[0].host_waits(_order[0].now()[1])
+    with torch.no_grad():
+        result = _KERNELS.get(func.name(), func)(*plain_args, **plain_kwargs)
+    if back:
+        return result
+    if func is aten.copy_.default:
+        return args[0]
+    of_device = [leaf for leaf in leaves if isinstance(leaf, PretendTensor)]
+    result = tree_map(
+        lambda leaf: PretendTensor(leaf, of_device) if isinstance(leaf, torch.Tensor) else leaf, result
+    )
+    return return_and_correct_aliasing(func, args, kwargs, result) if on_device else result
+
+
+def _refuse_mixture(func, args, leaves):
+    if func in _COPIES:
+        return
+    allowed = [args[place] for place in _READS_HOST.get(func.name(), ())]
+    for leaf in leaves:
+        if _is_plain(leaf) and leaf.dim() > 0 and not any(leaf is other for other in allowed):
+            raise RuntimeError(f"{func}: a tensor in host memory among those of the device")
+
+
+def _refuse_in_capture(func, leaves):
+    """What depends on values, and what takes some from host memory, where those of a replay are not."""
+    from_host = any(_is_plain(leaf) for leaf in leaves)
+    if func in _DEPENDS_ON_VALUES or from_host:
+        raise RuntimeError(f"{func}: not in a capture")
+
+
+def _note_uses(func, args, kwargs):
+    """Tells the order who touches what: rows of records by their slots, anything else whole."""
+    name, by_rows = func.name(), _ROWS_OF.get(func.name(), {})
+    for place, argument in enumerate(func._schema.arguments):
+        value = args[place] if place < len(args) else kwargs.get(argument.name)
+        writes = argument.alias_info is not None and argument.alias_info.is_write
+        for tensor in tree_leaves(value):
+            if place in by_rows and (rows := by_rows[place](*map(_inner, args[:5]))) is not None:
+                _memory_of(tensor).use(name, writes, rows.numpy(), len(tensor))
+            elif isinstance(tensor, PretendTensor) and not func.is_view:
+                tensor.memory.use(name, writes)
+
+
+_ROWS_OF = {
+    "hotrows::copy_rows": {0: lambda _, rows, *__: rows, 2: lambda a, b, c, rows=None, *_: rows},
+    "hotrows::pool": {0: lambda records, layout, slots, inverse, *_: slots[inverse[inverse >= 0]]},
+    "hotrows::update": {0: lambda records, layout, slots, rows, *_: slots[rows >= 0]},
+}
+
+
+def _memory_of(tensor):
+    """Of page-locked host memory, too."""
+    if isinstance(tensor, PretendTensor):
+        return tensor.memory
+    storage = tensor.untyped_storage()
+    kept = _order[0].page_locked.setdefault(storage._cdata, (storage, Memory(_order[0])))
+    return kept[1]
+
+
+def _is_plain(leaf):
+    return isinstance(leaf, torch.Tensor) and not isinstance(leaf, PretendTensor)
+
+
+def _inner(leaf):
+    return leaf.inner if isinstance(leaf, PretendTensor) else leaf
+
+
+class _Mark(threading.Event):
+    """clock: of what is before it."""
+
+    def __init__(self, clock):
+        super().__init__()
+        self.clock = clock
+
+
+class PretendDevice(Device):
+    """delay: called before each launch is done; lanes are threads and do their work in order."""
+
+    on_host = False
+
+    def __init__(self, delay=lambda: None):
+        self.torch = CUDA
+        self._delay = delay
+        self._queues: dict[str, queue.SimpleQueue] = {}
+        self.order = Order()
+        self._failures = self.order.failures
+        self._lock = threading.Lock()
+
+    def empty(self, lane, *shape, dtype=torch.uint8):
+        # Poisoned: what is read before it was written is noticed.
+        tensor = PretendTensor(torch.full(shape, 0x7F, dtype=dtype))
+        tensor.memory.owner = lane
+        return tensor
+
+    def put(self, tensor):
+        return tensor if isinstance(tensor, PretendTensor) else PretendTensor(tensor.clone())
+
+    def launch(self, lane, work, after=(), holds=()):
+        after = [mark for mark in after if mark is not None]
+        self._hold(holds, lane)
+        with self._lock:  # in the order of their clocks
+            mark = _Mark(self.order.launched(lane, [earlier.clock for earlier in after]))
+            self._queue(lane).put((work, after, mark))
+        return mark
+
+    def mark(self):
+        mark = _Mark(self.order.now()[1])
+        mark.set()  # the caller's own work is done when it is asked for
+        return mark
+
+    def wait(self, mark, holds=()):
+        self._hold(holds, CALLER)
+        if mark is not None:
+            self._pass(mark)
+            self.order.launched(CALLER, [mark.clock])
+
+    def finish(self, mark):
+        if mark is not None:
+            self._pass(mark)
+            self.order.host_waits(mark.clock)
+
+    def _pass(self, mark):
+        assert mark.wait(60), "a launch waits for one that never comes"
+        if self._failures:
+            raise self._failures[0]
+
+    def _hold(self, tensors, lane):
+        for tensor in tensors:
+            tensor.memory.held.add(lane)
+
+    def synchronize(self):
+        for lane in list(self._queues):
+            self.finish(self.launch(lane, lambda: None))
+        self.order.host_waits(self.order.now()[1])
+
+    def capture(self, work):
+        results = []
+
+        def launch():
+            self.order.thread.captures = True
+            try:
+                result = work()
+            finally:
+                self.order.thread.captures = False
+            if not results:
+                results.append(torch.empty_like(result))
+            return results[0].copy_(result)
+
+        return launch
+
+    def close(self):
+        for works in self._queues.values():
+            works.put(None)
+
+    def _queue(self, lane):
+        if lane not in self._queues:
+            self._queues[lane] = works = queue.SimpleQueue()
+            threading.Thread(target=self._work, args=(lane, works), daemon=True).start()
+        return self._queues[lane]
+
+    def _work(self, lane, works):
+        while (item := works.get()) is not None:
+            work, after, mark = item
+            for earlier in after:
+                earlier.wait()
+            self._delay()
+            self.order.thread.launch = lane, mark.clock
+            try:
+                work()
+            except BaseException as error:
+                self._failures.append(error)
+            del item, work  # what they held is given back as soon as it would be
+            mark.set()
+
+
+def random_delay(seed, longest=0.003):
+    """Sleeps, now and then."""
+    drawn = random.Random(seed)
+    return lambda: time.sleep(drawn.random() * longest) if drawn.random() < 0.5 else None
+
+
+@contextmanager
+def gpu(delay=lambda: None):
+    """Within, there is a GPU: a `PretendDevice`, which `hotrows.runtime.device.find` finds too."""
+    device = PretendDevice(delay)
+    _order[0] = device.order
+    waits.clear()
+    run = threading.Thread.run
+
+    def run_in_mode(thread):
+        with _Mode():
+            run(thread)
+
+    with ExitStack() as stack:
+        for name, value in {
+            "_lazy_init": lambda: None, "is_available": lambda: True,
+            "current_device": lambda: 0, "is_bf16_supported": lambda *_, **__: True,
+            "get_device_properties": lambda *_: _PROPERTIES,
+        }.items():  # fmt: skip
+            stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        stack.enter_context(mock.patch("hotrows.runtime.device.Cuda", lambda: device))
+        stack.enter_context(mock.patch.object(threading.Thread, "run", run_in_mode))
+        before = torch.__future__.get_overwrite_module_params_on_conversion()
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, before)
+        stack.callback(device.close)
+        stack.enter_context(_Mode())
+        yield device
+        if device.order.failures:
+            raise device.order.failures[0]

@@ -1,0 +1,85 @@
+"""Small runs of the trainer: rows, schema and configuration; interruption; how two runs are compared."""
+
+import os
+import signal
+
+import torch
+
+from hotrows import checkpoint
+from hotrows.config import TrainConfig
+from hotrows.data import prepare
+from hotrows.optim import Adagrad
+from hotrows.schema import Dense, Schema, Sparse
+from hotrows.train import load_run
+
+SMALL = {"dim": 4, "hidden": [16], "dropout": 0.1}
+CONFIG = TrainConfig(
+    model="deepfm",
+    model_options=SMALL,
+    epochs=2,
+    batch_size=64,
+    row_optimizer=Adagrad(lr=0.1),
+    seed=3,
+    checkpoint_every=5,
+    linear_paths="plain",  # measured ones may differ from run to run
+)
+
+
+def write_rows(path, rows=1500, seed=0, clicks=True):
+    """Rows whose click depends on both ids and on the number."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, 30, (rows, 2), generator=generator)
+    number = torch.randn(rows, generator=generator).mul(10).int()
+    chance = (ids[:, 0] * 0.15 - ids[:, 1] * 0.1 + number * 0.02 - 1).float().sigmoid()
+    labels = (torch.rand(rows, generator=generator) < chance).int() * clicks
+    lines = ["label,n,a,b"]
+    lines += [f"{y},{n},v{i},w{j}" for y, n, (i, j) in zip(labels, number, ids, strict=True)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def schema(**options):
+    features = (Dense("n", transform="standard"), Sparse("a", **options), Sparse("b"))
+    return Schema(features, delimiter=",", name="tiny")
+
+
+def encode(folder):
+    """Writes such rows into a folder, and prepares them."""
+    raw = write_rows(folder / "raw.csv")
+    return prepare([raw], schema(), folder / "enc", split="position:0.6,0.2,0.2")
+
+
+def same_bits(a, b, which="last"):
+    """Whether two runs' checkpoints hold the same rows, parameters and trainer state."""
+    a, b = (checkpoint.folder_of(run, which) for run in (a, b))
+    files = sorted(path.name for path in a.iterdir())
+    return files == sorted(path.name for path in b.iterdir()) and all(
+        (a / name).read_bytes() == (b / name).read_bytes() for name in files
+    )
+
+
+def interrupt_after(calls):
+    """Progress that sends Ctrl-C to this process after so many calls."""
+    left = [calls]
+
+    def progress(now):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return progress
+
+
+def weights_of(run, which="last"):
+    predictor = load_run(run, which)
+    weights = [predictor.embedding.weights(t.name).clone() for t in predictor.embedding.tables]
+    predictor.embedding.close()
+    return weights + list(predictor.model.state_dict().values())
+
+
+def assert_same_run(run, result, uninterrupted):
+    expected_run, expected = uninterrupted
+    assert (result.test, result.validation) == (expected.test, expected.validation)
+    for which in ("best", "last"):
+        pairs = zip(weights_of(run, which), weights_of(expected_run, which), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)

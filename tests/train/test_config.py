@@ -1,0 +1,63 @@
+"""Settings: declared once, and what the command line and the documentation make of them."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from hotrows import cli
+from hotrows.config import SETTINGS, TrainConfig
+from hotrows.settings import markdown_table
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_every_field_is_a_setting_with_help_and_a_default_that_it_may_have():
+    assert list(SETTINGS) == [field.name for field in dataclasses.fields(TrainConfig)]
+    for setting in SETTINGS.values():
+        assert setting.help and not setting.help.endswith(".")
+        assert getattr(TrainConfig(), setting.name) == setting.default
+        setting.check(setting.default)
+
+
+def test_the_table_in_the_documentation_is_that_of_the_settings():
+    """`python -m hotrows.config` prints it."""
+    assert markdown_table(SETTINGS) in (DOCS / "training.md").read_text()
+
+
+def test_train_has_an_option_for_each_setting_that_has_one():
+    options = {name: param.name for param in cli.cli.commands["train"].params for name in param.opts}
+    for setting in SETTINGS.values():
+        if setting.option_name:
+            assert options[setting.option_name] == setting.name
+        else:
+            assert setting.name not in options.values()
+
+
+def test_a_config_is_read_as_it_was_written_and_keeps_the_order_of_its_fields():
+    config = TrainConfig(model="din", model_options={"dim": 32}, fast_memory=1 << 20)
+    assert TrainConfig.from_json(config.to_json()) == config
+    assert list(json.loads(config.to_json())) == list(SETTINGS)
+
+
+def test_a_config_of_an_earlier_version_is_read():
+    fields = json.loads(TrainConfig(streams=3).to_json())
+    del fields["cache_transfer"]
+    earlier = {"lanes": fields.pop("streams"), "way": "direct", **fields}
+    assert TrainConfig.from_json(json.dumps(earlier)) == TrainConfig(streams=3)
+    assert TrainConfig.from_json(json.dumps(earlier | {"way": "staged"})).cache_transfer == "staged"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"sharding": "hash"}, "sharding must be one of auto, rows, tables, columns, replicated"),
+        ({"pack_parts": -1}, "pack_parts must be at least 0, not -1"),
+        ({"timeout": 0.0}, "timeout must be above 0, not 0.0"),
+        ({"clip_norm": float("nan")}, "clip_norm must be above 0, not nan"),
+    ],
+)
+def test_a_value_that_a_setting_may_not_have_is_refused_by_name(fields, said):
+    with pytest.raises(ValueError, match=said):
+        TrainConfig(**fields)

@@ -1,0 +1,102 @@
+"""An export holds the bits of the run, in files that safetensors reads."""
+
+import dataclasses
+
+import pytest
+
+from hotrows import checkpoint, cli
+from hotrows.checkpoint.table_files import table_file
+from hotrows.data import prepare
+from hotrows.storage import cache
+from hotrows.train import Trainer
+from hotrows.train.export import export
+from tests.support.exports import assert_exported
+from tests.support.runs import CONFIG, schema, write_rows
+
+pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
+
+SHORT = dataclasses.replace(CONFIG, steps=6)
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    raw = write_rows(folder / "raw.csv", 600)
+    return prepare([raw], schema(), folder / "enc", split="position:0.6,0.2,0.2")
+
+
+def trained(encoded, run, **options):
+    Trainer(encoded, dataclasses.replace(SHORT, **options), run).fit()
+    return run
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("store", ["all in memory", "memory", "file"])
+def test_an_export_reads_back_as_the_run(encoded, tmp_path, monkeypatch, store, dtype):
+    options = {"table_dtype": dtype}
+    if store != "all in memory":
+        options |= {"fast_memory": 40 * 20, "store": "memory"}
+    if store == "file":
+        options["store"] = f"file:{tmp_path / 'store'}"
+    run = trained(encoded, tmp_path / "run", **options)
+    monkeypatch.setattr(cache.chunks, "__defaults__", (7,))  # tables of some 30 rows
+    assert export(run, tmp_path / "out") == tmp_path / "out"
+    found = assert_exported(run, tmp_path / "out")
+    assert (found["model"], found["model_options"]) == ("deepfm", CONFIG.model_options)
+    assert [f["name"] for f in found["schema"]["features"]] == ["n", "a", "b"]
+    assert {(of["role"], *of["features"]) for of in found["tables"]} == {
+        (role, feature) for role in ("vector", "linear") for feature in "ab"
+    }
+
+
+def test_a_file_store_is_never_read_whole(encoded, tmp_path, monkeypatch):
+    run = trained(encoded, tmp_path / "run", fast_memory=800, store=f"file:{tmp_path / 'store'}")
+    monkeypatch.setattr(cache.chunks, "__defaults__", (7,))
+    sizes, read = [], cache.Cache.read
+    monkeypatch.setattr(cache.Cache, "read", lambda *a: sizes.append(len(a[1])) or read(*a))
+    seen = []
+    export(run, tmp_path / "out", progress=lambda *told: seen.append(told))
+    assert max(sizes) == 7
+    assert seen[-1] == ("exporting", sum(sizes), sum(sizes))
+
+
+def test_the_last_checkpoint_can_be_exported_too(encoded, tmp_path):
+    run = trained(encoded, tmp_path / "run", evaluate_every=3, row_optimizer=None, dense_lr=3.0)
+    pointer = checkpoint.pointed(run)
+    export(run, tmp_path / "last", "last")
+    assert assert_exported(run, tmp_path / "last", "last")["checkpoint"] == "last"
+    export(run, tmp_path / "best")
+    same = all(
+        (tmp_path / "best" / file).read_bytes() == (tmp_path / "last" / file).read_bytes()
+        for file in ("model.safetensors", "tables/a.safetensors")
+    )
+    assert same == (pointer.best == pointer.last)
+
+
+def test_a_table_may_have_any_name():
+    files = [table_file(name) for name in ("../a b", "c/d")]
+    assert files == ["tables/..%2Fa b.safetensors", "tables/c%2Fd.safetensors"]
+
+
+def test_what_exists_is_not_overwritten_and_nothing_half_is_left(encoded, tmp_path, monkeypatch):
+    run, out = trained(encoded, tmp_path / "run"), tmp_path / "out"
+    out.mkdir()
+    (out / "mine").write_text("")
+    with pytest.raises(ValueError, match="exists and is no empty folder"):
+        export(run, out)
+    with pytest.raises(ValueError, match="checkpoint must be 'last' or 'best', not 'first'"):
+        export(run, tmp_path / "new", "first")
+    with pytest.raises(ValueError, match="is no run folder"):
+        export(tmp_path / "nothing", tmp_path / "new")
+    monkeypatch.setattr("hotrows.train.export._bytes_of", lambda _: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        export(run, tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "run"]
+
+
+def test_the_command_says_what_it_wrote(encoded, tmp_path, capsys):
+    run = trained(encoded, tmp_path / "run")
+    cli.main(["export", str(run), "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().out
+    assert said.startswith(f"{tmp_path / 'out'}: ") and "4 tables" in said
+    assert_exported(run, tmp_path / "out")

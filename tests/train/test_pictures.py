@@ -1,0 +1,80 @@
+"""Pictures are drawn, are pictures, and are missed in one sentence."""
+
+import json
+import logging
+import sys
+
+import pytest
+
+from hotrows.config import TrainConfig
+from hotrows.data.description import Description, PartSize, VocabularyUse
+from hotrows.runtime import figures
+from hotrows.train import pictures
+
+PNG = b"\x89PNG"
+
+
+def run_with(folder, evaluations=True):
+    folder.mkdir()
+    TrainConfig(batch_size=64).save(folder / "config.json")
+    lines = []
+    for step in range(1, 40):
+        line = {"loss": 1 / step, "samples_per_second": 1e6, "stall_seconds": 0.0, "seconds": 0.1}
+        lines.append({"kind": "train", "step": step, **line})
+        if evaluations and step % 10 == 0:
+            found = {"auc": 0.7 if step > 10 else None, "log_loss": 0.4}
+            lines.append({"kind": "evaluation", "step": step, **found})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def description(vocabularies=12):
+    curve = ((0.001, 0.3), (0.01, 0.6), (0.1, 0.9), (1.0, 1.0))
+    used = tuple(
+        VocabularyUse(f"C{i}", (f"C{i}",), 10**i + 3, 10**i, 100, 0.3, {0.01: 0.6}, 1.1, curve, 64)
+        for i in range(vocabularies)
+    )
+    return Description({"train": PartSize(10, 0.2)}, (), used, 16)
+
+
+@pytest.mark.parametrize("evaluations", [True, False])
+def test_a_run_is_drawn(tmp_path, evaluations):
+    pytest.importorskip("matplotlib")
+    run = run_with(tmp_path / "run", evaluations)
+    assert pictures.draw_run(run) == run / "report.png"
+    assert (run / "report.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize("vocabularies", [1, 12])
+def test_skew_is_drawn(tmp_path, vocabularies):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "new" / "skew.png"
+    assert pictures.draw_skew(description(vocabularies), picture) == picture
+    assert picture.read_bytes().startswith(PNG)
+
+
+def test_a_run_without_a_step_has_no_picture(tmp_path):
+    assert pictures.draw_run(tmp_path) is None
+
+
+def test_without_matplotlib_one_sentence_is_said(tmp_path, monkeypatch, caplog):
+    run = run_with(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with caplog.at_level(logging.INFO, "hotrows"):
+        assert pictures.draw_run(run) is None
+    assert set(caplog.messages) == {
+        "matplotlib is not installed, so no picture is drawn: pip install hotrows[report]"
+    }
+    assert not (run / "report.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(950, "950"), (1234, "1.23k"), (45e6, "45M"), (2e9, "2G"), (0.5, "0.5")]
+)
+def test_large_numbers_are_shortened(value, said):
+    assert figures.short(value) == said
+
+
+@pytest.mark.parametrize(("value", "said"), [(1, "100 %"), (0.01, "1 %"), (0.0001, "0.01 %")])
+def test_small_shares_keep_their_digits(value, said):
+    assert figures.percent(value) == said

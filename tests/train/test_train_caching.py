@@ -1,0 +1,213 @@
+"""Runs behind a cache: the bits of a run in memory, whatever interrupts them."""
+
+import dataclasses
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from hotrows import checkpoint
+from hotrows.config import TrainConfig
+from hotrows.data import EncodedData, prepare
+from hotrows.storage.file_store import FileStore
+from hotrows.train import Interrupted, Trainer, metrics_log
+from tests.support.choice import everything
+from tests.support.runs import CONFIG, assert_same_run, interrupt_after, schema, weights_of, write_rows
+
+pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
+
+# 64 ids in all, 68 bytes each for deepfm: the cache holds 20 of them, a batch reads more.
+SMALL = dataclasses.replace(
+    CONFIG, batch_size=16, epochs=1, checkpoint_every=9, fast_memory=40 * 40, in_flight=2
+)
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    raw = write_rows(folder / "raw.csv", 1200)
+    return prepare([raw], schema(), folder / "enc", split="position:0.6,0.2,0.2")
+
+
+@pytest.fixture(scope="module")
+def whole(encoded, tmp_path_factory):
+    """A run with everything in memory."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    config = dataclasses.replace(SMALL, fast_memory=None)
+    return run, Trainer(encoded, config, run).fit()
+
+
+def in_file(path, **options):
+    return dataclasses.replace(SMALL, store=f"file:{path}", **options)
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("store", ["memory", "file"])
+@pytest.mark.parametrize("policy", ["lookahead", "lru", "frequency:2,3"])
+@pytest.mark.parametrize("plan_depth", [0, 2])
+def test_a_run_behind_a_cache_has_the_bits_of_one_in_memory(
+    encoded, whole, tmp_path, store, policy, plan_depth
+):
+    options = {"policy": policy, "plan_depth": plan_depth}
+    path = f"file:{tmp_path / 'store'}" if store == "file" else "memory"
+    config = dataclasses.replace(SMALL, store=path, **options)
+    trainer = Trainer(encoded, config, tmp_path / "run")
+    result = trainer.fit()
+    assert trainer.evaluate("test") == result.test  # it can still be read
+    assert_same_run(tmp_path / "run", result, whole)
+
+
+@pytest.mark.parametrize("store", ["memory", "file"])
+def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, whole, tmp_path, store):
+    config = in_file(tmp_path / "store") if store == "file" else SMALL
+    run, calls, result = tmp_path / "run", random.Random(1), None
+    while result is None:
+        try:
+            resume = run.exists()
+            progress = interrupt_after(calls.randint(1, 30))
+            result = Trainer(encoded, config, run, resume=resume, progress=progress).fit()
+        except Interrupted:
+            pass
+    assert_same_run(run, result, whole)
+
+
+def test_fast_memory_and_policy_may_change_when_a_run_goes_on(encoded, whole, tmp_path):
+    run, config = tmp_path / "run", in_file(tmp_path / "store")
+    with pytest.raises(Interrupted):
+        Trainer(encoded, config, run, progress=interrupt_after(11)).fit()
+    config = dataclasses.replace(config, fast_memory=4000, policy="lru", in_flight=3)
+    assert_same_run(run, Trainer(encoded, config, run, resume=True).fit(), whole)
+
+
+def test_metrics_say_how_the_cache_fares(encoded, tmp_path):
+    Trainer(encoded, in_file(tmp_path / "store"), tmp_path / "run").fit()
+    lines = metrics_log.read_metrics(tmp_path / "run")
+    steps = [line for line in lines if line["kind"] == "train"]
+    assert all(0 <= line["hit_rate"] <= 1 for line in steps)
+    assert any(0 < line["hit_rate"] < 1 for line in steps)
+    assert any(line["bytes_in"] > 0 and line["bytes_out"] > 0 for line in steps)
+    assert any("waited_plan" in line or "waited_insert" in line for line in steps)
+
+
+def test_a_store_belongs_to_one_run(encoded, tmp_path):
+    config = in_file(tmp_path / "store")
+    Trainer(encoded, config, tmp_path / "a").fit()
+    with pytest.raises(ValueError, match="exists already: go on with its run"):
+        Trainer(encoded, config, tmp_path / "b")
+
+
+def test_a_trace_and_its_picture_are_written(encoded, tmp_path):
+    trace = tmp_path / "trace.json"
+    Trainer(encoded, SMALL, tmp_path / "run", trace=trace).fit()
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {"plan", "collect", "insert", "train", "write back"} <= {event.get("cat") for event in events}
+    assert trace.with_suffix(".png").exists()
+
+
+def test_settings_that_contradict_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="needs fast_memory"):
+        TrainConfig(store=f"file:{tmp_path}")
+    with pytest.raises(ValueError, match="must be 'memory' or 'file:PATH', not 'disk'"):
+        TrainConfig(store="disk", fast_memory=1)
+    with pytest.raises(ValueError, match="policy"):
+        TrainConfig(policy="best", fast_memory=1)
+
+
+# ---- crashes
+
+_CHILD = """
+import sys
+from pathlib import Path
+import torch
+from hotrows.config import TrainConfig
+from hotrows.data import EncodedData
+from hotrows.train import Trainer, pictures
+torch.set_num_threads(1)
+pictures.draw_run = lambda run: None
+enc, run, config = sys.argv[1:]
+run = Path(run)
+config = TrainConfig.from_json(config)
+def progress(now):
+    print(now.stage, now.done, flush=True)
+resume = (run / "config.json").exists()
+Trainer(EncodedData.open(enc), config, run, resume=resume, progress=progress).fit()
+"""
+
+
+def test_kill_at_any_moment_then_the_run_goes_on_to_the_same_weights(encoded, whole, tmp_path):
+    """SIGKILL during training, evaluation and checkpoints, again and again, until a run gets through."""
+    config = in_file(tmp_path / "store", checkpoint_every=2)
+    run, random_, kills = tmp_path / "run", random.Random(5), 0
+    while True:
+        child = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", _CHILD, encoded.path, run, config.to_json()],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert child.stdout is not None and child.stderr is not None
+        if kills < (
+            5 if everything() else 2
+        ):  # some of its steps, and a moment more: within one, or within a checkpoint
+            for _ in range(random_.randint(1, 18)):
+                child.stdout.readline()
+            time.sleep(random_.random() * 0.02)
+            child.send_signal(signal.SIGKILL)
+            kills += 1
+        _, errors = child.communicate()
+        assert child.returncode in (0, -signal.SIGKILL), errors
+        pointer = checkpoint.pointed(run)
+        if child.returncode == 0:
+            break
+        if not (run / "config.json").exists():
+            _forget(run, tmp_path / "store")
+        elif pointer is not None:
+            weights_of(run)  # what is pointed at loads
+    fields = json.loads((run / "result.json").read_text())
+    assert fields["test"] == whole[1].test.to_json()
+    pairs = zip(weights_of(run), weights_of(whole[0]), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def _forget(run, store):
+    """A run killed before it had begun leaves nothing to go on with."""
+    subprocess.run(["rm", "-rf", run, store], check=True)
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("call", [4, 14, 34])
+@pytest.mark.parametrize("method", ["write", "read", "checkpoint"])
+def test_a_disk_that_fails_stops_the_run_and_loses_nothing(
+    encoded, whole, tmp_path, monkeypatch, method, call
+):
+    """The n-th call of the store fails; with room again the run goes on to the same bits."""
+    config, run = in_file(tmp_path / "store", checkpoint_every=3), tmp_path / "run"
+    left, whole_call = [call if method != "checkpoint" else call // 4], getattr(FileStore, method)
+
+    def failing(self, *arguments, **options):
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError(28, "No space left on device")
+        return whole_call(self, *arguments, **options)
+
+    monkeypatch.setattr(FileStore, method, failing)
+    with pytest.raises(OSError, match="No space left"):
+        Trainer(encoded, config, run).fit()
+    result = Trainer(encoded, config, run, resume=True).fit()
+    assert_same_run(run, result, whole)
+
+
+def test_no_thread_outlives_a_run_that_fails(encoded, tmp_path, monkeypatch):
+    import threading
+
+    from hotrows.engine.embedding import Embedding
+
+    monkeypatch.setattr(Embedding, "update", lambda *_, **__: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Trainer(encoded, in_file(tmp_path / "store"), tmp_path / "run").fit()
+    assert not [t for t in threading.enumerate() if t.name.startswith("hotrows-")]
+    assert EncodedData.open(encoded.path) and os.listdir(tmp_path / "run")

@@ -1,0 +1,207 @@
+"""A run on a device: the run of the host, whatever the store, the policy and the model.
+
+On a pretended GPU, where any tensor on the wrong side raises. It computes what the host computes but
+for the native core's fused layers, so weights are equal up to rounding; of the device's own runs, bit
+for bit.
+"""
+
+import dataclasses
+import threading
+
+import pytest
+import torch
+
+from hotrows import checkpoint
+from hotrows.optim import FTRL, SGD, Adam
+from hotrows.train import Trainer, run_folder, train
+from hotrows.train.step import Step
+from tests.support import pretend
+from tests.support.devices import CONFIG, assert_same, on_device
+from tests.support.runs import encode
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory):
+    return encode(tmp_path_factory.mktemp("data"))
+
+
+ROUNDING = 1e-4
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"fast_memory": 1500},
+        {"fast_memory": 1500, "cache_transfer": "staged", "policy": "lru"},
+        {"row_optimizer": Adam(), "clip_norm": 1.0, "dense_optimizer": "adagrad"},
+        {"row_optimizer": FTRL(), "dense_optimizer": "sgd", "plan_depth": 0},
+        {"micro_batches": 3, "row_optimizer": SGD()},
+        {"micro_batches": 3, "streams": 2, "fast_memory": 4000},
+        {"streams": 3, "pack_parts": 2},
+    ],
+    ids=["whole", "cache", "staged", "adam", "ftrl", "micro", "micro-lanes", "streams"],
+)
+def test_a_run_on_the_device_is_that_of_the_host(encoded, tmp_path, settings):
+    config = dataclasses.replace(CONFIG, **settings)
+    here = train(encoded, config, tmp_path / "here")
+    there, _ = on_device(encoded, config, tmp_path / "there")
+    assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=ROUNDING)
+    assert there.steps == here.steps
+    assert_same(tmp_path / "here", tmp_path / "there", ROUNDING)
+
+
+@pytest.mark.parametrize("kind", ["pretended", pytest.param("real", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    "settings", [{}, {"dense_optimizer": "sgd", "streams": 2, "fast_memory": 4000, "clip_norm": 1.0}]
+)
+def test_a_captured_run_has_the_bits_of_one_that_is_not(encoded, tmp_path, settings, kind):
+    """The dense rate, too, which is no float32 as it is given, and changes from step to step."""
+    config = dataclasses.replace(
+        CONFIG, **settings, device="cuda", dense_lr=0.0123, warmup_steps=5, epochs=2
+    )
+    on_device(encoded, config, tmp_path / "plain", kind)
+    on_device(encoded, dataclasses.replace(config, cuda_graph=True), tmp_path / "captured", kind)
+    assert_same(tmp_path / "plain", tmp_path / "captured")
+
+
+@pytest.mark.parametrize("model", ["deepfm", "dlrm", "dcnv2", "dnn"])
+def test_nothing_of_a_step_lives_on(encoded, tmp_path, model, monkeypatch):
+    """A graph that did would bring the stream of that step into a capture, and end it."""
+    run, steps = Step.run, []
+
+    def node(parameter):
+        return parameter.view_as(parameter).grad_fn.next_functions[0][0]
+
+    def checked(self, *args):
+        parameters = list(self.model.parameters())
+
+        def mark(*_):
+            for parameter in parameters:
+                node(parameter).metadata["step"] = len(steps)
+
+        with self.model.register_forward_hook(mark):
+            loss = run(self, *args)
+        assert not any(node(parameter).metadata for parameter in parameters)
+        steps.append(loss)
+        return loss
+
+    monkeypatch.setattr(Step, "run", checked)
+    options = {"dim": 4, "dropout": 0.0}
+    config = dataclasses.replace(CONFIG, model=model, model_options=options, steps=2)
+    train(encoded, config, tmp_path / "run")
+    assert len(steps) == 2
+
+
+def test_behind_a_cache_tables_are_dealt_to_the_planning_threads(encoded, tmp_path):
+    config = dataclasses.replace(CONFIG, fast_memory=1500, planning_threads=2)
+    here = train(encoded, config, tmp_path / "here")
+    there, _ = on_device(encoded, config, tmp_path / "there")
+    assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=ROUNDING)
+    assert_same(tmp_path / "here", tmp_path / "there", ROUNDING)
+    for name in ("here", "there"):
+        assert run_folder.read_config(tmp_path / name).pack_parts == 2
+    assert not [t for t in threading.enumerate() if t.name.startswith("hotrows-")]
+    whole = train(encoded, dataclasses.replace(config, pack_parts=1), tmp_path / "whole")
+    assert whole.test == here.test
+    assert_same(tmp_path / "here", tmp_path / "whole")
+
+
+def test_tables_in_a_file_train_on_the_device(encoded, tmp_path):
+    runs = {}
+    for name in ("here", "there"):
+        store = f"file:{tmp_path / name}-rows"
+        config = dataclasses.replace(CONFIG, fast_memory=1500, store=store)
+        if name == "here":
+            runs[name] = train(encoded, config, tmp_path / name)
+        else:
+            runs[name], _ = on_device(encoded, config, tmp_path / name)
+    assert runs["there"].test.log_loss == pytest.approx(runs["here"].test.log_loss, rel=ROUNDING)
+
+
+@pytest.mark.parametrize("settings", [{}, {"fast_memory": 3000}, {"micro_batches": 2, "streams": 2}])
+def test_a_step_waits_for_nothing(encoded, tmp_path, settings, monkeypatch):
+    """From step to step the host asks the device for nothing: not even the loss."""
+    monkeypatch.setattr(Trainer, "_interval_steps", 1000)  # the loss is asked for at its end
+    config = dataclasses.replace(
+        CONFIG, **settings, epochs=2, clip_norm=1.0, evaluate_every=1000, batch_size=64
+    )
+    seen = {}
+    on_device(
+        encoded, config, tmp_path / "run",
+        progress=lambda of: seen.setdefault((of.stage, of.done), sum(pretend.waits.values())),
+    )  # fmt: skip
+    assert seen["train", 3] == seen["train", 12]
+    assert max(seen.values()) > 0  # an evaluation does wait
+
+
+def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, tmp_path):
+    config = dataclasses.replace(CONFIG, checkpoint_every=3, fast_memory=1500)
+    on_device(encoded, config, tmp_path / "whole")
+
+    def stop(progress):
+        if progress.stage == "train" and progress.done == 4:
+            raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        on_device(encoded, config, tmp_path / "parts", progress=stop)
+    on_device(encoded, config, tmp_path / "parts", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_checkpoint_of_the_device_trains_on_the_host_and_back(encoded, tmp_path):
+    on_device(encoded, CONFIG, tmp_path / "first")
+    second = dataclasses.replace(CONFIG, start_from=str(tmp_path / "first"), seed=4)
+    train(encoded, second, tmp_path / "host")
+    on_device(encoded, second, tmp_path / "device")
+    assert_same(tmp_path / "host", tmp_path / "device", ROUNDING)
+
+
+def test_increments_of_the_device_hold_what_changed(encoded, tmp_path):
+    config = dataclasses.replace(CONFIG, checkpoint_every=2, full_every=4, keep_last=3)
+    on_device(encoded, config, tmp_path / "run")
+    train(encoded, config, tmp_path / "host")
+    assert_same(tmp_path / "host", tmp_path / "run", ROUNDING)
+    assert checkpoint.pointed(tmp_path / "run") is not None
+
+
+def test_a_device_that_is_not_there_is_said(encoded, tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("it is there")
+    with pytest.raises(ValueError, match="sees no CUDA device"):
+        Trainer(encoded, dataclasses.replace(CONFIG, device="cuda"), tmp_path / "run")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"fast_memory": 1500},
+        {"fast_memory": 1500, "cache_transfer": "staged"},
+        {"micro_batches": 3, "streams": 2},
+    ],
+    ids=["whole", "cache", "staged", "micro"],
+)
+def test_a_run_on_a_real_device_is_that_of_the_host(encoded, tmp_path, settings):
+    config = dataclasses.replace(CONFIG, **settings)
+    here = train(encoded, config, tmp_path / "here")
+    there = train(encoded, dataclasses.replace(config, device="cuda"), tmp_path / "there")
+    again = train(encoded, dataclasses.replace(config, device="cuda"), tmp_path / "again")
+    assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=1e-3)
+    assert_same(tmp_path / "there", tmp_path / "again")
+    assert again.test == there.test or there.test.gauc != there.test.gauc
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [{}, {"fast_memory": 20_000}, {"compile": True}])
+def test_a_real_graph_has_the_bits_of_its_steps(encoded, tmp_path, settings):
+    config = dataclasses.replace(
+        CONFIG, **settings, device="cuda", epochs=3, batch_size=64, clip_norm=1.0
+    )
+    train(encoded, config, tmp_path / "steps")
+    train(encoded, dataclasses.replace(config, cuda_graph=True), tmp_path / "graph")
+    assert_same(tmp_path / "steps", tmp_path / "graph")

@@ -1,0 +1,51 @@
+"""Advice on fast memory: expected speeds, and the knee."""
+
+import dataclasses
+import math
+
+import pytest
+
+from hotrows.tuning.advice import SlowMemory, advise
+from hotrows.tuning.cache_simulation import PolicyResult, Simulation
+
+
+def curve(*points, untouched=0.0, table_bytes=1 << 30):
+    """A simulation whose misses, of 1,000 rows a batch, are given by size."""
+    result = PolicyResult("lookahead", 0, (1,), 0, 0, 0, 0, 0, 0, 0, 0, 0, None)
+    results = [
+        dataclasses.replace(
+            result, fast_memory=size, misses=misses, reads=misses, writes=misses,
+            bytes_written=misses * 128,
+        )
+        for size, misses in points
+    ]  # fmt: skip
+    return Simulation("dlrm", 100, 1, 0, 8, 2, 2600, 1000, untouched, 10**6, table_bytes, tuple(results))
+
+
+def test_speed_is_bound_by_the_slowest_part_of_a_step():
+    simulation = curve((1 << 20, 800), (1 << 24, 100))  # a step in memory takes 1 ms
+    advice = advise(simulation, samples_per_second=100_000, slow=SlowMemory(reads_per_second=200_000))
+    assert advice.speeds == {1 << 20: pytest.approx(0.25), 1 << 24: 1.0}
+    slow = SlowMemory(reads_per_second=1e9, bytes_per_second=51.2e6)
+    assert advise(simulation, samples_per_second=100_000, slow=slow).speeds[1 << 20] == 0.5
+    slow = SlowMemory(reads_per_second=1e9, writes_per_second=400_000)
+    assert advise(simulation, samples_per_second=100_000, slow=slow).speeds[1 << 20] == 0.5
+
+
+def test_the_knee_is_where_doubling_stops_to_gain_five_percent():
+    steep = [(1 << (20 + n), 1000 * 2.0**-n) for n in range(8)]  # halves with each doubling
+    advice = advise(curve(*steep))
+    last_paying = math.log2(steep[3][0]) + math.log2(125 / 100)  # 125 rows less 62.5; 100 less 50
+    assert math.log2(advice.knee) == pytest.approx(last_paying, abs=0.5)
+    assert advice.fast_memory == 1 << 24
+    assert advice.sentence.startswith(
+        "with 16 MiB of fast memory expect 62 of the 1,000 rows of a batch to come from slow memory"
+    )
+
+
+def test_where_no_doubling_gains_the_knee_is_below_the_sizes():
+    advice = advise(curve((1 << 28, 10), (1 << 29, 9)), samples_per_second=1000)
+    assert advice.knee is None
+    assert advice.sentence == (
+        "with 256 MiB of fast memory expect 100 % of in-memory speed; the knee is below 256 MiB"
+    )

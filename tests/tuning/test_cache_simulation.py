@@ -1,0 +1,134 @@
+"""Cache simulation: its counts, and what the command line prints of it."""
+
+import json
+
+import pytest
+import torch
+
+from hotrows import data
+from hotrows.data import Loader
+from hotrows.datasets import schemas, synthetic
+from hotrows.planning.policy import LRU, Newest
+from hotrows.tuning.cache_simulation import POLICIES, simulate
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+STRIDE = 32  # dim 4 in float32, and as much for Adagrad
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("simulate")
+    raw = synthetic.synth_criteo(3000, folder / "raw", seed=0, cardinality_scale=0.001)
+    return data.prepare([raw], schemas.load("criteo"), folder / "enc", split="position:0.8")
+
+
+@pytest.fixture(scope="module")
+def simulation(encoded):
+    return simulate(
+        encoded, model_options={"dim": 4}, batch_size=64, fast_memory=[8_000, 11_000], batches=32
+    )
+
+
+def textbook_lru(encoded, num_slots, batch_size, batches, stride_free=None):
+    """Lookups and rows missed per batch after the first quarter, by a list of rows in order of use."""
+    loader = Loader(encoded.parts["train"], batch_size, shuffle=True, seed=0)
+    features, cache, counted = encoded.parts["train"].features, [], []
+    for j, batch in zip(range(batches), loader.batches(0), strict=False):
+        ids = batch.ids.view(len(features), -1).tolist()
+        lookups = [(f, i) for f, column in enumerate(ids) for i in column]
+        rows = sorted(set(lookups))
+        missing = set(rows) - set(cache)
+        cache = [row for row in cache if row not in set(rows)] + rows
+        cache = cache[-num_slots:]
+        if j >= batches // 4:
+            counted.append((len(missing), sum(row in missing for row in lookups), len(rows)))
+    return [sum(column) / len(counted) for column in zip(*counted, strict=True)]
+
+
+def test_lru_misses_what_a_textbook_lru_misses(encoded, simulation):
+    (_, lru) = simulation.results("lru")
+    misses, lookups, rows = textbook_lru(encoded, lru.slots[0], 64, 32)
+    assert lru.misses == pytest.approx(misses)
+    assert lru.rows_hit == pytest.approx(1 - misses / rows)
+    assert lru.lookups_hit == pytest.approx(1 - lookups / simulation.lookups)
+    assert simulation.rows == pytest.approx(rows)
+
+
+def test_every_policy_stands_at_every_size_and_none_beats_belady(simulation):
+    assert simulation.policies == tuple(POLICIES)
+    assert (simulation.batches, simulation.skipped, simulation.batch_size) == (32, 8, 64)
+    for name in POLICIES:
+        small, large = simulation.results(name)
+        assert (small.fast_memory, large.fast_memory) == (8_000, 11_000)
+        assert large.slots == (11_000 // STRIDE,) and large.misses < small.misses
+        assert large.share == pytest.approx(large.slots[0] / simulation.table_rows)
+
+
+def test_rows_never_read_before_cost_no_read(simulation):
+    for result in simulation.measured:
+        assert result.untouched == simulation.untouched
+        assert result.reads == pytest.approx(result.misses - result.untouched)
+        assert result.bytes_read == pytest.approx(result.reads * STRIDE)
+        assert result.bytes_written == pytest.approx(result.writes * STRIDE)
+
+
+def test_the_bounds_stand_beside_any_policy(encoded):
+    chosen = {"newest": Newest()}
+    simulation = simulate(encoded, batch_size=64, batches=4, fast_memory=[10**5], policies=chosen)
+    assert simulation.policies == ("newest", "lru", "belady")
+    assert simulate(
+        encoded, batch_size=64, batches=4, fast_memory=[10**5], policies=chosen
+    ) == simulation  # fmt: skip
+
+
+def test_crosses_of_a_model_are_rows_as_any(encoded):
+    options = {"crosses": [["C1", "C2"]], "cross_rows": 500}
+    simulation = simulate(
+        encoded, model="wide_deep", model_options=options, batch_size=64, batches=4,
+        fast_memory=[10**6], policies={"lru": LRU},
+    )  # fmt: skip
+    rows = sum(encoded.schema.rows_of(feature.name) for feature in encoded.schema.sparse)
+    assert simulation.table_rows == rows + rows + 500  # of vectors, of weights, of the cross
+    assert simulation.lookups == 64 * (26 + 26 + 1)
+
+
+def test_memory_for_all_rows_misses_first_touches_alone(encoded):
+    simulation = simulate(encoded, batch_size=64, batches=8, fast_memory=[10**9])
+    results = simulation.measured
+    assert all(result.share == 1 and result.misses == result.untouched for result in results)
+    assert all(result.bytes_read == result.bytes_written == 0 for result in results)
+
+
+def test_a_batch_larger_than_fast_memory_is_read_and_written_around_its_step(encoded):
+    simulation = simulate(encoded, batch_size=64, batches=8, fast_memory=[4096], policies={"lru": LRU})
+    (lru,) = simulation.results("lru")
+    assert lru.writes == lru.misses == simulation.rows
+
+
+def test_shares_of_the_tables_are_the_sizes_by_default(encoded):
+    simulation = simulate(encoded, batch_size=16, batches=4, policies={"lru": LRU})
+    sizes = [result.fast_memory for result in simulation.results("lru")]
+    assert len(sizes) == 6 and sizes[-1] == simulation.table_bytes // 2
+
+
+def test_nothing_is_allocated_and_random_state_stays(encoded, simulation):
+    before = torch.get_rng_state()
+    simulate(encoded, batch_size=64, batches=2, fast_memory=[10**5], policies={"lru": LRU})
+    assert torch.equal(torch.get_rng_state(), before)
+    assert json.loads(json.dumps(simulation.to_json()))["measured"][0]["policy"] == "lookahead"
+
+
+def test_the_command_prints_every_policy_the_advice_and_a_picture(encoded, hotrows, tmp_path):
+    sizes = ["--fast-memory", "100KiB", "--fast-memory", "200KiB"]
+    common = ["simulate", encoded.path, "--batches", 8, "--batch-size", 64, *sizes]
+    run = hotrows(*common, "--picture", tmp_path / "c.png", "--samples-per-second", 10_000)
+    assert run.code == 0, run.err
+    lines = run.out.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:13:2]] == list(POLICIES)
+    assert "of in-memory speed; the knee is" in lines[-1]
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    figures = json.loads(hotrows(*common, "--json").out)
+    assert figures["advice"]["speeds"] is None and len(figures["measured"]) == 12
+    refused = hotrows(*common, "--fast-memory", "a lot")
+    assert refused.code == 2 and "such as 64MiB" in refused.err
