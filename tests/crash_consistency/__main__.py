@@ -1,0 +1,37 @@
+"""All states of the scenarios: `python -m tests.crash_consistency [SCENARIO ...]`, a line per scenario."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import click
+
+from tests.crash_consistency.campaign import Campaign
+from tests.crash_consistency.scenarios import SCENARIOS
+
+
+@click.command(help=__doc__)
+@click.argument("scenarios", nargs=-1, type=click.Choice(list(SCENARIOS)))
+@click.option("--drawn", default=8, show_default=True, help="Drawn sets of lost calls for every crash.")
+@click.option("--every", default=1, show_default=True, help="Crash after one of so many calls.")
+@click.option("--seed", default=0, show_default=True, help="Of the draws.")
+@click.option("--drop", type=click.Choice(["files", "folders"]), help="Leave out syncs; must be found.")
+def main(scenarios: tuple[str, ...], drawn: int, every: int, seed: int, drop: str | None) -> None:
+    failed = False
+    for name in scenarios or SCENARIOS:
+        with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+            campaign = Campaign(name, Path(folder), drop or "")
+            campaign.run(drawn=drawn, every=every, seed=seed)
+            print(campaign.summary(), flush=True)
+            failed |= bool(campaign.failures)
+    raise SystemExit(int(failed))
+
+
+def _memory() -> str | None:
+    """A folder in memory, where there is one: thousands of states need no disk."""
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Campaign: checks the states that crashes of one scenario may leave, each distinct one once."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.crash_consistency.disk import State
+from tests.crash_consistency.recording import record
+from tests.crash_consistency.scenarios import SCENARIOS
+
+_SHOWN = 5
+
+
+@dataclass
+class Failure:
+    """A state in which a check failed, the calls that were lost, and why it failed."""
+
+    state: State
+    lost: list[str]
+    reason: str
+
+
+class Campaign:
+    """Records `scenario` in `folder`. drop: syncs left out, see `Recording`."""
+
+    def __init__(self, scenario: str, folder: Path, drop: str = "") -> None:
+        self.scenario, self.check = scenario, SCENARIOS[scenario].check
+        self.recording = record(scenario, folder, drop)
+        self.num_crashes = self.num_states = self.num_checked = 0
+        self.failures: list[Failure] = []
+
+    def run(self, drawn: int = 2, every: int = 1, seed: int = 0, most: int | None = None) -> None:
+        """Checks the states of a crash after every `every`-th call, and ends after `most` checks or as
+        soon as some failed."""
+        seen = set()
+        for crash in range(seed % every, len(self.recording.changes) + 1, every):
+            said = self.recording.said(crash)
+            self.num_crashes += 1
+            for state in self.recording.states(crash, drawn, seed):
+                self.num_states += 1
+                files = self.recording.files(state)
+                key = hash((len(said), frozenset(files.items())))
+                if key not in seen:
+                    seen.add(key)
+                    self._check(state, files, said)
+                if len(self.failures) == _SHOWN or self.num_checked == most:
+                    return
+
+    def summary(self) -> str:
+        """Counts, and the failures one by one."""
+        lines = [
+            f"{self.scenario}: {len(self.recording.changes):,} calls, {self.num_crashes:,} crashes, "
+            f"{self.num_states:,} states, {self.num_checked:,} distinct; {len(self.failures)} failed"
+        ]
+        for failure in self.failures:
+            torn = f", torn {failure.state.torn}" if failure.state.torn else ""
+            lines += [f"  crash after {failure.state.crash} calls{torn}; lost:"]
+            lines += [f"    {call}" for call in failure.lost]
+            lines += [f"  {failure.reason}"]
+        return "\n".join(lines)
+
+    def _check(self, state: State, files: dict[str, bytes | None], said: list[str]) -> None:
+        self.num_checked += 1
+        self.recording.put(files)
+        try:
+            self.check(self.recording.root, said)
+        except Exception:
+            lost = sorted(set(range(state.crash)) - set(state.applied))
+            calls = [self.recording.described(i) for i in lost[-12:]]
+            self.failures.append(Failure(state, calls, traceback.format_exc(limit=-3)))

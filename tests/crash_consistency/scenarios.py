@@ -1,0 +1,177 @@
+"""What is recorded, and what must be found in every state that a crash may leave."""
+
+from __future__ import annotations
+
+import sys
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from hotrows import checkpoint
+from hotrows.checkpoint import State, Writer
+from hotrows.config import TrainConfig
+from hotrows.data import EncodedData, prepare
+from hotrows.engine.embedding import Embedding
+from hotrows.storage.file_store import FileStore
+from hotrows.train import train
+from tests.crash_consistency.recording import say
+from tests.support.checkpoints import TABLES, dense, state
+from tests.support.embeddings import batches_of
+from tests.support.embeddings import train as train_rows
+from tests.support.file_stores import META, engine, first_values
+from tests.support.runs import CONFIG, encode, same_bits, schema, weights_of, write_rows
+from tests.support.store_script import NUM_ROWS, STRIDE, Books, check_what_is_left, play, script
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """prepare(root) makes what is there at the beginning; act(root) is recorded; check(root, said) looks
+    at a state, where `said` are the marks before the crash, and fails where something is lost."""
+
+    act: Callable[[Path], None]
+    check: Callable[[Path, list[str]], None]
+    prepare: Callable[[Path], None] = lambda root: None
+    is_slow: bool = False  # whether a check takes a second rather than milliseconds
+
+
+# ---- checkpoints of tables in memory: full ones, increments, the last two, the best
+
+
+def _digest(embedding: Embedding) -> int:
+    return zlib.crc32(b"".join(bytes(store.records.numpy()) for store in embedding.stores))
+
+
+def save_checkpoints(root: Path) -> None:
+    embedding, model = Embedding(TABLES, seed=3), dense()
+    writer = Writer(root / "run", embedding, model, keep_last=2, full_every=3)
+    for step, batch in enumerate(batches_of("single", 6, 6)):
+        train_rows(embedding, [batch])
+        say(f"begun {step} {_digest(embedding)}")
+        writer.save(state(step), is_best=step in (0, 2))
+        say(f"saved {step}")
+
+
+def check_checkpoints(root: Path, said: list[str]) -> None:
+    digests = {int(words[1]): int(words[2]) for words in map(str.split, said) if words[0] == "begun"}
+    saved = max((int(text.split()[1]) for text in said if text.startswith("saved")), default=None)
+    pointer = checkpoint.pointed(root / "run") if (root / "run").exists() else None
+    if pointer is None:
+        assert saved is None, "no checkpoint is left"
+        return
+    for name in pointer.names:
+        embedding = Embedding(TABLES, seed=8)
+        step = checkpoint.load(root / "run" / "checkpoints" / name, embedding, dense()).step
+        assert _digest(embedding) == digests[step], f"checkpoint {name} has other rows"
+        if name == pointer.last:
+            assert step == max(digests) or step == saved, "an earlier checkpoint is the last one"
+    best = int(pointer.best.removeprefix("step-"))
+    assert best == (0 if max(digests) < 2 else best), "the best is another one"
+    assert saved is None or best == max(step for step in (0, 2) if step <= max(saved, best))
+
+
+# ---- a file store: writes, checkpoints, merges, going back
+
+
+def write_store(root: Path) -> None:
+    steps = list(script(4, 5))
+    with engine(False, 3000, 3000):
+        store = FileStore.open(root / "store", NUM_ROWS, STRIDE, first_values, META)
+        store.restore(None)
+        play(store, steps, lambda result: say(f"done {result}"), Books())
+
+
+def create_store(root: Path) -> None:
+    FileStore.create(root / "store", NUM_ROWS, STRIDE, first_values, META, log_rows=100).close()
+
+
+def check_store(root: Path, said: list[str]) -> None:
+    results = [int(text.split()[1]) for text in said]
+    with engine(False, 3000, 3000):
+        check_what_is_left(root / "store", list(script(4, 5)), results, Books()).close(merge=False)
+
+
+# ---- data being prepared
+
+
+def prepare_data(root: Path) -> None:
+    prepare([root.with_name("raw.csv")], schema(), root / "enc", split="position:0.6,0.2,0.2")
+    say("prepared")
+
+
+def check_data(root: Path, said: list[str]) -> None:
+    if not (root / "enc").exists():
+        assert "prepared" not in said
+        prepare([root.with_name("raw.csv")], schema(), root / "enc", split="position:0.6,0.2,0.2")
+    prepare([root.with_name("raw.csv")], schema(), root / "again", split="position:0.6,0.2,0.2")
+    assert _files(root / "enc") == _files(root / "again")
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ---- whole runs: in memory, and behind a cache over a file store
+
+
+def _config(root: Path, in_file: bool) -> TrainConfig:
+    small = replace(CONFIG, epochs=1, checkpoint_every=6)
+    if not in_file:
+        return replace(small, full_every=2, keep_last=2)
+    return replace(small, fast_memory=40 * 40, in_flight=2, store=f"file:{root / 'rows'}")
+
+
+def make_data(root: Path, in_file: bool) -> None:
+    encode(root.parent)
+    expected = root.with_name("expected")
+    train(EncodedData.open(root.with_name("enc")), _config(expected, in_file), expected)
+
+
+def train_run(root: Path, in_file: bool) -> None:
+    save = Writer.save
+
+    def saved(writer: Writer, state: State, is_best: bool = True) -> None:
+        save(writer, state, is_best)
+        writer.wait()
+        say(f"saved {state.step}")
+
+    Writer.save = saved
+    train(EncodedData.open(root.with_name("enc")), _config(root, in_file), root / "run")
+    say("trained")
+
+
+def check_run(root: Path, said: list[str], in_file: bool) -> None:
+    run = root / "run"
+    saved = max((int(text.split()[1]) for text in said if text.startswith("saved")), default=None)
+    if saved is not None:
+        assert int(checkpoint.folder_of(run, "last").name.removeprefix("step-")) >= saved
+    train(
+        EncodedData.open(root.with_name("enc")),
+        _config(root, in_file),
+        run,
+        resume=(run / "config.json").exists(),
+    )
+    if not in_file:
+        assert same_bits(run, root.with_name("expected"))
+    pairs = zip(weights_of(run), weights_of(root.with_name("expected")), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+SCENARIOS = {
+    "checkpoints": Scenario(save_checkpoints, check_checkpoints, lambda root: (root / "run").mkdir()),
+    "store": Scenario(write_store, check_store, create_store),
+    "data": Scenario(prepare_data, check_data, lambda root: write_rows(root.with_name("raw.csv"), 200)),
+    "run": Scenario(partial(train_run, in_file=False), partial(check_run, in_file=False),
+                    partial(make_data, in_file=False), is_slow=True),
+    "run behind a cache": Scenario(partial(train_run, in_file=True), partial(check_run, in_file=True),
+                                   partial(make_data, in_file=True), is_slow=True),
+}  # fmt: skip
+
+if __name__ == "__main__":
+    name, folder, step = sys.argv[1:]
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    getattr(SCENARIOS[name], step)(folder)
