@@ -1,4 +1,4 @@
-"""All states of the scenarios: `python -m tests.crash_consistency [SCENARIO ...]`, a line per scenario."""
+"""All states of the scenarios, a line per scenario: python -m tests.crash_consistency [SCENARIO ...]"""
 
 from __future__ import annotations
 
