@@ -55,9 +55,8 @@ def test_a_second_process_on_a_run_is_refused_and_changes_nothing(data, tmp_path
                 name = f"rank {rank}: " if num_ranks > 1 else ""
                 lines = [line for line in said.splitlines() if line.startswith("hotrows:")]
                 assert lines == said.splitlines()
-                assert re.fullmatch(
-                    rf"hotrows: {name}.*is being written by process {first.pid} on .*; wait until .*", said.strip()
-                )
+                words = f"is being written by process {first.pid} on .*; wait until"
+                assert re.fullmatch(f"hotrows: {name}.*{words}.*", said.strip())
         os.kill(first.pid, signal.SIGCONT)
         first.join()
         assert first.exitcode == 0
@@ -99,7 +98,7 @@ def test_ctrl_c_is_answered_while_another_rank_hangs(data, tmp_path):
 
         for words in (
             "stopping: the step is finished and the run saved first",
-            r"rank 0: still training after step \d+ of \d+ on 2 ranks \(a silent one is given up after 60 s\)",
+            r"rank 0: still training after step \d+ of \d+ on 2 ranks \(a silent one is given up",
             "rank 0: ended at once; go on from the last checkpoint with --resume",
         ):
             os.kill(ranks[0].pid, signal.SIGINT)

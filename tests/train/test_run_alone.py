@@ -1,8 +1,9 @@
-"""One process writes a run's folder; a folder that goes, and a store whose run never began, are noticed."""
+"""One process writes a run; a folder that goes, and a store whose run never began, are noticed."""
 
 import dataclasses
 import os
 import shutil
+from functools import partial
 
 import pytest
 
@@ -129,17 +130,21 @@ def test_nothing_points_to_a_manifest_of_another_process(encoded, tmp_path, monk
 
 @pytest.mark.parametrize("background", [False, True])
 @pytest.mark.parametrize("step", [4, 29])
-def test_a_folder_that_is_deleted_ends_the_run_in_words(encoded, tmp_path, background, step):
+def test_a_folder_that_is_gone_ends_the_run_in_words(encoded, whole, tmp_path, caplog, background, step):
     run = tmp_path / "run"
     config = dataclasses.replace(CONFIG, background_checkpoints=background)
-    trainer = Trainer(encoded, config, run, progress=at_step(step, lambda: shutil.rmtree(run)))
+    go = partial(run.rename, tmp_path / "moved")  # at once, while files are written there
+    trainer = Trainer(encoded, config, run, progress=at_step(step, go))
     with pytest.raises(ValueError, match="run was deleted or moved while it was written; bring it back"):
         trainer.fit()
     assert not run.exists()
+    assert not caplog.text  # it is said once
+    result = Trainer(encoded, config, tmp_path / "moved", resume=True).fit()
+    assert_same_run(tmp_path / "moved", result, whole)
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_no_full_disk(
+def test_a_folder_that_goes_while_a_checkpoint_is_written_is_no_full_disk(
     encoded, tmp_path, monkeypatch, background
 ):
     run, write_file = tmp_path / "run", files.write_file
@@ -157,12 +162,12 @@ def test_a_folder_that_is_deleted_while_a_checkpoint_is_written_is_no_full_disk(
     assert checkpoint.pointed(tmp_path / "moved").last == "step-7"
 
 
-def test_a_folder_that_is_deleted_ends_all_ranks(encoded, tmp_path):
+def test_a_folder_that_is_gone_ends_all_ranks(encoded, tmp_path):
     run = tmp_path / "run"
 
     def work(ranks):
-        act = (lambda: shutil.rmtree(run)) if ranks.rank == 0 else (lambda: None)
-        Trainer(encoded, CONFIG, run, ranks=ranks, progress=at_step(6, act)).fit()
+        go = partial(run.rename, tmp_path / "moved") if ranks.rank == 0 else list
+        Trainer(encoded, CONFIG, run, ranks=ranks, progress=at_step(6, go)).fit()
 
     with pytest.raises(ValueError, match="was deleted or moved while it was written"):
         on_threads(work, 2)
@@ -214,6 +219,8 @@ def test_a_store_of_a_run_that_has_begun_stays_even_without_a_checkpoint(encoded
     trainer = Trainer(encoded, config, run)
     trainer.embedding.close()
     files = sorted(store.rglob("*"))
-    with pytest.raises(ValueError, match=f"store .* exists already: go on with its run, {run.resolve()} "):
+    with pytest.raises(
+        ValueError, match=f"store .* exists already: go on with its run, {run.resolve()} "
+    ):
         Trainer(encoded, config, tmp_path / "b")
     assert sorted(store.rglob("*")) == files

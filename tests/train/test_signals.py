@@ -39,11 +39,14 @@ def test_each_signal_is_answered(caplog, numbers):
 
 
 def test_a_child_made_by_fork_handles_signals_as_before(caplog):
+    ready, said = os.pipe()
     with stop_signals() as requested:
         child = os.fork()
         if child == 0:
-            signal.pause()
+            os.write(said, b"!")
+            time.sleep(60)
             os._exit(0)
+        os.read(ready, 1)
         os.kill(child, signal.SIGTERM)
         _, status = os.waitpid(child, 0)
         assert os.WTERMSIG(status) == signal.SIGTERM

@@ -37,8 +37,7 @@ class RunLock:
         self._is_taken = True
 
     def check(self) -> None:
-        """Raises ValueError where the folder was deleted, or another process has taken it over; each
-        rank for itself."""
+        """Raises `LockLost` where the folder is gone, or another process has it; each rank for itself."""
         if self._lock is not None:
             self._lock.check()
         elif not (self._run / NAME).exists():
@@ -61,6 +60,6 @@ class RunLock:
             self._lock = Lock(self._run, patience)
         except Held as held:
             raise ValueError(
-                f"run {self._run} is being written by {held.holder}; wait until that ends, or stop it, or "
-                f"name another folder"
+                f"run {self._run} is being written by {held.holder}; wait until that ends, or "
+                f"stop it, or name another folder"
             ) from None

@@ -31,6 +31,7 @@ from hotrows.checkpoint.write import Snapshot, State, take, write
 from hotrows.distributed.all_or_none import of_rank_0, together
 from hotrows.distributed.process_group import RankLost
 from hotrows.engine.embedding import Embedding
+from hotrows.runtime.locks import LockLost
 from hotrows.runtime.machine import available_memory
 
 log = logging.getLogger("hotrows")
@@ -130,10 +131,10 @@ class Writer:
 
     def close(self) -> None:
         """Waits for the checkpoint that is being written, and saves no more; logs its error, except for
-        `RankLost`, with which the run ends anyway."""
+        `RankLost` and `LockLost`, with which the run ends anyway."""
         try:
             self.wait()
-        except RankLost:
+        except (RankLost, LockLost):
             pass
         except Exception as error:
             log.error("%s", error)

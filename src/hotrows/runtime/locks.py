@@ -1,7 +1,7 @@
 """Locks of folders: one process at a time writes a folder, and a file in it says which one.
 
     lock = Lock(folder)      # FOLDER/lock; Held: another process, or this one, has it
-    lock.check()             # before something is published: the folder is still there, and locked by this
+    lock.check()             # before something is published: the folder is there, and locked by this
     lock.release()
 
 The operating system holds the lock (flock) and ends it with the process, however that ends, so no lock is
@@ -39,6 +39,10 @@ class Held(ValueError):
         self.holder = holder
 
 
+class LockLost(ValueError):
+    """A folder was deleted or moved while it was locked, or another process locked it nevertheless."""
+
+
 class Lock:
     """A lock of a folder, which is made if there is none; held until `release`, or the process ends.
 
@@ -64,7 +68,7 @@ class Lock:
         return self._fd >= 0
 
     def check(self) -> None:
-        """Raises ValueError where the folder was deleted, moved or locked by another process meanwhile."""
+        """Raises `LockLost` where it no longer protects the folder."""
         try:
             text = self.path.read_bytes()
         except OSError as error:
@@ -72,7 +76,7 @@ class Lock:
                 raise gone(self.folder) from None
             return  # it cannot be read; what is written next says why
         if text != self._text:
-            raise ValueError(
+            raise LockLost(
                 f"{self.folder} was taken over by {_holder(self.path)}: its file system keeps no process "
                 f"out; end one of the two, and resume the other one"
             )
@@ -107,9 +111,9 @@ class Lock:
             self.release()
 
 
-def gone(folder: Path) -> ValueError:
+def gone(folder: Path) -> LockLost:
     """The error of a folder that is no longer there."""
-    return ValueError(
+    return LockLost(
         f"{folder} was deleted or moved while it was written; bring it back and resume, or begin anew"
     )
 

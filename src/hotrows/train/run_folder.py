@@ -14,7 +14,8 @@
     lock               while a process trains the run: which one
     report.png         loss, AUC and throughput; result.json: how it ended
 
-Nothing in it names the machine, but for `lock`; the paths outside it are those of the data and of a model of your own.
+Nothing but `lock` names the machine; the paths outside the folder are those of the data and of a model
+of your own.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ for other ranks. So the system also writes each signal to a socket, which a thre
 
 from __future__ import annotations
 
-import _thread
 import logging
 import os
 import signal
@@ -78,7 +77,7 @@ def _answer(count: int, doing: Callable[[], str], ended: threading.Event) -> Non
         if rank:
             log.warning(f"{rank}ended at once; go on from the last checkpoint with --resume")
             os._exit(_INTERRUPTED)
-        _thread.interrupt_main()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it, too
 
 
 _undo: Callable[[], None] | None = None  # for children made by fork
