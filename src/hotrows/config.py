@@ -20,6 +20,7 @@ from hotrows.planning import policy, sharding
 from hotrows.planning.on_device import PLANNING
 from hotrows.planning.slot_budget import SPLITS
 from hotrows.planning.threads import num_threads
+from hotrows.runtime.atomic_files import write_text
 from hotrows.settings import declared, markdown_table, setting
 from hotrows.storage.cache import CACHE_TRANSFERS
 from hotrows.table import TABLE_DTYPES
@@ -289,7 +290,7 @@ class TrainConfig:
         return TrainConfig(**fields)
 
     def save(self, path: Path) -> None:
-        path.write_text(self.to_json() + "\n")
+        write_text(path, self.to_json() + "\n")
 
     @staticmethod
     def load(path: Path) -> TrainConfig:

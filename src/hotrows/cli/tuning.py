@@ -12,6 +12,7 @@ from hotrows.cli.options import FILE, bar, command, new_table, option, print_tab
 from hotrows.cli.training import SOURCE_NAMES, config_with, data_options, open_data, setting_options
 from hotrows.config import TrainConfig
 from hotrows.distributed import process_group
+from hotrows.runtime.atomic_files import write_text
 from hotrows.tuning.benchmark import Comparison
 from hotrows.tuning.tune import MAY_CHANGE, Tuned, check_may_change, shown, tune, verdict
 
@@ -135,7 +136,7 @@ def _figures(comparison: Comparison | None) -> tuple[str, str, str, str]:
 
 def _write(tuned: Tuned, out: Path) -> None:
     measurements = out.with_suffix(".measurements.json")
-    measurements.write_text(json.dumps(tuned.to_json(), indent=2) + "\n")
+    write_text(measurements, json.dumps(tuned.to_json(), indent=2) + "\n")
     tuned.config.save(out)
     click.echo(f"configuration  {out}: hotrows train ... --config {out}")
     click.echo(f"measurements   {measurements}")
