@@ -142,6 +142,13 @@ def train_command(
 
 def config_with(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
     """Returns the config with the options that the command line has set, which are not None."""
+    try:
+        return _changed(config, options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _changed(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
     changes = {name: value for name, value in options.items() if value is not None}
     kind, lr = changes.pop("row_optimizer", None), changes.pop("lr", None)
     row_changes = _pairs(changes.pop("row_options"), "--row-option", "weight_decay=1e-6")

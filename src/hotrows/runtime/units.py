@@ -17,7 +17,10 @@ def parse_bytes(text: str) -> int:
             f"a size must be a number of bytes with or without a unit, such as 64MiB, 1.5GB or "
             f"1000000, not {text!r}"
         )
-    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    size = float(match[1]) * unit
+    if size >= 1 << 63:
+        raise ValueError(f"a size must be below 8388608 TiB, not {text[:40]!r}")
+    return int(size) if "." in match[1] else int(match[1]) * unit
 
 
 def format_bytes(num_bytes: int) -> str:
