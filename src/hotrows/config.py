@@ -263,6 +263,9 @@ class TrainConfig:
             )
         if self.planning == "device" and self.device == "cpu":
             raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
+        if self.row_optimizer is not None and type(self.row_optimizer) not in optim.BY_NAME.values():
+            kinds = ", ".join(kind.__name__ for kind in optim.BY_NAME.values())
+            raise ValueError(f"row_optimizer must be one of {kinds}, not {self.row_optimizer!r}")
         for name, weight in self.label_weights.items():
             if not isinstance(weight, int | float) or not 0 < weight < math.inf:
                 raise ValueError(f"label_weights[{name!r}] must be a number above 0, not {weight!r}")

@@ -81,21 +81,18 @@ class Setting:
         kind, words = _KINDS.get(get_origin(self.type) or self.type, (object, ""))
         if not isinstance(value, kind) or (isinstance(value, bool) and self.type is not bool):
             raise ValueError(f"{self.name} must be {words}, not {_shown(value)}")
-        if not self._is_within_bounds(value):
-            raise ValueError(f"{self.name} must be {self.bounds}, not {_shown(value)}")
+        if self.least is not None and value < self.least:
+            raise ValueError(f"{self.name} must be at least {self.least}, not {_shown(value)}")
+        if self.above is not None and not value > self.above:
+            raise ValueError(f"{self.name} must be above {self.above:g}, not {_shown(value)}")
+        if self.most is not None and value > self.most:
+            raise ValueError(f"{self.name} must be at most {self.most:,}, not {_shown(value)}")
         if self.type is int and not -(1 << 63) <= value < 1 << 63:
             raise ValueError(
                 f"{self.name} must be a whole number of at most 64 bits, not {_shown(value)}"
             )
         if self.type is float and not abs(value) <= sys.float_info.max:
             raise ValueError(f"{self.name} must be a finite number, not {value}")
-
-    def _is_within_bounds(self, value: Any) -> bool:
-        return (
-            (self.least is None or value >= self.least)
-            and (self.most is None or value <= self.most)
-            and (self.above is None or value > self.above)
-        )
 
 
 # What values of a type are, and the words for it.

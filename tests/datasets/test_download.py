@@ -7,6 +7,7 @@ import tarfile
 import zipfile
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from threading import Thread
 
 import pytest
@@ -190,7 +191,7 @@ def test_links_and_devices_are_not_unpacked(tmp_path, kind):
 
 def test_what_unpacks_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch):
     """Decompression bombs: also one in a header of tar, which is read into memory."""
-    monkeypatch.setattr("hotrows.datasets.download._LEAST_BOUND", 1 << 16)
+    monkeypatch.setattr(import_module("hotrows.datasets.download"), "_LEAST_BOUND", 1 << 16)
     bomb = bytes(8 << 20)
     header = tarfile.TarInfo("x")
     header.type = tarfile.XHDTYPE

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _message(error: Exception) -> str | None:
-    """The line that explains an error; None of one that only its traceback explains, a mistake of ours."""
+    """The line that explains an error; None of a mistake of ours, which its traceback explains."""
     message = " ".join(str(error).split())
     if isinstance(error, OSError) and error.filename is not None:
         message = f"{error.filename}: {error.strerror}; check the path, and what it permits"
@@ -62,7 +62,7 @@ def _message(error: Exception) -> str | None:
 
 
 def _own_code(error: Exception) -> str:
-    """Names the last line of the user's own code, of a model or a schema, that an error came from; or ""."""
+    """Names the last line of the user's own model or schema that an error came through; "": of none."""
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename} line {error.lineno}"
     libraries = [str(Path(hotrows.__file__).parent), *sysconfig.get_paths().values()]

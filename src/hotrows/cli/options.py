@@ -144,6 +144,8 @@ def _check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     """Refuses a number that the setting of this name may not be, as wrong usage."""
     assert param.name is not None
     for number in value if param.multiple else (value,):
+        if number is None:  # left out
+            continue
         try:
             SETTINGS[param.name].check(number)
         except ValueError as error:

@@ -111,9 +111,9 @@ def _metrics(samples: Evaluated, label: str) -> Metrics:
     wrong = int((~logits.isfinite()).sum())
     if wrong:
         raise ValueError(
-            f"{wrong:,} of {len(logits):,} predictions of {label} are no finite numbers: training diverged, "
-            f"or this part has numbers that training never saw; lower the learning rates (--lr, "
-            f"--dense-lr), set --warmup-steps or --clip-norm, or give dense features another transform"
+            f"{wrong:,} of {len(logits):,} predictions of {label} are no finite numbers: training "
+            f"diverged, or this part has numbers that training never saw; lower the learning rates "
+            f"(--lr, --dense-lr), warm up, set clip_norm, or give dense features another transform"
         )
     return compute_metrics(logits, labels, weights, groups)
 

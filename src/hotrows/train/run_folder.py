@@ -54,13 +54,13 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
         log.warning("the validation part is empty: the last checkpoint counts as the best")
     for label, value in data.parts["train"].constant_labels.items():
         log.warning(
-            f"the label {label!r} is {value} in the whole training part: a model of it learns that alone; "
+            f"the label {label!r} is {value} in the whole training part: a model learns that alone; "
             f"check its column, or split the data in another way"
         )
     for label, value in data.parts["validation"].constant_labels.items():
         log.warning(
             f"the label {label!r} is {value} in the whole validation part: it has no AUC there, and the "
-            f"log loss says which checkpoint is the best; `--split stratified:0.8,0.1,0.1` has both values"
+            f"log loss says which checkpoint is best; --split stratified:0.8,0.1,0.1 keeps both values"
         )
     run.mkdir(parents=True, exist_ok=True)
     config.save(run / "config.json")
