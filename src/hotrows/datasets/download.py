@@ -13,7 +13,6 @@ import tarfile
 import urllib.error
 import urllib.request
 import zipfile
-import zlib
 from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
@@ -27,7 +26,6 @@ _BLOCK = 1 << 20
 _TIMEOUT = 60
 _RATIO = 100  # logs as text shrink to a tenth; what shrinks to a hundredth was made to fill disks
 _LEAST_BOUND = 64 << 20
-_DAMAGED = (zipfile.BadZipFile, tarfile.TarError, EOFError, zlib.error, RuntimeError, NotImplementedError)
 
 
 def download(data_set: DataSet, raw: str | Path, progress: Progress | None = None) -> list[Path]:
@@ -41,7 +39,7 @@ def download(data_set: DataSet, raw: str | Path, progress: Progress | None = Non
     for source in data_set.sources:
         if source.url:
             _fetch(data_set, source, raw, progress)
-            _unpack(raw / source.file, raw)
+            unpack(raw / source.file, raw)
     return [_arrived(data_set, source, raw, progress) for source in data_set.sources]
 
 
@@ -124,7 +122,7 @@ def _verify(path: Path, source: Source, progress: Progress | None) -> None:
         )
 
 
-def _unpack(archive: Path, raw: Path) -> None:
+def unpack(archive: Path, raw: Path) -> None:
     """Unpacks an archive into its folder, once."""
     done = raw / f"{archive.name}.unpacked"
     if done.exists():
@@ -139,18 +137,29 @@ def _unpack(archive: Path, raw: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "wb") as file:
                 shutil.copyfileobj(content, file, _BLOCK)
-    except (*_DAMAGED, gzip.BadGzipFile) as error:
+    except _Refused as refused:
+        raise ValueError(str(refused)) from None
+    except Exception as error:  # what zipfile, tarfile, gzip and zlib raise of damaged bytes has no end
+        if isinstance(error, OSError) and error.errno is not None:
+            raise ValueError(
+                f"{archive} cannot be unpacked: {error.strerror}; free space, or choose another folder"
+            ) from error
+        shown = repr(error)[:200]
         raise ValueError(
-            f"{archive} is damaged or no such archive ({error}); delete it and download it again"
+            f"{archive} is damaged or no such archive ({shown}); delete it and download it again"
         ) from error
     done.touch()
+
+
+class _Refused(Exception):
+    """An archive that is not what it should be."""
 
 
 def _inside(archive: Path, name: str) -> PurePosixPath:
     """The path of a member below the folder of its archive."""
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or ":" in name or not path.parts:
-        raise ValueError(f"{archive} would write outside its folder, to {name!r}; it is not unpacked")
+        raise _Refused(f"{archive} would write outside its folder, to {name!r}; it is not unpacked")
     return path
 
 
@@ -175,7 +184,7 @@ def _tar_members(archive: Path, most: int) -> Iterator[tuple[str, IO[bytes]]]:
             if content is not None:
                 yield member.name, content
             elif not member.isdir():
-                raise ValueError(
+                raise _Refused(
                     f"{archive} has {member.name!r}, which is no plain file; it is not unpacked"
                 )
 
@@ -196,7 +205,7 @@ class _Bounded:
 
 def _check_size(archive: Path, size: int, most: int) -> None:
     if size > most:
-        raise ValueError(
+        raise _Refused(
             f"{archive} unpacks to more than {most:,} bytes, {_RATIO} times its size: no archive of this "
             f"data; delete it and download it again"
         )
