@@ -56,6 +56,16 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
     """Fills the folder of a new run; choices.json comes last and says that it has begun."""
     if not data.parts["validation"].rows:
         log.warning("the validation part is empty: the last checkpoint counts as the best")
+    for label, value in data.parts["train"].constant_labels.items():
+        log.warning(
+            f"the label {label!r} is {value} in the whole training part: a model learns that alone; "
+            f"check its column, or split the data in another way"
+        )
+    for label, value in data.parts["validation"].constant_labels.items():
+        log.warning(
+            f"the label {label!r} is {value} in the whole validation part: it has no AUC there, and the "
+            f"log loss says which checkpoint is best; --split stratified:0.8,0.1,0.1 keeps both values"
+        )
     make_folder(run)
     config.save(run / "config.json")
     write_text(run / "schema.json", data.schema.to_json() + "\n")
