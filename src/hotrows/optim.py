@@ -173,8 +173,7 @@ def to_json(optimizer: RowOptimizer) -> dict:
 
 
 def from_json(fields: dict) -> RowOptimizer:
-    settings = dict(fields)
-    kind = settings.pop("kind")
-    if kind not in BY_NAME:
-        raise ValueError(f"row optimizer must be one of {sorted(BY_NAME)}, not {kind!r}")
-    return BY_NAME[kind](**settings)
+    kind = fields.get("kind") if isinstance(fields, dict) else None
+    if not isinstance(kind, str) or kind not in BY_NAME:
+        raise ValueError(f"row optimizer must be one of {sorted(BY_NAME)}, not {kind!r:.60}")
+    return replaced(BY_NAME[kind](), {name: value for name, value in fields.items() if name != "kind"})

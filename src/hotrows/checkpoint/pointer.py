@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hotrows.checkpoint.manifest import bases, read_manifest
+from hotrows.json_file import JsonFile, build, is_name
 from hotrows.runtime.atomic_files import write_json
 
 FOLDER = "checkpoints"
@@ -30,7 +30,7 @@ class Pointer:
 
 def point(run: Path, pointer: Pointer) -> None:
     """Makes these the checkpoints of `run`; deletes every other one that is not a base of them."""
-    write_json(run / _POINTER, asdict(pointer))
+    write_json(run / _POINTER, _file(run).sign(asdict(pointer)))
     needed = {*pointer.names, *(base for name in pointer.names for base in bases(run / FOLDER / name))}
     for folder in (run / FOLDER).iterdir():
         if folder.name not in needed:
@@ -39,17 +39,22 @@ def point(run: Path, pointer: Pointer) -> None:
 
 def pointed(run: Path) -> Pointer | None:
     """The pointer of `run`, None where it has no checkpoint yet."""
-    path = run / _POINTER
+    path, file = run / _POINTER, _file(run)
     if not path.exists():
         return None
-    try:
-        fields = json.loads(path.read_text())
-        return Pointer(**{**fields, "kept": tuple(fields.get("kept", ()))})
-    except (ValueError, TypeError, AttributeError):
-        raise ValueError(
-            f"{path} is damaged: expected the names of the last and the best checkpoint; "
-            f'write {{"last": NAME, "best": NAME}} with names from {run / FOLDER}'
-        ) from None
+    fields = file.read(path)
+    with file.naming(path):
+        pointer = build(Pointer, fields)
+        if not all(map(is_name, pointer.names)):
+            raise ValueError(
+                f"expected names of checkpoints, found {', '.join(map(repr, pointer.names))}"
+            )
+    return pointer
+
+
+def _file(run: Path) -> JsonFile:
+    """The kind of file that the pointer of a run is."""
+    return JsonFile(f'write {{"last": NAME, "best": NAME}} with names from {run / FOLDER}')
 
 
 def moved_on(before: Pointer | None, name: str, is_best: bool, keep_last: int) -> Pointer:
