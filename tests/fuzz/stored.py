@@ -83,7 +83,7 @@ def make_stored(choose: random.Random) -> Case:
 
 
 def unsigned(manifest: dict[str, Any]) -> dict[str, Any]:
-    """data.json as version 2 wrote it, without checksums, which would refuse most damage by themselves."""
+    """data.json as version 2 wrote it, without the checksums that would refuse most damage."""
     places = [shard for part in manifest["parts"].values() for shard in part["shards"]]
     for entry in (*places, *manifest["vocabularies"].values()):
         del entry["header"]

@@ -2,7 +2,7 @@
 
     RUN/checkpoints.json           which folder is the last, which the best, which others stay
     RUN/checkpoints/step-1200/
-        manifest.json              tables by pieces: ids, columns, file, offset; crc32 of each and of itself
+        manifest.json              tables by pieces: ids, columns, file, offset; checksums
         pack-0.records             the records of one pack, raw: weights and optimizer state
         model.safetensors          the dense part
         trainer.safetensors        its optimizer's state, the random state
