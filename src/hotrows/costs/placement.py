@@ -60,12 +60,6 @@ class ShardingPlan:
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
-    @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> ShardingPlan:
-        sharding = {name: Placement(**values) for name, values in fields["sharding"].items()}
-        lists = {name: tuple(fields[name]) for name in ("summed", "pack_parts", "reasons")}
-        return ShardingPlan(sharding, **lists)
-
 
 def place(
     data: EncodedData, config: TrainConfig, model: Model, ranks: Ranks, num_samples: int

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.storage.base_file import BaseFile
-from hotrows.storage.log import RecordLog, Segment, UndoJournal, pieces, segments
+from hotrows.storage.log import UNKNOWN, RecordLog, Segment, UndoJournal, pieces, segments
 from hotrows.storage.record_io import ABSENT, new_fetcher
 from hotrows.storage.store_state import StateFile
 
@@ -116,9 +116,9 @@ class Merger:
         with self._saved.lock:
             state = self._saved.state
             before = max((g for g in state.retained if g < log.number), default=None)
-            if before is None or log.number in state.undo:
+            if before is None or log.number in (g for g, _ in state.undo):
                 return True
-            earlier = [UndoJournal(folder, g, self._stride) for g in state.undo if g > before]
+            earlier = [UndoJournal(folder, g, self._stride, n) for g, n in state.undo if g > before]
         undo = RecordLog(folder / f"undo-{log.number}", log.number, self._stride, self._base.file.align)
         try:
             for rows, _ in _newest(parts, self._stride):
@@ -136,7 +136,7 @@ class Merger:
         with self._saved.lock:
             # `retain` may have dropped what needed it, but then it does no harm.
             state = self._saved.state
-            self._saved.save(replace(state, undo=(*state.undo, log.number)))
+            self._saved.save(replace(state, undo=(*state.undo, (log.number, undo.end))))
         return True
 
     def _append_old(self, undo: RecordLog, rows: np.ndarray) -> None:
@@ -150,11 +150,13 @@ class Merger:
             undo.append(some, None)
 
 
-def go_back(base: BaseFile, folder: Path, journals: Sequence[int]) -> None:
-    """Writes the old records of the journals into `base`, the newest journal first, and syncs."""
-    for number in sorted(journals, reverse=True):
+def go_back(base: BaseFile, folder: Path, journals: Sequence[tuple[int, int]]) -> None:
+    """Writes the old records of the journals, (number, bytes), into `base`, the newest journal first, and
+    syncs."""
+    for number, length in sorted(journals, reverse=True):
         path, stride = folder / f"undo-{number}", base.form.stride
-        for segment in segments(path, number, stride, path.stat().st_size):
+        length = path.stat().st_size if length == UNKNOWN else length
+        for segment in segments(path, number, stride, length):
             if not segment.bare:
                 assert segment.records is not None
                 base.write(segment.rows, segment.records)

@@ -43,9 +43,9 @@ class StoreView:
                 self._sources.append(log)
                 log.index_segments()
         # Of several journals, the oldest has the records right after `generation`.
-        for number in state.undo:
+        for number, length in state.undo:
             if number > generation:
-                self._sources.append(UndoJournal(path, number, form.stride))
+                self._sources.append(UndoJournal(path, number, form.stride, length, records=True))
         self._reader, self._open = new_fetcher(form.stride), True
 
     def read(self, rows: Tensor, out: Tensor) -> None:

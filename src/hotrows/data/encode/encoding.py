@@ -105,7 +105,7 @@ def stored_values(data: EncodedData) -> dict[str, Values]:
         )
     values = {}
     for name, vocabulary in data.vocabularies.items():
-        values[name] = open_values(data.path / vocabulary.file)
+        values[name] = open_values(data.path / vocabulary.file, vocabulary.header, checked=True)
         if values[name].index is None:
             raise ValueError(
                 f"{data.path / vocabulary.file} has no index to look values up in: an older hotrows "

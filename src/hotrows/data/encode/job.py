@@ -18,6 +18,7 @@ from hotrows.data.raw.columns import Columns
 from hotrows.data.raw.inputs import Input, InputPosition, Reading, inputs_of
 from hotrows.data.raw.values import plain_time
 from hotrows.data.stored.encoded import VERSION, EncodedData
+from hotrows.json_file import parse
 from hotrows.runtime.atomic_files import write_text
 from hotrows.runtime.machine import num_threads, total_memory
 from hotrows.schema import Schema
@@ -168,11 +169,11 @@ def read_state(folder: Path) -> dict[str, Any]:
     if not (folder / STATE_FILE).exists():
         return {}
     try:
-        stored = json.loads((folder / STATE_FILE).read_text())
+        stored = parse((folder / STATE_FILE).read_bytes())
         text, checksum = stored["state"], stored["crc32"]
         if zlib.crc32(text.encode()) == checksum:
-            return json.loads(text)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return parse(text)
+    except (ValueError, TypeError, KeyError, AttributeError):
         pass
     raise ValueError(
         f"{folder / STATE_FILE} is damaged, so the preparation that was interrupted cannot go on and its "
