@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import itertools
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -29,6 +31,10 @@ class PlannedBatch:
     rows_out: dict[int, int]
     bypasses: bool
     waits_for: int
+
+    def of_row(self, row: int) -> tuple[int, bool, int]:
+        """What the plan says of a row: its slot (-2: not used), whether it comes in, the slot it leaves."""
+        return self.slots.get(row, -2), row in self.rows_in, self.rows_out.get(row, -1)
 
 
 @dataclass(frozen=True)
@@ -76,33 +82,23 @@ class Case:
             return list(range(self.num_batches + 1))
         return sorted({0, *saved})
 
-    def plans(self, rank: int, start: int) -> list[PlannedBatch]:
-        """The plans of the batches of a rank from `start` on, as the real slot map makes them."""
+    @property
+    def removes_planner_rule(self) -> bool:
+        return bool(self.drains) or (self.past_pins, self.future_pins) != (None, None)
+
+    def slot_map(self) -> SlotMap:
+        """The real slot map, without the rules of the planner that this case removes."""
         slots = slot_map(
             self.num_slots, self.policy, self.in_flight, past_pins=self.past_pins,
             future_pins=self.future_pins,
         )  # fmt: skip
         if self.drains:
-            remove_drains(slots, self.drains)
-        if self.warm:
-            slots.warm(torch.tensor(self.warm))
-        coming = iter([torch.tensor(rows, dtype=torch.int64) for rows in self.batches[rank][start:]])
-        return [self._plan(slots, coming, rows, start) for rows in self.batches[rank][start:]]
+            _remove_drains(slots, self.drains)
+        return slots
 
-    def _plan(self, slots: SlotMap, coming: Iterator, used: Rows, start: int) -> PlannedBatch:
-        while slots.wants():
-            rows = next(coming, None)
-            slots.end() if rows is None else slots.feed(rows)
-        taken = slots.allocate(torch.tensor(used, dtype=torch.int64))
-        moves = taken.moves
-        return PlannedBatch(
-            used,
-            dict(zip(used, taken.slots.tolist(), strict=True)),
-            tuple(moves.rows_in.tolist()),
-            dict(zip(moves.rows_out.tolist(), moves.slots_out.tolist(), strict=True)),
-            moves.bypasses_cache,
-            taken.waits_for + start if taken.waits_for >= 0 else -1,
-        )
+    def plans(self, rank: int, start: int) -> tuple[PlannedBatch, ...]:
+        """The plans of the batches of a rank from `start` on, as the real slot map makes them."""
+        return _plans(self, rank, start)
 
     def warm_slots(self) -> list[int]:
         """By slot, the row that is in it before the first batch; -1: none."""
@@ -110,52 +106,89 @@ class Case:
         return [*rows, *[-1] * (SLOTS - len(rows))]
 
 
-def remove_drains(slots: SlotMap, side: str) -> None:
+@functools.lru_cache(maxsize=256)
+def _plans(case: Case, rank: int, start: int) -> tuple[PlannedBatch, ...]:
+    """Feeds and allocates as `engine.stages` does."""
+    slots = case.slot_map()
+    if case.warm:
+        slots.warm(torch.tensor(case.warm))
+    batches = [torch.tensor(rows, dtype=torch.int64) for rows in case.batches[rank][start:]]
+    coming, plans = iter(batches), []
+    for rows in batches:
+        while slots.wants():
+            ahead = next(coming, None)
+            slots.end() if ahead is None else slots.feed(ahead)
+        taken, used = slots.allocate(rows), tuple(rows.tolist())
+        moves = taken.moves
+        plan = PlannedBatch(
+            used,
+            dict(zip(used, taken.slots.tolist(), strict=True)),
+            tuple(moves.rows_in.tolist()),
+            dict(zip(moves.rows_out.tolist(), moves.slots_out.tolist(), strict=True)),
+            moves.bypasses_cache,
+            taken.waits_for + start if taken.waits_for >= 0 else -1,
+        )
+        plans.append(plan)
+    return tuple(plans)
+
+
+def _remove_drains(slots: SlotMap, side: str) -> None:
     """Lets a drained batch not wait for those before it (`before`), or the next not for it (`after`)."""
-    wait, last = slots._wait, -1
+    last = -1
 
-    def without(batch: int, drained: bool) -> int:
+    def wait(batch: int, drained: bool) -> int:
         nonlocal last
-        if side == "before":
-            waits_for = max(last, batch - slots.in_flight)
-            last = batch if drained else waits_for
-            return waits_for
-        return max(-1, batch - (1 if drained else slots.in_flight))
+        if side == "after":
+            return max(-1, batch - (1 if drained else slots.in_flight))
+        waits_for = max(last, batch - slots.in_flight)
+        last = batch if drained else waits_for
+        return waits_for
 
-    assert callable(wait)
-    slots._wait = without  # type: ignore[method-assign]
+    slots._wait = wait  # type: ignore[method-assign]
+
+
+def signature(case: Case) -> tuple:
+    """Equal for cases that are one up to the names of rows: the model knows rows by their plans alone.
+
+    What each row goes through, for all rows of a rank in some order; and what batches and pauses do. The
+    number of slots, the policy and the batches in flight are in the plans.
+    """
+    ranks = []
+    for rank in range(case.num_ranks):
+        plans = [plan for start in case.starts for plan in case.plans(rank, start)]
+        warm = case.warm_slots()
+        rows = [
+            (warm.index(row) if row in warm else -1, *(plan.of_row(row) for plan in plans))
+            for row in range(case.num_rows)
+        ]
+        ranks.append((tuple(sorted(rows)), tuple((plan.bypasses, plan.waits_for) for plan in plans)))
+    run_ahead = case.run_ahead + (case.in_flight if case.num_ranks > 1 else 0)
+    return (*ranks, run_ahead, case.in_file, case.pauses, case.crashes, case.keep_last, case.removed)
 
 
 # ---- families of cases
 
 
-def canonical(batches: Sequence[Rows]) -> bool:
-    """Whether rows come for the first time in ascending order: of batches that are equal up to the
-    names of rows, one is so. (The slot map breaks ties by row, so that a few plans are left out.)"""
-    met = list(dict.fromkeys(row for rows in batches for row in rows))
-    return met == sorted(met) and met == list(range(len(met)))
-
-
-def all_batches(num_batches: int, num_rows: int) -> Iterator[tuple[Rows, ...]]:
-    """Every sequence of so many batches of rows, up to the names of rows."""
-    sets = [
-        rows for n in range(num_rows + 1) for rows in itertools.combinations(range(num_rows), n)
-    ]
-    return (batches for batches in itertools.product(sets, repeat=num_batches) if canonical(batches))
-
-
 def small_cases(num_batches: int, num_rows: int) -> Iterator[Case]:
-    """Every training in memory of so many batches of so many rows at most, on one rank, with an
-    evaluation after each batch or none at all."""
-    for batches in all_batches(num_batches, num_rows):
-        for num_slots, in_flight in itertools.product(range(1, num_rows + 1), range(1, num_batches + 1)):
-            for policy in POLICIES:
-                for evaluates in (False, True):
-                    pauses = [(step, EVALUATE) for step in range(1, num_batches + 1) if evaluates]
-                    yield Case(
-                        (batches,), min(num_slots, SLOTS), min(in_flight, IN_FLIGHT), policy, 1,
-                        pauses=tuple(pauses),
-                    )  # fmt: skip
+    """Every training in memory of so many batches of so many rows at most, on one rank, under every
+    policy, with an evaluation after each batch or none at all."""
+    sets = [rows for n in range(num_rows + 1) for rows in itertools.combinations(range(num_rows), n)]
+    every = tuple((step, EVALUATE) for step in range(1, num_batches + 1))
+    settings = itertools.product(range(1, num_rows + 1), range(1, min(num_batches, IN_FLIGHT) + 1), POLICIES)
+    for num_slots, in_flight, policy in settings:
+        for batches in itertools.product(sets, repeat=num_batches):
+            for pauses in ((), every):
+                yield Case((batches,), num_slots, in_flight, policy, 1, pauses=pauses)
+
+
+def distinct(cases: Iterable[Case]) -> Iterator[Case]:
+    """The cases without those that are equal to an earlier one up to the names of rows."""
+    met: set[bytes] = set()
+    for case in cases:
+        key = hashlib.blake2b(repr(signature(case)).encode(), digest_size=16).digest()
+        if key not in met:
+            met.add(key)
+            yield case
 
 
 def some_batches(chance: random.Random, num_batches: int, num_rows: int) -> tuple[Rows, ...]:
@@ -171,20 +204,20 @@ def some_pauses(chance: random.Random, num_batches: int, kinds: Sequence[int], m
     return tuple((step, chance.choice(kinds)) for step in sorted(steps))
 
 
-def random_case(family: str, seed: int, small: bool = False) -> Case:
-    """A case of a family, up to the bounds of the model: `memory`, `file`, `ranks` or `ranks file`."""
+def random_case(family: str, seed: int) -> Case:
+    """A case of a family: `memory` and `file` up to the bounds of the model, `ranks` and `ranks file` with
+    fewer batches and rows, since the states of two ranks multiply."""
     chance = random.Random(f"{family} {seed}")
     in_file, num_ranks = "file" in family, 2 if "ranks" in family else 1
-    most = (4 if in_file else 5) - num_ranks + 1 if small or num_ranks > 1 else BATCHES
-    num_batches = chance.randint(2, most)
-    num_rows = chance.randint(2, 3 if num_ranks > 1 else ROWS)
+    num_batches = chance.randint(2, BATCHES if num_ranks == 1 else 3 if in_file else 4)
+    num_rows = chance.randint(2, ROWS if num_ranks == 1 else 3)
     kinds = [SAVE, SAVE | BEST, EVALUATE | SAVE] if in_file else [EVALUATE, SAVE, EVALUATE | SAVE]
-    pauses = some_pauses(chance, num_batches, kinds, 2 if in_file else num_batches)
+    pauses = some_pauses(chance, num_batches, kinds, 3 - num_ranks if in_file else num_batches)
     crashes = chance.choice([1, 1, 2]) if in_file else int(chance.random() < 0.3)
     return Case(
         tuple(some_batches(chance, num_batches, num_rows) for _ in range(num_ranks)),
         chance.randint(1, SLOTS),
-        chance.randint(1, min(IN_FLIGHT, 2 if num_ranks > 1 else IN_FLIGHT)),
+        chance.randint(1, IN_FLIGHT if num_ranks == 1 else 2),
         chance.choice(POLICIES),
         chance.randint(1, 2) if num_ranks == 1 else 1,
         in_file=in_file,
@@ -196,7 +229,3 @@ def random_case(family: str, seed: int, small: bool = False) -> Case:
 
 
 FAMILIES = ("memory", "file", "ranks", "ranks file")
-
-
-def without(case: Case, *rules: str) -> Case:
-    return replace(case, removed=case.removed | set(rules))

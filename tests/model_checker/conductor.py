@@ -111,7 +111,7 @@ class Conductor:
 
     def _compare(self) -> None:
         """Compares what the real runners would begin with what the model allows."""
-        if self.next is None or len(self.runners) < self.num_ranks:
+        if self.next is None or len(self.runners) < self.num_ranks or not self.walk.may_begin:
             return
         real = {(rank, stage) for rank, runner in self.runners.items() for stage in runner.would_begin()}
         allowed = {key for key in self.walk.may_begin[self._at] if key[1] != TRAIN}

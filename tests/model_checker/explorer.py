@@ -89,14 +89,14 @@ class Explored:
 
 @dataclass(frozen=True)
 class Walk:
-    """A schedule to a final state; may_begin: before each event, the (rank, stage) that may begin."""
+    """A schedule. may_begin: before each event, the (rank, stage) that may begin; empty: not known."""
 
     events: tuple[Event, ...]
     may_begin: tuple[frozenset[tuple[int, str]], ...]
 
 
-def compiler() -> str | None:
-    """Says in words why nothing can be compiled; None: it can."""
+def missing() -> str | None:
+    """Says in words what is missing to compile the explorer; None: nothing is."""
     return None if shutil.which(_build().COMPILER) else f"no C++ compiler ({_build().COMPILER}) was found"
 
 

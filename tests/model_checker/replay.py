@@ -96,6 +96,8 @@ class _Training:
         self._cached_tables = self._embedding.cached_tables
         (self._group,) = self._cached_tables.groups
         assert self._group.cache.num_slots == min(self._case.num_slots, self._case.num_rows)
+        if self._case.removes_planner_rule:
+            self._group.slots = self._case.slot_map()
         for store in self._cached_tables.files:
             GatedMerging(store, self._conductor, self._rank)
         start = 0 if is_first else self._restart()

@@ -48,10 +48,10 @@ def file(*pauses: int, crashes: int = 0, keep_last: int = 1) -> Case:
     )
 
 
-def ranks(*pauses: tuple[int, int], slots: int = 2, **options: Any) -> Case:
-    """Three batches on two ranks, of which the second has to wait more often."""
-    batches = ((0,), (0,), (0,)), ((0, 1), (1, 2), (0, 2))
-    return Case(batches, slots, 1, run_ahead=1, pauses=pauses, **options)
+def ranks(*pauses: tuple[int, int]) -> Case:
+    """Four batches on two ranks, of which the first rank has to move rows, and the second hardly any."""
+    batches = (((0,), (1,), (0,), (1,)), ((0,), (0,), (0,), (0,)))
+    return Case(batches, 1, 1, run_ahead=1, pauses=pauses)
 
 
 SWAP = (0,), (1,)
@@ -136,7 +136,7 @@ RULES = (
     Rule(
         "saves_trained",
         "a checkpoint says how many batches were trained, not how many were planned",
-        "train.run_state", memory((0,), (0,), (0,), pauses=((1, SAVE),), crashes=1), "wrong read",
+        "train.run_state", memory((0,), (0,), (0,), pauses=((1, SAVE),), crashes=1), "wrong end",
     ),
     Rule(
         "writes_to_log",
