@@ -6,7 +6,6 @@ on tables in memory.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -61,7 +60,7 @@ class _Training:
     def __init__(self, case: Case, conductor: Conductor, ranks: Any, folder: Path, seed: int) -> None:
         self._case, self._conductor, self._ranks, self._folder = case, conductor, ranks, folder
         self._serial = Serial(case, ranks)
-        self._chance = random.Random(seed)
+        self._seed = seed
         self._kept: list[tuple[int, list[int], list[Tensor]]] = []  # step, generations, rows in memory
         self._best = 0
 
@@ -113,7 +112,7 @@ class _Training:
         self._plans = self._case.plans(self._rank, start)
         self._runner = ReplayedRunner(
             [self._checked(stage) for stage in stages], self._conductor, self._rank, len(numbered),
-            self._chance, run_ahead=run_ahead, lockstep=self._ranks.num_ranks > 1,
+            self._seed, run_ahead=run_ahead, lockstep=self._ranks.num_ranks > 1,
         )  # fmt: skip
 
     @property

@@ -7,7 +7,7 @@ from tests.model_checker.explorer import explore
 from tests.model_checker.rules import memory
 from tests.model_checker.schedule import explained
 
-CASES = {"memory": 60, "file": 40, "ranks": 15, "ranks file": 4}
+CASES = {"memory": 200, "file": 100, "ranks": 40, "ranks file": 12}
 
 
 def check(case):
@@ -23,16 +23,18 @@ def test_one_batch_has_ten_states():
     assert (explored.states, explored.transitions, explored.ends, explored.depth) == (10, 9, 1, 9)
 
 
-def test_two_batches_that_need_no_slot_of_each_other_interleave():
-    """With two in flight the second batch is collected beside the training of the first; with one, it
-    waits, and all that may run at once is planning."""
-    together, in_turn = (check(memory((0,), (1,), slots=2, in_flight=k)) for k in (2, 1))
-    assert together.states > 2 * in_turn.states
+def test_batches_interleave_where_two_are_in_flight():
+    """The second is collected beside the training of the first; with one in flight it waits for it."""
+    assert check(memory((0,), (1,), slots=2, in_flight=2)).states == 48
+    assert check(memory((0,), (1,), slots=2, in_flight=1)).states == 25
 
 
-@pytest.mark.parametrize(("num_batches", "num_rows"), [(3, 2), (2, 3)])
-def test_every_small_training(num_batches, num_rows):
-    assert sum(check(case).states for case in distinct(small_cases(num_batches, num_rows))) > 25_000
+@pytest.mark.parametrize(("num_batches", "num_rows", "num_cases"), [(3, 2, 380), (4, 2, 1932), (2, 3, 214)])
+def test_every_small_training(num_batches, num_rows, num_cases):
+    cases = list(distinct(small_cases(num_batches, num_rows)))
+    assert len(cases) == num_cases
+    for case in cases:
+        check(case)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
