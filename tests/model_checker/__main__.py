@@ -1,4 +1,4 @@
-"""Explores the model by hand: first every rule, then every small training, then larger ones until time is up."""
+"""Explores the model by hand: every rule, every small training, then larger ones until time is up."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.model_checker", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the larger trainings")
-    parser.add_argument("--rules", action="store_true", help="print the counter-example of every rule, and end")
+    parser.add_argument("--rules", action="store_true", help="print all counter-examples, and end")
     arguments = parser.parse_args()
     if (reason := explorer.missing()) is not None:
         print(reason)
@@ -122,8 +122,8 @@ def show(counts: dict[str, Count]) -> None:
 
 
 def show_line(name: str, c: Count) -> None:
-    numbers = f"{c.cases:>10,}{c.cut:>6,}{c.states:>16,}{c.transitions:>16,}{c.longest:>9}{c.seconds:>9.0f}"
-    print(f"{name:24}{numbers}")
+    counts = f"{c.cases:>10,}{c.cut:>6,}{c.states:>16,}{c.transitions:>16,}"
+    print(f"{name:24}{counts}{c.longest:>9}{c.seconds:>9.0f}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ class PlannedBatch:
     waits_for: int
 
     def of_row(self, row: int) -> tuple[int, bool, int]:
-        """What the plan says of a row: its slot (-2: not used), whether it comes in, the slot it leaves."""
+        """A row in the plan: its slot (-2: not used), whether it comes in, the slot that it leaves."""
         return self.slots.get(row, -2), row in self.rows_in, self.rows_out.get(row, -1)
 
 
@@ -42,7 +42,7 @@ class Case:
     """A training.
 
     batches: by rank, the rows of its store that each batch reads. pauses: by number of batches trained,
-    EVALUATE, SAVE and BEST. crashes: at any moment, so many at most. warm: rows in slots at the beginning.
+    EVALUATE, SAVE and BEST. crashes: at any moment, so many at most. warm: rows in slots at first.
     past_pins, future_pins, drains: rules of the planner; see `rules`. removed: rules of the model.
     """
 
@@ -174,8 +174,8 @@ def small_cases(num_batches: int, num_rows: int) -> Iterator[Case]:
     policy, with an evaluation after each batch or none at all."""
     sets = [rows for n in range(num_rows + 1) for rows in itertools.combinations(range(num_rows), n)]
     every = tuple((step, EVALUATE) for step in range(1, num_batches + 1))
-    settings = itertools.product(range(1, num_rows + 1), range(1, min(num_batches, IN_FLIGHT) + 1), POLICIES)
-    for num_slots, in_flight, policy in settings:
+    in_flights = range(1, min(num_batches, IN_FLIGHT) + 1)
+    for num_slots, in_flight, policy in itertools.product(range(1, num_rows + 1), in_flights, POLICIES):
         for batches in itertools.product(sets, repeat=num_batches):
             for pauses in ((), every):
                 yield Case((batches,), num_slots, in_flight, policy, 1, pauses=pauses)
@@ -205,8 +205,8 @@ def some_pauses(chance: random.Random, num_batches: int, kinds: Sequence[int], m
 
 
 def random_case(family: str, seed: int) -> Case:
-    """A case of a family: `memory` and `file` up to the bounds of the model, `ranks` and `ranks file` with
-    fewer batches and rows, since the states of two ranks multiply."""
+    """A case of a family: `memory` and `file` up to the bounds of the model, `ranks` and `ranks file`
+    with fewer batches and rows, since the states of two ranks multiply."""
     chance = random.Random(f"{family} {seed}")
     in_file, num_ranks = "file" in family, 2 if "ranks" in family else 1
     num_batches = chance.randint(2, BATCHES if num_ranks == 1 else 3 if in_file else 4)

@@ -1,7 +1,7 @@
 """Drives the real runner and the real merging of a file store through the events of a walk, in its order.
 
-Threads are those of the code. Each waits for its turn before an event and says when it is over; before every
-event, the stages that the real runner would begin must be those that the model allows.
+Threads are those of the code. Each waits for its turn before an event and says when it is over; before
+every event, the stages that the real runner would begin must be those that the model allows.
 """
 
 from __future__ import annotations
@@ -151,8 +151,13 @@ class ReplayedRunner(Overlapped):
                 continue
             if s == 0 and self._done[0] == self._num_batches:
                 return s  # finds that there is no further batch
-            event, batch = self._conductor.next, self._done[s] + self._conductor.first
-            if self._conductor.is_next(self._rank, f"{_name(self.stages[s])}-begins") and event.number == batch:
+            batch, begins = self._done[s] + self._conductor.first, f"{_name(self.stages[s])}-begins"
+            event = self._conductor.next
+            if event is not None and (event.rank, event.kind, event.number) == (
+                self._rank,
+                begins,
+                batch,
+            ):
                 return s
         return None
 
@@ -239,7 +244,7 @@ class _GatedLock:
 
 
 class GatedMerging:
-    """Merging of a file store, whose every step waits for its turn: the journal and its name in store.json,
+    """Merging of a file store, whose every step waits for its turn: the journal, its name in store.json,
     rows in any order, the end."""
 
     def __init__(self, store: FileStore, conductor: Conductor, rank: int) -> None:

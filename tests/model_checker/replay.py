@@ -1,7 +1,7 @@
 """Replays a walk through the model with the real planner, runner, stages, caches and stores.
 
-Every lookup, every evaluation, every checkpoint and the end are compared, bit by bit, with serial training
-on tables in memory.
+Every lookup, every evaluation, every checkpoint and the end are compared, bit by bit, with serial
+training on tables in memory.
 """
 
 from __future__ import annotations
@@ -215,7 +215,8 @@ class _Training:
             (moves,) = plan.moves
             assert plan.packs[0].rows.tolist() == list(expected.used)
             assert moves.rows_in.tolist() == list(expected.rows_in)
-            assert dict(zip(moves.rows_out.tolist(), moves.slots_out.tolist(), strict=True)) == expected.rows_out
+            rows_out = dict(zip(moves.rows_out.tolist(), moves.slots_out.tolist(), strict=True))
+            assert rows_out == expected.rows_out
             waits_for = plan.waits_for + self._conductor.first if plan.waits_for >= 0 else -1
             assert (waits_for, moves.bypasses_cache) == (expected.waits_for, expected.bypasses)
 
@@ -246,8 +247,8 @@ class _Training:
         conductor.do(rank, "flush", cached_tables.flush)
         generations: list[int] = []
         if self._case.in_file:
-            close = lambda: generations.extend(store.checkpoint() for store in cached_tables.files)  # noqa: E731
-            conductor.do(rank, "close-log", close)
+            (store,) = cached_tables.files
+            conductor.do(rank, "close-log", lambda: generations.append(store.checkpoint()))
         rows = [store.records.clone() for store in self._embedding.stores]
         if rows:
             self._check(torch.cat(rows, 1), step)
@@ -272,13 +273,14 @@ class _Training:
     def _check(self, records: Tensor, step: int) -> None:
         expected = torch.cat(self._serial.records[step], 1)
         rows = (records != expected).any(1).nonzero().flatten().tolist()
-        assert not rows, f"after {step} batches, rows {rows} have other bits than serial training gives them"
+        assert not rows, f"after {step} batches, rows {rows} have other bits than in serial training"
 
 
 def batch_of(case: Case, step: int) -> Batch:
     """A batch that reads these rows of every rank, each once by each rank: local row r of rank p is id
     P * r + p."""
-    ids = [case.num_ranks * row + rank for rank in range(case.num_ranks) for row in case.batches[rank][step]]
+    by_rank = [case.batches[rank][step] for rank in range(case.num_ranks)]
+    ids = [len(by_rank) * row + rank for rank, rows in enumerate(by_rank) for row in rows]
     return Batch((FEATURE,), torch.tensor(ids, dtype=torch.int64), torch.zeros(len(ids), 2))
 
 

@@ -1,6 +1,6 @@
 """The rules that keep training right, each with the smallest training that goes wrong without it.
 
-A rule of the planner is removed from the real slot map, through its options; any other one from the model.
+A rule of the planner is removed from the real slot map, through its options; any other from the model.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ RULES = (
     Rule(
         "train_after_insert",
         "a batch is trained once its rows are in their slots",
-        "pipeline.schedule", memory((0,)), "wrong read",
+        "pipeline.runner", memory((0,)), "wrong read",
     ),
     Rule(
         "bypass_reads_slots",
@@ -207,7 +207,4 @@ RULES = (
 )  # fmt: skip
 
 # Kept by the code, and not needed for the bits: nothing goes wrong without them.
-UNNEEDED = {
-    "one_move_lane": "collect and insert share a lane: no thread waits for the other, and a device has one "
-    "stream of moves",
-}
+UNNEEDED = {"one_move_lane": "collect and insert share a lane"}

@@ -61,7 +61,9 @@ def _of_rank(case: Case, rank: int) -> str:
 
 def _rows(rows: Iterable[int]) -> str:
     numbers = list(map(str, rows))
-    return f"row {numbers[0]}" if len(numbers) == 1 else f"rows {', '.join(numbers)}" if numbers else "no row"
+    if not numbers:
+        return "no row"
+    return f"row{'s' * (len(numbers) > 1)} {', '.join(numbers)}"
 
 
 def _placed(slots: dict[int, int]) -> str:
@@ -114,7 +116,7 @@ def _fault(case: Case, fault: Fault) -> str:
         return "no stage may begin or end any more, and training is not at its end"
     if fault.kind == "race":
         stage, batch = divmod(fault.number, 8)
-        return f"{where}meanwhile {STAGES[stage]} {batch} is at the same slot or row, and one of them writes"
+        return f"{where}meanwhile {STAGES[stage]} {batch} is at the same slot or row; one of them writes"
     what = {
         "wrong read": f"training on batch {fault.number}",
         "wrong evaluation": f"the evaluation after {fault.number} batches",
@@ -124,7 +126,8 @@ def _fault(case: Case, fault: Fault) -> str:
     }[fault.kind]
     if fault.expected is None:
         return f"{where}{what} cannot be read: files that it needs are gone"
-    return f"{where}{what} finds {_value(fault.found)}, where serial training has {_value(fault.expected)}"
+    found, expected = _value(fault.found), _value(fault.expected)
+    return f"{where}{what} finds {found}, where serial training has {expected}"
 
 
 def _value(token: tuple[int, int] | None) -> str:

@@ -7,7 +7,7 @@ from tests.model_checker.explorer import explore
 from tests.model_checker.rules import memory
 from tests.model_checker.schedule import explained
 
-CASES = {"memory": 200, "file": 100, "ranks": 40, "ranks file": 12}
+CASES = {"memory": 500, "file": 200, "ranks": 80, "ranks file": 20}
 
 
 def check(case):
@@ -29,7 +29,7 @@ def test_batches_interleave_where_two_are_in_flight():
     assert check(memory((0,), (1,), slots=2, in_flight=1)).states == 25
 
 
-@pytest.mark.parametrize(("num_batches", "num_rows", "num_cases"), [(3, 2, 380), (4, 2, 1932), (2, 3, 214)])
+@pytest.mark.parametrize(("num_batches", "num_rows", "num_cases"), [(3, 2, 380), (2, 3, 214)])
 def test_every_small_training(num_batches, num_rows, num_cases):
     cases = list(distinct(small_cases(num_batches, num_rows)))
     assert len(cases) == num_cases

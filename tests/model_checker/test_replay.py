@@ -1,5 +1,5 @@
 """The real runner, caches and stores go through the orders of the model, and have the bits of serial
-training; and where a rule is taken out of the code, the counter-example of the model is one of the code."""
+training; where a rule is taken out of the code, the counter-example of the model is one of the code."""
 
 import random
 from dataclasses import replace
@@ -18,8 +18,8 @@ from tests.model_checker.rules import RULES, memory
 
 WALKS = {"memory": 160, "file": 70, "ranks": 50}
 KINDS = [
-    *(f"{stage}-{edge}" for stage in ("collect", "insert", "train", "write") for edge in ("begins", "ends")),
-    "plan-begins", "merge-row",
+    "plan-begins", "collect-begins", "collect-ends", "insert-begins", "insert-ends", "train-begins",
+    "train-ends", "write-begins", "write-ends", "merge-row",
 ]  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,7 +75,7 @@ REMOVED_FROM_CODE = {
     "next_batch_waits": lambda patch: None,
     "waits_for": schedule(waits_for_none),
     "left_is_written": schedule(left_once_trained),
-    "bypass_reads_slots": lambda patch: patch.setattr(Cache, "_slots_of", lambda self, rows: rows * 0 - 1),
+    "bypass_reads_slots": lambda patch: patch.setattr(Cache, "_slots_of", lambda _, rows: rows * 0 - 1),
     "training_marks": lambda patch: patch.setattr(Cache, "mark_changed", lambda self, slots: None),
     "pause_ends_transfers": lambda patch: patch.setattr(Cache, "write_back_all", lambda self: None),
     "flushed_is_written_again": lambda patch: patch.setattr(cache, "_FLUSHED", cache._SAME),
