@@ -46,19 +46,19 @@ class Merger:
         self.fetcher, self.undo_bytes = new_fetcher(self._stride), 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        # A thread that finds nothing more to merge says so at once: it may take a while to end, and what
+        # is due by then needs another one.
+        self._is_running, self._deciding = False, threading.Lock()
         self.error: BaseException | None = None  # of merging in the background
-
-    @property
-    def is_running(self) -> bool:
-        """Whether logs are being merged in the background."""
-        return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
         """Begins to merge in the background, unless that is running or nothing is due."""
-        if not self.is_running and self._next_log() is not None:
-            self._stop.clear()
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
+        with self._deciding:
+            if not self._is_running and self._next_log() is not None:
+                self._stop.clear()
+                self._is_running = True
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
 
     def stop(self) -> None:
         """Ends merging in the background; what is unfinished is to be repeated."""
@@ -83,10 +83,21 @@ class Merger:
             raise error
 
     def _run(self) -> None:
+        is_stopped = False
         try:
-            self.merge_all()
+            while not is_stopped and (log := self._next_or_end()) is not None:
+                is_stopped = not self._merge(log)
         except BaseException as error:
-            self.error = error
+            self.error, is_stopped = error, True
+        if is_stopped:
+            self._is_running = False
+
+    def _next_or_end(self) -> RecordLog | None:
+        """The log to merge next; None: nothing is due, and `start` makes another thread once there is."""
+        with self._deciding:
+            log = self._next_log()
+            self._is_running = log is not None
+            return log
 
     def _merge(self, log: RecordLog) -> bool:
         """Moves a generation into `base`; False where it was stopped, and is to be repeated. In memory
