@@ -87,15 +87,6 @@ char* part_start(char* text, int64_t size, int64_t i, int64_t n) {
   return line_break ? static_cast<char*>(line_break) + 1 : text + size;
 }
 
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
-// The number of decimal digits from `p` on.
-int64_t digits(const char* p, const char* end) {
-  const char* const start = p;
-  while (p < end && is_digit(*p)) ++p;
-  return p - start;
-}
-
 // Whether [p, end) is a decimal number without a sign; tells whether it is a plain integer.
 bool is_number(const char* p, const char* end, bool* integer) {
   const int64_t whole = digits(p, end);
