@@ -10,9 +10,10 @@ import logging
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from rich.logging import RichHandler
@@ -27,7 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits; where it fails, with one line on standard error."""
     session = SimpleNamespace(debug=False)
     try:
-        cli.main(arguments, prog_name="hotrows", standalone_mode=False, obj=session)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            cli.main(arguments, prog_name="hotrows", standalone_mode=False, obj=session)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -42,6 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(str(error), 1)
     except Exception as error:
         _crash(error)
+
+
+def _show_warning(message: Warning | str, *where: Any) -> None:
+    """Writes a warning in a line, without the place in the code that a program would be told."""
+    sys.stderr.write(f"hotrows: warning: {message}\n")
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -21,11 +21,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from hotrows.config import SETTINGS, TrainConfig
-from hotrows.data import EncodedData, Encoder, open_source
+from hotrows.data import EncodedData, Encoder, Part, open_source
 from hotrows.runtime.atomic_files import link_or_copy, write_json
 from hotrows.runtime.machine import environment
 from hotrows.schema import Schema
@@ -125,6 +126,12 @@ def open_encoder(run: Path) -> Encoder:
             f"predict with load_run(run).predict(batches)"
         )
     return Encoder.open(run / _ENCODERS)
+
+
+def prepared_parts(run: Path) -> Collection[Part] | None:
+    """The parts of the run's training data as they were counted then; None: that came encoded."""
+    folder = run / _ENCODERS
+    return EncodedData.open(folder).parts.values() if folder.is_dir() else None
 
 
 def read_config(run: Path) -> TrainConfig:

@@ -39,7 +39,7 @@ _TIME = re.compile(
 
 
 def canonical(values: RawIds, threads: int) -> RawIds:
-    """Returns the values in canonical text; nothing is copied unless one of them has to be written anew."""
+    """Returns the values in canonical text; they are copied only if one has to be written anew."""
     library = native.load()
     if library is None:
         return _joined([plain_canonical(values.value(n)) for n in range(len(values))], values.offsets)
@@ -71,17 +71,16 @@ def plain_canonical(value: bytes) -> bytes:
         is_whole = len(fraction) <= exponent
         return b"%s%d" % (match[1], number) if is_whole and number <= LAST_EXACT else value
     if match := _TIME.fullmatch(value):
-        return _time(value, *match.groups())
+        return _time(value, *match.groups(b""))
     return value
 
 
-def _time(value: bytes, date: bytes | None, clock: bytes, fraction: bytes | None, zone: bytes | None) -> bytes:
-    if date is None and zone is not None:
+def _time(value: bytes, date: bytes, clock: bytes, fraction: bytes, zone: bytes) -> bytes:
+    if zone and not date:
         return value
-    fraction = (fraction or b"").rstrip(b"0")
-    zone = (zone or b"").replace(b":", b"")
-    zone = b"Z" if zone[1:] == b"0000" else zone
-    if date is not None and (clock, fraction, zone) == (b"00:00:00", b"", b""):
+    fraction = fraction.rstrip(b"0")
+    zone = b"Z" if zone[1:].replace(b":", b"") == b"0000" else zone.replace(b":", b"")
+    if date and (clock, fraction, zone) == (b"00:00:00", b"", b""):
         return date
     return b"".join([date + b" " if date else b"", clock, b"." + fraction if fraction else b"", zone])
 

@@ -47,6 +47,13 @@ def blank(values: RawIds, strip: bool, missing: Sequence[str], threads: int) -> 
     call(library, "blank", values.text, *arguments)
 
 
+def blank_numbers(numbers: np.ndarray, missing: Sequence[str]) -> None:
+    """Sets the numbers that are written as one of the missing words to NaN, in place."""
+    for word in (word.encode() for word in missing):
+        if _NUMBER.fullmatch(word):
+            numbers[numbers == float(word)] = np.nan
+
+
 def cut_lists(cells: RawIds, separator: str, threads: int) -> RawIds:
     """Cuts every cell at its separators; an empty cell is an empty list."""
     n, library = len(cells), native.load()

@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
+from hotrows.data.raw.canonical import TEXT_RULE
 from hotrows.data.stored.part import NAMES, Part
 from hotrows.data.stored.sections import is_count, open_sections
 from hotrows.data.stored.shard_writer import Written
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
 
-VERSION = 2
+VERSION = 3
+_READABLE = (2, VERSION)  # 2: before values had a canonical text, text rule 1
 _MANIFEST = "data.json"
 
 
@@ -46,6 +48,7 @@ class EncodedData:
     halves: of regrouped data, the all-hot and the cold rows of "train", in this order.
     fingerprint: of schema, vocabularies and statistics; data of one fingerprint share their ids.
     extends: fingerprints of the data whose vocabularies have grown into these, the nearest first.
+    text_rule: version of the rule by which raw values became text, see `data.raw.canonical`.
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
     """
 
@@ -61,6 +64,7 @@ class EncodedData:
     halves: tuple[Part, Part] | None = None
     source: dict[str, Any] | None = None
     extends: tuple[str, ...] = ()
+    text_rule: int = TEXT_RULE
 
     @property
     def lineage(self) -> tuple[str, ...]:
@@ -111,10 +115,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path / _MANIFEST} is damaged ({error}); prepare it again") from error
     if not isinstance(manifest, dict):
         raise ValueError(f"{path / _MANIFEST} is damaged (no JSON object); prepare it again")
-    if manifest.get("version") != VERSION:
+    if manifest.get("version") not in _READABLE:
         raise ValueError(
-            f"{path} has format version {manifest.get('version')!r:.40}, this hotrows reads {VERSION}; "
-            f"prepare the data again with this version"
+            f"{path} has format version {manifest.get('version')!r:.40}, this hotrows reads "
+            f"{_READABLE[0]} and {VERSION}; prepare the data again with this version"
         )
     return manifest
 
@@ -129,8 +133,8 @@ def write_manifest(
     extends: Sequence[str] = (),
 ) -> None:
     """Writes data.json. encoders: {"vocabularies": {name: {file, num_distinct}}, "statistics":
-    {feature: {mean, deviation}}, "encodes_raw": bool}; extends: fingerprints of the data whose
-    vocabularies have grown into these, the nearest first."""
+    {feature: {mean, deviation}}, "encodes_raw": bool, "text_rule": int, where it encodes raw rows};
+    extends: fingerprints of the data whose vocabularies have grown into these, the nearest first."""
     manifest = {
         "format": "hotrows data",
         "version": VERSION,
@@ -177,6 +181,7 @@ def _from_manifest(path: Path, manifest: dict[str, Any]) -> EncodedData:
         statistics={n: Statistics(**fields) for n, fields in manifest["statistics"].items()},
         encodes_raw=manifest["encodes_raw"],
         extends=tuple(manifest.get("extends", ())),
+        text_rule=manifest.get("text_rule", 1),
         halves=halves and (part("hot", halves["hot"]), part("cold", halves["cold"])),
     )
 
@@ -186,6 +191,8 @@ def _problem(data: EncodedData) -> str | None:
     texts = [data.fingerprint, *data.extends, *([] if data.split is None else [data.split])]
     if not all(isinstance(text, str) for text in texts):
         return "expected texts as fingerprint, split and extends"
+    if data.text_rule not in range(1, TEXT_RULE + 1):
+        return f"expected a text_rule from 1 to {TEXT_RULE}"
     if type(data.seed) is not int or type(data.encodes_raw) is not bool:
         return "expected a number as seed, and encodes_raw to be true or false"
     vocabularies = {vocabulary_of(feature) for feature in data.schema.id_features}
