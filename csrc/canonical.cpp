@@ -5,6 +5,7 @@
 //
 // Any other value is its own canonical text. `plain_canonical` (data/raw/canonical.py) is the
 // specification.
+#include "canonical.h"
 #include "value.h"
 
 namespace hotrows {
@@ -67,62 +68,55 @@ Field written_out(Field value, char* room) {
   return number <= kLastExact ? Field{room, static_cast<uint32_t>(to - room)} : value;
 }
 
-// [YYYY-MM-DD(T| )]HH:MM:SS[.fraction][zone, after a date]: a space before the hour, no zeros at the
-// end of the fraction, the zone as Z or +HHMM; of midnight without a zone the date alone.
+// YYYY-MM-DD(T| )HH:MM:SS[.fraction][zone]: a space before the hour, no zeros at the end of the
+// fraction, the zone as Z or +HHMM; of midnight without a zone the date alone.
 Field time(Field value, char* room) {
-  const char* p = value.data;
-  const char* const end = p + value.length;
-  const bool dated = drawn(p, end, "dddd-dd-dd") && (drawn(p + 10, end, " ") || drawn(p + 10, end, "T"));
-  const char* const clock = dated ? p + 11 : p;
-  if (!drawn(clock, end, "dd:dd:dd")) return value;
-  const char* fraction_end = p = clock + 8;
-  if (p < end && *p == '.') {
-    const int64_t num = digits(p + 1, end);
+  const char* const end = value.data + value.length;
+  const char* const clock = value.data + 11;
+  const bool dated = drawn(value.data, end, "dddd-dd-dd") && (clock[-1] == ' ' || clock[-1] == 'T');
+  if (!dated || !drawn(clock, end, "dd:dd:dd")) return value;
+  const char* const point = clock + 8;
+  const char* zone = point;
+  if (point < end && *point == '.') {
+    const int64_t num = digits(point + 1, end);
     if (num < 1 || num > 9) return value;
-    fraction_end = p + 1 + num;
+    zone = point + 1 + num;
   }
-  const char* const zone = fraction_end;
-  while (fraction_end > p && (fraction_end[-1] == '0' || fraction_end[-1] == '.')) --fraction_end;
-  char* to = room;
-  if (dated) {
-    to = std::copy_n(value.data, 10, to);
-    if (zone == end && fraction_end == p && drawn(clock, end, "00:00:00")) return {value.data, 10};
-    *to++ = ' ';
-  }
-  to = std::copy(clock, fraction_end, to);
-  if (zone < end) {
-    const bool colon = drawn(zone + 1, end, "dd:dd") && end - zone == 6;
-    const bool signed_zone = (*zone == '+' || *zone == '-') &&
-                             (colon || (drawn(zone + 1, end, "dddd") && end - zone == 5));
-    if (!dated || !(signed_zone || (*zone == 'Z' && end - zone == 1))) return value;
-    char* const written = to;
-    *to++ = *zone;
-    if (signed_zone) {
-      to = std::copy_n(zone + 1, 2, to);
-      to = std::copy_n(end - 2, 2, to);
-      if (drawn(written + 1, to, "0000")) *written = 'Z', to = written + 1;
-    }
+  const char* last = zone;
+  while (last > point && (last[-1] == '0' || last[-1] == '.')) --last;
+  if (zone == end && last == point && drawn(clock, end, "00:00:00")) return {value.data, 10};
+  char* to = std::copy_n(value.data, 10, room);
+  *to++ = ' ';
+  to = std::copy(clock, last, to);
+  const int64_t size = end - zone;
+  const bool is_offset = size > 0 && (*zone == '+' || *zone == '-') &&
+                         ((size == 5 && drawn(zone + 1, end, "dddd")) ||
+                          (size == 6 && drawn(zone + 1, end, "dd:dd")));
+  if (is_offset) {
+    const char hours_minutes[] = {zone[1], zone[2], end[-2], end[-1]};
+    const bool is_utc = std::count(hours_minutes, hours_minutes + 4, '0') == 4;
+    *to++ = is_utc ? 'Z' : *zone;
+    if (!is_utc) to = std::copy_n(hours_minutes, 4, to);
+  } else if (size == 1 && *zone == 'Z') {
+    *to++ = 'Z';
+  } else if (size > 0) {
+    return value;
   }
   return {room, static_cast<uint32_t>(to - room)};
 }
 
 // The canonical text: in the value's own bytes where it stands there, else in `room` or a constant.
-Field canonical(Field value, char* room) {
+Field canonical(Field value, const char* text, char* room) {
   const uint32_t n = value.length;
-  if (n < 2) return value;
+  if (n < 2 || !may_change(value, text)) return value;
   const char* const p = value.data;
-  if (*p == 'T' || *p == 'F' || *p == 'N' || *p == 'n') return word(value);
-  if (!is_digit(*p) && *p != '-') return value;
-  if (p[n - 1] == '0') {
-    if (p[n - 2] == '.' && is_whole({p, n - 2})) return without_sign_of_zero({p, n - 2});
-    if (n == 2) return without_sign_of_zero(value);
-  }
-  if (n >= 5 && p[n - 4] == 'e' && p[n - 3] == '+') return written_out(value, room);
-  if (n >= 8 && n <= 35 && (p[2] == ':' || p[n < 14 ? 2 : 13] == ':')) {
-    const Field written = time(value, room);
-    return same(written, value) ? value : written;
-  }
-  return value;
+  if (!is_digit(*p) && *p != '-') return word(value);
+  if (n == 2) return without_sign_of_zero(value);
+  if (p[n - 1] == '0' && p[n - 2] == '.' && is_whole({p, n - 2})) return without_sign_of_zero({p, n - 2});
+  if (n >= 5 && p[n - 3] == '+') return written_out(value, room);
+  if (n < 19) return value;
+  const Field written = time(value, room);
+  return same(written, value) ? value : written;
 }
 
 }  // namespace
@@ -140,7 +134,7 @@ HOTROWS_API int64_t hotrows_canonical(const char* text, const uint32_t* starts, 
   for (int64_t i = 0; i < n; ++i) {
     char room[kRoom];
     const Field value{text + starts[i], lengths[i]};
-    const Field found = canonical(value, room);
+    const Field found = canonical(value, text, room);
     const bool inside = found.data >= value.data && found.data <= value.data + value.length;
     new_starts[i] = inside ? static_cast<uint32_t>(found.data - text) : 0;
     new_lengths[i] = found.length;
@@ -157,7 +151,7 @@ HOTROWS_API int64_t hotrows_write_canonical(const char* text, const uint32_t* st
   uint32_t at = 0;
   for (int64_t i = 0; i < n; ++i) {
     char room[kRoom];
-    const Field found = canonical({text + starts[i], lengths[i]}, room);
+    const Field found = canonical({text + starts[i], lengths[i]}, text, room);
     std::copy_n(found.data, found.length, to + at);
     new_starts[i] = at;
     new_lengths[i] = found.length;

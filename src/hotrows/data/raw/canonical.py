@@ -33,7 +33,7 @@ _WORDS |= {b"NaN": b"", b"nan": b"", b"-0": b"0", b"-0.0": b"0"}
 _WHOLE = re.compile(rb"(-?(?:0|[1-9][0-9]*))\.0")
 _EXPONENT = re.compile(rb"(-?)([1-9])(?:\.([0-9]*[1-9]))?e\+([0-9]{2})")
 _TIME = re.compile(
-    rb"(?:([0-9]{4}-[0-9]{2}-[0-9]{2})[ T])?([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?"
+    rb"([0-9]{4}-[0-9]{2}-[0-9]{2})[ T]([0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?"
     rb"(Z|[+-][0-9]{2}:?[0-9]{2})?"
 )
 
@@ -71,18 +71,16 @@ def plain_canonical(value: bytes) -> bytes:
         is_whole = len(fraction) <= exponent
         return b"%s%d" % (match[1], number) if is_whole and number <= LAST_EXACT else value
     if match := _TIME.fullmatch(value):
-        return _time(value, *match.groups(b""))
+        return _time(*match.groups(b""))
     return value
 
 
-def _time(value: bytes, date: bytes, clock: bytes, fraction: bytes, zone: bytes) -> bytes:
-    if zone and not date:
-        return value
+def _time(date: bytes, clock: bytes, fraction: bytes, zone: bytes) -> bytes:
     fraction = fraction.rstrip(b"0")
     zone = b"Z" if zone[1:].replace(b":", b"") == b"0000" else zone.replace(b":", b"")
-    if date and (clock, fraction, zone) == (b"00:00:00", b"", b""):
+    if (clock, fraction, zone) == (b"00:00:00", b"", b""):
         return date
-    return b"".join([date + b" " if date else b"", clock, b"." + fraction if fraction else b"", zone])
+    return date + b" " + clock + (b"." + fraction if fraction else b"") + zone
 
 
 def _joined(words: list[bytes], offsets: np.ndarray | None) -> RawIds:

@@ -41,8 +41,14 @@ class Reading:
         if self.text_rule == 1:
             return raw
         raw = canonical(raw, self.threads)
-        values.blank(raw, False, self.words(self.schema.missing), self.threads)
+        values.blank(raw, False, self.missing, self.threads)
         return raw
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The words that mean missing, as the schema has them and as values are compared with them."""
+        missing = self.schema.missing
+        return tuple(dict.fromkeys((*missing, *self.words(missing))))
 
     def words(self, words: Iterable[str]) -> tuple[str, ...]:
         """Words of the schema, to compare with such values."""

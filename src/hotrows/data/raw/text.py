@@ -25,13 +25,15 @@ from hotrows.runtime.native import call
 class TextCells:
     """`Cells` of text: a chunk cut into the fields of the columns in use.
 
-    fields: starts and lengths are [used columns, rows] uint32.
+    fields: starts and lengths are [used columns, rows] uint32; changing: [used columns] bool, whether a
+    field may have another canonical text than its own.
     """
 
     chunk: Chunk
     layout: Layout
     how: Reading
     fields: RawIds
+    changing: np.ndarray
 
     @property
     def num_rows(self) -> int:
@@ -41,12 +43,13 @@ class TextCells:
         return column in self.layout.places
 
     def raw(self, column: str) -> RawIds:
-        return self.how.text(self._fields_of(column))
+        fields = self._fields_of(column)
+        return self.how.text(fields) if self.changing[self.layout.places[column]] else fields
 
     def lists(self, column: str, separator: str) -> RawIds:
         schema, threads = self.how.schema, self.how.threads
         cut = values.cut_lists(self._fields_of(column), separator, threads)
-        values.blank(cut, schema.strip, schema.missing, threads)
+        values.blank(cut, schema.strip, self.how.missing, threads)
         return self.how.text(cut)
 
     def numbers(self, columns: Sequence[str]) -> tuple[np.ndarray, Bad | None]:
@@ -81,7 +84,7 @@ def parse(chunk: Chunk, layout: Layout, how: Reading) -> Columns:
     if problem is not None:
         kind, row, column = problem
         cells = cells.head(row)  # errors in earlier lines come first
-    values.blank(cells.fields, how.schema.strip, how.schema.missing, how.threads)
+    values.blank(cells.fields, how.schema.strip, how.missing, how.threads)
     columns = columns_of(cells, how)
     if problem is not None:
         raise _bad_line(chunk, layout, kind, row, column)
@@ -95,13 +98,14 @@ def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple |
         return _cut_in_python(chunk, layout, how)
     shape = (len(layout.places), chunk.num_lines)
     starts, lengths = np.zeros(shape, np.uint32), np.zeros(shape, np.uint32)
+    changing = np.full(len(layout.places), how.schema.strip)
     problem = np.zeros(2, np.int64)
     text = np.frombuffer(chunk.text, np.uint8)
     of_lines = (ord(layout.delimiter), int(layout.quoted), len(layout.names), layout.wanted)
-    to = (chunk.num_lines, starts, lengths, problem, how.threads)
+    to = (chunk.num_lines, starts, lengths, changing.view(np.uint8), problem, how.threads)
     kind = call(library, "tokenize", text, len(text), *of_lines, *to)
     bad_line = (kind, int(problem[0]), int(problem[1])) if kind else None
-    return TextCells(chunk, layout, how, RawIds(text, starts, lengths)), bad_line
+    return TextCells(chunk, layout, how, RawIds(text, starts, lengths), changing), bad_line
 
 
 def _cut_in_python(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple | None]:
@@ -123,7 +127,7 @@ def _cut_in_python(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCell
     table = np.array(spans, np.uint32).reshape(len(spans), len(used), 2)
     starts, lengths = np.ascontiguousarray(table.transpose(2, 1, 0))
     cut = RawIds(np.frombuffer(bytes(text), np.uint8), starts, lengths)
-    return TextCells(chunk, layout, how, cut), problem
+    return TextCells(chunk, layout, how, cut, np.ones(len(used), bool)), problem
 
 
 def _bad_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int) -> ValueError:
