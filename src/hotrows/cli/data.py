@@ -131,13 +131,13 @@ def prepare_with_bar(prepare: Callable[..., data.EncodedData], out: Path) -> dat
 
 
 def _unseen_table(encoded: data.EncodedData) -> Table:
-    """How many ids of each feature the vocabularies do not hold."""
-    table = new_table("feature", "ids", "unseen", "share", left=("feature",))
+    """How many ids of each feature the vocabularies do not hold, and how many values are missing."""
+    table = new_table("feature", "ids", "unseen", "share", "missing", left=("feature",))
+    rates = data.ValueRates.of_parts(encoded.parts.values(), ())
     for feature in encoded.schema.id_features:
-        ids = sum(part.values.get(feature.name, 0) for part in encoded.parts.values())
-        unseen = sum(part.unknown.get(feature.name, 0) for part in encoded.parts.values())
-        share = unseen / ids if ids else 0.0
-        table.add_row(feature.name, f"{ids:,}", f"{unseen:,}", f"{share:.2%}")
+        counts = rates.features[feature.name]
+        shares = [f"{counts.rate(kind):.2%}" for kind in ("unknown", "missing")]
+        table.add_row(feature.name, f"{counts.values:,}", f"{counts.unknown:,}", *shares)
     return table
 
 

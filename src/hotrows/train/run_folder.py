@@ -24,13 +24,14 @@ import dataclasses
 import json
 import logging
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hotrows.config import SETTINGS, TrainConfig
 from hotrows.costs.placement import ShardingPlan
-from hotrows.data import EncodedData, Encoder, open_source
+from hotrows.data import EncodedData, Encoder, Part, open_source
 from hotrows.json_file import JsonFile, build, value_of
 from hotrows.runtime.atomic_files import link_or_copy, make_folder, sync, write_json
 from hotrows.runtime.locks import NAME as LOCK
@@ -155,6 +156,12 @@ def open_encoder(run: Path) -> Encoder:
             f"predict with load_run(run).predict(batches)"
         )
     return Encoder.open(run / _ENCODERS)
+
+
+def prepared_parts(run: Path) -> Collection[Part] | None:
+    """The parts of the run's training data as they were counted then; None: that came encoded."""
+    folder = run / _ENCODERS
+    return EncodedData.open(folder).parts.values() if folder.is_dir() else None
 
 
 def read_config(run: Path) -> TrainConfig:

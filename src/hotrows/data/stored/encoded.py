@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from hotrows.data.raw.canonical import TEXT_RULE
 from hotrows.data.stored.part import NAMES, Part
 from hotrows.data.stored.sections import header_checksum, is_count, open_sections
 from hotrows.data.stored.shard_writer import Written
 from hotrows.json_file import JsonFile, build, is_name
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
 
-VERSION = 3  # 2 had no checksums
+VERSION = 3  # 2: no checksums, and values by text rule 1
 _MANIFEST = "data.json"
 _FILE = JsonFile(
     "prepare the data again", "prepare the data again with this version",
@@ -54,6 +55,7 @@ class EncodedData:
     halves: of regrouped data, the all-hot and the cold rows of "train", in this order.
     fingerprint: of schema, vocabularies and statistics; data of one fingerprint share their ids.
     extends: fingerprints of the data whose vocabularies have grown into these, the nearest first.
+    text_rule: version of the rule by which raw values became text, see `data.raw.canonical`.
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
     """
 
@@ -69,6 +71,7 @@ class EncodedData:
     halves: tuple[Part, Part] | None = None
     source: dict[str, Any] | None = None
     extends: tuple[str, ...] = ()
+    text_rule: int = TEXT_RULE
 
     @property
     def lineage(self) -> tuple[str, ...]:
@@ -136,7 +139,7 @@ def write_manifest(
     extends: Sequence[str] = (),
 ) -> None:
     """Writes data.json. encoders: {"vocabularies": {name: {file, num_distinct}}, "statistics":
-    {feature: {mean, deviation}}, "encodes_raw": bool}; extends: fingerprints of the data whose
+    {feature: {mean, deviation}}, "encodes_raw": bool, "text_rule": int, where it encodes raw rows}; extends: fingerprints of the data whose
     vocabularies have grown into these, the nearest first."""
     vocabularies = {
         name: {**stored, "header": header_checksum(folder / stored["file"])}
@@ -205,6 +208,7 @@ class _Manifest:
     seed: int
     extends: tuple[str, ...] = ()
     halves: dict[str, _Part] | None = None
+    text_rule: int = 1
     format: str = ""
 
 
@@ -232,12 +236,15 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
         statistics=manifest.statistics,
         encodes_raw=manifest.encodes_raw,
         extends=manifest.extends,
+        text_rule=manifest.text_rule,
         halves=None if halves is None else (part("hot", halves["hot"]), part("cold", halves["cold"])),
     )
 
 
 def _problem(data: EncodedData) -> str | None:
     """Describes the first impossible statement of a manifest, or None."""
+    if data.text_rule not in range(1, TEXT_RULE + 1):
+        return f"expected a text_rule from 1 to {TEXT_RULE}"
     vocabularies = {vocabulary_of(feature) for feature in data.schema.id_features}
     if set(data.vocabularies) != vocabularies or any(f.rows is None for f in data.schema.id_features):
         return f"expected the vocabularies {sorted(vocabularies)}, and their rows in the schema"
