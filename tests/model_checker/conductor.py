@@ -152,12 +152,7 @@ class ReplayedRunner(Overlapped):
             if s == 0 and self._done[0] == self._num_batches:
                 return s  # finds that there is no further batch
             batch, begins = self._done[s] + self._conductor.first, f"{_name(self.stages[s])}-begins"
-            event = self._conductor.next
-            if event is not None and (event.rank, event.kind, event.number) == (
-                self._rank,
-                begins,
-                batch,
-            ):
+            if self._conductor.next == Event(begins, self._rank, batch, 0):
                 return s
         return None
 
