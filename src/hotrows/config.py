@@ -33,7 +33,7 @@ HOT_COLD = ("scheduled", "sequential")
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
 SHARDINGS = ("auto", *sharding.KINDS)
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
-_JSON = JsonFile("correct it, or bring it back from a copy")
+_JSON = JsonFile("correct it, or bring it back from a copy", problem="cannot be read")
 
 
 @dataclass(frozen=True)
