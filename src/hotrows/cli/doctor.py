@@ -16,7 +16,9 @@ from hotrows.runtime.machine import environment
 
 @command("doctor", "hotrows doctor", "hotrows doctor --batch-size 2048", "hotrows doctor --renew")
 @option("--batch-size", type=click.IntRange(1), default=8192)
-@click.option("--renew", is_flag=True, help="Forget what runs have measured here: the next ones measure anew.")
+@click.option(
+    "--renew", is_flag=True, help="Forget what runs have measured here: the next ones measure anew."
+)
 def doctor_command(batch_size: int, renew: bool) -> None:
     """Show what was found on this machine.
 

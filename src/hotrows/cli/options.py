@@ -109,6 +109,11 @@ def setting_option(name: str, *, filled: bool = False, **changes: Any) -> Callab
     return click.option(spelling, name, **(how | changes))
 
 
+def trust_option() -> Callable:
+    """Returns the option that lets a file decide which code runs."""
+    return click.option("--trust", is_flag=True, help="Run the code that the run, or --config, names.")
+
+
 def with_options(*options: Callable) -> Callable:
     """Decorates a command with options, which its help lists in this order."""
 
@@ -118,6 +123,14 @@ def with_options(*options: Callable) -> Callable:
         return command
 
     return decorate
+
+
+run_options = with_options(
+    click.argument("run", type=FOLDER),
+    click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best"),
+    click.option("--model", type=MODEL, help="The model of the run, where it is your own."),
+    trust_option(),
+)
 
 
 class _CommandWithExamples(click.Command):

@@ -49,7 +49,11 @@ class Measurement:
             text = self._path.read_text()
             day = time.strftime("%Y-%m-%d", time.localtime(self._path.stat().st_mtime))
             kept = json.loads(text)
-        except (OSError, RuntimeError, ValueError):  # absent, no home, unreadable, damaged; or nested deeply
+        except (
+            OSError,
+            RuntimeError,
+            ValueError,
+        ):  # absent, no home, unreadable, damaged; or nested deeply
             return None
         if not isinstance(kept, dict) or kept.get("of") != self._key or "answer" not in kept:
             return None
@@ -57,7 +61,7 @@ class Measurement:
         return kept["answer"]
 
     def write(self, answer: Any) -> Any:
-        """Keeps the answer, unless another process has kept one meanwhile; returns the one that is kept."""
+        """Keeps the answer, unless another process has meanwhile kept one; returns what is kept."""
         text = json.dumps({"of": self._key, "answer": answer}, indent=2) + "\n"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +117,7 @@ def _machine() -> dict[str, Any]:
 @functools.cache
 def _warn_once(reason: str) -> None:
     log.warning(
-        "what is measured cannot be kept (%s): the next run measures anew, and may differ in rounding; set "
-        "XDG_CACHE_HOME to a folder that can be written, or train with linear_paths='plain'",
+        "what is measured cannot be kept (%s): the next run measures anew, and may differ in rounding; "
+        "set XDG_CACHE_HOME to a folder that can be written",
         reason,
     )
