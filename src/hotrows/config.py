@@ -185,8 +185,8 @@ class TrainConfig:
     )
     linear_paths: str = setting(
         "auto",
-        "Matrix products on the paths measured to be fastest, or plain PyTorch, with equal bits in "
-        "every run; auto: measured where the run is long enough to gain from it",
+        "Matrix products on the paths that were fastest when first measured on this machine, or plain "
+        "PyTorch; auto: measured where the run is long enough to gain from it",
         choices=LINEAR_PATHS,
         changes="rounding",
         resumable=False,

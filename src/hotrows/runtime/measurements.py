@@ -61,7 +61,7 @@ class Measurement:
         return kept["answer"]
 
     def write(self, answer: Any) -> Any:
-        """Keeps the answer, unless another process has kept one meanwhile; returns the one that is kept."""
+        """Keeps the answer, unless another process has meanwhile kept one; returns what is kept."""
         text = json.dumps({"of": self._key, "answer": answer}, indent=2) + "\n"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def _machine() -> dict[str, Any]:
 @functools.cache
 def _warn_once(reason: str) -> None:
     log.warning(
-        "what is measured cannot be kept (%s): the next run measures anew, and may differ in rounding; set "
-        "XDG_CACHE_HOME to a folder that can be written, or train with linear_paths='plain'",
+        "what is measured cannot be kept (%s): the next run measures anew, and may differ in rounding; "
+        "set XDG_CACHE_HOME to a folder that can be written",
         reason,
     )
