@@ -9,7 +9,7 @@ from hotrows.distributed import process_group
 from hotrows.distributed.all_or_none import of_rank_0
 from hotrows.distributed.comm import Ranks
 from hotrows.runtime.atomic_files import make_folder
-from hotrows.runtime.locks import NAME, Held, Lock, gone
+from hotrows.runtime.locks import Held, Lock, gone
 
 _PATIENCE = 2.0  # seconds for a process to end that has just been stopped
 _PATIENCE_OF_RESTART = 30.0  # torchrun starts ranks anew when the others have ended, perhaps elsewhere
@@ -40,7 +40,7 @@ class RunLock:
         """Raises `LockLost` where the folder is gone, or another process has it; each rank for itself."""
         if self._lock is not None:
             self._lock.check()
-        elif not (self._run / NAME).exists():
+        elif not self._run.is_dir():
             raise gone(self._run)
 
     def release(self) -> None:

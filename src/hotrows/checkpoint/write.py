@@ -122,9 +122,7 @@ def take(
     )
 
 
-def write(
-    run: Path, step: int, ranks: Ranks, snapshot: Callable[[], Snapshot]
-) -> tuple[str, FileSum]:  # fmt: skip
+def write(run: Path, step: int, ranks: Ranks, snapshot: Callable[[], Snapshot]) -> tuple[str, FileSum]:
     """Collective: writes the ranks' snapshots as one checkpoint; returns its name, and the size and
     checksum of its manifest."""
     folder = run / FOLDER / f"step-{step}"

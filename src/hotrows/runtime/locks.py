@@ -51,7 +51,7 @@ class Lock:
 
     def __init__(self, folder: Path, patience: float = 0.0) -> None:
         self.folder, self.path = folder, folder / NAME
-        self._text, self._fd = _this_process().encode(), -1
+        self._text, self._fd = _this_process().encode(errors="backslashreplace"), -1
         begun, tries = time.monotonic(), 1
         while not self._take():
             if tries >= _TRIES and time.monotonic() >= begun + patience:
@@ -60,7 +60,7 @@ class Lock:
             tries += 1
         _held.add(self)
         os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, self._text, 0)
+        os.write(self._fd, self._text)
 
     @property
     def is_held(self) -> bool:
@@ -142,7 +142,7 @@ def _this_process() -> str:
 
 def _holder(path: Path) -> str:
     try:
-        text = path.read_text(errors="replace").strip()
+        text = path.read_bytes().decode(errors="replace").strip()
     except OSError:
         text = ""
     return text or "another process"

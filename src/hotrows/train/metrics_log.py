@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,9 @@ class MetricsLog:
 
     def close(self) -> None:
         with self._named():  # tries to write once more what it could not
-            self._file.flush()
-            os.fsync(self._file.fileno())
-            self._file.close()
+            with closing(self._file):
+                self._file.flush()
+                os.fsync(self._file.fileno())
             if self._events is not None:
                 self._events.close()
 
