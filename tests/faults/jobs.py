@@ -59,7 +59,7 @@ def train(
     arguments = ["train", str(data), *SETTINGS, "--timeout", str(timeout), "--run-dir", str(run)]
     if (run / "config.json").exists():
         arguments.append("--resume")
-    port = _free_port()
+    port = free_port()
     outputs = [run.parent / f"{run.name}-said-{rank}" for rank in range(num_ranks)]
     ranks = [
         _forks.Process(
@@ -138,7 +138,7 @@ def _is_struck(process: multiprocessing.Process) -> bool:
     return state == "T"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

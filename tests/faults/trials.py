@@ -1,0 +1,80 @@
+"""A trial: a job in a folder of its own, disturbed, and started again as a user would."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hotrows.runtime.atomic_files import part_of
+from tests.faults.commands import Command, Ended, Failed
+from tests.faults.worlds import TRAININGS, World
+
+_TRIES = 5
+
+
+@dataclass
+class Trial:
+    """folder: where commands run, of this trial alone; choose: draws from its seed; num_faults: those
+    that struck so far."""
+
+    world: World
+    folder: Path
+    choose: random.Random
+    num_faults: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, what: object) -> None:
+        """Remembers what was done, for the report of a failure."""
+        self.notes.append(str(what))
+
+    def struck(self, what: object) -> None:
+        self.num_faults += 1
+        self.note(what)
+
+    def command(self, job: str, seed: int = 3, **how) -> Command:
+        """Starts a job, or resumes its run if that has begun."""
+        words = self.world.words(job, seed)
+        if job in TRAININGS and (self.folder / "run" / "config.json").exists():
+            words.append("--resume")
+        return Command(self.folder, *words, **how)
+
+    def run(self, *words: str, **how) -> Ended:
+        """Runs a command to its end."""
+        return Command(self.folder, *words, **how).end()
+
+    def finish(self, job: str, seed: int = 3) -> Ended:
+        """Starts a job until it is done; does once what a refusal asks for: to delete what is half done."""
+        for _ in range(_TRIES):
+            ended = self.command(job, seed).end()
+            if ended.is_done:
+                return ended
+            self.note(ended)
+            part = part_of(self.folder / "out")
+            if not (part.exists() and "delete it" in ended.said):
+                raise Failed("lost", f"cannot be gone on with: {ended}")
+            shutil.rmtree(part)
+        raise Failed("lost", f"not done after {_TRIES} tries: {ended}")
+
+    def finish_and_compare(self, job: str, run_of: str = "train in memory", seed: int = 3) -> str:
+        """Brings a job to its end, whose result must be that of the undisturbed one."""
+        self.compare(self.finish(job, seed), job, run_of, seed)
+        return "equal"
+
+    def compare(self, ended: Ended, job: str, run_of: str = "train in memory", seed: int = 3) -> None:
+        """Compares the result of a job that is done with that of the undisturbed one."""
+        result = ended.out if job == "eval" else self.world.result(job, self.folder)
+        same(result, self.world.undisturbed(job, run_of, seed).result)
+
+
+def same(result: object, expected: object) -> None:
+    if result != expected:
+        if isinstance(result, dict) and isinstance(expected, dict):
+            names = {n for n in {*result, *expected} if result.get(n) != expected.get(n)}
+            result, expected = ({n: r.get(n) for n in names} for r in (result, expected))
+        raise Failed("different", f"expected {expected}, got {result}")
+
+
+Kind = Callable[[Trial], str]  # gives "equal" or "refused"
