@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import faulthandler
+import fcntl
 import importlib
 import json
 import os
@@ -29,7 +30,7 @@ from hotrows import cli
 from hotrows.train import pictures
 
 LIMIT = 120.0  # seconds after which a command counts as hanging
-_PRELOADED = ("torch.utils.tensorboard", "sympy", "torch.distributed", "pyarrow.parquet", "fsspec")
+_PRELOADED = ("torch.utils.tensorboard", "torch._dynamo", "torch.distributed", "pyarrow.parquet", "fsspec")
 _Before = Callable[[], object]
 
 
@@ -100,18 +101,20 @@ class Command:
         environment: Mapping[str, str] | None = None, is_real: bool = False,
     ) -> None:  # fmt: skip
         self.words, self.begun = words, time.monotonic()
-        number = len(list(folder.parent.glob("out-*")))
-        self._outputs = [folder.parent / f"{name}-{number}" for name in ("out", "said")]
-        self._code: int | None = None
+        outputs = [_pipe() for _ in ("out", "said")]  # files would share the fate of the command's
+        self._ended: Ended | None = None
         reading, writing = os.pipe()
         self.pid = _fork()
         if not self.pid:
             try:
-                os.close(reading)
+                for stream, (_, end) in zip((1, 2), outputs, strict=True):
+                    os.dup2(end, stream)
                 self._become(folder, before, environment or {}, is_real, writing)
             finally:
                 os._exit(99)
-        os.close(writing)
+        for end in (writing, *(end for _, end in outputs)):
+            os.close(end)
+        self._outputs = [reading for reading, _ in outputs]
         self._process = os.pidfd_open(self.pid)
         with os.fdopen(reading, "rb") as pipe:
             pipe.read(1)  # it has begun
@@ -119,8 +122,6 @@ class Command:
     def _become(
         self, folder: Path, before: _Before, environment: Mapping[str, str], is_real: bool, ready: int
     ) -> NoReturn:
-        for stream, path in zip((1, 2), self._outputs, strict=True):
-            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.setpgid(0, 0)
         os.chdir(folder)
@@ -141,7 +142,7 @@ class Command:
 
     @property
     def is_running(self) -> bool:
-        return not select.select([self._process], [], [], 0)[0]
+        return self._ended is None and not select.select([self._process], [], [], 0)[0]
 
     def send(self, number: int) -> bool:
         """Sends a signal to all of its processes; False where it has ended before."""
@@ -153,7 +154,7 @@ class Command:
 
     def lives_for(self, seconds: float) -> bool:
         """Whether it still runs after these seconds."""
-        return not select.select([self._process], [], [], max(0.0, seconds))[0]
+        return self._ended is None and not select.select([self._process], [], [], max(0.0, seconds))[0]
 
     def end(self, limit: float = LIMIT) -> Ended:
         """Waits for its end; Failed where it does not come."""
@@ -161,17 +162,35 @@ class Command:
             self.send(signal.SIGUSR1)  # says where every thread is
             self.lives_for(3)
             self.send(signal.SIGKILL)
-            raise Failed("hung", f"after {limit:.0f} s: {self._ended(-9)}")
-        if self._code is None:
-            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-            os.close(self._process)
-        return self._ended(self._code)
+            raise Failed("hung", f"after {limit:.0f} s: {self._reaped()}")
+        return self._reaped()
 
-    def _ended(self, code: int) -> Ended:
-        out, said = (
-            path.read_text(errors="replace") if path.exists() else "" for path in self._outputs
-        )
-        return Ended(self.words, code, out, said)
+    def _reaped(self) -> Ended:
+        if self._ended is None:
+            code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)  # what it may have left holds the pipes
+            out, said = (_read(pipe) for pipe in self._outputs)
+            for end in (self._process, *self._outputs):
+                os.close(end)
+            self._ended = Ended(self.words, code, out, said)
+        return self._ended
+
+
+def _pipe() -> tuple[int, int]:
+    """A pipe that takes all that a command says, before it is read."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 1 << 20)
+    os.set_blocking(reading, False)
+    return reading, writing
+
+
+def _read(pipe: int) -> str:
+    parts = []
+    with contextlib.suppress(BlockingIOError):
+        while part := os.read(pipe, 1 << 20):
+            parts.append(part)
+    return b"".join(parts).decode(errors="replace")
 
 
 def run(folder: Path, *words: str, **how: Any) -> Ended:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,6 +52,8 @@ class Trial:
             if ended.is_done:
                 return ended
             self.note(ended)
+            if job not in TRAININGS and (self.folder / "out").exists():
+                return ended  # was complete before the command was struck
             part = part_of(self.folder / "out")
             if not (part.exists() and "delete it" in ended.said):
                 raise Failed("lost", f"cannot be gone on with: {ended}")
@@ -70,11 +72,20 @@ class Trial:
 
 
 def same(result: object, expected: object) -> None:
+    """Raises Failed where the two differ, and says in what."""
     if result != expected:
-        if isinstance(result, dict) and isinstance(expected, dict):
-            names = {n for n in {*result, *expected} if result.get(n) != expected.get(n)}
-            result, expected = ({n: r.get(n) for n in names} for r in (result, expected))
-        raise Failed("different", f"expected {expected}, got {result}")
+        raise Failed("different", "; ".join(list(_differences(result, expected))[:6]))
+
+
+def _differences(result: object, expected: object, where: str = "") -> Iterator[str]:
+    if isinstance(result, dict) and isinstance(expected, dict):
+        for name in sorted({*result, *expected}):
+            yield from _differences(result.get(name), expected.get(name), f"{where}/{name}")
+    elif isinstance(result, list) and isinstance(expected, list) and len(result) == len(expected):
+        for number, pair in enumerate(zip(result, expected, strict=True)):
+            yield from _differences(*pair, f"{where}/{number}")
+    elif result != expected:
+        yield f"{where}: expected {str(expected)[:300]}, got {str(result)[:300]}"
 
 
 Kind = Callable[[Trial], str]  # gives "equal" or "refused"

@@ -65,7 +65,7 @@ def short_files(trial: Trial) -> str:
 
 def descriptors(trial: Trial) -> str:
     """Few descriptors."""
-    most = trial.choose.randint(8, 60)
+    most = trial.choose.randint(8, 40)
     trial.note(f"{most} descriptors")
     return _limited(trial, lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)))
 
@@ -108,10 +108,10 @@ def slow_disk(trial: Trial) -> str:
         choose = random.Random(seed)
 
         def slowed(call: Callable) -> Callable:
-            def later(*arguments):
+            def later(*arguments, **options):
                 if choose.random() < share:
                     time.sleep(choose.choice([0.001, 0.01, 0.05]))
-                return call(*arguments)
+                return call(*arguments, **options)
 
             return later
 

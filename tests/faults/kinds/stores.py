@@ -7,7 +7,7 @@ from tests.faults.trials import Trial
 from tests.storage.test_crash import crash_at
 from tests.support.file_stores import engine
 
-_MOST = 250  # changes of the disk that a script makes, about
+_MOST = 100  # changes of the disk that a script makes, about
 
 
 def crash(trial: Trial) -> str:
