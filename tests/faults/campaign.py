@@ -48,8 +48,7 @@ class Campaign:
     """Trials of `kinds` in `folder`, each drawn from its own seed: `seed`, `seed` + 1, .."""
 
     def __init__(self, folder: Path, kinds: list[str], seed: int) -> None:
-        self.folder, self.seed = folder, seed
-        self.world = World(folder / "world")
+        self.seed, self.world = seed, World(folder)
         self.counts = {kind: Counts() for kind in kinds}
 
     def run_for(self, minutes: float) -> None:
@@ -66,9 +65,7 @@ class Campaign:
     def run_one(self, kind: str) -> None:
         counts = self.counts[kind]
         seed = self.seed + counts.trials
-        folder = self.folder / f"{kind.replace(' ', '-')}-{seed}"
-        trial = Trial(self.world, folder / "here", random.Random(f"{kind} {seed}"))
-        folder.mkdir()
+        trial = Trial(self.world, random.Random(f"{kind} {seed}"))
         begun, counts.trials = time.monotonic(), counts.trials + 1
         why = ""
         try:
@@ -86,7 +83,7 @@ class Campaign:
             steps = "\n".join(f"  - {note}" for note in trial.notes)
             again = f"python -m tests.faults --kinds {kind!r} --seed {seed} --trials 1"
             print(f"\n{outcome.upper()}: {again}\n{steps}\n{why}", flush=True)
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(self.world.here, ignore_errors=True)
 
     @property
     def num_bad(self) -> int:

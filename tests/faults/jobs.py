@@ -30,7 +30,9 @@ SETTINGS = (
 )  # fmt: skip
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.faults.inject", "tests.faults.jobs", "hotrows.train.pictures"])
+_forks.set_forkserver_preload(
+    ["tests.faults.inject", "tests.faults.jobs", "hotrows.train.pictures", "torch._dynamo"]
+)
 
 
 @dataclass(frozen=True)

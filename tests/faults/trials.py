@@ -17,14 +17,17 @@ _TRIES = 5
 
 @dataclass
 class Trial:
-    """folder: where commands run, of this trial alone; choose: draws from its seed; num_faults: those
-    that struck so far."""
+    """world: where commands run, in its folder `here`; choose: draws from the trial's seed; num_faults:
+    those that struck so far."""
 
     world: World
-    folder: Path
     choose: random.Random
     num_faults: int = 0
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def here(self) -> Path:
+        return self.world.here
 
     def note(self, what: object) -> None:
         """Remembers what was done, for the report of a failure."""
@@ -37,13 +40,13 @@ class Trial:
     def command(self, job: str, seed: int = 3, **how) -> Command:
         """Starts a job, or resumes its run if that has begun."""
         words = self.world.words(job, seed)
-        if job in TRAININGS and (self.folder / "run" / "config.json").exists():
+        if job in TRAININGS and (self.here / "run" / "config.json").exists():
             words.append("--resume")
-        return Command(self.folder, *words, **how)
+        return Command(self.here, *words, **how)
 
     def run(self, *words: str, **how) -> Ended:
         """Runs a command to its end."""
-        return Command(self.folder, *words, **how).end()
+        return Command(self.here, *words, **how).end()
 
     def finish(self, job: str, seed: int = 3) -> Ended:
         """Starts a job until it is done; does once what a refusal asks for: to delete what is half done."""
@@ -52,9 +55,9 @@ class Trial:
             if ended.is_done:
                 return ended
             self.note(ended)
-            if job not in TRAININGS and (self.folder / "out").exists():
+            if job not in TRAININGS and (self.here / "out").exists():
                 return ended  # was complete before the command was struck
-            part = part_of(self.folder / "out")
+            part = part_of(self.here / "out")
             if not (part.exists() and "delete it" in ended.said):
                 raise Failed("lost", f"cannot be gone on with: {ended}")
             shutil.rmtree(part)
@@ -67,7 +70,7 @@ class Trial:
 
     def compare(self, ended: Ended, job: str, run_of: str = "train in memory", seed: int = 3) -> None:
         """Compares the result of a job that is done with that of the undisturbed one."""
-        result = ended.out if job == "eval" else self.world.result(job, self.folder)
+        result = ended.out if job == "eval" else self.world.result(job)
         same(result, self.world.undisturbed(job, run_of, seed).result)
 
 

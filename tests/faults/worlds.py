@@ -13,7 +13,7 @@ import struct
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,7 @@ RANKS_TRAIN = "train in memory"  # on several ranks, too
 TIMEOUT = 20  # seconds after which a silent rank is given up
 _OF_A_RUN = ("eval", "predict", "export", "checkpoint merge", "checkpoint export")
 JOBS = (*TRAININGS, "prepare", "regroup", *_OF_A_RUN)
+DESCRIBE = ("describe", "data", "--json")
 _NOT_COMPARED = ("samples_per_second", "seconds", "run", "time")
 
 
@@ -57,10 +58,14 @@ class Undisturbed:
 
 
 class World:
-    """Data and runs in `folder`, which trials copy from, made when they are first needed."""
+    """Data and runs in `folder`, made when they are first needed.
+
+    All commands run in `here`, one after the other, as runs know their stores by absolute paths; what is
+    to be kept is moved away, and copied back by the trials that go on from it.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.here = folder, folder / "here"
         folder.mkdir(parents=True, exist_ok=True)
         self.raw = write_rows(folder / "raw.csv", 1310)
         self.other_raw = write_rows(folder / "other.csv", 1310, seed=1)
@@ -85,15 +90,27 @@ class World:
     def data(self) -> Path:
         return self.undisturbed("prepare").folder / "out"
 
-    def start(self, job: str, folder: Path, run_of: str = "train in memory") -> None:
+    def begin(self, job: str, run_of: str = "train in memory") -> None:
         """Makes the folder in which a job begins."""
-        folder.mkdir(parents=True)
+        self.here.mkdir(exist_ok=True)
         if job in _OF_A_RUN:
-            self.copy_run(folder, run_of)
+            self.put(self.undisturbed(run_of).folder)
 
-    def copy_run(self, folder: Path, training: str) -> None:
-        """Copies a finished run, and the store that it may have."""
-        shutil.copytree(self.undisturbed(training).folder, folder, dirs_exist_ok=True)
+    def put(self, folder: Path) -> None:
+        """Puts a copy of what was kept where commands run."""
+        shutil.copytree(folder, self.here, dirs_exist_ok=True)
+
+    @contextlib.contextmanager
+    def _kept(self, name: str) -> Iterator[Path]:
+        """Gives the place to which `here` is moved at the end; what was there before comes back."""
+        aside, kept = self.folder / "aside", self.folder / "kept" / name
+        kept.parent.mkdir(exist_ok=True)
+        if self.here.exists():
+            self.here.rename(aside)
+        yield kept
+        self.here.rename(kept)
+        if aside.exists():
+            aside.rename(self.here)
 
     def undisturbed(self, job: str, run_of: str = "train in memory", seed: int = 3) -> Undisturbed:
         """Runs a job, once; run_of: the training whose run it reads, if any."""
@@ -101,84 +118,92 @@ class World:
 
     @functools.cache  # noqa: B019 (as long as the world)
     def _undisturbed(self, job: str, run_of: str, seed: int) -> Undisturbed:
-        name = "-".join([*job.split(), str(seed), *run_of.split()])
-        folder = self.folder / "undisturbed" / name / "here"
-        self.start(job, folder, run_of)
-        changes = Changes()
-        command = Command(folder, *self.words(job, seed), before=changes.count)
-        ended = command.end()
-        if not ended.is_done:
-            raise AssertionError(f"a job that nothing happens to failed: {ended}")
-        seconds, num_changes = time.monotonic() - command.begun, changes.number
-        result = ended.out if job == "eval" else self.result(job, folder)
-        return Undisturbed(folder, result, seconds, num_changes)
+        words = self.words(job, seed)
+        if run_of:
+            self.undisturbed(run_of)
+        with self._kept("-".join([*job.split(), str(seed), *run_of.split()])) as kept:
+            self.begin(job, run_of)
+            changes = Changes()
+            command = Command(self.here, *words, before=changes.count)
+            ended = command.end()
+            assert ended.is_done, ended
+            seconds = time.monotonic() - command.begun
+            result = ended.out if job == "eval" else self.result(job)
+            return Undisturbed(kept, result, seconds, changes.number)
 
-    def start_ranks(self, folder: Path) -> list[Command]:
+    def start_ranks(self) -> list[Command]:
         """Starts, or resumes, a training on two ranks, which nobody watches over."""
         words = [*self.words(RANKS_TRAIN), "--sharding", "rows", "--timeout", str(TIMEOUT)]
-        if (folder / "run" / "config.json").exists():
+        if (self.here / "run" / "config.json").exists():
             words.append("--resume")
         meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
         return [
-            Command(folder, *words, environment={**meet, "RANK": rank, "LOCAL_RANK": rank})
+            Command(self.here, *words, environment={**meet, "RANK": rank, "LOCAL_RANK": rank})
             for rank in ("0", "1")
         ]
 
     @functools.cache  # noqa: B019
     def undisturbed_ranks(self) -> Undisturbed:
-        folder = self.folder / "undisturbed" / "ranks" / "here"
-        self.start(RANKS_TRAIN, folder)
-        begun = time.monotonic()
-        for ended in [command.end() for command in self.start_ranks(folder)]:
-            assert ended.is_done, ended
-        return Undisturbed(folder, self.result(RANKS_TRAIN, folder), time.monotonic() - begun, 0)
+        assert self.data
+        with self._kept("ranks") as kept:
+            self.begin(RANKS_TRAIN)
+            begun = time.monotonic()
+            for ended in [command.end() for command in self.start_ranks()]:
+                assert ended.is_done, ended
+            return Undisturbed(kept, self.result(RANKS_TRAIN), time.monotonic() - begun, 0)
 
     def stopped(self, training: str, seed: int = 3) -> Path:
+        """The folder of a training that was killed in its middle."""
         return self._stopped(training, seed)
 
     @functools.cache  # noqa: B019
     def _stopped(self, training: str, seed: int) -> Path:
-        """The folder of a training that was killed in its middle."""
-        folder = self.folder / "stopped" / "-".join([*training.split(), str(seed)]) / "here"
-        self.start(training, folder)
         middle = self.undisturbed(training).num_changes * 2 // 3
+        pointer = self.here / "run" / "checkpoints.json"
 
         def strike(number: int) -> None:
-            if number >= middle and (folder / "run" / "checkpoints.json").exists():
+            if number >= middle and pointer.exists():
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        Command(folder, *self.words(training, seed), before=lambda: Changes().count(strike)).end()
-        return folder
+        with self._kept("-".join(["stopped", *training.split(), str(seed)])) as kept:
+            self.begin(training)
+            words = self.words(training, seed)
+            ended = Command(self.here, *words, before=lambda: Changes().count(strike)).end()
+            assert ended.code == -signal.SIGKILL, ended
+            return kept
 
     @functools.cached_property
     def other_data(self) -> Path:
         """Data of the same schema and other rows."""
-        folder = self.folder / "undisturbed" / "other" / "here"
-        folder.mkdir(parents=True)
         words = [str(self.other_raw) if w == str(self.raw) else w for w in self.words("prepare")]
-        assert run(folder, *words).is_done
-        return folder / "out"
+        with self._kept("other") as kept:
+            self.begin("prepare")
+            assert run(self.here, *words).is_done
+            return kept / "out"
 
     @functools.cached_property
     def described(self) -> str:
-        return run(self.data.parent, "describe", str(self.data), "--json", "--picture", "p.png").out
+        """What `describe` says of the data."""
+        shutil.copytree(self.data, self.folder / "described" / "data")
+        return run(self.folder / "described", *DESCRIBE).out
 
     @functools.cached_property
     def predictions(self) -> set[str]:
         """What the checkpoints of all steps predict."""
-        folder = self.folder / "undisturbed" / "predictions" / "here"
-        folder.mkdir(parents=True)
         often = ("--checkpoint-every", "1", "--keep-last", "1000", "--epochs", "2")
-        assert run(folder, *self.words("train in memory"), *often).is_done
-        return set(computed(_predictions, folder, self.raw))
+        words = [*self.words("train in memory"), *often]
+        with self._kept("predictions"):
+            self.here.mkdir()
+            assert run(self.here, *words).is_done
+            return set(computed(_predictions, self.here, self.raw))
 
-    def result(self, job: str, folder: Path) -> Any:
+    def result(self, job: str) -> Any:
         """What a job that has ended left: names and checksums of bytes, and metrics."""
         if job in TRAININGS:
-            scratch = folder.parent / "scratch"
+            scratch = self.folder / "scratch"
             shutil.rmtree(scratch, ignore_errors=True)
-            return computed(_bits_of, folder, scratch)
-        return file_sums(folder / "out")
+            return computed(_bits_of, self.here, scratch)
+        return file_sums(self.here / "out")
 
 
 class Changes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.faults.commands import Ended
 from tests.faults.trials import Trial, same
-from tests.faults.worlds import TRAININGS
+from tests.faults.worlds import DESCRIBE, TRAININGS
 from tests.fuzz.damage import damaged_json
 
 READERS = ("predict", "eval", "export", "checkpoint merge", "checkpoint export", "inspect")
@@ -18,25 +18,25 @@ _IN_A_STORE = "train in a file store"
 
 def data(trial: Trial) -> str:
     """Prepared data: `describe --verify`, `eval --data` and training on them."""
-    trial.folder.mkdir(parents=True)
-    shutil.copytree(trial.world.data, trial.folder / "data")
+    world = trial.world
     job = trial.choose.choice(["describe", "describe", "eval", "eval", "train"])
     if job == "train":
         words = [w if w != str(trial.world.data) else "data" for w in trial.world.words("train in memory")]
         expected = trial.world.undisturbed("train in memory").result
     elif job == "eval":
-        trial.world.copy_run(trial.folder, "train in memory")
+        world.put(world.undisturbed("train in memory").folder)
         words = ["eval", "run", "--data", "data", "--json"]
         expected = trial.world.undisturbed("eval").result
     else:
-        words = ["describe", "data", "--json", "--verify"]
+        words = DESCRIBE
         expected = trial.world.described
-    damage(trial, trial.folder / "data", trial.world.other_data)
+    shutil.copytree(world.data, trial.here / "data")
+    damage(trial, trial.here / "data", trial.world.other_data)
     ended = trial.run(*words)
     if not ended.is_done:
         return "refused"
     if job == "train":
-        same(trial.world.result("train in memory", trial.folder), expected)
+        same(trial.world.result("train in memory"), expected)
     else:
         same(ended.out, expected)
     return "equal"
@@ -47,9 +47,8 @@ def run(trial: Trial) -> str:
     run_of, job = trial.choose.choice(list(TRAININGS)), trial.choose.choice(READERS)
     if run_of == _IN_A_STORE and job.startswith("checkpoint"):
         run_of = "train in memory"
-    trial.folder.mkdir(parents=True)
-    trial.world.copy_run(trial.folder, run_of)
-    damage(trial, trial.folder / "run", trial.world.undisturbed(run_of, seed=4).folder / "run")
+    trial.world.put(trial.world.undisturbed(run_of).folder)
+    damage(trial, trial.here / "run", trial.world.undisturbed(run_of, seed=4).folder / "run")
     if job == "inspect":
         ended = trial.run("checkpoint", "inspect", "run", "--verify", "--json")
         return "equal" if ended.is_done else "refused"
@@ -71,10 +70,9 @@ def store(trial: Trial) -> str:
 
 
 def _resumed(trial: Trial, training: str, damaged: str) -> str:
-    trial.folder.mkdir(parents=True)
-    shutil.copytree(trial.world.stopped(training), trial.folder, dirs_exist_ok=True)
+    trial.world.put(trial.world.stopped(training))
     other = trial.world.stopped(training, seed=4) / damaged
-    damage(trial, trial.folder / damaged, other)
+    damage(trial, trial.here / damaged, other)
     ended = trial.command(training).end()
     if not ended.is_done:
         return "refused"
@@ -99,13 +97,13 @@ def damage(trial: Trial, folder: Path, other: Path) -> None:
         changed = file_of_other.read_bytes() if file_of_other.exists() else choose.choice(files).read_bytes()
     elif kind == "deleted":
         file.unlink()
-        trial.struck(f"{file.relative_to(trial.folder)}: deleted")
+        trial.struck(f"{file.relative_to(trial.here)}: deleted")
         return
     else:
         changed = _KINDS[kind](content, choose)
     file.unlink()  # it may be a link to one of the world's
     file.write_bytes(changed)
-    trial.struck(f"{file.relative_to(trial.folder)}: {kind}, {len(content):,} bytes -> {len(changed):,}")
+    trial.struck(f"{file.relative_to(trial.here)}: {kind}, {len(content):,} bytes -> {len(changed):,}")
     if len(content) < 3000 and file.suffix == ".json":
         trial.note(changed.decode(errors="replace"))
 

@@ -19,15 +19,12 @@ def folder(trial: Trial) -> str:
     """One hostile thing in data, run or store; then a command that reads or goes on."""
     choose = trial.choose
     training = choose.choice(list(TRAININGS))
-    job = choose.choice([training, training, *READERS])
+    job = choose.choice([training, training, *READERS[:-1]])
     if job.startswith("checkpoint") and training == "train in a file store":
         training = "train in memory"
     trial.note(f"{job}, on {training}")
-    trial.folder.mkdir(parents=True)
-    if job in TRAININGS:
-        shutil.copytree(trial.world.stopped(training), trial.folder, dirs_exist_ok=True)
-    else:
-        trial.world.copy_run(trial.folder, training)
+    world = trial.world
+    world.put(world.stopped(training) if job in TRAININGS else world.undisturbed(training).folder)
     kept = _make_hostile(trial)
     ended = trial.command(job, before=_as_nobody).end()
     if kept is not None:
@@ -41,10 +38,10 @@ def folder(trial: Trial) -> str:
 def _make_hostile(trial: Trial) -> Path | None:
     """Gives the foreign file that must stay, if one was added."""
     choose = trial.choose
-    os.chmod(trial.folder, 0o777)
-    for path in trial.folder.rglob("*"):
+    os.chmod(trial.here, 0o777)
+    for path in trial.here.rglob("*"):
         os.chmod(path, 0o777 if path.is_dir() else 0o666)
-    everything = sorted(trial.folder.rglob("*"))
+    everything = sorted(trial.here.rglob("*"))
     if choose.random() < 0.3:
         parent = choose.choice([path for path in everything if path.is_dir()])
         path = parent / choose.choice(_FOREIGN)
@@ -52,16 +49,16 @@ def _make_hostile(trial: Trial) -> Path | None:
             return None
         if choose.random() < 0.5:
             path.mkdir()
-            trial.struck(f"{path.relative_to(trial.folder)}: a foreign folder")
+            trial.struck(f"{path.relative_to(trial.here)}: a foreign folder")
             return None
         path.write_text("not yours")
         os.chmod(path, 0o666)
-        trial.struck(f"{path.relative_to(trial.folder)}: a foreign file")
+        trial.struck(f"{path.relative_to(trial.here)}: a foreign file")
         return path if path.name == "notes.txt" and parent.name != "checkpoints" else None
     path = choose.choice(everything)
     was = "folder" if path.is_dir() else "file"
     becomes = choose.choice(["folder", "file", "loop", "dangling", "unreadable", "unwritable", "null"])
-    trial.struck(f"{path.relative_to(trial.folder)}: a {was} becomes {becomes}")
+    trial.struck(f"{path.relative_to(trial.here)}: a {was} becomes {becomes}")
     if becomes in ("unreadable", "unwritable"):
         os.chmod(path, 0 if becomes == "unreadable" else 0o555)
         return None

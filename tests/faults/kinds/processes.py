@@ -31,7 +31,7 @@ def kill(trial: Trial) -> str:
     job, run_of = a_job(trial)
     trial.note(f"{job}, on {run_of}")
     undisturbed = trial.world.undisturbed(job, run_of)
-    trial.world.start(job, trial.folder, run_of)
+    trial.world.begin(job, run_of)
     for _ in range(trial.choose.choice([1, 1, 2, 3, 4])):
         at_a_change = trial.choose.random() < 0.5
         ended = (
@@ -71,7 +71,7 @@ def interrupt(trial: Trial) -> str:
     job, run_of = a_job(trial)
     trial.note(f"{job}, on {run_of}")
     undisturbed = trial.world.undisturbed(job, run_of)
-    trial.world.start(job, trial.folder, run_of)
+    trial.world.begin(job, run_of)
     for _ in range(trial.choose.choice([1, 1, 2, 3])):
         number = trial.choose.choice([signal.SIGINT, signal.SIGINT, signal.SIGTERM])
         moments = [trial.choose.uniform(0, undisturbed.seconds)]
@@ -98,7 +98,7 @@ def pause(trial: Trial) -> str:
     job, run_of = a_job(trial)
     trial.note(f"{job}, on {run_of}")
     undisturbed = trial.world.undisturbed(job, run_of)
-    trial.world.start(job, trial.folder, run_of)
+    trial.world.begin(job, run_of)
     command = trial.command(job)
     for _ in range(trial.choose.randint(1, 4)):
         command.lives_for(trial.choose.uniform(0, undisturbed.seconds / 2))
@@ -117,9 +117,9 @@ def kill_ranks(trial: Trial) -> str:
     """Kills one of two ranks at a random moment, and again while they resume; the other one ends by
     itself."""
     expected = trial.world.undisturbed_ranks()
-    trial.world.start(RANKS_TRAIN, trial.folder)
+    trial.world.begin(RANKS_TRAIN)
     for _ in range(trial.choose.choice([1, 1, 2])):
-        ranks = trial.world.start_ranks(trial.folder)
+        ranks = trial.world.start_ranks()
         struck = trial.choose.randrange(len(ranks))
         moment = trial.choose.uniform(0, expected.seconds * 1.1)
         ranks[struck].lives_for(moment)
@@ -128,8 +128,8 @@ def kill_ranks(trial: Trial) -> str:
         for ended in [command.end() for command in ranks]:
             if ended.code != -signal.SIGKILL and not ended.is_done:
                 trial.note(ended)
-    for ended in [command.end() for command in trial.world.start_ranks(trial.folder)]:
+    for ended in [command.end() for command in trial.world.start_ranks()]:
         if not ended.is_done:
             raise Failed("lost", str(ended))
-    same(trial.world.result(RANKS_TRAIN, trial.folder), expected.result)
+    same(trial.world.result(RANKS_TRAIN), expected.result)
     return "equal"

@@ -22,7 +22,7 @@ def stages(trial: Trial) -> str:
     num_ranks = choose.choices([2, 4], [4, 1])[0]
     fault = _fault(choose, kind, num_ranks)
     trial.struck(f"{num_ranks} ranks: {fault}")
-    _claim(_EACH[kind], _data(trial), trial.folder / "run", num_ranks, fault)
+    _claim(_EACH[kind], _data(trial), trial.here / "run", num_ranks, fault)
     return "equal"
 
 
@@ -43,7 +43,7 @@ def torchrun(trial: Trial) -> str:
         for attempt in range(choose.randint(1, 3))
     )
     trial.struck("; ".join(map(str, faults)))
-    data, run = _data(trial), trial.folder / "run"
+    data, run = _data(trial), trial.here / "run"
     code, said = torchruns.on_this_host(data, run, 2, "--max-restarts", "4", faults=faults)
     if code:
         raise Failed("lost", said)
@@ -59,9 +59,9 @@ def cut_network(trial: Trial) -> str:
         network.a_cut_for_good_ends_the_ranks,
     ])  # fmt: skip
     trial.struck(case.__name__)
-    trial.folder.mkdir(parents=True)
+    trial.here.mkdir(parents=True)
     with torchruns.two_hosts() as hosts:
-        _claim(case, _data(trial), trial.folder / "run", hosts)
+        _claim(case, _data(trial), trial.here / "run", hosts)
     return "equal"
 
 

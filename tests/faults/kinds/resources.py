@@ -26,8 +26,7 @@ def _limited(trial: Trial, limit: Callable[[], object], must_be_done: bool = Fal
     job, run_of = a_job(trial)
     trial.note(f"{job}, on {run_of}")
     trial.world.undisturbed(job, run_of)
-    if not trial.folder.exists():
-        trial.world.start(job, trial.folder, run_of)
+    trial.world.begin(job, run_of)
     ended = trial.command(job, before=limit).end()
     if must_be_done and not ended.is_done:
         raise Failed("lost", str(ended))
@@ -42,9 +41,8 @@ def full_disk(trial: Trial) -> str:
     size = trial.choose.choice([64, 128, 256, 512, 1024, 2048]) * _KIB
     trial.note(f"{job}, on {run_of}, on a disk of {size:,} bytes")
     trial.world.undisturbed(job, run_of)
-    with _small_disk(trial.folder.with_name("disk")) as disk:
-        trial.folder = disk / "here"
-        trial.world.start(job, trial.folder, run_of)
+    with _small_disk(trial.here) as disk:
+        trial.world.begin(job, run_of)
         taken = sum(file.stat().st_blocks * 512 for file in disk.rglob("*"))
         _resize(disk, taken + size)
         ended = trial.command(job).end()
@@ -89,7 +87,7 @@ def memory_of_a_group(trial: Trial) -> str:
     trial.note(f"a control group of {most:,} bytes")
     job, run_of = a_job(trial)
     trial.world.undisturbed(job, run_of)
-    trial.world.start(job, trial.folder, run_of)
+    trial.world.begin(job, run_of)
     with _group(most) as group:
         ended = trial.command(job, before=lambda: (group / "cgroup.procs").write_text(f"{os.getpid()}")).end()
     if ended.code == -9:
@@ -158,6 +156,7 @@ def _small_disk(folder: Path) -> Iterator[Path]:
         yield folder
     finally:
         _command("umount", "-l", str(folder))
+        folder.rmdir()
 
 
 def _resize(disk: Path, size: int) -> None:

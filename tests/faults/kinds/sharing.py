@@ -15,14 +15,14 @@ def two_at_once(trial: Trial) -> str:
     job, run_of = a_job(trial)
     trial.note(f"{job}, on {run_of}")
     undisturbed = trial.world.undisturbed(job, run_of)
-    trial.world.start(job, trial.folder, run_of)
+    trial.world.begin(job, run_of)
     if job in TRAININGS and trial.choose.random() < 0.5:  # both resume
         first = trial.command(job)
         first.lives_for(trial.choose.uniform(0, undisturbed.seconds))
         first.send(9)
         first.end()
     seeds = (3, 3)
-    if job in TRAININGS and not (trial.folder / "run").exists() and trial.choose.random() < 0.3:
+    if job in TRAININGS and not (trial.here / "run").exists() and trial.choose.random() < 0.3:
         seeds = (3, 4)
     ended = _both(trial, job, seeds, undisturbed.seconds)
     trial.num_faults += 1
@@ -47,7 +47,7 @@ def _both(trial: Trial, job: str, seeds: tuple[int, int], seconds: float) -> lis
 
 def _seed_of(trial: Trial) -> int | None:
     """The seed of the run that is in the folder."""
-    path = trial.folder / "run" / "config.json"
+    path = trial.here / "run" / "config.json"
     return json.loads(path.read_text())["seed"] if path.exists() else None
 
 
@@ -63,7 +63,7 @@ def readers(trial: Trial) -> str:
     as if it were alone, and what was predicted is what one of its checkpoints predicts."""
     job = trial.choose.choice(list(TRAININGS))
     trial.note(job)
-    trial.world.start(job, trial.folder)
+    trial.world.begin(job)
     trainer = trial.command(job)
     outcome = "equal"
     while trainer.lives_for(trial.choose.uniform(0, 0.1)):
@@ -72,7 +72,7 @@ def readers(trial: Trial) -> str:
             {"RAW": str(trial.world.raw), "DATA": str(trial.world.data), "out": f"out-of-{number}"}.get(w, w)
             for w in trial.choose.choice(_READERS)
         ]
-        reader = Command(trial.folder, *words)
+        reader = Command(trial.here, *words)
         ended = reader.end()
         trial.note(ended)
         if not ended.is_done:
@@ -87,6 +87,6 @@ def readers(trial: Trial) -> str:
 
 
 def _is_of_a_checkpoint(trial: Trial, out: str) -> None:
-    predicted = (trial.folder / out).read_text()
+    predicted = (trial.here / out).read_text()
     if predicted not in trial.world.predictions:
         raise Failed("different", "predicted what no checkpoint of the run predicts")

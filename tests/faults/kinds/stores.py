@@ -15,8 +15,8 @@ def crash(trial: Trial) -> str:
     number, seed = trial.choose.randrange(_MOST), trial.choose.randrange(10**6)
     with_core, how = trial.choose.random() < 0.7, trial.choose.choice(["", "half", "power"])
     trial.note(f"script {seed}, change {number}, {how or 'whole'}, {'core' if with_core else 'plain'}")
-    trial.folder.mkdir(parents=True)
-    if not computed(_crashed, trial.folder / "store", number, seed, how, with_core):
+    trial.here.mkdir(parents=True)
+    if not computed(_crashed, trial.here / "store", number, seed, how, with_core):
         trial.num_faults += 1
     return "equal"
 
