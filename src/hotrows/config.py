@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hotrows.planning import policy, sharding
 from hotrows.planning.on_device import PLANNING
 from hotrows.planning.slot_budget import SPLITS
 from hotrows.planning.threads import num_threads
+from hotrows.runtime.atomic_files import write_text
 from hotrows.settings import declared, markdown_table, setting
 from hotrows.storage.cache import CACHE_TRANSFERS
 from hotrows.table import TABLE_DTYPES
@@ -59,12 +61,18 @@ class TrainConfig:
         unset="initial values",
         option="--from",
     )
-    epochs: int = setting(1, "How often all training samples are read", least=1, resumable=True)
+    epochs: int = setting(
+        1, "How often all training samples are read", least=1, most=10**9, resumable=True
+    )
     steps: int | None = setting(
         None, "Batches in all, in place of epochs", unset="as epochs says", least=1, resumable=True
     )
     batch_size: int | None = setting(
-        None, "Samples per step, of all ranks", unset="64 to 8192, by the data's size", least=1
+        None,
+        "Samples per step, of all ranks",
+        unset="64 to 8192, by the data's size",
+        least=1,
+        most=1 << 40,
     )
     row_optimizer: RowOptimizer | None = setting(
         None, "Optimizer of rows, where a table has no other", unset="adagrad", option="--optimizer"
@@ -118,6 +126,7 @@ class TrainConfig:
         2,
         "Batches that are planned ahead, beside training; 0: every stage in turn, on one thread",
         least=0,
+        most=1024,
         changes="no bit",
         option="",
     )
@@ -149,7 +158,11 @@ class TrainConfig:
         option="",
     )
     in_flight: int = setting(
-        4, "Batches that may move rows to and from fast memory at once", least=1, changes="no bit"
+        4,
+        "Batches that may move rows to and from fast memory at once",
+        least=1,
+        most=1024,
+        changes="no bit",
     )
     lookahead_memory: int | None = setting(
         None,
@@ -181,6 +194,7 @@ class TrainConfig:
         "Parts of a batch that are computed in turn, with one update in all; rows of the next part are "
         "exchanged between ranks meanwhile",
         least=1,
+        most=4096,
         changes="rounding",
     )
     pack_parts: int | None = setting(
@@ -189,6 +203,7 @@ class TrainConfig:
         "mean are split evenly",
         unset="1, behind a cache planning_threads",
         least=0,
+        most=4096,
         changes="no bit",
     )
     planning_threads: int | None = setting(
@@ -196,6 +211,7 @@ class TrainConfig:
         "Threads that plan packs side by side",
         unset="1, beside a device all cores but 2, at most 8",
         least=1,
+        most=1024,
         changes="no bit",
     )
     planning: str = setting(
@@ -211,7 +227,7 @@ class TrainConfig:
         "float32", "Number format of rows and gradients on the wire", choices=WIRE_DTYPES, resumable=True
     )
     timeout: float = setting(
-        300.0, "Seconds after which a silent rank is given up", above=0, changes="no bit"
+        300.0, "Seconds after which a silent rank is given up", above=0, most=10**9, changes="no bit"
     )
     device: str = setting("cpu", "Where fast memory and the model are: cpu, cuda", changes="rounding")
     cache_transfer: str = setting(
@@ -230,6 +246,7 @@ class TrainConfig:
         "CUDA streams on which packs are looked up and updated side by side; with several, a "
         "micro-batch is looked up while another one is trained",
         least=1,
+        most=1024,
         changes="no bit",
     )
 
@@ -247,9 +264,12 @@ class TrainConfig:
             )
         if self.planning == "device" and self.device == "cpu":
             raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
+        if self.row_optimizer is not None and type(self.row_optimizer) not in optim.BY_NAME.values():
+            kinds = ", ".join(kind.__name__ for kind in optim.BY_NAME.values())
+            raise ValueError(f"row_optimizer must be one of {kinds}, not {self.row_optimizer!r}")
         for name, weight in self.label_weights.items():
-            if not isinstance(weight, int | float) or not weight > 0:
-                raise ValueError(f"label_weights[{name!r}] must be above 0, not {weight!r}")
+            if not isinstance(weight, int | float) or not 0 < weight < math.inf:
+                raise ValueError(f"label_weights[{name!r}] must be a number above 0, not {weight!r}")
         self.caching()  # what it refuses is refused here
 
     def caching(self) -> Caching | None:
@@ -274,7 +294,12 @@ class TrainConfig:
 
     @staticmethod
     def from_json(text: str) -> TrainConfig:
-        fields = json.loads(text)
+        try:
+            fields = json.loads(text)
+        except RecursionError:
+            raise ValueError("expected a JSON object, found one that is nested too deeply") from None
+        if not isinstance(fields, dict):
+            raise ValueError("expected a JSON object of settings")
         for name, before in (("streams", "lanes"), ("cache_transfer", "way")):  # runs of earlier versions
             if before in fields:
                 value = fields.pop(before)
@@ -289,7 +314,7 @@ class TrainConfig:
         return TrainConfig(**fields)
 
     def save(self, path: Path) -> None:
-        path.write_text(self.to_json() + "\n")
+        write_text(path, self.to_json() + "\n")
 
     @staticmethod
     def load(path: Path) -> TrainConfig:

@@ -13,15 +13,39 @@ L2 over the whole table would.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 
+class _Checked:
+    """Checks the numbers of an optimizer when it is made."""
+
+    kind: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            _check(self.kind, field, getattr(self, field.name))
+
+
+def _check(kind: str, field: dataclasses.Field, value: Any) -> None:
+    """Raises ValueError unless the value is a finite number of at least 0, of moments also below 1; or a
+    switch where the default is one."""
+    is_switch = isinstance(field.default, bool)
+    if not isinstance(value, int | float) or isinstance(value, bool) != is_switch:
+        wanted = "true or false" if is_switch else "a number"
+        raise ValueError(f"{kind}'s {field.name} must be {wanted}, not {value!r}")
+    if field.name in ("beta1", "beta2") and not 0 <= value < 1:
+        raise ValueError(f"{kind}'s {field.name} must be from 0 to below 1, not {value}")
+    if not 0 <= value <= sys.float_info.max:
+        raise ValueError(f"{kind}'s {field.name} must be a finite number of at least 0, not {value}")
+
+
 @dataclass(frozen=True)
-class SGD:
+class SGD(_Checked):
     """w -= lr * (g + weight_decay * w)."""
 
     lr: float = 0.05
@@ -37,7 +61,7 @@ class SGD:
 
 
 @dataclass(frozen=True)
-class Adagrad:
+class Adagrad(_Checked):
     """s += g^2; w -= lr * g / (sqrt(s) + eps), element by element (Duchi et al. 2011)."""
 
     lr: float = 0.02
@@ -54,7 +78,7 @@ class Adagrad:
 
 
 @dataclass(frozen=True)
-class RowWiseAdagrad:
+class RowWiseAdagrad(_Checked):
     """s += mean(g^2); w -= lr * g / (sqrt(s) + eps): Adagrad with one sum per row."""
 
     lr: float = 0.02
@@ -71,7 +95,7 @@ class RowWiseAdagrad:
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(_Checked):
     """Adam on the rows read (Kingma and Ba 2015; torch.optim.SparseAdam).
 
     per_row_step: the bias correction counts the updates of each row (an int32 in its record)
@@ -94,7 +118,7 @@ class Adam:
 
 
 @dataclass(frozen=True)
-class FTRL:
+class FTRL(_Checked):
     """FTRL-Proximal (McMahan et al. 2013): sparse weights through l1; for wide, linear parts.
 
     n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / lr * w;
@@ -158,13 +182,9 @@ def initial_state(optimizer: RowOptimizer, dim: int) -> list[float]:
 def replaced(optimizer: RowOptimizer, changes: dict) -> RowOptimizer:
     """The optimizer with other numbers, by name."""
     known = dataclasses.asdict(optimizer)
-    for name, value in changes.items():
+    for name in changes:
         if name not in known:
             raise ValueError(f"{optimizer.kind} has no {name!r}; it has {', '.join(known)}")
-        is_switch = isinstance(known[name], bool)
-        if not isinstance(value, int | float) or isinstance(value, bool) != is_switch:
-            wanted = "true or false" if is_switch else "a number"
-            raise ValueError(f"{optimizer.kind}'s {name} must be {wanted}, not {value!r}")
     return dataclasses.replace(optimizer, **changes)
 
 
@@ -173,8 +193,8 @@ def to_json(optimizer: RowOptimizer) -> dict:
 
 
 def from_json(fields: dict) -> RowOptimizer:
-    settings = dict(fields)
-    kind = settings.pop("kind")
-    if kind not in BY_NAME:
-        raise ValueError(f"row optimizer must be one of {sorted(BY_NAME)}, not {kind!r}")
-    return BY_NAME[kind](**settings)
+    kind = fields.get("kind") if isinstance(fields, dict) else None
+    if kind not in list(BY_NAME):
+        raise ValueError(f"the kind of a row optimizer must be one of {sorted(BY_NAME)}, not {kind!r}")
+    settings = {name: value for name, value in fields.items() if name != "kind"}
+    return replaced(BY_NAME[kind](), settings)

@@ -22,10 +22,11 @@ values of the training part follow by falling frequency.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import math
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ class Dense:
     transform: str = "log"
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_one_of(self, "transform", DENSE_TRANSFORMS)
 
 
@@ -88,7 +90,7 @@ class Sparse:
     boundaries: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "boundaries", tuple(self.boundaries))
+        _check_types(self)
         _check_ids(self)
         _check_one_of(self, "pooling", ("sum", "mean"))
         _check_one_of(self, "transform", SPARSE_TRANSFORMS)
@@ -123,6 +125,7 @@ class Sequence:
     separator: str = "|"
 
     def __post_init__(self) -> None:
+        _check_types(self)
         _check_ids(self)
 
 
@@ -140,7 +143,7 @@ class Label:
     at_least: float | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "positive", tuple(self.positive))
+        _check_types(self)
         if self.positive and self.at_least is not None:
             raise ValueError(f"label {self.name!r}: give either positive= or at_least=, not both")
 
@@ -157,6 +160,9 @@ class Time:
     column: str
     format: str = "unix"
     utc_offset: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_types(self)
 
 
 Feature = Dense | Sparse | Sequence
@@ -190,11 +196,7 @@ class Schema:
     strip: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("features", "columns", "missing"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, tuple(getattr(self, name)))
-        if isinstance(self.label, list):
-            object.__setattr__(self, "label", tuple(self.label))
+        _check_types(self)
         for what, items in (("feature", self.features), ("label", self.labels)):
             names = [named.name for named in items]
             twice = sorted({name for name in names if names.count(name) > 1})
@@ -334,19 +336,32 @@ def _from_fields(kind: Any, value: Any) -> Any:
     what = kind.__name__.lower()
     if not isinstance(value, dict):
         raise ValueError(f"expected an object of the fields of a {what}, found {_shown(value)}")
-    types_of = typing.get_type_hints(kind)
-    for name, item in value.items():
-        if name not in types_of:
-            raise ValueError(f"a {what} has no field {name!r}, only {sorted(types_of)}")
-        if not _is_legal(item, types_of[name]):
-            expected = str(getattr(types_of[name], "__name__", types_of[name]))
-            raise ValueError(f"{name} of a {what} must be of type {expected}, not {_shown(item)}")
     fields = dataclasses.fields(kind)
+    for name in value:
+        if name not in [field.name for field in fields]:
+            raise ValueError(f"a {what} has no field {name!r}, only {sorted(f.name for f in fields)}")
     required = [f for f in fields if f.default is f.default_factory is dataclasses.MISSING]
     absent = [f.name for f in required if f.name not in value]
     if absent:
         raise ValueError(f"a {what} lacks the fields {absent}")
     return kind(**value)
+
+
+def _check_types(declared: Any) -> None:
+    """Makes tuples of what is listed, and raises ValueError for the first field of a wrong type."""
+    for name, kind in _types_of(type(declared)).items():
+        value = getattr(declared, name)
+        if isinstance(value, Iterable) and not isinstance(value, str | bytes | tuple | dict):
+            value = tuple(value)
+            object.__setattr__(declared, name, value)
+        if not _is_legal(value, kind):
+            what, expected = type(declared).__name__.lower(), str(getattr(kind, "__name__", kind))
+            raise ValueError(f"{name} of a {what} must be of type {expected}, not {_shown(value)}")
+
+
+@functools.cache
+def _types_of(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _is_legal(value: Any, kind: Any) -> bool:
@@ -357,7 +372,7 @@ def _is_legal(value: Any, kind: Any) -> bool:
         one = typing.get_args(kind)[0]
         return isinstance(value, list | tuple) and all(_is_legal(item, one) for item in value)
     if kind is float:
-        return type(value) in (int, float) and math.isfinite(value) and abs(value) < 1e300
+        return isinstance(value, int | float) and type(value) is not bool and abs(value) < 1e300
     if kind is int:
         return type(value) is int and abs(value) < 1 << 63
     if kind is str:

@@ -12,9 +12,10 @@ Checks, command line options and the table in the documentation are derived from
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
-from types import UnionType
-from typing import Any, Literal, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 
 @dataclass(frozen=True)
@@ -23,18 +24,21 @@ class Setting:
 
     help: a sentence for the command line and the documentation, without its last full stop.
     unset: what holds where the value is None or empty.
-    least: smallest value; above: bound below all values; choices: all values.
+    least, most: smallest and largest value; above: bound below all values; choices: all values. Whole
+        numbers fit 64 bits, others are finite, in any case.
     changes: what another value changes of the weights that are trained: `no bit`, `rounding` or
         `results`.
     resumable: whether a resumed run may have another value.
     option: how the command line spells it, where it is not the name; "": it has none.
     unit: `bytes`, or nothing.
-    name, type, default: of the field; `type` is that of values other than None.
+    name, type, default: of the field; `type` is that of values other than None, which `optional` ones
+        may be.
     """
 
     help: str
     unset: str = ""
     least: int | None = None
+    most: int | None = None
     above: float | None = None
     choices: tuple[str, ...] = ()
     changes: Literal["no bit", "rounding", "results"] = "results"
@@ -43,6 +47,7 @@ class Setting:
     unit: str = ""
     name: str = ""
     type: Any = None
+    optional: bool = False
     default: Any = None
 
     @property
@@ -59,16 +64,51 @@ class Setting:
             return "yes" if self.default else "no"
         return f"{self.default:g}" if isinstance(self.default, float) else str(self.default)
 
+    @property
+    def bounds(self) -> str:
+        """The bounds in words, such as at least 1; "" where there are none."""
+        if self.least is not None and self.most is not None:
+            return f"{self.least:,} to {self.most:,}"
+        ends = {"at least": self.least, "above": self.above, "at most": self.most}
+        return ", ".join(f"{words} {end:,}" for words, end in ends.items() if end is not None)
+
     def check(self, value: Any) -> None:
         """Raises ValueError where the value is none that the setting may have."""
-        if value is None:
+        if value is None and self.optional:
             return
         if self.choices and value not in self.choices:
-            raise ValueError(f"{self.name} must be one of {', '.join(self.choices)}, not {value!r}")
+            raise ValueError(f"{self.name} must be one of {', '.join(self.choices)}, not {_shown(value)}")
+        kind, words = _KINDS.get(get_origin(self.type) or self.type, (object, ""))
+        if not isinstance(value, kind) or (isinstance(value, bool) and self.type is not bool):
+            raise ValueError(f"{self.name} must be {words}, not {_shown(value)}")
         if self.least is not None and value < self.least:
-            raise ValueError(f"{self.name} must be at least {self.least}, not {value}")
+            raise ValueError(f"{self.name} must be at least {self.least}, not {_shown(value)}")
         if self.above is not None and not value > self.above:
-            raise ValueError(f"{self.name} must be above {self.above:g}, not {value}")
+            raise ValueError(f"{self.name} must be above {self.above:g}, not {_shown(value)}")
+        if self.most is not None and value > self.most:
+            raise ValueError(f"{self.name} must be at most {self.most:,}, not {_shown(value)}")
+        if self.type is int and not -(1 << 63) <= value < 1 << 63:
+            raise ValueError(
+                f"{self.name} must be a whole number of at most 64 bits, not {_shown(value)}"
+            )
+        if self.type is float and not abs(value) <= sys.float_info.max:
+            raise ValueError(f"{self.name} must be a finite number, not {value}")
+
+
+# What values of a type are, and the words for it.
+_KINDS: dict[Any, tuple[Any, str]] = {
+    int: (int, "a whole number"),
+    float: ((int, float), "a number"),
+    bool: (bool, "true or false"),
+    str: (str, "text"),
+    dict: (dict, "names with their values"),
+}
+
+
+def _shown(value: Any) -> str:
+    """Formats a value for a message, shortened to 60 characters."""
+    text = "a number of many digits" if isinstance(value, int) and value >= 1 << 200 else repr(value)
+    return text[:60] + ("..." if len(text) > 60 else "")
 
 
 def setting(default: Any, help: str, **known: Any) -> Any:
@@ -92,8 +132,9 @@ def declared(config: type) -> dict[str, Setting]:
         field = fields[name]
         kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint
         default = {} if field.default is dataclasses.MISSING else field.default
+        known, optional = field.metadata["setting"], NoneType in get_args(hint)
         settings[name] = dataclasses.replace(
-            field.metadata["setting"], name=name, type=kind, default=default
+            known, name=name, type=kind, optional=optional, default=default
         )
     return settings
 
@@ -102,7 +143,7 @@ def markdown_table(settings: dict[str, Setting]) -> str:
     """The settings as a Markdown table, a line each."""
     lines = ["| setting | option | default | other values | changes | on resume | |", "|---" * 7 + "|"]
     for known in settings.values():
-        values = ", ".join(value for value in known.choices if value != known.default)
+        values = ", ".join(value for value in known.choices if value != known.default) or known.bounds
         option = f"`{known.option_name}`" if known.option_name else ""
         may = "may change" if known.resumable else "stays"
         cells = (f"`{known.name}`", option, known.default_text, values, known.changes, may)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -59,10 +60,15 @@ class Table:
     optimizer: RowOptimizer | None = None
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.dim < 1:
+        sizes = (self.rows, self.dim)
+        if not all(isinstance(size, Integral) and size >= 1 for size in sizes):
             raise ValueError(
                 f"table {self.name!r} needs at least one row and one dimension, "
-                f"not rows={self.rows}, dim={self.dim}"
+                f"not rows={self.rows!r}, dim={self.dim!r}"
+            )
+        if self.rows * self.dim >= 1 << 60:
+            raise ValueError(
+                f"table {self.name!r} has more weights than any memory: rows={self.rows}, dim={self.dim}"
             )
         if self.dtype not in TABLE_DTYPES:
             raise ValueError(

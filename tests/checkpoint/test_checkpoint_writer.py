@@ -310,6 +310,7 @@ def test_a_crash_between_any_two_steps_leaves_the_last_checkpoint_whole(tmp_path
                 of_run.save(state(3))
             except Crash:
                 crashes += 1
+        of_run.close()
         now = checkpoint.pointed(path)
         assert now.last in ("step-2", "step-3")
         for name in now.names:

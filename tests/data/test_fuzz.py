@@ -1,4 +1,4 @@
-"""Damaged files of every kind, a few hundred cases of each; `python -m tests.fuzz` runs more.
+"""Damaged files of every kind, thousands of cases; `python -m tests.fuzz` runs more.
 
 And what it found, each with its story.
 """
@@ -21,7 +21,8 @@ from tests.fuzz.readers import make_text
 from tests.fuzz.stored import closed, opened
 
 CASES = {
-    "text": 60, "compressed": 60, "parquet": 50, "stored": 12, "manifest": 50, "state": 20, "schema": 200,
+    "text": 300, "compressed": 300, "parquet": 200, "stored": 12, "manifest": 50, "state": 20,
+    "schema": 2000, "config": 1000, "archive": 500,
 }  # fmt: skip
 
 BOTH = pytest.mark.parametrize("plain", [False, True], ids=["native", "plain"])
@@ -85,7 +86,9 @@ def test_a_time_of_numbers_that_no_clock_shows_is_refused(tmp_path, monkeypatch,
         use_plain_python(monkeypatch)
     schema = Schema(features=(), time=Time("when"), delimiter=",")
     (tmp_path / "raw").write_bytes(f"label,when\n0,1.5\n1,\n1,{value}\n0,?\n".encode())
-    with pytest.raises(ValueError, match=r"raw line 4, column 'when': expected a time unix, found '"):
+    with pytest.raises(
+        ValueError, match=r"raw line 4, column 'when': expected a time unix \(.*\), found '"
+    ):
         read(tmp_path / "raw", schema)
 
 

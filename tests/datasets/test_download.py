@@ -7,6 +7,7 @@ import tarfile
 import zipfile
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import import_module
 from threading import Thread
 
 import pytest
@@ -135,6 +136,82 @@ def test_archives_are_unpacked_and_their_files_verified(server, tmp_path, name):
     assert paths[1] == tmp_path / "folder" / "inner.txt"
     with pytest.raises(ValueError, match=r"inner.txt has md5 .* where 1234 was expected"):
         download(data_set_of(archive, Source("inner.txt", md5="1234")), tmp_path)
+
+
+def unpacked(tmp_path, name, content):
+    """Downloads what is there already, so that it is only unpacked; the message that refuses it."""
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError) as error:
+        download(data_set_of(Source(name, "http://127.0.0.1:9/none")), tmp_path)
+    assert not (tmp_path / f"{name}.unpacked").exists()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def tar_of(*members):
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+        for member, content in members:
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def zip_of(name, content):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return file.getvalue()
+
+
+def link(kind, target):
+    member = tarfile.TarInfo("raw.txt")
+    member.type, member.linkname = kind, target
+    return member
+
+
+@pytest.mark.parametrize(
+    "name", ["../out.txt", "/tmp/w-out.txt", "a/../../out.txt", "..\\out.txt", "C:\\out"]
+)
+def test_no_member_of_an_archive_leaves_its_folder(tmp_path, name):
+    """Zip files wrote such members elsewhere below the folder; tar files ended in a traceback."""
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    assert "would write outside its folder" in unpacked(inside, "a.zip", zip_of(name, b"x"))
+    content = tar_of((tarfile.TarInfo(name), b"x"))
+    assert "would write outside its folder" in unpacked(inside, "a.tar.gz", content)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a.tar.gz", "a.zip", "inside"]
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE])
+def test_links_and_devices_are_not_unpacked(tmp_path, kind):
+    content = tar_of((link(kind, "/etc/passwd"), b""), (tarfile.TarInfo("raw.txt"), b"x"))
+    assert "has 'raw.txt', which is no plain file" in unpacked(tmp_path, "a.tar.gz", content)
+
+
+def test_what_unpacks_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch):
+    """Decompression bombs: also one in a header of tar, which is read into memory."""
+    monkeypatch.setattr(import_module("hotrows.datasets.download"), "_LEAST_BOUND", 1 << 16)
+    bomb = bytes(8 << 20)
+    header = tarfile.TarInfo("x")
+    header.type = tarfile.XHDTYPE
+    for content in (tar_of((tarfile.TarInfo("raw.txt"), bomb)), tar_of((header, bomb))):
+        assert "a.tar.gz unpacks to more than" in unpacked(tmp_path, "a.tar.gz", content)
+    assert "a.zip unpacks to more than" in unpacked(tmp_path, "a.zip", zip_of("raw.txt", bomb))
+    assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 4 << 20
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz"])
+def test_a_damaged_archive_is_one_line(tmp_path, name):
+    """It ended in a traceback."""
+    whole = packed(name)
+    for content in (
+        b"",
+        b"no archive at all",
+        whole[: len(whole) // 2],
+        whole[:40] + bytes(9) + whole[49:],
+    ):
+        assert f"{name} is damaged or no such archive" in unpacked(tmp_path, name, content)
 
 
 def test_a_set_behind_a_login_says_where_to_sign_in(tmp_path):

@@ -16,6 +16,7 @@ import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -51,27 +52,14 @@ class Ended:
 
 def train(
     data: Path, run: Path, num_ranks: int, *more: str, faults: tuple[Fault, ...] = (),
-    timeout: float = TIMEOUT, patience: float = 120,
+    timeout: float = TIMEOUT, patience: float = 120, said: str = "said",
 ) -> Ended:  # fmt: skip
     """`hotrows train DATA --run-dir RUN` on ranks, with these settings and `more`.
 
     patience: seconds after which ranks that are still there are killed, and count as hanging.
     """
-    run.parent.mkdir(parents=True, exist_ok=True)
-    arguments = ["train", str(data), *SETTINGS, "--timeout", str(timeout), "--run-dir", str(run)]
-    if (run / "config.json").exists():
-        arguments.append("--resume")
-    port = free_port()
-    outputs = [run.parent / f"{run.name}-said-{rank}" for rank in range(num_ranks)]
-    ranks = [
-        _forks.Process(
-            target=_rank, args=(rank, num_ranks, port, faults, [*arguments, *more], outputs[rank])
-        )
-        for rank in range(num_ranks)
-    ]
     begun = time.monotonic()
-    for process in ranks:
-        process.start()
+    ranks, outputs = start(data, run, num_ranks, *more, faults=faults, timeout=timeout, said=said)
     stopped = {fault.rank for fault in faults if fault.kind == "stop"}
     ended = begun
     while any(process.is_alive() for process in ranks):
@@ -79,7 +67,7 @@ def train(
             rank in stopped for rank, process in enumerate(ranks) if process.is_alive()
         ):
             break
-        if ended == begun and any(map(_is_struck, ranks)):
+        if ended == begun and any(map(is_struck, ranks)):
             ended = time.monotonic()
         time.sleep(0.02)
     now = time.monotonic()
@@ -89,6 +77,28 @@ def train(
             os.kill(process.pid, signal.SIGKILL)
         process.join()
     return Ended(codes, tuple(path.read_text() for path in outputs), now - ended)
+
+
+def start(
+    data: Path, run: Path, num_ranks: int, *more: str, faults: tuple[Fault, ...] = (),
+    timeout: float = TIMEOUT, said: str = "said",
+) -> tuple[list[Any], list[Path]]:  # fmt: skip
+    """The processes of such a job, started, and the files of what they say on standard error."""
+    run.parent.mkdir(parents=True, exist_ok=True)
+    arguments = ["train", str(data), *SETTINGS, "--timeout", str(timeout), "--run-dir", str(run)]
+    if (run / "config.json").exists():
+        arguments.append("--resume")
+    port = free_port()
+    outputs = [run.parent / f"{run.name}-{said}-{rank}" for rank in range(num_ranks)]
+    ranks = [
+        _forks.Process(
+            target=_rank, args=(rank, num_ranks, port, faults, [*arguments, *more], outputs[rank])
+        )
+        for rank in range(num_ranks)
+    ]
+    for process in ranks:
+        process.start()
+    return ranks, outputs
 
 
 def checksums(run: Path) -> dict[str, int]:
@@ -129,7 +139,7 @@ def _rank(
     cli.main(arguments)
 
 
-def _is_struck(process: multiprocessing.Process) -> bool:
+def is_struck(process: multiprocessing.Process) -> bool:
     """Whether it has failed, or is stopped."""
     if process.exitcode is not None:
         return process.exitcode != 0
@@ -146,4 +156,4 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-__all__ = ["SETTINGS", "TIMEOUT", "Ended", "Fault", "checksums", "step_of", "to_text", "train"]
+__all__ = ["SETTINGS", "TIMEOUT", "Ended", "Fault", "checksums", "start", "step_of", "to_text", "train"]

@@ -1,9 +1,10 @@
-"""A fuzzer of what is read from files: `python -m tests.fuzz --seconds 600 [--target NAME] [--seed N]`.
+"""A fuzzer of what is read from files: `python -m tests.fuzz --count 1000000 [--target NAME] [--seed N]`.
 
 The claim: whatever bytes stand in a raw file, in a prepared folder, in the state of a preparation that
-was interrupted, or in a schema file, the library works or raises one ValueError whose message is one
-line and names the file. It never raises anything else, crashes, hangs, or takes memory without bound;
-and the native core and plain Python agree, on the rows or on the message.
+was interrupted, in a schema file, in the settings of a training or in an archive, the library works or
+raises one ValueError whose message is one line and names the file. It never raises anything else,
+crashes, hangs, or takes memory without bound; and the native core and plain Python agree, on the rows
+or on the message.
 
 A case is made of its target and seed alone: valid files, then damaged. Batches run in processes of
 their own, so that one that dies names its seed; what was found is made smaller by halves and kept.
@@ -17,6 +18,7 @@ import shutil
 from pathlib import Path
 
 from tests.fuzz.case import Broken, Case, Hang, Target, limited, write_files
+from tests.fuzz.foreign import make_archive, make_config, run_archive, run_config
 from tests.fuzz.readers import make_compressed, make_parquet, make_text, run_compressed, run_text
 from tests.fuzz.stored import (
     make_manifest,
@@ -37,6 +39,8 @@ TARGETS = {
     "manifest": Target(make_manifest, run_stored),
     "state": Target(make_state, run_state),
     "schema": Target(make_schema, run_schema),
+    "config": Target(make_config, run_config),
+    "archive": Target(make_archive, run_archive),
 }
 
 

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import logging
+import math
 import multiprocessing
 import resource
 import sys
@@ -33,15 +34,18 @@ class Finding:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=math.inf)
+    parser.add_argument("--count", type=int, default=20_000, help="cases in all, evenly of each target")
     parser.add_argument("--target", choices=TARGETS, action="append")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--go-on", action="store_true", help="names every new finding, to the end")
     arguments = parser.parse_args()
     end, seeds = time.monotonic() + arguments.seconds, arguments.seed
     kinds: set[str] = set()
-    while time.monotonic() < end:
-        for target in arguments.target or TARGETS:
+    targets = arguments.target or list(TARGETS)
+    last = arguments.seed + -(-arguments.count // len(targets))
+    while time.monotonic() < end and seeds < last:
+        for target in targets:
             finding = run_batch(target, range(seeds, seeds + BATCH))
             while finding is not None and arguments.go_on:
                 if (kind := f"{target} {finding.why[:70]}") not in kinds:
@@ -52,7 +56,8 @@ def main() -> int:
                 keep(finding)
                 return 1
         seeds += BATCH
-        print(f"{seeds - arguments.seed:,} cases of each target", flush=True)
+        done = (seeds - arguments.seed) * len(targets)
+        print(f"{done:,} cases: {seeds - arguments.seed:,} each of {', '.join(targets)}", flush=True)
     return 1 if kinds else 0
 
 

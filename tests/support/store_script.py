@@ -1,4 +1,4 @@
-"""A script of a file store's life, played on the store and on a dictionary, and what must be left of it."""
+"""A script of a file store's life, played on the store and on a dictionary; what must be left of it."""
 
 import random
 

@@ -7,7 +7,8 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hotrows.checkpoint.manifest import bases, read_manifest
+from hotrows.checkpoint.files import FileSum, verify
+from hotrows.checkpoint.manifest import NAME, bases, read_manifest
 from hotrows.runtime.atomic_files import write_json
 
 FOLDER = "checkpoints"
@@ -28,13 +29,28 @@ class Pointer:
         return tuple(dict.fromkeys((self.last, self.best, *self.kept)))
 
 
-def point(run: Path, pointer: Pointer) -> None:
-    """Makes these the checkpoints of `run`; deletes every other one that is not a base of them."""
-    write_json(run / _POINTER, asdict(pointer))
+def point(run: Path, pointer: Pointer, manifest: FileSum | None = None) -> None:
+    """Makes these the checkpoints of `run`; deletes every other one that is not a base of them.
+
+    manifest: of the last one, as it was written; where another one is found, nothing changes.
+    """
+    if manifest is not None:
+        _check_manifest(run / FOLDER / pointer.last, manifest)
     needed = {*pointer.names, *(base for name in pointer.names for base in bases(run / FOLDER / name))}
+    write_json(run / _POINTER, asdict(pointer))
     for folder in (run / FOLDER).iterdir():
         if folder.name not in needed:
             shutil.rmtree(folder)
+
+
+def _check_manifest(folder: Path, expected: FileSum) -> None:
+    try:
+        verify(folder / NAME, expected)
+    except ValueError:
+        raise ValueError(
+            f"checkpoint {folder} is not as it was written, so nothing points to it: another process "
+            f"writes to this run; end it, and resume the run"
+        ) from None
 
 
 def pointed(run: Path) -> Pointer | None:

@@ -86,7 +86,7 @@ def save(run: Path, embedding: Embedding, model: nn.Module, state: State, finger
     fingerprint: of the data's schema and encoders; `load` refuses another one.
     """
     ranks = embedding.ranks.channel("checkpoint")
-    return write(run, state.step, ranks, lambda: take(embedding, model, state, fingerprint))
+    return write(run, state.step, ranks, lambda: take(embedding, model, state, fingerprint))[0]
 
 
 def take(
@@ -122,15 +122,18 @@ def take(
     )
 
 
-def write(run: Path, step: int, ranks: Ranks, snapshot: Callable[[], Snapshot]) -> str:
-    """Collective: writes the ranks' snapshots as one checkpoint, and returns its name."""
+def write(
+    run: Path, step: int, ranks: Ranks, snapshot: Callable[[], Snapshot]
+) -> tuple[str, FileSum]:  # fmt: skip
+    """Collective: writes the ranks' snapshots as one checkpoint; returns its name, and the size and
+    checksum of its manifest."""
     folder = run / FOLDER / f"step-{step}"
     part: Path | None = None
     try:
         folder = of_rank_0(ranks, lambda: _begin(run, step))
         part = part_of(folder)
         written = gathered(ranks, lambda: _write_records(part_of(folder), snapshot()))
-        of_rank_0(ranks, lambda: _publish(folder, written))
+        manifest = of_rank_0(ranks, lambda: _publish(folder, written))
     except BaseException as error:
         if part is not None and ranks.rank == 0:
             shutil.rmtree(part, ignore_errors=True)
@@ -140,7 +143,7 @@ def write(run: Path, step: int, ranks: Ranks, snapshot: Callable[[], Snapshot]) 
                 f"earlier checkpoints are whole; make room, then resume the run"
             ) from error
         raise
-    return folder.name
+    return folder.name, manifest
 
 
 def placements_of(embedding: Embedding) -> dict[str, Any] | None:
@@ -203,7 +206,7 @@ def _bytes_of(records: Tensor) -> Iterator[memoryview]:
     return (bytes_of(chunk.cpu().contiguous()) for chunk in chunks)
 
 
-def _publish(folder: Path, written: Sequence[_Written]) -> None:
+def _publish(folder: Path, written: Sequence[_Written]) -> FileSum:
     """Writes the manifest, then renames the folder, which makes it a checkpoint."""
     first, part = written[0].snapshot, part_of(folder)
     base = None if first.base is None else folder.with_name(first.base)
@@ -220,8 +223,9 @@ def _publish(folder: Path, written: Sequence[_Written]) -> None:
         base=first.base,
         base_crc32=None if base is None else manifest_crc32(base),
     )
-    files.write_file(part / NAME, [to_json(manifest).encode()])
+    written_manifest = files.write_file(part / NAME, [to_json(manifest).encode()])
     publish(part, folder)
+    return written_manifest
 
 
 # ---- records

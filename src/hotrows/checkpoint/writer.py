@@ -23,12 +23,15 @@ from pathlib import Path
 
 from torch import nn
 
+from hotrows.checkpoint.files import FileSum
 from hotrows.checkpoint.manifest import bases
 from hotrows.checkpoint.pointer import moved_on, point, pointed, retained
+from hotrows.checkpoint.run_lock import RunLock
 from hotrows.checkpoint.write import Snapshot, State, take, write
 from hotrows.distributed.all_or_none import of_rank_0, together
 from hotrows.distributed.process_group import RankLost
 from hotrows.engine.embedding import Embedding
+from hotrows.runtime.locks import LockLost
 from hotrows.runtime.machine import available_memory
 
 log = logging.getLogger("hotrows")
@@ -55,11 +58,12 @@ class Writer:
     in addition to the best one (default 1). full_every: write a full checkpoint every N saves,
     increments between (default 1). background: copy the rows, and write them while training goes on,
     where memory has room for the copy. Rows in file stores are made durable by the stores, at once.
+    lock: of the run, where the caller has taken it; None: taken here, until `close`.
     """
 
     def __init__(
         self, run: Path, embedding: Embedding, model: nn.Module, fingerprint: str = "", *,
-        keep_last: int = 1, full_every: int = 1, background: bool = False,
+        keep_last: int = 1, full_every: int = 1, background: bool = False, lock: RunLock | None = None,
     ) -> None:  # fmt: skip
         for name, value in (("keep_last", keep_last), ("full_every", full_every)):
             if value < 1:
@@ -67,6 +71,7 @@ class Writer:
         self.run, self.embedding, self.model = run, embedding, model
         self._fingerprint, self._keep_last, self._full_every = fingerprint, keep_last, full_every
         self._ranks = embedding.ranks.channel("checkpoint")
+        self._lock, self._is_lock_ours = lock or RunLock(run, self._ranks), lock is None
         self._in_files = (
             embedding.cached_tables is not None and embedding.cached_tables.caching.path is not None
         )
@@ -125,14 +130,17 @@ class Writer:
             self.embedding.packed.note_touched()
 
     def close(self) -> None:
-        """Waits for the checkpoint that is being written; logs its error, except for `RankLost`, with
-        which the run ends anyway."""
+        """Waits for the checkpoint that is being written, and saves no more; logs its error, except for
+        `RankLost` and `LockLost`, with which the run ends anyway."""
         try:
             self.wait()
-        except RankLost:
+        except (RankLost, LockLost):
             pass
         except Exception as error:
             log.error("%s", error)
+        finally:
+            if self._is_lock_ours:
+                self._lock.release()
 
     # ---- full or increment, in the background or not
 
@@ -182,8 +190,18 @@ class Writer:
 
     def _write(self, step: int, snapshot: Callable[[], Snapshot], is_best: bool) -> None:
         run, ranks, keep_last = self.run, self._ranks, self._keep_last
-        name = write(run, step, ranks, snapshot)
-        of_rank_0(ranks, lambda: point(run, moved_on(pointed(run), name, is_best, keep_last)))
+
+        def point_to(name: str, manifest: FileSum) -> None:
+            self._lock.check()
+            point(run, moved_on(pointed(run), name, is_best, keep_last), manifest)
+
+        try:
+            of_rank_0(ranks, self._lock.check)
+            name, manifest = write(run, step, ranks, snapshot)
+            of_rank_0(ranks, lambda: point_to(name, manifest))
+        except OSError:
+            self._lock.check()  # a folder that was deleted is no full disk
+            raise
         self._last = name if self._increments else None
         cached_tables = self.embedding.cached_tables
         if self._in_files and cached_tables:

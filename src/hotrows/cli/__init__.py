@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -36,12 +38,39 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except BrokenPipeError:  # hotrows predict ... | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except (ValueError, OSError, process_group.RankLost) as error:
-        if session.debug:
-            _crash(error)
-        _fail(str(error), 1)
     except Exception as error:
-        _crash(error)
+        message = _message(error)
+        if session.debug or message is None:
+            _crash(error)
+        _fail(message, 1)
+
+
+def _message(error: Exception) -> str | None:
+    """The line that explains an error; None of a mistake of ours, which its traceback explains."""
+    message = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.filename is not None:
+        message = f"{error.filename}: {error.strerror}; check the path, and what it permits"
+    elif isinstance(error, MemoryError) or "can't allocate memory" in message:
+        message = (
+            f"out of memory: {message[:200]}; use smaller tables, batches or models, or --fast-memory"
+        )
+    if place := _own_code(error):
+        kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
+        return f"{place}: {kind}{message[:400]} (hotrows --debug shows the traceback)"
+    explained = (ValueError, OSError, MemoryError, process_group.RankLost)
+    return message if isinstance(error, explained) or message.startswith("out of memory") else None
+
+
+def _own_code(error: Exception) -> str:
+    """Names the last line of the user's own model or schema that an error came through; "": of none."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename} line {error.lineno}"
+    libraries = [str(Path(hotrows.__file__).parent), *sysconfig.get_paths().values()]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        is_library = any(Path(frame.filename).is_relative_to(folder) for folder in libraries)
+        if not is_library and Path(frame.filename).is_file():
+            return f"{frame.filename} line {frame.lineno}"
+    return ""
 
 
 def _fail(message: str, code: int) -> NoReturn:

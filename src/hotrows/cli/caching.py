@@ -14,8 +14,11 @@ from rich.table import Table
 
 from hotrows import data, models, optim
 from hotrows.cli.options import (
+    COUNT,
     FILE,
     FOLDER,
+    INTEGER,
+    POSITIVE,
     bar,
     command,
     name_and_value,
@@ -51,7 +54,7 @@ _profile_options = with_options(
         help="The share of training samples that is counted; as much again is measured.",
     ),
     option("--confidence", default=0.999, help="Confidence of intervals."),
-    option("--seed", default=0, help="Seed of the samples."),
+    option("--seed", type=INTEGER, default=0, help="Seed of the samples."),
 )
 
 
@@ -138,35 +141,29 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
 @setting_option("model_options")
 @setting_option("row_optimizer")
 @setting_option("table_dtype", filled=True)
-@setting_option("batch_size", type=click.IntRange(1))
+@setting_option("batch_size")
 @setting_option(
     "fast_memory",
     multiple=True,
     help="Such as 64MiB; may be repeated. [1, 2, 5, 10, 20 and 50 % of the tables]",
 )
-@click.option("--batches", type=click.IntRange(1), help="How many are replayed. [an epoch]")
-@setting_option(
-    "in_flight",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Batches that may move rows at once.",
-)
+@click.option("--batches", type=COUNT, help="How many are replayed. [an epoch]")
+@setting_option("in_flight", default=1, show_default=True, help="Batches that may move rows at once.")
 @setting_option("seed", filled=True, show_default=True, help="Seed of the order of samples.")
-@click.option("--samples-per-second", type=float, help="Of training with all rows in memory.")
+@click.option("--samples-per-second", type=POSITIVE, help="Of training with all rows in memory.")
 @option(
     "--reads-per-second",
-    type=float,
+    type=POSITIVE,
     default=SlowMemory.reads_per_second,
     help="Rows that slow memory reads at random.",
 )
 @option(
     "--bytes-per-second",
-    type=float,
+    type=POSITIVE,
     default=SlowMemory.bytes_per_second,
     help="What slow memory writes in sequence.",
 )
-@click.option("--writes-per-second", type=float, help="Rows, where they are written at random.")
+@click.option("--writes-per-second", type=POSITIVE, help="Rows, where they are written at random.")
 @click.option("--picture", type=FILE, help="Draw misses over fast memory into this PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def simulate_command(

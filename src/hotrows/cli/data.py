@@ -12,7 +12,20 @@ import click
 from rich.table import Table
 
 from hotrows import data
-from hotrows.cli.options import BYTES, FILE, FOLDER, bar, command, new_table, option, print_table
+from hotrows.cli.options import (
+    BYTES,
+    COUNT,
+    FILE,
+    FOLDER,
+    INTEGER,
+    POSITIVE,
+    THREADS,
+    bar,
+    command,
+    new_table,
+    option,
+    print_table,
+)
 from hotrows.data.description import STABLE, Description, describe
 from hotrows.datasets import schemas, synthetic
 from hotrows.train import pictures
@@ -24,10 +37,15 @@ from hotrows.train import pictures
     "hotrows synth criteo --rows 100000 --out small --cardinality-scale 0.01",
 )
 @click.argument("kind", type=click.Choice(["criteo"]))
-@click.option("--rows", type=click.IntRange(1), required=True, help="How many rows.")
+@click.option("--rows", type=COUNT, required=True, help="How many rows.")
 @click.option("--out", type=FOLDER, required=True, help="Where train.txt goes.")
-@option("--seed", default=0, help="Another seed, other rows.")
-@option("--cardinality-scale", default=1.0, help="Multiplies how many values each field can take.")
+@option("--seed", type=INTEGER, default=0, help="Another seed, other rows.")
+@option(
+    "--cardinality-scale",
+    type=POSITIVE,
+    default=1.0,
+    help="Multiplies how many values each field can take.",
+)
 def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale: float) -> None:
     """Make synthetic raw data.
 
@@ -69,14 +87,12 @@ def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale:
 )
 @click.option("--validation", multiple=True, metavar="RAW", help="Rows that validate.")
 @click.option("--test", multiple=True, metavar="RAW", help="Rows that test.")
-@click.option(
-    "--min-count", type=click.IntRange(1), help="Rarer values are unknown. [as the schema says]"
-)
+@click.option("--min-count", type=COUNT, help="Rarer values are unknown. [as the schema says]")
 @click.option("--like", type=FOLDER, metavar="DATA", help="Encode as DATA was, for its models.")
 @click.option("--extend", type=FOLDER, metavar="DATA", help="Keep DATA's ids and add new ones.")
-@option("--seed", default=0, help="Seed of a split that draws.")
+@option("--seed", type=INTEGER, default=0, help="Seed of a split that draws.")
 @click.option("--memory", type=BYTES, metavar="SIZE", help="Stay within it, about. [a quarter of all]")
-@click.option("--threads", type=click.IntRange(1), help="All cores by default.")
+@click.option("--threads", type=THREADS, help="All cores by default.")
 def prepare_command(
     raw: tuple[str, ...],
     schema: str | None,
@@ -127,7 +143,7 @@ def _unseen_table(encoded: data.EncodedData) -> Table:
 @command("describe", "hotrows describe enc", "hotrows describe enc --picture skew.png")
 @click.argument("folder", metavar="DATA", type=FOLDER)
 @click.option("--picture", type=FILE, help="Draw the skew into this PNG. [DATA/skew.png]")
-@option("--dim", type=click.IntRange(1), default=16, help="Dim of the tables.")
+@option("--dim", type=COUNT, default=16, help="Dim of the tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool) -> None:
     """Show the size and skew of prepared data."""

@@ -11,7 +11,18 @@ from rich.table import Table
 
 from hotrows import datasets
 from hotrows.cli.data import prepare_with_bar
-from hotrows.cli.options import BYTES, FOLDER, bar, command, new_table, option, print_table
+from hotrows.cli.options import (
+    BYTES,
+    COUNT,
+    FOLDER,
+    INTEGER,
+    THREADS,
+    bar,
+    command,
+    new_table,
+    option,
+    print_table,
+)
 from hotrows.datasets import schemas
 
 
@@ -28,10 +39,10 @@ from hotrows.datasets import schemas
 @click.option("--out", type=FOLDER, help="A new folder for the encoded data.")
 @click.option("--samples", type=FOLDER, help="Keep the samples that are built, as Parquet, here.")
 @click.option("--split", help="As in prepare, where the data set comes as one part.")
-@click.option("--min-count", type=click.IntRange(1), help="Rarer values are unknown. [the schema's]")
-@option("--seed", default=0, help="Seed of all that is drawn.")
+@click.option("--min-count", type=COUNT, help="Rarer values are unknown. [the schema's]")
+@option("--seed", type=INTEGER, default=0, help="Seed of all that is drawn.")
 @click.option("--memory", type=BYTES, metavar="SIZE", help="As in prepare; builders take what they need.")
-@click.option("--threads", type=click.IntRange(1), help="As in prepare. [all cores]")
+@click.option("--threads", type=THREADS, help="As in prepare. [all cores]")
 def data_command(
     name: str | None, raw: Path | None, download: bool, out: Path | None, **options: Any
 ) -> None:

@@ -14,7 +14,7 @@ from hotrows.runtime.machine import environment
 
 
 @command("doctor", "hotrows doctor", "hotrows doctor --batch-size 2048")
-@option("--batch-size", type=click.IntRange(1), default=8192)
+@option("--batch-size", type=click.IntRange(1, 1 << 20), default=8192)
 def doctor_command(batch_size: int) -> None:
     """Show what was found on this machine.
 

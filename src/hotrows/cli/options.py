@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,8 +19,18 @@ from hotrows import models, optim
 from hotrows.config import SETTINGS
 from hotrows.runtime.units import parse_bytes
 
-FOLDER = click.Path(file_okay=False, path_type=Path)
-FILE = click.Path(dir_okay=False, path_type=Path)
+
+class Place(click.Path):
+    """A path, which may not be empty: that would be this folder."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        if value == "":
+            self.fail("the name is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+FOLDER = Place(file_okay=False, path_type=Path)
+FILE = Place(dir_okay=False, path_type=Path)
 
 
 class Bytes(click.ParamType):
@@ -37,8 +48,26 @@ class Bytes(click.ParamType):
 BYTES = Bytes()
 
 
+class Positive(click.ParamType):
+    """A finite number above 0."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        number = click.FLOAT.convert(value, param, ctx)
+        if not 0 < number < math.inf:
+            self.fail(f"it must be a finite number above 0, not {value}", param, ctx)
+        return number
+
+
+POSITIVE = Positive()
+COUNT = click.IntRange(1, (1 << 63) - 1)
+THREADS = click.IntRange(1, 1024)
+INTEGER = click.IntRange(-(1 << 63), (1 << 63) - 1)
+
+
 class Numbers(click.ParamType):
-    """Whole numbers of at least 1, such as 8,64,1024."""
+    """Whole numbers from 1 to 1,000,000, such as 8,64,1024."""
 
     name = "numbers"
 
@@ -46,8 +75,8 @@ class Numbers(click.ParamType):
         if isinstance(value, list):
             return value
         parts = [part.strip().replace("_", "") for part in value.split(",")]
-        if not all(part.isdigit() and int(part) for part in parts):
-            self.fail(f"{value!r} must be numbers of at least 1, such as 8,64,1024", param, ctx)
+        if not all(part.isdecimal() and len(part) < 8 and 1 <= int(part) <= 10**6 for part in parts):
+            self.fail(f"{value!r} must be numbers from 1 to 1000000, such as 8,64,1024", param, ctx)
         return [int(part) for part in parts]
 
 
@@ -101,12 +130,27 @@ def setting_option(name: str, *, filled: bool = False, **changes: Any) -> Callab
     elif setting.type is bool:
         spelling += f"/--no-{spelling.removeprefix('--')}"
         how["default"] = None
+    if setting.type in (int, float):
+        how["callback"] = _check
     how |= _ARGUMENTS.get(name, {})
     if "multiple" in how:
         how |= {"type": str, "help": f"{setting.help}; may be repeated.{default}"}
     if filled:
         how["default"] = setting.default
     return click.option(spelling, name, **(how | changes))
+
+
+def _check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuses a number that the setting of this name may not be, as wrong usage."""
+    assert param.name is not None
+    for number in value if param.multiple else (value,):
+        if number is None:  # left out
+            continue
+        try:
+            SETTINGS[param.name].check(number)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+    return value
 
 
 def with_options(*options: Callable) -> Callable:
@@ -146,7 +190,7 @@ def name_and_value(text: str, option: str = "--option", such_as: str = "dim=32")
         raise click.UsageError(f"{option} must be NAME=VALUE, such as {such_as}, not {text!r}")
     try:
         return name, json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         return name, value
 
 

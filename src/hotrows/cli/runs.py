@@ -32,8 +32,8 @@ def eval_command(run: Path, part: str, which: str, folder: Path | None, as_json:
 
     Prints AUC, log loss and calibration of RUN, by default on the test part of its data.
     """
-    encoded = run_folder.open_data(run, folder)
     predictor = load_run(run, which)
+    encoded = run_folder.open_data(run, folder)
     with bar() as progress:
         metrics = predictor.evaluate(
             encoded.parts[part], lambda done, total: progress("evaluating", done, total)

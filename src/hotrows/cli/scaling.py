@@ -50,7 +50,7 @@ scaling_options = with_options(
     ),
     setting_option("sharding", filled=True, show_default=True, help="With --ranks."),
     click.option("--wire-bytes", type=click.Choice(["2", "4"]), help="Bytes of a number between ranks."),
-    setting_option("micro_batches", type=click.IntRange(1), help="Parts of a step, with --ranks."),
+    setting_option("micro_batches", help="Parts of a step, with --ranks."),
     click.option("--memory", type=BYTES, metavar="SIZE", help="For tables on a rank, with --ranks."),
     click.option("--why", is_flag=True, help="With --ranks: say of each table where it goes, and why."),
 )

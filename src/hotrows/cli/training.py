@@ -113,7 +113,7 @@ def train_command(
         raise click.UsageError("--resume needs the run to go on with: --run FOLDER")
     if resume and config_file is not None:
         raise click.UsageError("--resume goes on with the run's own settings: leave out --config")
-    written = None if config_file is None else _read_config(config_file)
+    written = None if config_file is None else read_config(config_file)
     exists = run is not None and (run / "config.json").exists()
     resume = resume or (exists and process_group.restarted())
     config = _first_config(run if resume and exists else None, written, options["start_from"])
@@ -142,6 +142,13 @@ def train_command(
 
 def config_with(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
     """Returns the config with the options that the command line has set, which are not None."""
+    try:
+        return _changed(config, options)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _changed(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
     changes = {name: value for name, value in options.items() if value is not None}
     kind, lr = changes.pop("row_optimizer", None), changes.pop("lr", None)
     row_changes = _pairs(changes.pop("row_options"), "--row-option", "weight_decay=1e-6")
@@ -177,7 +184,7 @@ def _first_config(
     return TrainConfig(**{name: getattr(earlier, name) for name in _OF_WHAT_IS_TRAINED})
 
 
-def _read_config(path: Path) -> TrainConfig:
+def read_config(path: Path) -> TrainConfig:
     """Reads the file of --config: what tune has written, or a run's config.json."""
     try:
         return TrainConfig.load(path)

@@ -8,10 +8,11 @@ from typing import Any
 
 import click
 
-from hotrows.cli.options import FILE, bar, command, new_table, option, print_table
+from hotrows.cli.options import FILE, POSITIVE, bar, command, new_table, option, print_table
 from hotrows.cli.training import SOURCE_NAMES, config_with, data_options, open_data, setting_options
 from hotrows.config import TrainConfig
 from hotrows.distributed import process_group
+from hotrows.runtime.atomic_files import write_text
 from hotrows.tuning.benchmark import Comparison
 from hotrows.tuning.tune import MAY_CHANGE, Tuned, check_may_change, shown, tune, verdict
 
@@ -35,7 +36,7 @@ _NOT_OF_A_STEP = ("start_from", "evaluate_every", "checkpoint_every")
     default=Path("tuned.json"),
     help="A new file for the chosen configuration; measurements go beside it.",
 )
-@option("--seconds", default=120.0, help="Time for all, about.")
+@option("--seconds", type=POSITIVE, default=120.0, help="Time for all, about.")
 @click.option(
     "--may-change",
     default="",
@@ -56,8 +57,6 @@ def tune_command(out: Path, seconds: float, may_change: str, **options: Any) -> 
     source = {name: options.pop(name) for name in SOURCE_NAMES}
     may_change_names = [name.strip() for name in may_change.split(",") if name.strip()]
     check_may_change(may_change_names)
-    if not seconds > 0:
-        raise click.UsageError(f"--seconds must be above 0, not {seconds}")
     if out.exists():
         raise click.UsageError(f"{out} exists already: name another file, or delete it")
     fixed = [name for name, value in options.items() if value not in (None, ())]
@@ -135,7 +134,7 @@ def _figures(comparison: Comparison | None) -> tuple[str, str, str, str]:
 
 def _write(tuned: Tuned, out: Path) -> None:
     measurements = out.with_suffix(".measurements.json")
-    measurements.write_text(json.dumps(tuned.to_json(), indent=2) + "\n")
+    write_text(measurements, json.dumps(tuned.to_json(), indent=2) + "\n")
     tuned.config.save(out)
     click.echo(f"configuration  {out}: hotrows train ... --config {out}")
     click.echo(f"measurements   {measurements}")

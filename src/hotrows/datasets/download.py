@@ -1,18 +1,22 @@
 """Downloads the raw files of a data set, resumes interrupted ones, and verifies checksums.
 
-A file is downloaded as NAME.part and renamed when it is complete. Archives are unpacked in place.
+A file is downloaded as NAME.part and renamed when it is complete. Archives are unpacked in place: plain
+files and folders alone, none outside, and at most 100 times as many bytes as the archive has.
 """
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import shutil
 import tarfile
 import urllib.error
 import urllib.request
 import zipfile
+from collections.abc import Iterator
 from http.client import HTTPException
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
 
 from hotrows.datasets.dataset import DataSet, Progress, Source
 from hotrows.datasets.tables import find
@@ -20,8 +24,8 @@ from hotrows.runtime.atomic_files import publish
 
 _BLOCK = 1 << 20
 _TIMEOUT = 60
-# No member leaves the folder; Python before 3.10.12 cannot tell.
-_SAFELY: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+_RATIO = 100  # logs as text shrink to a tenth; what shrinks to a hundredth was made to fill disks
+_LEAST_BOUND = 64 << 20
 
 
 def download(data_set: DataSet, raw: str | Path, progress: Progress | None = None) -> list[Path]:
@@ -35,7 +39,7 @@ def download(data_set: DataSet, raw: str | Path, progress: Progress | None = Non
     for source in data_set.sources:
         if source.url:
             _fetch(data_set, source, raw, progress)
-            _unpack(raw / source.file, raw)
+            unpack(raw / source.file, raw)
     return [_arrived(data_set, source, raw, progress) for source in data_set.sources]
 
 
@@ -118,17 +122,90 @@ def _verify(path: Path, source: Source, progress: Progress | None) -> None:
         )
 
 
-def _unpack(archive: Path, raw: Path) -> None:
+def unpack(archive: Path, raw: Path) -> None:
     """Unpacks an archive into its folder, once."""
     done = raw / f"{archive.name}.unpacked"
     if done.exists():
         return
-    if archive.name.endswith(".zip"):
-        with zipfile.ZipFile(archive) as packed:
-            packed.extractall(raw)
-    elif archive.name.endswith(".tar.gz"):
-        with tarfile.open(archive) as packed:
-            packed.extractall(raw, **_SAFELY)
-    else:
+    if not archive.name.endswith((".zip", ".tar.gz")):
         return
+    members = _zip_members if archive.name.endswith(".zip") else _tar_members
+    most = max(_RATIO * archive.stat().st_size, _LEAST_BOUND)
+    try:
+        for name, content in members(archive, most):
+            path = raw / _inside(archive, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with open(path, "wb") as file:
+                shutil.copyfileobj(content, file, _BLOCK)
+    except _Refused as refused:
+        raise ValueError(str(refused)) from None
+    except Exception as error:  # what zipfile, tarfile, gzip and zlib raise of damaged bytes has no end
+        if isinstance(error, OSError) and error.errno is not None:
+            raise ValueError(
+                f"{archive} cannot be unpacked: {error.strerror}; free space, or choose another folder"
+            ) from error
+        shown = repr(error)[:200]
+        raise ValueError(
+            f"{archive} is damaged or no such archive ({shown}); delete it and download it again"
+        ) from error
     done.touch()
+
+
+class _Refused(Exception):
+    """An archive that is not what it should be."""
+
+
+def _inside(archive: Path, name: str) -> PurePosixPath:
+    """The path of a member below the folder of its archive."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or ":" in name or not path.parts:
+        raise _Refused(f"{archive} would write outside its folder, to {name!r}; it is not unpacked")
+    return path
+
+
+def _zip_members(archive: Path, most: int) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yields names and contents of the files of a .zip, of at most `most` bytes in all."""
+    with zipfile.ZipFile(archive) as packed:
+        members = [member for member in packed.infolist() if not member.is_dir()]
+        _check_size(archive, sum(member.file_size for member in members), most)
+        for member in members:
+            with packed.open(member) as content:  # reads file_size bytes at most
+                yield member.filename, content
+
+
+def _tar_members(archive: Path, most: int) -> Iterator[tuple[str, IO[bytes]]]:
+    """Yields names and contents of the files of a .tar.gz, of at most `most` bytes in all."""
+    with (
+        gzip.open(archive) as stream,
+        tarfile.open(fileobj=_Bounded(archive, stream, most), mode="r|") as packed,
+    ):
+        for member in packed:
+            content = packed.extractfile(member) if member.isreg() and not member.issparse() else None
+            if content is not None:
+                yield member.name, content
+            elif not member.isdir():
+                raise _Refused(
+                    f"{archive} has {member.name!r}, which is no plain file; it is not unpacked"
+                )
+
+
+class _Bounded:
+    """The unpacked bytes of an archive, at most so many."""
+
+    def __init__(self, archive: Path, stream: IO[bytes], most: int) -> None:
+        self._archive, self._stream, self._most = archive, stream, most
+        self._done = 0
+
+    def read(self, size: int) -> bytes:
+        block = self._stream.read(size)
+        self._done += len(block)
+        _check_size(self._archive, self._done, self._most)
+        return block
+
+
+def _check_size(archive: Path, size: int, most: int) -> None:
+    if size > most:
+        raise _Refused(
+            f"{archive} unpacks to more than {most:,} bytes, {_RATIO} times its size: no archive of this "
+            f"data; delete it and download it again"
+        )

@@ -188,9 +188,9 @@ def synth_criteo(
     values that a field can take (at most 2^32, which is eight hex digits); how many of them occur
     depends on `rows` too. `progress(done, rows)` is called after every block of rows.
     """
-    if rows < 1 or not cardinality_scale > 0:
+    if rows < 1 or not 0 < cardinality_scale <= 1e6:
         raise ValueError(
-            f"synth_criteo needs rows of 1 or more and a cardinality_scale above 0, "
+            f"synth_criteo needs rows of 1 or more and a cardinality_scale above 0 and at most 1e6, "
             f"not {rows} and {cardinality_scale}"
         )
     path = Path(out) / "train.txt"

@@ -60,7 +60,7 @@ BY_NAME: dict[str, type[Model]] = {
 }
 
 
-def build(name: str, schema: Schema, **options) -> Model:
+def build(name: str, schema: Schema, /, **options) -> Model:
     """The model of that name for a schema; options are the arguments of its class.
 
     name: one of `BY_NAME`, or a class of your own as `module:Class` or `path/to/file.py:Class`.
@@ -79,6 +79,8 @@ def build(name: str, schema: Schema, **options) -> Model:
 
 def _own(name: str) -> type[Model]:
     place, _, kind = name.rpartition(":")
+    if not kind.isidentifier() or not all(part for part in place.split(".")):
+        raise ValueError(f"model {name!r} must be file.py:Class or module:Class")
     if place.endswith(".py") and not Path(place).is_file():
         raise ValueError(f"model {kind!r}: there is no file {place}")
     try:

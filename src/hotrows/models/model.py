@@ -31,4 +31,7 @@ class Model(nn.Module):
 
 def logits_and_loss(output: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
     """The logits and, where the model returned one, the loss of its own."""
-    return output if isinstance(output, tuple) else (output, None)
+    logits, loss = output if isinstance(output, tuple) and len(output) == 2 else (output, None)
+    if not isinstance(logits, Tensor):
+        raise ValueError(f"a model must return logits, or (logits, loss), not {type(logits).__name__}")
+    return logits, loss

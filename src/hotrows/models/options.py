@@ -8,6 +8,7 @@ none, takes anything.
 from __future__ import annotations
 
 import inspect
+import math
 import numbers
 import types
 import typing
@@ -54,6 +55,10 @@ def _fits(value: Any, wanted: Any) -> bool:
     if origin is Sequence:
         return isinstance(value, Sequence) and all(_fits(element, inner[0]) for element in value)
     if isinstance(value, bool) and wanted in (int, float):
+        return False
+    if isinstance(value, float) and not math.isfinite(value):
+        return False
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
         return False
     return wanted not in _PLAIN or isinstance(value, _PLAIN[wanted])
 

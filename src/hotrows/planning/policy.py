@@ -34,9 +34,9 @@ class Lookahead:
 
     def __post_init__(self) -> None:
         known = self.window is None or self.window == "auto"
-        if not known and not (isinstance(self.window, int) and self.window >= 0):
+        if not known and not (isinstance(self.window, int) and 0 <= self.window < 1 << 31):
             raise ValueError(
-                f'window must be a number of batches from 0, "auto" or None (all of them), '
+                f'window must be a number of batches from 0 to below 2^31, "auto" or None (all of them), '
                 f"not {self.window!r}"
             )
 
@@ -54,7 +54,7 @@ class Frequency:
     kind: ClassVar[str] = "frequency"
 
     def __post_init__(self) -> None:
-        if self.warmup < 0 or self.refresh_every < 1:
+        if not (0 <= self.warmup < 1 << 31 and 1 <= self.refresh_every < 1 << 31):
             raise ValueError(
                 f"Frequency needs warmup from 0 and refresh_every from 1, not {self.warmup} and "
                 f"{self.refresh_every}"

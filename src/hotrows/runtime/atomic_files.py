@@ -19,7 +19,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_JOB, _LOCK = "job.json", "lock"
+from hotrows.runtime.locks import NAME as LOCK
+from hotrows.runtime.locks import Held, Lock
+
+_JOB = "job.json"
 
 
 @contextmanager
@@ -46,10 +49,10 @@ def new_folder(path: Path, job: dict[str, Any] | None = None) -> Iterator[Path]:
     part = part_of(path)
     with _resumed(part, job) if job is not None else _begun(part):
         try:
-            part.mkdir(parents=True, exist_ok=True)
+            make_folder(part)
             yield part
             if job is not None:
-                for name in (_JOB, _LOCK):
+                for name in (_JOB, LOCK):
                     (part / name).unlink()
             publish(part, path)
         except OSError as error:
@@ -108,24 +111,21 @@ def json_text(fields: Any) -> str:
 
 def link_or_copy(source: Path, target: Path) -> None:
     """Puts a file into a second folder, by a hard link or across file systems by a copy; replaces
-    `target`."""
+    `target`. Its bytes are durable, its name is when the folder is synced."""
     target.unlink(missing_ok=True)
     try:
         os.link(source, target)
     except OSError:
         shutil.copyfile(source, target)
+        sync(target)
 
 
-def lock(fd: int) -> None:
-    """Locks an open file until it is closed; OSError: another process has locked it.
-
-    Systems without POSIX locks lock nothing: two processes are not kept apart on them.
-    """
-    try:
-        import fcntl
-    except ImportError:
-        return
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def make_folder(path: Path) -> None:
+    """Makes a folder, and those above it that are missing; their names are durable."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+        sync(folder.parent)
 
 
 @contextmanager
@@ -144,18 +144,19 @@ def _resumed(part: Path, job: dict[str, Any]) -> Iterator[None]:
     """Makes the folder `part`, or continues in that of an equal job; locked meanwhile. It is deleted
     after errors that would come again, and stays after an interruption."""
     _check_same_job(part, job)
-    part.mkdir(parents=True, exist_ok=True)
-    with open(part / _LOCK, "w") as file:
-        try:
-            lock(file.fileno())
-        except OSError:
-            raise ValueError(f"another run writes {part}; wait for it, or stop it") from None
+    make_folder(part)
+    try:
+        lock = Lock(part)
+    except Held as held:
+        raise ValueError(f"another run writes {part}: {held.holder}; wait for it, or stop it") from None
+    try:
         write_text(part / _JOB, json.dumps(job))
-        try:
-            yield
-        except (OSError, ValueError, MemoryError):
-            shutil.rmtree(part, ignore_errors=True)
-            raise
+        yield
+    except (OSError, ValueError, MemoryError):
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    finally:
+        lock.release()
 
 
 def _check_same_job(part: Path, job: dict[str, Any]) -> None:
@@ -165,7 +166,7 @@ def _check_same_job(part: Path, job: dict[str, Any]) -> None:
         begun = json.loads((part / _JOB).read_text())
     except (OSError, ValueError, RecursionError):
         begun = None
-    if begun is None and set(os.listdir(part)) <= {_LOCK, _JOB}:
+    if begun is None and set(os.listdir(part)) <= {LOCK, _JOB}:
         return  # killed before it had begun
     if begun != json.loads(json.dumps(job)):
         raise ValueError(

@@ -66,8 +66,8 @@ def num_cores() -> int:
 
 
 def num_threads(requested: int | None) -> int:
-    """How many threads to use: as many as requested, at least 1; None: one for each core."""
-    return num_cores() if requested is None else max(1, requested)
+    """How many threads to use: as many as requested, from 1 to 1,024; None: one for each core."""
+    return num_cores() if requested is None else min(max(1, requested), 1024)
 
 
 def total_memory() -> int:

@@ -10,14 +10,17 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 def parse_bytes(text: str) -> int:
     """The number of bytes that 64MiB, 1.5GB or 1000000 says."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)", text.strip(), re.IGNORECASE)
     unit = _UNITS.get(match[2].upper()) if match else None
     if match is None or unit is None:
         raise ValueError(
             f"a size must be a number of bytes with or without a unit, such as 64MiB, 1.5GB or "
             f"1000000, not {text!r}"
         )
-    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    size = float(match[1]) * unit
+    if size >= 1 << 63:
+        raise ValueError(f"a size must be below 8388608 TiB, not {text[:40]!r}")
+    return int(size) if "." in match[1] else int(match[1]) * unit
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from hotrows.storage.disk_io import BLOCK, Disk, RecordFile, explained, runs
+from hotrows.runtime.atomic_files import part_of
+from hotrows.storage.disk_io import BLOCK, Disk, RecordFile, explained, runs, sync_folder
 from hotrows.storage.record_io import AnyFetcher, alignment, sweep
 
 KIND, FORMAT = "hotrows file store", 1
@@ -60,6 +61,11 @@ class BaseFile:
 
     def __init__(self, path: Path, form: Form, flags: int = os.O_RDWR) -> None:
         self.path, self.form, self.bytes_read, self.bytes_written = path, form, 0, 0
+        self._flags = flags
+        self._open()
+
+    def _open(self) -> None:
+        path, form, flags = self.path, self.form, self._flags
         self._plain = RecordFile(path, form.stride, flags=flags)
         if self._plain.read(_BASE_HEADER.size, 0) != _base_header(form):
             raise ValueError(
@@ -105,12 +111,14 @@ class BaseFile:
         self.bytes_written += written
 
     def clear(self) -> None:
-        """Makes every row one that was never written."""
-        with explained(self.file.path, 0):
-            Disk.truncate(self._plain.fd, BLOCK)
-            Disk.truncate(self._plain.fd, self.form.base_bytes)
-        self.sync()
-        self._bits[:] = 0
+        """Makes every row one that was never written: a new file takes the place of this one."""
+        part = part_of(self.path)
+        BaseFile.create(part, self.form)
+        with explained(self.path, 0):
+            Disk.replace(part, self.path)
+        sync_folder(self.path.parent)
+        self.close()
+        self._open()
 
     def sync(self) -> None:
         self._plain.sync()

@@ -32,10 +32,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hotrows.runtime.atomic_files import lock
+from hotrows.runtime.atomic_files import make_folder
+from hotrows.runtime.locks import NAME as LOCK
+from hotrows.runtime.locks import Held, Lock
 from hotrows.storage import merging, store_state
 from hotrows.storage.base_file import BaseFile, FillInitial, Form
-from hotrows.storage.disk_io import BLOCK, Disk, RecordFile, explained, full
+from hotrows.storage.disk_io import BLOCK, Disk, explained, full
 from hotrows.storage.log import KEEPS, RecordLog, pieces
 from hotrows.storage.merging import Merger
 from hotrows.storage.record_io import new_fetcher
@@ -57,13 +59,13 @@ class FileStore:
         form: Form,
         initial_values: FillInitial,
         log_rows: int | None,
-        lock: RecordFile,
+        lock: Lock,
         state: StoreState,
     ) -> None:
         """For `create` and `open`."""
         self.path, self.stride, self.num_rows = path, form.stride, form.rows
         self.log_rows = _log_rows(form, log_rows)
-        self._form, self._initial_values, self._lock_file = form, initial_values, lock
+        self._form, self._initial_values, self._lock = form, initial_values, lock
         self._base = BaseFile(path / "base", form)
         self._saved = StateFile(path, form, state)
         self._logs: tuple[RecordLog, ...] = ()  # the open one, then closed ones, newest first
@@ -88,21 +90,21 @@ class FileStore:
         """Makes a store of untouched rows in a new folder; takes seconds at any size."""
         path = Path(path)
         form = Form(rows, stride, json.loads(json.dumps(meta)))
-        path.mkdir(parents=True, exist_ok=True)
-        lock_file = _locked(path)
+        make_folder(path)
+        lock = _locked(path)
         try:
-            leftovers = {"lock", "base", "log-1", store_state.ASIDE}  # of a crash
+            leftovers = {LOCK, "base", "log-1", store_state.ASIDE}  # of a crash
             if set(os.listdir(path)) - leftovers:
                 raise ValueError(
                     f"{path} is not empty; delete it, choose another folder, or open the store in it"
                 )
             _check_room(path, form, _log_rows(form, log_rows))
             BaseFile.create(path / "base", form)
-            store = cls(path, form, initial_values, log_rows, lock_file, StoreState())
+            store = cls(path, form, initial_values, log_rows, lock, StoreState())
             store._logs = (_new_log(store._base, 1),)
             store._saved.save(StoreState())
         except BaseException:
-            lock_file.close()
+            lock.release()
             raise
         store._broken = None
         return store
@@ -121,11 +123,11 @@ class FileStore:
         path = Path(path)
         form = Form(rows, stride, json.loads(json.dumps(meta)))
         read_state(path, form)  # or says what is wrong with it
-        lock_file = _locked(path)
+        lock = _locked(path)
         try:  # until now another process may have written it
-            return cls(path, form, initial_values, log_rows, lock_file, read_state(path, form))
+            return cls(path, form, initial_values, log_rows, lock, read_state(path, form))
         except BaseException:
-            lock_file.close()
+            lock.release()
             raise
 
     @staticmethod
@@ -296,7 +298,7 @@ class FileStore:
 
     def close(self, merge: bool = True) -> None:
         """Finishes merging, or drops what is unfinished of it, and unlocks the folder."""
-        if not self._lock_file.is_open:
+        if not self._lock.is_held:
             return
         try:
             if merge and self._broken is None and not self._num_views:
@@ -307,7 +309,7 @@ class FileStore:
                 self._broken = "it is closed; open it anew"
                 self._close_logs()
                 self._base.close()
-                self._lock_file.close()
+                self._lock.release()
 
     def __enter__(self) -> FileStore:
         return self
@@ -392,14 +394,8 @@ def _log_rows(form: Form, log_rows: int | None) -> int:
     return max(65536, form.rows * form.stride // BLOCK) if log_rows is None else log_rows
 
 
-def _locked(path: Path) -> RecordFile:
-    """The lock file of a store, locked until it is closed."""
-    file = RecordFile(path / "lock", 0, flags=os.O_RDWR | os.O_CREAT)
+def _locked(path: Path) -> Lock:
     try:
-        lock(file.fd)
-    except OSError:
-        file.close()
-        raise ValueError(
-            f"another process, or this one, has the store in {path} open; close it there first"
-        ) from None
-    return file
+        return Lock(path)
+    except Held as held:
+        raise ValueError(f"{held.holder} has the store in {path} open; close it there first") from None

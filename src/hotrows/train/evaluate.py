@@ -108,6 +108,13 @@ def _metrics(samples: Evaluated, label: str) -> Metrics:
             raise ValueError(f"no sample of this part has the label {label} and a weight above 0")
         logits, labels, weights = logits[counts], labels[counts], weights[counts]
         groups = None if groups is None else groups[counts]
+    wrong = int((~logits.isfinite()).sum())
+    if wrong:
+        raise ValueError(
+            f"{wrong:,} of {len(logits):,} predictions of {label} are no finite numbers: training "
+            f"diverged, or this part has numbers that training never saw; lower the learning rates "
+            f"(--lr, --dense-lr), warm up, set clip_norm, or give dense features another transform"
+        )
     return compute_metrics(logits, labels, weights, groups)
 
 

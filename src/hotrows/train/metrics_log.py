@@ -53,6 +53,8 @@ class MetricsLog:
 
     def close(self) -> None:
         with self._named():  # tries to write once more what it could not
+            self._file.flush()
+            os.fsync(self._file.fileno())
             self._file.close()
             if self._events is not None:
                 self._events.close()

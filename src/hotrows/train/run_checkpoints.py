@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hotrows import checkpoint
+from hotrows.checkpoint.run_lock import RunLock
 from hotrows.train.dense_optimizer import load_optimizer, optimizer_tensors
 from hotrows.train.run_state import RunState
 from hotrows.train.step_trainer import StepTrainer
@@ -25,7 +26,7 @@ class RunCheckpoints:
     saved: the state that the last checkpoint has.
     """
 
-    def __init__(self, run: Path, steps: StepTrainer) -> None:
+    def __init__(self, run: Path, steps: StepTrainer, lock: RunLock) -> None:
         self._run, self._steps, config = run, steps, steps.config
         self.random_state = _first_random_state(steps)
         self.device_random_state: Tensor | None = None
@@ -38,6 +39,7 @@ class RunCheckpoints:
             keep_last=config.keep_last,
             full_every=config.full_every,
             background=config.background_checkpoints,
+            lock=lock,
         )
 
     def save(self) -> bool:

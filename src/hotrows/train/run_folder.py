@@ -11,9 +11,11 @@
     ranks/             metrics of each rank but the first, where several train together
     events.out.tfevents.*   metrics for TensorBoard, where it is installed
     checkpoints.json, checkpoints/      see `hotrows.checkpoint`
+    lock               while a process trains the run: which one
     report.png         loss, AUC and throughput; result.json: how it ended
 
-Nothing in it names the machine; the paths outside it are those of the data and of a model of your own.
+Nothing but `lock` names the machine; the paths outside the folder are those of the data and of a model
+of your own.
 """
 
 from __future__ import annotations
@@ -21,12 +23,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
 from hotrows.config import SETTINGS, TrainConfig
 from hotrows.data import EncodedData, Encoder, open_source
-from hotrows.runtime.atomic_files import link_or_copy, write_json
+from hotrows.runtime.atomic_files import link_or_copy, make_folder, sync, write_json, write_text
+from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.machine import environment
 from hotrows.schema import Schema
 
@@ -41,7 +45,7 @@ def check(run: Path, resume: bool) -> bool:
     begun = (run / "choices.json").exists()
     if resume and not (run / "config.json").exists():
         raise ValueError(f"there is no run to resume in {run}; begin it without resume")
-    if not resume and run.exists() and (not run.is_dir() or any(run.iterdir())):
+    if not resume and run.exists() and (not run.is_dir() or set(os.listdir(run)) - {LOCK}):
         raise ValueError(
             f"{run} exists already: go on with it (resume=True, --resume), or name a new folder"
         )
@@ -52,17 +56,28 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
     """Fills the folder of a new run; choices.json comes last and says that it has begun."""
     if not data.parts["validation"].rows:
         log.warning("the validation part is empty: the last checkpoint counts as the best")
-    run.mkdir(parents=True, exist_ok=True)
+    for label, value in data.parts["train"].constant_labels.items():
+        log.warning(
+            f"the label {label!r} is {value} in the whole training part: a model learns that alone; "
+            f"check its column, or split the data in another way"
+        )
+    for label, value in data.parts["validation"].constant_labels.items():
+        log.warning(
+            f"the label {label!r} is {value} in the whole validation part: it has no AUC there, and the "
+            f"log loss says which checkpoint is best; --split stratified:0.8,0.1,0.1 keeps both values"
+        )
+    make_folder(run)
     config.save(run / "config.json")
-    data.schema.save(run / "schema.json")
+    write_text(run / "schema.json", data.schema.to_json() + "\n")
     source = {"path": str(Path(data.path).resolve())} if data.source is None else {"source": data.source}
     write_json(run / "data.json", {"fingerprint": data.fingerprint, **source})
     write_json(run / "environment.json", environment())
     files = ("data.json", *(v.file for v in data.vocabularies.values())) if data.encodes_raw else ()
     for file in files:  # what `Encoder.open` reads, as the run may outlive the data
         target = run / _ENCODERS / file
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         link_or_copy(data.path / file, target)
+        sync(target.parent)
     write_json(run / "choices.json", choices)
 
 

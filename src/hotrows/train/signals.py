@@ -1,38 +1,110 @@
-"""SIGINT and SIGTERM as a request to stop after the current step."""
+"""Ctrl-C and SIGTERM while a run trains: the first stops it after the step, the third ends it at once.
+
+A handler in Python runs when the main thread is back in Python, which may be minutes later while it waits
+for other ranks. So the system also writes each signal to a socket, which a thread listens to and answers.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
+
+from hotrows.distributed import process_group
+
+log = logging.getLogger("hotrows")
+
+_NUMBERS = (signal.SIGINT, signal.SIGTERM)
+_INTERRUPTED = 130  # the exit code
 
 
 @contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Catches the first Ctrl-C or SIGTERM; yields a function that says whether there was one.
+def stop_signals(doing: Callable[[], str] = lambda: "at work") -> Iterator[Callable[[], bool]]:
+    """Yields a function that says whether a stop was requested, by Ctrl-C or SIGTERM.
 
-    The second one acts as it did before. A step interrupted in its middle would leave rows of one pack
-    updated and those of another not. In threads other than the main one nothing is caught.
+    The second signal says what is under way, `doing()`. The third raises KeyboardInterrupt; a rank of
+    several, which may wait for the others in code that nothing interrupts, ends its process. A step
+    interrupted in its middle would leave rows of one pack updated and those of another not. In threads
+    other than the main one nothing is caught.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    requested = threading.Event()
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    requested, ended = threading.Event(), threading.Event()
+    receiving, sending = socket.socketpair()
 
-    def restore() -> None:
+    def handle(number: int, frame: Any) -> None:
+        requested.set()
+        if ended.is_set():
+            ended.clear()  # once: the stack is unwound in peace
+            raise KeyboardInterrupt
+
+    def listen() -> None:
+        count = 0
+        while signals := receiving.recv(1):
+            if signals[0] in _NUMBERS:
+                count += 1
+                requested.set()
+                _answer(count, doing, ended)
+
+    with closing(receiving), closing(sending), _handled(handle, sending):
+        listener = threading.Thread(target=listen, name="hotrows-signals", daemon=True)
+        listener.start()
+        try:
+            yield requested.is_set
+        finally:
+            receiving.shutdown(socket.SHUT_RDWR)
+            listener.join()
+
+
+def _answer(count: int, doing: Callable[[], str], ended: threading.Event) -> None:
+    """Says what happens after this many signals, and ends the process after the third."""
+    rank = process_group.name()
+    if count == 1 and rank in ("", "rank 0: "):
+        log.warning("stopping: the step is finished and the run saved first")
+    elif count == 2:
+        log.warning(
+            f"{rank}still {doing()}; another Ctrl-C ends it at once and loses what was trained since the "
+            f"last checkpoint"
+        )
+    elif count == 3:
+        ended.set()
+        if rank:
+            log.warning(f"{rank}ended at once; go on from the last checkpoint with --resume")
+            os._exit(_INTERRUPTED)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it, too
+
+
+_undo: Callable[[], None] | None = None  # for children made by fork
+
+
+@contextmanager
+def _handled(handle: Callable[[int, Any], None], socket_: socket.socket) -> Iterator[None]:
+    """Signals are handled, and written to the socket too; in this process alone."""
+    global _undo
+    socket_.setblocking(False)
+    before = {number: signal.getsignal(number) for number in _NUMBERS}
+    wakeup = signal.set_wakeup_fd(socket_.fileno(), warn_on_full_buffer=False)
+
+    def undo() -> None:
+        signal.set_wakeup_fd(wakeup)
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
 
-    def remember(number: int, frame: Any) -> None:
-        requested.set()
-        restore()
-
-    for number in before:
-        signal.signal(number, remember)
+    _undo = undo
     try:
-        yield requested.is_set
+        for number in _NUMBERS:
+            signal.signal(number, handle)
+        yield
     finally:
-        restore()
+        _undo = None
+        undo()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: _undo and _undo())

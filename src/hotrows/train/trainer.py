@@ -24,13 +24,14 @@ from pathlib import Path
 
 import torch
 
+from hotrows.checkpoint.run_lock import RunLock
 from hotrows.config import TrainConfig, settle
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.metrics import Metrics
 from hotrows.planning.routing import RankSignals
-from hotrows.train import pictures, run_folder
+from hotrows.train import pictures, run_folder, store_folder
 from hotrows.train.evaluate import evaluate
 from hotrows.train.metrics_log import METRICS, MetricsLog
 from hotrows.train.progress import Meter, Progress, Result
@@ -89,11 +90,27 @@ class Trainer:
         self.data, self.run = data, Path(run)
         self.ranks = ranks or OneRank()
         self.config = settle(config, num_training_samples(data))
-        begun = run_folder.check(self.run, resume)
+        run_folder.check(self.run, resume)
+        self._lock = RunLock(self.run, self.ranks)
+        self._progress = progress or (lambda _: None)
+        self._meter = Meter(self.ranks)
+        self._trace = RunTrace(trace)
+        self._stop_requested: Callable[[], bool] = lambda: False
+        self._checkpoint_requested = False
+        self._doing = "starting"
+        with ExitStack() as on_error:
+            on_error.callback(self._lock.release)
+            self._open(resume)
+            on_error.pop_all()
+
+    def _open(self, resume: bool) -> None:
+        """Makes or reads all that is trained, and begins a new run; the folder is locked."""
+        data = self.data
+        begun = run_folder.check(self.run, resume)  # as it is now that no other process writes it
         if begun:
             run_folder.check_same(self.run, self.config, data)
         else:
-            _check_new_store(self.config)
+            store_folder.make_way(self.config, self.ranks)
         known = run_folder.read_placing(self.run, self.ranks.num_ranks)
         self.ranks.barrier()  # all have looked before the first one writes
 
@@ -104,21 +121,18 @@ class Trainer:
         self.steps = StepTrainer(data, self.config, self.ranks, place)
         self.recommender, self.model = self.steps.recommender, self.steps.model
         self.embedding, self.cached_tables = self.steps.embedding, self.steps.cached_tables
-        self._progress = progress or (lambda _: None)
-        self._meter = Meter(self.ranks)
-        self._trace = RunTrace(trace)
         if self._trace.is_on:
             self.steps.note_times(self._trace.note)
-        self._stop_requested: Callable[[], bool] = lambda: False
-        self._checkpoint_requested = False
         self._evaluate: Evaluate = partial(evaluate, self.recommender)
-        self.checkpoints = RunCheckpoints(self.run, self.steps)
+        self.checkpoints = RunCheckpoints(self.run, self.steps, self._lock)
         if begun:
             self.steps.use_linear_paths(run_folder.read_json(self.run / "choices.json"))
             self.checkpoints.resume()
         else:
             self.checkpoints.start_from_other_run()
             self.steps.choose_linear_paths(partial(run_folder.begin, self.run, self.config, data))
+        if self.is_first:
+            store_folder.claim(self.config, self.run)
         if self.is_first and known is None:
             run_folder.write_placing(self.run, self.ranks.num_ranks, self.steps.placing.to_json())
 
@@ -144,6 +158,7 @@ class Trainer:
         """Metrics over all of the `train`, `validation` or `test` part; disturbs no training."""
         if part not in self.data.parts:
             raise ValueError(f"part must be one of {', '.join(self.data.parts)}, not {part!r}")
+        self._doing = f"evaluating on the {part} part"
         return self._evaluate(self.data.parts[part], self._evaluation_progress)
 
     def fit(
@@ -157,13 +172,15 @@ class Trainer:
 
         Tables in a file store can be read afterwards, no longer trained.
         Ctrl-C (or SIGTERM) saves a checkpoint after the current step and raises `Interrupted`; a
-        second one interrupts at once.
+        second one says what is still being done, and a third one interrupts at once.
         """
         keep_freed_memory()
         self._signals = signals or self._own_signals
         self._evaluate = evaluate or self._evaluate
+        self._lock.take()
         with ExitStack() as stack:
-            self._stop_requested = stack.enter_context(stop_signals())
+            stack.callback(self._lock.release)
+            self._stop_requested = stack.enter_context(stop_signals(self._describe))
             file = METRICS if self.is_first else f"ranks/rank-{self.ranks.rank}.jsonl"
             log = MetricsLog(self.run, self.state.step, self.state.evaluated_at, file)
             self._log = stack.enter_context(closing(log))
@@ -231,6 +248,7 @@ class Trainer:
                 return False
 
     def _train_step(self, runner: Runner) -> None:
+        self._doing = "training"
         begin, before = time.perf_counter(), runner.stalled.copy()
         work = next(runner)
         if work.item.plan.signals & RankSignals.STOP:
@@ -280,10 +298,12 @@ class Trainer:
         self._step_progress(validation=metrics)
 
     def _save(self) -> None:
+        self._doing = "writing a checkpoint"
         if self.checkpoints.save():
             self._checkpoint_requested = False
 
     def _finish(self) -> Result:
+        self._lock.check()
         self.checkpoints.load_best()
         self._meter.total.sum_over(self.ranks)
         result = Result(
@@ -314,6 +334,7 @@ class Trainer:
         return min(max(self.total_steps // 200, 1), 100)
 
     def _write_interval(self) -> None:
+        self._lock.check()
         of_rank = self._meter.close_interval(cached=self.cached_tables is not None)
         _check_loss(self._meter.shown["loss"], self.state, self.config)
         scale, config = lr_scale(self.state, self.config), self.config
@@ -321,6 +342,14 @@ class Trainer:
         rates = {"lr": config.row_optimizer.lr * scale, "dense_lr": config.dense_lr * scale}
         fields = {"epoch": self._epoch, **self._meter.shown, **rates, **of_rank}
         self._log.write("train", self.state.step, fields)
+
+    def _describe(self) -> str:
+        """What is under way, for who waits for it."""
+        where = f"{self._doing} after step {self.state.step:,} of {self.total_steps:,}"
+        if self.ranks.num_ranks == 1:
+            return where
+        patience = f"{self.config.timeout:g} s"
+        return f"{where} on {self.ranks.num_ranks:,} ranks (a silent one is given up after {patience})"
 
     def _step_progress(self, validation: Metrics | None = None) -> None:
         step, total = self.state.step, self.total_steps
@@ -344,15 +373,4 @@ def _check_loss(loss: float, state: RunState, config: TrainConfig) -> None:
         raise ValueError(
             f"training diverged: the loss is {loss} at step {state.step:,}; lower the learning rates "
             f"({config.row_optimizer}, dense_lr={config.dense_lr}), warm up, or set clip_norm"
-        )
-
-
-def _check_new_store(config: TrainConfig) -> None:
-    """Refuses a store that exists: a run begins with a new one."""
-    caching = config.caching()
-    path = caching.path if caching else None
-    if path is not None and path.exists() and (not path.is_dir() or any(path.iterdir())):
-        raise ValueError(
-            f"store {path} exists already: go on with its run (resume=True, --resume), or name a new "
-            f"folder; delete it if no run needs it"
         )

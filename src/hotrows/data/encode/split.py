@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -18,6 +19,10 @@ KINDS = ("fraction", "stratified", "position", "time")
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _VALIDATION_OF_TRAINING = Fraction(1, 10)
 _STRATUM = 1000  # rows of one label per permuted block
+# A decimal number or a fraction, of few digits: a Fraction of 1e999999999 takes all memory there is.
+_SHARE = re.compile(
+    r"\s*(([0-9]{1,20}(\.[0-9]{0,20})?|\.[0-9]{1,20})(e-[0-9]{1,2})?|[0-9]{1,20}/[1-9][0-9]{0,19})\s*"
+)
 
 
 @dataclass(frozen=True)
@@ -65,16 +70,16 @@ def parse_split(text: str, parse_time: Callable[[str], int] | None = None) -> Sp
             f"split must be 'fraction:', 'stratified:', 'position:' or 'time:' and the shares of "
             f"training, validation and test, which sum to 1 ('fraction:0.8,0.1,0.1'), or the share "
             f"of training alone ('position:0.8'), or the times from which on rows validate and test "
-            f"('time:2024-03-01,2024-03-02'), not {text!r}"
+            f"('time:2024-03-01,2024-03-02'), not {text[:60]!r}"
         )
     return Split(kind, shares)
 
 
 def _shares(numbers: str) -> tuple[Fraction, Fraction, Fraction] | None:
-    try:
-        shares = tuple(Fraction(number) for number in numbers.split(","))
-    except (ValueError, ZeroDivisionError):
+    words = numbers.split(",")
+    if not all(map(_SHARE.fullmatch, words)):
         return None
+    shares = tuple(map(Fraction, words))
     if len(shares) == 1:
         validation = shares[0] * _VALIDATION_OF_TRAINING
         shares = (shares[0] - validation, validation, 1 - shares[0])

@@ -9,6 +9,7 @@ both write equal files, byte for byte.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from hotrows.data.encode.vocabulary_file import Values, open_values, write_value
 from hotrows.data.encode.vocabulary_reference import PlainCounts, PlainVocabularies
 from hotrows.data.raw.columns import RawIds
 from hotrows.runtime import native
+from hotrows.runtime.atomic_files import sync
 from hotrows.runtime.native import call
 
 _IN_MEMORY = 1 << 30  # vocabularies of at most this many bytes are copied into memory
@@ -120,11 +122,14 @@ class Counts:
         self._call("counts_spill", self._threads)
 
     def state(self) -> dict[str, Any]:
-        """The state for `resume_counts`; call `spill` before."""
+        """The state for `resume_counts`, of runs that are durable; call `spill` before."""
         in_use, _, num_runs = self._sizes()
         assert in_use == 0, "spill before state"
-        runs = [[run.name for run in self._runs(v)] for v in range(self._num_vocabularies)]
-        return {"kind": "native", "runs": runs, "num_runs": num_runs}
+        runs = [self._runs(v) for v in range(self._num_vocabularies)]
+        for run in itertools.chain(*runs):
+            sync(run)
+        names = [[run.name for run in of_one] for of_one in runs]
+        return {"kind": "native", "runs": names, "num_runs": num_runs}
 
     def write(self, v: int, path: Path, name: str, min_count: int, known: Values | None = None) -> int:
         """Writes vocabulary v to `path`; returns how many distinct values were seen.

@@ -368,8 +368,8 @@ def _check(
             f"the training part of {data.path} has {data.parts['train'].rows} rows; a profile "
             f"needs at least one to count and one to measure: prepare the data with another split"
         )
-    if fast_memory < 1:
-        raise ValueError(f"fast_memory must be at least one byte, not {fast_memory}")
+    if not 1 <= fast_memory < 1 << 63:
+        raise ValueError(f"fast_memory must be at least one byte and below 2^63, not {fast_memory}")
     if not 0 < sample <= 0.5:
         raise ValueError(
             f"sample must be above 0 and at most 0.5, not {sample}: as many rows are measured as "

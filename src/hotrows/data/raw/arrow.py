@@ -95,7 +95,7 @@ class ArrowCells:
             seconds, bad = values.seconds_of(*self._numbers(column), format)
         else:
             seconds, bad = values.parse_times(self.raw(column), format, self.threads)
-        return seconds, None if bad is None else Bad(bad, column, f"time {format}")
+        return seconds, None if bad is None else Bad(bad, column, values.kind_of_time(format))
 
     def where(self, row: int) -> str:
         return f"{self.name} row {self.first_row + row:,}"

@@ -90,8 +90,8 @@ def _remote(place: str) -> list[File]:
             paths = sorted(system.find(path)) if system.isdir(path) else [path]
             paths = [p for p in paths if p == path or _is_data(os.path.relpath(p, path))]
         missing = not paths or not all(system.exists(p) for p in paths)
-    except (ImportError, ValueError, OSError) as error:
-        raise ValueError(f"{place} cannot be opened: {error}") from error
+    except Exception as error:  # every file system has errors of its own
+        raise ValueError(f"{place} cannot be opened: {' '.join(str(error).split())[:300]}") from error
     if missing:
         raise ValueError(f"{place} does not exist; check the address")
     scheme = place.split("://")[0]

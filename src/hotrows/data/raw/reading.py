@@ -54,17 +54,18 @@ def _chunks(file: File, chunk_bytes: int) -> Iterator[Chunk]:
 def _whole_lines(file: File, chunk_bytes: int) -> Iterator[tuple[bytearray, int]]:
     """Yields (text that ends with a line break, bytes read); drops blank lines at the end of the file."""
     pending: list[bytes] = []  # behind the last line break that was yielded
-    position = 0
+    size, position, is_blank = 0, 0, True  # of what is pending, and whether it is line breaks alone
     for block, position in _blocks(file, chunk_bytes):
         end = _end_of_content(block)
         cut = block.find(b"\n", end) + 1 or block.rfind(b"\n", 0, end) + 1
-        if cut and (end or any(map(_end_of_content, pending))):
+        if cut and (end or not is_blank):
             yield bytearray().join([*pending, memoryview(block)[:cut]]), position
-            pending = []
+            pending, size, is_blank = [], 0, end <= cut
         else:
-            cut = 0
+            cut, is_blank = 0, is_blank and not end
         pending.append(block[cut:])
-        if sum(map(len, pending)) > MAX_BYTES:
+        size += len(block) - cut
+        if size > MAX_BYTES:
             raise ValueError(f"{file.name}: a line is longer than 2 GiB; is this delimited text?")
     last_lines = bytearray().join(pending)
     if _end_of_content(last_lines):
@@ -73,10 +74,7 @@ def _whole_lines(file: File, chunk_bytes: int) -> Iterator[tuple[bytearray, int]
 
 def _end_of_content(text: bytes | bytearray) -> int:
     """The length of `text` without the line breaks at its end."""
-    end = len(text)
-    while end and text[end - 1] in b"\r\n":
-        end -= 1
-    return end
+    return len(text.rstrip(b"\r\n"))
 
 
 def _blocks(file: File, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:

@@ -58,7 +58,7 @@ class TextCells:
 
     def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
         seconds, bad = values.parse_times(self.raw(column), format, self.threads)
-        return seconds, None if bad is None else Bad(bad, column, f"time {format}")
+        return seconds, None if bad is None else Bad(bad, column, values.kind_of_time(format))
 
     def where(self, row: int) -> str:
         return f"{self.chunk.name} line {self.chunk.first_line + row}"

@@ -18,7 +18,7 @@ from hotrows.runtime import native
 from hotrows.runtime.native import call
 
 MISSING_TIME = np.iinfo(np.int64).min
-_LAST_SECOND = 1 << 53  # float64 holds whole seconds exactly up to here
+_LAST_SECOND = 253_402_300_799  # of the year 9999; milliseconds read as seconds are beyond it since 1978
 
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DIRECTIVES = {"Y": "[0-9]{4}"} | dict.fromkeys("ymdHMS", "[0-9]{2}")
@@ -157,6 +157,15 @@ def seconds_of(numbers: np.ndarray, bad: int | None, format: str) -> tuple[np.nd
     seconds = np.full(len(numbers), MISSING_TIME)
     seconds[present] = whole_seconds[present].astype(np.int64)
     return seconds, end if len(wrong) else bad
+
+
+def kind_of_time(format: str) -> str:
+    """What a value of a time should be, for messages."""
+    if format in ("unix", "unix_ms"):
+        units = ("seconds", "milliseconds") if format == "unix" else ("milliseconds", "seconds")
+        other = "unix_ms" if format == "unix" else "unix"
+        return f"time {format} ({units[0]} since 1970 until the year 9999; {units[1]} are {other!r})"
+    return f"time {format}"
 
 
 def check_time_format(format: str) -> None:

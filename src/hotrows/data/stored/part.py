@@ -45,6 +45,12 @@ class Part:
         return sum(rows for _, rows in self.shards)
 
     @property
+    def constant_labels(self) -> dict[str, int]:
+        """The labels that have one value, 0 or 1, in all rows that have them: {label: value}."""
+        counts = zip(self.schema.labels, self.clicks, self.labelled, strict=False)
+        return {label.name: int(ones > 0) for label, ones, rows in counts if rows and ones in (0, rows)}
+
+    @property
     def features(self) -> tuple[str, ...]:
         """The features that carry ids, in the order of a batch."""
         return tuple(feature.name for feature in self.schema.id_features)

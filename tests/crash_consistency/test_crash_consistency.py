@@ -1,0 +1,109 @@
+"""Every state that a power failure may leave leads on, and a sync that is left out is found."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.crash_consistency.campaign import Campaign
+from tests.crash_consistency.disk import Recording, State
+from tests.crash_consistency.recording import record, recorder
+from tests.crash_consistency.scenarios import SCENARIOS
+from tests.support.choice import everything
+
+QUICK = ["checkpoints", "store", "data"]
+
+pytestmark = pytest.mark.skipif(recorder() is None, reason="needs Linux and a C compiler")
+
+
+@pytest.fixture(scope="module")
+def campaign_of(tmp_path_factory):
+    """Makes campaigns; a scenario is recorded once."""
+    folder = tmp_path_factory.mktemp("recorded")
+
+    def campaign(name, drop=""):
+        (folder / name).mkdir(exist_ok=True)
+        return Campaign(name, folder / name, drop)
+
+    return campaign
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_after_a_power_failure_the_next_start_finds_the_old_state_or_the_new_one(campaign_of, name):
+    campaign = campaign_of(name)
+    whole, few = everything(), 150 if name in QUICK else 12
+    campaign.run(every=1 if whole else 13, seed=5, most=None if whole else few)
+    assert not campaign.failures, campaign.summary()
+    assert campaign.num_checked >= few
+
+
+@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("what", ["files", "folders"])
+def test_without_its_syncs_a_writer_would_lose_something(campaign_of, name, what):
+    campaign = campaign_of(name, drop=what)
+    campaign.run(every=3)
+    assert campaign.failures
+
+
+def recorded(tmp_path, *entries):
+    """A recording of calls in an empty folder: (kind, name, data, offset)."""
+    root, before, log = tmp_path / "root", tmp_path / "before", b""
+    before.mkdir()
+    for kind, name, data, offset in entries:
+        path = str(root / name if name else root).encode()
+        if kind == "R":
+            data = str(root / data.decode()).encode()
+        sizes = len(path).to_bytes(4, "little") + len(data).to_bytes(4, "little")
+        log += kind.encode() + sizes + offset.to_bytes(8, "little") + path + data
+    return Recording(log, root, before)
+
+
+def all_states(recording, crash):
+    return {
+        tuple(sorted(recording.files(state).items())) for state in recording.states(crash, num_drawn=50)
+    }
+
+
+def test_a_renamed_file_that_was_not_synced_may_be_empty_or_torn(tmp_path):
+    recording = recorded(
+        tmp_path, ("C", "a.part", b"", 0), ("W", "a.part", b"new!", 0), ("R", "a.part", b"a", 0)
+    )
+    left = all_states(recording, 3)
+    assert {(), (("a", b""),), (("a", b"new!"),), (("a", b"ne"),), (("a", b"\0\0\0\0"),)} <= left
+    assert (("a.part", b"new!"),) in left  # the renaming is lost
+
+
+def test_what_was_synced_is_there(tmp_path):
+    recording = recorded(
+        tmp_path,
+        ("C", "a.part", b"", 0),
+        ("W", "a.part", b"new!", 0),
+        ("S", "a.part", b"", 0),
+        ("R", "a.part", b"a", 0),
+        ("S", "", b"", 0),
+        ("U", "a", b"", 0),
+    )
+    assert all_states(recording, 3) == {(("a", b"new!"),)}
+    assert all_states(recording, 4) == {(("a", b"new!"),), ()}
+
+
+def test_a_folder_takes_its_files_along(tmp_path):
+    recording = recorded(
+        tmp_path,
+        ("D", "x.part", b"", 0),
+        ("C", "x.part/f", b"", 0),
+        ("W", "x.part/f", b"12", 0),
+        ("T", "x.part/f", b"", 1),
+        ("R", "x.part", b"x", 0),
+    )
+    assert (("x", None), ("x/f", b"1")) in all_states(recording, 5)
+    assert recording.files(State(5, (0, 4))) == {"x": None}
+
+
+def test_calls_are_recorded_in_the_order_of_their_effects(tmp_path):
+    recording = record("data", tmp_path)
+    everything_done = State(len(recording.changes), tuple(range(len(recording.changes))))
+    there = {
+        str(path.relative_to(tmp_path / "root")): None if path.is_dir() else path.read_bytes()
+        for path in Path(tmp_path, "root").rglob("*")
+    }
+    assert recording.files(everything_done) == there
