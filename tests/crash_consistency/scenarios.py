@@ -111,7 +111,11 @@ def check_data(root: Path, said: list[str]) -> None:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """All but the two that are deleted once the folder has its name, and say nothing then."""
+    files = [
+        path for path in folder.rglob("*") if path.is_file() and path.name not in ("job.json", "lock")
+    ]
+    return {path.name: path.read_bytes() for path in files}
 
 
 # ---- whole runs: in memory, and behind a cache over a file store

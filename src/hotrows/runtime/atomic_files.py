@@ -51,10 +51,11 @@ def new_folder(path: Path, job: dict[str, Any] | None = None) -> Iterator[Path]:
         try:
             make_folder(part)
             yield part
-            if job is not None:
-                for name in (_JOB, LOCK):
-                    (part / name).unlink()
             publish(part, path)
+            if job is not None:  # until here, as without them nobody could continue in the folder
+                for name in (_JOB, LOCK):
+                    (path / name).unlink()
+                sync(path)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -166,7 +167,7 @@ def _check_same_job(part: Path, job: dict[str, Any]) -> None:
         begun = json.loads((part / _JOB).read_text())
     except (OSError, ValueError, RecursionError):
         begun = None
-    if begun is None and set(os.listdir(part)) <= {LOCK, _JOB}:
+    if begun is None and set(os.listdir(part)) <= {LOCK, _JOB, f"{_JOB}.part"}:
         return  # killed before it had begun
     if begun != json.loads(json.dumps(job)):
         raise ValueError(

@@ -36,7 +36,9 @@ from hotrows.schema import Schema
 
 log = logging.getLogger("hotrows")
 
+_BEFORE_A_RUN = {LOCK, "config.json.part"}  # what is there when a run is stopped before it began
 _ENCODERS = "encoders"
+_BEFORE_A_RUN = {LOCK, "config.json.part"}  # what a run leaves that was stopped before it began
 _PLACING = "placing.json"
 
 
@@ -45,7 +47,7 @@ def check(run: Path, resume: bool) -> bool:
     begun = (run / "choices.json").exists()
     if resume and not (run / "config.json").exists():
         raise ValueError(f"there is no run to resume in {run}; begin it without resume")
-    if not resume and run.exists() and (not run.is_dir() or set(os.listdir(run)) - {LOCK}):
+    if not resume and run.exists() and (not run.is_dir() or set(os.listdir(run)) - _BEFORE_A_RUN):
         raise ValueError(
             f"{run} exists already: go on with it (resume=True, --resume), or name a new folder"
         )
