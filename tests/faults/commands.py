@@ -29,6 +29,7 @@ import torch
 from hotrows import cli
 from hotrows.train import pictures
 
+_LIBC = "cannot allocate memory for thread-local data: ABORT"
 LIMIT = 120.0  # seconds after which a command counts as hanging
 _PRELOADED = ("torch.utils.tensorboard", "torch._dynamo", "torch.distributed", "pyarrow.parquet", "fsspec")
 _Before = Callable[[], object]
@@ -71,6 +72,11 @@ class Ended:
     code: int
     out: str
     said: str
+
+    @property
+    def is_killed(self) -> bool:
+        """Whether the system ended it: by SIGKILL, or where libc finds no memory for a thread."""
+        return self.code == -signal.SIGKILL or (self.code == 127 and _LIBC in self.said)
 
     @property
     def is_done(self) -> bool:

@@ -28,9 +28,9 @@ def _limited(trial: Trial, limit: Callable[[], object], must_be_done: bool = Fal
     trial.world.undisturbed(job, run_of)
     trial.world.begin(job, run_of)
     ended = trial.command(job, before=limit).end()
-    if must_be_done and not ended.is_done:
-        raise Failed("lost", str(ended))
-    if not ended.is_done:
+    if ended.is_killed or not ended.is_done:
+        if must_be_done:
+            raise Failed("lost", str(ended))
         trial.struck(ended)
     return trial.finish_and_compare(job, run_of)
 
@@ -90,9 +90,7 @@ def memory_of_a_group(trial: Trial) -> str:
     trial.world.begin(job, run_of)
     with _group(most) as group:
         ended = trial.command(job, before=lambda: (group / "cgroup.procs").write_text(f"{os.getpid()}")).end()
-    if ended.code == -9:
-        trial.struck("killed by the system")
-    elif not ended.is_done:
+    if ended.is_killed or not ended.is_done:
         trial.struck(ended)
     return trial.finish_and_compare(job, run_of)
 
