@@ -62,9 +62,7 @@ def each(name, values, piece):
         *each("fast_memory", [0, -1], "fast_memory must be at least 1"),
         *each("fast_memory", ["1GiB", 1e9], "fast_memory must be a whole number"),
         *each("store", ["disk", "file:"], "store"),
-        *each(
-            "label_weights", [{"a": 0}, {"a": INF}, {"a": NAN}, {"a": "1"}], "must be a number above 0"
-        ),
+        *each("label_weights", [{"a": 0}, {"a": INF}, {"a": NAN}, {"a": "1"}], "must be above 0"),
         *each("streams", [0, 2000], "streams must be at"),
     ],
 )

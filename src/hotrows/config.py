@@ -269,7 +269,7 @@ class TrainConfig:
             raise ValueError(f"row_optimizer must be one of {kinds}, not {self.row_optimizer!r}")
         for name, weight in self.label_weights.items():
             if not isinstance(weight, int | float) or not 0 < weight < math.inf:
-                raise ValueError(f"label_weights[{name!r}] must be a number above 0, not {weight!r}")
+                raise ValueError(f"label_weights[{name!r}] must be above 0, not {weight!r}")
         self.caching()  # what it refuses is refused here
 
     def caching(self) -> Caching | None:

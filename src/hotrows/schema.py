@@ -26,7 +26,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -349,7 +349,8 @@ def _from_fields(kind: Any, value: Any) -> Any:
 
 def _check_types(declared: Any) -> None:
     """Makes tuples of what is listed, and raises ValueError for the first field of a wrong type."""
-    for name, kind in _types_of(type(declared)).items():
+    declares: Hashable = type(declared)
+    for name, kind in _types_of(declares).items():
         value = getattr(declared, name)
         if isinstance(value, Iterable) and not isinstance(value, str | bytes | tuple | dict):
             value = tuple(value)
@@ -360,7 +361,7 @@ def _check_types(declared: Any) -> None:
 
 
 @functools.cache
-def _types_of(kind: type) -> dict[str, Any]:
+def _types_of(kind: Any) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 
 

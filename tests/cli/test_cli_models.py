@@ -79,9 +79,6 @@ def test_a_model_of_ones_own_is_named_by_its_file_from_anywhere(hotrows, folder,
         ([*DIN, "--option", "hiden=8"], "DIN has no option 'hiden'; it has dim, form, attention"),
         ([*DIN, "--option", "form=thesis"], "form must be one of paper, code, not 'thesis'"),
         ([*DIN, "--option", "histories=history"], 'such as ["history"], or of lists'),
-        ([*DIN, "--row-option", "weight_decay=x"], "adagrad's weight_decay must be a number"),
-        ([*DIN, "--row-option", "decay_by_count=no"], "decay_by_count must be true or false"),
-        ([*DIN, "--label-weight", "click=x"], "label_weights['click'] must be above 0, not 'x'"),
         ([*MMOE, "--label-weight", "like=2"], "that the model learns (click, buy), not of 'like'"),
         ([*MMOE, "--label", "click"], "the model learns click, buy together"),
         (["--model", "no.py:Mine"], "model 'Mine': there is no file "),
@@ -92,4 +89,19 @@ def test_wrong_options_get_one_line(hotrows, arguments, said):
     assert told.code == 1
     assert told.err.startswith("hotrows: ") and told.err.count("\n") == 1
     assert said in told.err
+    assert not Path("runs/wrong").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([*DIN, "--row-option", "weight_decay=x"], "adagrad's weight_decay must be a number"),
+        ([*DIN, "--row-option", "decay_by_count=no"], "decay_by_count must be true or false"),
+        ([*DIN, "--label-weight", "click=x"], "label_weights['click'] must be above 0, not 'x'"),
+    ],
+)
+def test_options_that_no_data_could_make_right_are_wrong_usage(hotrows, arguments, said):
+    told = hotrows("train", "enc", *arguments, "--run", "runs/wrong")
+    assert told.code == 2
+    assert said in told.err.splitlines()[-1]
     assert not Path("runs/wrong").exists()

@@ -61,7 +61,7 @@ def test_tune_runs_under_torchrun(folder):
     ("arguments", "said"),
     [
         (["--may-change", "seed"], "any of precision, table_dtype, wire_dtype"),
-        (["--seconds", "0"], "--seconds must be above 0, not 0.0"),
+        (["--seconds", "0"], "it must be a finite number above 0, not 0"),
         (["--config", "enc"], "is a directory"),
         (["--config", "raw/train.txt"], "raw/train.txt exists already: name another file"),
         (["--precision", "bfloat16", "--may-change", "precision"], "precision is given, and stays"),

@@ -128,11 +128,7 @@ SCALE = "simulate criteo-1tb --machine h100 --ranks"
         "policy",
     ),
     (f"{TRAIN} --option @", "EMPTY dim", "must be NAME=VALUE"),
-    (
-        f"{TRAIN} --label-weight @",
-        "label=0 label=-1 label=NaN label=Infinity label=x",
-        "must be a number above 0",
-    ),
+    (f"{TRAIN} --label-weight @", "label=0 label=-1 label=NaN label=Infinity label=x", "must be above 0"),
     (f"{TRAIN} --sharding @", "x EMPTY", "is not one of"),
     (f"{TRAIN} --run @", "file EMPTY", "'--run'"),
     (f"{TRAIN} --trace @", "folder EMPTY", "'--trace'"),

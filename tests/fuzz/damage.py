@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import random
@@ -56,7 +57,7 @@ def damaged_json(value: Any, choose: random.Random, most: int = 2) -> Any:
         parent, key = choose.choice(places)
         kind = choose.randrange(6)
         if kind <= 1:
-            parent[key] = choose.choice(NONSENSE)
+            parent[key] = copy.deepcopy(choose.choice(NONSENSE))
         elif kind == 2 and parent is not root:
             del parent[key]
         elif kind == 3:

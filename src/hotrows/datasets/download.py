@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from hotrows.datasets.dataset import DataSet, Progress, Source
 from hotrows.datasets.tables import find
@@ -177,7 +177,7 @@ def _tar_members(archive: Path, most: int) -> Iterator[tuple[str, IO[bytes]]]:
     """Yields names and contents of the files of a .tar.gz, of at most `most` bytes in all."""
     with (
         gzip.open(archive) as stream,
-        tarfile.open(fileobj=_Bounded(archive, stream, most), mode="r|") as packed,
+        tarfile.open(fileobj=cast(Any, _Bounded(archive, stream, most)), mode="r|") as packed,
     ):
         for member in packed:
             content = packed.extractfile(member) if member.isreg() and not member.issparse() else None
@@ -192,7 +192,7 @@ def _tar_members(archive: Path, most: int) -> Iterator[tuple[str, IO[bytes]]]:
 class _Bounded:
     """The unpacked bytes of an archive, at most so many."""
 
-    def __init__(self, archive: Path, stream: IO[bytes], most: int) -> None:
+    def __init__(self, archive: Path, stream: gzip.GzipFile, most: int) -> None:
         self._archive, self._stream, self._most = archive, stream, most
         self._done = 0
 
