@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from hotrows.checkpoint.table_files import TableFiles, table_file
@@ -60,7 +60,7 @@ def export(
 
 def _write_model(folder: Path, model: torch.nn.Module) -> None:
     parameters = {name: value.contiguous() for name, value in model.state_dict().items()}
-    save_file(parameters, folder / _MODEL)
+    (folder / _MODEL).write_bytes(save(parameters))  # save_file hides the errors of the disk
 
 
 def _write_tables(folder: Path, predictor: Predictor, progress: Callable[[str, int, int], None]) -> None:

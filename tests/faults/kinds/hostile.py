@@ -54,7 +54,7 @@ def _make_hostile(trial: Trial) -> Path | None:
         path.write_text("not yours")
         os.chmod(path, 0o666)
         trial.struck(f"{path.relative_to(trial.here)}: a foreign file")
-        return path if path.name == "notes.txt" and parent.name != "checkpoints" else None
+        return path if "checkpoints" not in path.parts and path.name == "notes.txt" else None
     path = choose.choice(everything)
     was = "folder" if path.is_dir() else "file"
     becomes = choose.choice(["folder", "file", "loop", "dangling", "unreadable", "unwritable", "null"])
