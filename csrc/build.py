@@ -8,6 +8,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,13 +33,19 @@ LEVELS = {
 }
 
 
+COMPILER = os.environ.get("CXX", "g++")
+
+
+def compile_library(sources: Iterable[Path], target: Path, flags: list[str]) -> None:
+    """Compiles files into one library, aside, and moves it into place."""
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    subprocess.run([COMPILER, *FLAGS, *flags, "-shared", *map(str, sources), "-o", part], check=True)
+    os.replace(part, target)
+
+
 def build(name: str, flags: list[str]) -> None:
-    """Compiles every file of the core into one library, aside, and moves it into place."""
-    part = TARGET / f"{name}.so.part"
-    sources = sorted(str(path) for path in HERE.glob("*.cpp"))
-    compiler = os.environ.get("CXX", "g++")
-    subprocess.run([compiler, *FLAGS, *flags, "-shared", *sources, "-o", part], check=True)
-    os.replace(part, TARGET / f"{name}.so")
+    """Compiles every file of the core into one library."""
+    compile_library(sorted(HERE.glob("*.cpp")), TARGET / f"{name}.so", flags)
 
 
 def main() -> int:

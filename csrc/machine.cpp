@@ -1,6 +1,10 @@
-// What the machine offers: instruction sets, huge pages, and an allocator that keeps its memory.
+// What the machine offers: instruction sets, teams of threads, huge pages, and an allocator that keeps its
+// memory.
 #include "core.h"
 
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
 #ifdef __linux__
 #include <malloc.h>
 #include <sys/mman.h>
@@ -25,6 +29,24 @@ HOTROWS_API int hotrows_cpu_level() {
 // The calling thread has no team from here on: one of several that compute side by side. PyTorch's own
 // loops use the same OpenMP where its library is loaded first, as it is.
 HOTROWS_API void hotrows_use_one_thread() { omp_set_num_threads(1); }
+
+// Dissolves the team of the calling thread; its next loop forms a new one, of as many threads.
+static void dissolve_team() {
+  const int threads = omp_get_max_threads();
+  omp_pause_resource_all(omp_pause_soft);
+  omp_set_num_threads(threads);
+}
+
+// Makes OpenMP work in processes that fork, from here on; returns whether the system agreed. The child has
+// the forking thread alone, and with GNU's library that thread would wait forever for the team that it had:
+// so it has none while it forks. PyTorch's own loops use the same team, and work as well.
+HOTROWS_API int hotrows_survive_forks() {
+#if defined(__unix__) || defined(__APPLE__)
+  return pthread_atfork(dissolve_team, nullptr, nullptr) == 0;
+#else
+  return 0;
+#endif
+}
 
 // Asks for huge pages behind [data, data + size), before its first use: random rows then miss the
 // TLB far less. Returns whether the system agreed.

@@ -3,7 +3,7 @@
 // A chunk holds whole lines and ends with a line break. Threads take ranges of it that begin at a
 // line; each stops at its first bad line, and the first of these in the order of the file is the
 // chunk's problem, so the same line is reported whatever the number of threads.
-#include "text.h"
+#include "canonical.h"
 
 #include <charconv>
 #include <limits>
@@ -19,6 +19,7 @@ struct Layout {
   bool quoted;            // whether a field may stand in double quotes
   int64_t num_columns;    // fields that every line must have
   const int32_t* wanted;  // [num_columns], the column's place in the output, or -1
+  uint8_t* changing;      // by place, set where the canonical text of a field may be another
 };
 
 struct Found {
@@ -68,6 +69,7 @@ char* cut_line(char* p, char* text, const Layout& layout, int64_t row, int64_t n
     if (place >= 0) {
       starts[place * num_rows + row] = static_cast<uint32_t>(start - text);
       lengths[place * num_rows + row] = length;
+      if (may_change({start, length}, text)) __atomic_store_n(&layout.changing[place], 1, __ATOMIC_RELAXED);
     }
     if (*p == '\n') {
       if (column + 1 != layout.num_columns) *found = {kColumns, row, column};
@@ -85,15 +87,6 @@ char* part_start(char* text, int64_t size, int64_t i, int64_t n) {
   if (middle == 0) return text;
   void* line_break = std::memchr(text + middle - 1, '\n', static_cast<size_t>(size - middle + 1));
   return line_break ? static_cast<char*>(line_break) + 1 : text + size;
-}
-
-bool is_digit(char c) { return c >= '0' && c <= '9'; }
-
-// The number of decimal digits from `p` on.
-int64_t digits(const char* p, const char* end) {
-  const char* const start = p;
-  while (p < end && is_digit(*p)) ++p;
-  return p - start;
 }
 
 // Whether [p, end) is a decimal number without a sign; tells whether it is a plain integer.
@@ -124,7 +117,16 @@ double parse_decimal(const char* p, const char* end) {
   return std::strtod(std::string(p, end).c_str(), nullptr);  // over- or underflow: infinity or zero
 }
 
-// The number in a field: NaN where it is empty. False for text, and for what float32 cannot hold.
+// The number of a boolean; false for any other text.
+bool parse_boolean(const char* p, const char* end, double* value) {
+  const std::string word(p, end);
+  const bool yes = word == "true" || word == "True" || word == "TRUE";
+  *value = yes;
+  return yes || word == "false" || word == "False" || word == "FALSE";
+}
+
+// The number in a field: NaN where it is empty; a boolean is 1 or 0. False for other text, and for what
+// float32 cannot hold.
 bool parse_number(Field field, double* value) {
   const char* p = field.data;
   const char* end = p + field.length;
@@ -134,10 +136,11 @@ bool parse_number(Field field, double* value) {
     *value = std::numeric_limits<double>::quiet_NaN();
     return true;
   }
+  const char* const start = p;
   const bool negative = *p == '-';
   if (negative || *p == '+') ++p;
   bool integer;
-  if (!is_number(p, end, &integer)) return false;
+  if (!is_number(p, end, &integer)) return parse_boolean(start, end, value);
   double magnitude;
   if (integer && end - p <= 18) {
     int64_t whole = 0;
@@ -224,12 +227,13 @@ using namespace hotrows;
 
 // Cuts num_rows lines into fields. starts, lengths: [columns in use, num_rows]. Returns 0, or what is
 // wrong with the first bad line (1: its number of columns, 2: a quote never closed, 3: text after a
-// closing quote) with problem = {row, column; for 1 the last one}.
+// closing quote) with problem = {row, column; for 1 the last one}. changing: [columns in use], 1 where
+// the canonical text of a field may be another than its own.
 HOTROWS_API int64_t hotrows_tokenize(char* text, int64_t size, int64_t delimiter, int64_t quoted,
                                      int64_t num_columns, const int32_t* wanted, int64_t num_rows,
-                                     uint32_t* starts, uint32_t* lengths, int64_t* problem,
-                                     int64_t threads) {
-  const Layout layout{static_cast<char>(delimiter), quoted != 0, num_columns, wanted};
+                                     uint32_t* starts, uint32_t* lengths, uint8_t* changing,
+                                     int64_t* problem, int64_t threads) {
+  const Layout layout{static_cast<char>(delimiter), quoted != 0, num_columns, wanted, changing};
   std::vector<int64_t> first_row(threads + 1, 0);
   std::vector<Found> found(threads);
 #pragma omp parallel for schedule(static, 1) num_threads(threads)

@@ -10,6 +10,15 @@ struct Field {
   uint32_t length;
 };
 
+inline bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+// The number of decimal digits from `p` on.
+inline int64_t digits(const char* p, const char* end) {
+  const char* const start = p;
+  while (p < end && is_digit(*p)) ++p;
+  return p - start;
+}
+
 // starts and lengths are [columns in use, num_rows]; the text is `size` bytes of whole lines.
 struct Fields {
   const char* text;

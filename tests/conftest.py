@@ -3,6 +3,7 @@
 import gc
 import importlib.util
 import os
+import tempfile
 
 import pytest
 import torch
@@ -24,6 +25,10 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
+    if not hasattr(config, "workerinput"):  # workers and processes that tests start have it, too
+        cache = tempfile.TemporaryDirectory(prefix="hotrows-cache-")  # what a user has measured stays out
+        config.add_cleanup(cache.cleanup)
+        os.environ["XDG_CACHE_HOME"] = cache.name
     if config.getoption("--all"):
         os.environ[choice.ALL] = "1"  # processes that tests start see it too
     worker = os.environ.get("PYTEST_XDIST_WORKER")

@@ -16,7 +16,7 @@ PUBLIC = {
         accelerate explain load_run lookahead prefetch prepare restore
     """,
     "hotrows.data": """
-        Description EncodedData Encoder HotColdLoader Loader Part Profile
+        Description EncodedData Encoder HotColdLoader Loader Part Profile ValueRates
         describe open_parquet open_source prepare profile regroup write_encoded
     """,
     "hotrows.datasets": "ALL BY_NAME DataSet Samples Source download prepare",
@@ -32,7 +32,7 @@ PUBLIC = {
     """,
     "hotrows.checkpoint": """
         Manifest Pointer State Writer chain checkpoints_of export_tables folder_of generations load merge
-        point pointed read_manifest read_state retained save summary
+        problems point pointed read_manifest read_state retained save summary
     """,
 }
 # Modules whose names are public as the page that shows them says.

@@ -16,6 +16,7 @@ from typing import Any
 
 from hotrows import optim
 from hotrows.engine.caching import FILE, Caching
+from hotrows.json_file import JsonFile, build, parse, shown
 from hotrows.optim import RowOptimizer
 from hotrows.planning import policy, sharding
 from hotrows.planning.on_device import PLANNING
@@ -32,6 +33,7 @@ HOT_COLD = ("scheduled", "sequential")
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
 SHARDINGS = ("auto", *sharding.KINDS)
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
+_JSON = JsonFile("correct it, or bring it back from a copy")
 
 
 @dataclass(frozen=True)
@@ -294,12 +296,13 @@ class TrainConfig:
 
     @staticmethod
     def from_json(text: str) -> TrainConfig:
-        try:
-            fields = json.loads(text)
-        except RecursionError:
-            raise ValueError("expected a JSON object, found one that is nested too deeply") from None
+        return TrainConfig.from_fields(parse(text))
+
+    @staticmethod
+    def from_fields(fields: Any) -> TrainConfig:
+        """The config of an object of JSON."""
         if not isinstance(fields, dict):
-            raise ValueError("expected a JSON object of settings")
+            raise ValueError(f"expected an object of settings, found {shown(fields)}")
         for name, before in (("streams", "lanes"), ("cache_transfer", "way")):  # runs of earlier versions
             if before in fields:
                 value = fields.pop(before)
@@ -311,14 +314,16 @@ class TrainConfig:
             )
         if fields.get("row_optimizer") is not None:
             fields["row_optimizer"] = optim.from_json(fields["row_optimizer"])
-        return TrainConfig(**fields)
+        return build(TrainConfig, fields)
 
     def save(self, path: Path) -> None:
         write_text(path, self.to_json() + "\n")
 
     @staticmethod
     def load(path: Path) -> TrainConfig:
-        return TrainConfig.from_json(path.read_text())
+        fields = _JSON.read(path)
+        with _JSON.naming(path):
+            return TrainConfig.from_fields(fields)
 
 
 SETTINGS = declared(TrainConfig)

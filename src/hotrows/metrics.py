@@ -71,11 +71,22 @@ class Metrics:
         return {**fields, "tasks": tasks} if tasks else fields
 
     @staticmethod
-    def from_json(fields: dict[str, Any]) -> Metrics:
-        numbers = dict(fields)
-        tasks = {name: Metrics.from_json(task) for name, task in numbers.pop("tasks", {}).items()}
-        known: dict[str, Any] = {n: math.nan if v is None else v for n, v in numbers.items()}
-        return Metrics(**known, tasks=tasks)
+    def from_json(fields: Any) -> Metrics:
+        """The metrics of `to_json`; ValueError where these are none."""
+        if not isinstance(fields, dict) or not isinstance(fields.get("tasks", {}), dict):
+            raise ValueError("expected an object of metrics")
+        tasks = {name: Metrics.from_json(task) for name, task in fields.get("tasks", {}).items()}
+        known: dict[str, Any] = {
+            name: math.nan if value is None else value for name, value in fields.items()
+        }
+        numbers = [name for name in known if name != "tasks"]
+        if {*numbers, "gauc"} != set(_NUMBERS) or not all(
+            type(known[n]) in (int, float) for n in numbers
+        ):
+            raise ValueError(
+                f"expected numbers of {', '.join(_NUMBERS)}, found those of {', '.join(numbers)}"
+            )
+        return Metrics(**{**known, "tasks": tasks})
 
 
 _NUMBERS = tuple(name for name in Metrics.__dataclass_fields__ if name != "tasks")

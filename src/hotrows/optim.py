@@ -194,7 +194,8 @@ def to_json(optimizer: RowOptimizer) -> dict:
 
 def from_json(fields: dict) -> RowOptimizer:
     kind = fields.get("kind") if isinstance(fields, dict) else None
-    if kind not in list(BY_NAME):
-        raise ValueError(f"the kind of a row optimizer must be one of {sorted(BY_NAME)}, not {kind!r}")
-    settings = {name: value for name, value in fields.items() if name != "kind"}
-    return replaced(BY_NAME[kind](), settings)
+    if not isinstance(kind, str) or kind not in BY_NAME:
+        raise ValueError(
+            f"the kind of a row optimizer must be one of {sorted(BY_NAME)}, not {kind!r:.60}"
+        )
+    return replaced(BY_NAME[kind](), {name: value for name, value in fields.items() if name != "kind"})

@@ -22,14 +22,14 @@ values of the training part follow by falling frequency.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import types
 import typing
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from hotrows.json_file import JsonFile, build, parse, shown, value_of
 
 PADDING = 0
 MISSING = 1
@@ -38,6 +38,7 @@ FIRST_UNKNOWN = 2
 DENSE_TRANSFORMS = ("log", "standard", "none", "missing")
 TIME_TRANSFORMS = ("hour", "weekday", "weekend", "day")
 SPARSE_TRANSFORMS = ("none", "log", "bucket", *TIME_TRANSFORMS)
+_JSON = JsonFile("correct it, or bring it back from a copy")
 
 
 @dataclass(frozen=True)
@@ -284,25 +285,28 @@ class Schema:
 
     @staticmethod
     def from_json(text: str) -> Schema:
-        try:
-            fields: Any = json.loads(text)
-        except RecursionError:
-            raise ValueError("expected a JSON object, found one that is nested too deeply") from None
+        return Schema.from_fields(parse(text))
+
+    @staticmethod
+    def from_fields(fields: Any) -> Schema:
+        """The schema of an object of JSON."""
         if not isinstance(fields, dict) or not isinstance(fields.get("features"), list):
             raise ValueError("expected a JSON object with a list of `features`")
         features = tuple(map(_feature, fields.pop("features")))
         if fields.get("time") is not None:
-            fields["time"] = _from_fields(Time, fields["time"])
+            fields["time"] = build(Time, fields["time"])
         label = fields.pop("label", "label")
         label = tuple(map(_label, label)) if isinstance(label, list) else _label(label)
-        return _from_fields(Schema, {"features": features, "label": label, **fields})
+        return build(Schema, {"features": features, "label": label, **fields})
 
     def save(self, path: Path) -> None:
         path.write_text(self.to_json() + "\n")
 
     @staticmethod
     def load(path: Path) -> Schema:
-        return Schema.from_json(path.read_text())
+        fields = _JSON.read(path)
+        with _JSON.naming(path):
+            return Schema.from_fields(fields)
 
 
 def column_of(named: Feature | Label) -> str:
@@ -321,70 +325,24 @@ def is_list(feature: Feature) -> bool:
 
 
 def _label(value: Any) -> str | Label:
-    return value if _is_legal(value, str) else _from_fields(Label, value)
+    return value_of(str, value, "label") if isinstance(value, str) else build(Label, value)
 
 
 def _feature(fields: Any) -> Feature:
     kind = fields.get("kind") if isinstance(fields, dict) else None
     if kind not in list(_KINDS):
-        raise ValueError(f"feature kind must be one of {sorted(_KINDS)}, not {_shown(kind)}")
-    return _from_fields(_KINDS[kind], {name: value for name, value in fields.items() if name != "kind"})
-
-
-def _from_fields(kind: Any, value: Any) -> Any:
-    """Builds a value of the dataclass `kind` from JSON; an error names the first illegal field."""
-    what = kind.__name__.lower()
-    if not isinstance(value, dict):
-        raise ValueError(f"expected an object of the fields of a {what}, found {_shown(value)}")
-    fields = dataclasses.fields(kind)
-    for name in value:
-        if name not in [field.name for field in fields]:
-            raise ValueError(f"a {what} has no field {name!r}, only {sorted(f.name for f in fields)}")
-    required = [f for f in fields if f.default is f.default_factory is dataclasses.MISSING]
-    absent = [f.name for f in required if f.name not in value]
-    if absent:
-        raise ValueError(f"a {what} lacks the fields {absent}")
-    return kind(**value)
+        raise ValueError(f"feature kind must be one of {sorted(_KINDS)}, not {shown(kind)}")
+    return build(_KINDS[kind], {name: value for name, value in fields.items() if name != "kind"})
 
 
 def _check_types(declared: Any) -> None:
     """Makes tuples of what is listed, and raises ValueError for the first field of a wrong type."""
-    declares: Hashable = type(declared)
-    for name, kind in _types_of(declares).items():
+    for name, expected in typing.get_type_hints(type(declared)).items():
         value = getattr(declared, name)
         if isinstance(value, Iterable) and not isinstance(value, str | bytes | tuple | dict):
             value = tuple(value)
-            object.__setattr__(declared, name, value)
-        if not _is_legal(value, kind):
-            what, expected = type(declared).__name__.lower(), str(getattr(kind, "__name__", kind))
-            raise ValueError(f"{name} of a {what} must be of type {expected}, not {_shown(value)}")
-
-
-@functools.cache
-def _types_of(kind: Any) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
-
-
-def _is_legal(value: Any, kind: Any) -> bool:
-    """Whether a value, from JSON or built of it, is of a type; numbers must be finite and fit int64."""
-    if isinstance(kind, types.UnionType):
-        return any(_is_legal(value, one) for one in typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:
-        one = typing.get_args(kind)[0]
-        return isinstance(value, list | tuple) and all(_is_legal(item, one) for item in value)
-    if kind is float:
-        return isinstance(value, int | float) and type(value) is not bool and abs(value) < 1e300
-    if kind is int:
-        return type(value) is int and abs(value) < 1 << 63
-    if kind is str:
-        return type(value) is str and not any("\ud800" <= c <= "\udfff" for c in value)
-    return isinstance(value, kind)
-
-
-def _shown(value: Any) -> str:
-    """Formats a value for a message, shortened to 60 characters."""
-    text = repr(value)
-    return text[:60] + ("..." if len(text) > 60 else "")
+        value = value_of(expected, value, f"{name} of a {type(declared).__name__.lower()}")
+        object.__setattr__(declared, name, value)
 
 
 def _check_one_of(feature: Dense | Sparse, field: str, legal: tuple[str, ...]) -> None:

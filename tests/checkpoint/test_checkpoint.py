@@ -9,7 +9,7 @@ from torch import nn
 
 from hotrows import checkpoint
 from hotrows.batch import Batch
-from hotrows.checkpoint import Pointer, State, files
+from hotrows.checkpoint import Pointer, State, files, manifest
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import FTRL, SGD, Adagrad, Adam
 from hotrows.table import Constant, Table
@@ -178,14 +178,76 @@ def test_a_missing_file_is_noticed(run):
 def test_a_damaged_manifest_is_noticed(run, text):
     folder = saved(run)
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(ValueError, match=r"manifest.json is damaged: it is no manifest"):
+    with pytest.raises(ValueError, match=r"manifest.json (is damaged: exp|is damaged: Exp|has format 0)"):
         checkpoint.load(folder, embedding(), model())
+
+
+def changed(folder, change):
+    """Changes the manifest of a checkpoint, and signs it anew."""
+    content = json.loads((folder / "manifest.json").read_text())
+    del content["crc32"], content["format"]
+    change(content)
+    (folder / "manifest.json").write_text(json.dumps(manifest.FILE.sign(content)))
+
+
+def pieces_of(content, table):
+    return [piece for piece in content["pieces"] if piece["table"] == table]
+
+
+def halved(content, first_ids=(0, 25)):
+    """The rows of table A in two pieces."""
+    (whole,) = pieces_of(content, "A")
+    stride = 4 * 4 * 2
+    parts = [
+        {**whole, "first_id": first, "num_ids": 25, "offset": whole["offset"] + k * 25 * stride}
+        for k, first in enumerate(first_ids)
+    ]
+    content["pieces"] = [p for p in content["pieces"] if p["table"] != "A"] + parts
+
+
+def test_a_table_may_be_in_any_pieces_that_cover_it_once(run):
+    rows = trained()
+    folder = saved(run, rows)
+    changed(folder, halved)
+    loaded = embedding()
+    checkpoint.load(folder, loaded, model())
+    assert same_rows(loaded, rows)
+
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda c: halved(c, (0, 24)), "two of its pieces of table 'A' hold the same ids"),
+        (lambda c: halved(c, (0, 26)), "a piece of table 'A' has other ids or col"),
+        (lambda c: c["pieces"].remove(pieces_of(c, "A")[0]), "its pieces are 1,600 of the 3,200"),
+        (lambda c: c["pieces"].append(pieces_of(c, "B")[0]), "table 'B' does not fit into pack-0"),
+        (lambda c: pieces_of(c, "B")[0].update(offset=1632), "table 'B' does not fit into pack-0"),
+        (lambda c: pieces_of(c, "B")[0].update(num_ids=49), "its pieces are 3,168 of the 3,200 bytes"),
+        (lambda c: pieces_of(c, "B")[0].update(id_step=0), "range|a piece of table 'B' has other ids"),
+        (lambda c: pieces_of(c, "B")[0].update(columns=[0, 5]), "a piece of table 'B' has other ids"),
+        (lambda c: pieces_of(c, "B")[0].update(table="C"), "a piece of table 'C', which is none of its"),
+        (lambda c: pieces_of(c, "B")[0].update(num_ids="50"), "num_ids of a savedpiece must be of"),
+        (lambda c: pieces_of(c, "B")[0].pop("num_ids"), "a savedpiece lacks the fields \\['num_ids'\\]"),
+        (lambda c: c["files"].pop("model.safetensors"), "it lacks the checksum of model.safetensors"),
+        (lambda c: c["tables"][0]["layout"].update(dtype="int4"), "rows or layout of table 'A' are imp"),
+        (lambda c: c.update(base="../other"), "its base is named '../other'"),
+    ],
+)  # fmt: skip
+def test_a_manifest_that_makes_no_sense_is_refused_before_anything_is_read(run, change, said):
+    folder = saved(run)
+    changed(folder, change)
+    fresh = embedding()
+    with pytest.raises(ValueError, match=rf"manifest.json is damaged: .*({said})"):
+        checkpoint.load(folder, fresh, model())
+    assert same_rows(fresh, embedding())
 
 
 def test_a_damaged_pointer_is_noticed(run):
     run.mkdir()
     (run / "checkpoints.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"checkpoints.json is damaged: expected the names"):
+    with pytest.raises(
+        ValueError, match=r"json is damaged: a pointer lacks the fields .*; write \{\"last\": NAME"
+    ):
         checkpoint.folder_of(run)
 
 
@@ -209,9 +271,11 @@ def test_another_schema_is_refused(run):
 
 def test_a_later_format_is_refused(run):
     folder = saved(run)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "format": 3}))
-    with pytest.raises(ValueError, match="has format 3, this hotrows reads format 2"):
+    content = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**content, "format": 4}))
+    with pytest.raises(
+        ValueError, match="has format 4, this hotrows reads 2 to 3; load it with the version"
+    ):
         checkpoint.load(folder, embedding(), model())
 
 

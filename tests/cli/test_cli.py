@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 
 from hotrows import cli
+from hotrows.runtime.measurements import Measurement
 from tests.support.commands import SMALL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -90,6 +91,15 @@ def test_doctor_says_what_was_found(hotrows):
         assert re.search(rf"^{word} ", told.out, re.MULTILINE), word
     assert "forward float32 512x256" in told.out
     assert os.uname().nodename not in told.out
+
+
+def test_doctor_says_what_is_kept_and_forgets_it(hotrows, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("hotrows.cli.doctor.measured_paths", lambda batch_size: {})
+    Measurement("linear paths", {}).write({})
+    for arguments, num_kept in ((), 1), (("--renew",), 0), ((), 0):
+        told = hotrows("doctor", *arguments)
+        assert re.search(rf"^measurements +{num_kept} kept in {tmp_path}", told.out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Hot and cold batches: none is mixed, every row comes once, and the schedule resumes anywhere."""
 
+import dataclasses
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from hotrows.batch import Batch
 from hotrows.data import HotColdLoader, profile, regroup, write_encoded
 from hotrows.data.hot_cold.schedule import SEQUENTIAL, Block, Position, Rate, _even, advance, next_block
+from hotrows.json_file import build
 from hotrows.schema import Dense, Schema, Sparse
 
 ROWS = 1000
@@ -157,7 +159,7 @@ def test_any_run_trains_every_batch_once_an_epoch(num_hot, num_cold, losses, ste
     position, trained = SEQUENTIAL if sequential else Position(), []
     given, sizes = iter(losses), iter(steps)
     while position.epoch < 2:
-        position = Position.from_json(json.loads(json.dumps(position.to_json())))
+        position = build(Position, json.loads(json.dumps(dataclasses.asdict(position))))
         block = next_block(position, num_hot, num_cold)
         assert len(block) > 0
         batches = [(block.epoch, "hot", i) for i in range(block.hot_from, block.hot_to)]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.files import find_files
 from hotrows.data.raw.layout import cut_line, layout_of
 from hotrows.data.raw.reading import Chunk, chunks_of
@@ -39,7 +40,7 @@ def parsed(text: bytes, schema: Schema, threads: int = 1):
     chunk = Chunk("raw", bytearray(text), 1, text.count(b"\n"), len(text))
     try:
         layout = layout_of(schema, "raw", text.split(b"\n")[0])
-        columns = parse(chunk, layout, schema, threads)
+        columns = parse(chunk, layout, Reading(schema, threads))
     except ValueError as error:
         return str(error)
     ids = [[raw.value(n) for n in range(len(raw))] for raw in columns.ids]

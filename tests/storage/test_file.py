@@ -186,6 +186,27 @@ def test_a_long_log_wants_a_checkpoint(tmp_path):
     store.close()
 
 
+def test_a_checkpoint_is_merged_although_the_merge_before_it_has_hardly_ended(store):
+    """A thread that has found nothing more to merge, and has not ended, would not merge the next log; it
+    waited for the checkpoint after."""
+    merger, found_nothing, may_end = store._merger, threading.Event(), threading.Event()
+    run = merger._run
+
+    def slow_to_end():
+        run()
+        found_nothing.set()
+        assert may_end.wait(30)
+
+    merger._run = slow_to_end
+    for generation in (1, 2):
+        write(store, [0, 1], generation)
+        store.retain([store.checkpoint()])
+        assert found_nothing.wait(30)
+    may_end.set()
+    merger.join()
+    assert store._saved.state.merged == 2
+
+
 def test_old_bytes_are_kept_once_however_long_a_checkpoint_is_retained(store):
     write(store, range(1000), 1)
     best = store.checkpoint()

@@ -2,7 +2,7 @@
 
     RUN/checkpoints.json           which folder is the last, which the best, which others stay
     RUN/checkpoints/step-1200/
-        manifest.json              tables by pieces: ids, columns, file, offset; a crc32 per file
+        manifest.json              tables by pieces: ids, columns, file, offset; checksums
         pack-0.records             the records of one pack, raw: weights and optimizer state
         model.safetensors          the dense part
         trainer.safetensors        its optimizer's state, the random state
@@ -24,7 +24,7 @@ from hotrows.checkpoint.convert import export_tables, merge
 from hotrows.checkpoint.manifest import Manifest, chain, read_manifest
 from hotrows.checkpoint.pointer import Pointer, folder_of, generations, point, pointed, retained
 from hotrows.checkpoint.read import load, read_state
-from hotrows.checkpoint.summary import checkpoints_of, summary
+from hotrows.checkpoint.summary import checkpoints_of, problems, summary
 from hotrows.checkpoint.write import State, save
 from hotrows.checkpoint.writer import Writer
 
@@ -42,6 +42,7 @@ __all__ = [
     "merge",
     "point",
     "pointed",
+    "problems",
     "read_manifest",
     "read_state",
     "retained",

@@ -5,7 +5,6 @@ Both verify every file first, and copy the tables a chunk of rows at a time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,16 @@ import numpy as np
 from hotrows import optim
 from hotrows.checkpoint import files
 from hotrows.checkpoint.files import FileSum
-from hotrows.checkpoint.manifest import NAME, Chain, SavedPiece, SavedTable, chain, check_files, to_json
+from hotrows.checkpoint.manifest import (
+    DENSE,
+    NAME,
+    Chain,
+    SavedPiece,
+    SavedTable,
+    chain,
+    check_files,
+    to_json,
+)
 from hotrows.checkpoint.reshard import ColumnSlice
 from hotrows.checkpoint.sources import SavedRecords, chunks_of, fill, in_files
 from hotrows.checkpoint.table_files import Progress, TableFiles, table_file
@@ -23,8 +31,7 @@ from hotrows.runtime.atomic_files import new_folder
 from hotrows.runtime.tensor_file import DTYPES, Stored
 from hotrows.version import VERSION
 
-EXPORT_FORMAT = 1
-_DENSE = ("model.safetensors", "trainer.safetensors")
+EXPORT = "checkpoint.json"
 
 
 def merge(folder: Path, out: Path, progress: Progress = lambda stage, done, total: None) -> Path:
@@ -51,7 +58,7 @@ def merge(folder: Path, out: Path, progress: Progress = lambda stage, done, tota
             file = f"table-{k}.records"
             sums[file] = files.write_file(part / file, counted(_records(tables[table.name], table)))
             pieces.append(SavedPiece(table.name, table.rows, (0, table.layout.dim), file, 0))
-        for name in _DENSE:
+        for name in DENSE:
             content = files.read_file(folder / name, manifest.files[name])
             sums[name] = files.write_file(part / name, [content])
         full = replace(manifest, pieces=tuple(pieces), files=sums, num_ranks=1, placements=None)
@@ -83,15 +90,16 @@ def export_tables(
                 "dtype": table.layout.dtype, "optimizer": table.optimizer,
                 "file": table_file(table.name), "tensors": list(tensors),
             })  # fmt: skip
-        names = _DENSE if state else _DENSE[:1]
+        names = DENSE if state else DENSE[:1]
         for name in names:
-            (part / name).write_bytes(files.read_file(folder / name, manifest.files[name]))
+            content = files.read_file(folder / name, manifest.files[name])
+            table_files.sums[name] = files.write_file(part / name, [content])
         fields = {
-            "format": EXPORT_FORMAT, "hotrows": VERSION, "step": manifest.step,
+            "hotrows": VERSION, "step": manifest.step,
             "fingerprint": manifest.fingerprint, "tables": described, "dense": list(names),
             "state": manifest.state,
         }  # fmt: skip
-        (part / "checkpoint.json").write_text(json.dumps(fields, indent=2) + "\n")
+        table_files.describe(EXPORT, fields)
     return out
 
 

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from torch import Tensor
 
 CHUNK = 16 << 20  # bytes
+REMEDY = "restore it from a copy, or train the run again"
 
 
 @dataclass(frozen=True)
@@ -83,4 +84,4 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def damaged(path: Path, why: str) -> ValueError:
-    return ValueError(f"{path} is damaged: {why}; restore it from a copy, or train the run again")
+    return ValueError(f"{path} is damaged: {why}; {REMEDY}")

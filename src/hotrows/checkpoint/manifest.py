@@ -8,20 +8,25 @@ increment the rows touched since its base checkpoint, which is in the same folde
 from __future__ import annotations
 
 import functools
-import json
+import itertools
 import zlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hotrows.checkpoint.files import FileSum, check_size, damaged
-from hotrows.checkpoint.reshard import ColumnSlice
+from hotrows.checkpoint.files import REMEDY, FileSum, check_size, damaged
+from hotrows.checkpoint.reshard import ColumnSlice, common_range
+from hotrows.json_file import JsonFile, build, is_name
+from hotrows.planning.sharding import Placement
 from hotrows.record import RecordLayout
 from hotrows.runtime.atomic_files import json_text
+from hotrows.table import TABLE_DTYPES
 
-FORMAT = 2
 NAME = "manifest.json"
+DENSE = ("model.safetensors", "trainer.safetensors")
+FILE = JsonFile(REMEDY, "load it with the version of hotrows that wrote it", newest=3, signed=3, oldest=2)
 
 
 @dataclass(frozen=True)
@@ -105,28 +110,29 @@ def to_json(manifest: Manifest) -> str:
     for piece in content["pieces"]:  # the ids are regular, or listed
         for unused in ("first_id", "id_step") if piece["listed"] else ("listed", "listed_at"):
             del piece[unused]
-    return json_text({"format": FORMAT, **content})
+    return json_text(FILE.sign(content))
 
 
 def read_manifest(folder: Path) -> Manifest:
     """The manifest of the checkpoint in `folder`."""
     path = folder / NAME
     try:
-        content = json.loads(path.read_bytes())
-        written_by = content["format"]
+        content = FILE.read(path)
     except FileNotFoundError:
         raise ValueError(f"{folder} is no checkpoint: it has no {NAME}") from None
-    except (ValueError, KeyError, TypeError):
-        raise damaged(path, "it is no manifest") from None
-    if written_by != FORMAT:
-        raise ValueError(
-            f"checkpoint {folder} has format {written_by}, this hotrows reads format {FORMAT}; load "
-            f"it with the version of hotrows that wrote it"
-        )
-    try:
-        return _manifest(content)
-    except (KeyError, TypeError, ValueError):
-        raise damaged(path, "it is no manifest") from None
+    with naming(folder):
+        for table in content.get("tables") or ():
+            if isinstance(table, dict) and isinstance(table.get("layout"), dict):
+                table["layout"].pop("stride", None)  # follows from the others
+        manifest = build(Manifest, content)
+        if problem := next(_problems(manifest), None):
+            raise ValueError(problem)
+    return manifest
+
+
+def naming(folder: Path) -> AbstractContextManager[None]:
+    """Makes a ValueError about what stands in the manifest of a checkpoint say so."""
+    return FILE.naming(folder / NAME)
 
 
 def manifest_crc32(folder: Path) -> int:
@@ -164,30 +170,84 @@ def bases(folder: Path) -> list[str]:
 
 
 def check_files(checkpoints: Chain) -> None:
-    """Finds missing and truncated files, and rows that no piece holds, before anything is read."""
+    """Finds missing and truncated files, tables of other records than before, and rows that no piece
+    holds or several do, before anything is read."""
     for folder, manifest in checkpoints:
         for name, expected in manifest.files.items():
             check_size(folder / name, expected)
-        for piece in manifest.pieces:
-            _check_inside(folder, manifest, piece)
+        with naming(folder):
+            _check_pieces(manifest)
+            if not _are_of(manifest.tables, checkpoints[-1][1].tables):
+                raise ValueError(f"its tables are not those of {checkpoints[-1][0].name}, which needs it")
     folder, full = checkpoints[0]
     if not full.stores:
         for table in full.tables:
             _check_complete(folder, full, table)
 
 
-def _check_inside(folder: Path, manifest: Manifest, piece: SavedPiece) -> None:
-    """Checks that a piece ends inside its files."""
-    ends = {piece.file: piece.offset + piece.num_ids * manifest.column_slice(piece).layout.stride}
-    if piece.listed is not None:
-        ends[piece.listed] = piece.listed_at + piece.num_ids * 8
-    for name, end in ends.items():
-        if name not in manifest.files or end > manifest.files[name].bytes:
-            raise damaged(folder / NAME, f"table {piece.table!r} does not fit into {name}")
+def _are_of(below: Sequence[SavedTable], above: Sequence[SavedTable]) -> bool:
+    """Whether tables of a base checkpoint are those of one made on it, which may have grown since."""
+    known = {table.name: table for table in above}
+    return len(below) == len(above) and all(
+        (now := known.get(table.name)) and now.layout == table.layout and now.rows >= table.rows
+        for table in below
+    )
+
+
+def _check_pieces(manifest: Manifest) -> None:
+    """Raises ValueError unless the pieces lie end to end in their files, and no two have a weight in
+    common."""
+    rows = {table.name: table.rows for table in manifest.tables}
+    places: dict[str, list[tuple[int, int, str]]] = {}  # by file: first byte, end and table of its pieces
+    for piece in manifest.pieces:
+        table = piece.table
+        if table not in rows:
+            raise ValueError(f"it has a piece of table {table!r}, which is none of its tables")
+        layout, (first, end) = manifest.layouts[table], piece.columns
+        last = piece.ids[-1] if piece.listed is None and piece.num_ids > 0 else piece.num_ids - 1
+        steps = piece.id_step > 0 and piece.first_id >= 0
+        if not (steps and -1 <= last < rows[table] and 0 <= first < end <= layout.dim):
+            raise ValueError(f"a piece of table {table!r} has other ids or columns than the table")
+        size = piece.num_ids * manifest.column_slice(piece).layout.stride
+        places.setdefault(piece.file, []).append((piece.offset, piece.offset + size, table))
+        if piece.listed is not None:
+            ids = (piece.listed_at, piece.listed_at + piece.num_ids * 8, table)
+            places.setdefault(piece.listed, []).append(ids)
+    for name, in_file in places.items():
+        _check_end_to_end(name, manifest.files[name].bytes, sorted(in_file))
+    by_table = itertools.groupby(sorted(manifest.pieces, key=_table), _table)
+    for table, pieces in by_table:
+        for a, b in itertools.combinations(pieces, 2):
+            if a.columns[0] < b.columns[1] and b.columns[0] < a.columns[1] and _share_ids(a, b):
+                raise ValueError(f"two of its pieces of table {table!r} hold the same ids")
+
+
+def _table(piece: SavedPiece) -> str:
+    return piece.table
+
+
+def _share_ids(a: SavedPiece, b: SavedPiece) -> bool:
+    """Whether two pieces, of regular ids, have some in common; lists of ids are not looked into."""
+    if a.listed is not None or b.listed is not None:
+        return False
+    if a.id_step == b.id_step and (a.first_id - b.first_id) % a.id_step:
+        return False  # as ranks deal them; `common_range` takes longer to say so
+    return len(common_range(a.ids, b.ids)) > 0
+
+
+def _check_end_to_end(name: str, size: int, places: Sequence[tuple[int, int, str]]) -> None:
+    """Raises ValueError unless pieces, (first byte, end, table), fill a file without gap or overlap."""
+    done = 0
+    for begin, end, table in places:
+        if begin != done or end > size:
+            raise ValueError(f"table {table!r} does not fit into {name}")
+        done = end
+    if done != size:
+        raise ValueError(f"its pieces are {done:,} of the {size:,} bytes of {name}")
 
 
 def _check_complete(folder: Path, manifest: Manifest, table: SavedTable) -> None:
-    """Checks that the pieces of a table hold as many weights as it has."""
+    """Checks that the pieces of a table, no two of which overlap, hold as many weights as it has."""
     pieces = [piece for piece in manifest.pieces if piece.table == table.name]
     weights = sum(piece.num_ids * (piece.columns[1] - piece.columns[0]) for piece in pieces)
     total = table.rows * table.layout.dim
@@ -196,13 +256,27 @@ def _check_complete(folder: Path, manifest: Manifest, table: SavedTable) -> None
         raise damaged(folder / NAME, words)
 
 
-def _manifest(content: dict[str, Any]) -> Manifest:
-    values = {field.name: content[field.name] for field in fields(Manifest)}
-    for table in values["tables"]:
-        table["layout"] = RecordLayout(**{f.name: table["layout"][f.name] for f in fields(RecordLayout)})
-    pieces = [{**piece, "columns": tuple(piece["columns"])} for piece in values["pieces"]]
-    values["tables"] = tuple(SavedTable(**table) for table in values["tables"])
-    values["pieces"] = tuple(SavedPiece(**piece) for piece in pieces)
-    values["files"] = {name: FileSum(**file) for name, file in values["files"].items()}
-    values["stores"] = tuple(tuple(generations) for generations in values["stores"])
-    return Manifest(**values)
+def _problems(manifest: Manifest) -> Iterator[str]:
+    """The impossible statements of a manifest whose fields are of the right types."""
+    names = [table.name for table in manifest.tables]
+    if len(set(names)) < len(names):
+        yield "several of its tables have one name"
+    for table in manifest.tables:
+        layout = table.layout
+        if table.rows < 1 or layout.dim < 1 or layout.state_width < 0 or layout.dtype not in TABLE_DTYPES:
+            yield f"rows or layout of table {table.name!r} are impossible: {table.rows:,}, {layout}"
+    for name, of_file in manifest.files.items():
+        if not all(map(is_name, name.split("/"))) or of_file.bytes < 0:
+            yield f"{name!r} of {of_file.bytes:,} bytes is no file of a checkpoint"
+    used = [name for piece in manifest.pieces for name in (piece.file, piece.listed) if name is not None]
+    if lacking := sorted({*used, *DENSE} - manifest.files.keys()):
+        yield f"it lacks the checksum of {lacking[0]}"
+    for piece in manifest.pieces:
+        if piece.num_ids < 0 or not (piece.rank is None or 0 <= piece.rank < manifest.num_ranks):
+            yield f"a piece of table {piece.table!r} has rank {piece.rank} and {piece.num_ids:,} ids"
+    if (manifest.stores and len(manifest.stores) != manifest.num_ranks) or manifest.num_ranks < 1:
+        yield f"it names the stores of {len(manifest.stores):,} of {manifest.num_ranks:,} ranks"
+    if manifest.base is not None and not is_name(manifest.base):
+        yield f"its base is named {manifest.base!r}"
+    for fields in (manifest.placements or {}).values():
+        build(Placement, fields)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from hotrows.checkpoint.files import FileSum, verify
 from hotrows.checkpoint.manifest import NAME, bases, read_manifest
+from hotrows.json_file import JsonFile, build, is_name
 from hotrows.runtime.atomic_files import write_json
 
 FOLDER = "checkpoints"
@@ -37,7 +37,7 @@ def point(run: Path, pointer: Pointer, manifest: FileSum | None = None) -> None:
     if manifest is not None:
         _check_manifest(run / FOLDER / pointer.last, manifest)
     needed = {*pointer.names, *(base for name in pointer.names for base in bases(run / FOLDER / name))}
-    write_json(run / _POINTER, asdict(pointer))
+    write_json(run / _POINTER, _file(run).sign(asdict(pointer)))
     for folder in (run / FOLDER).iterdir():
         if folder.name not in needed:
             shutil.rmtree(folder)
@@ -55,17 +55,22 @@ def _check_manifest(folder: Path, expected: FileSum) -> None:
 
 def pointed(run: Path) -> Pointer | None:
     """The pointer of `run`, None where it has no checkpoint yet."""
-    path = run / _POINTER
+    path, file = run / _POINTER, _file(run)
     if not path.exists():
         return None
-    try:
-        fields = json.loads(path.read_text())
-        return Pointer(**{**fields, "kept": tuple(fields.get("kept", ()))})
-    except (ValueError, TypeError, AttributeError):
-        raise ValueError(
-            f"{path} is damaged: expected the names of the last and the best checkpoint; "
-            f'write {{"last": NAME, "best": NAME}} with names from {run / FOLDER}'
-        ) from None
+    fields = file.read(path)
+    with file.naming(path):
+        pointer = build(Pointer, fields)
+        if not all(map(is_name, pointer.names)):
+            raise ValueError(
+                f"expected names of checkpoints, found {', '.join(map(repr, pointer.names))}"
+            )
+    return pointer
+
+
+def _file(run: Path) -> JsonFile:
+    """The kind of file that the pointer of a run is."""
+    return JsonFile(f'write {{"last": NAME, "best": NAME}} with names from {run / FOLDER}')
 
 
 def moved_on(before: Pointer | None, name: str, is_best: bool, keep_last: int) -> Pointer:

@@ -17,7 +17,15 @@ from torch import nn
 
 from hotrows.checkpoint import files, sources
 from hotrows.checkpoint.files import bytes_of, damaged
-from hotrows.checkpoint.manifest import Chain, Manifest, SavedPiece, chain, check_files, read_manifest
+from hotrows.checkpoint.manifest import (
+    DENSE,
+    Chain,
+    Manifest,
+    SavedPiece,
+    chain,
+    check_files,
+    read_manifest,
+)
 from hotrows.checkpoint.sources import FileStores, ReshardedSource, Tables, chunks_of, in_files
 from hotrows.checkpoint.write import State, placements_of
 from hotrows.distributed.all_or_none import together
@@ -251,8 +259,7 @@ def _fill_store(
 
 
 def _read_dense(folder: Path, manifest: Manifest, model: nn.Module) -> State:
-    names = ("model.safetensors", "trainer.safetensors")
-    contents = [files.read_file(folder / name, manifest.files[name]) for name in names]
+    contents = [files.read_file(folder / name, manifest.files[name]) for name in DENSE]
     parameters, tensors = map(tensors_from_bytes, contents)
     shapes = {name: tuple(value.shape) for name, value in parameters.items()}
     expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hotrows.checkpoint.convert import verify
-from hotrows.checkpoint.manifest import Manifest, SavedTable, bases, chain, check_files, read_manifest
+from hotrows.checkpoint import files
+from hotrows.checkpoint.convert import EXPORT, verify
+from hotrows.checkpoint.manifest import (
+    NAME,
+    Manifest,
+    SavedTable,
+    bases,
+    chain,
+    check_files,
+    read_manifest,
+)
 from hotrows.checkpoint.pointer import FOLDER, pointed
+from hotrows.checkpoint.table_files import export_problems
 
 
 def summary(folder: Path, verified: bool = False) -> dict[str, Any]:
@@ -32,6 +44,34 @@ def summary(folder: Path, verified: bool = False) -> dict[str, Any]:
         "tables": [_table(manifest, table) for table in manifest.tables],
         "files": {name: vars(file) for name, file in manifest.files.items()},
     }
+
+
+def problems(folder: Path) -> list[str]:
+    """Says of each damaged file of a checkpoint and of its base checkpoints what is wrong with it.
+
+    Reads all of them. folder: of a checkpoint, or of what was exported from one.
+    """
+    for name in (EXPORT, "export.json"):
+        if (folder / name).exists() and not (folder / NAME).exists():
+            return list(export_problems(folder / name))
+    damaged: dict[str, None] = {}  # each once
+    checkpoints: list[tuple[Path, Manifest]] = []
+
+    def note(check: Callable[[], Any]) -> None:
+        try:
+            check()
+        except ValueError as error:
+            damaged[str(error)] = None
+
+    note(lambda: checkpoints.extend(chain(folder)))
+    if not checkpoints:  # perhaps it is a base that cannot be read
+        note(lambda: checkpoints.append((folder, read_manifest(folder))))
+    for place, manifest in checkpoints:
+        for name, expected in manifest.files.items():
+            note(partial(files.verify, place / name, expected))
+    if not damaged:
+        note(lambda: check_files(checkpoints))
+    return list(damaged)
 
 
 def checkpoints_of(run: Path) -> list[dict[str, Any]]:

@@ -1,15 +1,25 @@
-"""Tables as safetensors files, one each, written some rows at a time: they may be larger than memory."""
+"""Tables as safetensors files, one each, written some rows at a time: they may be larger than memory.
+
+The JSON file that describes an export has the sizes and checksums of its files, and one of itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 
+from hotrows.checkpoint import files
+from hotrows.checkpoint.files import FileSum
+from hotrows.json_file import JsonFile, value_of
+from hotrows.runtime.atomic_files import json_text
 from hotrows.runtime.tensor_file import Stored, header
 
+_FILE = JsonFile("export again", newest=2, signed=2, oldest=1)
 Progress = Callable[[str, int, int], None]
 
 
@@ -22,11 +32,13 @@ class TableFiles:
     """Writes the tables of an export into `folder`.
 
     num_rows: of all tables; progress: called with "exporting", the rows written and num_rows.
+    sums: sizes and checksums of the files so far; those of other files of the export are added to them.
     """
 
     def __init__(self, folder: Path, num_rows: int, progress: Progress) -> None:
         self._folder, self._num_rows, self._progress = folder, num_rows, progress
         self._done = 0
+        self.sums: dict[str, FileSum] = {}
         (folder / "tables").mkdir()
 
     def write(
@@ -36,11 +48,37 @@ class TableFiles:
 
         chunks: of each tensor its rows in order, [n, bytes of a row] uint8 at a time.
         """
-        with open(self._folder / table_file(table), "wb") as file:
-            file.write(header(tensors))
-            for number, chunks_of_tensor in enumerate(chunks):
-                for rows in chunks_of_tensor:
-                    file.write(np.ascontiguousarray(rows).data)
-                    if number == 0:
-                        self._done += len(rows)
-                        self._progress("exporting", self._done, self._num_rows)
+        name = table_file(table)
+        self.sums[name] = files.write_file(self._folder / name, self._content(tensors, chunks))
+
+    def describe(self, name: str, fields: Mapping[str, Any]) -> None:
+        """Writes the JSON file of the export, with the sums of its files."""
+        sums = {file: asdict(of_file) for file, of_file in self.sums.items()}
+        (self._folder / name).write_text(json_text(_FILE.sign({**fields, "files": sums})))
+
+    def _content(
+        self, tensors: Mapping[str, Stored], chunks: Sequence[Iterable[np.ndarray]]
+    ) -> Iterator[bytes | memoryview]:
+        yield header(tensors)
+        for number, chunks_of_tensor in enumerate(chunks):
+            for rows in chunks_of_tensor:
+                yield memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+                if number == 0:
+                    self._done += len(rows)
+                    self._progress("exporting", self._done, self._num_rows)
+
+
+def export_problems(path: Path) -> Iterator[str]:
+    """Says of each damaged file of an export, which the file `path` describes, what is wrong with it."""
+    try:
+        fields = _FILE.read(path)
+        with _FILE.naming(path):
+            sums = value_of(dict[str, FileSum], fields.get("files", {}), "files of an export")
+    except ValueError as error:
+        yield str(error)
+        return
+    for name, expected in sums.items():
+        try:
+            files.verify(path.with_name(name), expected)
+        except ValueError as error:
+            yield str(error)

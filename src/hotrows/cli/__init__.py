@@ -11,10 +11,11 @@ import os
 import sys
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 from rich.logging import RichHandler
@@ -29,7 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits; where it fails, with one line on standard error."""
     session = SimpleNamespace(debug=False)
     try:
-        cli.main(arguments, prog_name="hotrows", standalone_mode=False, obj=session)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            cli.main(arguments, prog_name="hotrows", standalone_mode=False, obj=session)
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -73,6 +76,11 @@ def _own_code(error: Exception) -> str:
         if not is_library and Path(frame.filename).is_file():
             return f"{frame.filename} line {frame.lineno}"
     return ""
+
+
+def _show_warning(message: Warning | str, *where: Any) -> None:
+    """Writes a warning in a line, without the place in the code that a program would be told."""
+    sys.stderr.write(f"hotrows: warning: {message}\n")
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,16 +35,24 @@ def checkpoint_group() -> None:
 )
 @click.argument("place", type=FOLDER)
 @_WHICH
-@click.option("--verify", is_flag=True, help="Read all of it and compare the checksums.")
+@click.option("--verify", is_flag=True, help="Read all of it, and name each damaged file.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def inspect_command(place: Path, which: str, verify: bool, as_json: bool) -> None:
     """Show what a checkpoint holds.
 
     Its step, how many ranks wrote it, what it is made on, and its tables; of a run also which
-    checkpoints there are.
+    checkpoints there are. --verify prints a line for each damaged file, of those that it is made on too,
+    and ends with exit code 1 where there are any; PLACE may then be the folder of an export as well.
     """
     folder = _folder(place, which)
-    summary = checkpoint.summary(folder, verify)
+    if verify:
+        if damaged := checkpoint.problems(folder):
+            click.echo(json.dumps({"damaged": damaged}, indent=2) if as_json else "\n".join(damaged))
+            sys.exit(1)
+        if not (folder / "manifest.json").exists():
+            click.echo(f"{folder}: checksums are right")
+            return
+    summary = {**checkpoint.summary(folder), "verified": verify}
     of_run = [] if folder == place else checkpoint.checkpoints_of(place)
     if as_json:
         click.echo(json.dumps({**summary, "checkpoints": of_run} if of_run else summary, indent=2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -130,13 +131,13 @@ def prepare_with_bar(prepare: Callable[..., data.EncodedData], out: Path) -> dat
 
 
 def _unseen_table(encoded: data.EncodedData) -> Table:
-    """How many ids of each feature the vocabularies do not hold."""
-    table = new_table("feature", "ids", "unseen", "share", left=("feature",))
+    """How many ids of each feature the vocabularies do not hold, and how many values are missing."""
+    table = new_table("feature", "ids", "unseen", "share", "missing", left=("feature",))
+    rates = data.ValueRates.of_parts(encoded.parts.values(), ())
     for feature in encoded.schema.id_features:
-        ids = sum(part.values.get(feature.name, 0) for part in encoded.parts.values())
-        unseen = sum(part.unknown.get(feature.name, 0) for part in encoded.parts.values())
-        share = unseen / ids if ids else 0.0
-        table.add_row(feature.name, f"{ids:,}", f"{unseen:,}", f"{share:.2%}")
+        counts = rates.features[feature.name]
+        shares = [f"{counts.rate(kind):.2%}" for kind in ("unknown", "missing")]
+        table.add_row(feature.name, f"{counts.values:,}", f"{counts.unknown:,}", *shares)
     return table
 
 
@@ -145,9 +146,18 @@ def _unseen_table(encoded: data.EncodedData) -> Table:
 @click.option("--picture", type=FILE, help="Draw the skew into this PNG. [DATA/skew.png]")
 @option("--dim", type=COUNT, default=16, help="Dim of the tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool) -> None:
-    """Show the size and skew of prepared data."""
-    description = describe(data.EncodedData.open(folder), dim)
+@click.option("--verify", is_flag=True, help="Read all of it, and name each damaged file.")
+def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool, verify: bool) -> None:
+    """Show the size and skew of prepared data.
+
+    Prints a line for each damaged file instead, with exit code 1, where there are any: headers are always
+    compared with their checksums, all bytes with --verify.
+    """
+    encoded = data.EncodedData.open(folder)
+    if damaged := list(encoded.problems(sections=verify)):
+        click.echo("\n".join(damaged))
+        sys.exit(1)
+    description = describe(encoded, dim)
     drawn = pictures.draw_skew(description, picture or folder / "skew.png")
     if as_json:
         click.echo(json.dumps(description.to_json(), indent=2))
@@ -160,6 +170,8 @@ def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool
     print_table(_vocabulary_table(description))
     for line in _oddities(description):
         click.echo(line)
+    if verify:
+        click.echo("checksums  are right")
     if drawn:
         click.echo(f"picture    {drawn}")
 

@@ -9,21 +9,32 @@ from hotrows import nn
 from hotrows.cli.options import command, option
 from hotrows.config import PRECISIONS
 from hotrows.costs.measure_machine import device_rates
+from hotrows.runtime import measurements
 from hotrows.runtime.device import find
 from hotrows.runtime.machine import environment
 
 
-@command("doctor", "hotrows doctor", "hotrows doctor --batch-size 2048")
+@command("doctor", "hotrows doctor", "hotrows doctor --batch-size 2048", "hotrows doctor --renew")
 @option("--batch-size", type=click.IntRange(1, 1 << 20), default=8192)
-def doctor_command(batch_size: int) -> None:
+@click.option(
+    "--renew", is_flag=True, help="Forget what runs have measured here: the next ones measure anew."
+)
+def doctor_command(batch_size: int, renew: bool) -> None:
     """Show what was found on this machine.
 
     Cores, memory, native core, PyTorch, GPU with its memory and how fast it is read, and the fastest
     path of each linear layer, measured.
+
+    Runs measure too, once for each kind of job on each machine, and keep it, so that the same command
+    has the same result; --renew is for after a change of the machine, or where it was busy then.
     """
+    if renew:
+        measurements.forget()
     machine = environment()
     for name, value in machine.items():
         click.echo(f"{name.replace('_', ' '):<16} {'none' if value is None else value}")
+    kept = len(list(measurements.folder().glob("*.json")))
+    click.echo(f"{'measurements':<16} {kept:,} kept in {measurements.folder()}")
     if machine["gpu"] is not None:
         click.echo("\ndevice, measured, in GB/s:")
         for name, rate in device_rates(find("cuda")).items():

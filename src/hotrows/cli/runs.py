@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from hotrows.cli.options import FILE, FOLDER, bar, command
+from hotrows.data import ValueRates
 from hotrows.metrics import Metrics
 from hotrows.runtime.atomic_files import replaced
 from hotrows.runtime.units import format_bytes
@@ -34,6 +35,10 @@ def eval_command(run: Path, part: str, which: str, folder: Path | None, as_json:
     """
     predictor = load_run(run, which)
     encoded = run_folder.open_data(run, folder)
+    if (usual := run_folder.prepared_parts(run)) is not None:
+        rates = ValueRates.of_parts([encoded.parts[part]], usual)
+        click.echo(rates.summary(), err=True)
+        rates.warn()
     with bar() as progress:
         metrics = predictor.evaluate(
             encoded.parts[part], lambda done, total: progress("evaluating", done, total)
@@ -62,7 +67,8 @@ def predict_command(run: Path, raw: tuple[str, ...], out: Path | None, which: st
 
     RAW is text or Parquet with the columns that the data was prepared from, in any order where they
     have names; others are ignored. Labels may be missing. A feature's column that is missing counts as
-    missing values, and values that training has not seen are read as unknown.
+    missing values, and values that training has not seen are read as unknown; how many there were, and
+    where that is far from the training data, is said on standard error.
     """
     predictor = load_run(run, which)
     batches = run_folder.open_encoder(run).encode(raw)
@@ -72,6 +78,7 @@ def predict_command(run: Path, raw: tuple[str, ...], out: Path | None, which: st
             write("".join(f"{_line(p)}\n" for p in probabilities.tolist()))
             done += len(probabilities)
             progress("predicting", done, None)
+    click.echo(batches.rates.summary(), err=True)
 
 
 @command(

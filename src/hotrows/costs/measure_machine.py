@@ -2,6 +2,7 @@
 
     machine = measure_machine()              # one rank, with PyTorch's threads as they are set
     machine = measure_machine(ranks)         # the links of the ranks too: collective
+    machine = kept_machine(ranks)            # as it was first measured for so many ranks: collective
 
 Rates are the best of several windows, as where nothing disturbs the machine. Links are fitted to an
 all-to-all and an all-reduce of several sizes: seconds = messages x latency + bytes / bandwidth, with
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
 
@@ -29,6 +31,7 @@ from hotrows.planning.packing import pack_tables
 from hotrows.planning.planner import Planner
 from hotrows.runtime.device import Device
 from hotrows.runtime.machine import total_memory
+from hotrows.runtime.measurements import Measurement
 from hotrows.table import Table
 
 _WINDOW = 0.15  # seconds of each measurement, three times
@@ -63,6 +66,21 @@ def measure_machine(ranks: Ranks | None = None, ranks_per_node: int | None = Non
     inside = ranks_per_node or ranks.num_ranks
     outer = link if ranks.num_ranks > inside else None
     return dataclasses.replace(machine, inner=link, outer=outer, reducing=reducing, ranks_per_node=inside)
+
+
+def kept_machine(ranks: Ranks) -> Machine:
+    """The first rank's machine as it was first measured here for as many ranks; collective.
+
+    What is chosen by it may change bits, and another run of the same job should have equal ones.
+    """
+    local = os.environ.get("LOCAL_WORLD_SIZE", ranks.num_ranks)
+    measurement = Measurement("machine", {"ranks": ranks.num_ranks, "ranks_of_node": int(local)})
+    is_first = ranks.rank == 0
+    fields = ranks.gather_objects(measurement.read() if is_first else None)[0]
+    if fields is None:
+        measured = measure_machine(ranks).to_json()
+        fields = ranks.gather_objects(measurement.write(measured) if is_first else None)[0]
+    return Machine.from_json(fields)
 
 
 def memory_bandwidth() -> float:

@@ -22,7 +22,7 @@ from hotrows.config import TrainConfig
 from hotrows.costs import workload
 from hotrows.costs.choose_sharding import choose_sharding
 from hotrows.costs.machines import MACHINES
-from hotrows.costs.measure_machine import measure_machine
+from hotrows.costs.measure_machine import kept_machine
 from hotrows.costs.pack_sizes import balance, volume
 from hotrows.costs.step_cost import Machine
 from hotrows.data import EncodedData, Loader
@@ -59,12 +59,6 @@ class ShardingPlan:
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> ShardingPlan:
-        sharding = {name: Placement(**values) for name, values in fields["sharding"].items()}
-        lists = {name: tuple(fields[name]) for name in ("summed", "pack_parts", "reasons")}
-        return ShardingPlan(sharding, **lists)
 
 
 def place(
@@ -104,7 +98,7 @@ class _Choice:
         if num_samples < _LONG:
             self.reasons.append(f"a short run: as for a machine of the kind {_STATED}, not measured")
             return MACHINES[_STATED]
-        machine = self.ranks.gather_objects(measure_machine(self.ranks))[0]
+        machine = kept_machine(self.ranks)
         link = machine.inner or machine.outer
         assert link is not None, "several ranks have a link"
         self.reasons.append(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +75,15 @@ class Machine:
         rates = ("flops", "memory_bandwidth", "row_bandwidth", "planning_rate")
         slower = {name: getattr(self, name) / ranks for name in rates}
         return dataclasses.replace(self, row_seconds=self.row_seconds * ranks, **slower)
+
+    def to_json(self) -> dict[str, Any]:
+        """All that is finite; what is not is a default."""
+        return {name: value for name, value in dataclasses.asdict(self).items() if value != math.inf}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Machine:
+        links = {n: Link(**v) for n, v in fields.items() if isinstance(v, Mapping)}
+        return Machine(**{**fields, **links})
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from hotrows.data.description import Description, describe
 from hotrows.data.encode.encoding import Encoder
 from hotrows.data.encode.prepare import prepare
+from hotrows.data.encode.rates import ValueRates
 from hotrows.data.encode.writing import write_encoded
 from hotrows.data.hot_cold.profile import Profile, profile
 from hotrows.data.hot_cold.regroup import regroup
@@ -19,6 +20,7 @@ __all__ = [
     "Loader",
     "Part",
     "Profile",
+    "ValueRates",
     "describe",
     "open_parquet",
     "open_source",

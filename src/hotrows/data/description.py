@@ -155,7 +155,8 @@ def row_counts(data: EncodedData) -> dict[str, np.ndarray]:
         unknown = sum(train.unknown[feature.name] for feature in readers)
         reserved[FIRST_UNKNOWN:] = unknown // max(1, num_unknown)
         reserved[FIRST_UNKNOWN : FIRST_UNKNOWN + unknown % max(1, num_unknown)] += 1
-        stored = open_values(data.path / data.vocabularies[name].file).counts
+        vocabulary = data.vocabularies[name]
+        stored = open_values(data.path / vocabulary.file, vocabulary.header).counts
         counts[name] = np.concatenate([reserved, stored])
     return counts
 

@@ -6,7 +6,6 @@ is built only once: a run that was interrupted while encoding reuses it.
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from hotrows import data
 from hotrows.datasets.dataset import DataSet, Progress, Samples
 from hotrows.datasets.tables import PARTS
-from hotrows.runtime.atomic_files import new_folder
+from hotrows.json_file import JsonFile, value_of
+from hotrows.runtime.atomic_files import json_text, new_folder
 from hotrows.schema import Schema
 
 if TYPE_CHECKING:
     from hotrows.data.stored.encoded import EncodedData
 
 _MANIFEST = "samples.json"
+_FILE = JsonFile("delete the folder, and make it again")
 
 
 def prepare(
@@ -82,14 +83,17 @@ def build(
             part: [path.name if path.parent == aside else str(path.resolve()) for path in paths]
             for part, paths in parts
         }
-        (aside / _MANIFEST).write_text(json.dumps({**built_of, "files": files}, indent=2) + "\n")
+        (aside / _MANIFEST).write_text(json_text(_FILE.sign({**built_of, "files": files})))
     return _open_samples(samples, built_of)
 
 
 def _open_samples(samples: Path, built_of: dict[str, Any]) -> Samples:
     """Opens a folder of samples; an error if it was built of other data or with another seed."""
-    manifest = json.loads((samples / _MANIFEST).read_text())
-    files = manifest.pop("files")
+    manifest = _FILE.read(samples / _MANIFEST)
+    with _FILE.naming(samples / _MANIFEST):
+        files = value_of(dict[str, tuple[str, ...]], manifest.pop("files", None), "files")
+        if set(files) != set(PARTS):
+            raise ValueError(f"expected the files of {', '.join(PARTS)}")
     if manifest != built_of:
         raise ValueError(
             f"{samples} holds samples of {manifest}, but those of {built_of} were asked for; delete "

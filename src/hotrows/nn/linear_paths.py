@@ -4,7 +4,8 @@ Choices are a flat table of strings, fit for JSON:
 
     {"forward float32 367x512": "onednn", "weight_gradient float32 367x512": "torch", ...}
 
-A run keeps its table: paths differ in rounding, so a resumed run reads it instead of measuring.
+Paths differ in rounding. So a run keeps its table, for when it is resumed, and the machine keeps what
+was measured on it, for the next run of such a model (`kept_linear_paths`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 
 from hotrows.nn import products
 from hotrows.nn.linear import DTYPES, PathLinear, Paths
+from hotrows.runtime.measurements import Measurement
 
 _MOST_SAMPLES = 8192  # enough to leave the caches; more would only take longer
 _LEAST_GAIN = 0.03  # a path wins where it saves this share of the plain one's time, noise aside
@@ -48,6 +50,18 @@ def choose_linear_paths(
             best = products.PLAIN if is_late else _fastest(runs, share, _TOLERANCE[dtype])
             choices[_key(product, dtype, shape)] = best
     return choices
+
+
+def kept_linear_paths(model: nn.Module, batch_size: int, dtype: torch.dtype) -> dict[str, str]:
+    """Returns what `choose_linear_paths` chose when it was first called here for layers of such shapes."""
+    conditions = {
+        "layers": sorted({(m.in_features, m.out_features) for m in _linears(model)}),
+        "batch_size": min(batch_size, _MOST_SAMPLES),
+        "dtype": _name(dtype),
+        "offered": {product: products.paths_for(product, 1) for product in products.BY_PRODUCT},
+    }
+    measurement = Measurement("linear paths", conditions)
+    return measurement.read() or measurement.write(choose_linear_paths(model, batch_size, dtype))
 
 
 def use_linear_paths(model: nn.Module, choices: Mapping[str, str]) -> None:
@@ -132,7 +146,11 @@ def _agrees(run: Callable[[], Tensor], expected: Tensor, tolerance: float) -> bo
 
 
 def _key(product: str, dtype: torch.dtype, shape: tuple[int, int]) -> str:
-    return f"{product} {str(dtype).removeprefix('torch.')} {shape[0]}x{shape[1]}"
+    return f"{product} {_name(dtype)} {shape[0]}x{shape[1]}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _paths(choices: Mapping[str, str], dtype: torch.dtype, shape: tuple[int, int]) -> Paths:

@@ -10,6 +10,7 @@ within the copies that PyTorch makes for them, would only fight for the cores.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TypeVar
@@ -32,14 +33,16 @@ class Threads:
     def __init__(self, num: int = 1) -> None:
         self.num = num
         self._pool: ThreadPoolExecutor | None = None  # from the first call on
+        self._process = 0  # whose threads these are
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """work(item) of every item, in order; of several errors the first in that order is raised, once
         nothing runs any more."""
         if self.num == 1 or len(items) < 2:
             return [work(item) for item in items]
-        if self._pool is None:
+        if self._pool is None or self._process != os.getpid():  # a forked child has none of the threads
             self._pool = ThreadPoolExecutor(self.num, "hotrows-planning", _compute_alone)
+            self._process = os.getpid()
         futures = [self._pool.submit(work, item) for item in items]
         wait(futures)
         return [future.result() for future in futures]

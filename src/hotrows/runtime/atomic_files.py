@@ -14,6 +14,7 @@ import errno
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,6 +99,21 @@ def write_text(path: Path, text: str) -> None:
     """Writes a small file."""
     with replaced(path) as part:
         part.write_text(text)
+
+
+def write_first(path: Path, text: str) -> bool:
+    """Writes a small file unless there is one; of several writers the first wins. Returns whether it was
+    this one."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, suffix=".part") as part:
+        part.write(text)
+        part.flush()
+        os.fsync(part.fileno())
+        try:
+            os.link(part.name, path)
+        except FileExistsError:
+            return False
+    sync(path.parent)
+    return True
 
 
 def write_json(path: Path, fields: Any) -> None:

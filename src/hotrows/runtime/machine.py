@@ -30,7 +30,7 @@ def environment() -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": numpy.__version__,
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor(),
         "cores": num_cores(),
         "threads": torch.get_num_threads(),
         "memory_gib": round(total_memory() / 2**30, 1),
@@ -120,7 +120,7 @@ def _groups(controller: str) -> Iterator[tuple[Path, int]]:
             yield Path("/sys/fs/cgroup") / controllers / folder, 1 if controllers else 2
 
 
-def _processor() -> str:
+def processor() -> str:
     """The processor's model, as the system calls it."""
     lines = _text_of("/proc/cpuinfo").splitlines()
     named = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -25,7 +25,10 @@ _AS_THEY_ARE = (ctypes.c_float, ctypes.c_double, ctypes.c_void_p, ctypes.Array)
 
 @functools.cache
 def load() -> ctypes.CDLL | None:
-    """The native core, or None where it was not built; warns the first time it is missing."""
+    """The native core, or None where it was not built; warns the first time it is missing.
+
+    From then on a forked child may compute, too: see `hotrows_survive_forks`.
+    """
     if platform.machine() not in ("x86_64", "AMD64"):
         library = _open("core_base")
     else:
@@ -39,6 +42,8 @@ def load() -> ctypes.CDLL | None:
             RuntimeWarning,
             stacklevel=2,
         )
+    else:
+        library.hotrows_survive_forks()
     return library
 
 

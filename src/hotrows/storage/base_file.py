@@ -53,7 +53,7 @@ class Form:
         return self.records_at + _up(self.rows * self.stride, BLOCK)
 
     def as_json(self) -> dict:
-        return {"kind": KIND, "format": FORMAT, "records_at": self.records_at} | asdict(self)
+        return {"kind": KIND, "records_at": self.records_at} | asdict(self)
 
 
 class BaseFile:

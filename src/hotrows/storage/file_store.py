@@ -227,7 +227,7 @@ class FileStore:
                 state, retained = self._saved.state, tuple(sorted(set(generations)))
                 for generation in retained:
                     check_restorable(self.path, state, generation)
-                undo = tuple(g for g in state.undo if min(retained, default=g) < g)
+                undo = tuple(u for u in state.undo if min(retained, default=u[0]) < u[0])
                 self._saved.save(replace(state, retained=retained, undo=undo))
             self._start_merging()
 
@@ -356,8 +356,8 @@ class FileStore:
         """Drops later generations, durably, then makes `base` older where later ones were merged."""
         journals = self._saved.state.undo
         self._saved.save(self._saved.state.back_to(generation))
-        merging.go_back(self._base, self.path, [g for g in journals if g > generation])
-        undo = tuple(g for g in journals if g <= generation)
+        merging.go_back(self._base, self.path, [u for u in journals if u[0] > generation])
+        undo = tuple(u for u in journals if u[0] <= generation)
         self._saved.save(replace(self._saved.state, undo=undo))
 
     def _close_logs(self) -> None:

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from hotrows.storage.disk_io import BLOCK, Disk, RecordFile, explained, runs
+from hotrows.storage.disk_io import BLOCK, CUT_OFF, Disk, RecordFile, explained, runs, unreadable
 from hotrows.storage.record_io import ABSENT, new_index
 
 SEGMENT_BYTES = 8 << 20  # a longer write becomes several segments
 KEEPS, BARE = 1, 2  # flags: the writer retains the rows in its cache; the rows have no records
+UNKNOWN = -1  # the length of a journal that store.json of format 1 does not say
 UNTOUCHED = -2  # the place of a row that a journal has as one without a record
 
 _HEADER = struct.Struct("<8sqqIII28x")
@@ -97,14 +98,18 @@ class RecordLog:
 class UndoJournal:
     """The records that rows had before a generation was merged; rows are searched for in the file."""
 
-    def __init__(self, folder: Path, number: int, stride: int) -> None:
+    def __init__(
+        self, folder: Path, number: int, stride: int, length: int = UNKNOWN, records: bool = False
+    ) -> None:
+        """length: bytes of the journal; records: whether to check them too, which reads all of it."""
         path = folder / f"undo-{number}"
         self.file = RecordFile(path, stride, flags=os.O_RDONLY)
-        self._bytes = np.memmap(path, np.uint8, "r") if path.stat().st_size else None
+        length = path.stat().st_size if length == UNKNOWN else length
         self._parts: dict[bool, list[tuple[int, int, int]]] = {False: [], True: []}
-        for segment in segments(path, number, stride, path.stat().st_size, records=False):
+        for segment in segments(path, number, stride, length, records):
             begin = segment.first - segment.rows.nbytes
             self._parts[segment.bare].append((int(segment.rows[0]), begin, segment.rows.size))
+        self._bytes = np.memmap(path, np.uint8, "r") if length else None
 
     def find(self, rows: np.ndarray) -> np.ndarray:
         """The place of the old record of each row, ascending; or ABSENT, or UNTOUCHED."""
@@ -133,6 +138,8 @@ def segments(
     """The segments in the first `length` bytes of a log, checked; records: whether to read these, too."""
     with closing(RecordFile(path, stride, flags=os.O_RDONLY)) as file:
         begin = 0
+        if path.stat().st_size < length:
+            raise unreadable(path, length, CUT_OFF)
         while begin < length:
             header = file.read(_HEADER.size, begin)
             magic, generation, count, flags, of_rows, of_records = _HEADER.unpack(header)

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.storage.base_file import BaseFile
-from hotrows.storage.log import RecordLog, Segment, UndoJournal, pieces, segments
+from hotrows.storage.log import UNKNOWN, RecordLog, Segment, UndoJournal, pieces, segments
 from hotrows.storage.record_io import ABSENT, new_fetcher
 from hotrows.storage.store_state import StateFile
 
@@ -46,19 +46,19 @@ class Merger:
         self.fetcher, self.undo_bytes = new_fetcher(self._stride), 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        # A thread that finds nothing more to merge says so at once: it may take a while to end, and what
+        # is due by then needs another one.
+        self._is_running, self._deciding = False, threading.Lock()
         self.error: BaseException | None = None  # of merging in the background
-
-    @property
-    def is_running(self) -> bool:
-        """Whether logs are being merged in the background."""
-        return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
         """Begins to merge in the background, unless that is running or nothing is due."""
-        if not self.is_running and self._next_log() is not None:
-            self._stop.clear()
-            self._thread = threading.Thread(target=self._run, daemon=True)
-            self._thread.start()
+        with self._deciding:
+            if not self._is_running and self._next_log() is not None:
+                self._stop.clear()
+                self._is_running = True
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
 
     def stop(self) -> None:
         """Ends merging in the background; what is unfinished is to be repeated."""
@@ -83,10 +83,21 @@ class Merger:
             raise error
 
     def _run(self) -> None:
+        is_stopped = False
         try:
-            self.merge_all()
+            while not is_stopped and (log := self._next_or_end()) is not None:
+                is_stopped = not self._merge(log)
         except BaseException as error:
-            self.error = error
+            self.error, is_stopped = error, True
+        if is_stopped:
+            self._is_running = False
+
+    def _next_or_end(self) -> RecordLog | None:
+        """The log to merge next; None: nothing is due, and `start` makes another thread once there is."""
+        with self._deciding:
+            log = self._next_log()
+            self._is_running = log is not None
+            return log
 
     def _merge(self, log: RecordLog) -> bool:
         """Moves a generation into `base`; False where it was stopped, and is to be repeated. In memory
@@ -116,9 +127,9 @@ class Merger:
         with self._saved.lock:
             state = self._saved.state
             before = max((g for g in state.retained if g < log.number), default=None)
-            if before is None or log.number in state.undo:
+            if before is None or log.number in (g for g, _ in state.undo):
                 return True
-            earlier = [UndoJournal(folder, g, self._stride) for g in state.undo if g > before]
+            earlier = [UndoJournal(folder, g, self._stride, n) for g, n in state.undo if g > before]
         undo = RecordLog(folder / f"undo-{log.number}", log.number, self._stride, self._base.file.align)
         try:
             for rows, _ in _newest(parts, self._stride):
@@ -136,7 +147,7 @@ class Merger:
         with self._saved.lock:
             # `retain` may have dropped what needed it, but then it does no harm.
             state = self._saved.state
-            self._saved.save(replace(state, undo=(*state.undo, log.number)))
+            self._saved.save(replace(state, undo=(*state.undo, (log.number, undo.end))))
         return True
 
     def _append_old(self, undo: RecordLog, rows: np.ndarray) -> None:
@@ -150,11 +161,13 @@ class Merger:
             undo.append(some, None)
 
 
-def go_back(base: BaseFile, folder: Path, journals: Sequence[int]) -> None:
-    """Writes the old records of the journals into `base`, the newest journal first, and syncs."""
-    for number in sorted(journals, reverse=True):
+def go_back(base: BaseFile, folder: Path, journals: Sequence[tuple[int, int]]) -> None:
+    """Writes the old records of the journals, (number, bytes), into `base`, the newest journal first, and
+    syncs."""
+    for number, length in sorted(journals, reverse=True):
         path, stride = folder / f"undo-{number}", base.form.stride
-        for segment in segments(path, number, stride, path.stat().st_size):
+        length = path.stat().st_size if length == UNKNOWN else length
+        for segment in segments(path, number, stride, length):
             if not segment.bare:
                 assert segment.records is not None
                 base.write(segment.rows, segment.records)

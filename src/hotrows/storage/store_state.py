@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import threading
@@ -9,11 +10,14 @@ from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from hotrows.json_file import JsonFile, build
 from hotrows.storage.base_file import KIND, Form
 from hotrows.storage.disk_io import Disk, RecordFile, explained, sync_folder
+from hotrows.storage.log import UNKNOWN
 
 NAME = "store.json"
 ASIDE = "store.json.part"
+FILE = JsonFile("bring back the file", newest=2, signed=2, oldest=1)
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class StoreState:
     merged: int = 0  # `base` holds all generations up to this one
     closed: tuple[tuple[int, int], ...] = ()  # later complete ones: number, bytes of its log
     retained: tuple[int, ...] = ()  # must stay restorable
-    undo: tuple[int, ...] = ()  # journals that count
+    undo: tuple[tuple[int, int], ...] = ()  # journals that count: number, bytes (UNKNOWN: of format 1)
 
     @property
     def restorable(self) -> list[int]:
@@ -34,7 +38,7 @@ class StoreState:
     @property
     def files(self) -> set[str]:
         logs = {f"log-{g}" for g in (self.open, *(g for g, _ in self.closed))}
-        return logs | {f"undo-{g}" for g in self.undo}
+        return logs | {f"undo-{g}" for g, _ in self.undo}
 
     def back_to(self, generation: int) -> StoreState:
         """The state without later generations, but with all undo journals."""
@@ -58,7 +62,8 @@ class StateFile:
 
         Then deletes the files that it no longer names; after a crash, the next `restore` does.
         """
-        text = json.dumps(self.form.as_json() | asdict(state), indent=1).encode() + b"\n"
+        fields = FILE.sign(self.form.as_json() | asdict(state))
+        text = json.dumps(fields, indent=1).encode() + b"\n"
         flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC
         with closing(RecordFile(self.folder / ASIDE, 0, flags=flags)) as aside:
             aside.write(text, 0)
@@ -83,22 +88,25 @@ def read_state(folder: Path, form: Form) -> StoreState:
     """The state in store.json, if it is of a store of this form."""
     file = folder / NAME
     try:
-        fields = json.loads(file.read_bytes())
+        fields = FILE.read(file)
     except FileNotFoundError:
         raise ValueError(f"{folder} holds no store ({NAME} is missing); create one there") from None
-    except ValueError as error:
-        raise ValueError(f"{file} is damaged ({error}); bring back the file") from error
-    if not isinstance(fields, dict) or fields.get("kind") != KIND:
+    expected = form.as_json()
+    if fields.get("kind") != KIND:
         raise ValueError(f"{file} is not the description of a {KIND}; choose another folder")
-    for name, expected in form.as_json().items():
-        if fields.get(name) != expected:
+    for name, value in expected.items():
+        if fields.get(name) != value:
             raise ValueError(
-                f"{file} says {name} {fields.get(name)!r}, but {expected!r} was asked for; open it "
+                f"{file} says {name} {fields.get(name)!r}, but {value!r} was asked for; open it "
                 f"as it was created, or create another store"
             )
-    try:
-        lists = {name: tuple(fields[name]) for name in ("retained", "undo")}
-        closed = tuple((int(number), int(length)) for number, length in fields["closed"])
-        return StoreState(fields["open"], fields["merged"], closed, **lists)
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{file} is damaged ({error!r}); bring back the file") from error
+    with FILE.naming(file):
+        if isinstance(undo := fields.get("undo"), list):
+            fields["undo"] = [[g, UNKNOWN] if isinstance(g, int) else g for g in undo]  # format 1
+        of_state = {name: one for name, one in fields.items() if name not in expected}
+        state = build(StoreState, of_state)
+        if absent := sorted(
+            field.name for field in dataclasses.fields(state) if field.name not in fields
+        ):
+            raise ValueError(f"it lacks the fields {absent}")
+        return state

@@ -45,7 +45,7 @@ class StoreView:
                 log = RecordLog(path / f"log-{number}", number, form.stride, align, length)
                 self._sources.append(log)
                 log.index_segments()
-        self._journals: set[int] = set()
+        self._journals: set[tuple[int, int]] = set()
         self._add_journals(state)
         self._reader, self._open = new_fetcher(form.stride), True
 
@@ -74,8 +74,9 @@ class StoreView:
     def _add_journals(self, state: StoreState) -> bool:
         """Reads later undo journals, too; of several, the oldest has the records right after
         `generation`."""
-        new = sorted(n for n in state.undo if n > self._generation and n not in self._journals)
-        self._sources += [UndoJournal(self.path, number, self.stride) for number in new]
+        new = [j for j in sorted(state.undo) if j[0] > self._generation and j not in self._journals]
+        for number, length in new:
+            self._sources.append(UndoJournal(self.path, number, self.stride, length, records=True))
         self._journals.update(new)
         return bool(new)
 

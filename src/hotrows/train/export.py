@@ -1,7 +1,7 @@
 """export: a trained model in files that any PyTorch user can read without hotrows.
 
     OUT/export.json                     model, options, schema, crosses; tables by role, features,
-                                        rows and dim
+                                        rows and dim; a checksum of every file
     OUT/model.safetensors               the dense part, by parameter
     OUT/tables/<table>.safetensors      one tensor, "weight": [rows, dim], as it is stored
 
@@ -21,9 +21,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save
+from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
+from hotrows.checkpoint import files
+from hotrows.checkpoint.files import FileSum
 from hotrows.checkpoint.table_files import TableFiles, table_file
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.runtime.tensor_file import DTYPES, Stored
@@ -31,7 +33,6 @@ from hotrows.table import Table
 from hotrows.train.predictor import Predictor, load_run
 from hotrows.version import VERSION
 
-FORMAT = 1
 _MODEL = "model.safetensors"
 
 
@@ -49,27 +50,29 @@ def export(
     with new_folder(Path(out)) as folder:
         predictor = load_run(run, which)
         try:
-            _write_model(folder, predictor.model)
-            _write_tables(folder, predictor, progress)
+            table_files = _write_tables(folder, predictor, progress)
         finally:
             predictor.embedding.close()
-        text = json.dumps(_description(predictor, which), indent=2)
-        (folder / "export.json").write_text(text + "\n")
+        table_files.sums[_MODEL] = _write_model(folder, predictor.model)
+        table_files.describe("export.json", _description(predictor, which))
     return Path(out)
 
 
-def _write_model(folder: Path, model: torch.nn.Module) -> None:
+def _write_model(folder: Path, model: torch.nn.Module) -> FileSum:
     parameters = {name: value.contiguous() for name, value in model.state_dict().items()}
-    (folder / _MODEL).write_bytes(save(parameters))  # save_file hides the errors of the disk
+    return files.write_file(folder / _MODEL, [tensors_to_bytes(parameters)])
 
 
-def _write_tables(folder: Path, predictor: Predictor, progress: Callable[[str, int, int], None]) -> None:
+def _write_tables(
+    folder: Path, predictor: Predictor, progress: Callable[[str, int, int], None]
+) -> TableFiles:
     embedding = predictor.embedding
-    files = TableFiles(folder, sum(table.rows for table in embedding.tables), progress)
+    written = TableFiles(folder, sum(table.rows for table in embedding.tables), progress)
     for table in embedding.tables:
         weight = Stored(DTYPES[table.dtype], (table.rows, table.dim))
         chunks = (_bytes_of(weights) for weights in embedding.weight_chunks(table.name))
-        files.write(table.name, {"weight": weight}, [chunks])
+        written.write(table.name, {"weight": weight}, [chunks])
+    return written
 
 
 def _bytes_of(weights: Tensor) -> np.ndarray:
@@ -80,7 +83,6 @@ def _bytes_of(weights: Tensor) -> np.ndarray:
 def _description(predictor: Predictor, which: str) -> dict[str, Any]:
     config = predictor.config
     return {
-        "format": FORMAT,
         "hotrows": VERSION,
         "torch": torch.__version__,
         "checkpoint": which,

@@ -10,21 +10,25 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from hotrows.json_file import parse
 from hotrows.runtime.atomic_files import write_text
 from hotrows.train.run_folder import log
 
 METRICS = "metrics.jsonl"
+_KINDS = ("train", "evaluation")
 
 
 def read_metrics(run: Path, file: str = METRICS) -> list[dict[str, Any]]:
-    """Reads the lines of metrics.jsonl; one that a crash cut off is left out."""
+    """Reads the lines of metrics.jsonl; those that a crash cut off, or that are damaged, are left out."""
     path = run / file
-    records = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    records, lines = [], path.read_bytes().splitlines() if path.exists() else []
+    for line in lines:
         try:
-            records.append(json.loads(line))
+            record = parse(line)
         except ValueError:
-            break
+            continue
+        if isinstance(record, dict) and record.get("kind") in _KINDS and type(record.get("step")) is int:
+            records.append(record)
     return records
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hotrows.metrics import Metrics
 from hotrows.runtime import figures
 from hotrows.runtime.figures import BLUE, GRAY, GREEN, INK, ORANGE, percent, short
 from hotrows.train import metrics_log, run_folder
@@ -192,7 +194,8 @@ def _run_title(run: Path) -> tuple[str, str]:
     config = run_folder.read_config(run)
     words = [f"batch {config.batch_size:,}", f"{config.precision}", f"seed {config.seed}"]
     if (run / "result.json").exists():
-        test = run_folder.read_json(run / "result.json")["test"] or {}
-        if test.get("auc") is not None:
-            words.insert(0, f"test AUC {test['auc']:.4f}, log loss {test['log_loss']:.4f}")
+        test = run_folder.read_json(run / "result.json").get("test")
+        metrics = None if test is None else Metrics.from_json(test)
+        if metrics is not None and not math.isnan(metrics.auc):
+            words.insert(0, f"test AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}")
     return f"{run.name}: {config.model}", "   ·   ".join(words)

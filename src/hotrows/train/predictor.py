@@ -18,7 +18,6 @@ from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import Part
 from hotrows.metrics import Metrics
-from hotrows.schema import Schema
 from hotrows.train import evaluate, run_folder
 from hotrows.train.recommender import Recommender
 
@@ -45,11 +44,11 @@ class Predictor(Recommender):
 def load_run(run: Path | str, which: str = "best") -> Predictor:
     """The model of a run from its `best` or `last` checkpoint, ready to evaluate and predict."""
     run = Path(run)
-    config, data = run_folder.read_config(run), run_folder.read_json(run / "data.json")
+    config, data = run_folder.read_config(run), run_folder.read_data(run)
     folder = checkpoint.folder_of(run, which)
-    predictor = Predictor(_for_reading(config), Schema.load(run / "schema.json"), read_only=True)
-    checkpoint.load(folder, predictor.embedding, predictor.model, data["fingerprint"], read_only=True)
-    nn.use_linear_paths(predictor.model, run_folder.read_json(run / "choices.json"))
+    predictor = Predictor(_for_reading(config), run_folder.read_schema(run), read_only=True)
+    checkpoint.load(folder, predictor.embedding, predictor.model, data.fingerprint, read_only=True)
+    nn.use_linear_paths(predictor.model, run_folder.read_choices(run))
     return predictor
 
 

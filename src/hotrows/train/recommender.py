@@ -19,6 +19,7 @@ from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.engine.embedding import Embedding
+from hotrows.nn.linear_paths import kept_linear_paths
 from hotrows.runtime.device import find
 from hotrows.schema import Schema, vocabulary_of
 from hotrows.table import Table
@@ -94,7 +95,7 @@ class Recommender:
         return tuple(names[task] for task in task_numbers(self.tasks))
 
     def measure_choices(self, num_samples: int) -> dict:
-        """Measures the fastest path of each linear layer on this machine, and takes it.
+        """Takes the fastest path of each linear layer, as it was measured on this machine, or is now.
 
         For the precision of training, and for the float32 of predictions; none where the config
         asks for plain paths, or where training `num_samples` is over too soon to gain from it.
@@ -105,7 +106,7 @@ class Recommender:
             for precision in sorted({self.config.precision, "float32"}):
                 dtype = getattr(torch, precision)
                 per_step = -(-self.config.batch_size // self.ranks.num_ranks // self.config.micro_batches)
-                choices |= nn.choose_linear_paths(self.model, per_step, dtype)
+                choices |= kept_linear_paths(self.model, per_step, dtype)
         nn.use_linear_paths(self.model, choices)
         return choices
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from hotrows import checkpoint
+from hotrows.checkpoint.manifest import naming
 from hotrows.checkpoint.run_lock import RunLock
 from hotrows.train.dense_optimizer import load_optimizer, optimizer_tensors
 from hotrows.train.run_state import RunState
@@ -67,7 +68,8 @@ class RunCheckpoints:
             return
         folder = checkpoint.folder_of(self._run, "last")
         stored = checkpoint.load(folder, steps.embedding, steps.model, steps.data.fingerprint)
-        steps.state = self.saved = RunState.from_json(stored.fields)
+        with naming(folder):
+            steps.state = self.saved = RunState.from_json(stored.fields)
         random_states = stored.tensors.pop("random_state")  # [P, n]
         self.device_random_state = stored.tensors.pop("device_random_state", None)
         if len(random_states) == steps.ranks.num_ranks:  # else every rank begins anew

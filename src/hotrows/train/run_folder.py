@@ -14,8 +14,8 @@
     lock               while a process trains the run: which one
     report.png         loss, AUC and throughput; result.json: how it ended
 
-Nothing but `lock` names the machine; the paths outside the folder are those of the data and of a model
-of your own.
+What is read back has a checksum (`hotrows.json_file`). Nothing but `lock` names the machine; the paths
+outside the folder are those of the data and of a model of your own.
 """
 
 from __future__ import annotations
@@ -24,22 +24,35 @@ import dataclasses
 import json
 import logging
 import os
+from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hotrows.config import SETTINGS, TrainConfig
-from hotrows.data import EncodedData, Encoder, open_source
-from hotrows.runtime.atomic_files import link_or_copy, make_folder, sync, write_json, write_text
+from hotrows.costs.placement import ShardingPlan
+from hotrows.data import EncodedData, Encoder, Part, open_source
+from hotrows.json_file import JsonFile, build, value_of
+from hotrows.runtime.atomic_files import link_or_copy, make_folder, sync, write_json
 from hotrows.runtime.locks import NAME as LOCK
 from hotrows.runtime.machine import environment
 from hotrows.schema import Schema
 
 log = logging.getLogger("hotrows")
 
-_BEFORE_A_RUN = {LOCK, "config.json.part"}  # what is there when a run is stopped before it began
 _ENCODERS = "encoders"
 _BEFORE_A_RUN = {LOCK, "config.json.part"}  # what a run leaves that was stopped before it began
 _PLACING = "placing.json"
+_JSON = JsonFile("restore it from a copy")
+
+
+@dataclass(frozen=True)
+class DataOfRun:
+    """The data that a run was trained on: where it is, or the Parquet files that it is read from."""
+
+    fingerprint: str
+    path: str = ""
+    source: dict[str, Any] | None = None
 
 
 def check(run: Path, resume: bool) -> bool:
@@ -69,10 +82,10 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
             f"log loss says which checkpoint is best; --split stratified:0.8,0.1,0.1 keeps both values"
         )
     make_folder(run)
-    config.save(run / "config.json")
-    write_text(run / "schema.json", data.schema.to_json() + "\n")
+    write_json(run / "config.json", _JSON.sign(json.loads(config.to_json())))
+    write_json(run / "schema.json", _JSON.sign(json.loads(data.schema.to_json())))
     source = {"path": str(Path(data.path).resolve())} if data.source is None else {"source": data.source}
-    write_json(run / "data.json", {"fingerprint": data.fingerprint, **source})
+    write_json(run / "data.json", _JSON.sign({"fingerprint": data.fingerprint, **source}))
     write_json(run / "environment.json", environment())
     files = ("data.json", *(v.file for v in data.vocabularies.values())) if data.encodes_raw else ()
     for file in files:  # what `Encoder.open` reads, as the run may outlive the data
@@ -80,7 +93,7 @@ def begin(run: Path, config: TrainConfig, data: EncodedData, choices: dict) -> N
         make_folder(target.parent)
         link_or_copy(data.path / file, target)
         sync(target.parent)
-    write_json(run / "choices.json", choices)
+    write_json(run / "choices.json", _JSON.sign(choices))
 
 
 def check_same(run: Path, config: TrainConfig, data: EncodedData) -> None:
@@ -94,8 +107,8 @@ def check_same(run: Path, config: TrainConfig, data: EncodedData) -> None:
                 f"run {run} was begun with {name}={then!r}, not {now!r}; resume it with the same "
                 f"settings, or begin a new run"
             )
-    if read_json(run / "data.json")["fingerprint"] != data.fingerprint:
-        difference = _difference(Schema.load(run / "schema.json"), data.schema)
+    if read_data(run).fingerprint != data.fingerprint:
+        difference = _difference(read_schema(run), data.schema)
         raise ValueError(
             f"run {run} was begun on other data than {data.path}: {difference}; resume it with the "
             f"same data, or begin a new run"
@@ -120,13 +133,14 @@ def _difference(then: Schema, now: Schema) -> str:
 
 def open_data(run: Path, folder: Path | None = None) -> EncodedData:
     """The data that a run was trained on; folder: where it has moved to."""
-    stored = read_json(run / "data.json")
-    if folder is None and "source" in stored:
-        data = open_source(stored["source"])
+    stored = read_data(run)
+    if folder is None and stored.source is not None:
+        with _JSON.naming(run / "data.json"):
+            data = open_source(stored.source)
     else:
-        data = EncodedData.open(folder or stored["path"])
-    if data.fingerprint != stored["fingerprint"]:
-        difference = _difference(Schema.load(run / "schema.json"), data.schema)
+        data = EncodedData.open(folder or stored.path)
+    if data.fingerprint != stored.fingerprint:
+        difference = _difference(read_schema(run), data.schema)
         raise ValueError(
             f"the data in {data.path} is not what {run} was trained on: {difference}; "
             f"name the right folder, or train a new run"
@@ -144,31 +158,59 @@ def open_encoder(run: Path) -> Encoder:
     return Encoder.open(run / _ENCODERS)
 
 
+def prepared_parts(run: Path) -> Collection[Part] | None:
+    """The parts of the run's training data as they were counted then; None: that came encoded."""
+    folder = run / _ENCODERS
+    return EncodedData.open(folder).parts.values() if folder.is_dir() else None
+
+
 def read_config(run: Path) -> TrainConfig:
     if not (run / "config.json").exists():
         raise ValueError(f"{run} is no run folder: it has no config.json")
     return TrainConfig.load(run / "config.json")
 
 
-def read_json(path: Path) -> Any:
+def read_schema(run: Path) -> Schema:
+    """The schema of the data that a run was trained on."""
+    if not (run / "schema.json").exists():
+        raise ValueError(f"{run} is no run folder: it has no schema.json")
+    return Schema.load(run / "schema.json")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The fields of a file of a run."""
     try:
-        return json.loads(path.read_text())
+        return _JSON.read(path)
     except FileNotFoundError:
         raise ValueError(f"{path.parent} is no run folder: it has no {path.name}") from None
-    except ValueError:
-        raise ValueError(f"{path} is damaged: expected JSON; restore it from a copy") from None
 
 
-def read_placing(run: Path, num_ranks: int) -> dict[str, Any] | None:
+def read_data(run: Path) -> DataOfRun:
+    """Which data a run was trained on."""
+    fields = read_json(run / "data.json")
+    with _JSON.naming(run / "data.json"):
+        return build(DataOfRun, fields)
+
+
+def read_choices(run: Path) -> dict[str, str]:
+    """The choices made by measurement."""
+    path = run / "choices.json"
+    with _JSON.naming(path):
+        return value_of(dict[str, str], read_json(path), "a choice")
+
+
+def read_placing(run: Path, num_ranks: int) -> ShardingPlan | None:
     """How the run deals its tables over so many ranks; None: it has never had as many."""
     path = run / _PLACING
-    return read_json(path).get(str(num_ranks)) if path.exists() else None
+    fields = read_json(path).get(str(num_ranks)) if path.exists() else None
+    with _JSON.naming(path):
+        return None if fields is None else build(ShardingPlan, fields)
 
 
-def write_placing(run: Path, num_ranks: int, fields: dict[str, Any]) -> None:
+def write_placing(run: Path, num_ranks: int, plan: ShardingPlan) -> None:
     path = run / _PLACING
     known = read_json(path) if path.exists() else {}
-    write_json(path, {**known, str(num_ranks): fields})
+    write_json(path, _JSON.sign({**known, str(num_ranks): plan.to_json()}))
 
 
 def next_folder(parent: Path, model: str) -> Path:

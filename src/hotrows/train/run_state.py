@@ -12,6 +12,7 @@ from typing import Any
 
 from hotrows.config import TrainConfig
 from hotrows.data.hot_cold.schedule import Position
+from hotrows.json_file import build
 from hotrows.metrics import Metrics
 
 
@@ -36,14 +37,12 @@ class RunState:
 
     def to_json(self) -> dict[str, Any]:
         best = self.best.to_json() if self.best else None
-        position = self.position.to_json() if self.position else None
-        return {**dataclasses.asdict(self), "best": best, "position": position}
+        return {**dataclasses.asdict(self), "best": best}
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> RunState:
-        best = Metrics.from_json(fields["best"]) if fields["best"] else None
-        position = Position.from_json(fields["position"]) if fields.get("position") else None
-        return RunState(**{**fields, "best": best, "position": position})
+        best = Metrics.from_json(fields["best"]) if fields.get("best") is not None else None
+        return build(RunState, {**fields, "best": best})
 
 
 def after_evaluation(

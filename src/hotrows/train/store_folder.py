@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from hotrows.config import TrainConfig
@@ -18,8 +19,9 @@ def make_way(config: TrainConfig, ranks: Ranks) -> None:
     """Refuses a store that exists, since a run begins with a new one; but deletes one that was made for
     a run that did not come to begin. Collective."""
     path = _path(config)
-    for rank in range(ranks.num_ranks if path else 0):  # in turn: they may see one folder
-        together(ranks, lambda mine=rank == ranks.rank: _make_way(path) if mine else None)
+    if path is not None:
+        for rank in range(ranks.num_ranks):  # in turn: they may see one folder
+            together(ranks, partial(_make_way, path) if rank == ranks.rank else _nothing)
 
 
 def claim(config: TrainConfig, run: Path) -> None:
@@ -32,6 +34,10 @@ def claim(config: TrainConfig, run: Path) -> None:
 def _path(config: TrainConfig) -> Path | None:
     caching = config.caching()
     return caching.path if caching else None
+
+
+def _nothing() -> None:
+    """What the ranks do whose turn it is not."""
 
 
 def _make_way(path: Path) -> None:

@@ -116,7 +116,7 @@ class Trainer:
 
         def place(choose: ChooseSharding) -> ShardingPlan:
             """As this run has dealt its tables before on as many ranks, else chosen now."""
-            return choose() if known is None else ShardingPlan.from_json(known)
+            return choose() if known is None else known
 
         self.steps = StepTrainer(data, self.config, self.ranks, place)
         self.recommender, self.model = self.steps.recommender, self.steps.model
@@ -126,7 +126,7 @@ class Trainer:
         self._evaluate: Evaluate = partial(evaluate, self.recommender)
         self.checkpoints = RunCheckpoints(self.run, self.steps, self._lock)
         if begun:
-            self.steps.use_linear_paths(run_folder.read_json(self.run / "choices.json"))
+            self.steps.use_linear_paths(run_folder.read_choices(self.run))
             self.checkpoints.resume()
         else:
             self.checkpoints.start_from_other_run()
@@ -134,7 +134,7 @@ class Trainer:
         if self.is_first:
             store_folder.claim(self.config, self.run)
         if self.is_first and known is None:
-            run_folder.write_placing(self.run, self.ranks.num_ranks, self.steps.placing.to_json())
+            run_folder.write_placing(self.run, self.ranks.num_ranks, self.steps.placing)
 
     @property
     def state(self) -> RunState:

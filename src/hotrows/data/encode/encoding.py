@@ -5,7 +5,7 @@ An encoder is stored with the data it encoded, and encodes raw rows for predicti
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,17 @@ import numpy as np
 import torch
 
 from hotrows.batch import Batch
+from hotrows.data.encode.rates import RateCounter, ValueRates, usual_of
 from hotrows.data.encode.transform import Transform
 from hotrows.data.encode.vocabulary import open_vocabularies
 from hotrows.data.encode.vocabulary_file import Values, open_values
+from hotrows.data.raw.canonical import TEXT_RULE
 from hotrows.data.raw.columns import MISSING_LABEL, Columns, RawIds
 from hotrows.data.raw.inputs import Reading, inputs_of, stream
 from hotrows.data.raw.values import hash_values
 from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
 from hotrows.data.stored.gather import ends_of
+from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
 from hotrows.runtime.machine import num_threads
 from hotrows.schema import FIRST_UNKNOWN, Schema, Sequence, Sparse, vocabulary_of
@@ -31,7 +34,9 @@ class Encoder:
     """Encodes raw rows by the vocabularies and statistics of a schema.
 
     values: by vocabulary, in the order of `readers_of`; memory: bytes that may be used to look values
-    up faster than in their files (default: 1 GiB).
+    up faster than in their files (default: 1 GiB); text_rule: how raw values become text, see
+    `data.raw.canonical`; parts: of the prepared data, whose rates of unknown and missing values are
+    usual (default: none is known).
     """
 
     def __init__(
@@ -41,8 +46,12 @@ class Encoder:
         statistics: Mapping[str, Statistics],
         threads: int | None = None,
         memory: int | None = None,
+        text_rule: int = TEXT_RULE,
+        parts: Iterable[Part] = (),
     ) -> None:
         self.threads = num_threads(threads)
+        self.text_rule = text_rule
+        self._usual = usual_of(parts)
         self.statistics = dict(statistics)
         readers = readers_of(schema)
         num_unknown = {name: features[0].num_unknown for name, features in readers.items()}
@@ -62,20 +71,29 @@ class Encoder:
     def open(path: Path | str, threads: int | None = None, memory: int | None = None) -> Encoder:
         """Opens the encoder that is stored with prepared data."""
         data = EncodedData.open(path)
-        return Encoder(data.schema, stored_values(data), data.statistics, threads, memory)
+        values, parts = stored_values(data), data.parts.values()
+        return Encoder(data.schema, values, data.statistics, threads, memory, data.text_rule, parts)
 
-    def encode(self, raw: Any, batch_size: int = 8192) -> Iterator[Batch]:
+    def encode(self, raw: Any, batch_size: int = 8192) -> EncodedBatches:
         """Yields batches of at most `batch_size` raw rows, in their order.
 
         raw: a path, glob, folder or URL, an Arrow table, a frame, or a list of these. Labels may be
         absent; they are then None. Columns of features that are absent count as missing, values
-        never seen become unknown ids.
+        never seen become unknown ids. The `rates` of what is returned are those of such values; a
+        warning, after the last batch, names features where they are far from those of the prepared data.
         """
-        for _, columns in stream(inputs_of(raw), Reading(self.schema, self.threads, for_training=False)):
+        counter = RateCounter(self.schema, self._usual)
+        return EncodedBatches(self._batches(raw, batch_size, counter), counter)
+
+    def _batches(self, raw: Any, batch_size: int, counter: RateCounter) -> Iterator[Batch]:
+        how = Reading(self.schema, self.threads, for_training=False, text_rule=self.text_rule)
+        for _, columns in stream(inputs_of(raw), how):
             rows = self.encode_columns(columns)
+            counter.add(columns, rows)
             for first in range(0, columns.num_rows, batch_size):
                 part, has_labels = rows[first : first + batch_size], columns.labels is not None
                 yield batch_of(part, self.schema, columns.first_row + first, has_labels)
+        counter.rates().warn()
 
     def encode_columns(self, columns: Columns) -> Rows:
         """Encodes the rows of a chunk; ids are int64."""
@@ -96,6 +114,22 @@ class Encoder:
         )
 
 
+class EncodedBatches(Iterator[Batch]):
+    """The batches of raw rows, in order, and the rates of their missing and unknown values."""
+
+    def __init__(self, batches: Iterator[Batch], counter: RateCounter) -> None:
+        self._batches = batches
+        self._counter = counter
+
+    def __next__(self) -> Batch:
+        return next(self._batches)
+
+    @property
+    def rates(self) -> ValueRates:
+        """Rates of missing and unknown values by feature, of the rows encoded so far."""
+        return self._counter.rates()
+
+
 def stored_values(data: EncodedData) -> dict[str, Values]:
     """Opens the vocabularies of prepared data; an error if it has none."""
     if not data.encodes_raw:
@@ -105,7 +139,7 @@ def stored_values(data: EncodedData) -> dict[str, Values]:
         )
     values = {}
     for name, vocabulary in data.vocabularies.items():
-        values[name] = open_values(data.path / vocabulary.file)
+        values[name] = open_values(data.path / vocabulary.file, vocabulary.header, checked=True)
         if values[name].index is None:
             raise ValueError(
                 f"{data.path / vocabulary.file} has no index to look values up in: an older hotrows "
@@ -115,13 +149,14 @@ def stored_values(data: EncodedData) -> dict[str, Values]:
 
 
 def stored_encoders(
-    vocabularies: Mapping[str, StoredVocabulary], statistics: Mapping[str, Statistics]
+    vocabularies: Mapping[str, StoredVocabulary], statistics: Mapping[str, Statistics], text_rule: int
 ) -> dict[str, Any]:
     """The fields of an encoder in a manifest."""
     return {
         "vocabularies": {name: asdict(stored) for name, stored in vocabularies.items()},
         "statistics": {name: asdict(entry) for name, entry in statistics.items()},
         "encodes_raw": True,
+        "text_rule": text_rule,
     }
 
 

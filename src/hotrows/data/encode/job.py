@@ -14,10 +14,12 @@ import numpy as np
 
 from hotrows.data.encode.encoding import readers_of, stored_values
 from hotrows.data.encode.split import Sharing, Split, parse_split
+from hotrows.data.raw.canonical import TEXT_RULE
 from hotrows.data.raw.columns import Columns
 from hotrows.data.raw.inputs import Input, InputPosition, Reading, inputs_of
 from hotrows.data.raw.values import plain_time
 from hotrows.data.stored.encoded import VERSION, EncodedData
+from hotrows.json_file import parse
 from hotrows.runtime.atomic_files import write_text
 from hotrows.runtime.machine import num_threads, total_memory
 from hotrows.schema import Schema
@@ -50,7 +52,12 @@ class Job:
 
     @property
     def reading(self) -> Reading:
-        return Reading(self.schema, self.threads)
+        return Reading(self.schema, self.threads, text_rule=self.text_rule)
+
+    @property
+    def text_rule(self) -> int:
+        """That of stored encoders, if there are any."""
+        return TEXT_RULE if self.stored is None else self.stored.text_rule
 
     @property
     def shared(self) -> tuple[Input, ...]:
@@ -168,11 +175,11 @@ def read_state(folder: Path) -> dict[str, Any]:
     if not (folder / STATE_FILE).exists():
         return {}
     try:
-        stored = json.loads((folder / STATE_FILE).read_text())
+        stored = parse((folder / STATE_FILE).read_bytes())
         text, checksum = stored["state"], stored["crc32"]
         if zlib.crc32(text.encode()) == checksum:
-            return json.loads(text)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            return parse(text)
+    except (ValueError, TypeError, KeyError, AttributeError):
         pass
     raise ValueError(
         f"{folder / STATE_FILE} is damaged, so the preparation that was interrupted cannot go on and its "

@@ -36,6 +36,7 @@ from hotrows.data.encode.job import (
     stage_progress,
     write_state,
 )
+from hotrows.data.encode.rates import ValueRates
 from hotrows.data.encode.split import Sharing
 from hotrows.data.encode.vocabulary_file import open_values
 from hotrows.data.raw.inputs import InputPosition, stream
@@ -75,7 +76,8 @@ def prepare(
     progress: called with the stage ("lines", "times", "count", "merge" or "encode"), the amount read
         and the total.
 
-    Calling it again after an interruption resumes the preparation.
+    With `like` or `extend`, a warning names features whose rates of unknown and missing values are far
+    from those of that data. Calling it again after an interruption resumes the preparation.
     """
     job = job_of(raw, schema, validation, test, split, seed, like, extend, memory, threads)
     with new_folder(Path(out), job.identity()) as folder:
@@ -88,7 +90,10 @@ def prepare(
         encoder = _encoder(job, folder, state)
         written = _encode(job, encoder, folder, state, stage_progress(progress, "encode"))
         _finish(job, folder, encoder, state, written)
-    return EncodedData.open(out)
+    data = EncodedData.open(out)
+    if job.stored is not None:
+        ValueRates.of_parts(data.parts.values(), job.stored.parts.values()).warn()
+    return data
 
 
 def _encoder(job: Job, folder: Path, state: Mapping[str, Any]) -> Encoder:

@@ -5,7 +5,8 @@
     text     uint8         the bytes of all values, end to end
     index    uint64 [S, 2] word and rank of each slot; csrc/index.h draws it, `plain_index` makes it
 
-The header has `name`, `values` (V) and `num_distinct`. Opening maps the file and reads none of it.
+The header has `name`, `values` (V) and `num_distinct`. Opening maps the file and, unless
+it is to be checked, reads none of it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hotrows.data.stored.sections import open_sections, write_sections
+from hotrows.data.stored.sections import check_once, open_sections, write_sections
 from hotrows.runtime.atomic_files import replaced
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -48,9 +49,15 @@ class Values:
         return self.text[start : int(self.ends[rank])].tobytes()
 
 
-def open_values(path: Path) -> Values:
-    """Maps the vocabulary of a file."""
-    sections = open_sections(path)
+def open_values(path: Path, header_crc32: int | None = None, checked: bool = False) -> Values:
+    """Maps the vocabulary of a file.
+
+    header_crc32: the checksum that its header must have; None: any. checked: compare every byte with
+    its checksum.
+    """
+    sections = open_sections(path, header_crc32)
+    if checked:
+        check_once(path)
     names = {section["name"] for section in sections.header["sections"]}
     values = Values(
         counts=sections["counts"],

@@ -30,6 +30,7 @@ from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.gather import ends_of
 from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.sections import open_sections, write_sections
+from hotrows.json_file import build, value_of
 from hotrows.optim import RowOptimizer
 from hotrows.record import layout_of
 from hotrows.runtime.atomic_files import replaced
@@ -117,12 +118,13 @@ class Profile:
                 f"profile the data again"
             )
         file.check()
-        fields = dict(file.header["profile"])
-        del fields["hot_rows"], fields["bytes"]
-        vocabularies = tuple(map(_hot_vocabulary, fields.pop("vocabularies")))
-        hot = {v.name: file[f"ids/{v.name}"].copy() for v in vocabularies}
-        lookups, samples = Estimate(**fields.pop("lookups")), Estimate(**fields.pop("samples"))
-        return Profile(hot, vocabularies, lookups, samples, **fields)
+        fields = {
+            **value_of(dict[str, Any], file.header.get("profile"), f"{path}: the profile"),
+            "hot": {},
+        }
+        without = build(Profile, {k: v for k, v in fields.items() if k not in ("hot_rows", "bytes")})
+        hot = {v.name: file[f"ids/{v.name}"].copy() for v in without.vocabularies}
+        return dataclasses.replace(without, hot=hot)
 
     @staticmethod
     def from_data(data: EncodedData) -> Profile:
@@ -349,11 +351,6 @@ def _members(hot: np.ndarray, rows: int) -> Callable[[np.ndarray], np.ndarray]:
     table = np.zeros(size, bool)
     table[hot] = True
     return lambda ids: table.take(ids, mode="clip")  # ids beyond the end read its last entry, False
-
-
-def _hot_vocabulary(fields: Mapping[str, Any]) -> HotVocabulary:
-    changed = {"features": tuple(fields["features"]), "lookups": Estimate(**fields["lookups"])}
-    return HotVocabulary(**{**fields, **changed})
 
 
 def _check(

@@ -22,7 +22,6 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
 
 from hotrows.batch import Batch
 from hotrows.data.load.loader import Loader
@@ -66,13 +65,6 @@ class Position:
     cold: int = 0
     done: int = 0
     rate: Rate | None = Rate()
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @staticmethod
-    def from_json(fields: dict[str, Any]) -> Position:
-        return Position(**{**fields, "rate": fields["rate"] and Rate(**fields["rate"])})
 
 
 SEQUENTIAL = Position(rate=None)  # where a run without evaluations begins

@@ -29,6 +29,7 @@ from hotrows.data.stored.gather import Room, interleave, joined_offsets
 from hotrows.data.stored.order import Share, pools_of
 from hotrows.data.stored.part import NAMES, Part, chosen, shared
 from hotrows.data.stored.rows import Rows, gathered, width_of
+from hotrows.json_file import value_of
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.schema import Schema, is_list
 
@@ -64,7 +65,11 @@ def open_source(source: dict[str, Any]) -> EncodedData:
     """Opens the data that `EncodedData.source` describes."""
     if source.get("kind") != "parquet":
         raise ValueError(f"a source of data is of kind 'parquet', not {source.get('kind')!r}")
-    return open_parquet(Schema.from_json(json.dumps(source["schema"])), *(source[name] for name in NAMES))
+    schema = Schema.from_fields(source.get("schema"))
+    places = (
+        value_of(tuple[str, ...], source.get(name), f"{name} of a source of data") for name in NAMES
+    )
+    return open_parquet(schema, *places)
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Arrow columns as cells: Parquet files, Arrow tables, and pandas or Polars frames.
 
-Text is read in Arrow's own buffers. Ids that are whole numbers are read as their decimal digits: a
-value gets one id, whether it comes from a CSV file or from a Parquet file.
+Text is read in Arrow's own buffers. Other ids become the canonical text of their value: it gets one
+id, whether it comes from a CSV file or from a Parquet file.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw import values
-from hotrows.data.raw.cells import Bad, columns_of, show
+from hotrows.data.raw.canonical import LAST_EXACT
+from hotrows.data.raw.cells import Bad, Reading, columns_of, show
 from hotrows.data.raw.columns import Columns, RawIds
 from hotrows.data.raw.files import File
 from hotrows.data.raw.layout import check_present
 from hotrows.data.raw.values import MISSING_TIME
 from hotrows.pipeline.prefetch import prefetch
-from hotrows.schema import Schema
 
 ROWS_PER_CHUNK = 1 << 16
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -46,8 +46,7 @@ class ArrowCells:
     batch: Any
     name: str
     first_row: int
-    schema: Schema
-    threads: int
+    how: Reading
 
     @property
     def num_rows(self) -> int:
@@ -57,19 +56,17 @@ class ArrowCells:
         return column in self.batch.schema.names
 
     def raw(self, column: str) -> RawIds:
-        array = self.batch.column(column)
-        if _is_list(array.type):
-            raise self._unfit(column, "a single value", "declare a Sequence, or Sparse(many=True)")
-        return self._trimmed(self._text(array, column))
+        return self.how.text(self._single(column))
 
     def lists(self, column: str, separator: str) -> RawIds:
         array = self.batch.column(column)
         if not _is_list(array.type):
-            return self._trimmed(values.cut_lists(self.raw(column), separator, self.threads))
+            cut = values.cut_lists(self._single(column), separator, self.how.threads)
+            return self.how.text(self._trimmed(cut))
         if _is_list(array.type.value_type):
             raise self._unfit(column, "a list of values", "lists of lists are not read")
         offsets, flat = _unnested(array)
-        return self._trimmed(self._text(flat, column), offsets)
+        return self.how.text(self._trimmed(self._text(flat, column), offsets))
 
     def numbers(self, columns: Sequence[str]) -> tuple[np.ndarray, Bad | None]:
         numbers = np.full((len(columns), self.num_rows), np.nan)
@@ -92,9 +89,11 @@ class ArrowCells:
             seconds[present] = ticks.fill_null(0).to_numpy()[present] // _PER_SECOND[array.type.unit]
             return seconds, None
         if format in ("unix", "unix_ms"):
-            seconds, bad = values.seconds_of(*self._numbers(column), format)
+            numbers, bad = self._numbers(column)
+            self.how.blank_numbers(numbers)
+            seconds, bad = values.seconds_of(numbers, bad, format)
         else:
-            seconds, bad = values.parse_times(self.raw(column), format, self.threads)
+            seconds, bad = values.parse_times(self._single(column), format, self.how.threads)
         return seconds, None if bad is None else Bad(bad, column, values.kind_of_time(format))
 
     def where(self, row: int) -> str:
@@ -103,7 +102,7 @@ class ArrowCells:
     def shown(self, row: int, column: str) -> str:
         array = self.batch.column(column)
         if _is_text(array.type):
-            return show(self.raw(column).value(row))
+            return show(self._single(column).value(row))
         try:
             value = array[row].as_py()
         except (ValueError, OverflowError):  # a time or duration beyond those of Python
@@ -118,13 +117,20 @@ class ArrowCells:
         if pa.types.is_boolean(kind):
             array = array.cast(pa.int8())
         elif _is_text(kind) or str(kind) == "string_view":
-            return values.parse_numbers(self.raw(column), self.threads)
+            return values.parse_numbers(self._single(column), self.how.threads)
         elif not _is_number(kind):
             raise self._unfit(column, "numbers", "convert the column, or correct the schema")
         numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         with np.errstate(over="ignore"):
             wrong = np.flatnonzero(np.isinf(numbers.astype(np.float32)))
         return numbers + 0.0, int(wrong[0]) if len(wrong) else None
+
+    def _single(self, column: str) -> RawIds:
+        """The values of a column, one per row, as they were found."""
+        array = self.batch.column(column)
+        if _is_list(array.type):
+            raise self._unfit(column, "a single value", "declare a Sequence, or Sparse(many=True)")
+        return self._trimmed(self._text(array, column))
 
     def _text(self, array: Any, column: str) -> RawIds:
         """The values of a flat array as bytes; text is not copied."""
@@ -133,7 +139,7 @@ class ArrowCells:
             return self._dictionary(array, column)
         if types.is_floating(kind):
             array = self._whole(array, column)
-        elif types.is_decimal(kind) or types.is_nested(kind):
+        elif types.is_decimal(kind) or types.is_nested(kind) or self._is_duration(kind):
             raise self._unfit(column, "ids (text or whole numbers)", "convert the column")
         if not _is_text(array.type):
             array = self._as_text(array, column)
@@ -162,16 +168,26 @@ class ArrowCells:
         pa = pyarrow()
         array = pa.compute.if_else(pa.compute.is_nan(array), None, array)
         try:
-            return array.cast(pa.int64())
+            whole = array.cast(pa.int64())
         except pa.ArrowInvalid:
             raise self._unfit(
                 column, "ids (text or whole numbers)", "use it as Dense, or with transform='bucket'"
             ) from None
+        far = pa.compute.greater(pa.compute.abs_checked(array), float(LAST_EXACT))
+        if self.how.text_rule > 1 and pa.compute.any(far).as_py():
+            what = "floats beyond 2^53 skip whole numbers: store the column as integers, or as text"
+            raise self._unfit(column, "ids (text or whole numbers)", what)
+        return whole
+
+    def _is_duration(self, kind: Any) -> bool:
+        """Whether values are durations, whose text would depend on their unit."""
+        return self.how.text_rule > 1 and pyarrow().types.is_duration(kind)
 
     def _trimmed(self, ids: RawIds, offsets: np.ndarray | None = None) -> RawIds:
-        if self.schema.strip or self.schema.missing:
+        schema = self.how.schema
+        if schema.strip or schema.missing:
             ids = RawIds(ids.text, ids.starts.copy(), ids.lengths.copy(), ids.offsets)
-            values.blank(ids, self.schema.strip, self.schema.missing, self.threads)
+            values.blank(ids, schema.strip, schema.missing, self.how.threads)
         return ids if offsets is None else RawIds(ids.text, ids.starts, ids.lengths, offsets)
 
     def _unfit(self, column: str, expected: str, what: str) -> ValueError:
@@ -179,23 +195,18 @@ class ArrowCells:
         return ValueError(f"{self.name}, column {column!r}: expected {expected}, found {kind}; {what}")
 
 
-def parquet_columns(
-    file: File, schema: Schema, threads: int, for_training: bool
-) -> Iterator[tuple[int, Columns]]:
+def parquet_columns(file: File, how: Reading) -> Iterator[tuple[int, Columns]]:
     """Yields (row group, columns) of a Parquet file, up to ROWS_PER_CHUNK rows at a time."""
-    for group, first_row, batch in prefetch(_batches(file, schema, for_training), 1):
-        cells = ArrowCells(batch, file.name, first_row, schema, threads)
-        yield group, columns_of(cells, schema, for_training)
+    for group, first_row, batch in prefetch(_batches(file, how), 1):
+        yield group, columns_of(ArrowCells(batch, file.name, first_row, how), how)
 
 
-def table_columns(
-    table: Any, name: str, schema: Schema, threads: int, for_training: bool
-) -> Iterator[Columns]:
+def table_columns(table: Any, name: str, how: Reading) -> Iterator[Columns]:
     """Yields the columns of an Arrow table, up to ROWS_PER_CHUNK rows at a time."""
-    columns = check_present(schema, name, tuple(table.schema.names), for_training)
+    columns = check_present(how.schema, name, tuple(table.schema.names), how.for_training)
     first_row = 0
     for batch in table.select(columns).combine_chunks().to_batches(ROWS_PER_CHUNK):
-        yield columns_of(ArrowCells(batch, name, first_row, schema, threads), schema, for_training)
+        yield columns_of(ArrowCells(batch, name, first_row, how), how)
         first_row += batch.num_rows
 
 
@@ -224,19 +235,19 @@ def open_parquet_file(file: File, **options: Any) -> Any:
         ) from error
 
 
-def _batches(file: File, schema: Schema, for_training: bool) -> Iterator[tuple[int, int, Any]]:
+def _batches(file: File, how: Reading) -> Iterator[tuple[int, int, Any]]:
     """Yields (row group, number of the first row, record batch)."""
     pa = pyarrow()
     opened = open_parquet_file(file)
     try:
         inside = opened.schema_arrow.names
         names = (*inside, *(name for name in file.partitions if name not in inside))
-        columns = check_present(schema, file.name, names, for_training)
+        columns = check_present(how.schema, file.name, names, how.for_training)
         stored = [column for column in columns if column in inside]
         first_row = 0
         for group in range(opened.num_row_groups):
-            how = {"batch_size": ROWS_PER_CHUNK, "row_groups": [group], "columns": stored}
-            for batch in opened.iter_batches(**how):
+            which = {"batch_size": ROWS_PER_CHUNK, "row_groups": [group], "columns": stored}
+            for batch in opened.iter_batches(**which):
                 yield group, first_row, _with_partitions(batch, columns, file)
                 first_row += batch.num_rows
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:

@@ -7,18 +7,57 @@ row labels come first, then numbers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from hotrows.data.raw import values
+from hotrows.data.raw.canonical import TEXT_RULE, canonical, canonical_words
 from hotrows.data.raw.columns import MISSING_LABEL, Columns, RawIds
 from hotrows.data.raw.values import MISSING_TIME
 from hotrows.schema import TIME_TRANSFORMS, Label, Schema, Sparse, column_of, is_list
 
 ZERO_OR_ONE = "label 0 or 1"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Settings for reading rows.
+
+    for_training: whether every column of the schema is required; otherwise absent ones are left out.
+    text_rule: version of the rule by which values become text, see `canonical`; that of prepared data
+    holds for all rows that it is to be used with.
+    """
+
+    schema: Schema
+    threads: int
+    for_training: bool = True
+    text_rule: int = TEXT_RULE
+
+    def text(self, raw: RawIds) -> RawIds:
+        """Values as they are counted and looked up, empty where they are missing."""
+        if self.text_rule == 1:
+            return raw
+        raw = canonical(raw, self.threads)
+        values.blank(raw, False, self.missing, self.threads)
+        return raw
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The words that mean missing, as the schema has them and as values are compared with them."""
+        missing = self.schema.missing
+        return tuple(dict.fromkeys((*missing, *self.words(missing))))
+
+    def words(self, words: Iterable[str]) -> tuple[str, ...]:
+        """Words of the schema, to compare with such values."""
+        return tuple(words) if self.text_rule == 1 else canonical_words(words)
+
+    def blank_numbers(self, numbers: np.ndarray) -> None:
+        """Sets the numbers that mean missing to NaN."""
+        if self.text_rule > 1:
+            values.blank_numbers(numbers, self.schema.missing)
 
 
 @dataclass(frozen=True)
@@ -31,7 +70,7 @@ class Bad:
 
 
 class Cells(Protocol):
-    """The columns of a chunk; `raw` and `lists` are cut and trimmed as the schema declares."""
+    """The columns of a chunk; the values of `raw` and `lists` are those of `Reading.text`."""
 
     @property
     def num_rows(self) -> int: ...
@@ -63,15 +102,13 @@ class Cells(Protocol):
         ...
 
 
-def columns_of(cells: Cells, schema: Schema, for_training: bool = True) -> Columns:
-    """Reads the columns of the schema from a chunk; ValueError names the first bad row.
-
-    for_training: whether labels, group and weight are required; otherwise absent ones are left out.
-    """
-    labels = [label for label in schema.labels if for_training or cells.has(column_of(label))]
-    numbers, bad_number = _numbers(cells, schema, labels)
+def columns_of(cells: Cells, how: Reading) -> Columns:
+    """Reads the columns of the schema from a chunk; ValueError names the first bad row."""
+    schema = how.schema
+    labels = [label for label in schema.labels if how.for_training or cells.has(column_of(label))]
+    numbers, bad_number = _numbers(cells, how, labels)
     times, bad_time = _times(cells, schema)
-    label_values, bad_labels = _labels(cells, schema, numbers) if labels else (None, [])
+    label_values, bad_labels = _labels(cells, how, numbers) if labels else (None, [])
     weights, bad_weight = _weights(cells, schema, numbers)
     _raise_first(cells, [*bad_labels, bad_number, bad_weight, bad_time])
     group = schema.group if schema.group and cells.has(schema.group) else None
@@ -89,15 +126,17 @@ def columns_of(cells: Cells, schema: Schema, for_training: bool = True) -> Colum
 
 
 def _numbers(
-    cells: Cells, schema: Schema, labels: Sequence[Label]
+    cells: Cells, how: Reading, labels: Sequence[Label]
 ) -> tuple[dict[str, np.ndarray], Bad | None]:
     """Reads every column that is parsed as numbers: {column: [rows] float64}."""
+    schema = how.schema
     names = [column_of(label) for label in labels if not label.positive]
     names += [column_of(feature) for feature in schema.dense]
     names += [column_of(feature) for feature in schema.sparse if feature.transform in ("log", "bucket")]
     names += [schema.weight] if schema.weight else []
     columns = [column for column in dict.fromkeys(names) if cells.has(column)]
     numbers, bad = cells.numbers(columns)
+    how.blank_numbers(numbers)
     plain = [column_of(label) for label in labels if label.at_least is None]
     if bad is not None and bad.column in plain:
         bad = Bad(bad.row, bad.column, ZERO_OR_ONE)
@@ -112,7 +151,8 @@ def _dense(cells: Cells, schema: Schema, numbers: dict[str, np.ndarray]) -> np.n
     return dense
 
 
-def _labels(cells: Cells, schema: Schema, numbers: dict[str, np.ndarray]) -> tuple[np.ndarray, list[Bad]]:
+def _labels(cells: Cells, how: Reading, numbers: dict[str, np.ndarray]) -> tuple[np.ndarray, list[Bad]]:
+    schema = how.schema
     labels = np.full((len(schema.labels), cells.num_rows), MISSING_LABEL, np.uint8)
     problems = []
     for into, label in zip(labels, schema.labels, strict=True):
@@ -121,7 +161,7 @@ def _labels(cells: Cells, schema: Schema, numbers: dict[str, np.ndarray]) -> tup
             continue
         if label.positive:
             raw = cells.raw(column)
-            into[:] = values.is_one_of(raw, label.positive)
+            into[:] = values.is_one_of(raw, how.words(label.positive))
             absent, wrong, expected = raw.lengths == 0, np.zeros(0, np.int64), "label"
         else:
             column_values = numbers[column]

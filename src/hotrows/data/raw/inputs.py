@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hotrows.data.raw.arrow import as_table, open_parquet_file, parquet_columns, table_columns
+from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.columns import Columns
 from hotrows.data.raw.files import File, find_files
 from hotrows.data.raw.layout import layout_of
@@ -24,15 +25,6 @@ from hotrows.schema import Schema
 _PARQUET = b"PAR1"
 
 Progress = Callable[[int, int], None]  # bytes (of tables: rows) read so far, and in all
-
-
-@dataclass(frozen=True)
-class Reading:
-    """Settings for reading rows. for_training: whether every column of the schema is required."""
-
-    schema: Schema
-    threads: int
-    for_training: bool = True
 
 
 class Input(Protocol):
@@ -72,7 +64,7 @@ class TextInput(File):
             if number < skip or not chunk.num_lines:
                 yield chunk.position, chunk.num_lines
             else:
-                yield chunk.position, parse(chunk, layout, how.schema, how.threads, how.for_training)
+                yield chunk.position, parse(chunk, layout, how)
 
     def count_rows(self, schema: Schema) -> int:
         return sum(chunk.num_lines for chunk in chunks_of(self)) - (schema.columns is None)
@@ -84,7 +76,7 @@ class ParquetInput(File):
 
     def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
         num_groups = open_parquet_file(self).num_row_groups
-        batches = parquet_columns(self, how.schema, how.threads, how.for_training)
+        batches = parquet_columns(self, how)
         for number, (group, columns) in enumerate(batches):
             yield self.size * (group + 1) // num_groups, columns.num_rows if number < skip else columns
 
@@ -106,7 +98,7 @@ class TableInput:
 
     def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
         done = 0
-        batches = table_columns(self.table, self.name, how.schema, how.threads, how.for_training)
+        batches = table_columns(self.table, self.name, how)
         for number, columns in enumerate(batches):
             done += columns.num_rows
             yield done, columns.num_rows if number < skip else columns

@@ -13,27 +13,27 @@ from dataclasses import dataclass
 import numpy as np
 
 from hotrows.data.raw import values
-from hotrows.data.raw.cells import Bad, columns_of, show
+from hotrows.data.raw.cells import Bad, Reading, columns_of, show
 from hotrows.data.raw.columns import Columns, RawIds
 from hotrows.data.raw.layout import AFTER_QUOTE, UNCLOSED, WRONG_COLUMNS, Layout, cut_line
 from hotrows.data.raw.reading import Chunk
 from hotrows.runtime import native
 from hotrows.runtime.native import call
-from hotrows.schema import Schema
 
 
 @dataclass(frozen=True)
 class TextCells:
     """`Cells` of text: a chunk cut into the fields of the columns in use.
 
-    fields: starts and lengths are [used columns, rows] uint32.
+    fields: starts and lengths are [used columns, rows] uint32; changing: [used columns] bool, whether a
+    field may have another canonical text than its own.
     """
 
     chunk: Chunk
     layout: Layout
-    schema: Schema
+    how: Reading
     fields: RawIds
-    threads: int
+    changing: np.ndarray
 
     @property
     def num_rows(self) -> int:
@@ -43,28 +43,29 @@ class TextCells:
         return column in self.layout.places
 
     def raw(self, column: str) -> RawIds:
-        place = self.layout.places[column]
-        return RawIds(self.fields.text, self.fields.starts[place], self.fields.lengths[place])
+        fields = self._fields_of(column)
+        return self.how.text(fields) if self.changing[self.layout.places[column]] else fields
 
     def lists(self, column: str, separator: str) -> RawIds:
-        cells = values.cut_lists(self.raw(column), separator, self.threads)
-        values.blank(cells, self.schema.strip, self.schema.missing, self.threads)
-        return cells
+        schema, threads = self.how.schema, self.how.threads
+        cut = values.cut_lists(self._fields_of(column), separator, threads)
+        values.blank(cut, schema.strip, self.how.missing, threads)
+        return self.how.text(cut)
 
     def numbers(self, columns: Sequence[str]) -> tuple[np.ndarray, Bad | None]:
         places = [self.layout.places[column] for column in columns]
-        numbers, bad = values.parse_fields(self.fields, places, self.threads)
+        numbers, bad = values.parse_fields(self.fields, places, self.how.threads)
         return numbers, None if bad is None else Bad(bad[0], columns[bad[1]], "number")
 
     def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
-        seconds, bad = values.parse_times(self.raw(column), format, self.threads)
+        seconds, bad = values.parse_times(self._fields_of(column), format, self.how.threads)
         return seconds, None if bad is None else Bad(bad, column, values.kind_of_time(format))
 
     def where(self, row: int) -> str:
         return f"{self.chunk.name} line {self.chunk.first_line + row}"
 
     def shown(self, row: int, column: str) -> str:
-        return show(self.raw(column).value(row))
+        return show(self._fields_of(column).value(row))
 
     def head(self, num_rows: int) -> TextCells:
         """The cells of the first `num_rows` rows."""
@@ -72,39 +73,42 @@ class TextCells:
         lengths = np.ascontiguousarray(self.fields.lengths[:, :num_rows])
         return dataclasses.replace(self, fields=RawIds(self.fields.text, starts, lengths))
 
+    def _fields_of(self, column: str) -> RawIds:
+        place = self.layout.places[column]
+        return RawIds(self.fields.text, self.fields.starts[place], self.fields.lengths[place])
 
-def parse(
-    chunk: Chunk, layout: Layout, schema: Schema, threads: int, for_training: bool = True
-) -> Columns:
+
+def parse(chunk: Chunk, layout: Layout, how: Reading) -> Columns:
     """Parses the columns of a chunk; an error names the smallest bad line."""
-    cells, problem = _cut(chunk, layout, schema, threads)
+    cells, problem = _cut(chunk, layout, how)
     if problem is not None:
         kind, row, column = problem
         cells = cells.head(row)  # errors in earlier lines come first
-    values.blank(cells.fields, schema.strip, schema.missing, threads)
-    columns = columns_of(cells, schema, for_training)
+    values.blank(cells.fields, how.schema.strip, how.missing, how.threads)
+    columns = columns_of(cells, how)
     if problem is not None:
         raise _bad_line(chunk, layout, kind, row, column)
     return columns
 
 
-def _cut(chunk: Chunk, layout: Layout, schema: Schema, threads: int) -> tuple[TextCells, tuple | None]:
+def _cut(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple | None]:
     """Cuts a chunk into fields; also returns (kind, row, column) of the first bad line, or None."""
     library = native.load()
     if library is None:
-        return _cut_in_python(chunk, layout, schema)
+        return _cut_in_python(chunk, layout, how)
     shape = (len(layout.places), chunk.num_lines)
     starts, lengths = np.zeros(shape, np.uint32), np.zeros(shape, np.uint32)
+    changing = np.full(len(layout.places), how.schema.strip)
     problem = np.zeros(2, np.int64)
     text = np.frombuffer(chunk.text, np.uint8)
-    how = (ord(layout.delimiter), int(layout.quoted), len(layout.names), layout.wanted)
-    to = (chunk.num_lines, starts, lengths, problem, threads)
-    kind = call(library, "tokenize", text, len(text), *how, *to)
+    of_lines = (ord(layout.delimiter), int(layout.quoted), len(layout.names), layout.wanted)
+    to = (chunk.num_lines, starts, lengths, changing.view(np.uint8), problem, how.threads)
+    kind = call(library, "tokenize", text, len(text), *of_lines, *to)
     bad_line = (kind, int(problem[0]), int(problem[1])) if kind else None
-    return TextCells(chunk, layout, schema, RawIds(text, starts, lengths), threads), bad_line
+    return TextCells(chunk, layout, how, RawIds(text, starts, lengths), changing), bad_line
 
 
-def _cut_in_python(chunk: Chunk, layout: Layout, schema: Schema) -> tuple[TextCells, tuple | None]:
+def _cut_in_python(chunk: Chunk, layout: Layout, how: Reading) -> tuple[TextCells, tuple | None]:
     text = bytearray()
     spans: list[list[tuple[int, int]]] = []
     problem = None
@@ -123,7 +127,7 @@ def _cut_in_python(chunk: Chunk, layout: Layout, schema: Schema) -> tuple[TextCe
     table = np.array(spans, np.uint32).reshape(len(spans), len(used), 2)
     starts, lengths = np.ascontiguousarray(table.transpose(2, 1, 0))
     cut = RawIds(np.frombuffer(bytes(text), np.uint8), starts, lengths)
-    return TextCells(chunk, layout, schema, cut, threads=1), problem
+    return TextCells(chunk, layout, how, cut, np.ones(len(used), bool)), problem
 
 
 def _bad_line(chunk: Chunk, layout: Layout, kind: int, row: int, column: int) -> ValueError:

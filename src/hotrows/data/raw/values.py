@@ -21,6 +21,8 @@ MISSING_TIME = np.iinfo(np.int64).min
 _LAST_SECOND = 253_402_300_799  # of the year 9999; milliseconds read as seconds are beyond it since 1978
 
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_BOOLEANS = dict.fromkeys((b"true", b"True", b"TRUE"), 1.0)
+_BOOLEANS |= dict.fromkeys((b"false", b"False", b"FALSE"), 0.0)
 _DIRECTIVES = {"Y": "[0-9]{4}"} | dict.fromkeys("ymdHMS", "[0-9]{2}")
 
 
@@ -45,6 +47,13 @@ def blank(values: RawIds, strip: bool, missing: Sequence[str], threads: int) -> 
     ends = np.cumsum([len(word) for word in words], dtype=np.int64)
     arguments = (starts, lengths, starts.size, int(strip), text, ends, len(words), threads)
     call(library, "blank", values.text, *arguments)
+
+
+def blank_numbers(numbers: np.ndarray, missing: Sequence[str]) -> None:
+    """Sets the numbers that are written as one of the missing words to NaN, in place."""
+    for word in (word.encode() for word in missing):
+        if _NUMBER.fullmatch(word):
+            numbers[numbers == float(word)] = np.nan
 
 
 def cut_lists(cells: RawIds, separator: str, threads: int) -> RawIds:
@@ -200,12 +209,12 @@ def mix64(x: np.ndarray) -> np.ndarray:
 
 
 def plain_number(value: bytes) -> float | None:
-    """Parses the number in a field: NaN if it is empty, None if it is no number that float32 holds."""
+    """Parses the number in a field, or the boolean: NaN if it is empty, None if float32 holds no such."""
     text = value.strip(b" ")
     if not text:
         return math.nan
     if not _NUMBER.fullmatch(text):
-        return None
+        return _BOOLEANS.get(text)
     number = float(text) + 0.0  # never a negative zero
     with np.errstate(over="ignore"):
         return number if np.isfinite(np.float32(number)) else None

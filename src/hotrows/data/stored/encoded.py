@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hotrows.data.raw.canonical import TEXT_RULE
 from hotrows.data.stored.part import NAMES, Part
-from hotrows.data.stored.sections import is_count, open_sections
+from hotrows.data.stored.sections import header_checksum, is_count, open_sections
 from hotrows.data.stored.shard_writer import Written
+from hotrows.json_file import JsonFile, build, is_name
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
 
-VERSION = 2
+VERSION = 3  # 2: no checksums, and values by text rule 1
 _MANIFEST = "data.json"
+_FILE = JsonFile(
+    "prepare the data again", "prepare the data again with this version",
+    version="version", newest=VERSION, signed=3, oldest=2,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class StoredVocabulary:
-    """The file of a vocabulary, and the number of distinct values seen, those below min_count too."""
+    """The file of a vocabulary, and the number of distinct values seen, those below min_count too.
+
+    header: the checksum of the file's header, which has those of its sections; None in older data.
+    """
 
     file: str
     num_distinct: int
+    header: int | None = None
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,7 @@ class EncodedData:
     halves: of regrouped data, the all-hot and the cold rows of "train", in this order.
     fingerprint: of schema, vocabularies and statistics; data of one fingerprint share their ids.
     extends: fingerprints of the data whose vocabularies have grown into these, the nearest first.
+    text_rule: version of the rule by which raw values became text, see `data.raw.canonical`.
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
     """
 
@@ -53,7 +63,7 @@ class EncodedData:
     schema: Schema
     parts: dict[str, Part]
     fingerprint: str
-    split: str
+    split: str | None
     seed: int
     vocabularies: dict[str, StoredVocabulary]
     statistics: dict[str, Statistics]
@@ -61,6 +71,7 @@ class EncodedData:
     halves: tuple[Part, Part] | None = None
     source: dict[str, Any] | None = None
     extends: tuple[str, ...] = ()
+    text_rule: int = TEXT_RULE
 
     @property
     def lineage(self) -> tuple[str, ...]:
@@ -85,38 +96,37 @@ class EncodedData:
     @staticmethod
     def open(path: Path | str) -> EncodedData:
         manifest = read_manifest(Path(path))
-        try:
-            data = _from_manifest(Path(path), manifest)
-            problem = _problem(data)
-        except (KeyError, TypeError, AttributeError, ValueError) as error:
-            problem = f"{type(error).__name__}: {error}"[:200]
-        if problem:
-            raise ValueError(f"{Path(path) / _MANIFEST} is damaged ({problem}); prepare the data again")
+        with _FILE.naming(Path(path) / _MANIFEST):
+            data = _from_manifest(Path(path), build(_Manifest, manifest))
+            if problem := _problem(data):
+                raise ValueError(problem)
         return data
 
     def check(self) -> None:
-        """Reads every byte and compares it with its checksum."""
-        shards = [name for part in self.parts.values() for name, _ in part.shards]
-        for name in (*shards, *(vocabulary.file for vocabulary in self.vocabularies.values())):
-            open_sections(self.path / name).check()
+        """Reads every byte and compares it with its checksum; an error names the first damaged file."""
+        for problem in self.problems():
+            raise ValueError(problem)
+
+    def problems(self, sections: bool = True) -> Iterator[str]:
+        """Says of each damaged file what is wrong with it; sections: read them all, not headers alone."""
+        files: dict[str, int | None] = {}
+        for part in self.parts.values():
+            files |= {name: part.headers.get(name) for name, _ in part.shards}
+        files |= {stored.file: stored.header for stored in self.vocabularies.values()}
+        for name, header in files.items():
+            try:
+                opened = open_sections(self.path / name, header)
+                if sections:
+                    opened.check()
+            except ValueError as error:
+                yield str(error)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Reads a folder's data.json."""
     if not (path / _MANIFEST).is_file():
         raise ValueError(f"{path} holds no prepared data (no {_MANIFEST} in it); make it with `prepare`")
-    try:
-        manifest = json.loads((path / _MANIFEST).read_text())
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path / _MANIFEST} is damaged ({error}); prepare it again") from error
-    if not isinstance(manifest, dict):
-        raise ValueError(f"{path / _MANIFEST} is damaged (no JSON object); prepare it again")
-    if manifest.get("version") != VERSION:
-        raise ValueError(
-            f"{path} has format version {manifest.get('version')!r:.40}, this hotrows reads {VERSION}; "
-            f"prepare the data again with this version"
-        )
-    return manifest
+    return _FILE.read(path / _MANIFEST)
 
 
 def write_manifest(
@@ -129,65 +139,112 @@ def write_manifest(
     extends: Sequence[str] = (),
 ) -> None:
     """Writes data.json. encoders: {"vocabularies": {name: {file, num_distinct}}, "statistics":
-    {feature: {mean, deviation}}, "encodes_raw": bool}; extends: fingerprints of the data whose
+    {feature: {mean, deviation}}, "encodes_raw": bool, "text_rule": int, where it encodes raw rows}; extends: fingerprints of the data whose
     vocabularies have grown into these, the nearest first."""
+    vocabularies = {
+        name: {**stored, "header": header_checksum(folder / stored["file"])}
+        for name, stored in encoders["vocabularies"].items()
+    }
     manifest = {
         "format": "hotrows data",
-        "version": VERSION,
         "fingerprint": _fingerprint(folder, schema, encoders),
         "extends": list(extends),
         "split": split,
         "seed": seed,
         "schema": json.loads(schema.to_json()),
-        "parts": {name: _part_to_json(part) for name, part in written.items()},
+        "parts": {name: _part_to_json(folder, part) for name, part in written.items()},
         **encoders,
+        "vocabularies": vocabularies,
     }
-    (folder / _MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    _write(folder, manifest)
 
 
 def write_regrouped(folder: Path, source: Path, hot: Written, cold: Written) -> None:
     """Writes data.json: that of `source`, with the training part as `hot`, then `cold`."""
     manifest = read_manifest(source)
-    halves = {"hot": _part_to_json(hot), "cold": _part_to_json(cold)}
+    halves = {"hot": _part_to_json(folder, hot), "cold": _part_to_json(folder, cold)}
     for half in halves.values():
         half["missing"] = {name: half["missing"][name] for name in half["unknown"]}
     manifest["parts"]["train"]["shards"] = [s for half in halves.values() for s in half["shards"]]
-    (folder / _MANIFEST).write_text(json.dumps({**manifest, "halves": halves}, indent=1) + "\n")
+    _write(folder, {**manifest, "halves": halves})
 
 
-def _from_manifest(path: Path, manifest: dict[str, Any]) -> EncodedData:
-    schema = Schema.from_json(json.dumps(manifest["schema"]))
+def _write(folder: Path, manifest: dict[str, Any]) -> None:
+    (folder / _MANIFEST).write_text(json.dumps(_FILE.sign(manifest), indent=1) + "\n")
 
-    def part(name: str, stored: Mapping[str, Any]) -> Part:
-        fields = dict(stored)
-        shards = tuple((shard["file"], shard["rows"]) for shard in fields.pop("shards"))
-        clicks, labelled = (tuple(fields.pop(key, ())) for key in ("clicks", "labelled"))
-        fields.pop("rows", None)
-        return Part(name, path, schema, shards, clicks, labelled, **fields)
 
-    halves = manifest.get("halves")
+@dataclass(frozen=True)
+class _Shard:
+    file: str
+    rows: int
+    header: int | None = None  # the checksum of the file's header
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A part as data.json has it."""
+
+    shards: tuple[_Shard, ...] = ()
+    rows: int = 0
+    clicks: tuple[int, ...] = ()
+    labelled: tuple[int, ...] = ()
+    missing: dict[str, int] = field(default_factory=dict)
+    unknown: dict[str, int] = field(default_factory=dict)
+    values: dict[str, int] = field(default_factory=dict)
+    empty: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    """data.json."""
+
+    fingerprint: str
+    schema: dict[str, Any]
+    parts: dict[str, _Part]
+    vocabularies: dict[str, StoredVocabulary]
+    statistics: dict[str, Statistics]
+    encodes_raw: bool
+    split: str | None
+    seed: int
+    extends: tuple[str, ...] = ()
+    halves: dict[str, _Part] | None = None
+    text_rule: int = 1
+    format: str = ""
+
+
+def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
+    schema = Schema.from_fields(manifest.schema)
+
+    def part(name: str, stored: _Part) -> Part:
+        fields = dict(vars(stored))
+        shards, _ = fields.pop("shards"), fields.pop("rows")
+        files = tuple((shard.file, shard.rows) for shard in shards)
+        headers = {shard.file: shard.header for shard in shards}
+        return Part(name, path, schema, files, headers=headers, **fields)
+
+    halves = manifest.halves
+    if halves is not None and set(halves) != {"hot", "cold"}:
+        raise ValueError("expected the halves hot and cold")
     return EncodedData(
         path=path,
         schema=schema,
-        parts={name: part(name, manifest["parts"].get(name, {"shards": []})) for name in NAMES},
-        fingerprint=manifest["fingerprint"],
-        split=manifest["split"],
-        seed=manifest["seed"],
-        vocabularies={n: StoredVocabulary(**v) for n, v in manifest["vocabularies"].items()},
-        statistics={n: Statistics(**fields) for n, fields in manifest["statistics"].items()},
-        encodes_raw=manifest["encodes_raw"],
-        extends=tuple(manifest.get("extends", ())),
-        halves=halves and (part("hot", halves["hot"]), part("cold", halves["cold"])),
+        parts={name: part(name, manifest.parts.get(name, _Part())) for name in NAMES},
+        fingerprint=manifest.fingerprint,
+        split=manifest.split,
+        seed=manifest.seed,
+        vocabularies=manifest.vocabularies,
+        statistics=manifest.statistics,
+        encodes_raw=manifest.encodes_raw,
+        extends=manifest.extends,
+        text_rule=manifest.text_rule,
+        halves=None if halves is None else (part("hot", halves["hot"]), part("cold", halves["cold"])),
     )
 
 
 def _problem(data: EncodedData) -> str | None:
     """Describes the first impossible statement of a manifest, or None."""
-    texts = [data.fingerprint, *data.extends, *([] if data.split is None else [data.split])]
-    if not all(isinstance(text, str) for text in texts):
-        return "expected texts as fingerprint, split and extends"
-    if type(data.seed) is not int or type(data.encodes_raw) is not bool:
-        return "expected a number as seed, and encodes_raw to be true or false"
+    if data.text_rule not in range(1, TEXT_RULE + 1):
+        return f"expected a text_rule from 1 to {TEXT_RULE}"
     vocabularies = {vocabulary_of(feature) for feature in data.schema.id_features}
     if set(data.vocabularies) != vocabularies or any(f.rows is None for f in data.schema.id_features):
         return f"expected the vocabularies {sorted(vocabularies)}, and their rows in the schema"
@@ -195,18 +252,15 @@ def _problem(data: EncodedData) -> str | None:
     if len(said) != len(vocabularies) or any((r or 0) < FIRST_UNKNOWN + n for _, r, _, n in said):
         return "expected features that share a vocabulary to say the same of it, and rows for all of it"
     for entry in data.vocabularies.values():
-        if not _is_file(entry.file) or not is_count(entry.num_distinct):
+        if not is_name(entry.file) or not is_count(entry.num_distinct):
             return "expected file and num_distinct of every vocabulary"
-    numbers = [x for entry in data.statistics.values() for x in (entry.mean, entry.deviation)]
-    if not all(type(x) in (int, float) and math.isfinite(x) for x in numbers):
-        return "expected numbers as statistics"
     if any(entry.deviation <= 0 for entry in data.statistics.values()):
         return "expected deviations above 0"
     return next(filter(None, map(_problem_of_part, (*data.parts.values(), *(data.halves or ())))), None)
 
 
 def _problem_of_part(part: Part) -> str | None:
-    if not all(_is_file(file) and is_count(rows) for file, rows in part.shards):
+    if not all(is_name(file) and is_count(rows) for file, rows in part.shards):
         return f"expected file and rows of every shard of {part.name}"
     dense = {feature.name for feature in part.schema.dense}
     ids = {feature.name for feature in part.schema.id_features}
@@ -224,17 +278,14 @@ def _problem_of_part(part: Part) -> str | None:
     return None
 
 
-def _is_file(name: Any) -> bool:
-    return (
-        isinstance(name, str) and name.isprintable() and name not in ("", ".", "..") and "/" not in name
-    )
-
-
-def _part_to_json(written: Written) -> dict[str, Any]:
+def _part_to_json(folder: Path, written: Written) -> dict[str, Any]:
     return {
         "rows": sum(rows for _, rows in written.shards),
         **{name: counts for name, counts in vars(written).items() if name != "shards"},
-        "shards": [{"file": file, "rows": rows} for file, rows in written.shards],
+        "shards": [
+            {"file": file, "rows": rows, "header": header_checksum(folder / file)}
+            for file, rows in written.shards
+        ],
     }
 
 

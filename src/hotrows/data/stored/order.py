@@ -44,6 +44,11 @@ class Pool:
     seed: tuple[int, ...]
 
     @property
+    def number(self) -> int:
+        """Which pool of its epoch it is."""
+        return self.seed[-1]
+
+    @property
     def rows(self) -> int:
         return sum(end - first for first, end in self.blocks)
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.data.stored.gather import Room
-from hotrows.data.stored.order import Pool, Share, pools
+from hotrows.data.stored.order import POOL_ROWS, Pool, Share, pools
 from hotrows.data.stored.rows import Rows, gathered
+from hotrows.data.stored.sections import check_once
 from hotrows.data.stored.shard_reader import check_rows, open_shard
 from hotrows.schema import Schema
 
@@ -27,6 +28,11 @@ class Part:
     clicks, labelled: per label, number of rows with a 1, and of rows that have the label at all.
     missing, unknown, values, empty: per feature, number of missing numbers or ids, of ids for values
         not in the vocabulary, of ids in all, and of empty lists.
+    headers: checksums of the shards' headers by file, which opening a shard compares.
+
+    Whoever reads an epoch also compares all other bytes with their checksums, once in a process: of a
+    shard before its rows where shards are read in order, and shard by shard, pool after pool, where they
+    are shuffled; the first epoch has then compared all of them.
     """
 
     name: str
@@ -39,6 +45,7 @@ class Part:
     unknown: dict[str, int] = field(default_factory=dict)
     values: dict[str, int] = field(default_factory=dict)
     empty: dict[str, int] = field(default_factory=dict)
+    headers: dict[str, int | None] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -60,7 +67,7 @@ class Part:
         name, expected = self.shards[index]
         status = (self.folder / name).stat() if (self.folder / name).exists() else None
         version = (status.st_ino, status.st_mtime_ns, status.st_size) if status else (0, 0, 0)
-        rows = _opened(self.folder / name, version, self.schema)
+        rows = _opened(self.folder / name, version, self.schema, self.headers.get(name))
         check_rows(self.folder / name, len(rows), expected)
         return rows
 
@@ -90,15 +97,24 @@ class Part:
         """Yields the rows of a rank in an unshuffled epoch, from place `first_place` on."""
         for index, (start, end) in enumerate(pairwise(self._starts())):
             if end > first_place:
-                yield shared(self.shard(index), share, start, max(first_place, start))
+                yield shared(self._check(index), share, start, max(first_place, start))
 
     def shuffled(self, share: Share, first_place: int, seed: int, epoch: int) -> Iterator[Rows]:
         """Yields the rows of a rank in a shuffled epoch, from place `first_place` on, one pool at a
         time; a pool is valid until the next one is requested."""
-        room = Room()
+        room, num_pools = Room(), -(-self.rows // POOL_ROWS)
         for pool in pools(self.rows, seed, epoch, first_place):
+            first_shard = pool.number * len(self.shards) // num_pools
+            for index in range(first_shard, -(-(pool.number + 1) * len(self.shards) // num_pools)):
+                self._check(index)
             blocks = [piece for block in pool.blocks for piece in self.mapped(*block)]
             yield gathered(blocks, chosen(pool, share, first_place), room)
+
+    def _check(self, index: int) -> Rows:
+        """Maps the rows of a shard and compares all of it with its checksums, once in a process."""
+        rows = self.shard(index)
+        check_once(self.folder / self.shards[index][0])
+        return rows
 
     def _starts(self) -> list[int]:
         return [0, *accumulate(rows for _, rows in self.shards)]
@@ -119,6 +135,6 @@ def chosen(pool: Pool, share: Share, first_place: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=256)
-def _opened(path: Path, version: tuple[int, int, int], schema: Schema) -> Rows:
+def _opened(path: Path, version: tuple[int, int, int], schema: Schema, header_crc32: int | None) -> Rows:
     """Maps a shard once per version (inode, time and size) of its file."""
-    return open_shard(path, schema)
+    return open_shard(path, schema, header_crc32)

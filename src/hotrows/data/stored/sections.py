@@ -10,7 +10,8 @@
 
 Numbers are little-endian. A section starts at a multiple of 64 bytes; its `offset` counts from the
 start of the data. Opening checks magic, version, header and size, so that no array reaches beyond
-the file; `check` reads every byte.
+the file; `check` reads every byte. What names the file may keep the checksum of its header, which stands
+for all of it.
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ import re
 import struct
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from hotrows.json_file import parse
 
 MAGIC = b"HOTROWS\n"
 VERSION = 1
@@ -60,6 +64,18 @@ class Sections:
                 )
 
 
+def check_once(path: Path) -> None:
+    """Compares every section of a file with its checksum, unless this process has done so since the file
+    was written; costs a read of it, without the interpreter's lock."""
+    status = path.stat()
+    _check(path, (status.st_ino, status.st_mtime_ns, status.st_size))
+
+
+@lru_cache(maxsize=1 << 16)
+def _check(path: Path, version: tuple[int, int, int]) -> None:
+    open_sections(path).check()
+
+
 def write_sections(path: Path, header: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Writes the arrays, and a header with the fields of `header`."""
     sections, offset = [], 0
@@ -76,15 +92,25 @@ def write_sections(path: Path, header: Mapping[str, Any], arrays: Mapping[str, n
         file.write(b"\0" * (_aligned(file.tell()) - file.tell()))
 
 
-def open_sections(path: Path) -> Sections:
-    """Maps a file; an error if it is no such file, was cut off, or is of another version."""
+def header_checksum(path: Path) -> int:
+    """The checksum that a file says its header has. The header has those of all sections, so that it
+    identifies the file."""
+    with open(path, "rb") as file:
+        return _PREFIX.unpack(file.read(_PREFIX.size))[3]
+
+
+def open_sections(path: Path, header_crc32: int | None = None) -> Sections:
+    """Maps a file; an error if it is no such file, was cut off, or is of another version.
+
+    header_crc32: the checksum that its header must have; None: any.
+    """
     try:
         mapped = np.memmap(path, np.uint8, "r").view(np.ndarray)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; prepare the data again") from None
     except ValueError:
         mapped = np.empty(0, np.uint8)  # an empty file cannot be mapped
-    header, start = _read_header(path, mapped)
+    header, start = _read_header(path, mapped, header_crc32)
     if len(mapped) != start + header["size"]:
         raise ValueError(
             f"{path} is cut off or was added to: expected {start + header['size']:,} bytes, found "
@@ -94,7 +120,7 @@ def open_sections(path: Path) -> Sections:
     return Sections(path, header, arrays)
 
 
-def _read_header(path: Path, mapped: np.ndarray) -> tuple[dict[str, Any], int]:
+def _read_header(path: Path, mapped: np.ndarray, expected: int | None) -> tuple[dict[str, Any], int]:
     """Returns the header, and the offset of the data."""
     if len(mapped) < _PREFIX.size or mapped[: len(MAGIC)].tobytes() != MAGIC:
         raise ValueError(f"{path} is no file of prepared data, or was cut off; prepare it again")
@@ -107,9 +133,11 @@ def _read_header(path: Path, mapped: np.ndarray) -> tuple[dict[str, Any], int]:
     text = mapped[_PREFIX.size : _PREFIX.size + length].tobytes()
     if zlib.crc32(text) != checksum:
         raise ValueError(f"{path}: the header is damaged or cut off; prepare the data again")
+    if expected not in (None, checksum):
+        raise ValueError(f"{path} is not the file that was written there; prepare the data again")
     try:
-        header = json.loads(text)
-    except (ValueError, RecursionError):
+        header = parse(text)
+    except ValueError:
         header = None
     if not _is_legal(header):
         raise ValueError(f"{path}: the header makes no sense; prepare the data again")

@@ -19,9 +19,10 @@ from hotrows.data.stored.sections import Sections, open_sections
 from hotrows.schema import Schema, is_list
 
 
-def open_shard(path: Path, schema: Schema) -> Rows:
-    """Maps the rows of a shard; an error if they do not fit the schema."""
-    sections = open_sections(path)
+def open_shard(path: Path, schema: Schema, header_crc32: int | None = None) -> Rows:
+    """Maps the rows of a shard; an error if they do not fit the schema, or the header has another
+    checksum."""
+    sections = open_sections(path, header_crc32)
     features = schema.id_features
     optional = {"weights": schema.weight, "groups": schema.group}
     rows = Rows(

@@ -79,7 +79,7 @@ class ShardWriter:
         self._rows_per_shard = rows
         self._builder = _ShardBuilder(schema, rows)
         self._shards: list[tuple[str, int]] = []
-        self._shards_tally = self._builder_tally = _no_tally(schema)
+        self._shards_tally = self._builder_tally = no_tally(schema)
         self._to_drop = 0
 
     @staticmethod
@@ -125,7 +125,7 @@ class ShardWriter:
         while done < len(rows):
             end = min(len(rows), done + self._builder.room)
             self._builder.append(rows[done:end])
-            self._builder_tally += _tally(rows[done:end], missing[:, done:end], self._schema)
+            self._builder_tally += tally_of(rows[done:end], missing[:, done:end], self._schema)
             done = end
             if self._builder.room == 0:
                 self._write()
@@ -134,18 +134,7 @@ class ShardWriter:
         """Writes the last shard."""
         if self._builder.size:
             self._write()
-        tally = self._shards_tally
-        dense, ids = self._schema.dense, self._schema.id_features
-        lists = {f.name for f in ids if is_list(f)}
-        return Written(
-            shards=tuple(self._shards),
-            clicks=tuple(tally.clicks.tolist()),
-            labelled=tuple(tally.labelled.tolist()),
-            missing=_by_name(dense, tally.dense_missing) | _by_name(ids, tally.missing),
-            unknown=_by_name(ids, tally.unknown),
-            values=_by_name(ids, tally.values),
-            empty={name: num for name, num in _by_name(ids, tally.empty).items() if name in lists},
-        )
+        return written_of(self._shards, self._shards_tally, self._schema)
 
     def _write(self) -> None:
         name = f"{self._part}-{len(self._shards):05d}.shard"
@@ -154,7 +143,7 @@ class ShardWriter:
             write_sections(part, header, _arrays(self._builder.rows(), self._schema))
         self._shards.append((name, self._builder.size))
         self._shards_tally += self._builder_tally
-        self._builder_tally = _no_tally(self._schema)
+        self._builder_tally = no_tally(self._schema)
         self._builder.size = 0
 
 
@@ -221,6 +210,21 @@ class _ShardBuilder:
         )
 
 
+def written_of(shards: Sequence[tuple[str, int]], tally: Tally, schema: Schema) -> Written:
+    """The counts of shards by the names of features."""
+    dense, ids = schema.dense, schema.id_features
+    lists = {f.name for f in ids if is_list(f)}
+    return Written(
+        shards=tuple(shards),
+        clicks=tuple(tally.clicks.tolist()),
+        labelled=tuple(tally.labelled.tolist()),
+        missing=_by_name(dense, tally.dense_missing) | _by_name(ids, tally.missing),
+        unknown=_by_name(ids, tally.unknown),
+        values=_by_name(ids, tally.values),
+        empty={name: num for name, num in _by_name(ids, tally.empty).items() if name in lists},
+    )
+
+
 def _arrays(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
     """The sections of a shard."""
     arrays = {"labels": rows.labels, "dense": rows.dense}
@@ -233,7 +237,8 @@ def _arrays(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
     return arrays | {name: array for name, array in optional.items() if array is not None}
 
 
-def _tally(rows: Rows, missing: np.ndarray, schema: Schema) -> Tally:
+def tally_of(rows: Rows, missing: np.ndarray, schema: Schema) -> Tally:
+    """Counts rows; missing: [num_dense, rows] bool, where a number was missing."""
     features = schema.id_features
     values = [rows.values(f) for f in range(len(features))]
     labels = rows.labels.reshape(len(rows), -1)
@@ -252,7 +257,8 @@ def _tally(rows: Rows, missing: np.ndarray, schema: Schema) -> Tally:
     )
 
 
-def _no_tally(schema: Schema) -> Tally:
+def no_tally(schema: Schema) -> Tally:
+    """The counts of no rows."""
     labels, features = len(schema.labels), len(schema.id_features)
     sizes = (labels, labels, len(schema.dense), features, features, features, features)
     return Tally(*(np.zeros(size, np.int64) for size in sizes))

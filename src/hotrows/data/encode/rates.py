@@ -1,0 +1,174 @@
+"""Rates of missing and unknown values, and whether they are far from those of the prepared data.
+
+Rows that are spelled otherwise than those of the training (another format, another unit, a column that
+was moved) are encoded without an error: their values become unknown or missing. A rate is **far** where
+
+- it differs by more than FAR from the rates of all parts of the prepared data, those between included
+  (fewer unknown values than usual are never far);
+- and chance is no explanation: rows drawn at the nearest of these rates q would show such a rate p with
+  a probability below CHANCE, by Chernoff's bound exp(-n KL(p, q)) for n values. q counts one value more
+  of either kind than the part had, so that few rows, here or there, are far from nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hotrows.data.raw.cells import show
+from hotrows.data.raw.columns import Columns
+from hotrows.data.stored.part import Part
+from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.shard_writer import Written, no_tally, tally_of, written_of
+from hotrows.schema import FIRST_UNKNOWN, Schema
+
+FAR = 0.05
+CHANCE = 1e-6
+_NAMED = 10  # features that one warning names
+
+
+@dataclass(frozen=True)
+class ValueCounts:
+    """Values of a feature: their number, and how many of them are missing or unknown.
+
+    An empty list counts as one missing value.
+    """
+
+    values: int = 0
+    missing: int = 0
+    unknown: int = 0
+
+    def __add__(self, other: ValueCounts) -> ValueCounts:
+        missing, unknown = self.missing + other.missing, self.unknown + other.unknown
+        return ValueCounts(self.values + other.values, missing, unknown)
+
+    def rate(self, kind: str) -> float:
+        """The share of the values that are of a kind, "missing" or "unknown"."""
+        return getattr(self, kind) / max(self.values, 1)
+
+
+@dataclass(frozen=True)
+class ValueRates:
+    """Missing and unknown values of some rows by feature.
+
+    usual: these counts of every part of the prepared data that has rows; examples: a value of each
+    feature that is unknown, as it was found, where that is known.
+    """
+
+    rows: int
+    features: Mapping[str, ValueCounts]
+    usual: tuple[Mapping[str, ValueCounts], ...] = ()
+    examples: Mapping[str, bytes] = field(default_factory=dict)
+
+    @staticmethod
+    def of_parts(parts: Iterable[Part], usual: Iterable[Part]) -> ValueRates:
+        """The rates of some parts together, compared with those of the parts `usual`."""
+        parts = list(parts)
+        counts = [_counts_of(part, part.rows) for part in parts]
+        features = {name: sum((some[name] for some in counts), ValueCounts()) for name in counts[0]}
+        return ValueRates(sum(part.rows for part in parts), features, usual_of(usual))
+
+    @property
+    def far(self) -> tuple[str, ...]:
+        """Says of each feature whose rates are far from the usual ones what they are and were."""
+        found = [(abs(p - q), text) for p, q, text in self._far()]
+        return tuple(text for _, text in sorted(found, key=lambda pair: -pair[0]))
+
+    def summary(self) -> str:
+        """The rates over all features and the largest ones, in a line."""
+        total = sum(self.features.values(), ValueCounts())
+        words = [f"{self.rows:,} rows"]
+        for kind in ("missing", "unknown"):
+            name = max(self.features, key=lambda name: self.features[name].rate(kind))
+            most = self.features[name].rate(kind)
+            where = f", most in {name!r} ({most:.1%})" if most else ""
+            words.append(f"{kind}: {total.rate(kind):.1%} of the values{where}")
+        return "; ".join(words)
+
+    def warn(self) -> None:
+        """Warns, in a line, of the features whose rates are far from the usual ones."""
+        if far := self.far:
+            more = f"; and {len(far) - _NAMED:,} more" if len(far) > _NAMED else ""
+            warnings.warn(
+                f"values differ from those that the data was prepared from: "
+                f"{'; '.join(far[:_NAMED])}{more}; is the column the same, and written as it was there?",
+                stacklevel=3,
+            )
+
+    def _far(self) -> Iterator[tuple[float, float, str]]:
+        """Yields rate, nearest usual rate and description of every rate that is far."""
+        for name, counts in self.features.items():
+            for kind in ("unknown", "missing"):
+                usual = [some[name] for some in self.usual if some[name].values]
+                nearest = _nearest(counts, usual, kind)
+                if nearest is None:
+                    continue
+                example = self.examples.get(name) if kind == "unknown" else None
+                such_as = f" (such as {show(example)})" if example else ""
+                rates = sorted(some.rate(kind) for some in usual)
+                expected = " to ".join(dict.fromkeys(f"{rate:.1%}" for rate in (rates[0], rates[-1])))
+                text = f"{name!r} {counts.rate(kind):.1%} {kind}{such_as}, expected {expected}"
+                yield counts.rate(kind), nearest, text
+
+
+class RateCounter:
+    """Counts the missing and unknown values of rows as they are encoded."""
+
+    def __init__(self, schema: Schema, usual: tuple[Mapping[str, ValueCounts], ...]) -> None:
+        self._schema = schema
+        self._usual = usual
+        self._rows = 0
+        self._tally = no_tally(schema)
+        self._examples: dict[str, bytes] = {}
+
+    def add(self, columns: Columns, rows: Rows) -> None:
+        tally = tally_of(rows, np.isnan(columns.dense), self._schema)
+        for f, feature in enumerate(self._schema.id_features):
+            if tally.unknown[f] and feature.name not in self._examples:
+                ids = rows.values(f)
+                unknown = (ids >= FIRST_UNKNOWN) & (ids < FIRST_UNKNOWN + feature.num_unknown)
+                self._examples[feature.name] = columns.ids[f].value(int(unknown.argmax()))
+        self._rows += len(rows)
+        self._tally += tally
+
+    def rates(self) -> ValueRates:
+        """The rates of the rows so far."""
+        features = _counts_of(written_of((), self._tally, self._schema), self._rows)
+        return ValueRates(self._rows, features, self._usual, dict(self._examples))
+
+
+def usual_of(parts: Iterable[Part]) -> tuple[Mapping[str, ValueCounts], ...]:
+    """The counts of every part that has rows."""
+    return tuple(_counts_of(part, part.rows) for part in parts if part.rows)
+
+
+def _counts_of(counted: Part | Written, rows: int) -> dict[str, ValueCounts]:
+    counts = {}
+    for name, missing in counted.missing.items():
+        empty = counted.empty.get(name, 0)
+        values = counted.values.get(name, rows) + empty  # of a number, one a row
+        counts[name] = ValueCounts(values, missing + empty, counted.unknown.get(name, 0))
+    return counts
+
+
+def _nearest(counts: ValueCounts, usual: list[ValueCounts], kind: str) -> float | None:
+    """The usual rate from which a rate is far; None if it is not."""
+    if not counts.values or not usual:
+        return None
+    rate = counts.rate(kind)
+    expected = [(getattr(some, kind) + 1) / (some.values + 2) for some in usual]
+    nearest = min(max(rate, min(expected)), max(expected))
+    if kind == "unknown" and rate < nearest:
+        return None
+    is_chance = counts.values * _divergence(rate, nearest) <= -math.log(CHANCE)
+    return None if is_chance or abs(rate - nearest) <= FAR else nearest
+
+
+def _divergence(p: float, q: float) -> float:
+    """KL(p, q) of two coins."""
+    parts = ((p, q), (1 - p, 1 - q))
+    return sum(a * math.log(a / b) for a, b in parts if a > 0)

@@ -1,0 +1,130 @@
+"""Explores the model by hand: every rule, every small training, then larger ones until time is up."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from tests.model_checker import explorer
+from tests.model_checker.cases import FAMILIES, Case, distinct, random_case, small_cases
+from tests.model_checker.explorer import Explored, explore
+from tests.model_checker.rules import RULES
+from tests.model_checker.schedule import explained
+
+SMALL = ((3, 2), (4, 2), (2, 3), (3, 3))  # batches and rows of which every training is explored
+MOST = 1 << 21  # states of a case; larger ones are cut, and counted as such
+
+
+@dataclass
+class Count:
+    """What was explored of a family."""
+
+    cases: int = 0
+    cut: int = 0
+    states: int = 0
+    transitions: int = 0
+    longest: int = 0
+    seconds: float = 0.0
+
+    def add(self, explored: Explored, seconds: float) -> None:
+        self.cases += 1
+        self.cut += not explored.is_complete
+        self.states += explored.states
+        self.transitions += explored.transitions
+        self.longest = max(self.longest, explored.depth)
+        self.seconds += seconds
+
+
+class Wrong(Exception):
+    """A counter-example, as text."""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.model_checker", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--seed", type=int, default=0, help="of the larger trainings")
+    parser.add_argument("--rules", action="store_true", help="print all counter-examples, and end")
+    arguments = parser.parse_args()
+    if (reason := explorer.missing()) is not None:
+        print(reason)
+        return 1
+    show_rules(in_full=arguments.rules)
+    if arguments.rules:
+        return 0
+    end = time.monotonic() + 60 * arguments.minutes
+    counts: dict[str, Count] = {}
+    try:
+        for num_batches, num_rows in SMALL:
+            name = f"all: {num_batches} batches, {num_rows} rows"
+            count(counts, name, distinct(small_cases(num_batches, num_rows)), end)
+        for name, case in some_cases(arguments.seed):
+            if time.monotonic() > end:
+                break
+            count(counts, name, [case], end)
+    except Wrong as wrong:
+        print(wrong)
+        return 1
+    finally:
+        show(counts)
+    return 0
+
+
+def show_rules(in_full: bool) -> None:
+    """Prints how long the counter-example is that each rule has when it is removed."""
+    for rule in RULES:
+        explored = explore(rule.removed())
+        assert explored.fault is not None, rule
+        print(f"without {rule.name:26}{explored.fault.kind:18}after {len(explored.trace):2} events")
+        if in_full:
+            print(f"{rule.text} ({rule.where})\n{explained(rule.removed(), explored)}\n")
+
+
+def some_cases(seed: int) -> Iterator[tuple[str, Case]]:
+    """Cases of all families in turn; more of those that are small."""
+    weights = dict(zip(FAMILIES, (20, 4, 2, 1), strict=True))
+    for round_ in itertools.count(seed * 10**6):
+        for family in FAMILIES:
+            for number in range(weights[family]):
+                yield family, random_case(family, round_ * weights[family] + number)
+
+
+def count(counts: dict[str, Count], name: str, cases: Iterable[Case], end: float) -> None:
+    """Explores cases until time is up; raises Wrong with the first counter-example."""
+    for case in cases:
+        begin = time.monotonic()
+        if begin > end:
+            counts[f"{name} (time is up)"] = counts.pop(name, Count())
+            return
+        explored = explore(case, MOST)
+        if explored.fault is not None:
+            raise Wrong(f"{case}\n{explained(case, explored)}")
+        counts.setdefault(name, Count()).add(explored, time.monotonic() - begin)
+        if sys.stderr.isatty():
+            print(f"\r{sum(c.states for c in counts.values()):,} states", end="", file=sys.stderr)
+
+
+def show(counts: dict[str, Count]) -> None:
+    print(f"{'':24}{'cases':>10}{'cut':>6}{'states':>16}{'transitions':>16}{'longest':>9}{'seconds':>9}")
+    total = Count()
+    for name, of_family in counts.items():
+        show_line(name, of_family)
+        total.cases += of_family.cases
+        total.cut += of_family.cut
+        total.states += of_family.states
+        total.transitions += of_family.transitions
+        total.longest = max(total.longest, of_family.longest)
+        total.seconds += of_family.seconds
+    show_line("total", total)
+
+
+def show_line(name: str, c: Count) -> None:
+    counts = f"{c.cases:>10,}{c.cut:>6,}{c.states:>16,}{c.transitions:>16,}"
+    print(f"{name:24}{counts}{c.longest:>9}{c.seconds:>9.0f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+"""Damaged files of runs, prepared data, checkpoints and stores are refused in a line, or change no bit.
+
+A few hundred seeded trials, and with `--all` twenty times as many; a failure names the seed of each.
+"""
+
+import dataclasses
+import json
+import shutil
+import zlib
+
+import numpy as np
+import pytest
+import torch
+
+from hotrows import checkpoint, cli
+from hotrows.data import EncodedData, Encoder, Loader, describe
+from hotrows.data.stored import shard_writer
+from hotrows.distributed.in_process import run as run_ranks
+from hotrows.engine.embedding import Embedding
+from hotrows.optim import Adagrad
+from hotrows.storage.file_store import FileStore
+from hotrows.train import Trainer, load_run, run_folder, train
+from hotrows.train.export import export
+from tests.fuzz.case import Broken
+from tests.support.checkpoints import dense, state
+from tests.support.damage import as_earlier, trial
+from tests.support.embeddings import batches_of, mixed_tables, placements
+from tests.support.embeddings import train as train_embedding
+from tests.support.file_stores import META, first_values, read, write
+from tests.support.runs import CONFIG, encode
+
+ROWS, STRIDE = 4000, 64
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A folder with prepared data of several shards, a run on it, and raw rows."""
+    folder = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shard_writer.ShardWriter.__init__, "__defaults__", (300,))
+        data = encode(folder)
+    config = dataclasses.replace(CONFIG, keep_last=3, epochs=1)
+    train(data, config, folder / "run")
+    for path in (folder / "run").iterdir():
+        if path.name.startswith("events") or path.suffix == ".png":
+            path.unlink()
+    lines = (folder / "raw.csv").read_text().splitlines()[:80]
+    (folder / "raw.csv").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def predictions(folder):
+    """The probabilities that two checkpoints of the run predict for raw rows."""
+    results = []
+    for which in ("best", "last"):
+        predictor = load_run(folder / "run", which)
+        batches = run_folder.open_encoder(folder / "run").encode(folder / "raw.csv")
+        results += [p.numpy().tobytes() for p in predictor.predict(batches)]
+    return results
+
+
+def resumed(folder):
+    """What a run that is resumed has before its next step."""
+    run = folder / "run"
+    config = dataclasses.replace(run_folder.read_config(run), epochs=2)
+    trainer = Trainer(EncodedData.open(folder / "enc"), config, run, resume=True)
+    batch = next(trainer.steps.batches.after(trainer.state))[1]
+    return (
+        trainer.state, trainer.config, trainer.total_steps,
+        [store.records.numpy().tobytes() for store in trainer.embedding.stores],
+        [value.numpy().tobytes() for value in trainer.model.state_dict().values()],
+        [v.numpy().tobytes() for v in tensors(trainer.steps.dense_optimizer.state_dict())],
+        trainer.checkpoints.random_state.numpy().tobytes(), batch.ids.numpy().tobytes(),
+    )  # fmt: skip
+
+
+def tensors(optimizer):
+    states = sorted(optimizer["state"].items())
+    return [v for _, of in states for _, v in sorted(of.items()) if isinstance(v, torch.Tensor)]
+
+
+def epochs(folder):
+    """All batches of an epoch of each part, and an encoded batch."""
+    data = EncodedData.open(folder / "enc")
+    parts = [(data.parts["train"], True), (data.parts["train"], False), (data.parts["test"], False)]
+    batches = [b for part, shuffle in parts for b in Loader(part, 64, shuffle=shuffle).batches(0)]
+    batches += Encoder.open(folder / "enc", threads=1).encode(folder / "raw.csv")
+    arrays = [array for b in batches for array in (b.ids, b.dense, b.labels)]
+    return data.fingerprint, b"".join(array.numpy().tobytes() for array in arrays)
+
+
+def described(folder):
+    data = EncodedData.open(folder / "enc")
+    data.check()
+    return describe(data).to_json()
+
+
+def store_of(method, folder):
+    return method(folder / "store", ROWS, STRIDE, first_values, META, 1000)
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """A file store with merged generations, an undo journal, and a log."""
+    folder = tmp_path_factory.mktemp("whole")
+    choose = np.random.default_rng(0)
+    with store_of(FileStore.create, folder) as store:
+        for step in range(4):
+            write(store, np.sort(choose.choice(ROWS, 500, replace=False)), step)
+            store.checkpoint()
+            if step in (0, 2):
+                store.retain([1, step + 1])
+                store.merge_now()
+    assert {"undo-2", "undo-3", "log-4"} <= {path.name for path in (folder / "store").iterdir()}
+    return folder
+
+
+def restored(folder):
+    """The rows of the newest checkpoint, those of an old one as they were, and those after going back."""
+    rows = []
+    with FileStore.view_at(folder / "store", ROWS, STRIDE, first_values, META, 1) as view:
+        out = torch.empty(ROWS, STRIDE, dtype=torch.uint8)
+        view.read(torch.arange(ROWS), out)
+        rows.append(out.numpy().tobytes())
+    for generation in (4, 1):
+        with store_of(FileStore.open, folder) as store:
+            store.restore(generation)
+            rows.append(read(store, range(ROWS)).numpy().tobytes())
+    return rows
+
+
+TABLES = mixed_tables(Adagrad())
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    """A run whose checkpoints three ranks have written, with rows on all of them and increments."""
+    folder = tmp_path_factory.mktemp("whole")
+
+    def work(ranks):
+        embedding = Embedding(TABLES, seed=3, ranks=ranks, sharding=placements("mixed", 3))
+        writer = checkpoint.Writer(folder / "run", embedding, dense(), full_every=3, keep_last=3)
+        for step, batch in enumerate(batches_of("single", 2, 6)):
+            writer.save(state(step))
+            train_embedding(embedding, [batch])
+        writer.wait()
+
+    run_ranks(work, 3)
+    assert checkpoint.read_manifest(checkpoint.folder_of(folder / "run", "last")).base, "an increment"
+    return folder
+
+
+def resharded(folder):
+    """The rows that one rank and those that three read, the loaded state, and the parameters."""
+
+    def work(ranks, name):
+        model = dense()
+        embedding = Embedding(TABLES, ranks=ranks, sharding=placements(name, ranks.num_ranks))
+        loaded = checkpoint.load(checkpoint.folder_of(folder / "run", "last"), embedding, model)
+        rows = [store.records.numpy().tobytes() for store in embedding.stores]
+        return rows, loaded.step, loaded.fields, model.weight.tolist()
+
+    return run_ranks(lambda ranks: work(ranks, "rows"), 1), checkpoint.checkpoints_of(folder / "run")
+
+
+# ---- targets: what reads them, which files of the folder, and how often in CI
+
+
+def files_of(folder, *patterns):
+    return sorted(
+        {str(p.relative_to(folder)) for one in patterns for p in folder.glob(one) if p.is_file()}
+    )
+
+
+USED = ("run/*.json", "run/encoders/*", "run/checkpoints/**/*")
+TARGETS = {
+    "predict": ("runs", predictions, USED, 80),
+    "resume": ("runs", resumed, (*USED, "enc/data.json", "run/metrics.jsonl"), 50),
+    "data": ("runs", epochs, ("enc/*",), 80),
+    "describe": ("runs", described, ("enc/*",), 30),
+    "store": ("stores", restored, ("store/store.json", "store/log-*", "store/undo-*"), 120),
+    "ranks": ("ranks", resharded, ("run/**/*",), 120),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_damaged_file_is_refused_in_a_line_or_changes_nothing(target, tmp_path, request):
+    fixture, action, patterns, num_trials = TARGETS[target]
+    whole = request.getfixturevalue(fixture)
+    shutil.copytree(whole, tmp_path / "case")
+    expected, names = action(tmp_path / "case"), files_of(whole, *patterns)
+    counts = {"same": 0, "refused": 0, "forged": 0}
+    broken = []
+    for number in range(num_trials * (20 if request.config.getoption("--all") else 1)):
+        try:
+            counts[trial(whole, tmp_path / "case", names, action, expected, f"{target} {number}")] += 1
+        except Broken as error:
+            broken.append(str(error))
+    assert not broken, "\n".join(broken)
+    assert counts["refused"] > num_trials // 4, counts
+
+
+# ---- checksums themselves
+
+
+@pytest.mark.parametrize("target", ["resume", "data", "store", "ranks"])
+def test_files_of_earlier_versions_have_no_checksums_and_are_read(target, tmp_path, request):
+    fixture, action, _, _ = TARGETS[target]
+    whole = request.getfixturevalue(fixture)
+    expected = action(shutil.copytree(whole, tmp_path / "now"))
+    then = shutil.copytree(whole, tmp_path / "then")
+    assert [name for name in files_of(whole, "**/*.json") if as_earlier(then / name)]
+    for path in sorted(then.glob("run/checkpoints/*/manifest.json"), key=step_of):
+        manifest = json.loads(path.read_text())
+        if manifest["base"]:
+            base = path.parent.with_name(manifest["base"]) / "manifest.json"
+            manifest["base_crc32"] = zlib.crc32(base.read_bytes())
+            path.write_text(json.dumps(manifest))
+    assert action(then) == expected
+
+
+def step_of(manifest):
+    return json.loads(manifest.read_text())["step"]
+
+
+ALL_READ = {
+    "predict": ("config", "schema", "data", "choices", "checkpoints", "encoders/data"),
+    "resume": ("config", "choices", "checkpoints", "placing"),
+    "data": ("../enc/data",),
+    "store": ("../store/store",),
+    "ranks": ("checkpoints", "checkpoints/step-0/manifest", "checkpoints/step-1/manifest"),
+}
+
+
+@pytest.mark.parametrize("target, name", [(t, name) for t in ALL_READ for name in ALL_READ[t]])
+def test_a_checksum_is_missed_where_it_is_left_out(target, name, tmp_path, request):
+    fixture, action, _, _ = TARGETS[target]
+    case = shutil.copytree(request.getfixturevalue(fixture), tmp_path / "case")
+    path = (case / "run" / f"{name}.json").resolve() if ".." not in name else case / f"{name[3:]}.json"
+    fields = json.loads(path.read_text())
+    del fields["crc32"]
+    path.write_text(json.dumps(fields))
+    with pytest.raises(
+        ValueError, match=rf"{path.name} is damaged: .*(checksum is missing|base checkpoint)"
+    ):
+        action(case)
+
+
+def test_commands_name_every_damaged_file(runs, tmp_path, capsys):
+    case = shutil.copytree(runs, tmp_path / "case")
+    last, enc = checkpoint.folder_of(case / "run", "last"), case / "enc"
+    checkpoint.export_tables(last, case / "tables")
+    export(case / "run", case / "model")
+    commands = {
+        f"checkpoint inspect {case / 'run'} --verify": [
+            last / "pack-0.records",
+            last / "model.safetensors",
+        ],
+        f"checkpoint inspect {case / 'tables'} --verify": [case / "tables" / "tables" / "a.safetensors"],
+        f"checkpoint inspect {case / 'model'} --verify": [case / "model" / "model.safetensors"],
+        f"describe {enc} --verify": [enc / "train-00001.shard", enc / "vocabulary-00001.values"],
+    }
+    for command, damaged in commands.items():
+        status, said = said_by(capsys, command)
+        assert (status, "checksums are right" in said.replace("  ", " ")) == (0, True)
+        for path in damaged:
+            content = bytearray(path.read_bytes())
+            content[-70] ^= 1
+            path.write_bytes(content)
+        status, said = said_by(capsys, command)
+        assert status == 1
+        named = [line.split(":")[0].split(" ")[0] for line in said.splitlines()]
+        assert sorted(named) == sorted(map(str, damaged))
+        assert all("damaged" in line for line in said.splitlines())
+
+
+def said_by(capsys, command):
+    try:
+        cli.main(command.split())
+    except SystemExit as exited:
+        return exited.code or 0, capsys.readouterr().out
+    return 0, capsys.readouterr().out
+
+
+def test_training_compares_every_byte_of_its_data_in_the_first_epoch(runs, tmp_path):
+    case = shutil.copytree(runs, tmp_path / "case")
+    path = case / "enc" / "train-00002.shard"
+    content = bytearray(path.read_bytes())
+    content[-70] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"train-00002.shard: section '.*' is damaged \(crc32"):
+        train(EncodedData.open(case / "enc"), CONFIG, case / "again")
