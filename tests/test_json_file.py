@@ -53,7 +53,7 @@ def test_every_changed_digit_is_noticed(tmp_path):
         if letter.isdigit():
             for other in "0123456789".replace(letter, ""):
                 changed = text[:place] + other + text[place + 1 :]
-                with pytest.raises(ValueError, match=r"m\.json (is damaged: .*; bring|has format)"):
+                with pytest.raises(ValueError, match=r"m\.json (is damaged: .*; bring|has form)"):
                     read(tmp_path, changed.encode())
 
 
@@ -68,7 +68,7 @@ def test_only_an_earlier_version_may_have_no_checksum(tmp_path):
     with pytest.raises(ValueError, match=r"wrong \(if you have edited it, delete its `format`"):
         read(tmp_path, {**EDITED.sign(FIELDS), "step": 8}, EDITED)
     for version in (1, 4, "3", True, None):
-        with pytest.raises(ValueError, match=r"has format .*, this hotrows reads 2 to 3; use"):
+        with pytest.raises(ValueError, match=r"has format version .*, this hotrows reads 2 to 3; use"):
             read(tmp_path, {**FIELDS, "format": version})
 
 

@@ -33,7 +33,7 @@ HOT_COLD = ("scheduled", "sequential")
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
 SHARDINGS = ("auto", *sharding.KINDS)
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
-_JSON = JsonFile("correct it, or bring it back from a copy")
+_JSON = JsonFile("correct it, or bring it back from a copy", problem="cannot be read")
 
 
 @dataclass(frozen=True)
@@ -185,8 +185,8 @@ class TrainConfig:
     )
     linear_paths: str = setting(
         "auto",
-        "Matrix products on the paths measured to be fastest, or plain PyTorch, with equal bits in "
-        "every run; auto: measured where the run is long enough to gain from it",
+        "Matrix products on the paths that were fastest when first measured on this machine, or plain "
+        "PyTorch; auto: measured where the run is long enough to gain from it",
         choices=LINEAR_PATHS,
         changes="rounding",
         resumable=False,

@@ -34,7 +34,7 @@ class JsonFile:
     remedy: for a damaged file; other: for one of another version.
     version: the field with the version; newest: the version that is written; signed: the first one that
     has a checksum; oldest: the first one that is read, 0 being that of files without the field.
-    edited: whether people may change it; they then delete its version, if that is 0 without the field.
+    problem: what is said of a file that makes no sense.
     """
 
     remedy: str
@@ -43,6 +43,7 @@ class JsonFile:
     newest: int = 1
     signed: int = 1
     oldest: int = 0
+    problem: str = "is damaged"
 
     def sign(self, fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fields with the newest version and their checksum, for `write_json`."""
@@ -60,7 +61,7 @@ class JsonFile:
         if type(version) is not int or not self.oldest <= version <= self.newest:
             versions = self.newest if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
             raise ValueError(
-                f"{path} has {self.version} {shown(version)}, this hotrows reads {versions}; {self.other}"
+                f"{path} has format version {shown(version)}, this hotrows reads {versions}; {self.other}"
             )
         with self.naming(path):
             expected = fields.pop(_SUM, None)
@@ -78,9 +79,9 @@ class JsonFile:
         try:
             yield
         except ValueError as error:
-            raise ValueError(f"{path} is damaged: {error}; {self.remedy}") from None
+            raise ValueError(f"{path} {self.problem}: {error}; {self.remedy}") from None
         except RecursionError:
-            raise ValueError(f"{path} is damaged: it is nested too deeply; {self.remedy}") from None
+            raise ValueError(f"{path} {self.problem}: it is nested too deeply; {self.remedy}") from None
 
 
 def parse(text: str | bytes) -> Any:

@@ -38,7 +38,7 @@ FIRST_UNKNOWN = 2
 DENSE_TRANSFORMS = ("log", "standard", "none", "missing")
 TIME_TRANSFORMS = ("hour", "weekday", "weekend", "day")
 SPARSE_TRANSFORMS = ("none", "log", "bucket", *TIME_TRANSFORMS)
-_JSON = JsonFile("correct it, or bring it back from a copy")
+_JSON = JsonFile("correct it, or bring it back from a copy", problem="cannot be read")
 
 
 @dataclass(frozen=True)

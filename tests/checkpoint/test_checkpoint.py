@@ -178,7 +178,9 @@ def test_a_missing_file_is_noticed(run):
 def test_a_damaged_manifest_is_noticed(run, text):
     folder = saved(run)
     (folder / "manifest.json").write_text(text)
-    with pytest.raises(ValueError, match=r"manifest.json (is damaged: exp|is damaged: Exp|has format 0)"):
+    with pytest.raises(
+        ValueError, match=r"manifest.json (is damaged: exp|is damaged: Exp|has format version 0)"
+    ):
         checkpoint.load(folder, embedding(), model())
 
 
@@ -219,7 +221,7 @@ def test_a_table_may_be_in_any_pieces_that_cover_it_once(run):
     [
         (lambda c: halved(c, (0, 24)), "two of its pieces of table 'A' hold the same ids"),
         (lambda c: halved(c, (0, 26)), "a piece of table 'A' has other ids or col"),
-        (lambda c: c["pieces"].remove(pieces_of(c, "A")[0]), "its pieces are 1,600 of the 3,200"),
+        (lambda c: c["pieces"].remove(pieces_of(c, "A")[0]), "table 'B' does not fit into pack-0"),
         (lambda c: c["pieces"].append(pieces_of(c, "B")[0]), "table 'B' does not fit into pack-0"),
         (lambda c: pieces_of(c, "B")[0].update(offset=1632), "table 'B' does not fit into pack-0"),
         (lambda c: pieces_of(c, "B")[0].update(num_ids=49), "its pieces are 3,168 of the 3,200 bytes"),
@@ -274,7 +276,7 @@ def test_a_later_format_is_refused(run):
     content = json.loads((folder / "manifest.json").read_text())
     (folder / "manifest.json").write_text(json.dumps({**content, "format": 4}))
     with pytest.raises(
-        ValueError, match="has format 4, this hotrows reads 2 to 3; load it with the version"
+        ValueError, match="has format version 4, this hotrows reads 2 to 3; load it with the version"
     ):
         checkpoint.load(folder, embedding(), model())
 

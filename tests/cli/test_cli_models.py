@@ -2,13 +2,15 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
 from hotrows import data
-from hotrows.train import pictures
+from hotrows.train import Trainer, load_run, pictures
+from hotrows.train.export import export
 from tests.support.clicks import SCHEMA, table
 
 QUICK = ["--steps", 4, "--linear-paths", "plain", "--option", "dim=4"]
@@ -69,7 +71,75 @@ def test_a_model_of_ones_own_is_named_by_its_file_from_anywhere(hotrows, folder,
     assert "runs/mine-1" in hotrows("train", "enc", *own).out
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    assert hotrows("eval", "../runs/mine-1").code == 0
+    assert hotrows("eval", "../runs/mine-1", "--model", "../mine.py:Mine").code == 0
+    assert hotrows("eval", "../runs/mine-1", "--trust").code == 0
+
+
+@pytest.fixture
+def foreign(hotrows, tmp_path):
+    """A run whose model's file writes `ran` when it is run, and the name of the model."""
+    file = tmp_path / "foreign.py"
+    harmless = "from hotrows.models import DNN\n\n\nclass Foreign(DNN):\n    pass\n"
+    file.write_text(harmless)
+    own = ["--model", f"{file}:Foreign", "--option", "hidden=[8]", *QUICK]
+    assert hotrows("train", "enc", *own, "--run", tmp_path / "run").code == 0
+    file.write_text(f"{harmless}\n\nopen({str(tmp_path / 'ran')!r}, 'w').close()\n")
+    return f"{file}:Foreign"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "eval {0}/run",
+        "predict {0}/run rows.parquet",
+        "export {0}/run --out {0}/out",
+        "train enc --run {0}/run --resume --steps 6",
+        "train enc --from {0}/run --run {0}/new --steps 2",
+        "train enc --config {0}/run/config.json --run {0}/new",
+    ],
+)
+def test_code_that_a_folder_names_runs_only_where_it_is_asked_for(hotrows, foreign, tmp_path, command):
+    words = command.format(tmp_path).split()
+    told = hotrows(*words)
+    assert told.code == 1 and not (tmp_path / "ran").exists()
+    assert told.err == (
+        f"hotrows: {tmp_path}/run/config.json names a model that is code, {foreign}, which runs only "
+        f"where it is asked for: name it again (--model {foreign}, or model=), or trust the file "
+        f"(--trust, or trust=True)\n"
+    )
+    assert hotrows(*words, *(["--trust"] if "eval" in words else ["--model", foreign])).code == 0
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_module_that_a_folder_names_is_not_imported(hotrows, foreign, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = tmp_path / "run" / "config.json"
+    config.write_text(config.read_text().replace(foreign, "foreign:Foreign"))
+    told = hotrows("eval", "run")
+    assert told.code == 1 and "a model that is code, foreign:Foreign" in told.err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_in_python_a_run_names_its_code_or_trusts_it(foreign, tmp_path):
+    for function in (load_run, partial(export, out=tmp_path / "out")):
+        with pytest.raises(
+            ValueError, match=r"name it again .* or trust the file \(--trust, or trust=True\)"
+        ):
+            function(tmp_path / "run")
+    assert not (tmp_path / "ran").exists()
+    for asked in ({"model": foreign}, {"trust": True}):
+        assert type(load_run(tmp_path / "run", **asked).model).__name__ == "Foreign"
+    assert (tmp_path / "ran").exists()
+
+
+def test_ctrl_c_says_how_a_model_of_ones_own_goes_on(hotrows, foreign, tmp_path, monkeypatch):
+    def interrupted(trainer):
+        raise KeyboardInterrupt("stopped")
+
+    monkeypatch.setattr(Trainer, "fit", interrupted)
+    told = hotrows("train", "enc", "--model", foreign, "--run", tmp_path / "new")
+    assert told.code == 130 and f"--resume --model {foreign}" in told.err
 
 
 @pytest.mark.parametrize(

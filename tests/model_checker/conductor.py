@@ -39,7 +39,7 @@ class Conductor:
         self.changed = threading.Condition()
         self.runners: dict[int, ReplayedRunner] = {}
         self.error: str | None = None
-        self._at = 0
+        self.num_crashes = self._at = 0
 
     def add(self, rank: int, runner: ReplayedRunner) -> None:
         self.runners[rank] = runner
@@ -78,11 +78,30 @@ class Conductor:
         if self._crashes():
             raise Crash
 
-    def advance(self, check: bool = True) -> None:
+    def wait_for_start(self) -> None:
+        """Waits until training has begun again after a crash."""
+
+        def has_begun() -> bool:
+            kinds = [event.kind for event in self.walk.events[: self._at]]
+            return next(kind for kind in reversed(kinds) if kind in ("crash", "start")) == "start"
+
+        with self.changed:
+            if not self.changed.wait_for(lambda: self._is_over() or has_begun(), PATIENCE):
+                self.fail(f"training does not begin again, and the model is at {self.next}")
+            if not has_begun():
+                self.raise_if_over()
+
+    def crashed(self) -> None:
+        """Goes on after a crash, once all threads have ended."""
+        self.runners.clear()
+        self.num_crashes += 1
+        self.advance()
+
+    def advance(self) -> None:
         """Notes that the next event has happened."""
         with self.changed:
             self._at += 1
-            if check and self.error is None:
+            if self.error is None:
                 self._compare()
             self._end_runners_if_over()
             self.changed.notify_all()
@@ -152,12 +171,7 @@ class ReplayedRunner(Overlapped):
             if s == 0 and self._done[0] == self._num_batches:
                 return s  # finds that there is no further batch
             batch, begins = self._done[s] + self._conductor.first, f"{_name(self.stages[s])}-begins"
-            event = self._conductor.next
-            if event is not None and (event.rank, event.kind, event.number) == (
-                self._rank,
-                begins,
-                batch,
-            ):
+            if self._conductor.next == Event(begins, self._rank, batch, 0):
                 return s
         return None
 
@@ -201,7 +215,7 @@ class ReplayedRunner(Overlapped):
             return
         self._busy.discard(stage.lane)
         if error is not None:
-            if not isinstance(error, Crash):
+            if not isinstance(error, (Crash, threading.BrokenBarrierError)):
                 self._conductor.fail(f"{stage.name} {work.number} failed: {error!r}")
         else:
             self._conductor.advance()

@@ -6,8 +6,10 @@ training on tables in memory.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +31,23 @@ FEATURE, DIM = "item", 4
 
 def replay(case: Case, walk: Walk, folder: Path, seed: int = 0) -> None:
     """Replays a walk; raises where any bit differs, or where code and model allow different orders."""
-    conductor = Conductor(walk, case.num_ranks)
-    if case.num_ranks == 1:
-        _Training(case, conductor, OneRank(), folder, seed).run()
-    else:
-        assert not case.crashes and not case.in_file, "ranks are replayed in memory, without crashes"
-        run_ranks(lambda ranks: _Training(case, conductor, ranks, folder, seed).run(), case.num_ranks)
+    conductor, saved = Conductor(walk, case.num_ranks), Saved(case.keep_last)
+    serial = _on_ranks(case, lambda ranks: Serial(case, ranks))
+
+    def train(ranks: Any) -> None:
+        _Training(case, conductor, ranks, serial[ranks.rank], saved, folder, seed).run()
+
+    while True:  # from crash to crash
+        try:
+            _on_ranks(case, train)
+            break
+        except Crash:
+            conductor.crashed()
     assert conductor.next is None, f"the walk goes on with {conductor.next}"
+
+
+def _on_ranks(case: Case, work: Callable[[Any], Any]) -> list[Any]:
+    return [work(OneRank())] if case.num_ranks == 1 else run_ranks(work, case.num_ranks)
 
 
 class Serial:
@@ -54,38 +66,70 @@ class Serial:
             self.records.append(_records(embedding))
 
 
-class _Training:
-    """A training behind a cache on one rank, whose every step is an event of the walk."""
+@dataclass(frozen=True)
+class Checkpoint:
+    """By rank, the generations of its file store, or its rows in memory."""
 
-    def __init__(self, case: Case, conductor: Conductor, ranks: Any, folder: Path, seed: int) -> None:
+    step: int
+    generations: dict[int, list[int]] = field(default_factory=dict)
+    rows: dict[int, list[Tensor]] = field(default_factory=dict)
+
+
+class Saved:
+    """What is left of a run after a crash: the checkpoints that it points at (`checkpoint.pointer`).
+
+    next: the one that ranks write at present.
+    """
+
+    def __init__(self, keep_last: int) -> None:
+        self.checkpoints: list[Checkpoint] = []
+        self._keep_last, self._best = keep_last, 0  # a step
+        self._next = Checkpoint(0)
+
+    def next(self, step: int) -> Checkpoint:
+        if self._next.step != step:
+            self._next = Checkpoint(step)
+        return self._next
+
+    def publish(self, is_best: bool) -> None:
+        """Points at the next checkpoint too, at the last ones, and at the best."""
+        earlier, first = self.checkpoints, len(self.checkpoints) - self._keep_last + 1
+        if is_best or not earlier:
+            self._best = self._next.step
+        kept = [c for i, c in enumerate(earlier) if i >= first or c.step == self._best]
+        self.checkpoints, self._next = [*kept, self._next], Checkpoint(0)
+
+    def generations(self, rank: int) -> list[list[int]]:
+        return [checkpoint.generations[rank] for checkpoint in self.checkpoints]
+
+
+class _Training:
+    """A training behind a cache on one rank up to a crash, whose every step is an event of the walk."""
+
+    def __init__(
+        self, case: Case, conductor: Conductor, ranks: Any, serial: Serial, saved: Saved, folder: Path,
+        seed: int,
+    ) -> None:  # fmt: skip
         self._case, self._conductor, self._ranks, self._folder = case, conductor, ranks, folder
-        self._serial = Serial(case, ranks)
-        self._seed = seed
-        self._kept: list[tuple[int, list[int], list[Tensor]]] = []  # step, generations, rows in memory
-        self._best = 0
+        self._serial, self._saved, self._seed = serial, saved, seed
 
     def run(self) -> None:
-        is_first = True
-        while True:
-            try:
-                self._begin(is_first)
-                self._train()
-            except Crash:
-                self._end()
-                self._conductor.runners.clear()
-                self._conductor.advance(check=False)
-                is_first = False
-                continue
-            except BaseException as error:
-                self._conductor.fail(repr(error))
-                self._end()
-                raise
+        try:
+            self._begin()
+            self._train()
+        except (Crash, threading.BrokenBarrierError):
+            if self._ranks.num_ranks > 1:  # another one may wait for this rank
+                self._ranks._meeting.break_up()
+            raise
+        except BaseException as error:
+            self._conductor.fail(repr(error))
+            raise
+        finally:
             self._end()
-            return
 
     # ---- beginning and end
 
-    def _begin(self, is_first: bool) -> None:
+    def _begin(self) -> None:
         """Makes the tables; after a crash, goes back to the last checkpoint."""
         self._runner: ReplayedRunner | None = None
         self._embedding = Embedding(
@@ -99,7 +143,7 @@ class _Training:
             self._group.slots = self._case.slot_map()
         for store in self._cached_tables.files:
             GatedMerging(store, self._conductor, self._rank)
-        start = 0 if is_first else self._restart()
+        start = self._restart() if self._conductor.num_crashes else 0
         if self._case.warm:
             self._cached_tables.warm()
         self._start(start)
@@ -121,19 +165,23 @@ class _Training:
 
     def _restart(self) -> int:
         """Brings rows back to the last checkpoint, if any; returns its step."""
-        step, generations, rows = self._kept[-1] if self._kept else (0, [], self._serial.records[0])
+        last = self._saved.checkpoints[-1] if self._saved.checkpoints else Checkpoint(0)
         for store in self._cached_tables.files:
-            self._go_back(store, generations[0] if generations else None)
+            self._go_back(store, last.generations[self._rank][0] if last.step else None)
         if self._case.in_file:
-            kept = [generations for _, generations, _ in self._kept]
-            self._conductor.do(self._rank, "retain", lambda: self._cached_tables.retain(kept))
-        else:
-            for store, records in zip(self._embedding.stores, rows, strict=True):
+            self._retain()
+        elif last.step:
+            for store, records in zip(self._embedding.stores, last.rows[self._rank], strict=True):
                 store.records.copy_(records)
-        event = self._conductor.wait(0, "start")
-        assert event.number == step
-        self._conductor.advance(check=False)
-        return step
+        if self._rank == 0:
+            self._conductor.do(0, "start")
+        else:
+            self._conductor.wait_for_start()
+        return last.step
+
+    def _retain(self) -> None:
+        generations = self._saved.generations(self._rank)
+        self._conductor.do(self._rank, "retain", lambda: self._cached_tables.retain(generations))
 
     def _go_back(self, store: Any, generation: int | None) -> None:
         """Restores a file store; a crash may come before and after each write of store.json."""
@@ -243,32 +291,25 @@ class _Training:
         self._check(self._group.cache.read(torch.arange(self._group.group.rows)), step)
 
     def _save(self, step: int, is_best: bool) -> None:
-        conductor, rank, cached_tables = self._conductor, self._rank, self._cached_tables
-        conductor.do(rank, "flush", cached_tables.flush)
-        generations: list[int] = []
+        conductor, rank = self._conductor, self._rank
+        conductor.do(rank, "flush", lambda: self._flush(step))
         if self._case.in_file:
-            (store,) = cached_tables.files
-            conductor.do(rank, "close-log", lambda: generations.append(store.checkpoint()))
-        rows = [store.records.clone() for store in self._embedding.stores]
+            conductor.do(rank, "close-log", lambda: self._close_log(step))
+        if rank == 0:
+            conductor.do(0, "publish", lambda: self._saved.publish(is_best))
+        if self._case.in_file:
+            conductor.wait(rank, "retain")  # which comes after it is published
+            self._retain()
+
+    def _flush(self, step: int) -> None:
+        self._cached_tables.flush()
+        rows = self._saved.next(step).rows[self._rank] = _records(self._embedding)
         if rows:
             self._check(torch.cat(rows, 1), step)
-        if rank == 0:
-            conductor.do(0, "publish", lambda: self._publish(step, generations, rows, is_best))
-        if self._case.in_file:
-            kept = [generations for _, generations, _ in self._kept]
-            conductor.do(rank, "retain", lambda: cached_tables.retain(kept))
 
-    def _publish(self, step: int, generations: list[int], rows: list[Tensor], is_best: bool) -> None:
-        """What `checkpoint.pointer` does with names."""
-        recent = len(self._kept) - (self._case.keep_last - 1)
-        is_best = is_best or not self._kept
-        kept = [
-            (i, checkpoint) for i, checkpoint in enumerate(self._kept)
-            if i >= recent or (not is_best and i == self._best)
-        ]  # fmt: skip
-        places = [i for i, _ in kept]
-        self._best = len(kept) if is_best else places.index(self._best)
-        self._kept = [*(checkpoint for _, checkpoint in kept), (step, generations, rows)]
+    def _close_log(self, step: int) -> None:
+        (store,) = self._cached_tables.files
+        self._saved.next(step).generations[self._rank] = [store.checkpoint()]
 
     def _check(self, records: Tensor, step: int) -> None:
         expected = torch.cat(self._serial.records[step], 1)

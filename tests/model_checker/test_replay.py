@@ -16,7 +16,7 @@ from tests.model_checker.explorer import Walk, explore, walk
 from tests.model_checker.replay import replay
 from tests.model_checker.rules import RULES, memory
 
-WALKS = {"memory": 160, "file": 70, "ranks": 50}
+WALKS = {"memory": 150, "file": 50, "ranks": 35, "ranks file": 20}
 KINDS = [
     "plan-begins", "collect-begins", "collect-ends", "insert-begins", "insert-ends", "train-begins",
     "train-ends", "write-begins", "write-ends", "merge-row",
@@ -42,12 +42,12 @@ def test_the_code_does_what_the_model_does(family, tmp_path, unsynced):
     crashes = 0
     for seed in range(WALKS[family]):
         case = random_case(family, seed)
-        if family == "ranks":
-            case = replace(case, crashes=0, warm=())
+        if case.num_ranks > 1:
+            case = replace(case, warm=())  # of which a rank has its own ids
         steps = some_walk(case, seed)
         crashes += any(event.kind == "crash" for event in steps.events)
         replay(case, steps, tmp_path / str(seed), seed)
-    assert family == "ranks" or crashes > WALKS[family] // 10
+    assert crashes > WALKS[family] // 10
 
 
 # ---- rules taken out of the code

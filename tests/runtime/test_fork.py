@@ -1,4 +1,4 @@
-"""After a fork: the child computes what its parent would, and neither waits for threads that it has not."""
+"""After a fork: a child computes what its parent would, and neither waits for threads that are gone."""
 
 import contextlib
 import os

@@ -3,6 +3,7 @@
 import json
 import logging
 import multiprocessing
+from pathlib import Path
 
 import pytest
 import torch
@@ -77,13 +78,20 @@ def test_a_damaged_file_counts_as_none_and_is_replaced(cache, damage):
     assert Measurement("machine", {}).read() == "after" and json.loads(file.read_text())
 
 
-def test_where_nothing_can_be_kept_runs_measure_and_are_told_once(tmp_path, caplog):
+def test_where_nothing_can_be_kept_runs_measure_and_are_told_once(tmp_path, caplog, monkeypatch):
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
     measurements._warn_once.cache_clear()
     (tmp_path / "cache").write_text("a file where the folder should be")
     for name in ("machine", "linear paths"):
         assert Measurement(name, {}).read() is None
         assert Measurement(name, {}).write((1, 2)) == [1, 2]
-    (said,) = caplog.messages
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert Measurement("machine", {}).read() is None and Measurement("machine", {}).write(1) == 1
+    said, of_home = caplog.messages
+    assert "there is no home for a cache folder" in of_home
     assert "cannot be kept" in said and "XDG_CACHE_HOME" in said
 
 

@@ -604,8 +604,9 @@ def test_damage_is_found_and_named(store):
     text = description.read_text()
     for other, message in [
         (text[:-5], "is damaged"),
-        ("[]", "is not the description of a hotrows file store"),
-        (text.replace('"format": 1', '"format": 9'), "says format 9, but 1 was asked for"),
+        ("[]", "is damaged: expected a JSON object"),
+        ('{"format": 1, "kind": "x"}', "is not the description of a hotrows file store"),
+        (text.replace('"format": 2', '"format": 9'), "has format version 9, this hotrows reads 1 to 2"),
         (text.replace('"merged"', '"mangled"'), "is damaged"),
     ]:
         description.write_text(other)

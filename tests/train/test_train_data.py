@@ -172,7 +172,7 @@ def test_several_labels_are_learned_together(encoded, tmp_path):
     assert min(click.auc, buy.auc, click.gauc) > 0.55
     assert result.test.auc == pytest.approx((click.auc + buy.auc) / 2)
     assert buy.samples < click.samples == encoded.parts["test"].rows
-    predictor = load_run(tmp_path / "run")
+    predictor = load_run(tmp_path / "run", trust=True)
     rows = next(predictor.predict(data.Loader(encoded.parts["test"], 50, shuffle=False).batches(0)))
     assert rows.shape == (50, 2) and predictor.labels == ("click", "buy")
     again = Metrics.from_json(json.loads(json.dumps(result.test.to_json())))
@@ -221,7 +221,7 @@ def test_a_model_of_ones_own_is_found_by_its_file(encoded, tmp_path):
     mine = f"{tmp_path / 'mine.py'}:Mine"
     config = dataclasses.replace(CONFIG, model=mine, model_options={"hidden": [8]}, steps=5)
     train(encoded, config, tmp_path / "run")
-    assert type(load_run(tmp_path / "run").model).__name__ == "Mine"
+    assert type(load_run(tmp_path / "run", model=mine).model).__name__ == "Mine"
     for name, message in (
         (f"{tmp_path / 'mine.py'}:not_a_model", "has no class 'not_a_model' made of"),
         (f"{tmp_path / 'his.py'}:Mine", "there is no file .*his.py"),

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     session = SimpleNamespace(debug=False)
     try:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning
+            warnings.showwarning = _show_warning  # type: ignore[assignment]
             cli.main(arguments, prog_name="hotrows", standalone_mode=False, obj=session)
     except click.ClickException as error:
         error.show()

@@ -47,7 +47,7 @@ def inspect_command(place: Path, which: str, verify: bool, as_json: bool) -> Non
     folder = _folder(place, which)
     if verify:
         if damaged := checkpoint.problems(folder):
-            click.echo(json.dumps({"damaged": damaged}, indent=2) if as_json else "\n".join(damaged))
+            click.echo("\n".join(damaged), err=True)
             sys.exit(1)
         if not (folder / "manifest.json").exists():
             click.echo(f"{folder}: checksums are right")

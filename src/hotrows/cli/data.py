@@ -155,7 +155,7 @@ def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool
     """
     encoded = data.EncodedData.open(folder)
     if damaged := list(encoded.problems(sections=verify)):
-        click.echo("\n".join(damaged))
+        click.echo("\n".join(damaged), err=True)
         sys.exit(1)
     description = describe(encoded, dim)
     drawn = pictures.draw_skew(description, picture or folder / "skew.png")

@@ -153,6 +153,11 @@ def _check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
     return value
 
 
+def trust_option() -> Callable:
+    """Returns the option that lets a file decide which code runs."""
+    return click.option("--trust", is_flag=True, help="Run the code that the run, or --config, names.")
+
+
 def with_options(*options: Callable) -> Callable:
     """Decorates a command with options, which its help lists in this order."""
 
@@ -162,6 +167,14 @@ def with_options(*options: Callable) -> Callable:
         return command
 
     return decorate
+
+
+run_options = with_options(
+    click.argument("run", type=FOLDER),
+    click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best"),
+    click.option("--model", type=MODEL, help="The model of the run, where it is your own."),
+    trust_option(),
+)
 
 
 class _CommandWithExamples(click.Command):

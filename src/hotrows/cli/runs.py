@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from hotrows.cli.options import FILE, FOLDER, bar, command
+from hotrows.cli.options import FILE, FOLDER, bar, command, run_options
 from hotrows.data import ValueRates
 from hotrows.metrics import Metrics
 from hotrows.runtime.atomic_files import replaced
@@ -23,17 +23,16 @@ from hotrows.train.predictor import load_run
 
 
 @command("eval", "hotrows eval runs/a", "hotrows eval runs/a --part validation --checkpoint last --json")
-@click.argument("run", type=FOLDER)
+@run_options
 @click.option("--part", type=click.Choice(["train", "validation", "test"]), default="test")
-@click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best")
 @click.option("--data", "folder", type=FOLDER, help="The data, where it has moved.")
 @click.option("--json", "as_json", is_flag=True, help="Print all metrics as JSON.")
-def eval_command(run: Path, part: str, which: str, folder: Path | None, as_json: bool) -> None:
+def eval_command(run: Path, part: str, folder: Path | None, as_json: bool, **how: Any) -> None:
     """Measure a run on held-out data.
 
     Prints AUC, log loss and calibration of RUN, by default on the test part of its data.
     """
-    predictor = load_run(run, which)
+    predictor = load_run(run, **how)
     encoded = run_folder.open_data(run, folder)
     if (usual := run_folder.prepared_parts(run)) is not None:
         rates = ValueRates.of_parts([encoded.parts[part]], usual)
@@ -55,11 +54,10 @@ def eval_command(run: Path, part: str, which: str, folder: Path | None, as_json:
     "hotrows predict runs/a 's3://bucket/new/*.parquet' --out probabilities.txt",
     "zcat day_23.gz | head -1000 > some.txt && hotrows predict runs/a some.txt",
 )
-@click.argument("run", type=FOLDER)
+@run_options
 @click.argument("raw", nargs=-1, required=True)
 @click.option("--out", type=FILE, help="Standard output by default.")
-@click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best")
-def predict_command(run: Path, raw: tuple[str, ...], out: Path | None, which: str) -> None:
+def predict_command(run: Path, raw: tuple[str, ...], out: Path | None, **how: Any) -> None:
     """Predict the clicks of raw rows.
 
     Prints one probability a line for each row of RAW, in order; of a model with several labels one
@@ -70,7 +68,7 @@ def predict_command(run: Path, raw: tuple[str, ...], out: Path | None, which: st
     missing values, and values that training has not seen are read as unknown; how many there were, and
     where that is far from the training data, is said on standard error.
     """
-    predictor = load_run(run, which)
+    predictor = load_run(run, **how)
     batches = run_folder.open_encoder(run).encode(raw)
     with _lines_to(out) as write, bar() as progress:
         done = 0
@@ -84,17 +82,16 @@ def predict_command(run: Path, raw: tuple[str, ...], out: Path | None, which: st
 @command(
     "export", "hotrows export runs/a --out model", "hotrows export runs/a --out model --checkpoint last"
 )
-@click.argument("run", type=FOLDER)
+@run_options
 @click.option("--out", type=FOLDER, required=True, help="A new folder for the model.")
-@click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best")
-def export_command(run: Path, out: Path, which: str) -> None:
+def export_command(run: Path, out: Path, **how: Any) -> None:
     """Write a trained model as plain files.
 
     Safetensors and JSON that PyTorch reads without hotrows: the dense part of RUN, and a file of
     weights for each of its tables.
     """
     with bar() as progress:
-        export(run, out, which, progress=progress)
+        export(run, out, progress=progress, **how)
     files = list((out / "tables").iterdir())
     size = format_bytes(sum(file.stat().st_size for file in files))
     click.echo(f"{out}: model.safetensors and {len(files):,} tables, {size}")

@@ -11,8 +11,17 @@ from typing import Any
 
 import click
 
-from hotrows import data, optim
-from hotrows.cli.options import FILE, FOLDER, bar, command, name_and_value, setting_option, with_options
+from hotrows import data, models, optim
+from hotrows.cli.options import (
+    FILE,
+    FOLDER,
+    bar,
+    command,
+    name_and_value,
+    setting_option,
+    trust_option,
+    with_options,
+)
 from hotrows.cli.runs import print_metrics
 from hotrows.config import SETTINGS, TrainConfig
 from hotrows.datasets import schemas
@@ -91,12 +100,18 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     help="Settings to begin with, as tune writes them; options take precedence.",
 )
 @click.option("--resume", is_flag=True, help="Resume the run in --run, with its settings.")
+@trust_option()
 @click.option(
     "--trace", type=FILE, help="Write the times of every stage here, for Perfetto, and a picture."
 )
 @setting_options()
 def train_command(
-    run: Path | None, config_file: Path | None, resume: bool, trace: Path | None, **options: Any
+    run: Path | None,
+    config_file: Path | None,
+    resume: bool,
+    trust: bool,
+    trace: Path | None,
+    **options: Any,
 ) -> None:
     """Train a model on prepared data.
 
@@ -113,10 +128,10 @@ def train_command(
         raise click.UsageError("--resume needs the run to go on with: --run FOLDER")
     if resume and config_file is not None:
         raise click.UsageError("--resume goes on with the run's own settings: leave out --config")
-    written = None if config_file is None else read_config(config_file)
     exists = run is not None and (run / "config.json").exists()
     resume = resume or (exists and process_group.restarted())
-    config = _first_config(run if resume and exists else None, written, options["start_from"])
+    config, read = _first_config(run if resume and exists else None, config_file, options["start_from"])
+    options["model"] = models.confirmed(config.model, read, options["model"], trust)
     if options["start_from"] is not None:
         options["start_from"] = str(options["start_from"].resolve())
     config = config_with(config, options)
@@ -134,7 +149,8 @@ def train_command(
                 _print_reasons(trainer.steps.placing.reasons, run)
             result = trainer.fit()
     except KeyboardInterrupt as stopped:
-        again = f"{_command_line(**source)} --run {run} --resume"
+        own = f" --model {shlex.quote(config.model)}" if ":" in config.model else ""
+        again = f"{_command_line(**source)} --run {run} --resume{own}"
         raise KeyboardInterrupt(f"{stopped or 'interrupted'}; go on with: {again}") from None
     if ranks.rank == 0:
         _print_result(result, run)
@@ -168,20 +184,22 @@ def _pairs(texts: Sequence[str], option: str, such_as: str) -> dict[str, Any]:
 
 
 def _first_config(
-    resumed: Path | None, written: TrainConfig | None, start_from: Path | None
-) -> TrainConfig:
-    """The config that options change: of the resumed run, of --config, of --from, or the default.
+    resumed: Path | None, config_file: Path | None, start_from: Path | None
+) -> tuple[TrainConfig, Path]:
+    """The config that options change, and its file: of the resumed run, of --config, of --from, or the
+    default.
 
     Of a run to start from, its model and what its rows hold are taken.
     """
     if resumed is not None:
-        return run_folder.read_config(resumed)
-    if written is not None:
-        return written
+        return run_folder.read_config(resumed), resumed / "config.json"
+    if config_file is not None:
+        return read_config(config_file), config_file
     if start_from is None:
-        return TrainConfig()
+        return TrainConfig(), Path()
     earlier = run_folder.read_config(start_from)
-    return TrainConfig(**{name: getattr(earlier, name) for name in _OF_WHAT_IS_TRAINED})
+    taken = {name: getattr(earlier, name) for name in _OF_WHAT_IS_TRAINED}
+    return TrainConfig(**taken), start_from / "config.json"
 
 
 def read_config(path: Path) -> TrainConfig:

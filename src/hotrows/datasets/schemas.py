@@ -40,14 +40,7 @@ def load(name_or_path: str | Path) -> Schema:
         )
     if not path.is_file():
         raise ValueError(f"schema file {path} does not exist")
-    return _from_python(path) if path.suffix == ".py" else _from_json(path)
-
-
-def _from_json(path: Path) -> Schema:
-    try:
-        return Schema.load(path)
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"schema file {path} cannot be read: {error}; see docs/data.md") from error
+    return _from_python(path) if path.suffix == ".py" else Schema.load(path)
 
 
 def _from_python(path: Path) -> Schema:

@@ -2,7 +2,8 @@
 
 A model says which tables it needs in `tables`; `Embedding(model.tables)` holds them, given the
 model's `sequences` and `crosses` where it has some. A model of your own is a `Model` too, named
-`module:Class` or `file.py:Class` where a run is to find it again.
+`module:Class` or `file.py:Class` where a run is to find it again: code, which no file alone makes run
+(`confirmed`).
 """
 
 from __future__ import annotations
@@ -75,6 +76,23 @@ def build(name: str, schema: Schema, /, **options) -> Model:
     if not model.tables:
         raise ValueError(f"{kind.__name__} sets no tables, so it reads no feature: set self.tables")
     return model
+
+
+def confirmed(read: str, source: Path, model: str | None, trust: bool) -> str:
+    """The name of the model to build where the file `source` names one; ValueError where that is code
+    that nobody asks for.
+
+    read: the name in the file; model: the one that the caller gives, and is taken; trust: whether the
+    caller lets the file decide which code runs.
+    """
+    if model is not None:
+        return model
+    if ":" in read and not trust:
+        raise ValueError(
+            f"{source} names a model that is code, {read}, which runs only where it is asked for: name "
+            f"it again (--model {read}, or model=), or trust the file (--trust, or trust=True)"
+        )
+    return read
 
 
 def _own(name: str) -> type[Model]:

@@ -53,7 +53,7 @@ def choose_linear_paths(
 
 
 def kept_linear_paths(model: nn.Module, batch_size: int, dtype: torch.dtype) -> dict[str, str]:
-    """Returns what `choose_linear_paths` chose when it was first called here for layers of such shapes."""
+    """Returns what `choose_linear_paths` chose when this machine first measured layers of such shapes."""
     conditions = {
         "layers": sorted({(m.in_features, m.out_features) for m in _linears(model)}),
         "batch_size": min(batch_size, _MOST_SAMPLES),

@@ -49,11 +49,7 @@ class Measurement:
             text = self._path.read_text()
             day = time.strftime("%Y-%m-%d", time.localtime(self._path.stat().st_mtime))
             kept = json.loads(text)
-        except (
-            OSError,
-            RuntimeError,
-            ValueError,
-        ):  # absent, no home, unreadable, damaged; or nested deeply
+        except (OSError, ValueError, RecursionError):  # absent, unreadable or damaged
             return None
         if not isinstance(kept, dict) or kept.get("of") != self._key or "answer" not in kept:
             return None
@@ -61,7 +57,7 @@ class Measurement:
         return kept["answer"]
 
     def write(self, answer: Any) -> Any:
-        """Keeps the answer, unless another process has kept one meanwhile; returns the one that is kept."""
+        """Keeps the answer, unless another process has meanwhile kept one; returns what is kept."""
         text = json.dumps({"of": self._key, "answer": answer}, indent=2) + "\n"
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +69,7 @@ class Measurement:
                 self._path.unlink()
                 write_first(self._path, text)
             return json.loads(text)["answer"] if first is None else first
-        except (OSError, RuntimeError) as error:
+        except OSError as error:
             _warn_once(getattr(error, "strerror", None) or str(error))
             return json.loads(text)["answer"]
 
@@ -90,9 +86,14 @@ class Measurement:
 
 
 def folder() -> Path:
-    """Where measurements are kept; RuntimeError: the user has no home."""
+    """Where measurements are kept; OSError: the user has no home."""
     cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    return (cache if cache.is_absolute() else Path.home() / ".cache") / "hotrows" / "measurements"
+    if not cache.is_absolute():
+        try:
+            cache = Path.home() / ".cache"
+        except RuntimeError:
+            raise OSError("there is no home for a cache folder: set HOME or XDG_CACHE_HOME") from None
+    return cache / "hotrows" / "measurements"
 
 
 def forget() -> None:
@@ -117,7 +118,7 @@ def _machine() -> dict[str, Any]:
 @functools.cache
 def _warn_once(reason: str) -> None:
     log.warning(
-        "what is measured cannot be kept (%s): the next run measures anew, and may differ in rounding; set "
-        "XDG_CACHE_HOME to a folder that can be written, or train with linear_paths='plain'",
+        "what is measured cannot be kept (%s): the next run measures anew, and may differ in rounding; "
+        "set XDG_CACHE_HOME to a folder that can be written",
         reason,
     )

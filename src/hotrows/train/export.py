@@ -41,14 +41,17 @@ def export(
     out: Path | str,
     which: str = "best",
     *,
+    model: str | None = None,
+    trust: bool = False,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> Path:
     """Writes the model of a run's `best` or `last` checkpoint into the new folder `out`.
 
+    model, trust: of a model of one's own, see `load_run`.
     progress: called with "exporting", the rows written and the rows of all tables.
     """
     with new_folder(Path(out)) as folder:
-        predictor = load_run(run, which)
+        predictor = load_run(run, which, model=model, trust=trust)
         try:
             table_files = _write_tables(folder, predictor, progress)
         finally:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from hotrows import checkpoint, nn
+from hotrows import checkpoint, models, nn
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import Part
@@ -41,10 +41,19 @@ class Predictor(Recommender):
         return evaluate.evaluate(self, part, progress)
 
 
-def load_run(run: Path | str, which: str = "best") -> Predictor:
-    """The model of a run from its `best` or `last` checkpoint, ready to evaluate and predict."""
+def load_run(
+    run: Path | str, which: str = "best", *, model: str | None = None, trust: bool = False
+) -> Predictor:
+    """The model of a run from its `best` or `last` checkpoint, ready to evaluate and predict.
+
+    Of a run with a model of one's own, whose code would run, one of these is needed.
+    model: its name, as `file.py:Class`, which takes the place of the one in the run's folder.
+    trust: whether to run the code that the folder names.
+    """
     run = Path(run)
     config, data = run_folder.read_config(run), run_folder.read_data(run)
+    name = models.confirmed(config.model, run / "config.json", model, trust)
+    config = dataclasses.replace(config, model=name)
     folder = checkpoint.folder_of(run, which)
     predictor = Predictor(_for_reading(config), run_folder.read_schema(run), read_only=True)
     checkpoint.load(folder, predictor.embedding, predictor.model, data.fingerprint, read_only=True)

@@ -139,8 +139,8 @@ def write_manifest(
     extends: Sequence[str] = (),
 ) -> None:
     """Writes data.json. encoders: {"vocabularies": {name: {file, num_distinct}}, "statistics":
-    {feature: {mean, deviation}}, "encodes_raw": bool, "text_rule": int, where it encodes raw rows}; extends: fingerprints of the data whose
-    vocabularies have grown into these, the nearest first."""
+    {feature: {mean, deviation}}, "encodes_raw": bool, "text_rule": int, where it encodes raw rows};
+    extends: fingerprints of the data whose vocabularies have grown into these, the nearest first."""
     vocabularies = {
         name: {**stored, "header": header_checksum(folder / stored["file"])}
         for name, stored in encoders["vocabularies"].items()

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.data.stored.gather import Room
-from hotrows.data.stored.order import POOL_ROWS, Pool, Share, pools
+from hotrows.data.stored.order import Pool, Share, pools
 from hotrows.data.stored.rows import Rows, gathered
 from hotrows.data.stored.sections import check_once
 from hotrows.data.stored.shard_reader import check_rows, open_shard
@@ -102,13 +102,17 @@ class Part:
     def shuffled(self, share: Share, first_place: int, seed: int, epoch: int) -> Iterator[Rows]:
         """Yields the rows of a rank in a shuffled epoch, from place `first_place` on, one pool at a
         time; a pool is valid until the next one is requested."""
-        room, num_pools = Room(), -(-self.rows // POOL_ROWS)
-        for pool in pools(self.rows, seed, epoch, first_place):
-            first_shard = pool.number * len(self.shards) // num_pools
-            for index in range(first_shard, -(-(pool.number + 1) * len(self.shards) // num_pools)):
-                self._check(index)
+        room, all_pools = Room(), list(pools(self.rows, seed, epoch, first_place))
+        for pool in all_pools:
+            self._check_share(pool.number, all_pools[-1].number + 1)
             blocks = [piece for block in pool.blocks for piece in self.mapped(*block)]
             yield gathered(blocks, chosen(pool, share, first_place), room)
+
+    def _check_share(self, number: int, count: int) -> None:
+        """Checks the shards of one of `count` even shares of the part."""
+        first, end = (place * len(self.shards) for place in (number, number + 1))
+        for index in range(first // count, -(-end // count)):
+            self._check(index)
 
     def _check(self, index: int) -> Rows:
         """Maps the rows of a shard and compares all of it with its checksums, once in a process."""
