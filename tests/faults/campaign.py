@@ -91,7 +91,7 @@ class Campaign:
 
 
 def table(counts: dict[str, Counts]) -> str:
-    names = [name for name in asdict(Counts())]
+    names = list(asdict(Counts()))
     total = Counts()
     for of_kind in counts.values():
         total.add(of_kind)
@@ -103,7 +103,9 @@ def table(counts: dict[str, Counts]) -> str:
     ]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))])
+        "  ".join(
+            [row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]
+        )
         for row in rows
     )
 

@@ -49,7 +49,7 @@ class Trial:
         return Command(self.here, *words, **how).end()
 
     def finish(self, job: str, seed: int = 3) -> Ended:
-        """Starts a job until it is done; does once what a refusal asks for: to delete what is half done."""
+        """Starts a job until it is done; deletes what is half done where a refusal asks for it."""
         for _ in range(_TRIES):
             ended = self.command(job, seed).end()
             if ended.is_done:
@@ -68,10 +68,16 @@ class Trial:
         self.compare(self.finish(job, seed), job, run_of, seed)
         return "equal"
 
-    def compare(self, ended: Ended, job: str, run_of: str = "train in memory", seed: int = 3) -> None:
-        """Compares the result of a job that is done with that of the undisturbed one."""
+    def compare(
+        self, ended: Ended, job: str, run_of: str = "train in memory", seed: int = 3, log: bool = True
+    ) -> None:
+        """Compares the result of a job that is done with that of the undisturbed one; log: also the
+        evaluations that a training has noted."""
         result = ended.out if job == "eval" else self.world.result(job)
-        same(result, self.world.undisturbed(job, run_of, seed).result)
+        expected = self.world.undisturbed(job, run_of, seed).result
+        if not log:
+            result, expected = ({**whole, "log": None} for whole in (result, expected))
+        same(result, expected)
 
 
 def same(result: object, expected: object) -> None:

@@ -43,7 +43,7 @@ RANKS_TRAIN = "train in memory"  # on several ranks, too
 TIMEOUT = 20  # seconds after which a silent rank is given up
 _OF_A_RUN = ("eval", "predict", "export", "checkpoint merge", "checkpoint export")
 JOBS = (*TRAININGS, "prepare", "regroup", *_OF_A_RUN)
-DESCRIBE = ("describe", "data", "--json")
+DESCRIBE = ("describe", "data", "--json", "--verify")
 _NOT_COMPARED = ("samples_per_second", "seconds", "run", "time")
 
 
@@ -83,7 +83,8 @@ class World:
             return ["prepare", str(self.raw), "--schema", str(self.schema), *split, "--out", "out"]
         if job == "regroup":
             return ["regroup", str(self.data), "--fast-memory", "1KiB", "--out", "out", "--force"]
-        more = {"predict": [str(self.raw), "--out", "out"], "export": ["--out", "out"], "eval": ["--json"]}
+        out = ["--out", "out"]
+        more = {"predict": [str(self.raw), *out], "export": out, "eval": ["--json"]}
         return [*job.split(), "run", *more.get(job, ["out"])]
 
     @functools.cached_property

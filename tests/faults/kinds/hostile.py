@@ -1,4 +1,4 @@
-"""Folders that hold what nobody expects: foreign files, links, folders for files, what may not be read."""
+"""Folders that hold what nobody expects: foreign files, links, folders for files, unreadable ones."""
 
 from __future__ import annotations
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.faults import cases, jobs, network, torchruns
 from tests.faults.commands import Failed, computed
 from tests.faults.inject import OF_RANK_0, STAGES, Fault
@@ -10,7 +12,7 @@ from tests.faults.trials import Trial
 _OF_CHECKPOINTS = {"snapshot", "writing", "written", *OF_RANK_0}
 _EACH = {
     "kill": cases.a_rank_is_killed, "raise": cases.a_rank_raises, "stop": cases.a_rank_hangs,
-    "lag": cases.a_rank_lags, "full": cases.a_disk_is_full,
+    "lag": cases.a_rank_lags, "full": cases.a_disk_is_full, "fill": cases.a_disk_is_full,
 }  # fmt: skip
 _COMMON = ("planning", "planned", "rows", "forward", "backward", "gradients", "update")
 
@@ -18,20 +20,27 @@ _COMMON = ("planning", "planned", "rows", "forward", "backward", "gradients", "u
 def stages(trial: Trial) -> str:
     """One rank of two, or of four, is struck in one of its stages."""
     choose = trial.choose
-    kind = choose.choices(list(_EACH), [6, 2, 1, 1, 1])[0]
+    kind = choose.choices(list(_EACH), [6, 2, 1, 1, 1, 1])[0]
     num_ranks = choose.choices([2, 4], [4, 1])[0]
     fault = _fault(choose, kind, num_ranks)
     trial.struck(f"{num_ranks} ranks: {fault}")
+    if kind == "fill":
+        with cases.small_disk(trial.here) as disk:
+            fault = replace(fault, path=str(disk / "ballast"))
+            _claim(_EACH[kind], _data(trial), disk / "run", num_ranks, fault)
+        return "equal"
     _claim(_EACH[kind], _data(trial), trial.here / "run", num_ranks, fault)
     return "equal"
 
 
 def _fault(choose, kind: str, num_ranks: int) -> Fault:
-    if kind == "full":
-        return Fault("full", "writing", choose.randrange(num_ranks), choose.randint(1, 4))
+    if kind in ("full", "fill"):
+        return Fault(kind, "writing", choose.randrange(num_ranks), choose.randint(1, 4))
     stage = choose.choice(list(STAGES) if kind == "kill" else _COMMON)
     rank = 0 if stage in OF_RANK_0 else choose.randrange(num_ranks)
-    most = {"start": 1, "evaluation": 3, "half written": 8}.get(stage, 3 if stage in _OF_CHECKPOINTS else 12)
+    most = {"start": 1, "evaluation": 3, "half written": 8}.get(
+        stage, 3 if stage in _OF_CHECKPOINTS else 12
+    )
     return Fault(kind, stage, rank, choose.randint(1, most))
 
 

@@ -89,7 +89,9 @@ def memory_of_a_group(trial: Trial) -> str:
     trial.world.undisturbed(job, run_of)
     trial.world.begin(job, run_of)
     with _group(most) as group:
-        ended = trial.command(job, before=lambda: (group / "cgroup.procs").write_text(f"{os.getpid()}")).end()
+        ended = trial.command(
+            job, before=lambda: (group / "cgroup.procs").write_text(f"{os.getpid()}")
+        ).end()
     if ended.is_killed or not ended.is_done:
         trial.struck(ended)
     return trial.finish_and_compare(job, run_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+
 from tests.faults.commands import Command, Ended, Failed
 from tests.faults.kinds.processes import a_job
 from tests.faults.trials import Trial
@@ -52,7 +53,8 @@ def _seed_of(trial: Trial) -> int | None:
 
 
 _READERS = (
-    ("predict", "run", "RAW", "--out", "out"), ("predict", "run", "RAW", "--out", "out", "--checkpoint", "last"),
+    ("predict", "run", "RAW", "--out", "out"),
+    ("predict", "run", "RAW", "--out", "out", "--checkpoint", "last"),
     ("eval", "run"), ("checkpoint", "inspect", "run", "--verify"), ("checkpoint", "merge", "run", "out"),
     ("export", "run", "--out", "out"), ("describe", "DATA"),
 )  # fmt: skip
@@ -67,11 +69,10 @@ def readers(trial: Trial) -> str:
     trainer = trial.command(job)
     outcome = "equal"
     while trainer.lives_for(trial.choose.uniform(0, 0.1)):
-        number = trial.num_faults = trial.num_faults + 1
-        words = [
-            {"RAW": str(trial.world.raw), "DATA": str(trial.world.data), "out": f"out-of-{number}"}.get(w, w)
-            for w in trial.choose.choice(_READERS)
-        ]
+        trial.num_faults += 1
+        number = trial.num_faults
+        named = {"RAW": str(trial.world.raw), "DATA": str(trial.world.data), "out": f"out-of-{number}"}
+        words = [named.get(word, word) for word in trial.choose.choice(_READERS)]
         reader = Command(trial.here, *words)
         ended = reader.end()
         trial.note(ended)
