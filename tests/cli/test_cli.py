@@ -6,8 +6,10 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -48,6 +50,14 @@ def test_eval_prints_auc_and_log_loss_of_the_held_out_part(hotrows, folder):
     assert float(found[2]) == pytest.approx(kept["log_loss"], abs=1e-6)
     as_json = json.loads(hotrows("eval", "runs/a", "--json").out)
     assert as_json == kept
+
+
+def test_a_system_without_threads_is_refused_in_one_line(hotrows, monkeypatch, tmp_path):
+    start = mock.Mock(side_effect=RuntimeError("can't start new thread"))
+    monkeypatch.setattr(threading, "_start_new_thread", start)
+    told = hotrows("train", "enc", "--model", "deepfm", *SMALL, "--run", tmp_path / "run")
+    assert told.code == 1
+    assert re.fullmatch(r"hotrows: out of memory: .*no more threads; .*\n", told.err)
 
 
 def test_predict_gives_one_probability_per_row_in_order(hotrows):

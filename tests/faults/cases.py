@@ -14,12 +14,10 @@ from pathlib import Path
 
 from hotrows.data import prepare
 from tests.faults import jobs
-from tests.faults.inject import OF_RANK_0, STAGES, Fault
+from tests.faults.inject import Fault
 from tests.support.runs import schema, write_rows
 
 SECONDS = 20  # within which the ranks that are left must end
-_CALLS = {"start": 1, "evaluation": 3, "half written": 8}  # the call of a stage that is struck
-_OF_CHECKPOINTS = {"snapshot", "writing", "written", *OF_RANK_0}
 
 
 def tiny_data(folder: Path) -> Path:
@@ -35,15 +33,6 @@ def undisturbed(data: Path, num_ranks: int) -> dict[str, int]:
     ended = jobs.train(data, run, num_ranks)
     assert not ended.failed, ended
     return jobs.checksums(run)
-
-
-def kills(num_ranks: int) -> Iterator[Fault]:
-    """One in every stage, of the first and of the last rank, and one before anything was saved."""
-    for stage in STAGES:
-        call = _CALLS.get(stage, 3 if stage in _OF_CHECKPOINTS else 8)
-        for rank in (0,) if stage in OF_RANK_0 else (0, num_ranks - 1):
-            yield Fault("kill", stage, rank, call)
-    yield Fault("kill", "forward", num_ranks - 1, 1)
 
 
 def a_rank_is_killed(data: Path, run: Path, num_ranks: int, fault: Fault) -> None:

@@ -31,7 +31,9 @@ SETTINGS = (
 )  # fmt: skip
 
 _forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(["tests.faults.inject", "tests.faults.jobs", "hotrows.train.pictures"])
+_forks.set_forkserver_preload(
+    ["tests.faults.inject", "tests.faults.jobs", "hotrows.train.pictures", "torch._dynamo"]
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def start(
     arguments = ["train", str(data), *SETTINGS, "--timeout", str(timeout), "--run-dir", str(run)]
     if (run / "config.json").exists():
         arguments.append("--resume")
-    port = _free_port()
+    port = free_port()
     outputs = [run.parent / f"{run.name}-{said}-{rank}" for rank in range(num_ranks)]
     ranks = [
         _forks.Process(
@@ -148,7 +150,7 @@ def is_struck(process: multiprocessing.Process) -> bool:
     return state == "T"
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

@@ -274,6 +274,26 @@ def test_an_earlier_checkpoint_is_read_by_another_process(tmp_path):
     assert before == {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
 
 
+def test_a_view_follows_what_another_process_merges(tmp_path):
+    """The reader has no part in the locks of the writer, which overwrote the rows that it read."""
+    path = tmp_path / "store"
+    with FileStore.create(path, 1000, 32, first_values, META) as store:
+        write(store, [1, 2], 1)
+        first = store.checkpoint()
+        store.retain([first])
+        with FileStore.view_at(path, 1000, 32, first_values, META, first) as view:
+            for step in (2, 3):
+                write(store, [2, 3], step)
+                store.retain([first, store.checkpoint()])
+                store.merge_now()
+                assert_rows(view, {1: 1, 2: 1})
+            write(store, [1], 4)
+            store.retain([store.checkpoint()])
+            store.merge_now()
+            with pytest.raises(ValueError, match="dropped while it was read: its run trains on"):
+                assert_rows(view, {1: 1, 2: 1})
+
+
 def test_a_reader_a_writer_and_merging_at_once(tmp_path, with_core):
     num_rows, steps, failures = 2000, {}, []
 

@@ -38,6 +38,19 @@ def test_each_signal_is_answered(caplog, numbers):
     assert not [thread for thread in threading.enumerate() if thread.name == "hotrows-signals"]
 
 
+def test_a_signal_that_comes_last_is_no_error(monkeypatch, capfd):
+    join = threading.Thread.join
+
+    def join_and_signal(thread, *timeout):
+        join(thread, *timeout)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with stop_signals() as requested:
+        monkeypatch.setattr(threading.Thread, "join", join_and_signal)
+    assert requested()
+    assert not capfd.readouterr().err
+
+
 def test_a_child_made_by_fork_handles_signals_as_before(caplog):
     ready, said = os.pipe()
     with stop_signals() as requested:

@@ -109,8 +109,9 @@ class Writer:
             except BaseException as error:
                 self._error = error
 
-        self._thread = threading.Thread(target=work, name="checkpoint")
-        self._thread.start()
+        thread = threading.Thread(target=work, name="checkpoint")
+        thread.start()
+        self._thread = thread
 
     def wait(self) -> None:
         """Returns once the last checkpoint is written and pointed at; raises its error, if any."""

@@ -57,6 +57,8 @@ def _message(error: Exception) -> str | None:
         message = (
             f"out of memory: {message[:200]}; use smaller tables, batches or models, or --fast-memory"
         )
+    elif "can't start new thread" in message:
+        message = "out of memory: the system starts no more threads; free memory, or raise `ulimit -u`"
     if place := _own_code(error):
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         return f"{place}: {kind}{message[:400]} (hotrows --debug shows the traceback)"

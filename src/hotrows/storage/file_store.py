@@ -134,9 +134,19 @@ class FileStore:
     def view_at(
         path: Path | str, rows: int, stride: int, initial_values: FillInitial, meta: dict, generation: int
     ) -> StoreView:
-        """A restorable checkpoint of a store that nobody writes at this time, from any process."""
+        """A restorable checkpoint of a store, which another process may write meanwhile."""
         path, form = Path(path), Form(rows, stride, json.loads(json.dumps(meta)))
-        return StoreView(path, form, read_state(path, form), generation, initial_values)
+
+        def state_now() -> StoreState:
+            return read_state(path, form)
+
+        while True:
+            state = state_now()
+            try:
+                return StoreView(path, form, state, generation, initial_values, state_now=state_now)
+            except ValueError:
+                if state_now() == state:
+                    raise  # else a log was merged and deleted before it was opened
 
     def read(self, rows: Tensor, out: Tensor) -> None:
         """Fills out [m, stride] uint8 with the records of `rows` [m] int64, distinct, ascending."""

@@ -19,7 +19,8 @@ from hotrows.storage.store_state import StoreState, check_restorable
 class StoreView:
     """The rows as they were at a checkpoint, to read from; the store may have gone on since.
 
-    on_close: called once, when the view is closed.
+    on_close: called once, when the view is closed. state_now: reads the state of a store that another
+    process may write, and merge, meanwhile; None: nobody does.
     """
 
     def __init__(
@@ -30,9 +31,11 @@ class StoreView:
         generation: int,
         initial_values: FillInitial,
         on_close: Callable[[], None] = lambda: None,
+        state_now: Callable[[], StoreState] | None = None,
     ) -> None:
         check_restorable(path, state, generation)
-        self.stride, self.num_rows = form.stride, form.rows
+        self.path, self.stride, self.num_rows = path, form.stride, form.rows
+        self._generation, self._state_now = generation, state_now
         self._form, self._initial_values, self._on_close = form, initial_values, on_close
         self._base = BaseFile(path / "base", form, os.O_RDONLY)
         self._sources: list[RecordLog | UndoJournal] = []
@@ -42,10 +45,8 @@ class StoreView:
                 log = RecordLog(path / f"log-{number}", number, form.stride, align, length)
                 self._sources.append(log)
                 log.index_segments()
-        # Of several journals, the oldest has the records right after `generation`.
-        for number, length in state.undo:
-            if number > generation:
-                self._sources.append(UndoJournal(path, number, form.stride, length, records=True))
+        self._journals: set[tuple[int, int]] = set()
+        self._add_journals(state)
         self._reader, self._open = new_fetcher(form.stride), True
 
     def read(self, rows: Tensor, out: Tensor) -> None:
@@ -54,6 +55,30 @@ class StoreView:
             raise ValueError("this view of a store is closed; open another")
         numbers, records = checked(rows, out, self._form, filled=True)
         read_rows(self._sources, self._base, self._reader, self._initial_values, numbers, records)
+        while self._was_overwritten():
+            read_rows(self._sources, self._base, self._reader, self._initial_values, numbers, records)
+
+    def _was_overwritten(self) -> bool:
+        """Whether another process may have merged into `base` what came after `generation`: it has then
+        named the undo journal, with the records of before, in the state."""
+        if self._state_now is None:
+            return False
+        state = self._state_now()
+        if self._generation not in state.restorable:
+            raise ValueError(
+                f"checkpoint {self._generation} of store {self.path} was dropped while it was read: its "
+                f"run trains on; read the run again, or when it has ended"
+            )
+        return self._add_journals(state)
+
+    def _add_journals(self, state: StoreState) -> bool:
+        """Reads later undo journals, too; of several, the oldest has the records right after
+        `generation`."""
+        new = [j for j in sorted(state.undo) if j[0] > self._generation and j not in self._journals]
+        for number, length in new:
+            self._sources.append(UndoJournal(self.path, number, self.stride, length, records=True))
+        self._journals.update(new)
+        return bool(new)
 
     def close(self) -> None:
         """Closes the files. To be called: a store merges nothing while it has an open view."""

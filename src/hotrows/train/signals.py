@@ -46,8 +46,8 @@ def stop_signals(doing: Callable[[], str] = lambda: "at work") -> Iterator[Calla
 
     def listen() -> None:
         count = 0
-        while signals := receiving.recv(1):
-            if signals[0] in _NUMBERS:
+        while number := receiving.recv(1)[0]:
+            if number in _NUMBERS:
                 count += 1
                 requested.set()
                 _answer(count, doing, ended)
@@ -58,7 +58,7 @@ def stop_signals(doing: Callable[[], str] = lambda: "at work") -> Iterator[Calla
         try:
             yield requested.is_set
         finally:
-            receiving.shutdown(socket.SHUT_RDWR)
+            sending.send(bytes(1))  # no signal's number; the socket stays, as one may still come
             listener.join()
 
 

@@ -1,0 +1,59 @@
+"""A short part of the campaign, of fixed seeds; and what it calls a failure."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.faults.commands import Ended, Failed
+from tests.faults.kinds import KINDS
+from tests.faults.trials import same
+
+ROOT = Path(__file__).parents[2]
+# Each takes seconds; `test_faults.py` and `test_torchrun.py` have some of them.
+OF_JOBS = ("stages of ranks", "torchrun", "network")
+
+
+def campaign(*options):
+    command = [sys.executable, "-m", "tests.faults", *options]
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="stops and kills processes of Linux")
+@pytest.mark.parametrize("trials", ["8", pytest.param("60", marks=pytest.mark.slow)])
+def test_no_fault_loses_a_result_or_changes_it_without_a_word(trials):
+    campaign("--trials", trials, "--kinds", ",".join(kind for kind in KINDS if kind not in OF_JOBS))
+
+
+@pytest.mark.slow
+def test_no_fault_of_ranks_does():
+    campaign("--trials", "3", "--kinds", ",".join(OF_JOBS))
+
+
+@pytest.mark.parametrize(
+    "code, said",
+    [
+        (1, "Traceback (most recent call last):\n  ..\nhotrows: so"),
+        (-11, ""),
+        (1, ""),
+        (1, "hotrows: the first line\nand another"),
+        (3, "hotrows: stopped"),
+    ],
+)
+def test_what_is_no_refusal_in_one_line_is_a_failure(code, said):
+    with pytest.raises(Failed) as failed:
+        _ = Ended(("train",), code, "", said).is_done
+    assert failed.value.outcome == "traceback"
+
+
+def test_a_result_that_differs_says_in_what():
+    with pytest.raises(Failed, match="/files/a: expected 1, got 2$") as failed:
+        same({"files": {"a": 2, "b": 3}, "log": [1]}, {"files": {"a": 1, "b": 3}, "log": [1]})
+    assert failed.value.outcome == "different"
+    same({"a": [1]}, {"a": [1]})
