@@ -80,8 +80,8 @@ def test_tune_refuses_what_is_wrong_before_it_measures(hotrows, arguments, said)
     ("text", "said"),
     [
         (None, "there is no some.json; `hotrows tune` writes one"),
-        ("{", "some.json is no training configuration"),
-        ("[1]", "some.json is no training configuration"),
+        ("{", "some.json cannot be read"),
+        ("[1]", "some.json cannot be read"),
         ('{"modle": "dlrm"}', "has no field 'modle'"),
         ('{"in_flight": 0}', "in_flight must be at least 1, not 0"),
     ],

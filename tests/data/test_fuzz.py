@@ -118,7 +118,7 @@ def test_a_duration_that_python_cannot_hold_is_shown_in_a_message(tmp_path):
     when = pa.array([2**62, 1], pa.int64()).view(pa.duration("ms"))
     pq.write_table(pa.table({"label": [0, 1], "when": when}), tmp_path / "raw")
     schema = Schema(features=(), time=Time("when", "%Y-%m-%d"))
-    with pytest.raises(ValueError, match=r"raw row 0, column 'when': .* found '4611686018427387904'"):
+    with pytest.raises(ValueError, match=r"raw, column 'when': .* found duration\[ms\]"):
         read(tmp_path / "raw", schema)
 
 

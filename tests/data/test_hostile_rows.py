@@ -26,6 +26,11 @@ def both(request, monkeypatch):
         use_plain_python(monkeypatch)
 
 
+def zipped(content):
+    """The gzip file of a content, alike at any time of day."""
+    return gzip.compress(content, mtime=0)
+
+
 def prepared(tmp_path, content, schema=SCHEMA, split="fraction:1,0,0"):
     (tmp_path / "raw").write_bytes(content)
     return prepare(tmp_path / "raw", schema, tmp_path / "out", split=split, threads=1)
@@ -48,7 +53,6 @@ def refused(tmp_path, content, schema=SCHEMA, **how):
         (b"-1,1,a,b,1,0", "column 'label': expected a label 0 or 1, found '-1'"),
         (b"nan,1,a,b,1,0", "column 'label': expected a label 0 or 1, found 'nan'"),
         (b"inf,1,a,b,1,0", "column 'label': expected a label 0 or 1, found 'inf'"),
-        (b"True,1,a,b,1,0", "column 'label': expected a label 0 or 1, found 'True'"),
         (b",1,a,b,1,0", "column 'label': expected a label 0 or 1, found nothing"),
         (b"1,nan,a,b,1,0", "column 'price': expected a number, found 'nan'"),
         (b"1,inf,a,b,1,0", "column 'price': expected a number, found 'inf'"),
@@ -93,8 +97,8 @@ def test_a_bad_row_is_named_with_its_line(tmp_path, row, piece):
         (HEADER + b"1,2," + b"x" * 100_000 + b"," + b"|" * 100_000 + b",1,0\n", 1),
         (HEADER + b"1,2,a\rb,c,1,0\n", 1),
         (HEADER + b"0,,,,1,\n", 1),
-        (gzip.compress(HEADER) + gzip.compress(ROW), 1),
-        (gzip.compress(HEADER + ROW) + gzip.compress(b""), 1),
+        (zipped(HEADER) + zipped(ROW), 1),
+        (zipped(HEADER + ROW) + zipped(b""), 1),
     ],
 )
 def test_odd_rows_that_are_legal_are_read(tmp_path, content, rows):
@@ -120,8 +124,8 @@ def test_odd_rows_that_are_legal_are_read(tmp_path, content, rows):
         (b"PAR1" + bytes(100) + b"PAR1", "raw is no whole Parquet file"),
         (b"\x1f\x8b" + bytes(100), "raw is no whole gzip file"),
         (b"\x28\xb5\x2f\xfd" + bytes(100), "raw is no whole zstd file"),
-        (gzip.compress(HEADER + ROW * 999)[:-9], "raw is no whole gzip file"),
-        (gzip.compress(HEADER + ROW) + b"more", "raw is no whole gzip file"),
+        (zipped(HEADER + ROW * 999)[:-9], "raw is no whole gzip file"),
+        (zipped(HEADER + ROW) + b"more", "raw is no whole gzip file"),
     ],
 )
 def test_a_file_of_no_rows_or_of_another_kind_is_named(tmp_path, content, piece):
@@ -192,10 +196,10 @@ DEEP = 100_000
     [
         ("", "cannot be read"),
         ("{", "cannot be read"),
-        ("null", "expected a JSON object with a list of `features`"),
-        ("[]", "expected a JSON object with a list of `features`"),
-        ("3", "expected a JSON object with a list of `features`"),
-        ('"x"', "expected a JSON object with a list of `features`"),
+        ("null", "expected a JSON object"),
+        ("[]", "expected a JSON object"),
+        ("3", "expected a JSON object"),
+        ('"x"', "expected a JSON object"),
         ("{}", "expected a JSON object with a list of `features`"),
         ("[" * DEEP, "nested too deeply"),
         ('{"a":' * DEEP, "nested too deeply"),
@@ -211,7 +215,7 @@ DEEP = 100_000
         ({"features": [{"kind": "dense"}]}, "a dense lacks the fields ['name']"),
         ({"features": [{"kind": "dense", "name": "x", "size": 3}]}, "a dense has no field 'size'"),
         ({"features": [{"kind": "dense", "name": None}]}, "name of a dense must be of type str"),
-        ({"features": [{"kind": "sparse", "name": "x", "rows": 2**70}]}, "rows of a sparse must be"),
+        ({"features": [{"kind": "sparse", "name": "x", "rows": 2**70}]}, "expected numbers of 64 bits"),
         ({"features": [{"kind": "sparse", "name": "x", "rows": 1e9}]}, "rows of a sparse must be"),
         (
             {"features": [{"kind": "sparse", "name": "x", "min_count": True}]},

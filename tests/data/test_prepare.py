@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hotrows.data import EncodedData, prepare
 from hotrows.data.raw import reading
+from hotrows.data.raw.canonical import plain_canonical
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests.data.raw import SCHEMA, files_of, read, use_plain_python, write
 
@@ -204,7 +205,10 @@ def test_every_value_gets_the_id_of_its_rank(tmp_path_factory, given_):
     data = prepare([write(folder / "raw", rows)], schema, folder / "out", split="position:1,0,0")
     ids, _, labels = read(data)
     assert labels.tolist() == [float(row[0]) for row in rows]
-    columns = {f.name: [row[i] for row in rows] for i, f in enumerate(schema.features, start=1)}
+    columns = {
+        f.name: [plain_canonical(row[i]) if isinstance(row[i], bytes) else row[i] for row in rows]
+        for i, f in enumerate(schema.features, start=1)
+    }
     counts: dict[str, Counter] = {}
     for feature in schema.sparse:
         counter = counts.setdefault(feature.vocabulary or feature.name, Counter())

@@ -372,7 +372,7 @@ def test_row_bytes_sums_the_tables_that_read_a_vocabulary():
 @pytest.mark.parametrize(
     "message, arguments",
     [
-        ("fast_memory must be at least one byte, not 0", {"fast_memory": 0}),
+        ("fast_memory must be at least one byte and below", {"fast_memory": 0}),
         ("sample must be above 0 and at most 0.5, not 0.6", {"sample": 0.6}),
         ("sample must be above 0 and at most 0.5, not nan", {"sample": float("nan")}),
         ("confidence must be between 0 and 1, such as 0.999, not 1", {"confidence": 1}),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from hotrows.data import EncodedData, Loader, prepare
 from hotrows.data.encode.vocabulary_file import open_values
+from hotrows.data.raw.canonical import plain_canonical
 from hotrows.schema import FIRST_UNKNOWN, MISSING, Dense, Schema, Sequence, Sparse, is_list, vocabulary_of
 from tests.data.raw import use_plain_python
 
@@ -103,7 +104,7 @@ def expected_of(schema: Schema, columns: dict) -> list[tuple]:
             values = (value or []) if is_list(feature) else [value]
             if is_list(feature) and feature.max_length:
                 values = values[-feature.max_length :]
-            ids.append([None if v in (None, "") else str(v).encode() for v in values])
+            ids.append([None if v is None else plain_canonical(str(v).encode()) or None for v in values])
         rows.append((label, np.float32(dense).tolist(), ids))
     return rows
 

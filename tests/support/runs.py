@@ -52,10 +52,11 @@ def encode(folder):
 def same_bits(a, b, which="last"):
     """Whether two runs' checkpoints hold the same rows, parameters and trainer state."""
     a, b = (checkpoint.folder_of(run, which) for run in (a, b))
-    files = sorted(path.name for path in a.iterdir())
-    return files == sorted(path.name for path in b.iterdir()) and all(
-        (a / name).read_bytes() == (b / name).read_bytes() for name in files
+    files, others = (
+        sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+        for folder in (a, b)
     )
+    return files == others and all((a / name).read_bytes() == (b / name).read_bytes() for name in files)
 
 
 def interrupt_after(calls):

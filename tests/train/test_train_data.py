@@ -113,6 +113,7 @@ def test_a_model_goes_on_with_tables_grown(encoded, tmp_path):
         Trainer(other, config, tmp_path / "day3")
 
 
+@pytest.mark.filterwarnings("ignore:values differ")
 def test_probabilities_of_rows_with_new_ids_and_other_columns(encoded, tmp_path):
     train(encoded, CONFIG, tmp_path / "run")
     predictor, encoder = load_run(tmp_path / "run"), run_folder.open_encoder(tmp_path / "run")

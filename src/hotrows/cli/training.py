@@ -208,10 +208,6 @@ def read_config(path: Path) -> TrainConfig:
         return TrainConfig.load(path)
     except FileNotFoundError:
         raise ValueError(f"there is no {path}; `hotrows tune` writes one") from None
-    except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"{path} is no training configuration, as `hotrows tune` or a run writes it: {error}"
-        ) from None
 
 
 def _command_line(

@@ -127,7 +127,8 @@ class Counts:
         assert in_use == 0, "spill before state"
         runs = [self._runs(v) for v in range(self._num_vocabularies)]
         for run in itertools.chain(*runs):
-            sync(run)
+            if run.exists():  # those of vocabularies that are written are deleted
+                sync(run)
         names = [[run.name for run in of_one] for of_one in runs]
         return {"kind": "native", "runs": names, "num_runs": num_runs}
 
