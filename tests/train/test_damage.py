@@ -263,7 +263,7 @@ def test_commands_name_every_damaged_file(runs, tmp_path, capsys):
     }
     for command, damaged in commands.items():
         status, said = said_by(capsys, command)
-        assert (status, "checksums are right" in said.replace("  ", " ")) == (0, True)
+        assert (status, "checksums are right" in said.replace("  ", " ")) == (0, True), said
         for path in damaged:
             content = bytearray(path.read_bytes())
             content[-70] ^= 1

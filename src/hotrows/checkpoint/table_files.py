@@ -79,6 +79,6 @@ def export_problems(path: Path) -> Iterator[str]:
         return
     for name, expected in sums.items():
         try:
-            files.verify(path.with_name(name), expected)
+            files.verify(path.parent / name, expected)
         except ValueError as error:
             yield str(error)
