@@ -149,8 +149,8 @@ def train_command(
                 _print_reasons(trainer.steps.placing.reasons, run)
             result = trainer.fit()
     except KeyboardInterrupt as stopped:
-        own = f" --model {shlex.quote(config.model)}" if ":" in config.model else ""
-        again = f"{_command_line(**source)} --run {run} --resume{own}"
+        model = f" --model {shlex.quote(config.model)}" if ":" in config.model else ""
+        again = f"{_command_line(**source)} --run {run} --resume{model}"
         raise KeyboardInterrupt(f"{stopped or 'interrupted'}; go on with: {again}") from None
     if ranks.rank == 0:
         _print_result(result, run)
