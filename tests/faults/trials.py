@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
@@ -28,6 +29,12 @@ class Trial:
     @property
     def here(self) -> Path:
         return self.world.here
+
+    @property
+    def saved(self) -> int:
+        """The step of the last checkpoint of the run, 0 where there is none."""
+        path = self.here / "run" / "checkpoints.json"
+        return int(json.loads(path.read_text())["last"].split("-")[1]) if path.exists() else 0
 
     def note(self, what: object) -> None:
         """Remembers what was done, for the report of a failure."""

@@ -33,15 +33,18 @@ def kill(trial: Trial) -> str:
     undisturbed = trial.world.undisturbed(job, run_of)
     trial.world.begin(job, run_of)
     for _ in range(trial.choose.choice([1, 1, 2, 3, 4])):
-        at_a_change = trial.choose.random() < 0.5
+        saved, at_a_change = trial.saved, trial.choose.random() < 0.5
         ended = (
             _killed_at_a_change(trial, job, undisturbed.num_changes)
             if at_a_change
             else _killed_at_a_moment(trial, job, undisturbed.seconds)
         )
         if ended.code != -signal.SIGKILL:
-            break  # done before, or refused; what a refusal asks for is done below
+            _ = ended.is_done  # before it was killed; or refused, and what that asks for is done below
+            break
         trial.num_faults += 1
+        if trial.saved < saved:
+            raise Failed("lost", f"the checkpoint of step {saved} was the last one, now {trial.saved} is")
     return trial.finish_and_compare(job, run_of)
 
 
