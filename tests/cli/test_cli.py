@@ -77,6 +77,29 @@ def test_predict_gives_one_probability_per_row_in_order(hotrows):
     assert turned[:-1] == pytest.approx(chances[::-1], rel=1e-4)
 
 
+@pytest.mark.filterwarnings("default:values differ")
+def test_rates_of_unknown_and_missing_values_are_said_beside_the_results(hotrows):
+    """Rows in another spelling were predicted, and no word said that most values were unknown."""
+    usual = hotrows("predict", "runs/a", "raw/train.txt")
+    assert re.fullmatch(r"3,000 rows; missing: \S+% of the values, .*; unknown: .*\n", usual.err)
+    with open("raw/train.txt") as rows, open("upper.txt", "w") as upper:
+        upper.write(rows.read().upper())
+    told = hotrows("predict", "runs/a", "upper.txt")
+    assert told.code == 0 and len(told.out.splitlines()) == len(usual.out.splitlines()) == 3000
+    warning, summary = told.err.splitlines()
+    assert re.match(
+        r"hotrows: warning: values differ .*: 'C\d+' \S+% unknown \(such as '[0-9A-F]+'\), exp", warning
+    )
+    assert summary.startswith("3,000 rows; ")
+    assert hotrows("eval", "runs/a").err.startswith("600 rows; missing: ")
+    assert hotrows("prepare", "raw/train.txt", "--like", "enc", "--out", "alike").err == ""
+    later = hotrows("prepare", "upper.txt", "--like", "enc", "--out", "later")
+    assert later.err.startswith("hotrows: warning: values differ from those")
+    assert re.search(r"^C1 +3,000 +", later.out, re.MULTILINE)
+    measured = hotrows("eval", "runs/a", "--data", "later", "--json")
+    assert "hotrows: warning: values differ" in measured.err and json.loads(measured.out)["samples"]
+
+
 def test_describe_prints_sizes_and_draws_the_skew(hotrows):
     told = hotrows("describe", "enc", "--picture", "skew.png")
     assert "2,160 rows" in told.out

@@ -71,7 +71,8 @@ def test_a_model_of_ones_own_is_named_by_its_file_from_anywhere(hotrows, folder,
     assert "runs/mine-1" in hotrows("train", "enc", *own).out
     Path("elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    assert hotrows("eval", "../runs/mine-1", "--model", "../mine.py:Mine").code == 0
+    told = hotrows("eval", "../runs/mine-1", "--model", "../mine.py:Mine")
+    assert told.code == 0, told.err
     assert hotrows("eval", "../runs/mine-1", "--trust").code == 0
 
 

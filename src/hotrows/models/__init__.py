@@ -97,7 +97,8 @@ def confirmed(read: str, source: Path, model: str | None, trust: bool) -> str:
 
 def _own(name: str) -> type[Model]:
     place, _, kind = name.rpartition(":")
-    if not kind.isidentifier() or not all(part for part in place.split(".")):
+    is_named = place.endswith(".py") or all(place.split("."))
+    if not kind.isidentifier() or not is_named:
         raise ValueError(f"model {name!r} must be file.py:Class or module:Class")
     if place.endswith(".py") and not Path(place).is_file():
         raise ValueError(f"model {kind!r}: there is no file {place}")
