@@ -178,11 +178,7 @@ def test_data_of_the_first_format_is_to_be_prepared_again(tmp_path):
     write_encoded(tmp_path / "out", EVERYTHING, {"train": [batch]})
     manifest = json.loads((tmp_path / "out" / "data.json").read_text())
     (tmp_path / "out" / "data.json").write_text(json.dumps({**manifest, "version": 1}))
-<<<<<<< HEAD
     with pytest.raises(ValueError, match="has format version 1, this hotrows reads 2 to 3; prepare"):
-=======
-    with pytest.raises(ValueError, match="has format version 1, this hotrows reads 2 and 3; prepare the"):
->>>>>>> w-text
         EncodedData.open(tmp_path / "out")
 
 
