@@ -20,26 +20,31 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Encoder, prepare
 from hotrows.data.raw.canonical import canonical, plain_canonical
 from hotrows.data.raw.columns import RawIds
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse
-from hotrows.config import TrainConfig
 from hotrows.train import Trainer, run_folder
 from hotrows.train.predictor import load_run
 from tests.data.raw import files_of, use_plain_python
 
 CANONICAL = {
-    **{
-        "42.0": "42",
-        "-7.0": "-7",
-        "0.0": "0",
-        "-0.0": "0",
-        "-0": "0",
-        "123456789012345678.0": "123456789012345678",
-    },
-    **{"1e+10": "10000000000", "-1.5e+10": "-15000000000", "9.007199254740992e+15": "9007199254740992"},
-    **{"True": "true", "TRUE": "true", "False": "false", "FALSE": "false", "NaN": "", "nan": ""},
+    "42.0": "42",
+    "-7.0": "-7",
+    "0.0": "0",
+    "-0.0": "0",
+    "-0": "0",
+    "123456789012345678.0": "123456789012345678",
+    "1e+10": "10000000000",
+    "-1.5e+10": "-15000000000",
+    "9.007199254740992e+15": "9007199254740992",
+    "True": "true",
+    "TRUE": "true",
+    "False": "false",
+    "FALSE": "false",
+    "NaN": "",
+    "nan": "",
     "2024-03-01T10:00:00.500000": "2024-03-01 10:00:00.5",
     "2024-03-01 10:00:00.000000000": "2024-03-01 10:00:00",
     "2024-03-01T00:00:00.000": "2024-03-01",
