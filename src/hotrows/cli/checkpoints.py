@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
-from hotrows import checkpoint
 from hotrows.cli.options import FOLDER, bar, command, new_table, option, print_table
 from hotrows.runtime.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _WHICH = option(
     "--checkpoint", "which", type=click.Choice(["best", "last"]), default="last", help="Which of a run."
@@ -42,6 +43,8 @@ def inspect_command(place: Path, which: str, verify: bool, as_json: bool) -> Non
     Its step, how many ranks wrote it, what it is made on, and its tables; of a run also which
     checkpoints there are.
     """
+    from hotrows import checkpoint
+
     folder = _folder(place, which)
     summary = checkpoint.summary(folder, verify)
     of_run = [] if folder == place else checkpoint.checkpoints_of(place)
@@ -68,6 +71,8 @@ def merge_command(place: Path, out: Path, which: str) -> None:
     Joins the parts of all ranks, and an increment with all that it is made on, in the new folder OUT.
     """
     with bar() as progress:
+        from hotrows import checkpoint
+
         checkpoint.merge(_folder(place, which), out, progress)
     click.echo(f"{out}: {_size(out)}")
 
@@ -89,12 +94,16 @@ def export_command(place: Path, out: Path, which: str, state: bool) -> None:
     OUT. `hotrows export` writes a model with its schema.
     """
     with bar() as progress:
+        from hotrows import checkpoint
+
         checkpoint.export_tables(_folder(place, which), out, state, progress)
     click.echo(f"{out}: {len(list((out / 'tables').iterdir())):,} tables, {_size(out)}")
 
 
 def _folder(place: Path, which: str) -> Path:
     """The checkpoint that is meant."""
+    from hotrows import checkpoint
+
     if (place / "checkpoints.json").exists():
         return checkpoint.folder_of(place, which)
     return place

@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
-from hotrows import data
-from hotrows.cli.options import BYTES, FILE, FOLDER, bar, command, new_table, option, print_table
-from hotrows.data.description import STABLE, Description, describe
-from hotrows.datasets import schemas, synthetic
-from hotrows.train import pictures
+from hotrows.cli.options import BYTES, FILE, FOLDER, Name, bar, command, new_table, option, print_table
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hotrows.data import Description, EncodedData
+
+
+def data_set_names() -> list[str]:
+    """The names of the public data sets, which are those of their schemas."""
+    from hotrows import datasets
+
+    return sorted(datasets.BY_NAME)
+
+
+_SCHEMA = Name(data_set_names, "FILE", lambda text: True)  # `schemas.load` says what is wrong
 
 
 @command(
@@ -34,6 +43,8 @@ def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale:
     Rows as skewed and as learnable as Criteo's, in Criteo's raw format.
     """
     with bar() as progress:
+        from hotrows.datasets import synthetic
+
         path = synthetic.synth_criteo(
             rows,
             out,
@@ -56,8 +67,8 @@ def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale:
 @click.argument("raw", nargs=-1, required=True)
 @click.option(
     "--schema",
-    help=f"What the columns are: {', '.join(schemas.BY_NAME)}, a .json file, or a .py file that "
-    "defines `schema`.",
+    type=_SCHEMA,
+    help="What the columns are: of a public data set, a .json file, or a .py file that defines `schema`.",
 )
 @click.option("--out", type=FOLDER, required=True, help="A new folder for the encoded data.")
 @click.option(
@@ -93,15 +104,22 @@ def prepare_command(
     """
     if schema is None and not (options["like"] or options["extend"]):
         raise click.UsageError("say what the columns are: --schema NAME or FILE")
-    columns = None if schema is None else schemas.load(schema)
-    if columns is not None and min_count is not None:
-        columns = schemas.with_min_count(columns, min_count)
-    encoded = prepare_with_bar(partial(data.prepare, raw, columns, out, split=split, **options), out)
+
+    def prepare(progress: Callable[..., None]) -> EncodedData:
+        from hotrows import data
+        from hotrows.datasets import schemas
+
+        columns = None if schema is None else schemas.load(schema)
+        if columns is not None and min_count is not None:
+            columns = schemas.with_min_count(columns, min_count)
+        return data.prepare(raw, columns, out, split=split, progress=progress, **options)
+
+    encoded = prepare_with_bar(prepare, out)
     if options["like"] or options["extend"]:
         print_table(_unseen_table(encoded))
 
 
-def prepare_with_bar(prepare: Callable[..., data.EncodedData], out: Path) -> data.EncodedData:
+def prepare_with_bar(prepare: Callable[..., EncodedData], out: Path) -> EncodedData:
     """Calls `prepare`, which writes into the folder `out`, with a progress bar; prints the rows."""
     try:
         with bar() as progress:
@@ -113,7 +131,7 @@ def prepare_with_bar(prepare: Callable[..., data.EncodedData], out: Path) -> dat
     return encoded
 
 
-def _unseen_table(encoded: data.EncodedData) -> Table:
+def _unseen_table(encoded: EncodedData) -> Table:
     """How many ids of each feature the vocabularies do not hold."""
     table = new_table("feature", "ids", "unseen", "share", left=("feature",))
     for feature in encoded.schema.id_features:
@@ -131,8 +149,12 @@ def _unseen_table(encoded: data.EncodedData) -> Table:
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool) -> None:
     """Show the size and skew of prepared data."""
-    description = describe(data.EncodedData.open(folder), dim)
-    drawn = pictures.draw_skew(description, picture or folder / "skew.png")
+    with bar():
+        from hotrows import data
+        from hotrows.train import pictures
+
+        description = data.describe(data.EncodedData.open(folder), dim)
+        drawn = pictures.draw_skew(description, picture or folder / "skew.png")
     if as_json:
         click.echo(json.dumps(description.to_json(), indent=2))
         return
@@ -150,6 +172,8 @@ def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool
 
 def _oddities(description: Description) -> Iterator[str]:
     """Lengths of lists, fields that go together, and fields that drift, a line each."""
+    from hotrows.data.description import STABLE
+
     for ids in description.lists:
         middle, high, top = ids.quantiles.values()
         yield (

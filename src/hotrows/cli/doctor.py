@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import click
-import torch
 
-from hotrows import nn
 from hotrows.cli.options import command, option
 from hotrows.config import PRECISIONS
-from hotrows.costs.measure_machine import device_rates
-from hotrows.runtime.device import find
-from hotrows.runtime.machine import environment
 
 
 @command("doctor", "hotrows doctor", "hotrows doctor --batch-size 2048")
@@ -21,6 +16,10 @@ def doctor_command(batch_size: int) -> None:
     Cores, memory, native core, PyTorch, GPU with its memory and how fast it is read, and the fastest
     path of each linear layer, measured.
     """
+    from hotrows.costs.measure_machine import device_rates
+    from hotrows.runtime.device import find
+    from hotrows.runtime.machine import environment
+
     machine = environment()
     for name, value in machine.items():
         click.echo(f"{name.replace('_', ' '):<16} {'none' if value is None else value}")
@@ -35,6 +34,10 @@ def doctor_command(batch_size: int) -> None:
 
 def measured_paths(batch_size: int) -> dict[str, str]:
     """The fastest path of each product of DLRM's larger layers, in both precisions."""
+    import torch
+
+    from hotrows import nn
+
     model = torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.Linear(367, 512))
     return {
         product: path

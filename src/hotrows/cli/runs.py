@@ -8,17 +8,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hotrows.cli.options import FILE, FOLDER, bar, command
-from hotrows.metrics import Metrics
 from hotrows.runtime.atomic_files import replaced
 from hotrows.runtime.units import format_bytes
-from hotrows.train import run_folder
-from hotrows.train.export import export
-from hotrows.train.predictor import load_run
+
+if TYPE_CHECKING:
+    from hotrows.metrics import Metrics
 
 
 @command("eval", "hotrows eval runs/a", "hotrows eval runs/a --part validation --checkpoint last --json")
@@ -32,9 +31,11 @@ def eval_command(run: Path, part: str, which: str, folder: Path | None, as_json:
 
     Prints AUC, log loss and calibration of RUN, by default on the test part of its data.
     """
-    encoded = run_folder.open_data(run, folder)
-    predictor = load_run(run, which)
     with bar() as progress:
+        from hotrows.train import load_run, run_folder
+
+        encoded = run_folder.open_data(run, folder)
+        predictor = load_run(run, which)
         metrics = predictor.evaluate(
             encoded.parts[part], lambda done, total: progress("evaluating", done, total)
         )
@@ -64,14 +65,17 @@ def predict_command(run: Path, raw: tuple[str, ...], out: Path | None, which: st
     have names; others are ignored. Labels may be missing. A feature's column that is missing counts as
     missing values, and values that training has not seen are read as unknown.
     """
-    predictor = load_run(run, which)
-    batches = run_folder.open_encoder(run).encode(raw)
-    with _lines_to(out) as write, bar() as progress:
+    with bar() as progress:
+        from hotrows.train import load_run, run_folder
+
+        predictor = load_run(run, which)
+        batches = run_folder.open_encoder(run).encode(raw)
         done = 0
-        for probabilities in predictor.predict(batches):
-            write("".join(f"{_line(p)}\n" for p in probabilities.tolist()))
-            done += len(probabilities)
-            progress("predicting", done, None)
+        with _lines_to(out) as write:
+            for probabilities in predictor.predict(batches):
+                write("".join(f"{_line(p)}\n" for p in probabilities.tolist()))
+                done += len(probabilities)
+                progress("predicting", done, None)
 
 
 @command(
@@ -87,6 +91,8 @@ def export_command(run: Path, out: Path, which: str) -> None:
     weights for each of its tables.
     """
     with bar() as progress:
+        from hotrows.train.export import export
+
         export(run, out, which, progress=progress)
     files = list((out / "tables").iterdir())
     size = format_bytes(sum(file.stat().st_size for file in files))
