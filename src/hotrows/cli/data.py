@@ -104,14 +104,15 @@ def prepare_command(
     """
     if schema is None and not (options["like"] or options["extend"]):
         raise click.UsageError("say what the columns are: --schema NAME or FILE")
+    from hotrows.datasets import schemas
+
+    columns = None if schema is None else schemas.load(schema)
+    if columns is not None and min_count is not None:
+        columns = schemas.with_min_count(columns, min_count)
 
     def prepare(progress: Callable[..., None]) -> EncodedData:
         from hotrows import data
-        from hotrows.datasets import schemas
 
-        columns = None if schema is None else schemas.load(schema)
-        if columns is not None and min_count is not None:
-            columns = schemas.with_min_count(columns, min_count)
         return data.prepare(raw, columns, out, split=split, progress=progress, **options)
 
     encoded = prepare_with_bar(prepare, out)

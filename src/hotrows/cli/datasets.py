@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from hotrows import datasets
-    from hotrows.data import EncodedData
 
 
 @command(
@@ -93,9 +92,9 @@ def _how_to_get(dataset: datasets.DataSet) -> str:
 def _download(dataset: datasets.DataSet, raw: Path | None) -> None:
     if raw is None:
         raise click.UsageError("--download needs the folder for the raw files: --raw DIR")
-    with bar() as progress:
-        from hotrows import datasets
+    from hotrows import datasets
 
+    with bar() as progress:
         files = datasets.download(dataset, raw, progress)
     click.echo(f"{raw}: {', '.join(path.name for path in files)}")
 
@@ -108,14 +107,8 @@ def _prepare(
             f"say where the raw files of {dataset.name} are: --raw DIR; hotrows data {dataset.name} "
             f"says where to get them"
         )
+    from hotrows import datasets
+    from hotrows.datasets import schemas
 
-    def prepare(progress: Callable[..., None]) -> EncodedData:
-        from hotrows import datasets
-        from hotrows.datasets import schemas
-
-        schema = dataset.schema
-        if min_count is not None:
-            schema = schemas.with_min_count(schema, min_count)
-        return datasets.prepare(dataset, raw, out, schema=schema, progress=progress, **options)
-
-    prepare_with_bar(prepare, out)
+    schema = dataset.schema if min_count is None else schemas.with_min_count(dataset.schema, min_count)
+    prepare_with_bar(partial(datasets.prepare, dataset, raw, out, schema=schema, **options), out)

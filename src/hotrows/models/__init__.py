@@ -20,6 +20,7 @@ from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema
 
 if TYPE_CHECKING:
+    from hotrows.models import tables as tables
     from hotrows.models.can import CAN
     from hotrows.models.dcnv2 import DCNv2
     from hotrows.models.deepfm import DeepFM

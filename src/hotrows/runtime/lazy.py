@@ -11,11 +11,12 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any
 
 
 def lazy_names(
-    package: str, names_of: Mapping[str, Iterable[str]]
+    package: str, names_of: Mapping[str, Iterable[str]] = MappingProxyType({})
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Returns the `__getattr__` and the `__dir__` of a package.
 
@@ -37,7 +38,7 @@ def lazy_names(
     def list_names() -> list[str]:
         this = sys.modules[package]
         special = (name for name in vars(this) if name.startswith("__"))
-        return sorted({*special, *this.__all__, *_modules(this.__path__)})
+        return sorted({*special, *getattr(this, "__all__", ()), *_modules(this.__path__)})
 
     return load, list_names
 
