@@ -88,7 +88,7 @@ def check_present(schema: Schema, where: str, names: tuple[str, ...], for_traini
             f". Is the delimiter {schema.delimiter!r}? A file without a header needs `columns` in "
             f"the schema"
         )
-        advice = did_you_mean(absent[0], names) + (hint if "header" in where else "; correct the schema")
+        advice = did_you_mean(absent[0], names) or (hint if "header" in where else "; correct the schema")
         raise ValueError(
             f"{where} lacks the columns {absent} that schema {schema.name!r} asks for; it has "
             f"{_shortened(list(names))}{advice}"
