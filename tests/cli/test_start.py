@@ -16,20 +16,19 @@ HEAVY = ("torch", "numpy", "pyarrow", "pandas", "rich", "matplotlib", "tensorboa
 ROOT = Path(package.__file__).parents[2]
 
 
-def python(code: str, **environment: str) -> str:
+def python(code: str) -> str:
     """What a Python process prints on standard output."""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT / "src"), **environment},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_importing_the_package_imports_nothing_heavy():
-    code = (
-        f"import sys, hotrows; dir(hotrows); print([n for n in {(*HEAVY, 'click')} if n in sys.modules])"
-    )
+    names = (*HEAVY, "click")
+    code = f"import sys, hotrows; dir(hotrows); print([name for name in {names} if name in sys.modules])"
     assert python(code) == "[]\n"
 
 
@@ -44,9 +43,10 @@ lines = [[], ["--version"], ["--help"], *([name, "--help"] for name in names), [
 lines += [["checkpoint", name, "--help"] for name in cli.commands["checkpoint"].commands]
 lines += [["train", "enc", "--model", "depfm"], ["train", "enc", "--resume"], ["tune"]]
 for line in [*lines, ["prepare", "--help"]]:
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
+    sys.stdout = sys.stderr = out = io.StringIO()
+    with contextlib.suppress(SystemExit):
         main(line)
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     assert out.getvalue(), line
     heavy = [name for name in {HEAVY} if name in sys.modules]
     allowed = ["numpy"] if line[:1] == ["prepare"] else []
@@ -62,8 +62,9 @@ assert hotrows.__version__ and {"__version__", *hotrows.__all__} <= set(dir(hotr
 assert {"data", "datasets", "metrics", "models", "nn", "checkpoint", "tuning"} <= set(dir(hotrows))
 assert not {"TYPE_CHECKING", "lazy_names", "VERSION", "_native"} & set(dir(hotrows))
 print(hotrows.planning.policy.LRU.window, hotrows.nn.MLP.__name__, hotrows.tuning.tune.tune.__name__)
-print(hotrows.datasets.schemas.criteo.name, hotrows.models.tables.__name__, hotrows.metrics.Metrics.__name__)
-print(hotrows.distributed.process_group.start.__name__, "DLRM" in dir(hotrows.models))
+print(hotrows.datasets.schemas.criteo.name, hotrows.models.tables.__name__)
+print(hotrows.metrics.Metrics.__name__, hotrows.distributed.process_group.start.__name__)
+print("DLRM" in dir(hotrows.models))
 """
     assert python(code).split() == [
         *("0", "MLP", "tune", "criteo", "hotrows.models.tables", "Metrics", "start", "True")
@@ -150,11 +151,7 @@ def test_help_lists_every_setting_in_its_group(hotrows, command):
             if SETTINGS[name].option_name and name not in left_out:
                 assert f"  {SETTINGS[name].option_name} " in options[title], name
     assert "--embedding-lr" in options["Optimisation"] and "--schema" in options["Data and run"]
-    assert re.findall(r"^  (-\S+)", options["Options"], re.MULTILINE)[0] in (
-        "-h,",
-        "--config",
-        "--seconds",
-    )
+    assert "-h, --help" in options["Options"]
 
 
 @pytest.mark.parametrize("arguments", [["describe", "enc", "--json"], ["eval", "runs/a", "--json"]])

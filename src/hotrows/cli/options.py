@@ -1,7 +1,7 @@
 """Shared by the commands: types of arguments, options of settings, a bar, and tables.
 
 Modules of commands import what is heavy where they use it (PyTorch, pyarrow, rich, the engine), so that
-help, completion and wrong usage are answered at once. tests/test_start.py holds it.
+help, completion and wrong usage are answered at once. tests/cli/test_start.py holds it.
 """
 
 from __future__ import annotations
