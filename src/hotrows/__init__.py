@@ -1,31 +1,39 @@
 """hotrows: trains wide-and-deep recommender models at the speed of the fastest memory.
 
-The names below are the engine, and importing them takes torch and numpy alone. `prepare`, `Trainer`,
-`TrainConfig`, `load_run`, `Loader`, `prefetch` and what packs other people's models (`accelerate`,
-`restore`, `explain`, `lookahead`) are loaded when they are first used.
+Importing it takes nothing: each name below, and each module of the package, is imported when it is
+first used, and PyTorch with the first one that computes.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from hotrows.batch import Batch
-from hotrows.engine.caching import Caching
-from hotrows.engine.embedding import Embedding
-from hotrows.engine.vectors import Vectors
-from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
-from hotrows.plan import PackPlan, Plan
-from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
-from hotrows.table import Constant, Cross, Normal, Table, Uniform
+from hotrows.runtime.lazy import lazy_names
 from hotrows.version import VERSION
 
 if TYPE_CHECKING:
+    from hotrows import checkpoint as checkpoint
+    from hotrows import data as data
+    from hotrows import datasets as datasets
+    from hotrows import distributed as distributed
+    from hotrows import metrics as metrics
+    from hotrows import models as models
+    from hotrows import nn as nn
+    from hotrows import planning as planning
+    from hotrows import tuning as tuning
     from hotrows.acceleration.accelerate import accelerate, restore
     from hotrows.acceleration.explain import explain
     from hotrows.acceleration.lookahead import lookahead
+    from hotrows.batch import Batch
     from hotrows.config import TrainConfig
     from hotrows.data.encode.prepare import prepare
     from hotrows.data.load.loader import Loader
+    from hotrows.engine.caching import Caching
+    from hotrows.engine.embedding import Embedding
+    from hotrows.engine.vectors import Vectors
+    from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
     from hotrows.pipeline.prefetch import prefetch
+    from hotrows.plan import PackPlan, Plan
+    from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
+    from hotrows.table import Constant, Cross, Normal, Table, Uniform
     from hotrows.train import Trainer, load_run
 
 __version__ = VERSION
@@ -65,21 +73,24 @@ __all__ = [
     "restore",
 ]
 
-_LOADED_LATER = {
-    "Loader": "hotrows.data.load.loader",
-    "TrainConfig": "hotrows.config",
-    "Trainer": "hotrows.train",
-    "accelerate": "hotrows.acceleration.accelerate",
-    "explain": "hotrows.acceleration.explain",
-    "load_run": "hotrows.train",
-    "lookahead": "hotrows.acceleration.lookahead",
-    "prefetch": "hotrows.pipeline.prefetch",
-    "prepare": "hotrows.data.encode.prepare",
-    "restore": "hotrows.acceleration.accelerate",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LOADED_LATER:
-        raise AttributeError(f"module 'hotrows' has no attribute {name!r}")
-    return getattr(import_module(_LOADED_LATER[name]), name)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "hotrows.acceleration.accelerate": ["accelerate", "restore"],
+        "hotrows.acceleration.explain": ["explain"],
+        "hotrows.acceleration.lookahead": ["lookahead"],
+        "hotrows.batch": ["Batch"],
+        "hotrows.config": ["TrainConfig"],
+        "hotrows.data.encode.prepare": ["prepare"],
+        "hotrows.data.load.loader": ["Loader"],
+        "hotrows.engine.caching": ["Caching"],
+        "hotrows.engine.embedding": ["Embedding"],
+        "hotrows.engine.vectors": ["Vectors"],
+        "hotrows.optim": ["FTRL", "SGD", "Adagrad", "Adam", "RowWiseAdagrad"],
+        "hotrows.pipeline.prefetch": ["prefetch"],
+        "hotrows.plan": ["PackPlan", "Plan"],
+        "hotrows.schema": ["Dense", "Label", "Schema", "Sequence", "Sparse", "Time"],
+        "hotrows.table": ["Constant", "Cross", "Normal", "Table", "Uniform"],
+        "hotrows.train": ["Trainer", "load_run"],
+    },
+)

@@ -2,7 +2,7 @@
 
 Every setting is declared once, as a field of `TrainConfig` with what is to be known of it. The options of
 `hotrows train`, the checks of values, what a resumed run may change, what `hotrows tune` may try, and
-the table in docs/training.md (`python -m hotrows.config` prints it) are read from there.
+the tables in docs/training.md (`python -m hotrows.config` prints them) are read from there.
 """
 
 from __future__ import annotations
@@ -10,30 +10,37 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hotrows import optim
-from hotrows.engine.caching import FILE, Caching
 from hotrows.json_file import JsonFile, build, parse, shown
 from hotrows.optim import RowOptimizer
-from hotrows.planning import policy, sharding
-from hotrows.planning.on_device import PLANNING
-from hotrows.planning.slot_budget import SPLITS
-from hotrows.planning.threads import num_threads
 from hotrows.runtime.atomic_files import write_text
-from hotrows.settings import declared, markdown_table, setting
-from hotrows.storage.cache import CACHE_TRANSFERS
+from hotrows.runtime.suggestions import did_you_mean
+from hotrows.runtime.units import parse_bytes
+from hotrows.settings import (
+    CACHE_TRANSFERS,
+    PLANNING,
+    SHARDINGS,
+    SPLITS,
+    declared,
+    markdown_tables,
+    setting,
+)
 from hotrows.table import TABLE_DTYPES
+
+if TYPE_CHECKING:
+    from hotrows.engine.caching import Caching
 
 PRECISIONS = ("float32", "bfloat16")
 LINEAR_PATHS = ("auto", "measured", "plain")
 HOT_COLD = ("scheduled", "sequential")
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
-SHARDINGS = ("auto", *sharding.KINDS)
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
-_JSON = JsonFile("correct it, or bring it back from a copy", problem="cannot be read")
+CONFIG_FILE = JsonFile("correct it, or bring it back from a copy", problem="cannot be read")
 
 
 @dataclass(frozen=True)
@@ -223,7 +230,7 @@ class TrainConfig:
         changes="no bit",
     )
     sharding: str = setting(
-        "auto", "How tables are sharded over ranks", choices=SHARDINGS, changes="rounding"
+        "auto", "How tables are sharded over ranks", choices=("auto", *SHARDINGS), changes="rounding"
     )
     wire_dtype: str = setting(
         "float32", "Number format of rows and gradients on the wire", choices=WIRE_DTYPES, resumable=True
@@ -278,6 +285,9 @@ class TrainConfig:
         """The cache in front of the store; None: all rows are in memory."""
         if self.fast_memory is None:
             return None
+        from hotrows.engine.caching import Caching
+        from hotrows.planning import policy
+
         return Caching(
             self.fast_memory,
             self.store,
@@ -300,20 +310,31 @@ class TrainConfig:
 
     @staticmethod
     def from_fields(fields: Any) -> TrainConfig:
-        """The config of an object of JSON."""
-        if not isinstance(fields, dict):
+        """Returns the config with these values, as a file states them.
+
+        Sizes may be text, such as 2GiB, and a row optimizer may be its name alone, or its numbers alone.
+        """
+        if not isinstance(fields, Mapping):
             raise ValueError(f"expected an object of settings, found {shown(fields)}")
+        fields = dict(fields)
         for name, before in (("streams", "lanes"), ("cache_transfer", "way")):  # runs of earlier versions
             if before in fields:
                 value = fields.pop(before)
                 fields[name] = "zero_copy" if value == "direct" else value
         unknown = sorted(fields.keys() - SETTINGS)
         if unknown:
-            raise ValueError(
-                f"a training configuration has no field {unknown[0]!r}; it has {sorted(SETTINGS)}"
-            )
-        if fields.get("row_optimizer") is not None:
-            fields["row_optimizer"] = optim.from_json(fields["row_optimizer"])
+            hint = did_you_mean(unknown[0], SETTINGS) or f"; it has {', '.join(sorted(SETTINGS))}"
+            raise ValueError(f"a training configuration has no field {unknown[0]!r}{hint}")
+        for name, value in fields.items():
+            if SETTINGS[name].unit == "bytes" and isinstance(value, str):
+                fields[name] = parse_bytes(value)
+        rows = fields.get("row_optimizer")
+        if rows is not None:
+            if isinstance(rows, str):
+                rows = {"kind": rows}
+            elif isinstance(rows, Mapping):
+                rows = {"kind": optim.Adagrad.kind, **rows}
+            fields["row_optimizer"] = optim.from_json(rows)
         return build(TrainConfig, fields)
 
     def save(self, path: Path) -> None:
@@ -321,12 +342,35 @@ class TrainConfig:
 
     @staticmethod
     def load(path: Path) -> TrainConfig:
-        fields = _JSON.read(path)
-        with _JSON.naming(path):
+        fields = CONFIG_FILE.read(path)
+        with CONFIG_FILE.naming(path):
             return TrainConfig.from_fields(fields)
 
 
-SETTINGS = declared(TrainConfig)
+GROUPS = {
+    "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "seed"),
+    "Model": ("model", "model_options", "label", "label_weights"),
+    "Optimisation": (
+        *("row_optimizer", "dense_optimizer", "dense_lr", "clip_norm", "warmup_steps"),
+        *("decay_factor", "decay_patience"),
+    ),
+    "Evaluation and checkpoints": (
+        *("evaluate_every", "stop_patience", "checkpoint_every", "keep_last", "full_every"),
+        "background_checkpoints",
+    ),
+    "Caching": (
+        *("fast_memory", "store", "policy", "hot_cold", "in_flight", "lookahead_memory"),
+        *("memory_split", "cache_transfer"),
+    ),
+    "Ranks": ("sharding", "wire_dtype", "timeout"),
+    "Device, numbers and speed": (
+        *("device", "precision", "table_dtype", "linear_paths", "compile", "cuda_graph", "streams"),
+        *("micro_batches", "plan_depth", "planning", "planning_threads", "pack_parts"),
+    ),
+}
+SETTINGS = declared(TrainConfig, GROUPS)
+# Settings that change results, which `hotrows tune` may try where it is asked to.
+MAY_CHANGE = ("precision", "table_dtype", "wire_dtype", "batch_size", "micro_batches")
 
 
 def settle(config: TrainConfig, num_samples: int) -> TrainConfig:
@@ -346,11 +390,15 @@ def _pack_parts(config: TrainConfig) -> int:
     """Planning spends most of its time on slots of a cache, and each part has slots of its own."""
     if config.pack_parts is not None or config.fast_memory is None:
         return 1 if config.pack_parts is None else config.pack_parts
+    from hotrows.planning.threads import num_threads
+
     return num_threads(config.planning_threads, config.device == "cpu")
 
 
 def _absolute_store(store: str) -> str:
     """The store by an absolute path, so that the run can be resumed from any folder."""
+    from hotrows.engine.caching import FILE
+
     return f"{FILE}{Path(store[len(FILE) :]).resolve()}" if store.startswith(FILE) else store
 
 
@@ -367,4 +415,4 @@ def _batch_size(num_samples: int) -> int:
 
 
 if __name__ == "__main__":
-    print(markdown_table(SETTINGS))
+    print(markdown_tables(SETTINGS, GROUPS))

@@ -15,10 +15,11 @@ from __future__ import annotations
 import dataclasses
 import sys
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 
 class _Checked:
@@ -168,6 +169,8 @@ def hyper_tensor(
 
     In memory, not in the call: a captured CUDA graph then reads those of the step that it replays.
     """
+    import torch
+
     numbers = [step, *hyper_parameters(optimizer, step, lr_scale)]
     return torch.tensor(numbers, dtype=torch.float64, device=device)
 

@@ -4,7 +4,8 @@
     class TrainConfig:
         epochs: int = setting(1, "How often all training samples are read", least=1, resumable=True)
 
-    SETTINGS = declared(TrainConfig)            # SETTINGS["epochs"].check(0) raises ValueError
+    GROUPS = {"Training": ("epochs",)}          # as help and documentation list them
+    SETTINGS = declared(TrainConfig, GROUPS)    # SETTINGS["epochs"].check(0) raises ValueError
 
 Checks, command line options and the table in the documentation are derived from it.
 """
@@ -13,9 +14,16 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+# Values that the engine checks too; they are here because naming them must not load PyTorch.
+CACHE_TRANSFERS = ("zero_copy", "staged")
+PLANNING = ("host", "device")  # where plans are made
+SHARDINGS = ("rows", "tables", "columns", "replicated")
+SPLITS = ("reads", "rows", "even")  # of fast memory over groups of packs
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class Setting:
     unit: `bytes`, or nothing.
     name, type, default: of the field; `type` is that of values other than None, which `optional` ones
         may be.
+    group: title of the settings among which help and documentation list it.
     """
 
     help: str
@@ -49,6 +58,7 @@ class Setting:
     type: Any = None
     optional: bool = False
     default: Any = None
+    group: str = ""
 
     @property
     def option_name(self) -> str:
@@ -124,8 +134,12 @@ def setting(default: Any, help: str, **known: Any) -> Any:
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def declared(config: type) -> dict[str, Setting]:
-    """The settings of a dataclass by name, in the order of its fields."""
+def declared(config: type, groups: Mapping[str, Sequence[str]]) -> dict[str, Setting]:
+    """The settings of a dataclass by name, in the order of its fields.
+
+    groups: names by title; every field is in one.
+    """
+    group_of = {name: title for title, names in groups.items() for name in names}
     fields = {field.name: field for field in dataclasses.fields(config)}
     settings = {}
     for name, hint in get_type_hints(config).items():
@@ -133,16 +147,22 @@ def declared(config: type) -> dict[str, Setting]:
         kind = get_args(hint)[0] if isinstance(hint, UnionType) else hint
         default = {} if field.default is dataclasses.MISSING else field.default
         known, optional = field.metadata["setting"], NoneType in get_args(hint)
+        assert name in group_of, f"say in which group the setting {name} is listed"
         settings[name] = dataclasses.replace(
-            known, name=name, type=kind, optional=optional, default=default
+            known, name=name, type=kind, optional=optional, default=default, group=group_of[name]
         )
     return settings
 
 
-def markdown_table(settings: dict[str, Setting]) -> str:
-    """The settings as a Markdown table, a line each."""
+def markdown_tables(settings: Mapping[str, Setting], groups: Mapping[str, Sequence[str]]) -> str:
+    """The settings as Markdown, a heading and a table for each group and a line for each setting."""
+    tables = (_markdown_table([settings[name] for name in names]) for names in groups.values())
+    return "\n\n".join(f"### {title}\n\n{table}" for title, table in zip(groups, tables, strict=True))
+
+
+def _markdown_table(settings: Sequence[Setting]) -> str:
     lines = ["| setting | option | default | other values | changes | on resume | |", "|---" * 7 + "|"]
-    for known in settings.values():
+    for known in settings:
         values = ", ".join(value for value in known.choices if value != known.default) or known.bounds
         option = f"`{known.option_name}`" if known.option_name else ""
         may = "may change" if known.resumable else "stays"

@@ -40,7 +40,7 @@ def test_one_set_says_how_to_get_it(hotrows):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["movielens"], 2, "'movielens' is not one of"),
+        (["movielens"], 2, "'movielens' is none of"),
         (["criteo", "--download"], 2, "--download needs the folder for the raw files: --raw DIR"),
         (["criteo", "--out", "enc"], 2, "say where the raw files of criteo are: --raw DIR"),
         (["criteo", "--raw", ".", "--out", "enc"], 1, ". must hold train.txt, plain or as .gz"),

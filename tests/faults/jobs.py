@@ -26,7 +26,7 @@ from tests.faults.inject import Fault, arm, to_text
 TIMEOUT = 20  # seconds that a collective may take, where a case does not say
 SETTINGS = (
     "--model", "deepfm", "--option", "dim=4", "--option", "hidden=[16]", "--batch-size", "50",
-    "--lr", "0.1", "--seed", "3", "--linear-paths", "plain", "--sharding", "rows",
+    "--embedding-lr", "0.1", "--seed", "3", "--linear-paths", "plain", "--sharding", "rows",
     "--checkpoint-every", "3",
 )  # fmt: skip
 

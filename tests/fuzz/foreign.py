@@ -11,7 +11,7 @@ import zipfile
 from importlib import import_module
 from pathlib import Path
 
-from hotrows.cli.training import read_config
+from hotrows.cli import config_files
 from hotrows.config import TrainConfig
 from hotrows.optim import FTRL, Adagrad, Adam
 from tests.fuzz.case import Broken, Case, outcome
@@ -48,7 +48,7 @@ def make_config(choose: random.Random) -> Case:
 
 
 def run_config(case: Case) -> None:
-    kind, config = outcome(lambda: read_config(Path("config.json")), "config.json")
+    kind, config = outcome(lambda: config_files.read(Path("config.json")), "config.json")
     if kind == "worked":
         again = TrainConfig.from_json(config.to_json())
         if dataclasses.asdict(again) != dataclasses.asdict(config):

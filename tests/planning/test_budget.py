@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotrows.planning.packing import Group
-from hotrows.planning.slot_budget import SPLITS, divide
+from hotrows.planning.slot_budget import divide
 from hotrows.runtime.units import format_bytes, parse_bytes
+from hotrows.settings import SPLITS
 
 
 def group(rows, stride, lookups=1):

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from hotrows import cli
-from hotrows.config import SETTINGS, TrainConfig
-from hotrows.settings import markdown_table
+from hotrows.config import GROUPS, SETTINGS, TrainConfig
+from hotrows.settings import markdown_tables
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -21,9 +21,9 @@ def test_every_field_is_a_setting_with_help_and_a_default_that_it_may_have():
         setting.check(setting.default)
 
 
-def test_the_table_in_the_documentation_is_that_of_the_settings():
-    """`python -m hotrows.config` prints it."""
-    assert markdown_table(SETTINGS) in (DOCS / "training.md").read_text()
+def test_the_tables_in_the_documentation_are_those_of_the_settings():
+    """`python -m hotrows.config` prints them."""
+    assert markdown_tables(SETTINGS, GROUPS) in (DOCS / "training.md").read_text()
 
 
 def test_train_has_an_option_for_each_setting_that_has_one():

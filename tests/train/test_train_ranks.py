@@ -239,7 +239,7 @@ def torchrun(num_ranks, *arguments, timeout=240, **environment):
 
 TRAIN = (
     "--model", "deepfm", "--option", "dim=4", "--option", "hidden=[16]", "--batch-size", "50",
-    "--lr", "0.1", "--seed", "3", "--linear-paths", "plain", "--timeout", "60",
+    "--embedding-lr", "0.1", "--seed", "3", "--linear-paths", "plain", "--timeout", "60",
 )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from pathlib import Path
 
-from hotrows.distributed import process_group
+from hotrows.distributed import job
 from hotrows.distributed.all_or_none import of_rank_0
 from hotrows.distributed.comm import Ranks
 from hotrows.runtime.atomic_files import make_folder
@@ -54,7 +54,7 @@ class RunLock:
                 self._run.rmdir()
 
     def _take(self) -> None:
-        patience = _PATIENCE_OF_RESTART if process_group.restarted() else _PATIENCE
+        patience = _PATIENCE_OF_RESTART if job.restarted() else _PATIENCE
         make_folder(self._run)
         try:
             self._lock = Lock(self._run, patience)

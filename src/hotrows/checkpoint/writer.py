@@ -29,7 +29,7 @@ from hotrows.checkpoint.pointer import moved_on, point, pointed, retained
 from hotrows.checkpoint.run_lock import RunLock
 from hotrows.checkpoint.write import Snapshot, State, take, write
 from hotrows.distributed.all_or_none import of_rank_0, together
-from hotrows.distributed.process_group import RankLost
+from hotrows.distributed.job import RankLost
 from hotrows.engine.embedding import Embedding
 from hotrows.runtime.locks import LockLost
 from hotrows.runtime.machine import available_memory

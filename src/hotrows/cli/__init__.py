@@ -18,12 +18,10 @@ from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import click
-from rich.logging import RichHandler
 
 import hotrows
 from hotrows.cli import caching, checkpoints, data, datasets, doctor, runs, training, tuning
-from hotrows.cli.options import messages
-from hotrows.distributed import process_group
+from hotrows.distributed import job
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,7 +60,7 @@ def _message(error: Exception) -> str | None:
     if place := _own_code(error):
         kind = "" if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: "
         return f"{place}: {kind}{message[:400]} (hotrows --debug shows the traceback)"
-    explained = (ValueError, OSError, MemoryError, process_group.RankLost)
+    explained = (ValueError, OSError, MemoryError, job.RankLost)
     return message if isinstance(error, explained) or message.startswith("out of memory") else None
 
 
@@ -84,34 +82,64 @@ def _show_warning(message: Warning | str, *where: Any) -> None:
 
 
 def _fail(message: str, code: int) -> NoReturn:
-    sys.stderr.write(f"hotrows: {process_group.name()}{message}\n")  # at once: ranks share the terminal
+    sys.stderr.write(f"hotrows: {job.name()}{message}\n")  # at once: ranks share the terminal
     sys.stderr.flush()
     _exit(code)
 
 
 def _crash(error: Exception) -> NoReturn:
     """Shows the traceback; of a rank, below a line that says which one."""
-    if not process_group.name():
+    if not job.name():
         raise error
     words = "".join(traceback.format_exception_only(error)).strip()
-    print(f"hotrows: {process_group.name()}{words}", file=sys.stderr)
+    print(f"hotrows: {job.name()}{words}", file=sys.stderr)
     traceback.print_exception(error, file=sys.stderr)
     sys.stderr.flush()
     _exit(1)
 
 
 def _exit(code: int) -> NoReturn:
-    if process_group.name():  # a normal exit would wait for threads that wait for other ranks
+    if job.name():  # a normal exit would wait for threads that wait for other ranks
         sys.stdout.flush()
         os._exit(code)
     sys.exit(code)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Messages(logging.Handler):
+    """Writes messages to what standard error is at the time, where a bar makes room for them."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(self.format(record), err=True)
+
+
+_FIRST_STEPS = """\
+hotrows trains click-through-rate models with large embedding tables.
+
+A first model in three commands, on census data that comes with hotrows:
+
+  hotrows data adult --out enc
+  hotrows train enc --model deepfm --run runs/first
+  hotrows eval runs/first
+
+And then:
+
+  hotrows data             other public data sets, and where to get them
+  hotrows prepare --help   your own files: CSV or Parquet, and a schema of their columns
+  hotrows train --help     all settings, with examples
+  hotrows --help           all commands
+
+The pages in docs/ of the source say more: training.md about runs, data.md about schemas.
+"""
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    invoke_without_command=True,
+)
 @click.version_option(hotrows.__version__, prog_name="hotrows")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-@click.pass_obj
-def cli(session: SimpleNamespace, debug: bool) -> None:
+@click.pass_context
+def cli(context: click.Context, debug: bool) -> None:
     """Trains click-through-rate models with large embedding tables.
 
     \b
@@ -123,10 +151,12 @@ def cli(session: SimpleNamespace, debug: bool) -> None:
       hotrows eval runs/a
       hotrows predict runs/a raw/train.txt --out probabilities.txt
     """
-    session.debug = debug
+    context.obj.debug = debug
     log = logging.getLogger("hotrows")
-    log.handlers = [RichHandler(console=messages(), show_time=False, show_level=False, show_path=False)]
+    log.handlers = [_Messages()]
     log.setLevel(logging.INFO)
+    if context.invoked_subcommand is None:
+        click.echo(_FIRST_STEPS, nl=False)
 
 
 _COMMANDS = (

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
-from hotrows import data, models, optim
+from hotrows import models, optim
 from hotrows.cli.options import (
     COUNT,
     FILE,
@@ -29,11 +27,14 @@ from hotrows.cli.options import (
     with_options,
 )
 from hotrows.cli.scaling import SCALING_NAMES, predict_and_print, scaling_options
-from hotrows.data.hot_cold.profile import pays, row_bytes
 from hotrows.runtime.units import format_bytes
-from hotrows.tuning import pictures
 from hotrows.tuning.advice import SlowMemory, advise
-from hotrows.tuning.cache_simulation import Simulation, simulate
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hotrows import data
+    from hotrows.tuning.cache_simulation import Simulation
 
 # Which rows are hot.
 _profile_options = with_options(
@@ -72,6 +73,9 @@ def profile_command(folder: Path, as_json: bool, **sampling: Any) -> None:
     measures on another sample how many lookups they serve, and how many samples need no other row.
     """
     with bar() as progress:
+        from hotrows import data
+        from hotrows.data.hot_cold.profile import pays
+
         profile = _profile(data.EncodedData.open(folder), progress, **sampling)
     worthwhile, reason = pays(profile)
     if as_json:
@@ -108,8 +112,10 @@ def regroup_command(folder: Path, out: Path, force: bool, **sampling: Any) -> No
     Profiles DATA and writes it anew: first the samples that read hot rows alone, then the others,
     so that most batches train without slow memory. Refused where too few samples are all-hot.
     """
-    encoded = data.EncodedData.open(folder)
     with bar() as progress:
+        from hotrows import data
+
+        encoded = data.EncodedData.open(folder)
         profile = _profile(encoded, progress, **sampling)
         regrouped = data.regroup(encoded, profile, out, force=force, progress=progress)
     hot, cold = regrouped.hot_and_cold()
@@ -119,6 +125,9 @@ def regroup_command(folder: Path, out: Path, force: bool, **sampling: Any) -> No
 
 def _profile(encoded: data.EncodedData, progress: Callable[..., None], **sampling: Any) -> data.Profile:
     """The profile for the tables of a model; sampling: the options of `_profile_options`."""
+    from hotrows import data
+    from hotrows.data.hot_cold.profile import row_bytes
+
     options = dict(map(name_and_value, sampling.pop("model_options")))
     built = models.build(sampling.pop("model"), encoded.schema, **options)
     dtype, optimizer = sampling.pop("table_dtype"), optim.BY_NAME[sampling.pop("row_optimizer")]()
@@ -180,7 +189,8 @@ def simulate_command(
     """
     how = {name: options.pop(name) for name in SCALING_NAMES}
     speed = {"samples_per_second": options.pop("samples_per_second")}
-    speed["slow"] = SlowMemory(**{field.name: options.pop(field.name) for field in fields(SlowMemory)})
+    rates = [field.name for field in dataclasses.fields(SlowMemory)]
+    speed["slow"] = SlowMemory(**{name: options.pop(name) for name in rates})
     options["model_options"] = dict(map(name_and_value, options["model_options"]))
     if options["row_optimizer"] is not None:
         options["row_optimizer"] = optim.BY_NAME[options["row_optimizer"]]()
@@ -188,9 +198,16 @@ def simulate_command(
         predict_and_print(folder, ranks, options, how, picture, as_json)
         return
     with bar() as progress:
+        from hotrows import data
+        from hotrows.tuning.cache_simulation import simulate
+
         simulation = simulate(data.EncodedData.open(folder), progress=progress, **options)
     advice = advise(simulation, **speed)
-    drawn = pictures.draw_curves(simulation, picture, advice.knee) if picture else None
+    drawn = None
+    if picture:
+        from hotrows.tuning import pictures
+
+        drawn = pictures.draw_curves(simulation, picture, advice.knee)
     if as_json:
         figures = {**simulation.to_json(), "advice": dataclasses.asdict(advice)}
         click.echo(json.dumps(figures, indent=2))

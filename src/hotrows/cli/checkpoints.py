@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
-from hotrows import checkpoint
 from hotrows.cli.options import FOLDER, bar, command, new_table, option, print_table
 from hotrows.runtime.units import format_bytes
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _WHICH = option(
     "--checkpoint", "which", type=click.Choice(["best", "last"]), default="last", help="Which of a run."
@@ -44,6 +45,8 @@ def inspect_command(place: Path, which: str, verify: bool, as_json: bool) -> Non
     checkpoints there are. --verify prints a line for each damaged file, of those that it is made on too,
     and ends with exit code 1 where there are any; PLACE may then be the folder of an export as well.
     """
+    from hotrows import checkpoint
+
     folder = _folder(place, which)
     if verify:
         if damaged := checkpoint.problems(folder):
@@ -77,6 +80,8 @@ def merge_command(place: Path, out: Path, which: str) -> None:
     Joins the parts of all ranks, and an increment with all that it is made on, in the new folder OUT.
     """
     with bar() as progress:
+        from hotrows import checkpoint
+
         checkpoint.merge(_folder(place, which), out, progress)
     click.echo(f"{out}: {_size(out)}")
 
@@ -98,12 +103,16 @@ def export_command(place: Path, out: Path, which: str, state: bool) -> None:
     OUT. `hotrows export` writes a model with its schema.
     """
     with bar() as progress:
+        from hotrows import checkpoint
+
         checkpoint.export_tables(_folder(place, which), out, state, progress)
     click.echo(f"{out}: {len(list((out / 'tables').iterdir())):,} tables, {_size(out)}")
 
 
 def _folder(place: Path, which: str) -> Path:
     """The checkpoint that is meant."""
+    from hotrows import checkpoint
+
     if (place / "checkpoints.json").exists():
         return checkpoint.folder_of(place, which)
     return place

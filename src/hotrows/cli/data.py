@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
-from hotrows import data
 from hotrows.cli.options import (
     BYTES,
     COUNT,
@@ -21,15 +18,28 @@ from hotrows.cli.options import (
     INTEGER,
     POSITIVE,
     THREADS,
+    Name,
     bar,
     command,
     new_table,
     option,
     print_table,
 )
-from hotrows.data.description import STABLE, Description, describe
-from hotrows.datasets import schemas, synthetic
-from hotrows.train import pictures
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hotrows.data import Description, EncodedData
+
+
+def data_set_names() -> list[str]:
+    """The names of the public data sets, which are those of their schemas."""
+    from hotrows import datasets
+
+    return sorted(datasets.BY_NAME)
+
+
+_SCHEMA = Name(data_set_names, "FILE", lambda text: True)  # `schemas.load` says what is wrong
 
 
 @command(
@@ -53,6 +63,8 @@ def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale:
     Rows as skewed and as learnable as Criteo's, in Criteo's raw format.
     """
     with bar() as progress:
+        from hotrows.datasets import synthetic
+
         path = synthetic.synth_criteo(
             rows,
             out,
@@ -75,8 +87,8 @@ def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale:
 @click.argument("raw", nargs=-1, required=True)
 @click.option(
     "--schema",
-    help=f"What the columns are: {', '.join(schemas.BY_NAME)}, a .json file, or a .py file that "
-    "defines `schema`.",
+    type=_SCHEMA,
+    help="What the columns are: of a public data set, a .json file, or a .py file that defines `schema`.",
 )
 @click.option("--out", type=FOLDER, required=True, help="A new folder for the encoded data.")
 @click.option(
@@ -110,15 +122,23 @@ def prepare_command(
     """
     if schema is None and not (options["like"] or options["extend"]):
         raise click.UsageError("say what the columns are: --schema NAME or FILE")
+    from hotrows.datasets import schemas
+
     columns = None if schema is None else schemas.load(schema)
     if columns is not None and min_count is not None:
         columns = schemas.with_min_count(columns, min_count)
-    encoded = prepare_with_bar(partial(data.prepare, raw, columns, out, split=split, **options), out)
+
+    def prepare(progress: Callable[..., None]) -> EncodedData:
+        from hotrows import data
+
+        return data.prepare(raw, columns, out, split=split, progress=progress, **options)
+
+    encoded = prepare_with_bar(prepare, out)
     if options["like"] or options["extend"]:
         print_table(_unseen_table(encoded))
 
 
-def prepare_with_bar(prepare: Callable[..., data.EncodedData], out: Path) -> data.EncodedData:
+def prepare_with_bar(prepare: Callable[..., EncodedData], out: Path) -> EncodedData:
     """Calls `prepare`, which writes into the folder `out`, with a progress bar; prints the rows."""
     try:
         with bar() as progress:
@@ -130,10 +150,12 @@ def prepare_with_bar(prepare: Callable[..., data.EncodedData], out: Path) -> dat
     return encoded
 
 
-def _unseen_table(encoded: data.EncodedData) -> Table:
+def _unseen_table(encoded: EncodedData) -> Table:
     """How many ids of each feature the vocabularies do not hold, and how many values are missing."""
+    from hotrows.data import ValueRates
+
     table = new_table("feature", "ids", "unseen", "share", "missing", left=("feature",))
-    rates = data.ValueRates.of_parts(encoded.parts.values(), ())
+    rates = ValueRates.of_parts(encoded.parts.values(), ())
     for feature in encoded.schema.id_features:
         counts = rates.features[feature.name]
         shares = [f"{counts.rate(kind):.2%}" for kind in ("unknown", "missing")]
@@ -153,12 +175,16 @@ def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool
     Prints a line for each damaged file instead, with exit code 1, where there are any: headers are always
     compared with their checksums, all bytes with --verify.
     """
-    encoded = data.EncodedData.open(folder)
-    if damaged := list(encoded.problems(sections=verify)):
-        click.echo("\n".join(damaged), err=True)
-        sys.exit(1)
-    description = describe(encoded, dim)
-    drawn = pictures.draw_skew(description, picture or folder / "skew.png")
+    with bar():
+        from hotrows import data
+        from hotrows.train import pictures
+
+        encoded = data.EncodedData.open(folder)
+        if damaged := list(encoded.problems(sections=verify)):
+            click.echo("\n".join(damaged), err=True)
+            sys.exit(1)
+        description = data.describe(encoded, dim)
+        drawn = pictures.draw_skew(description, picture or folder / "skew.png")
     if as_json:
         click.echo(json.dumps(description.to_json(), indent=2))
         return
@@ -178,6 +204,8 @@ def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool
 
 def _oddities(description: Description) -> Iterator[str]:
     """Lengths of lists, fields that go together, and fields that drift, a line each."""
+    from hotrows.data.description import STABLE
+
     for ids in description.lists:
         middle, high, top = ids.quantiles.values()
         yield (

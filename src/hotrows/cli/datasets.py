@@ -4,26 +4,29 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
-from hotrows import datasets
-from hotrows.cli.data import prepare_with_bar
+from hotrows.cli.data import data_set_names, prepare_with_bar
 from hotrows.cli.options import (
     BYTES,
     COUNT,
     FOLDER,
     INTEGER,
     THREADS,
+    Name,
     bar,
     command,
     new_table,
     option,
     print_table,
 )
-from hotrows.datasets import schemas
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hotrows import datasets
 
 
 @command(
@@ -33,7 +36,7 @@ from hotrows.datasets import schemas
     "hotrows data movielens_1m --raw ml-1m --download --out enc",
     "hotrows data taobao_ad --raw taobao --out enc --samples taobao-samples",
 )
-@click.argument("name", required=False, type=click.Choice(sorted(datasets.BY_NAME)), metavar="[NAME]")
+@click.argument("name", required=False, type=Name(data_set_names), metavar="[NAME]")
 @click.option("--raw", type=FOLDER, help="The folder of the raw files.")
 @click.option("--download", is_flag=True, help="Download them into --raw first, or go on with it.")
 @click.option("--out", type=FOLDER, help="A new folder for the encoded data.")
@@ -51,6 +54,8 @@ def data_command(
     Without NAME all data sets are listed; with NAME alone, where its files are. The schema and the
     parts of each are described in docs/datasets.
     """
+    from hotrows import datasets
+
     if name is None:
         print_table(_table())
         return
@@ -64,6 +69,8 @@ def data_command(
 
 
 def _table() -> Table:
+    from hotrows import datasets
+
     columns = ("name", "what", "rows", "size", "licence")
     table = new_table(*columns, left=("name", "what", "size", "licence"))
     for dataset in datasets.ALL:
@@ -97,6 +104,8 @@ def _how_to_get(dataset: datasets.DataSet) -> str:
 def _download(dataset: datasets.DataSet, raw: Path | None) -> None:
     if raw is None:
         raise click.UsageError("--download needs the folder for the raw files: --raw DIR")
+    from hotrows import datasets
+
     with bar() as progress:
         files = datasets.download(dataset, raw, progress)
     click.echo(f"{raw}: {', '.join(path.name for path in files)}")
@@ -110,5 +119,8 @@ def _prepare(
             f"say where the raw files of {dataset.name} are: --raw DIR; hotrows data {dataset.name} "
             f"says where to get them"
         )
+    from hotrows import datasets
+    from hotrows.datasets import schemas
+
     schema = dataset.schema if min_count is None else schemas.with_min_count(dataset.schema, min_count)
     prepare_with_bar(partial(datasets.prepare, dataset, raw, out, schema=schema, **options), out)

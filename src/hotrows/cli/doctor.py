@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import click
-import torch
 
-from hotrows import nn
 from hotrows.cli.options import command, option
 from hotrows.config import PRECISIONS
-from hotrows.costs.measure_machine import device_rates
-from hotrows.runtime import measurements
-from hotrows.runtime.device import find
-from hotrows.runtime.machine import environment
 
 
 @command("doctor", "hotrows doctor", "hotrows doctor --batch-size 2048", "hotrows doctor --renew")
@@ -28,6 +22,11 @@ def doctor_command(batch_size: int, renew: bool) -> None:
     Runs measure too, once for each kind of job on each machine, and keep it, so that the same command
     has the same result; --renew is for after a change of the machine, or where it was busy then.
     """
+    from hotrows.costs.measure_machine import device_rates
+    from hotrows.runtime import measurements
+    from hotrows.runtime.device import find
+    from hotrows.runtime.machine import environment
+
     if renew:
         measurements.forget()
     machine = environment()
@@ -46,6 +45,10 @@ def doctor_command(batch_size: int, renew: bool) -> None:
 
 def measured_paths(batch_size: int) -> dict[str, str]:
     """The fastest path of each product of DLRM's larger layers, in both precisions."""
+    import torch
+
+    from hotrows import nn
+
     model = torch.nn.Sequential(torch.nn.Linear(512, 256), torch.nn.Linear(367, 512))
     return {
         product: path

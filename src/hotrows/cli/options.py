@@ -1,23 +1,31 @@
-"""Shared by the commands: types of arguments, options of settings, a bar, and tables."""
+"""Shared by the commands: types of arguments, options of settings, a bar, and tables.
+
+Modules of commands import what is heavy where they use it (PyTorch, pyarrow, rich, the engine), so that
+help, completion and wrong usage are answered at once. tests/cli/test_start.py holds it.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from click.shell_completion import CompletionItem
 
 from hotrows import models, optim
 from hotrows.config import SETTINGS
+from hotrows.distributed import job
+from hotrows.runtime.suggestions import did_you_mean
 from hotrows.runtime.units import parse_bytes
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 
 class Place(click.Path):
@@ -83,26 +91,43 @@ class Numbers(click.ParamType):
 NUMBERS = Numbers()
 
 
-class ModelName(click.ParamType):
-    """A model of the library, or one's own as file.py:Class or module:Class."""
+class Name(click.ParamType):
+    """One of some names, which are looked up when they are first needed, or what else is allowed.
 
-    name = "model"
+    other: metavar of what else is allowed; is_other: whether a text is that; advice: on it, for messages.
+    """
+
+    name = "name"
+
+    def __init__(
+        self,
+        names: Callable[[], Iterable[str]],
+        other: str = "",
+        is_other: Callable[[str], bool] = lambda text: False,
+        advice: str = "",
+    ) -> None:
+        self.names, self.other, self.is_other, self.advice = names, other, is_other, advice
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
-        return f"[{'|'.join(models.BY_NAME)}|FILE.py:CLASS]"
+        return f"[{'|'.join([*self.names(), *([self.other] if self.other else [])])}]"
 
     def convert(self, value: str, param: Any, ctx: Any) -> str:
-        if value not in models.BY_NAME and ":" not in value:
-            self.fail(
-                f"{value!r} is none of {', '.join(models.BY_NAME)}; your own is named as "
-                f"file.py:Class or module:Class",
-                param,
-                ctx,
-            )
+        if not self.is_other(value) and value not in (names := list(self.names())):
+            words = f"{value!r} is none of {', '.join(names)}{self.advice}{did_you_mean(value, names)}"
+            self.fail(words, param, ctx)
         return value
 
+    def shell_complete(self, ctx: Any, param: Any, incomplete: str) -> list[CompletionItem]:
+        names = [CompletionItem(name) for name in self.names() if name.startswith(incomplete)]
+        return [*names, *([CompletionItem(incomplete, type="file")] if self.other else [])]
 
-MODEL = ModelName()
+
+MODEL = Name(
+    lambda: models.BY_NAME,
+    "FILE.py:CLASS",
+    lambda text: ":" in text,
+    "; your own is named as file.py:Class or module:Class",
+)
 # What options of settings take, where the type of the setting does not say it.
 _ARGUMENTS: dict[str, dict[str, Any]] = {
     "model": {"type": MODEL},
@@ -177,8 +202,27 @@ run_options = with_options(
 )
 
 
-class _CommandWithExamples(click.Command):
-    """A command whose examples keep their lines."""
+class _Command(click.Command):
+    """A command whose help lists its options in sections and ends with examples that keep their lines.
+
+    sections: names of parameters by title; all others are in the last section, `Options`.
+    """
+
+    def __init__(self, *args: Any, sections: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._sections = sections
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        title_of = {name: title for title, names in self._sections.items() for name in names}
+        lines: dict[str, list[tuple[str, str]]] = {title: [] for title in (*self._sections, "Options")}
+        for param in self.get_params(ctx):
+            line = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if line is not None:
+                lines[title_of.get(param.name or "", "Options")].append(line)
+        for title, listed in lines.items():
+            if listed:
+                with formatter.section(title):
+                    formatter.write_dl(listed)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         if self.epilog:
@@ -186,9 +230,14 @@ class _CommandWithExamples(click.Command):
                 formatter.write("".join(f"  {line}\n" for line in self.epilog.splitlines()))
 
 
-def command(name: str, *examples: str, group: Any = click) -> Callable[[Callable], click.Command]:
-    """Decorates a function as a command of a group; its help ends with examples, as they are typed."""
-    return group.command(name, cls=_CommandWithExamples, epilog="\n".join(examples))
+def command(
+    name: str, *examples: str, group: Any = click, sections: Mapping[str, Sequence[str]] | None = None
+) -> Callable[[Callable], click.Command]:
+    """Decorates a function as a command of a group; its help ends with examples, as they are typed.
+
+    sections: names of parameters by the title of the section of the help that lists them.
+    """
+    return group.command(name, cls=_Command, epilog="\n".join(examples), sections=sections or {})
 
 
 def option(*spellings: str, **how: Any) -> Callable:
@@ -209,7 +258,12 @@ def name_and_value(text: str, option: str = "--option", such_as: str = "dim=32")
 
 @contextmanager
 def bar() -> Iterator[Callable[..., None]]:
-    """progress(stage, done, total, note): a bar on a terminal, nothing elsewhere."""
+    """progress(stage, done, total, note): a bar on a terminal, nothing elsewhere.
+
+    It says `loading` from the start on, while the caller imports what it needs.
+    """
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description:<12}"),
         BarColumn(),
@@ -219,7 +273,9 @@ def bar() -> Iterator[Callable[..., None]]:
     )
     console = messages()
     hidden = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=hidden) as shown:
+    with Progress(
+        *columns, console=console, transient=True, disable=hidden, redirect_stdout=False
+    ) as shown:
         tasks: dict[str, Any] = {}
 
         def progress(stage: str, done: int, total: int | None, note: str = "") -> None:
@@ -229,11 +285,15 @@ def bar() -> Iterator[Callable[..., None]]:
                 tasks[stage] = shown.add_task(stage, total=total, note=note)
             shown.update(tasks[stage], completed=done, total=total, note=note, visible=True)
 
+        if job.is_first():
+            progress("loading", 0, None)
         yield progress
 
 
 def new_table(*columns: str, left: Sequence[str] = ()) -> Table:
     """An empty table; the columns in `left` are aligned to the left, all others to the right."""
+    from rich.table import Table
+
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in columns:
         table.add_column(column, justify="left" if column in left else "right")
@@ -242,8 +302,13 @@ def new_table(*columns: str, left: Sequence[str] = ()) -> Table:
 
 def print_table(table: Table) -> None:
     """As wide as the terminal; 120 columns elsewhere."""
+    from rich.console import Console
+
     Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def messages() -> Console:
+    """The console of standard error."""
+    from rich.console import Console
+
     return Console(stderr=True, highlight=False)

@@ -8,18 +8,16 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hotrows.cli.options import FILE, FOLDER, bar, command, run_options
-from hotrows.data import ValueRates
-from hotrows.metrics import Metrics
 from hotrows.runtime.atomic_files import replaced
 from hotrows.runtime.units import format_bytes
-from hotrows.train import run_folder
-from hotrows.train.export import export
-from hotrows.train.predictor import load_run
+
+if TYPE_CHECKING:
+    from hotrows.metrics import Metrics
 
 
 @command("eval", "hotrows eval runs/a", "hotrows eval runs/a --part validation --checkpoint last --json")
@@ -32,13 +30,16 @@ def eval_command(run: Path, part: str, folder: Path | None, as_json: bool, **how
 
     Prints AUC, log loss and calibration of RUN, by default on the test part of its data.
     """
-    predictor = load_run(run, **how)
-    encoded = run_folder.open_data(run, folder)
-    if (usual := run_folder.prepared_parts(run)) is not None:
-        rates = ValueRates.of_parts([encoded.parts[part]], usual)
-        click.echo(rates.summary(), err=True)
-        rates.warn()
     with bar() as progress:
+        from hotrows.data import ValueRates
+        from hotrows.train import load_run, run_folder
+
+        predictor = load_run(run, **how)
+        encoded = run_folder.open_data(run, folder)
+        if (usual := run_folder.prepared_parts(run)) is not None:
+            rates = ValueRates.of_parts([encoded.parts[part]], usual)
+            click.echo(rates.summary(), err=True)
+            rates.warn()
         metrics = predictor.evaluate(
             encoded.parts[part], lambda done, total: progress("evaluating", done, total)
         )
@@ -68,14 +69,17 @@ def predict_command(run: Path, raw: tuple[str, ...], out: Path | None, **how: An
     missing values, and values that training has not seen are read as unknown; how many there were, and
     where that is far from the training data, is said on standard error.
     """
-    predictor = load_run(run, **how)
-    batches = run_folder.open_encoder(run).encode(raw)
-    with _lines_to(out) as write, bar() as progress:
+    with bar() as progress:
+        from hotrows.train import load_run, run_folder
+
+        predictor = load_run(run, **how)
+        batches = run_folder.open_encoder(run).encode(raw)
         done = 0
-        for probabilities in predictor.predict(batches):
-            write("".join(f"{_line(p)}\n" for p in probabilities.tolist()))
-            done += len(probabilities)
-            progress("predicting", done, None)
+        with _lines_to(out) as write:
+            for probabilities in predictor.predict(batches):
+                write("".join(f"{_line(p)}\n" for p in probabilities.tolist()))
+                done += len(probabilities)
+                progress("predicting", done, None)
     click.echo(batches.rates.summary(), err=True)
 
 
@@ -91,6 +95,8 @@ def export_command(run: Path, out: Path, **how: Any) -> None:
     weights for each of its tables.
     """
     with bar() as progress:
+        from hotrows.train.export import export
+
         export(run, out, progress=progress, **how)
     files = list((out / "tables").iterdir())
     size = format_bytes(sum(file.stat().st_size for file in files))

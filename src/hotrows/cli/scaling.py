@@ -6,12 +6,10 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.table import Table
 
-from hotrows import data
 from hotrows.cli.options import (
     BYTES,
     NUMBERS,
@@ -21,20 +19,22 @@ from hotrows.cli.options import (
     setting_option,
     with_options,
 )
-from hotrows.costs import workload
-from hotrows.costs.machines import MACHINES
-from hotrows.costs.measure_machine import measure_machine
-from hotrows.costs.step_cost import Machine
+from hotrows.costs.machines import MACHINES, Machine
 from hotrows.runtime.units import format_bytes
-from hotrows.tuning import pictures
-from hotrows.tuning.scaling import Prediction, predict_scaling
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hotrows.costs.workload import Workload
+    from hotrows.tuning.scaling import Prediction
 
 scaling_options = with_options(
     click.option(
         "--ranks",
         type=NUMBERS,
         metavar="N,N,...",
-        help=f"Predict steps on so many ranks instead. DATA may be one of {', '.join(workload.NAMED)}.",
+        help="Predict steps on so many ranks instead. DATA may be a well-known job, such as criteo-1tb; "
+        "any other name lists them.",
     ),
     option(
         "--machine",
@@ -70,6 +70,8 @@ def predict_and_print(
     folder: prepared data, or the name of a well-known workload. work: model, model_options,
     row_optimizer, table_dtype and batch_size. how: the options named by `SCALING_NAMES`.
     """
+    from hotrows.tuning.scaling import predict_scaling
+
     prediction = predict_scaling(
         _with_step(_workload(folder, work), work["batch_size"], how),
         _machine(how["machine"], how["link"]),
@@ -80,8 +82,11 @@ def predict_and_print(
     _show(prediction, picture, as_json, how["why"])
 
 
-def _workload(folder: Path, work: Mapping[str, Any]) -> workload.Workload:
-    if not folder.exists() and str(folder) in workload.NAMED:
+def _workload(folder: Path, work: Mapping[str, Any]) -> Workload:
+    from hotrows import data
+    from hotrows.costs import workload
+
+    if not folder.exists():
         return workload.named(str(folder))
     return workload.of_data(
         data.EncodedData.open(folder),
@@ -92,9 +97,7 @@ def _workload(folder: Path, work: Mapping[str, Any]) -> workload.Workload:
     )
 
 
-def _with_step(
-    shape: workload.Workload, batch_size: int | None, how: Mapping[str, Any]
-) -> workload.Workload:
+def _with_step(shape: Workload, batch_size: int | None, how: Mapping[str, Any]) -> Workload:
     """Returns the workload with the sizes that options have set in place of its own."""
     sizes = {
         "batch_size": batch_size,
@@ -108,13 +111,19 @@ def _with_step(
 def _machine(name: str, link: str) -> Machine:
     if name != "measured":
         return MACHINES[name]
+    from hotrows.costs.measure_machine import measure_machine
+
     stated = MACHINES[link]
     name = f"this machine, ranks joined as in {link}"
     return dataclasses.replace(measure_machine(), name=name, outer=stated.outer)
 
 
 def _show(prediction: Prediction, picture: Path | None, as_json: bool, why: bool) -> None:
-    drawn = pictures.draw_scaling(prediction, picture) if picture else None
+    drawn = None
+    if picture:
+        from hotrows.tuning import pictures
+
+        drawn = pictures.draw_scaling(prediction, picture)
     if as_json:
         click.echo(json.dumps(prediction.to_json(), indent=2))
         return

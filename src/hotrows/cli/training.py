@@ -7,11 +7,12 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows import data, models, optim
+from hotrows import models, optim
+from hotrows.cli import config_files
 from hotrows.cli.options import (
     FILE,
     FOLDER,
@@ -23,13 +24,13 @@ from hotrows.cli.options import (
     with_options,
 )
 from hotrows.cli.runs import print_metrics
-from hotrows.config import SETTINGS, TrainConfig
-from hotrows.datasets import schemas
-from hotrows.distributed import process_group
-from hotrows.train import run_folder
-from hotrows.train.progress import Progress as TrainProgress
-from hotrows.train.progress import Result
-from hotrows.train.trainer import Trainer
+from hotrows.config import GROUPS, SETTINGS, TrainConfig
+from hotrows.distributed import job
+
+if TYPE_CHECKING:
+    from hotrows import data
+    from hotrows.train.progress import Progress as TrainProgress
+    from hotrows.train.progress import Result
 
 _SHOWN_REASONS = 8
 # Settings that a run which starts from another takes from it.
@@ -46,8 +47,11 @@ data_options = with_options(
 )
 SOURCE_NAMES = ("folder", "schema", "validation", "test")  # of data_options
 _row_options = with_options(
+    click.option(
+        "--lr", type=float, help="Learning rate of rows and of the dense part. [each optimizer's]"
+    ),
     setting_option("row_optimizer"),
-    click.option("--lr", type=float, help="Learning rate of rows. [the row optimizer's]"),
+    click.option("--embedding-lr", type=float, help="Learning rate of rows, in place of --lr."),
     click.option(
         "--row-option",
         "row_options",
@@ -56,15 +60,22 @@ _row_options = with_options(
         help="Argument of the row optimizer, such as weight_decay=1e-6; may be repeated.",
     ),
 )
+# The sections of the help of train and tune: the groups of settings, and what else belongs there.
+_FURTHER_OPTIONS = {
+    "Data and run": (*SOURCE_NAMES, "run", "config_file", "set_texts", "resume", "trace"),
+    "Optimisation": ("lr", "embedding_lr", "row_options"),
+}
+SECTIONS = {title: (*names, *_FURTHER_OPTIONS.get(title, ())) for title, names in GROUPS.items()}
 
 
 def setting_options(leave_out: Sequence[str] = ()) -> Callable:
-    """Decorates a command with an option for each setting that the command line has."""
+    """Decorates a command with an option for each setting that the command line has, group by group."""
     return with_options(
         *(
-            _row_options if setting.name == "row_optimizer" else setting_option(setting.name)
-            for setting in SETTINGS.values()
-            if setting.option_name and setting.name not in leave_out
+            _row_options if name == "row_optimizer" else setting_option(name)
+            for names in GROUPS.values()
+            for name in names
+            if SETTINGS[name].option_name and name not in leave_out
         )
     )
 
@@ -76,14 +87,16 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "hotrows train enc --model din --option activation=dice --row-option weight_decay=1e-5",
     "hotrows train enc --model mmoe --label-weight buy=2",
     "hotrows train enc --model my_model.py:TwoTowers --option dim=32",
-    "hotrows train enc --model dlrm --optimizer rowwise_adagrad --lr 0.03 --precision bfloat16",
+    "hotrows train enc --model dlrm --optimizer rowwise_adagrad --embedding-lr 0.03 --precision bfloat16",
     "hotrows train enc --model dlrm --fast-memory 2GiB --store file:tables --run runs/b",
     "hotrows train enc --model dlrm --device cuda --fast-memory 40GiB --precision bfloat16",
     "hotrows train enc --config tuned.json --run runs/a",
+    "hotrows train enc --config runs/a/config.json --set model_options.dim=32 --seed 2 --run runs/a2",
     "hotrows train enc --run runs/a --resume",
     "hotrows train enc2 --from runs/a --run runs/b",
     "hotrows train 'train/*.parquet' --schema shop.json --validation val.parquet --run runs/c",
     "torchrun --nproc-per-node 2 -m hotrows train enc --model dlrm --run-dir runs/d",
+    sections=SECTIONS,
 )
 @data_options
 @click.option(
@@ -97,7 +110,15 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "--config",
     "config_file",
     type=FILE,
-    help="Settings to begin with, as tune writes them; options take precedence.",
+    help="Settings to begin with, in JSON, TOML or YAML: a file of tune, a run's config.json, or yours.",
+)
+@click.option(
+    "--set",
+    "set_texts",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A setting in place of --config's, by its name there, such as model_options.dim=32; may be "
+    "repeated. Options take precedence.",
 )
 @click.option("--resume", is_flag=True, help="Resume the run in --run, with its settings.")
 @trust_option()
@@ -108,6 +129,7 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
 def train_command(
     run: Path | None,
     config_file: Path | None,
+    set_texts: tuple[str, ...],
     resume: bool,
     trust: bool,
     trace: Path | None,
@@ -129,31 +151,48 @@ def train_command(
     if resume and config_file is not None:
         raise click.UsageError("--resume goes on with the run's own settings: leave out --config")
     exists = run is not None and (run / "config.json").exists()
-    resume = resume or (exists and process_group.restarted())
-    config, read = _first_config(run if resume and exists else None, config_file, options["start_from"])
-    options["model"] = models.confirmed(config.model, read, options["model"], trust)
-    if options["start_from"] is not None:
-        options["start_from"] = str(options["start_from"].resolve())
-    config = config_with(config, options)
+    resume = resume or (exists and job.restarted())
+    with bar() as progress:
+        resumed = run if resume and exists else None
+        config, read = _first_config(resumed, config_file, set_texts, options["start_from"])
+        options["model"] = models.confirmed(config.model, read, options["model"], trust)
+        if options["start_from"] is not None:
+            options["start_from"] = str(options["start_from"].resolve())
+        config = config_with(config, options)
+        run, result = _train(config, run, source, progress, resume=resume, trace=trace)
+    if job.is_first():
+        _print_result(result, run)
+
+
+def _train(
+    config: TrainConfig,
+    run: Path | None,
+    source: Mapping[str, Any],
+    progress: Callable[..., None],
+    **how: Any,
+) -> tuple[Path, Result]:
+    """Trains on all ranks; returns the run's folder, and how it ended.
+
+    source: arguments of `open_data`. how: further arguments of `Trainer`.
+    """
+    from hotrows.distributed import process_group
+    from hotrows.train import run_folder
+    from hotrows.train.trainer import Trainer
+
     ranks = process_group.start(config.timeout)
     run = run or run_folder.next_folder(Path("runs"), config.model.rpartition(":")[2].lower())
     run = ranks.gather_objects(run)[0]
     encoded = open_data(**source)
+    shown = _train_progress(progress) if ranks.rank == 0 else None
     try:
-        with bar() as progress:
-            shown = _train_progress(progress) if ranks.rank == 0 else None
-            trainer = Trainer(
-                encoded, config, run, resume=resume, progress=shown, trace=trace, ranks=ranks
-            )
-            if ranks.rank == 0:
-                _print_reasons(trainer.steps.placing.reasons, run)
-            result = trainer.fit()
+        trainer = Trainer(encoded, config, run, progress=shown, ranks=ranks, **how)
+        if ranks.rank == 0:
+            _print_reasons(trainer.steps.placing.reasons, run)
+        return run, trainer.fit()
     except KeyboardInterrupt as stopped:
         model = f" --model {shlex.quote(config.model)}" if ":" in config.model else ""
         again = f"{_command_line(**source)} --run {run} --resume{model}"
         raise KeyboardInterrupt(f"{stopped or 'interrupted'}; go on with: {again}") from None
-    if ranks.rank == 0:
-        _print_result(result, run)
 
 
 def config_with(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
@@ -167,8 +206,11 @@ def config_with(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
 def _changed(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
     changes = {name: value for name, value in options.items() if value is not None}
     kind, lr = changes.pop("row_optimizer", None), changes.pop("lr", None)
+    row_lr = changes.pop("embedding_lr", lr)
     row_changes = _pairs(changes.pop("row_options"), "--row-option", "weight_decay=1e-6")
-    row_changes |= {} if lr is None else {"lr": lr}
+    row_changes |= {} if row_lr is None else {"lr": row_lr}
+    if lr is not None:
+        changes.setdefault("dense_lr", lr)
     if kind is not None or row_changes:
         base = optim.BY_NAME[kind]() if kind else config.row_optimizer or optim.Adagrad()
         changes["row_optimizer"] = optim.replaced(base, row_changes)
@@ -184,30 +226,23 @@ def _pairs(texts: Sequence[str], option: str, such_as: str) -> dict[str, Any]:
 
 
 def _first_config(
-    resumed: Path | None, config_file: Path | None, start_from: Path | None
+    resumed: Path | None, file: Path | None, set_texts: Sequence[str], start_from: Path | None
 ) -> tuple[TrainConfig, Path]:
     """The config that options change, and its file: of the resumed run, of --config, of --from, or the
     default.
 
-    Of a run to start from, its model and what its rows hold are taken.
+    Of a run to start from, its model and what its rows hold are taken. set_texts: changes of it.
     """
-    if resumed is not None:
-        return run_folder.read_config(resumed), resumed / "config.json"
-    if config_file is not None:
-        return read_config(config_file), config_file
-    if start_from is None:
-        return TrainConfig(), Path()
-    earlier = run_folder.read_config(start_from)
-    taken = {name: getattr(earlier, name) for name in _OF_WHAT_IS_TRAINED}
-    return TrainConfig(**taken), start_from / "config.json"
+    if file is not None:
+        return config_files.read(file, set_texts), file
+    config, earlier = TrainConfig(), resumed or start_from
+    if earlier is not None:
+        from hotrows.train import run_folder
 
-
-def read_config(path: Path) -> TrainConfig:
-    """Reads the file of --config: what tune has written, or a run's config.json."""
-    try:
-        return TrainConfig.load(path)
-    except FileNotFoundError:
-        raise ValueError(f"there is no {path}; `hotrows tune` writes one") from None
+        config = run_folder.read_config(earlier)
+    if resumed is None and start_from is not None:
+        config = TrainConfig(**{name: getattr(config, name) for name in _OF_WHAT_IS_TRAINED})
+    return config_files.changed(config, set_texts), (earlier or Path()) / "config.json"
 
 
 def _command_line(
@@ -224,7 +259,11 @@ def open_data(
     folder: Sequence[str], schema: str | None, validation: Sequence[str], test: Sequence[str]
 ) -> data.EncodedData:
     """Opens prepared data, or the Parquet files that a schema describes."""
+    from hotrows import data
+
     if schema is not None:
+        from hotrows.datasets import schemas
+
         return data.open_parquet(schemas.load(schema), folder, validation, test)
     if validation or test:
         raise click.UsageError("--validation and --test are of Parquet files: give their --schema")

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from hotrows.cli.options import FILE, POSITIVE, bar, command, new_table, option, print_table
-from hotrows.cli.training import SOURCE_NAMES, config_with, data_options, open_data, setting_options
-from hotrows.config import TrainConfig
-from hotrows.distributed import process_group
+from hotrows.cli.training import (
+    SECTIONS,
+    SOURCE_NAMES,
+    config_with,
+    data_options,
+    open_data,
+    setting_options,
+)
+from hotrows.config import MAY_CHANGE, TrainConfig
+from hotrows.distributed import job
 from hotrows.runtime.atomic_files import write_text
-from hotrows.tuning.benchmark import Comparison
-from hotrows.tuning.tune import MAY_CHANGE, Tuned, check_may_change, shown, tune, verdict
+
+if TYPE_CHECKING:
+    from hotrows.tuning.benchmark import Comparison
+    from hotrows.tuning.tune import Tuned
 
 # About the life of a run, not about how fast its steps are.
 _NOT_OF_A_STEP = ("start_from", "evaluate_every", "checkpoint_every")
@@ -26,6 +36,7 @@ _NOT_OF_A_STEP = ("start_from", "evaluate_every", "checkpoint_every")
     "hotrows tune enc --model dlrm --fast-memory 2GiB --store file:tables --seconds 300",
     "hotrows tune enc --model dlrm --may-change precision,wire_dtype --config fast.json",
     "torchrun --nproc-per-node 2 -m hotrows tune enc --model dlrm",
+    sections=SECTIONS,
 )
 @data_options
 @setting_options(leave_out=_NOT_OF_A_STEP)
@@ -56,34 +67,56 @@ def tune_command(out: Path, seconds: float, may_change: str, **options: Any) -> 
     """
     source = {name: options.pop(name) for name in SOURCE_NAMES}
     may_change_names = [name.strip() for name in may_change.split(",") if name.strip()]
-    check_may_change(may_change_names)
     if out.exists():
         raise click.UsageError(f"{out} exists already: name another file, or delete it")
     fixed = [name for name, value in options.items() if value not in (None, ())]
     both = sorted(set(fixed) & set(may_change_names))
     if both:
         raise click.UsageError(f"{both[0]} is given, and stays as it is: do not let it change too")
-    ranks = process_group.start(options["timeout"] or process_group.TIMEOUT)
-    config = config_with(TrainConfig(), options)
-    encoded = open_data(**source)
     with bar() as progress:
-        tuned = tune(
-            encoded,
-            config,
+        tuned = _tune(
+            config_with(TrainConfig(), options),
+            source,
+            progress,
             seconds=seconds,
             may_change=may_change_names,
             fixed=fixed,
-            ranks=ranks,
-            progress=(lambda what, done, total: progress("tuning", min(done, total), total, what))
-            if ranks.rank == 0
-            else None,
         )
-    if ranks.rank == 0:
+    if job.is_first():
         _print_tuned(tuned)
         _write(tuned, out)
 
 
+def _tune(
+    config: TrainConfig,
+    source: Mapping[str, Any],
+    progress: Callable[..., None],
+    may_change: Collection[str],
+    **how: Any,
+) -> Tuned:
+    """Tunes on all ranks. source: arguments of `open_data`; how: further arguments of `tune`."""
+    from hotrows.distributed import process_group
+    from hotrows.tuning.tune import check_may_change, tune
+
+    check_may_change(may_change)
+    ranks = process_group.start(config.timeout)
+
+    def shown(what: str, done: float, total: float) -> None:
+        progress("tuning", min(done, total), total, what)
+
+    return tune(
+        open_data(**source),
+        config,
+        may_change=may_change,
+        ranks=ranks,
+        progress=shown if ranks.rank == 0 else None,
+        **how,
+    )
+
+
 def _print_tuned(tuned: Tuned) -> None:
+    from hotrows.tuning.tune import shown, verdict
+
     table = new_table("setting", "from", "to", "changes", left=("setting", "from", "to", "changes"))
     for column in ("samples/s from", "to", "ratio", "middle half"):
         table.add_column(column, justify="right")

@@ -17,73 +17,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from hotrows.costs.machines import Link, Machine
 from hotrows.costs.volumes import StepWork, TableLoad, Volumes, volumes_of
 from hotrows.planning.sharding import Placement
 
 BACKWARD = 2 / 3  # of the dense work, during which gradients are all-reduced
 _PAGE = 4096  # least bytes of a read of the data
-
-
-@dataclass(frozen=True)
-class Link:
-    """Connection of ranks: seconds per message, and bytes a second out of a rank (as many in)."""
-
-    latency: float
-    bandwidth: float
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Speed and memory of one rank of a machine.
-
-    flops: floating-point operations a second in the products of dense layers, as training does them.
-    memory_bandwidth: bytes copied a second, each counted where it is read and where it is written.
-    row_seconds, row_bandwidth: a row at a random place takes row_seconds + its bytes / row_bandwidth.
-    planning_rate: lookups a second that planning resolves and dedups.
-    memory: bytes for tables in fast memory.
-    inner, outer: links of ranks of a node, and of different nodes; None: not known, or there is none.
-    reducing: link as an all-reduce measured it; None: computed from inner and outer.
-    ranks_per_node: ranks of one node.
-    disk_bandwidth: bytes a second that a node reads of its training data.
-    far_memory: bytes for tables behind a cache (0: none).
-    far_bandwidth: bytes a second to or from far memory, in both directions at once.
-    """
-
-    name: str
-    flops: float
-    memory_bandwidth: float
-    row_seconds: float
-    row_bandwidth: float
-    planning_rate: float
-    memory: float
-    inner: Link | None = None
-    outer: Link | None = None
-    reducing: Link | None = None
-    ranks_per_node: int = 1
-    disk_bandwidth: float = math.inf
-    far_memory: float = 0.0
-    far_bandwidth: float = math.inf
-
-    def shared_by(self, ranks: float) -> Machine:
-        """A rank of this machine when so many share it: 1 / ranks of every rate, links excepted."""
-        rates = ("flops", "memory_bandwidth", "row_bandwidth", "planning_rate")
-        slower = {name: getattr(self, name) / ranks for name in rates}
-        return dataclasses.replace(self, row_seconds=self.row_seconds * ranks, **slower)
-
-    def to_json(self) -> dict[str, Any]:
-        """All that is finite; what is not is a default."""
-        return {name: value for name, value in dataclasses.asdict(self).items() if value != math.inf}
-
-    @staticmethod
-    def from_json(fields: Mapping[str, Any]) -> Machine:
-        links = {n: Link(**v) for n, v in fields.items() if isinstance(v, Mapping)}
-        return Machine(**{**fields, **links})
 
 
 @dataclass(frozen=True)

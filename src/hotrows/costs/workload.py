@@ -25,6 +25,7 @@ from hotrows.data.description import row_counts
 from hotrows.data.encode.encoding import readers_of
 from hotrows.optim import Adagrad, RowOptimizer
 from hotrows.record import layout_of
+from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema, is_list, vocabulary_of
 from hotrows.table import Table
 
@@ -112,7 +113,10 @@ def stored_tables(model: models.Model, dtype: str, default: RowOptimizer | None)
 def named(name: str) -> Workload:
     """Returns the workload of `NAMED` with this name."""
     if name not in NAMED:
-        raise ValueError(f"a workload must be one of {', '.join(NAMED)}, not {name!r}")
+        raise ValueError(
+            f"{name!r} is neither a folder of prepared data nor a well-known job ({', '.join(NAMED)})"
+            f"{did_you_mean(name, NAMED)}"
+        )
     return NAMED[name]()
 
 

@@ -5,6 +5,8 @@ from hotrows import datasets
 encoded = datasets.prepare(datasets.BY_NAME["movielens_1m"], "raw/ml-1m", "enc")
 """
 
+from typing import TYPE_CHECKING
+
 from hotrows.datasets.adult import adult
 from hotrows.datasets.ali_ccp import ali_ccp
 from hotrows.datasets.amazon import amazon
@@ -17,6 +19,11 @@ from hotrows.datasets.kuairand import kuairand
 from hotrows.datasets.movielens import movielens_1m, movielens_20m
 from hotrows.datasets.taobao_ad import taobao_ad
 from hotrows.datasets.taobao_userbehavior import taobao_userbehavior
+from hotrows.runtime.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from hotrows.datasets import schemas as schemas
+    from hotrows.datasets import synthetic as synthetic
 
 ALL = (
     *(criteo, criteo_x4, criteo_1tb, avazu, adult, movielens_1m, movielens_20m),
@@ -25,3 +32,4 @@ ALL = (
 BY_NAME = {data_set.name: data_set for data_set in ALL}
 
 __all__ = ["ALL", "BY_NAME", "DataSet", "Samples", "Source", "download", "prepare"]
+__getattr__, __dir__ = lazy_names(__name__)

@@ -10,7 +10,6 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotrows import data
 from hotrows.datasets.dataset import DataSet, Progress, Samples
 from hotrows.datasets.tables import PARTS
 from hotrows.json_file import JsonFile, value_of
@@ -44,6 +43,8 @@ def prepare(
     schema: replaces the data set's schema. split: of a data set without parts.
     seed: of the split, and of the builder's draws. how: further arguments of `hotrows.data.prepare`.
     """
+    from hotrows import data
+
     out = Path(out)
     if data_set.split is None and split is not None:
         raise ValueError(

@@ -12,6 +12,7 @@ import runpy
 from pathlib import Path
 
 from hotrows import datasets
+from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Dense, Schema
 
 BY_NAME = {data_set.name: data_set.schema for data_set in datasets.ALL}
@@ -36,7 +37,7 @@ def load(name_or_path: str | Path) -> Schema:
     if path.suffix not in (".json", ".py"):
         raise ValueError(
             f"schema {str(name_or_path)!r} is unknown: give one of {sorted(BY_NAME)}, a .json "
-            f"file, or a .py file that defines `schema`"
+            f"file, or a .py file that defines `schema`{did_you_mean(str(name_or_path), BY_NAME)}"
         )
     if not path.is_file():
         raise ValueError(f"schema file {path} does not exist")

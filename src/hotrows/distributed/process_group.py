@@ -23,17 +23,15 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from hotrows.distributed import job
 from hotrows.distributed.comm import Arriving, OneRank, Ranks, Sent
+from hotrows.distributed.job import RankLost
 
 TIMEOUT = 300.0  # seconds
 _AS_BYTES = (torch.bfloat16, torch.float16)  # sent as bytes, since Gloo has no arithmetic of them
 _POLL = 0.02  # seconds
 _GRACE = 2.0  # seconds in which a step may end by its own timeout
 _TIMED_OUT = re.compile("timed? ?out", re.IGNORECASE)
-
-
-class RankLost(RuntimeError):
-    """Another rank ended, or does not answer."""
 
 
 def start(timeout: float = TIMEOUT) -> Ranks:
@@ -43,7 +41,7 @@ def start(timeout: float = TIMEOUT) -> Ranks:
     """
     if dist.is_initialized():
         return Processes(timeout)
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    if not job.is_several():
         return OneRank()
     try:
         _within(timeout, lambda: _join(timedelta(seconds=timeout)))
@@ -55,16 +53,6 @@ def start(timeout: float = TIMEOUT) -> Ranks:
             f"several networks GLOO_SOCKET_IFNAME names the one to take"
         ) from error
     return Processes(timeout)
-
-
-def restarted() -> bool:
-    """Whether torchrun has started this job again after a failure (`--max-restarts`)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
-def name() -> str:
-    """`rank 1: ` within a job of several ranks, for messages; empty within a job of one."""
-    return f"rank {os.environ['RANK']}: " if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
 
 
 class Processes:

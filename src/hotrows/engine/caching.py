@@ -9,8 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from hotrows.planning.policy import Lookahead, Policy
-from hotrows.planning.slot_budget import SPLITS
-from hotrows.storage.cache import CACHE_TRANSFERS
+from hotrows.settings import CACHE_TRANSFERS, SPLITS
 
 FILE = "file:"
 

@@ -37,14 +37,15 @@ from hotrows.engine.vectors import Vectors
 from hotrows.optim import Adagrad, RowOptimizer
 from hotrows.plan import Plan
 from hotrows.planning import on_device
-from hotrows.planning.on_device import PLANNING, DevicePlanner
+from hotrows.planning.on_device import DevicePlanner
 from hotrows.planning.packing import pack_tables
 from hotrows.planning.planner import Planner
-from hotrows.planning.sharding import KINDS, Placement, uniform
+from hotrows.planning.sharding import Placement, uniform
 from hotrows.planning.threads import Threads, num_threads
 from hotrows.runtime.device import HOST, Device, find
 from hotrows.runtime.transfer import Uploaded
 from hotrows.schema import Schema
+from hotrows.settings import PLANNING, SHARDINGS
 from hotrows.shapes import Float, Float64
 from hotrows.table import Cross, Table
 
@@ -103,8 +104,8 @@ class Execution:
             return None
         if not isinstance(self.sharding, str):
             return self.sharding
-        if self.sharding not in KINDS:
-            raise ValueError(f"sharding must be one of {', '.join(KINDS)}, not {self.sharding!r}")
+        if self.sharding not in SHARDINGS:
+            raise ValueError(f"sharding must be one of {', '.join(SHARDINGS)}, not {self.sharding!r}")
         return uniform(self.sharding, tables, self.ranks.num_ranks)
 
 

@@ -8,25 +8,32 @@ model's `sequences` and `crosses` where it has some. A model of your own is a `M
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import sys
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from hotrows.models.can import CAN
-from hotrows.models.dcnv2 import DCNv2
-from hotrows.models.deepfm import DeepFM
-from hotrows.models.dien import DIEN
-from hotrows.models.din import DIN
-from hotrows.models.dlrm import DLRM
-from hotrows.models.dnn import DNN
-from hotrows.models.fm import FM
-from hotrows.models.lr import LR
-from hotrows.models.mmoe import MMoE
-from hotrows.models.model import Model, logits_and_loss
 from hotrows.models.options import check as check_options
-from hotrows.models.wide_deep import WideDeep
+from hotrows.runtime.lazy import lazy_names
+from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema
+
+if TYPE_CHECKING:
+    from hotrows.models import tables as tables
+    from hotrows.models.can import CAN
+    from hotrows.models.dcnv2 import DCNv2
+    from hotrows.models.deepfm import DeepFM
+    from hotrows.models.dien import DIEN
+    from hotrows.models.din import DIN
+    from hotrows.models.dlrm import DLRM
+    from hotrows.models.dnn import DNN
+    from hotrows.models.fm import FM
+    from hotrows.models.lr import LR
+    from hotrows.models.mmoe import MMoE
+    from hotrows.models.model import Model, logits_and_loss
+    from hotrows.models.wide_deep import WideDeep
 
 __all__ = [
     "BY_NAME",
@@ -46,19 +53,44 @@ __all__ = [
     "logits_and_loss",
 ]
 
-BY_NAME: dict[str, type[Model]] = {
-    "lr": LR,
-    "fm": FM,
-    "dnn": DNN,
-    "wide_deep": WideDeep,
-    "deepfm": DeepFM,
-    "dlrm": DLRM,
-    "dcnv2": DCNv2,
-    "din": DIN,
-    "dien": DIEN,
-    "can": CAN,
-    "mmoe": MMoE,
+# The class in each module; the name of the module is that of the model.
+_CLASSES = {
+    "lr": "LR",
+    "fm": "FM",
+    "dnn": "DNN",
+    "wide_deep": "WideDeep",
+    "deepfm": "DeepFM",
+    "dlrm": "DLRM",
+    "dcnv2": "DCNv2",
+    "din": "DIN",
+    "dien": "DIEN",
+    "can": "CAN",
+    "mmoe": "MMoE",
 }
+
+
+class _ByName(Mapping[str, "type[Model]"]):
+    """The models of the library; a class is imported when it is looked up, names alone are free."""
+
+    def __getitem__(self, name: str) -> type[Model]:
+        return getattr(import_module(f"{__name__}.{name}"), _CLASSES[name])
+
+    def __contains__(self, name: object) -> bool:
+        return name in _CLASSES
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_CLASSES)
+
+    def __len__(self) -> int:
+        return len(_CLASSES)
+
+
+BY_NAME = _ByName()
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {f"{__name__}.{name}": [kind] for name, kind in _CLASSES.items()}
+    | {f"{__name__}.model": ["Model", "logits_and_loss"]},
+)
 
 
 def build(name: str, schema: Schema, /, **options) -> Model:
@@ -69,6 +101,7 @@ def build(name: str, schema: Schema, /, **options) -> Model:
     if ":" not in name and name not in BY_NAME:
         raise ValueError(
             f"model must be one of {', '.join(BY_NAME)}, or your own as file.py:Class, not {name!r}"
+            f"{did_you_mean(name, BY_NAME)}"
         )
     kind = _own(name) if ":" in name else BY_NAME[name]
     check_options(kind, options)
@@ -96,6 +129,8 @@ def confirmed(read: str, source: Path, model: str | None, trust: bool) -> str:
 
 
 def _own(name: str) -> type[Model]:
+    from hotrows.models.model import Model
+
     place, _, kind = name.rpartition(":")
     is_named = place.endswith(".py") or all(place.split("."))
     if not kind.isidentifier() or not is_named:
@@ -103,7 +138,7 @@ def _own(name: str) -> type[Model]:
     if place.endswith(".py") and not Path(place).is_file():
         raise ValueError(f"model {kind!r}: there is no file {place}")
     try:
-        module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+        module = _from_file(Path(place)) if place.endswith(".py") else import_module(place)
     except ModuleNotFoundError as error:
         raise ValueError(f"model {name!r} cannot be imported: {error}") from None
     model_class = getattr(module, kind, None)

@@ -15,6 +15,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hotrows.runtime.suggestions import did_you_mean
+
 _PLAIN: dict[Any, type] = {
     int: numbers.Integral,
     float: numbers.Real,
@@ -33,6 +35,7 @@ def check(kind: type, options: Mapping[str, Any]) -> None:
         if name not in known and not takes_any:
             raise ValueError(
                 f"{kind.__name__} has no option {name!r}; it has {', '.join(known) or 'none'}"
+                f"{did_you_mean(name, known)}"
             )
         if name in known and name in wanted and not _fits(value, wanted[name]):
             said = inspect.formatannotation(wanted[name]).replace("collections.abc.", "")

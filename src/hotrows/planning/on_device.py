@@ -29,7 +29,6 @@ from hotrows.runtime.transfer import Uploaded, to_device
 from hotrows.shapes import Int64
 
 LANE = "plan"
-PLANNING = ("host", "device")  # where plans are made
 
 
 def upload(device: Device, batch: Batch, plan: Plan, padded: bool = False) -> Uploaded:

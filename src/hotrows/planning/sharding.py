@@ -62,7 +62,6 @@ def replicated(rows: int) -> Placement:
 
 
 BY_COLUMNS = Placement(columns=True)
-KINDS = ("rows", "tables", "columns", "replicated")
 
 
 def uniform(kind: str, tables: Sequence[Table], num_ranks: int) -> dict[str, Placement]:

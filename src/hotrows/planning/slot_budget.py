@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from hotrows.planning.packing import Group
 
-SPLITS = ("reads", "rows", "even")
-
 
 def divide(fast_memory: int, groups: Sequence[Group], split: str = "reads") -> list[int]:
     """The number of slots of each group.

@@ -36,7 +36,6 @@ from hotrows.runtime.transfer import to_device
 from hotrows.storage.store import Store, empty_records
 
 CHUNK_ROWS = 1 << 16  # rows that a flush or a look through holds at once
-CACHE_TRANSFERS = ("zero_copy", "staged")
 MOVE, WRITE = "move", "write"  # lanes
 _SAME, _CHANGED, _FLUSHED = 0, 1, 2  # a slot's row: as it came; trained; trained, and flushed since
 

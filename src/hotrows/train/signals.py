@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
 
-from hotrows.distributed import process_group
+from hotrows.distributed import job
 
 log = logging.getLogger("hotrows")
 
@@ -64,7 +64,7 @@ def stop_signals(doing: Callable[[], str] = lambda: "at work") -> Iterator[Calla
 
 def _answer(count: int, doing: Callable[[], str], ended: threading.Event) -> None:
     """Says what happens after this many signals, and ends the process after the third."""
-    rank = process_group.name()
+    rank = job.name()
     if count == 1 and rank in ("", "rank 0: "):
         log.warning("stopping: the step is finished and the run saved first")
     elif count == 2:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch
+from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema
 
 # Which of a schema's labels are trained: None, its only one; a number, one of several; or several.
@@ -35,7 +36,8 @@ def tasks_of(schema: Schema, labels: Sequence[str] | None, label: str | None) ->
     names = [known.name for known in schema.labels]
     unknown = [name for name in (*(labels or ()), *([label] if label else [])) if name not in names]
     if unknown:
-        raise ValueError(f"label must be one of {', '.join(names)}, not {unknown[0]!r}")
+        hint = did_you_mean(unknown[0], names)
+        raise ValueError(f"label must be one of {', '.join(names)}, not {unknown[0]!r}{hint}")
     if labels is not None:
         if label is not None:
             raise ValueError(

@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hotrows.runtime.units import format_bytes
-from hotrows.tuning.cache_simulation import PolicyResult, Simulation
+
+if TYPE_CHECKING:
+    from hotrows.tuning.cache_simulation import PolicyResult, Simulation
 
 _GAIN = 0.05  # least gain of twice the memory that pays
 _PER_OCTAVE = 32  # sizes between one and twice it, at which the gain is looked at

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotrows.config import SETTINGS, TrainConfig, settle
+from hotrows.config import MAY_CHANGE, SETTINGS, TrainConfig, settle
 from hotrows.data import EncodedData
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.nn.statistics import OverRanks
@@ -32,7 +32,6 @@ from hotrows.runtime.units import format_bytes
 from hotrows.train.step_trainer import StepTrainer
 from hotrows.tuning.benchmark import WIN, Comparison, PairedBenchmark, TimedTraining
 
-MAY_CHANGE = ("precision", "table_dtype", "wire_dtype", "batch_size", "micro_batches")
 PAIRS, FINAL_PAIRS = 7, 11
 _LEAST_WINDOW, _LONGEST_WINDOW = 0.05, 3.0  # seconds
 _SMALL_TABLES = 256 << 20  # bytes that every rank may hold whole

@@ -31,6 +31,7 @@ from hotrows.data.stored.part import NAMES, Part, chosen, shared
 from hotrows.data.stored.rows import Rows, gathered, width_of
 from hotrows.json_file import value_of
 from hotrows.pipeline.prefetch import prefetch
+from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema, is_list
 
 Places = str | Path | Sequence[str | Path]
@@ -130,6 +131,7 @@ def _groups(file: File, schema: Schema) -> Iterator[RowGroup]:
         raise ValueError(
             f"{file.name} lacks the columns {absent} that schema {schema.name!r} asks for; it has "
             f"{', '.join(map(repr, [*types, *file.partitions]))}"
+            f"{did_you_mean(absent[0], [*types, *file.partitions])}"
         )
     for index in range(metadata.num_row_groups):
         if rows := metadata.row_group(index).num_rows:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema, column_of
 
 WRONG_COLUMNS, UNCLOSED, AFTER_QUOTE = 1, 2, 3  # kinds of bad lines
@@ -87,9 +88,10 @@ def check_present(schema: Schema, where: str, names: tuple[str, ...], for_traini
             f". Is the delimiter {schema.delimiter!r}? A file without a header needs `columns` in "
             f"the schema"
         )
+        advice = did_you_mean(absent[0], names) or (hint if "header" in where else "; correct the schema")
         raise ValueError(
             f"{where} lacks the columns {absent} that schema {schema.name!r} asks for; it has "
-            f"{_shortened(list(names))}{hint if 'header' in where else '; correct the schema'}"
+            f"{_shortened(list(names))}{advice}"
         )
     if lost := sorted(features & set(absent)):
         log.warning(f"{where} lacks the columns {lost}: their values count as missing")

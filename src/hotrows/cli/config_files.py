@@ -1,0 +1,88 @@
+"""Files of settings, in JSON, TOML or YAML, and `--set NAME=VALUE`, which changes single ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hotrows.cli.options import name_and_value
+from hotrows.config import CONFIG_FILE, SETTINGS, TrainConfig
+from hotrows.runtime.suggestions import did_you_mean
+
+_WITH_ENTRIES = ("model_options", "label_weights", "row_optimizer")
+
+
+def read(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
+    """Reads a config from a file; changes: texts of --set, which take precedence."""
+    if not path.exists():
+        raise ValueError(f"there is no {path}; `hotrows tune` writes one")
+    fields = _with_changes(_fields_of(path), changes)
+    with CONFIG_FILE.naming(path):
+        return TrainConfig.from_fields(fields)
+
+
+def changed(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
+    """Returns the config with the changes that texts of --set state, such as model_options.dim=32."""
+    if not changes:
+        return config
+    return TrainConfig.from_fields(_with_changes(json.loads(config.to_json()), changes))
+
+
+def _fields_of(path: Path) -> dict[str, Any]:
+    if path.suffix not in (".toml", ".yaml", ".yml"):
+        return CONFIG_FILE.read(path)
+    with CONFIG_FILE.naming(path):
+        text = path.read_text()
+        fields = _from_toml(text) if path.suffix == ".toml" else _from_yaml(text)
+        if not isinstance(fields, dict):
+            raise ValueError("expected names with values")
+        return fields
+
+
+def _from_toml(text: str) -> Any:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        try:
+            import tomli as tomllib
+        except ModuleNotFoundError:
+            raise ValueError("Python 3.10 reads TOML by the package tomli: pip install tomli") from None
+    return tomllib.loads(text)
+
+
+def _from_yaml(text: str) -> Any:
+    try:
+        import yaml
+    except ModuleNotFoundError:
+        raise ValueError("YAML needs the package PyYAML: pip install pyyaml, or use TOML") from None
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+
+
+def _with_changes(fields: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """a.b=c changes the entry b of the setting a."""
+    fields = dict(fields)
+    for text in changes:
+        place, value = name_and_value(text, "--set", "epochs=2")
+        name, dot, entry = place.partition(".")
+        if name not in SETTINGS:
+            hint = did_you_mean(name, SETTINGS) or f"; there are {', '.join(SETTINGS)}"
+            raise click.UsageError(f"--set {text}: there is no setting {name!r}{hint}")
+        if dot:
+            if name not in _WITH_ENTRIES:
+                raise click.UsageError(
+                    f"--set {text}: {name} has no entries; {', '.join(_WITH_ENTRIES)} have"
+                )
+            before = fields.get(name) or {}
+            value = {**({"kind": before} if isinstance(before, str) else before), entry: value}
+        elif SETTINGS[name].type is str and value is not None:
+            value = text.partition("=")[2]
+        fields[name] = value
+    return fields

@@ -1,0 +1,29 @@
+"""The job of this process, as torchrun's environment variables describe it, without PyTorch."""
+
+from __future__ import annotations
+
+import os
+
+
+class RankLost(RuntimeError):
+    """Another rank ended, or does not answer."""
+
+
+def is_several() -> bool:
+    """Whether several ranks make up the job."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def is_first() -> bool:
+    """Whether this process is rank 0, alone or among several."""
+    return not is_several() or os.environ.get("RANK", "0") == "0"
+
+
+def name() -> str:
+    """`rank 1: ` within a job of several ranks, for messages; empty within a job of one."""
+    return f"rank {os.environ['RANK']}: " if is_several() else ""
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this job again after a failure (`--max-restarts`)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
