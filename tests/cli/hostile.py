@@ -62,7 +62,6 @@ FILES = {
     "unknown.json": '{"batchsize": 3}',
     "typed.json": '{"batch_size": "many"}',
     "optimizer.json": '{"row_optimizer": {"kind": "adagrad", "rate": 1}}',
-    "kindless.json": '{"row_optimizer": {"lr": 1}}',
     "number.json": '{"row_optimizer": 3}',
     "folder/x": "x",
     "file": "x\n",

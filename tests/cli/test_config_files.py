@@ -116,14 +116,14 @@ def test_a_wrong_set_is_wrong_usage(hotrows, text, hint):
     ("name", "text", "hint"),
     [
         ("a.toml", "modle = 'din'", "has no field 'modle'; did you mean 'model'?"),
-        ("a.toml", "model = ", "a.toml is no training configuration"),
+        ("a.toml", "model = ", "a.toml cannot be read"),
         ("a.json", '{"xyzzy": 1}', "has no field 'xyzzy'; it has background_checkpoints, batch_size"),
-        ("a.json", "[1]", "a.json is no training configuration"),
+        ("a.json", "[1]", "a.json cannot be read"),
         ("a.toml", "fast_memory = '2 bits'", "a size must be a number of bytes"),
     ],
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path, name, text, hint):
-    with pytest.raises(ValueError, match="is no training configuration") as refused:
+    with pytest.raises(ValueError, match="cannot be read") as refused:
         config_files.read(written(tmp_path, name, text))
     assert hint in str(refused.value)
 
@@ -133,6 +133,7 @@ def test_the_config_of_a_run_can_be_fed_back(hotrows):
     told = hotrows("train", "enc", "--config", "runs/a/config.json", *again)
     assert told.code == 0, told.err
     first, second = (json.loads(Path("runs", run, "config.json").read_text()) for run in ("a", "again"))
+    del first["crc32"], second["crc32"]
     assert second == first | {"seed": 2, "steps": 3}
 
 

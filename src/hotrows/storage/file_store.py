@@ -54,14 +54,9 @@ class FileStore:
     """
 
     def __init__(
-        self,
-        path: Path,
-        form: Form,
-        initial_values: FillInitial,
-        log_rows: int | None,
-        lock: Lock,
-        state: StoreState,
-    ) -> None:
+        self, path: Path, form: Form, initial_values: FillInitial, log_rows: int | None,
+        lock: Lock, state: StoreState,
+    ) -> None:  # fmt: skip
         """For `create` and `open`."""
         self.path, self.stride, self.num_rows = path, form.stride, form.rows
         self.log_rows = _log_rows(form, log_rows)

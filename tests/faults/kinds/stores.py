@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.faults.commands import computed
 from tests.faults.trials import Trial
-from tests.storage.test_crash import crash_at
 from tests.support.file_stores import engine
+from tests.support.store_crashes import crash_at
 
 _MOST = 100  # changes of the disk that a script makes, about
 

@@ -75,8 +75,8 @@ class ValueRates:
     @property
     def far(self) -> tuple[str, ...]:
         """Says of each feature whose rates are far from the usual ones what they are and were."""
-        found = [(abs(p - q), text) for p, q, text in self._far()]
-        return tuple(text for _, text in sorted(found, key=lambda pair: -pair[0]))
+        distances = [(abs(p - q), text) for p, q, text in self._far()]
+        return tuple(text for _, text in sorted(distances, key=lambda pair: -pair[0]))
 
     def summary(self) -> str:
         """The rates over all features and the largest ones, in a line."""

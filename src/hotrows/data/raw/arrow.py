@@ -168,7 +168,7 @@ class ArrowCells:
         pa = pyarrow()
         array = pa.compute.if_else(pa.compute.is_nan(array), None, array)
         try:
-            whole = array.cast(pa.int64())
+            integers = array.cast(pa.int64())
         except pa.ArrowInvalid:
             raise self._unfit(
                 column, "ids (text or whole numbers)", "use it as Dense, or with transform='bucket'"
@@ -177,7 +177,7 @@ class ArrowCells:
         if self.how.text_rule > 1 and pa.compute.any(far).as_py():
             what = "floats beyond 2^53 skip whole numbers: store the column as integers, or as text"
             raise self._unfit(column, "ids (text or whole numbers)", what)
-        return whole
+        return integers
 
     def _is_duration(self, kind: Any) -> bool:
         """Whether values are durations, whose text would depend on their unit."""
