@@ -117,7 +117,7 @@ def test_tables_in_files_on_every_rank(encoded, alone, tmp_path):
     trainers, results = fit(encoded, config, tmp_path / "run", 2)
     assert_like(trainers, results, alone)
     assert {path.name for path in (tmp_path / "tables").iterdir()} == {
-        "rank-0-of-2", "rank-1-of-2"
+        "rank-0-of-2", "rank-1-of-2", "run"
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from hotrows.config import TrainConfig
@@ -19,7 +20,7 @@ def make_way(config: TrainConfig, ranks: Ranks) -> None:
     a run that did not come to begin. Collective."""
     path = _path(config)
     for rank in range(ranks.num_ranks if path else 0):  # in turn: they may see one folder
-        together(ranks, lambda mine=rank == ranks.rank: _make_way(path) if mine else None)
+        together(ranks, partial(_make_way, path if rank == ranks.rank else None))
 
 
 def claim(config: TrainConfig, run: Path) -> None:
@@ -34,8 +35,8 @@ def _path(config: TrainConfig) -> Path | None:
     return caching.path if caching else None
 
 
-def _make_way(path: Path) -> None:
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+def _make_way(path: Path | None) -> None:
+    if path is None or not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if path.is_dir() and remove_unsaved(path):
         log.warning(f"the store in {path} was made for a run that never began: it is made anew")
