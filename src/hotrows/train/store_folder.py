@@ -19,9 +19,8 @@ def make_way(config: TrainConfig, ranks: Ranks) -> None:
     """Refuses a store that exists, since a run begins with a new one; but deletes one that was made for
     a run that did not come to begin. Collective."""
     path = _path(config)
-    if path is not None:
-        for rank in range(ranks.num_ranks):  # in turn: they may see one folder
-            together(ranks, partial(_make_way, path) if rank == ranks.rank else _nothing)
+    for rank in range(ranks.num_ranks if path else 0):  # in turn: they may see one folder
+        together(ranks, partial(_make_way, path if rank == ranks.rank else None))
 
 
 def claim(config: TrainConfig, run: Path) -> None:
@@ -36,12 +35,8 @@ def _path(config: TrainConfig) -> Path | None:
     return caching.path if caching else None
 
 
-def _nothing() -> None:
-    """What the ranks do whose turn it is not."""
-
-
-def _make_way(path: Path) -> None:
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+def _make_way(path: Path | None) -> None:
+    if path is None or not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return
     if path.is_dir() and remove_unsaved(path):
         log.warning(f"the store in {path} was made for a run that never began: it is made anew")
