@@ -20,26 +20,31 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Encoder, prepare
 from hotrows.data.raw.canonical import canonical, plain_canonical
 from hotrows.data.raw.columns import RawIds
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse
-from hotrows.config import TrainConfig
-from hotrows.train import Trainer, run_folder
+from hotrows.train import run_folder, train
 from hotrows.train.predictor import load_run
 from tests.data.raw import files_of, use_plain_python
 
 CANONICAL = {
-    **{
-        "42.0": "42",
-        "-7.0": "-7",
-        "0.0": "0",
-        "-0.0": "0",
-        "-0": "0",
-        "123456789012345678.0": "123456789012345678",
-    },
-    **{"1e+10": "10000000000", "-1.5e+10": "-15000000000", "9.007199254740992e+15": "9007199254740992"},
-    **{"True": "true", "TRUE": "true", "False": "false", "FALSE": "false", "NaN": "", "nan": ""},
+    "42.0": "42",
+    "-7.0": "-7",
+    "0.0": "0",
+    "-0.0": "0",
+    "-0": "0",
+    "123456789012345678.0": "123456789012345678",
+    "1e+10": "10000000000",
+    "-1.5e+10": "-15000000000",
+    "9.007199254740992e+15": "9007199254740992",
+    "True": "true",
+    "TRUE": "true",
+    "False": "false",
+    "FALSE": "false",
+    "NaN": "",
+    "nan": "",
     "2024-03-01T10:00:00.500000": "2024-03-01 10:00:00.5",
     "2024-03-01 10:00:00.000000000": "2024-03-01 10:00:00",
     "2024-03-01T00:00:00.000": "2024-03-01",
@@ -276,7 +281,7 @@ def test_a_run_predicts_the_same_from_every_format(tmp_path):
         tmp_path / "raw" / "pandas.parquet", SCHEMA, tmp_path / "enc", split="position:0.8,0.2,0"
     )
     config = TrainConfig(model="lr", batch_size=8, epochs=2, linear_paths="plain")
-    Trainer(data, config, tmp_path / "run").run()
+    train(data, config, tmp_path / "run")
     predictor, encoder = load_run(tmp_path / "run"), run_folder.open_encoder(tmp_path / "run")
     predicted = {
         name: torch.cat(list(predictor.predict(encoder.encode(rows)))) for name, rows in formats.items()
