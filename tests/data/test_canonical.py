@@ -25,7 +25,7 @@ from hotrows.data import EncodedData, Encoder, prepare
 from hotrows.data.raw.canonical import canonical, plain_canonical
 from hotrows.data.raw.columns import RawIds
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse
-from hotrows.train import Trainer, run_folder
+from hotrows.train import run_folder, train
 from hotrows.train.predictor import load_run
 from tests.data.raw import files_of, use_plain_python
 
@@ -281,7 +281,7 @@ def test_a_run_predicts_the_same_from_every_format(tmp_path):
         tmp_path / "raw" / "pandas.parquet", SCHEMA, tmp_path / "enc", split="position:0.8,0.2,0"
     )
     config = TrainConfig(model="lr", batch_size=8, epochs=2, linear_paths="plain")
-    Trainer(data, config, tmp_path / "run").run()
+    train(data, config, tmp_path / "run")
     predictor, encoder = load_run(tmp_path / "run"), run_folder.open_encoder(tmp_path / "run")
     predicted = {
         name: torch.cat(list(predictor.predict(encoder.encode(rows)))) for name, rows in formats.items()

@@ -120,9 +120,9 @@ def test_later_data_is_compared_with_the_data_that_it_is_like(tmp_path, folder, 
     data = prepare(rows(100, seed=3), None, tmp_path / "same", like=folder)
     assert not recwarn.list
     strange = replaced(rows(100, seed=3), user=["?"] * 100)
-    for how in ({"like": folder}, {"extend": folder}):
-        if "like" in how:
-            with pytest.warns(UserWarning, match="'user' 100.0% unknown, expected 0.0%"):
-                prepare(strange, None, tmp_path / "strange", **how)
+    with pytest.warns(UserWarning, match="'user' 100.0% unknown, expected 0.0%"):
+        prepare(strange, None, tmp_path / "strange", like=folder)
+    with pytest.warns(UserWarning, match="'user' 100.0% missing, expected 0.0%"):
+        prepare(replaced(strange, user=[""] * 100), None, tmp_path / "grown", extend=folder)
     counts = ValueRates.of_parts(data.parts.values(), EncodedData.open(folder).parts.values())
     assert (counts.rows, counts.features["price"]) == (100, ValueCounts(100, 20, 0))
