@@ -52,6 +52,12 @@ def test_eval_prints_auc_and_log_loss_of_the_held_out_part(hotrows, folder):
     assert as_json == kept
 
 
+def test_ctrl_c_while_an_error_is_explained_is_one_line(hotrows, monkeypatch):
+    monkeypatch.setattr(cli, "_message", mock.Mock(side_effect=KeyboardInterrupt))
+    told = hotrows("describe", "nowhere")
+    assert (told.code, told.err) == (130, "hotrows: interrupted\n")
+
+
 def test_a_system_without_threads_is_refused_in_one_line(hotrows, monkeypatch, tmp_path):
     start = mock.Mock(side_effect=RuntimeError("can't start new thread"))
     monkeypatch.setattr(threading, "_start_new_thread", start)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hotrows.runtime.machine import environment
-from tests.faults.commands import Failed
+from tests.faults.commands import Failed, Unreadable
 from tests.faults.kinds import KINDS
 from tests.faults.trials import Trial
 from tests.faults.worlds import World
@@ -72,6 +72,9 @@ class Campaign:
             outcome = KINDS[kind][0](trial)
         except PermissionError as error:
             outcome, why = "skipped", str(error)
+        except Unreadable as failed:
+            is_damaged = kind.startswith(("damaged", "hostile"))
+            outcome, why = "refused" if is_damaged else failed.outcome, str(failed)
         except Failed as failed:
             outcome, why = failed.outcome, str(failed)
         except Exception:

@@ -49,6 +49,10 @@ class Failed(Exception):
         self.outcome = outcome
 
 
+class Unreadable(Failed):
+    """What a command has left is refused, in one line, when it is read; lost, where nothing damaged it."""
+
+
 def preload() -> None:
     """Imports what commands import when they first need it."""
     for name in _PRELOADED:
@@ -213,13 +217,16 @@ def run(folder: Path, *words: str, **how: Any) -> Ended:
 
 
 def computed(function: Callable[..., Any], *arguments: Any, limit: float = LIMIT) -> Any:
-    """What a function gives, as JSON, in a process of its own; Failed("lost") where it raises."""
+    """What a function gives, as JSON, in a process of its own; Unreadable where it raises ValueError."""
     reading, writing = os.pipe()
     pid = _fork()
     if not pid:
         try:
             torch.set_num_threads(1)
-            result = {"value": function(*arguments)}
+            with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+                result = {"value": function(*arguments)}
+        except ValueError as error:
+            result = {"refused": str(error)}
         except BaseException:
             result = {"error": traceback.format_exc()}
         with os.fdopen(writing, "w") as pipe:
@@ -235,6 +242,8 @@ def computed(function: Callable[..., Any], *arguments: Any, limit: float = LIMIT
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
     result = json.loads(text or b'{"error": "the process died"}')
+    if "refused" in result:
+        raise Unreadable("lost", f"{function.__name__}: {result['refused']}")
     if "error" in result:
         raise Failed("lost", f"{function.__name__}: {result['error']}")
     return result["value"]

@@ -26,6 +26,13 @@ from hotrows.distributed import job
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs a command and exits; where it fails, with one line on standard error."""
+    try:
+        _run(arguments)
+    except KeyboardInterrupt:  # while an error was being explained
+        _fail("interrupted", 130)
+
+
+def _run(arguments: Sequence[str] | None) -> None:
     session = SimpleNamespace(debug=False)
     try:
         with warnings.catch_warnings():
