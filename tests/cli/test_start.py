@@ -13,7 +13,7 @@ import hotrows as package
 from hotrows import cli
 
 HEAVY = ("torch", "numpy", "pyarrow", "pandas", "rich", "matplotlib", "tensorboard")
-ROOT = Path(package.__file__).parents[2]
+ROOT = Path(__file__).parents[2]
 
 
 def python(code: str) -> str:

@@ -24,6 +24,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Encoder, prepare
 from hotrows.data.raw.canonical import canonical, plain_canonical
 from hotrows.data.raw.columns import RawIds
+from hotrows.json_file import JsonFile
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse
 from hotrows.train import run_folder, train
 from hotrows.train.predictor import load_run
@@ -313,11 +314,11 @@ def test_words_of_the_schema_are_compared_in_canonical_text(tmp_path, core):
             "sold": [True, False, True, False],
             "price": [2.5, -1.0, None, 1.0],
             "item": [7.0, -1.0, None, float("nan")],
-            "tags": [[1.0, 2.0], [-1.0], [], [3.0]],
-            "seen": [["True", "x"], ["None"], [], ["x"]],
+            "tags": [[1.0, 2.0], [-1.0, 4.0], [], [3.0]],
+            "seen": [["True", "x"], ["None", "y"], [], ["x"]],
         }
     )
-    lines = ["True,2.5,7,1.0|2.0,TRUE|x", "False,-1,-1,-1,None", "TRUE,,,,", "false,1,NaN,3,x"]
+    lines = ["True,2.5,7,1.0|2.0,TRUE|x", "False,-1,-1,-1|4,None|y", "TRUE,,,,", "false,1,NaN,3,x"]
     (tmp_path / "rows.csv").write_text("\n".join(["sold,price,item,tags,seen", *lines]) + "\n")
     (tmp_path / "strip.csv").write_text(
         "\n".join(["sold,price,item,tags,seen", *lines]).replace(",", " , ") + "\n"
@@ -351,6 +352,7 @@ def make_old(folder) -> None:
     """Makes the folder one that was prepared before values had a canonical text."""
     manifest = json.loads((folder / "data.json").read_text())
     assert manifest.pop("text_rule") == 2 and manifest["version"] == 3
+    del manifest["crc32"]
     (folder / "data.json").write_text(json.dumps({**manifest, "version": 2}))
 
 
@@ -377,8 +379,11 @@ def test_old_data_is_encoded_by_the_rule_that_it_was_prepared_by(tmp_path, core)
     (batch,) = Encoder.open(tmp_path / "old").encode(pa.table({"user": [42.0, 2.0**60]}))
     assert batch.ids.tolist() == [3, 2]  # typed floats were whole numbers before, too
     (tmp_path / "rows.csv").write_text("click,user\n" + "".join(f"1,{word}\n" for word in words))
+    everything = {"split": "fraction:1,0,0"}
     like = prepare(tmp_path / "rows.csv", None, tmp_path / "like", like=tmp_path / "old")
-    grown = prepare(tmp_path / "rows.csv", None, tmp_path / "grown", extend=tmp_path / "old")
+    grown = prepare(
+        tmp_path / "rows.csv", None, tmp_path / "grown", extend=tmp_path / "old", **everything
+    )
     assert (like.text_rule, grown.text_rule) == (1, 1)
     assert ids(tmp_path / "like", words) == old
     assert sorted(ids(tmp_path / "grown", words)) == [3, 4, 5, 6, 7, 8]
@@ -391,9 +396,11 @@ def test_a_text_rule_of_a_later_version_is_refused(tmp_path):
         tmp_path / "enc",
     )
     manifest = json.loads((tmp_path / "enc" / "data.json").read_text())
+    del manifest["crc32"]
+    file = JsonFile("", version="version", newest=3)
     for rule in (3, 0, "2", None):
-        (tmp_path / "enc" / "data.json").write_text(json.dumps({**manifest, "text_rule": rule}))
-        with pytest.raises(
-            ValueError, match=r"data\.json is damaged \(expected a text_rule from 1 to 2\)"
-        ):
+        (tmp_path / "enc" / "data.json").write_text(
+            json.dumps(file.sign({**manifest, "text_rule": rule}))
+        )
+        with pytest.raises(ValueError, match=r"data\.json is damaged: .*text_rule"):
             EncodedData.open(tmp_path / "enc")

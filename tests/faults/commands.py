@@ -50,7 +50,7 @@ class Failed(Exception):
 
 
 class Unreadable(Failed):
-    """What a command has left is refused, in one line, when it is read; lost, where nothing damaged it."""
+    """What a command has left is refused in one line when it is read; lost, where nothing damaged it."""
 
 
 def preload() -> None:
