@@ -121,7 +121,8 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         raise ValueError(f"{folder} is no checkpoint: it has no {NAME}") from None
     with naming(folder):
-        for table in content.get("tables") or ():
+        tables = content.get("tables")
+        for table in tables if isinstance(tables, list) else ():
             if isinstance(table, dict) and isinstance(table.get("layout"), dict):
                 table["layout"].pop("stride", None)  # follows from the others
         manifest = build(Manifest, content)
