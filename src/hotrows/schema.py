@@ -153,8 +153,10 @@ class Label:
 class Time:
     """The column with the time of a sample.
 
-    format: `unix` (seconds since 1970), `unix_ms` (milliseconds), or a strptime format of the fields
-        %Y %y %m %d %H %M %S and literal characters. Columns of timestamps (Parquet, Arrow) need none.
+    format: `unix` (seconds since 1970), `unix_ms`, `unix_us`, `unix_ns` (milli-, micro-, nanoseconds);
+        `iso` (2024-03-01, 2024-03-01T10:00:00.5+01:00; without an offset it is UTC); or a strptime
+        format of %Y %y %m %d %H %M %S and literal characters. Columns of timestamps (Parquet, Arrow)
+        need none.
     utc_offset: hours to add before `hour`, `weekday`, `weekend` and `day` are computed.
     """
 

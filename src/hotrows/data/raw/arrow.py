@@ -6,7 +6,7 @@ id, whether it comes from a CSV file or from a Parquet file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -88,7 +88,7 @@ class ArrowCells:
             present = ticks.is_valid().to_numpy(zero_copy_only=False)
             seconds[present] = ticks.fill_null(0).to_numpy()[present] // _PER_SECOND[array.type.unit]
             return seconds, None
-        if format in ("unix", "unix_ms"):
+        if format in values.UNIX:
             numbers, bad = self._numbers(column)
             self.how.blank_numbers(numbers)
             seconds, bad = values.seconds_of(numbers, bad, format)
@@ -233,6 +233,24 @@ def open_parquet_file(file: File, **options: Any) -> Any:
         raise ValueError(
             f"{file.name} is no whole Parquet file ({first_line(error)}); write it again"
         ) from error
+
+
+def first_parquet_rows(file: File, limit: Callable[[int], int]) -> tuple[Any, bool]:
+    """The first rows of a Parquet file as a table, and whether these are all; see `TypedInput`."""
+    pa, opened = pyarrow(), open_parquet_file(file)
+    inside = opened.schema_arrow.names
+    columns = (*inside, *(name for name in file.partitions if name not in inside))
+    rows = limit(len(columns))
+    batches: list[Any] = []
+    try:
+        for batch in opened.iter_batches(batch_size=rows):
+            batches.append(_with_partitions(batch, columns, file))
+            if sum(batch.num_rows for batch in batches) >= rows:
+                break
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file.name} is damaged ({first_line(error)}); write it again") from error
+    table = pa.Table.from_batches(batches) if batches else opened.schema_arrow.empty_table()
+    return table.slice(0, rows), opened.metadata.num_rows <= rows
 
 
 def _batches(file: File, how: Reading) -> Iterator[tuple[int, int, Any]]:

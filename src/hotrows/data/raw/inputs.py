@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hotrows.data.raw.arrow import as_table, open_parquet_file, parquet_columns, table_columns
+from hotrows.data.raw.arrow import (
+    as_table,
+    first_parquet_rows,
+    open_parquet_file,
+    parquet_columns,
+    table_columns,
+)
 from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.columns import Columns
 from hotrows.data.raw.files import File, find_files
@@ -51,6 +57,15 @@ class Input(Protocol):
     def count_rows(self, schema: Schema) -> int: ...
 
 
+class TypedInput(Input, Protocol):
+    """An input whose columns have names and types."""
+
+    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        """An Arrow table of the first rows, and whether there are no others. limit: the number of
+        rows to read of so many columns."""
+        ...
+
+
 @dataclass(frozen=True)
 class TextInput(File):
     """A file of delimited text, plain or compressed."""
@@ -83,6 +98,9 @@ class ParquetInput(File):
     def count_rows(self, schema: Schema) -> int:
         return open_parquet_file(self).metadata.num_rows
 
+    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        return first_parquet_rows(self, limit)
+
 
 @dataclass(frozen=True)
 class TableInput:
@@ -105,6 +123,10 @@ class TableInput:
 
     def count_rows(self, schema: Schema) -> int:
         return self.table.num_rows
+
+    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        rows = limit(self.table.num_columns)
+        return self.table.slice(0, rows), self.table.num_rows <= rows
 
 
 def inputs_of(raw: Any) -> list[Input]:
