@@ -150,9 +150,9 @@ def prepare_command(
 ) -> None:
     """Encode raw files for training.
 
-    RAW is delimited text (plain, gzip or zstd, with or without a header) or Parquet: files, quoted
-    globs, folders, or addresses such as s3://bucket/file. A preparation that was stopped goes on when
-    the same command is run again.
+    RAW is delimited text (with or without a header) or JSON lines, compressed or not, Parquet, Arrow or
+    ORC: files, quoted globs, folders, or addresses such as s3://bucket/file. A preparation that was
+    stopped goes on when the same command is run again.
     """
     if schema is None and not (options["like"] or options["extend"]):
         raise click.UsageError("say what the columns are: --schema NAME or FILE")

@@ -1,4 +1,4 @@
-"""Arrow columns as cells: Parquet files, Arrow tables, and pandas or Polars frames.
+"""Arrow columns as cells: of typed files, Arrow tables, and frames.
 
 Text is read in Arrow's own buffers. Other ids become the canonical text of their value: it gets one
 id, whether it comes from a CSV file or from a Parquet file.
@@ -6,7 +6,7 @@ id, whether it comes from a CSV file or from a Parquet file.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -20,7 +20,6 @@ from hotrows.data.raw.columns import Columns, RawIds
 from hotrows.data.raw.files import File
 from hotrows.data.raw.layout import check_present
 from hotrows.data.raw.values import MISSING_TIME
-from hotrows.pipeline.prefetch import prefetch
 
 ROWS_PER_CHUNK = 1 << 16
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -195,12 +194,6 @@ class ArrowCells:
         return ValueError(f"{self.name}, column {column!r}: expected {expected}, found {kind}; {what}")
 
 
-def parquet_columns(file: File, how: Reading) -> Iterator[tuple[int, Columns]]:
-    """Yields (row group, columns) of a Parquet file, up to ROWS_PER_CHUNK rows at a time."""
-    for group, first_row, batch in prefetch(_batches(file, how), 1):
-        yield group, columns_of(ArrowCells(batch, file.name, first_row, how), how)
-
-
 def table_columns(table: Any, name: str, how: Reading) -> Iterator[Columns]:
     """Yields the columns of an Arrow table, up to ROWS_PER_CHUNK rows at a time."""
     columns = check_present(how.schema, name, tuple(table.schema.names), how.for_training)
@@ -211,68 +204,56 @@ def table_columns(table: Any, name: str, how: Reading) -> Iterator[Columns]:
 
 
 def as_table(data: Any) -> Any:
-    """Converts a record batch, or a pandas or Polars frame, to an Arrow table."""
+    """Converts what holds columns to an Arrow table: what has the Arrow protocol (`__arrow_c_stream__`),
+    as frames do; dicts of columns; lazy frames, which are collected; Hugging Face data sets."""
     pa = pyarrow()
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
+    if isinstance(data, Mapping):
+        return _table_of_columns(data)
     if hasattr(data, "__arrow_c_stream__"):
         return pa.table(data)
+    if hasattr(data, "collect_schema") and hasattr(data, "collect"):
+        return as_table(data.collect())
+    if hasattr(data, "with_format") and hasattr(data, "column_names") and hasattr(data, "__len__"):
+        return as_table(data.with_format("arrow")[:])
     raise ValueError(
-        f"expected paths, an Arrow table, or a pandas or Polars frame, not {type(data).__name__}"
+        f"expected paths, an Arrow table, a pandas or Polars frame, a dict of columns, or a Hugging Face "
+        f"data set, not {type(data).__name__}"
     )
 
 
-def open_parquet_file(file: File, **options: Any) -> Any:
-    """Opens a Parquet file; an error if it is none. options: of `pyarrow.parquet.ParquetFile`."""
+def _table_of_columns(columns: Mapping[str, Any]) -> Any:
+    """A dict of columns (lists, arrays, tensors, series of equal length) as a table."""
     pa = pyarrow()
-    try:
-        return pa.parquet.ParquetFile(file.path if file.system is None else file.open(), **options)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{file.name} is no whole Parquet file ({first_line(error)}); write it again"
-        ) from error
+    arrays = {}
+    for name, column in columns.items():
+        if isinstance(column, str | bytes) or not hasattr(column, "__len__"):
+            raise ValueError(
+                f"expected a dict of columns, found {type(column).__name__} for {name!r}; give lists or "
+                f"arrays of equal length, for one row too: {{{name!r}: [...]}}"
+            )
+        try:
+            arrays[str(name)] = _column_array(column)
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise ValueError(f"{name!r} is no column of values: {first_line(error)}") from error
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"the columns of a dict must have equal lengths, not {lengths}")
+    return pa.table(arrays)
 
 
-def first_parquet_rows(file: File, limit: Callable[[int], int]) -> tuple[Any, bool]:
-    """The first rows of a Parquet file as a table, and whether these are all; see `TypedInput`."""
-    pa, opened = pyarrow(), open_parquet_file(file)
-    inside = opened.schema_arrow.names
-    columns = (*inside, *(name for name in file.partitions if name not in inside))
-    rows = limit(len(columns))
-    batches: list[Any] = []
-    try:
-        for batch in opened.iter_batches(batch_size=rows):
-            batches.append(_with_partitions(batch, columns, file))
-            if sum(batch.num_rows for batch in batches) >= rows:
-                break
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file.name} is damaged ({first_line(error)}); write it again") from error
-    table = pa.Table.from_batches(batches) if batches else opened.schema_arrow.empty_table()
-    return table.slice(0, rows), opened.metadata.num_rows <= rows
-
-
-def _batches(file: File, how: Reading) -> Iterator[tuple[int, int, Any]]:
-    """Yields (row group, number of the first row, record batch)."""
+def _column_array(column: Any) -> Any:
     pa = pyarrow()
-    opened = open_parquet_file(file)
-    try:
-        inside = opened.schema_arrow.names
-        names = (*inside, *(name for name in file.partitions if name not in inside))
-        columns = check_present(how.schema, file.name, names, how.for_training)
-        stored = [column for column in columns if column in inside]
-        first_row = 0
-        for group in range(opened.num_row_groups):
-            which = {"batch_size": ROWS_PER_CHUNK, "row_groups": [group], "columns": stored}
-            for batch in opened.iter_batches(**which):
-                yield group, first_row, _with_partitions(batch, columns, file)
-                first_row += batch.num_rows
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file.name} is damaged ({first_line(error)}); write it again") from error
+    if hasattr(column, "__arrow_c_stream__"):
+        return pa.chunked_array(column)
+    is_foreign = hasattr(column, "__array__") and not hasattr(column, "__arrow_c_array__")
+    return pa.array(np.asarray(column) if is_foreign else column)
 
 
-def _with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
+def with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
     """Appends the columns that the path of the file holds as `key=value`."""
     pa = pyarrow()
     for name in (name for name in columns if name not in batch.schema.names):

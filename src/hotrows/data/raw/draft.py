@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from hotrows.data.raw.first_rows import first_rows_of
 from hotrows.data.raw.kinds import Column, column_of_kind, quantiles
-from hotrows.data.raw.sample import sample_of_raw
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Dense, Feature, Label, Schema, Sparse, Time, column_of
 from hotrows.schema import Sequence as SequenceFeature
@@ -65,11 +65,11 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
     source: a path, glob, folder or URL, an Arrow table or a frame: what `prepare` reads; of several files
         the first is looked at. label: the column of the target (default: the likeliest).
     """
-    sample = sample_of_raw(source)
-    columns = [column_of_kind(column) for column in sample.columns]
-    notes = [*sample.notes]
-    target = _label(columns, label, sample.name, notes)
-    drafting = _Drafting(notes, {column.name for column in columns}, sample.rows, sample.is_all)
+    rows = first_rows_of(source)
+    columns = [column_of_kind(column) for column in rows.columns]
+    notes = [*rows.notes]
+    target = _label(columns, label, rows.name, notes)
+    drafting = _Drafting(notes, {column.name for column in columns}, rows.num_rows, rows.is_all)
     features = [
         feature
         for column in columns
@@ -77,15 +77,15 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
         for feature in drafting.features(column)
     ]
     if not features:
-        raise ValueError(f"{sample.name} has no column to make a feature of, beside the label")
+        raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
     used = {column_of(feature) for feature in features} | {column_of(target)}
     read = [column for column in columns if column.name in used]
     groups = [f.name for f in features if isinstance(f, Sparse) and _GROUP_NAME.fullmatch(f.name)]
     schema = Schema(
         features=tuple(_sharing(features, columns)),
         label=target if target != Label(target.name) else target.name,
-        columns=None if sample.has_header else tuple(column.name for column in columns),
-        delimiter=sample.delimiter or "\t",
+        columns=None if rows.has_header else tuple(column.name for column in columns),
+        delimiter=rows.delimiter or "\t",
         group=groups[0] if groups else None,
         time=drafting.time,
         missing=tuple(dict.fromkeys(word for column in read for word in column.words)),
@@ -108,19 +108,19 @@ def _label(columns: Sequence[Column], wanted: str | None, source: str, notes: li
     bits = [column for column in columns if column.is_binary and set(column.counts) == {0, 1}]
     pairs = [column for column in columns if column.is_binary]
     ratings = [c for c in columns if _plain(c.name) in _RATINGS and c.kind == "number" and not c.missing]
-    for found in (called, bits, ratings, pairs):
-        if found:
+    for candidates in (called, bits, ratings, pairs):
+        if candidates:
             break
     else:
         raise ValueError(
             f"no column of {source} looks like a label (two values, such as 0 and 1); say which one is: "
             f"--label COLUMN, or draft_schema(..., label=COLUMN)"
         )
-    if found is not called:
-        others = [column.name for column in found[1:]]
+    if candidates is not called:
+        others = [column.name for column in candidates[1:]]
         more = f"; {', '.join(map(repr, others[:5]))} could be" if others else ""
-        notes.append(f"label: {found[0].name!r} is a guess{more}")
-    return _label_of(found[0], source, notes)
+        notes.append(f"label: {candidates[0].name!r} is a guess{more}")
+    return _label_of(candidates[0], source, notes)
 
 
 def _is_target(column: Column) -> bool:
@@ -260,15 +260,21 @@ def _sharing(features: Sequence[Feature], columns: Sequence[Column]) -> Iterator
     a word of their name first, then of the most values, then of the smallest vocabulary."""
     single = [f.name for f in features if isinstance(f, Sparse) and not f.many]
     known = {c.name: {_id_text(x) for x in c.counts} for c in columns if c.name in single}
-    own = {column.name: set(map(_id_text, column.counts)) for column in columns if column.kind == "list"}
+    distinct = {
+        column.name: set(map(_id_text, column.counts)) for column in columns if column.kind == "list"
+    }
     for feature in features:
         if isinstance(feature, SequenceFeature):
             shares = {
-                (bool(_words(name) & _words(feature.name)), len(own[feature.name] & ids), -len(ids)): name
+                (
+                    bool(_words(name) & _words(feature.name)),
+                    len(distinct[feature.name] & ids),
+                    -len(ids),
+                ): name
                 for name, ids in known.items()
             }
             best = max(shares, default=(False, 0, 0))
-            if 2 * best[1] > len(own[feature.name]):
+            if 2 * best[1] > len(distinct[feature.name]):
                 feature = dataclasses.replace(feature, vocabulary=shares[best])
         yield feature
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from hotrows.data.raw.sample import SampleColumn
+from hotrows.data.raw.first_rows import RawColumn
 from hotrows.data.raw.values import UNIX, plain_number, plain_time
 
 MISSING_WORDS = (
@@ -90,32 +90,32 @@ class Column:
         return 2 * padded > len(self.values)
 
 
-def column_of_kind(found: SampleColumn) -> Column:
+def column_of_kind(sample: RawColumn) -> Column:
     """Finds the kind of a column."""
-    if found.kind == "text":
-        return _of_text(found)
-    if found.kind == "list":
-        return _list(found.name, found.values, is_typed=True)
-    kind = "number" if found.kind == "boolean" else found.kind
+    if sample.kind == "text":
+        return _of_text(sample)
+    if sample.kind == "list":
+        return _list(sample.name, sample.values, is_typed=True)
+    kind = "number" if sample.kind == "boolean" else sample.kind
     values = (
-        [x if x is None else int(x) for x in found.values] if found.kind == "boolean" else found.values
+        [x if x is None else int(x) for x in sample.values] if sample.kind == "boolean" else sample.values
     )
-    column = Column(found.name, kind, values, _counted(values), is_typed=kind != "number")
+    column = Column(sample.name, kind, values, _counted(values), is_typed=kind != "number")
     return _as_unix_time(column) or column
 
 
-def _of_text(found: SampleColumn) -> Column:
-    counts = _counted(found.values)
+def _of_text(sample: RawColumn) -> Column:
+    counts = _counted(sample.values)
     stripped = {word: word.strip(" ") for word in counts}
     words = [word for word in MISSING_WORDS if word in stripped.values()]
     known = [word for word in stripped.values() if word and word not in words]
     numbers = {word: plain_number(word.encode("utf-8", "surrogateescape")) for word in known}
     if known and None not in numbers.values() and not any(map(_has_leading_zero, known)):
-        values = [None if x is None else numbers.get(stripped[x]) for x in found.values]
-        column = Column(found.name, "number", values, _counted(values), tuple(words))
-        return _as_unix_time(column) or _as_time(column, found, known) or column
-    column = Column(found.name, "text", found.values, counts)
-    return _as_time(column, found, known) or _as_list(column) or column
+        values = [None if x is None else numbers.get(stripped[x]) for x in sample.values]
+        column = Column(sample.name, "number", values, _counted(values), tuple(words))
+        return _as_unix_time(column) or _as_time(column, sample, known) or column
+    column = Column(sample.name, "text", sample.values, counts)
+    return _as_time(column, sample, known) or _as_list(column) or column
 
 
 def _has_leading_zero(word: str) -> bool:
@@ -134,10 +134,10 @@ def _as_unix_time(column: Column) -> Column | None:
     return None
 
 
-def _as_time(column: Column, found: SampleColumn, known: Sequence[str]) -> Column | None:
+def _as_time(column: Column, sample: RawColumn, known: Sequence[str]) -> Column | None:
     """Times as text in a format that all values have; digits alone need a name that says so."""
     for format in ("iso", *_FORMATS):
-        if not known or (known[0].isdigit() and not _TIME_NAME.search(found.name)):
+        if not known or (known[0].isdigit() and not _TIME_NAME.search(sample.name)):
             return None
         seconds: dict[str, int] = {}
         for word in known:
@@ -146,9 +146,9 @@ def _as_time(column: Column, found: SampleColumn, known: Sequence[str]) -> Colum
                 break
             seconds[word] = parsed
         else:
-            values = [None if x is None else seconds.get(x.strip(" ")) for x in found.values]
-            words = tuple(word for word in MISSING_WORDS if word in set(found.values))
-            return Column(found.name, "time", values, _counted(values), words, format)
+            values = [None if x is None else seconds.get(x.strip(" ")) for x in sample.values]
+            words = tuple(word for word in MISSING_WORDS if word in set(sample.values))
+            return Column(sample.name, "time", values, _counted(values), words, format)
     return None
 
 

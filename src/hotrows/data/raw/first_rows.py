@@ -9,14 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from hotrows.data.raw.arrow import pyarrow
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
 from hotrows.data.raw.layout import cut_line
-from hotrows.data.raw.reading import chunks_of
+from hotrows.data.raw.reading import first_chunk
 from hotrows.data.raw.values import plain_number, plain_time
 
 DELIMITERS = ("\t", ",", ";", "|", "\x01", "^", " ")
@@ -27,7 +26,7 @@ _CHUNK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
-class SampleColumn:
+class RawColumn:
     """A column of the first rows.
 
     kind: "text" (str), "number" (int or float), "boolean", "time" (seconds since 1970), "list" (of
@@ -40,7 +39,7 @@ class SampleColumn:
 
 
 @dataclass(frozen=True)
-class Sample:
+class FirstRows:
     """The first rows of raw data.
 
     is_all: whether there are no others. delimiter: of text, None where columns have types;
@@ -48,33 +47,32 @@ class Sample:
     """
 
     name: str
-    columns: tuple[SampleColumn, ...]
-    rows: int
+    columns: tuple[RawColumn, ...]
+    num_rows: int
     is_all: bool
     delimiter: str | None = None
     has_header: bool = True
     notes: tuple[str, ...] = field(default=())
 
 
-def sample_of_raw(raw: Any) -> Sample:
+def first_rows_of(raw: Any) -> FirstRows:
     """Reads the first rows of what `prepare` reads: at most 30,000, fewer of wide data."""
     inputs = inputs_of(raw)
     if not inputs:
         raise ValueError("no raw files to draft a schema from; name at least one")
     first = inputs[0]
-    sample = _of_text(first) if isinstance(first, TextInput) else _of_table(first)
-    if not sample.rows:
+    rows = _of_text(first) if isinstance(first, TextInput) else _of_table(cast(TypedInput, first))
+    if not rows.num_rows:
         raise ValueError(f"{first.name} has no rows to draft a schema from")
-    return sample
+    return rows
 
 
 def _num_rows(num_columns: int) -> int:
     return max(_LEAST_ROWS, min(_ROWS, _CELLS // max(1, num_columns)))
 
 
-def _of_text(file: TextInput) -> Sample:
-    with closing(chunks_of(file, _CHUNK_BYTES)) as chunks:
-        chunk = next(chunks, None)
+def _of_text(file: TextInput) -> FirstRows:
+    chunk = first_chunk(file, _CHUNK_BYTES)
     lines = [] if chunk is None else [bytes(line) for line in chunk.text.splitlines()]
     delimiter, notes = _delimiter(file.name, lines[:_SNIFFED])
     widths = Counter(len(cut_line(line, delimiter)[0]) for line in lines[:_SNIFFED])
@@ -91,13 +89,13 @@ def _of_text(file: TextInput) -> Sample:
     if has_header:
         names = [_text(name).removeprefix("\ufeff").strip() for name in table.pop(0)]
     columns = zip(*table, strict=True) if table else [()] * num_fields
-    return Sample(
+    return FirstRows(
         name=file.name,
         columns=tuple(
-            SampleColumn(name, "text", [_text(value) or None for value in column])
+            RawColumn(name, "text", [_text(value) or None for value in column])
             for name, column in zip(names, columns, strict=True)
         ),
-        rows=len(table),
+        num_rows=len(table),
         is_all=len(lines) <= limit and chunk is not None and chunk.position >= file.size,
         delimiter=delimiter,
         has_header=has_header,
@@ -113,18 +111,18 @@ def _delimiter(name: str, lines: Sequence[bytes]) -> tuple[str, list[str]]:
     """The delimiter that cuts all lines into equally many fields, the most; else most lines."""
     if not lines:
         raise ValueError(f"{name} has no lines to draft a schema from")
-    found = []
+    fitting = []
     for delimiter in DELIMITERS:
         counts = Counter(len(cut_line(line, delimiter)[0]) for line in lines)
         fields, num_lines = counts.most_common(1)[0]
         if fields > 1 and 2 * num_lines > len(lines):
-            found.append((num_lines, delimiter != " ", fields, delimiter))
-    if not found:
+            fitting.append((num_lines, delimiter != " ", fields, delimiter))
+    if not fitting:
         raise ValueError(
             f"{name} line 1: no delimiter of {', '.join(map(repr, DELIMITERS))} cuts the lines into "
             f"equally many columns; convert the file, or write the schema by hand"
         )
-    num_lines, *_, best = max(found, key=lambda rank: rank[:3])
+    num_lines, *_, best = max(fitting, key=lambda rank: rank[:3])
     return best, [] if num_lines == len(lines) else [f"the delimiter is perhaps {best!r}: lines differ"]
 
 
@@ -143,8 +141,8 @@ def _has_header(table: Sequence[Sequence[bytes]]) -> tuple[bool, list[str]]:
     names = [name.strip() for name in first]
     is_header = len(set(names)) == len(names) and all(names)
     is_header &= not any(names[i] == line[i].strip() for line in others for i in range(len(names)))
-    found = "names the columns" if is_header else "is data: the columns are named column_1 and so on"
-    return is_header, [f"line 1 perhaps {found}; all columns are text"]
+    what = "names the columns" if is_header else "is data: the columns are named column_1 and so on"
+    return is_header, [f"line 1 perhaps {what}; all columns are text"]
 
 
 def _is_typed(value: bytes) -> bool:
@@ -152,34 +150,34 @@ def _is_typed(value: bytes) -> bool:
     return (number is not None and not math.isnan(number)) or plain_time(value, "iso") is not None
 
 
-def _of_table(source: TypedInput) -> Sample:
+def _of_table(source: TypedInput) -> FirstRows:
     table, is_all = source.first_rows(_num_rows)
     columns = tuple(map(_of_array, table.column_names, table.columns))
-    return Sample(source.name, columns, table.num_rows, is_all)
+    return FirstRows(source.name, columns, table.num_rows, is_all)
 
 
-def _of_array(name: str, array: Any) -> SampleColumn:
+def _of_array(name: str, array: Any) -> RawColumn:
     pa = pyarrow()
     types, array = pa.types, array.combine_chunks()
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
     kind = array.type
     if types.is_boolean(kind):
-        return SampleColumn(name, "boolean", array.to_pylist())
+        return RawColumn(name, "boolean", array.to_pylist())
     if types.is_decimal(kind):
         array = array.cast(pa.float64(), safe=False)
     if any(test(array.type) for test in (types.is_integer, types.is_floating, types.is_null)):
         numbers = (x if x == x else None for x in array.to_pylist())
-        return SampleColumn(name, "number", list(numbers))
+        return RawColumn(name, "number", list(numbers))
     if types.is_date(kind) or types.is_timestamp(kind):
         ticks = array.cast(pa.timestamp("s", getattr(kind, "tz", None)), safe=False).cast(pa.int64())
-        return SampleColumn(name, "time", ticks.to_pylist())
+        return RawColumn(name, "time", ticks.to_pylist())
     if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
         if types.is_nested(kind.value_type):
-            return SampleColumn(name, "other", [])
+            return RawColumn(name, "other", [])
         lists = array.to_pylist()
-        return SampleColumn(name, "list", [x and [str(y) for y in x if y is not None] for x in lists])
+        return RawColumn(name, "list", [x and [str(y) for y in x if y is not None] for x in lists])
     if types.is_nested(kind) or types.is_duration(kind):
-        return SampleColumn(name, "other", [])
+        return RawColumn(name, "other", [])
     words = (_text(x) if isinstance(x, bytes) else x if x is None else str(x) for x in array.to_pylist())
-    return SampleColumn(name, "text", [word or None for word in words])
+    return RawColumn(name, "text", [word or None for word in words])
