@@ -305,7 +305,7 @@ HOTROWS_API int64_t hotrows_parse_numbers(const char* text, int64_t size, const 
                                           double* values, int64_t* feature, int64_t threads) {
   const Fields fields{text, size, starts, lengths, num_rows};
   std::vector<int64_t> bad(num_features, num_rows);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (num_features * num_rows > kFew)
   for (int64_t f = 0; f < num_features; ++f) {
     for (int64_t row = 0; row < num_rows; ++row) {
       if (parse_number(fields.at(columns[f], row), &values[f * num_rows + row])) continue;
@@ -324,7 +324,7 @@ HOTROWS_API int64_t hotrows_parse_numbers(const char* text, int64_t size, const 
 HOTROWS_API int64_t hotrows_add_moments(const double* values, int64_t num_features,
                                         int64_t num_rows, const uint8_t* chosen, double* moments,
                                         int64_t threads) {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (num_features * num_rows > kFew)
   for (int64_t f = 0; f < num_features; ++f) {
     double count = moments[3 * f], mean = moments[3 * f + 1], squares = moments[3 * f + 2];
     for (int64_t row = 0; row < num_rows; ++row) {
@@ -347,7 +347,7 @@ HOTROWS_API int64_t hotrows_add_moments(const double* values, int64_t num_featur
 HOTROWS_API int64_t hotrows_transform(const double* values, int64_t num_features, int64_t num_rows,
                                       const uint8_t* logs, const double* shift,
                                       const double* divisor, float* dense, int64_t threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(static) num_threads(threads) if (num_features * num_rows > kFew)
   for (int64_t row = 0; row < num_rows; ++row) {
     for (int64_t f = 0; f < num_features; ++f) {
       const double value = values[f * num_rows + row];
@@ -366,7 +366,7 @@ HOTROWS_API int64_t hotrows_transform(const double* values, int64_t num_features
 HOTROWS_API int64_t hotrows_blank(const char* text, uint32_t* starts, uint32_t* lengths, int64_t n,
                                   int64_t strip, const char* missing, const int64_t* missing_ends,
                                   int64_t num_missing, int64_t threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(static) num_threads(threads) if (n > kFew)
   for (int64_t i = 0; i < n; ++i) {
     uint32_t start = starts[i], length = lengths[i];
     while (strip && length > 0 && text[start] == ' ') ++start, --length;
@@ -383,7 +383,7 @@ HOTROWS_API int64_t hotrows_blank(const char* text, uint32_t* starts, uint32_t* 
 HOTROWS_API int64_t hotrows_count_values(const char* text, const uint32_t* starts,
                                          const uint32_t* lengths, int64_t n, int64_t separator,
                                          int64_t* offsets, int64_t threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(static) num_threads(threads) if (n > kFew)
   for (int64_t i = 0; i < n; ++i) {
     const char* const cell = text + starts[i];
     const auto between = std::count(cell, cell + lengths[i], static_cast<char>(separator));
@@ -399,7 +399,7 @@ HOTROWS_API int64_t hotrows_cut_values(const char* text, const uint32_t* starts,
                                        const uint32_t* lengths, int64_t n, int64_t separator,
                                        const int64_t* offsets, uint32_t* value_starts,
                                        uint32_t* value_lengths, int64_t threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(static) num_threads(threads) if (n > kFew)
   for (int64_t i = 0; i < n; ++i) {
     uint32_t at = starts[i];
     const uint32_t end = starts[i] + lengths[i];
@@ -422,7 +422,7 @@ HOTROWS_API int64_t hotrows_parse_times(const char* text, const uint32_t* starts
                                         int64_t format_length, int64_t* seconds, int64_t threads) {
   int64_t bad = n;
   const bool iso = format_length == 3 && std::equal(format, format + 3, "iso");
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(min : bad)
+#pragma omp parallel for schedule(static) num_threads(threads) if (n > kFew) reduction(min : bad)
   for (int64_t i = 0; i < n; ++i) {
     seconds[i] = std::numeric_limits<int64_t>::min();
     if (lengths[i] == 0) continue;

@@ -26,6 +26,7 @@ import json
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -222,13 +223,13 @@ class Schema:
                     f"but do not stand in `columns`"
                 )
 
-    @property
+    @cached_property
     def labels(self) -> tuple[Label, ...]:
         """The labels, one per task."""
         labels = self.label if isinstance(self.label, tuple) else (self.label,)
         return tuple(Label(label) if isinstance(label, str) else label for label in labels)
 
-    @property
+    @cached_property
     def raw_columns(self) -> tuple[str, ...]:
         """Every raw column that is read, each once: of features, labels, weight, group and time."""
         others = (self.weight, self.group, self.time and self.time.column)
@@ -243,19 +244,19 @@ class Schema:
             return self.time.column
         return column_of(feature)
 
-    @property
+    @cached_property
     def dense(self) -> tuple[Dense, ...]:
         return tuple(f for f in self.features if isinstance(f, Dense))
 
-    @property
+    @cached_property
     def sparse(self) -> tuple[Sparse, ...]:
         return tuple(f for f in self.features if isinstance(f, Sparse))
 
-    @property
+    @cached_property
     def sequences(self) -> tuple[Sequence, ...]:
         return tuple(f for f in self.features if isinstance(f, Sequence))
 
-    @property
+    @cached_property
     def id_features(self) -> tuple[Sparse | Sequence, ...]:
         """The features that carry ids: sparse ones, then sequences; the order of a batch."""
         return self.sparse + self.sequences

@@ -27,6 +27,7 @@ from hotrows.data.stored.gather import ends_of
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
 from hotrows.runtime.machine import num_threads
+from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, Schema, Sequence, Sparse, vocabulary_of
 
 
@@ -84,6 +85,19 @@ class Encoder:
         """
         counter = RateCounter(self.schema, self._usual)
         return EncodedBatches(self._batches(raw, batch_size, counter), counter)
+
+    def check_columns(self, names: Iterable[str]) -> None:
+        """Refuses names that the schema does not read: ValueError names the first one.
+
+        `encode` takes no notice of such columns, and counts absent ones as missing: a misspelt field
+        of a request would change its prediction in silence.
+        """
+        known = self.schema.raw_columns
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    f"no column {name!r} is read{did_you_mean(name, known) or ': ' + ', '.join(known)}"
+                )
 
     def _batches(self, raw: Any, batch_size: int, counter: RateCounter) -> Iterator[Batch]:
         how = Reading(self.schema, self.threads, for_training=False, text_rule=self.text_rule)
