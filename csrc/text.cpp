@@ -189,6 +189,42 @@ bool read_digits(const char*& p, const char* end, int64_t width, int64_t* value)
   return true;
 }
 
+bool take(const char*& p, const char* end, char c) { return p < end && *p == c ? ++p, true : false; }
+
+// Seconds since 1970 of YYYY-MM-DD[(T| )HH:MM[:SS[.fraction]][ ][Z|UTC|(+|-)HH[[:]MM]]]; false where it
+// is none.
+bool parse_iso(Field field, int64_t* seconds) {
+  const char* p = field.data;
+  const char* const end = p + field.length;
+  int64_t year, month, day, hour = 0, minute = 0, second = 0, hours = 0, minutes = 0, sign = 0;
+  const bool dated = read_digits(p, end, 4, &year) && take(p, end, '-') && read_digits(p, end, 2, &month) &&
+                     take(p, end, '-') && read_digits(p, end, 2, &day);
+  if (!dated || year < 1 || month < 1 || month > 12 || day < 1 || day > days_in_month(year, month)) return false;
+  if (p < end) {
+    if (!take(p, end, 'T') && !take(p, end, ' ')) return false;
+    if (!read_digits(p, end, 2, &hour) || !take(p, end, ':') || !read_digits(p, end, 2, &minute)) return false;
+    if (take(p, end, ':')) {
+      if (!read_digits(p, end, 2, &second)) return false;
+      if (take(p, end, '.')) {
+        const int64_t num = digits(p, end);
+        if (num < 1 || num > 9) return false;
+        p += num;
+      }
+    }
+    take(p, end, ' ');
+    if (end - p == 3 && std::equal(p, end, "UTC")) p = end;
+    else if (!take(p, end, 'Z') && p < end) {
+      sign = *p == '-' ? -1 : *p == '+' ? 1 : 0;
+      if (!sign || !read_digits(++p, end, 2, &hours)) return false;
+      if (p < end && (take(p, end, ':'), !read_digits(p, end, 2, &minutes))) return false;
+    }
+  }
+  if (p != end || hour > 23 || minute > 59 || second > 59 || hours > 23 || minutes > 59) return false;
+  *seconds = ((days_from_civil(year, month, day) * 24 + hour) * 60 + minute) * 60 + second -
+             sign * (hours * 60 + minutes) * 60;
+  return true;
+}
+
 // Seconds since 1970 of a time written as `format` says; false where it is not.
 bool parse_time(Field field, const char* format, const char* format_end, int64_t* seconds) {
   const char* p = field.data;
@@ -378,19 +414,21 @@ HOTROWS_API int64_t hotrows_cut_values(const char* text, const uint32_t* starts,
   return 0;
 }
 
-// seconds [n]: since 1970, of times written as `format` says (%Y %y %m %d %H %M %S, digits in full;
-// other characters stand for themselves); the least int64 where the value is missing. Returns the
+// seconds [n]: since 1970, of times written as `format` says (`iso`, or %Y %y %m %d %H %M %S, digits in
+// full; other characters stand for themselves); the least int64 where the value is missing. Returns the
 // first value that is no such time, or -1.
 HOTROWS_API int64_t hotrows_parse_times(const char* text, const uint32_t* starts,
                                         const uint32_t* lengths, int64_t n, const char* format,
                                         int64_t format_length, int64_t* seconds, int64_t threads) {
   int64_t bad = n;
+  const bool iso = format_length == 3 && std::equal(format, format + 3, "iso");
 #pragma omp parallel for schedule(static) num_threads(threads) if (n > kFew) reduction(min : bad)
   for (int64_t i = 0; i < n; ++i) {
     seconds[i] = std::numeric_limits<int64_t>::min();
     if (lengths[i] == 0) continue;
-    const bool found = parse_time({text + starts[i], lengths[i]}, format, format + format_length,
-                                  &seconds[i]);
+    const Field field{text + starts[i], lengths[i]};
+    const bool found =
+        iso ? parse_iso(field, &seconds[i]) : parse_time(field, format, format + format_length, &seconds[i]);
     if (!found && i < bad) bad = i;
   }
   return bad == n ? -1 : bad;

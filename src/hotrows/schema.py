@@ -154,8 +154,10 @@ class Label:
 class Time:
     """The column with the time of a sample.
 
-    format: `unix` (seconds since 1970), `unix_ms` (milliseconds), or a strptime format of the fields
-        %Y %y %m %d %H %M %S and literal characters. Columns of timestamps (Parquet, Arrow) need none.
+    format: `unix` (seconds since 1970), `unix_ms`, `unix_us`, `unix_ns` (milli-, micro-, nanoseconds);
+        `iso` (2024-03-01, 2024-03-01T10:00:00.5+01:00; without an offset it is UTC); or a strptime
+        format of %Y %y %m %d %H %M %S and literal characters. Columns of timestamps (Parquet, Arrow)
+        need none.
     utc_offset: hours to add before `hour`, `weekday`, `weekend` and `day` are computed.
     """
 
@@ -259,6 +261,10 @@ class Schema:
         """The features that carry ids: sparse ones, then sequences; the order of a batch."""
         return self.sparse + self.sequences
 
+    @cached_property
+    def _by_name(self) -> dict[str, Sparse | Sequence]:
+        return {feature.name: feature for feature in self.id_features}
+
     @property
     def pooling(self) -> dict[str, str]:
         """Pooling of each feature's vectors: as declared for sparse features, the mean for sequences."""
@@ -267,7 +273,7 @@ class Schema:
 
     def rows_of(self, feature: str) -> int:
         """Number of ids in the vocabulary of `feature`; an error before the data is prepared."""
-        rows = next(f for f in self.id_features if f.name == feature).rows
+        rows = self._by_name[feature].rows
         if rows is None:
             raise ValueError(f"feature {feature!r} has no `rows` yet: prepare the data, or declare rows=")
         return rows

@@ -78,7 +78,7 @@ class Encoder:
     def encode(self, raw: Any, batch_size: int = 8192) -> EncodedBatches:
         """Yields batches of at most `batch_size` raw rows, in their order.
 
-        raw: a path, glob, folder or URL, an Arrow table, a frame, or a list of these. Labels may be
+        raw: what `prepare` reads: paths, tables, frames, dicts of columns. Labels may be
         absent; they are then None. Columns of features that are absent count as missing, values
         never seen become unknown ids. The `rates` of what is returned are those of such values; a
         warning, after the last batch, names features where they are far from those of the prepared data.

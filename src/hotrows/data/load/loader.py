@@ -37,7 +37,7 @@ class Loader:
         part: Part,
         batch_size: int,
         *,
-        shuffle: bool,
+        shuffle: bool = False,
         seed: int = 0,
         rank: int = 0,
         num_ranks: int = 1,
