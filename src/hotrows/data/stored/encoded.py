@@ -46,7 +46,7 @@ class Statistics:
     deviation: float = 1.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EncodedData:
     """A folder of prepared data.
 
@@ -72,6 +72,10 @@ class EncodedData:
     source: dict[str, Any] | None = None
     extends: tuple[str, ...] = ()
     text_rule: int = TEXT_RULE
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{name} {part.rows:,}" for name, part in self.parts.items())
+        return f"EncodedData({self.path}, rows: {rows}; {self.schema!r})"
 
     @property
     def lineage(self) -> tuple[str, ...]:
