@@ -19,8 +19,8 @@ PUBLIC = {
         Uniform Vectors accelerate explain load_run lookahead prefetch prepare restore
     """,
     "hotrows.data": """
-        Description EncodedData Encoder HotColdLoader Loader Part Profile ValueRates
-        describe open_parquet open_source prepare profile regroup write_encoded
+        Description Draft EncodedData Encoder HotColdLoader Loader Part Profile ValueRates
+        describe draft_schema open_parquet open_source prepare profile regroup write_encoded
     """,
     "hotrows.datasets": "ALL BY_NAME DataSet Samples Source download prepare",
     "hotrows.models": """

@@ -26,6 +26,7 @@ import json
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -153,8 +154,10 @@ class Label:
 class Time:
     """The column with the time of a sample.
 
-    format: `unix` (seconds since 1970), `unix_ms` (milliseconds), or a strptime format of the fields
-        %Y %y %m %d %H %M %S and literal characters. Columns of timestamps (Parquet, Arrow) need none.
+    format: `unix` (seconds since 1970), `unix_ms`, `unix_us`, `unix_ns` (milli-, micro-, nanoseconds);
+        `iso` (2024-03-01, 2024-03-01T10:00:00.5+01:00; without an offset it is UTC); or a strptime
+        format of %Y %y %m %d %H %M %S and literal characters. Columns of timestamps (Parquet, Arrow)
+        need none.
     utc_offset: hours to add before `hour`, `weekday`, `weekend` and `day` are computed.
     """
 
@@ -225,13 +228,13 @@ class Schema:
         listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in kinds.items() if fs]
         return f"Schema({self.name!r}, {'; '.join([f'label {_listed(self.labels)}', *listed])})"
 
-    @property
+    @cached_property
     def labels(self) -> tuple[Label, ...]:
         """The labels, one per task."""
         labels = self.label if isinstance(self.label, tuple) else (self.label,)
         return tuple(Label(label) if isinstance(label, str) else label for label in labels)
 
-    @property
+    @cached_property
     def raw_columns(self) -> tuple[str, ...]:
         """Every raw column that is read, each once: of features, labels, weight, group and time."""
         others = (self.weight, self.group, self.time and self.time.column)
@@ -246,19 +249,19 @@ class Schema:
             return self.time.column
         return column_of(feature)
 
-    @property
+    @cached_property
     def dense(self) -> tuple[Dense, ...]:
         return tuple(f for f in self.features if isinstance(f, Dense))
 
-    @property
+    @cached_property
     def sparse(self) -> tuple[Sparse, ...]:
         return tuple(f for f in self.features if isinstance(f, Sparse))
 
-    @property
+    @cached_property
     def sequences(self) -> tuple[Sequence, ...]:
         return tuple(f for f in self.features if isinstance(f, Sequence))
 
-    @property
+    @cached_property
     def id_features(self) -> tuple[Sparse | Sequence, ...]:
         """The features that carry ids: sparse ones, then sequences; the order of a batch."""
         return self.sparse + self.sequences

@@ -317,9 +317,15 @@ def test_parts_and_batches_are_predicted(trained, encoded):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (5, "expected paths, an Arrow table, a pandas or Polars frame, or a dict of columns, not int"),
-        ({"a": [1, 2], "b": [1]}, "a dict must have columns of equal length"),
-        ({"n": 1, "a": "v1", "b": "w2"}, "a row is a dict of lists of one value"),
+        (
+            5,
+            "expected paths, an Arrow table, a pandas or Polars frame, a dict of columns, or .*, not int",
+        ),
+        ({"a": [1, 2], "b": [1]}, "the columns of a dict must have equal lengths"),
+        (
+            {"n": 1, "a": "v1", "b": "w2"},
+            "expected a dict of columns, found int for 'n'; .* for one row too",
+        ),
     ],
 )
 def test_what_is_no_data_is_refused(trained, data, message):

@@ -1,8 +1,8 @@
 """Files of predictions: a probability for each row, alone or beside columns of the input.
 
-    lines      probabilities alone, of several labels with tabs between, without a header
-    CSV, TSV   a header, kept columns, `probability`; of several labels `probability_LABEL`
-    Parquet    these columns, in the types of the input
+lines      probabilities alone, of several labels with tabs between, without a header
+CSV, TSV   a header, kept columns, `probability`; of several labels `probability_LABEL`
+Parquet    these columns, in the types of the input
 """
 
 from __future__ import annotations

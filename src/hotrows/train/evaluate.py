@@ -32,13 +32,14 @@ Evaluated = tuple[Tensor, Targets, Tensor | None]  # logits, targets and groups 
 def logits_of(recommender: Recommender, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tensor]]:
     """Yields each batch with its logits, [B] or [B, T] in host memory.
 
-    The next batches are planned meanwhile.
+    The next batches are planned meanwhile; a list of one batch takes no thread.
     """
     model, embedding = recommender.model, recommender.embedding
     training = model.training
     model.eval()
     plans = ((batch, embedding.plan(batch)) for batch in batches)
-    planned = prefetch(plans, recommender.config.plan_depth)
+    is_one = isinstance(batches, Sequence) and len(batches) == 1
+    planned = prefetch(plans, 0 if is_one else recommender.config.plan_depth)
     try:
         with closing(planned):
             for batch, plan in planned:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, overload
 
@@ -61,7 +62,10 @@ class Predictor(Recommender):
             data, is_stream = Loader(data, evaluate.EVALUATION_BATCH, shuffle=False).batches(0), False
         else:
             is_stream = isinstance(data, Iterator) or _are_batches(data)
-            data = data if is_stream else self.encoder.encode(data)
+            if not is_stream:
+                batches = self.encoder.encode(data)
+                first = list(islice(batches, 2))
+                data = first if len(first) < 2 else chain(first, batches)
         probabilities = (logits.float().sigmoid() for _, logits in self.logits(data))
         if is_stream:
             return probabilities

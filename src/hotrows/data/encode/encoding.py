@@ -28,6 +28,7 @@ from hotrows.data.stored.gather import ends_of
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
 from hotrows.runtime.machine import num_threads
+from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, Schema, Sequence, Sparse, vocabulary_of
 
 
@@ -80,7 +81,7 @@ class Encoder:
     ) -> EncodedBatches:
         """Yields batches of at most `batch_size` raw rows, in their order.
 
-        raw: a path, glob, folder or URL, an Arrow table, a frame, or a list of these. Labels may be
+        raw: what `prepare` reads: paths, tables, frames, dicts of columns. Labels may be
         absent; they are then None. Columns of features that are absent count as missing, values
         never seen become unknown ids. The `rates` of what is returned are those of such values; a
         warning, after the last batch, names features where they are far from those of the prepared data.
@@ -89,6 +90,19 @@ class Encoder:
         how = Reading(self.schema, self.threads, False, self.text_rule, columns)
         counter, kept = RateCounter(self.schema, self._usual), deque[Any]()
         return EncodedBatches(self._batches(raw, batch_size, how, counter, kept), counter, kept)
+
+    def check_columns(self, names: Iterable[str]) -> None:
+        """Refuses names that the schema does not read: ValueError names the first one.
+
+        `encode` takes no notice of such columns, and counts absent ones as missing: a misspelt field
+        of a request would change its prediction in silence.
+        """
+        known = self.schema.raw_columns
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    f"no column {name!r} is read{did_you_mean(name, known) or ': ' + ', '.join(known)}"
+                )
 
     def _batches(
         self, raw: Any, batch_size: int, how: Reading, counter: RateCounter, kept: deque[Any]

@@ -158,7 +158,7 @@ def _without_rows(schema: Schema) -> Schema:
 def _split(text: str, schema: Schema) -> Split:
     def parse(word: str) -> int:
         assert schema.time is not None
-        for form in (schema.time.format, "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"):
+        for form in (schema.time.format, "iso"):
             if (seconds := plain_time(word.encode(), form)) is not None:
                 return seconds
         raise ValueError(f"split {text!r}: {word!r} is no time in the format {schema.time.format!r}")

@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import first_line, open_parquet_file, pyarrow
+from hotrows.data.raw.arrow import first_line, pyarrow
 from hotrows.data.raw.columns import MISSING_LABEL, RawIds
 from hotrows.data.raw.files import File
+from hotrows.data.raw.typed_files import open_parquet_file
 from hotrows.data.raw.values import hash_values
 from hotrows.data.stored.gather import ends_of, take_lists
 from hotrows.schema import Dense, Label, Sparse, column_of

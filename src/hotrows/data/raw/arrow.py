@@ -1,4 +1,4 @@
-"""Arrow columns as cells: Parquet files, Arrow tables, and pandas or Polars frames.
+"""Arrow columns as cells: of typed files, Arrow tables, and frames.
 
 Text is read in Arrow's own buffers. Other ids become the canonical text of their value: it gets one
 id, whether it comes from a CSV file or from a Parquet file.
@@ -20,7 +20,6 @@ from hotrows.data.raw.columns import Columns, RawIds
 from hotrows.data.raw.files import File
 from hotrows.data.raw.layout import check_present
 from hotrows.data.raw.values import MISSING_TIME
-from hotrows.pipeline.prefetch import prefetch
 
 ROWS_PER_CHUNK = 1 << 16
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -98,7 +97,7 @@ class ArrowCells:
             present = ticks.is_valid().to_numpy(zero_copy_only=False)
             seconds[present] = ticks.fill_null(0).to_numpy()[present] // _PER_SECOND[array.type.unit]
             return seconds, None
-        if format in ("unix", "unix_ms"):
+        if format in values.UNIX:
             numbers, bad = self._numbers(column)
             self.how.blank_numbers(numbers)
             seconds, bad = values.seconds_of(numbers, bad, format)
@@ -205,12 +204,6 @@ class ArrowCells:
         return ValueError(f"{self.name}, column {column!r}: expected {expected}, found {kind}; {what}")
 
 
-def parquet_columns(file: File, how: Reading) -> Iterator[tuple[int, Columns]]:
-    """Yields (row group, columns) of a Parquet file, up to ROWS_PER_CHUNK rows at a time."""
-    for group, first_row, batch in prefetch(_batches(file, how), 1):
-        yield group, columns_of(ArrowCells(batch, file.name, first_row, how), how)
-
-
 def table_columns(table: Any, name: str, how: Reading) -> Iterator[Columns]:
     """Yields the columns of an Arrow table, up to ROWS_PER_CHUNK rows at a time."""
     columns = check_present(how.schema, name, tuple(table.schema.names), how.for_training, how.kept)
@@ -221,59 +214,56 @@ def table_columns(table: Any, name: str, how: Reading) -> Iterator[Columns]:
 
 
 def as_table(data: Any) -> Any:
-    """Converts a record batch, a pandas or Polars frame, or a dict of columns to an Arrow table."""
+    """Converts what holds columns to an Arrow table: what has the Arrow protocol (`__arrow_c_stream__`),
+    as frames do; dicts of columns; lazy frames, which are collected; Hugging Face data sets."""
     pa = pyarrow()
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
+    if isinstance(data, Mapping):
+        return _table_of_columns(data)
     if hasattr(data, "__arrow_c_stream__"):
         return pa.table(data)
-    if isinstance(data, Mapping):
-        try:
-            return pa.table(dict(data))
-        except (pa.ArrowException, TypeError, ValueError) as error:
-            raise ValueError(
-                f"a dict must have columns of equal length as its values ({first_line(error)}); a row "
-                f"is a dict of lists of one value"
-            ) from None
+    if hasattr(data, "collect_schema") and hasattr(data, "collect"):
+        return as_table(data.collect())
+    if hasattr(data, "with_format") and hasattr(data, "column_names") and hasattr(data, "__len__"):
+        return as_table(data.with_format("arrow")[:])
     raise ValueError(
-        f"expected paths, an Arrow table, a pandas or Polars frame, or a dict of columns, not "
-        f"{type(data).__name__}"
+        f"expected paths, an Arrow table, a pandas or Polars frame, a dict of columns, or a Hugging Face "
+        f"data set, not {type(data).__name__}"
     )
 
 
-def open_parquet_file(file: File, **options: Any) -> Any:
-    """Opens a Parquet file; an error if it is none. options: of `pyarrow.parquet.ParquetFile`."""
+def _table_of_columns(columns: Mapping[str, Any]) -> Any:
+    """A dict of columns (lists, arrays, tensors, series of equal length) as a table."""
     pa = pyarrow()
-    try:
-        return pa.parquet.ParquetFile(file.path if file.system is None else file.open(), **options)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{file.name} is no whole Parquet file ({first_line(error)}); write it again"
-        ) from error
+    arrays = {}
+    for name, column in columns.items():
+        if isinstance(column, str | bytes) or not hasattr(column, "__len__"):
+            raise ValueError(
+                f"expected a dict of columns, found {type(column).__name__} for {name!r}; give lists or "
+                f"arrays of equal length, for one row too: {{{name!r}: [...]}}"
+            )
+        try:
+            arrays[str(name)] = _column_array(column)
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise ValueError(f"{name!r} is no column of values: {first_line(error)}") from error
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"the columns of a dict must have equal lengths, not {lengths}")
+    return pa.table(arrays)
 
 
-def _batches(file: File, how: Reading) -> Iterator[tuple[int, int, Any]]:
-    """Yields (row group, number of the first row, record batch)."""
+def _column_array(column: Any) -> Any:
     pa = pyarrow()
-    opened = open_parquet_file(file)
-    try:
-        inside = opened.schema_arrow.names
-        names = (*inside, *(name for name in file.partitions if name not in inside))
-        columns = check_present(how.schema, file.name, names, how.for_training, how.kept)
-        stored = [column for column in columns if column in inside]
-        first_row = 0
-        for group in range(opened.num_row_groups):
-            which = {"batch_size": ROWS_PER_CHUNK, "row_groups": [group], "columns": stored}
-            for batch in opened.iter_batches(**which):
-                yield group, first_row, _with_partitions(batch, columns, file)
-                first_row += batch.num_rows
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file.name} is damaged ({first_line(error)}); write it again") from error
+    if hasattr(column, "__arrow_c_stream__"):
+        return pa.chunked_array(column)
+    is_foreign = hasattr(column, "__array__") and not hasattr(column, "__arrow_c_array__")
+    return pa.array(np.asarray(column) if is_foreign else column)
 
 
-def _with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
+def with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
     """Appends the columns that the path of the file holds as `key=value`."""
     pa = pyarrow()
     for name in (name for name in columns if name not in batch.schema.names):

@@ -84,13 +84,12 @@ def check_present(
     for_training: bool,
     kept: tuple[str, ...] | None = (),
 ) -> list[str]:
-    """Returns the schema's columns that are among `names`, in the schema's order, and those to keep.
+    """Returns the schema's columns that are among `names`, and those to keep; all in the order of `names`.
 
     Checks that required ones are there. where: name of the file or table, for messages. kept: columns to
     keep; None: all.
     """
-    kept = names if kept is None else kept
-    for name in kept:
+    for name in kept or ():
         if name not in names:
             raise ValueError(
                 f"{where} has no column {name!r} to keep; it has {_shortened(list(names))}"
@@ -116,7 +115,7 @@ def check_present(
         )
     if lost := sorted(features & set(absent)):
         log.warning(f"{where} lacks the columns {lost}: their values count as missing")
-    columns = list(dict.fromkeys([*columns, *kept]))
+    columns = list(names if kept is None else dict.fromkeys([*columns, *kept]))
     twice = sorted({name for name in columns if names.count(name) > 1})
     if twice:
         raise ValueError(f"{where} names the columns {twice} twice; rename one")
