@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from hotrows.plan import PackPlan, Plan
     from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
     from hotrows.table import Constant, Cross, Normal, Table, Uniform
-    from hotrows.train import Trainer, load_run
+    from hotrows.train import Callback, Trainer, load_run
+    from hotrows.train.classifier import Classifier
 
 __version__ = VERSION
 
@@ -52,6 +53,8 @@ __all__ = [
     "Adam",
     "Batch",
     "Caching",
+    "Callback",
+    "Classifier",
     "Constant",
     "Cross",
     "Dense",
@@ -98,6 +101,7 @@ __getattr__, __dir__ = lazy_names(
         "hotrows.plan": ["PackPlan", "Plan"],
         "hotrows.schema": ["Dense", "Label", "Schema", "Sequence", "Sparse", "Time"],
         "hotrows.table": ["Constant", "Cross", "Normal", "Table", "Uniform"],
-        "hotrows.train": ["Trainer", "load_run"],
+        "hotrows.train": ["Callback", "Trainer", "load_run"],
+        "hotrows.train.classifier": ["Classifier"],
     },
 )

@@ -108,5 +108,6 @@ def test_waiting_threads_spin_briefly_unless_the_user_says_otherwise(given, expe
     environment = {name: value for name, value in os.environ.items() if name not in ours} | given
     environment["PYTHONPATH"] = str(Path(hotrows.__file__).parents[1])
     program = "import hotrows, os; print(os.environ.get('GOMP_SPINCOUNT'))"
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.stdout.split() == [expected]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -38,6 +39,7 @@ class Recommender:
     hot_ids: by vocabulary, what the policy `hot` keeps in fast memory.
     ranks: the processes that share the tables; they train, predict and evaluate together.
     place: returns how the tables of the model are dealt over ranks and packs.
+    model: a class, or an object that is used as it is; None: the one that `config` names.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Recommender:
         hot_ids: Mapping[str, Tensor] | None = None,
         ranks: Ranks | None = None,
         place: Callable[[models.Model], ShardingPlan] | None = None,
+        model: models.Model | type[models.Model] | None = None,
     ) -> None:
         self.config = config
         self.schema = schema
@@ -56,8 +59,10 @@ class Recommender:
         # The random state is the process's: models that threads build come one after the other.
         with _BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
-            self.model = models.build(config.model, schema, **config.model_options)
+            self.model = models.build(model or config.model, schema, **config.model_options)
             self.random_state = torch.get_rng_state()
+        if isinstance(model, models.Model):
+            _check_equal(model, self.ranks)
         self.device = find(config.device)
         self.model.to(self.device.torch)
         self.tasks = tasks_of(schema, self.model.labels, config.label)
@@ -140,6 +145,18 @@ class Recommender:
         loss = functional.binary_cross_entropy_with_logits(logits.float(), targets.labels, weights)
         loss = loss * num_tasks if num_tasks > 1 else loss
         return loss if model_loss is None else loss + model_loss
+
+
+def _check_equal(model: models.Model, ranks: Ranks) -> None:
+    """Raises ValueError where the parameters of a model differ between ranks; collective."""
+    if ranks.num_ranks > 1:
+        values = [value.detach().cpu() for value in model.state_dict().values()]
+        crc = zlib.crc32(b"".join(v.contiguous().view(torch.uint8).numpy().tobytes() for v in values))
+        if len(set(ranks.gather_objects(crc))) > 1:
+            raise ValueError(
+                f"the {type(model).__name__} differs between ranks: make it by one seed on all of them "
+                f"(torch.manual_seed), or pass its class"
+            )
 
 
 def _by_table(
