@@ -260,6 +260,8 @@ class TrainConfig:
     )
 
     def __post_init__(self) -> None:
+        if isinstance(self.row_optimizer, str):
+            object.__setattr__(self, "row_optimizer", optim.from_json({"kind": self.row_optimizer}))
         for known in SETTINGS.values():
             known.check(getattr(self, known.name))
         if self.store != "memory" and self.fast_memory is None:
@@ -337,12 +339,12 @@ class TrainConfig:
             fields["row_optimizer"] = optim.from_json(rows)
         return build(TrainConfig, fields)
 
-    def save(self, path: Path) -> None:
-        write_text(path, self.to_json() + "\n")
+    def save(self, path: Path | str) -> None:
+        write_text(Path(path), self.to_json() + "\n")
 
     @staticmethod
-    def load(path: Path) -> TrainConfig:
-        fields = CONFIG_FILE.read(path)
+    def load(path: Path | str) -> TrainConfig:
+        fields = CONFIG_FILE.read(Path(path))
         with CONFIG_FILE.naming(path):
             return TrainConfig.from_fields(fields)
 

@@ -173,7 +173,7 @@ Feature = Dense | Sparse | Sequence
 _KINDS = {"dense": Dense, "sparse": Sparse, "sequence": Sequence}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Schema:
     """The columns of a data set and their roles.
 
@@ -222,6 +222,11 @@ class Schema:
                     f"schema {self.name!r}: columns {absent} are used by features or as the label "
                     f"but do not stand in `columns`"
                 )
+
+    def __repr__(self) -> str:
+        kinds = {"dense": self.dense, "sparse": self.sparse, "sequences": self.sequences}
+        listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in kinds.items() if fs]
+        return f"Schema({self.name!r}, {'; '.join([f'label {_listed(self.labels)}', *listed])})"
 
     @cached_property
     def labels(self) -> tuple[Label, ...]:
@@ -306,12 +311,12 @@ class Schema:
         label = tuple(map(_label, label)) if isinstance(label, list) else _label(label)
         return build(Schema, {"features": features, "label": label, **fields})
 
-    def save(self, path: Path) -> None:
-        path.write_text(self.to_json() + "\n")
+    def save(self, path: Path | str) -> None:
+        Path(path).write_text(self.to_json() + "\n")
 
     @staticmethod
-    def load(path: Path) -> Schema:
-        fields = _JSON.read(path)
+    def load(path: Path | str) -> Schema:
+        fields = _JSON.read(Path(path))
         with _JSON.naming(path):
             return Schema.from_fields(fields)
 
@@ -324,6 +329,12 @@ def column_of(named: Feature | Label) -> str:
 def vocabulary_of(feature: Sparse | Sequence) -> str:
     """The id space of a feature (default: its name)."""
     return feature.vocabulary or feature.name
+
+
+def _listed(named: tuple[Feature | Label, ...]) -> str:
+    """The first names, in words."""
+    more = f" and {len(named) - 5:,} more" if len(named) > 5 else ""
+    return ", ".join(each.name for each in named[:5]) + more
 
 
 def is_list(feature: Feature) -> bool:

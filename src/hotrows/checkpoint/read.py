@@ -37,7 +37,7 @@ from hotrows.storage.file_store import FileStore
 
 
 def load(
-    folder: Path,
+    folder: Path | str,
     embedding: Embedding,
     model: nn.Module,
     fingerprints: str | Sequence[str] | None = None,
@@ -50,6 +50,7 @@ def load(
     read_only: read a file store as it was at the checkpoint, and leave later generations in it.
     After an error the rows and parameters are in no usable state.
     """
+    folder = Path(folder)
     ranks = embedding.ranks.channel("checkpoint")
     checkpoints = together(ranks, lambda: _checked(folder, embedding, fingerprints))
     manifest = checkpoints[-1][1]
@@ -67,7 +68,7 @@ def load(
     return together(ranks, lambda: _read_dense(folder, manifest, model))
 
 
-def read_state(folder: Path) -> dict[str, Any]:
+def read_state(folder: Path | str) -> dict[str, Any]:
     """The plain values of the trainer's state, without its tensors."""
     return read_manifest(folder).state
 

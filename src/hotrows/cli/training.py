@@ -29,7 +29,6 @@ from hotrows.distributed import job
 
 if TYPE_CHECKING:
     from hotrows import data
-    from hotrows.train.progress import Progress as TrainProgress
     from hotrows.train.progress import Result
 
 _SHOWN_REASONS = 8
@@ -177,13 +176,14 @@ def _train(
     """
     from hotrows.distributed import process_group
     from hotrows.train import run_folder
+    from hotrows.train.display import shown_by
     from hotrows.train.trainer import Trainer
 
     ranks = process_group.start(config.timeout)
-    run = run or run_folder.next_folder(Path("runs"), config.model.rpartition(":")[2].lower())
+    run = run or run_folder.next_folder(config.model)
     run = ranks.gather_objects(run)[0]
     encoded = open_data(**source)
-    shown = _train_progress(progress) if ranks.rank == 0 else None
+    shown = shown_by(progress) if ranks.rank == 0 else None
     try:
         trainer = Trainer(encoded, config, run, progress=shown, ranks=ranks, **how)
         if ranks.rank == 0:
@@ -282,40 +282,17 @@ def _print_reasons(reasons: Sequence[str], run: Path) -> None:
 
 
 def _print_result(result: Result, run: Path) -> None:
+    from hotrows.train.run_state import BEST_RULE
+
     for part, metrics in (("validation", result.validation), ("test", result.test)):
         if metrics is not None:
             print_metrics(part, metrics)
     speed = f"{result.samples_per_second:,.0f} samples/s" if result.samples_per_second else ""
     early = ", stopped early" if result.stopped_early else ""
     click.echo(f"steps       {result.steps:,}, best {result.best_step:,}{early}")
+    if result.validation is not None:
+        click.echo(f"            {BEST_RULE}")
     click.echo(f"throughput  {speed}")
     click.echo(f"run         {run}")
     if (run / "report.png").exists():
         click.echo(f"picture     {run / 'report.png'}")
-
-
-def _train_progress(progress: Callable[..., None]) -> Callable[[TrainProgress], None]:
-    """Shows a bar, and a line per evaluation that stays."""
-
-    def show(now: TrainProgress) -> None:
-        note = ""
-        if now.loss is not None and now.samples_per_second is not None:
-            note = f"loss {now.loss:.4f}  {now.samples_per_second:,.0f} samples/s"
-        if now.hit_rate is not None:
-            note += f"  hits {now.hit_rate:.1%}  in {_megabytes(now.bytes_in)}"
-            note += f"  out {_megabytes(now.bytes_out)}"
-        if now.waited is not None and now.waited > 0.01:
-            note += f"  waits {now.waited:.0%} ({now.waited_for})"
-        progress("evaluating" if now.stage == "evaluate" else "training", now.done, now.total, note)
-        if now.validation is not None:
-            print(
-                f"step {now.done:,} of {now.total:,}: validation AUC {now.validation.auc:.6f}, "
-                f"log loss {now.validation.log_loss:.6f}",
-                file=sys.stderr,
-            )
-
-    return show
-
-
-def _megabytes(per_second: float | None) -> str:
-    return f"{(per_second or 0) / 1e6:,.1f} MB/s"

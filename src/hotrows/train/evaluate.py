@@ -73,7 +73,15 @@ def evaluate(
     for number, (batch, logits) in enumerate(logits_of(recommender, loader.batches(0)), 1):
         evaluated.append((logits, recommender.targets(batch), batch.groups))
         progress(min(number * EVALUATION_BATCH, part.rows), part.rows)
-    samples = _gather(_join(evaluated), part.rows, ranks)
+    return _metrics_of(recommender, _gather(_join(evaluated), part.rows, ranks))
+
+
+def metrics_of(recommender: Recommender, evaluated: Sequence[Evaluated]) -> Metrics:
+    """The metrics of predictions piece by piece, of one rank."""
+    return _metrics_of(recommender, _join(evaluated))
+
+
+def _metrics_of(recommender: Recommender, samples: Evaluated) -> Metrics:
     labels = recommender.labels
     if isinstance(recommender.tasks, int | None):
         return _metrics(samples, labels[0])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -41,6 +42,7 @@ class Recommender:
     hot_ids: by vocabulary, what the policy `hot` keeps in fast memory.
     ranks: the processes that share the tables; they train, predict and evaluate together.
     place: returns how the tables of the model are dealt over ranks and packs.
+    model: a class, or an object that is used as it is; None: the one that `config` names.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Recommender:
         hot_ids: Mapping[str, Tensor] | None = None,
         ranks: Ranks | None = None,
         place: Callable[[models.Model], ShardingPlan] | None = None,
+        model: models.Model | type[models.Model] | None = None,
     ) -> None:
         self.config = config
         self.schema = schema
@@ -60,8 +63,10 @@ class Recommender:
         with _BUILDING, torch.random.fork_rng(devices=[]):
             _check_size(config, schema)
             torch.manual_seed(config.seed)
-            self.model = models.build(config.model, schema, **config.model_options)
+            self.model = models.build(model or config.model, schema, **config.model_options)
             self.random_state = torch.get_rng_state()
+        if isinstance(model, models.Model):
+            _check_equal(model, self.ranks)
         self.device = find(config.device)
         self.model.to(self.device.torch)
         self.tasks = tasks_of(schema, self.model.labels, config.label)
@@ -146,6 +151,18 @@ class Recommender:
         return loss if model_loss is None else loss + model_loss
 
 
+def _check_equal(model: models.Model, ranks: Ranks) -> None:
+    """Raises ValueError where the parameters of a model differ between ranks; collective."""
+    if ranks.num_ranks > 1:
+        values = [value.detach().cpu() for value in model.state_dict().values()]
+        crc = zlib.crc32(b"".join(v.contiguous().view(torch.uint8).numpy().tobytes() for v in values))
+        if len(set(ranks.gather_objects(crc))) > 1:
+            raise ValueError(
+                f"the {type(model).__name__} differs between ranks: make it by one seed on all of them "
+                f"(torch.manual_seed), or pass its class"
+            )
+
+
 def _by_table(
     hot_ids: Mapping[str, Tensor], tables: Sequence[Table], schema: Schema
 ) -> dict[str, Tensor]:
@@ -169,6 +186,6 @@ def _check_size(config: TrainConfig, schema: Schema) -> None:
     if needed > total_memory():
         raise ValueError(
             f"model {config.model!r} of {len(schema.features):,} features has {weights:,} dense weights "
-            f"and needs about {needed / 2**30:,.0f} GiB of memory, {total_memory() / 2**30:,.0f} are here; "
-            f"use deepfm, dnn or lr, a smaller dim or batch, or fewer features"
+            f"and needs about {needed / 2**30:,.0f} GiB of memory, not {total_memory() / 2**30:,.0f}; use "
+            f"deepfm, dnn or lr, a smaller dim or batch, or fewer features"
         )

@@ -15,6 +15,12 @@ from hotrows.data.hot_cold.schedule import Position
 from hotrows.json_file import build
 from hotrows.metrics import Metrics
 
+# How `after_evaluation` chooses, for terminal and picture.
+BEST_RULE = (
+    "best: in the first epoch the latest evaluation at most one standard error below the highest AUC, "
+    "later on only a higher one"
+)
+
 
 @dataclass(frozen=True)
 class RunState:

@@ -43,6 +43,7 @@ class StepTrainer:
 
     place: returns how tables are dealt over ranks and packs; called with a function that chooses it by
     the costs of a step, which is what is done by default.
+    model: a class, or an object that is trained as it is; None: the one that `config` names.
     step: one update, called with plan, batch and the scale of both learning rates; may be replaced.
     """
 
@@ -52,6 +53,7 @@ class StepTrainer:
         config: TrainConfig,
         ranks: Ranks | None = None,
         place: Callable[[ChooseSharding], ShardingPlan] = lambda choose: choose(),
+        model: Model | type[Model] | None = None,
     ) -> None:
         self.data, self.ranks = data, ranks or OneRank()
         self.config = settle(config, num_training_samples(data))
@@ -60,7 +62,12 @@ class StepTrainer:
         self.batches = TrainingBatches(data, self.config, self.ranks)
         self._choose_sharding = place
         self.recommender = Recommender(
-            self.config, data.schema, hot_ids=hot_ids(data), ranks=self.ranks, place=self._place
+            self.config,
+            data.schema,
+            hot_ids=hot_ids(data),
+            ranks=self.ranks,
+            place=self._place,
+            model=model,
         )
         self.model, self.embedding = self.recommender.model, self.recommender.embedding
         self.cached_tables = self.embedding.cached_tables

@@ -5,6 +5,7 @@ An encoder is stored with the data it encoded, and encodes raw rows for predicti
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -75,16 +76,20 @@ class Encoder:
         values, parts = stored_values(data), data.parts.values()
         return Encoder(data.schema, values, data.statistics, threads, memory, data.text_rule, parts)
 
-    def encode(self, raw: Any, batch_size: int = 8192) -> EncodedBatches:
+    def encode(
+        self, raw: Any, batch_size: int = 8192, columns: tuple[str, ...] | None = ()
+    ) -> EncodedBatches:
         """Yields batches of at most `batch_size` raw rows, in their order.
 
         raw: what `prepare` reads: paths, tables, frames, dicts of columns. Labels may be
         absent; they are then None. Columns of features that are absent count as missing, values
         never seen become unknown ids. The `rates` of what is returned are those of such values; a
         warning, after the last batch, names features where they are far from those of the prepared data.
+        columns: which of the input to keep beside the batches, as they are; None: all.
         """
-        counter = RateCounter(self.schema, self._usual)
-        return EncodedBatches(self._batches(raw, batch_size, counter), counter)
+        how = Reading(self.schema, self.threads, False, self.text_rule, columns)
+        counter, kept = RateCounter(self.schema, self._usual), deque[Any]()
+        return EncodedBatches(self._batches(raw, batch_size, how, counter, kept), counter, kept)
 
     def check_columns(self, names: Iterable[str]) -> None:
         """Refuses names that the schema does not read: ValueError names the first one.
@@ -99,13 +104,16 @@ class Encoder:
                     f"no column {name!r} is read{did_you_mean(name, known) or ': ' + ', '.join(known)}"
                 )
 
-    def _batches(self, raw: Any, batch_size: int, counter: RateCounter) -> Iterator[Batch]:
-        how = Reading(self.schema, self.threads, for_training=False, text_rule=self.text_rule)
+    def _batches(
+        self, raw: Any, batch_size: int, how: Reading, counter: RateCounter, kept: deque[Any]
+    ) -> Iterator[Batch]:
         for _, columns in stream(inputs_of(raw), how):
             rows = self.encode_columns(columns)
             counter.add(columns, rows)
             for first in range(0, columns.num_rows, batch_size):
                 part, has_labels = rows[first : first + batch_size], columns.labels is not None
+                if columns.kept is not None:
+                    kept.append(columns.kept.slice(first, batch_size))
                 yield batch_of(part, self.schema, columns.first_row + first, has_labels)
         counter.rates().warn()
 
@@ -129,11 +137,13 @@ class Encoder:
 
 
 class EncodedBatches(Iterator[Batch]):
-    """The batches of raw rows, in order, and the rates of their missing and unknown values."""
+    """The batches of raw rows, in order, and the rates of their missing and unknown values.
 
-    def __init__(self, batches: Iterator[Batch], counter: RateCounter) -> None:
-        self._batches = batches
-        self._counter = counter
+    kept: the columns that are kept, as an Arrow table for each batch, to be taken from the left.
+    """
+
+    def __init__(self, batches: Iterator[Batch], counter: RateCounter, kept: deque[Any]) -> None:
+        self._batches, self._counter, self.kept = batches, counter, kept
 
     def __next__(self) -> Batch:
         return next(self._batches)

@@ -27,7 +27,7 @@ from hotrows.schema import Schema, is_list
 class Loader:
     """Batches of `batch_size` samples; the last of an epoch may be smaller.
 
-    shuffle: whether to permute every epoch, by `seed` and the number of the epoch.
+    shuffle: whether to permute every epoch, by `seed` and the number of the epoch (default: no).
     rank, num_ranks: of several processes, each reads its share of every batch; together they read
         the batches of one process, in its order. A rank's share of a small last batch may be empty.
     """
@@ -59,6 +59,11 @@ class Loader:
     def __len__(self) -> int:
         """Batches per epoch, equal on every rank."""
         return -(-self.part.rows // self.batch_size)
+
+    def __repr__(self) -> str:
+        order = f"shuffled by seed {self.seed}" if self.shuffle else "in order"
+        ranks = f", rank {self.rank} of {self.num_ranks}" if self.num_ranks > 1 else ""
+        return f"Loader({self.part!r}: {len(self):,} batches of {self.batch_size:,}, {order}{ranks})"
 
     @property
     def identity(self) -> dict[str, Any]:

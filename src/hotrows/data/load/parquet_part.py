@@ -73,7 +73,7 @@ def open_source(source: dict[str, Any]) -> EncodedData:
     return open_parquet(schema, *places)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ParquetPart(Part):
     """Rows in the row groups of Parquet files, without counts."""
 

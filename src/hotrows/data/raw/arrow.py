@@ -51,6 +51,16 @@ class ArrowCells:
     def num_rows(self) -> int:
         return self.batch.num_rows
 
+    @property
+    def kept(self) -> Any:
+        if self.how.kept == ():
+            return None
+        names = self.batch.schema.names if self.how.kept is None else self.how.kept
+        columns = {name: self.batch.column(name) for name in names}
+        is_coded = pyarrow().types.is_dictionary
+        plain = {n: c.dictionary_decode() if is_coded(c.type) else c for n, c in columns.items()}
+        return pyarrow().table(plain)
+
     def has(self, column: str) -> bool:
         return column in self.batch.schema.names
 
@@ -203,7 +213,7 @@ class ArrowCells:
 
 def table_columns(table: Any, name: str, how: Reading) -> Iterator[Columns]:
     """Yields the columns of an Arrow table, up to ROWS_PER_CHUNK rows at a time."""
-    columns = check_present(how.schema, name, tuple(table.schema.names), how.for_training)
+    columns = check_present(how.schema, name, tuple(table.schema.names), how.for_training, how.kept)
     first_row = 0
     for batch in table.select(columns).combine_chunks().to_batches(ROWS_PER_CHUNK):
         yield columns_of(ArrowCells(batch, name, first_row, how), how)
@@ -278,6 +288,21 @@ def _unnested(array: Any) -> tuple[np.ndarray, Any]:
         array = array.cast(pa.large_list(array.type.value_type))
     lengths = pa.compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     return np.concatenate([[0], lengths.cumsum(dtype=np.int64)]), array.flatten()
+
+
+def text_array(values_: RawIds) -> Any:
+    """The values of a column as an Arrow array of text; bytes that are no UTF-8 are replaced."""
+    pa, lengths = pyarrow(), values_.lengths.astype(np.int64)
+    ends = np.concatenate([[0], lengths.cumsum()])
+    places = np.arange(ends[-1]) + np.repeat(values_.starts.astype(np.int64) - ends[:-1], lengths)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(values_.text[places])]
+    array = pa.Array.from_buffers(pa.large_string(), len(lengths), buffers)
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = array.cast(pa.large_binary()).to_pylist()
+        return pa.array([value.decode("utf-8", "replace") for value in raw], pa.large_string())
+    return array
 
 
 def _spans(array: Any) -> RawIds:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -29,12 +29,14 @@ class Reading:
     for_training: whether every column of the schema is required; otherwise absent ones are left out.
     text_rule: version of the rule by which values become text, see `canonical`; that of prepared data
     holds for all rows that it is to be used with.
+    kept: columns to keep as they are, beside those of the schema; None: all.
     """
 
     schema: Schema
     threads: int
     for_training: bool = True
     text_rule: int = TEXT_RULE
+    kept: tuple[str, ...] | None = ()
 
     def text(self, raw: RawIds) -> RawIds:
         """Values as they are counted and looked up, empty where they are missing."""
@@ -79,6 +81,11 @@ class Cells(Protocol):
 
     @property
     def num_rows(self) -> int: ...
+
+    @property
+    def kept(self) -> Any:
+        """The columns to keep, an Arrow table; None where there are none."""
+        ...
 
     def has(self, column: str) -> bool: ...
 
@@ -127,6 +134,7 @@ def columns_of(cells: Cells, how: Reading) -> Columns:
         weights=weights,
         groups=None if group is None else cells.raw(group),
         times=times,
+        kept=cells.kept,
     )
 
 

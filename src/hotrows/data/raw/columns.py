@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,7 @@ class Columns:
     where missing; labels: [num_labels, rows] uint8, 255 where missing; None without labels.
     weights: [rows] float32; groups: a value per row; times: [rows] int64, seconds since 1970, of the
     schema's clock. None where the schema has no such column.
+    kept: columns as they are in the input, an Arrow table; None where none are kept.
     where: function from a row of the chunk to its file and line ("train.csv line 17").
     """
 
@@ -59,3 +61,4 @@ class Columns:
     weights: np.ndarray | None = None
     groups: RawIds | None = None
     times: np.ndarray | None = None
+    kept: Any = None

@@ -79,7 +79,7 @@ class TextInput(File):
         for number, chunk in enumerate(chunks_of(self)):
             if chunk.first_line == 1:
                 first_line = bytes(chunk.text[: chunk.text.index(b"\n")])
-                layout = layout_of(how.schema, self.name, first_line, how.for_training)
+                layout = layout_of(how.schema, self.name, first_line, how.for_training, how.kept)
                 chunk = chunk.without_header() if layout.has_header else chunk
             if number < skip or not chunk.num_lines:
                 yield chunk.position, chunk.num_lines

@@ -45,7 +45,9 @@ def json_columns(file: File, how: Reading, skip: int) -> Iterator[tuple[int, Col
             continue
         table = _table(chunk)
         if wanted is None:
-            wanted = check_present(how.schema, file.name, tuple(table.column_names), how.for_training)
+            wanted = check_present(
+                how.schema, file.name, tuple(table.column_names), how.for_training, how.kept
+            )
         if number < skip:
             yield chunk.position, chunk.num_lines
             continue

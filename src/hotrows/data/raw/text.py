@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from hotrows.data.raw import values
+from hotrows.data.raw.arrow import pyarrow, text_array
 from hotrows.data.raw.cells import Bad, Reading, columns_of, show
 from hotrows.data.raw.columns import Columns, RawIds
 from hotrows.data.raw.layout import AFTER_QUOTE, UNCLOSED, WRONG_COLUMNS, Layout, cut_line
@@ -28,7 +30,7 @@ class TextCells:
 
     fields: starts and lengths are [used columns, rows] uint32; changing: [used columns] bool, whether a
     field may have another canonical text than its own. unblanked: by column of lists, the fields before
-    words that mean missing were emptied.
+    words that mean missing were emptied. kept: see `Cells`.
     """
 
     chunk: Chunk
@@ -37,6 +39,7 @@ class TextCells:
     fields: RawIds
     changing: np.ndarray
     unblanked: Mapping[str, RawIds] = field(default_factory=dict)
+    kept: Any = None
 
     @property
     def num_rows(self) -> int:
@@ -91,6 +94,11 @@ class TextCells:
         lengths = np.ascontiguousarray(self.fields.lengths[:, :num_rows])
         return dataclasses.replace(self, fields=RawIds(self.fields.text, starts, lengths))
 
+    def table(self, columns: Sequence[str] | None) -> Any:
+        """Columns as they are in the file, as an Arrow table of text; None: all that it has."""
+        names = self.layout.names if columns is None else columns
+        return pyarrow().table({name: text_array(self._fields_of(name)) for name in names})
+
     def _fields_of(self, column: str) -> RawIds:
         place = self.layout.places[column]
         return RawIds(self.fields.text, self.fields.starts[place], self.fields.lengths[place])
@@ -103,6 +111,8 @@ def parse(chunk: Chunk, layout: Layout, how: Reading) -> Columns:
         kind, row, column = problem
         cells = cells.head(row)  # errors in earlier lines come first
     cells = dataclasses.replace(cells, unblanked=cells.list_fields())
+    if how.kept != ():
+        cells = dataclasses.replace(cells, kept=cells.table(how.kept))
     values.blank(cells.fields, how.schema.strip, how.missing, how.threads)
     columns = columns_of(cells, how)
     if problem is not None:

@@ -94,7 +94,7 @@ def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, 
     opened = open_typed_file(file, kind)
     with _explained(f"{file.name} is damaged"):
         names = _with_names_of_path(opened, file)
-        columns = check_present(how.schema, file.name, names, how.for_training)
+        columns = check_present(how.schema, file.name, names, how.for_training, how.kept)
         stored = [column for column in columns if column in opened.names]
         first_row = 0
         for group in range(opened.num_groups):

@@ -55,7 +55,7 @@ class Extremes:
     times: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class EncodedData:
     """A folder of prepared data.
 
@@ -83,6 +83,10 @@ class EncodedData:
     extends: tuple[str, ...] = ()
     text_rule: int = TEXT_RULE
     extremes: Extremes = field(default_factory=Extremes)
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{name} {part.rows:,}" for name, part in self.parts.items())
+        return f"EncodedData({self.path}, rows: {rows}; {self.schema!r})"
 
     @property
     def lineage(self) -> tuple[str, ...]:

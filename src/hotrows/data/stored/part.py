@@ -20,7 +20,7 @@ from hotrows.schema import Schema
 NAMES = ("train", "validation", "test")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Part:
     """Rows in shards.
 
@@ -46,6 +46,9 @@ class Part:
     values: dict[str, int] = field(default_factory=dict)
     empty: dict[str, int] = field(default_factory=dict)
     headers: dict[str, int | None] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return f"Part({self.name} of {self.folder}, {self.rows:,} rows)"
 
     @property
     def rows(self) -> int:
