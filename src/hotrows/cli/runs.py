@@ -122,9 +122,9 @@ def export_command(run: Path, out: Path, **how: Any) -> None:
 
 
 def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:
-    """Prints a line for each label, and one for the mean of several; warns of bad predictions.
+    """Prints a line for each label, and one for the mean of several, and warns of bad predictions.
 
-    err: on standard error, where warnings go in any case.
+    err: on standard error, beside predictions, and without warnings.
     """
     from hotrows.metrics import base_log_loss, shortcomings
 
@@ -139,5 +139,5 @@ def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:
         f"calibration {metrics.calibration:.4f}  ({metrics.samples:,} rows)",
         err=err,
     )
-    for line in () if metrics.tasks else shortcomings(metrics):
+    for line in () if metrics.tasks or err else shortcomings(metrics):
         click.echo(f"hotrows: warning: {part}: {line}", err=True)

@@ -29,6 +29,7 @@ from hotrows.train.targets import Targets, targets_of, task_numbers, task_weight
 
 _BUILDING = threading.Lock()
 _WIDE = 256  # features from which on a model may be too large for its data
+_MOST_OF_MEMORY = 0.75
 _BYTES_PER_WEIGHT = 16  # float32 weight, gradient, and two moments
 _WORTH_MEASURING = 3e11  # multiply-adds forward: some ten seconds of training on two cores
 
@@ -182,10 +183,11 @@ def _check_size(config: TrainConfig, schema: Schema) -> None:
         model = models.build(config.model, schema, **config.model_options)
     weights = sum(parameter.numel() for parameter in model.parameters())
     widths = sum(layer.in_features for layer in model.modules() if isinstance(layer, torch.nn.Linear))
+    memory = total_memory()
     needed = _BYTES_PER_WEIGHT * weights + 2 * 4 * widths * (config.batch_size or 1)
-    if needed > total_memory():
+    if needed > _MOST_OF_MEMORY * memory:
         raise ValueError(
             f"model {config.model!r} of {len(schema.features):,} features has {weights:,} dense weights "
-            f"and needs about {needed / 2**30:,.0f} GiB of memory, not {total_memory() / 2**30:,.0f}; use "
-            f"deepfm, dnn or lr, a smaller dim or batch, or fewer features"
+            f"and needs about {needed / 2**30:,.0f} GiB of memory, of {memory / 2**30:,.0f}; use deepfm, "
+            f"dnn or lr, a smaller dim or batch, or fewer features"
         )
