@@ -17,9 +17,7 @@ def schema_of(num_features):
 @pytest.mark.parametrize("model", ["dlrm", "dcnv2"])
 def test_a_model_too_large_for_memory_is_refused_before_it_is_built(model, monkeypatch):
     monkeypatch.setattr(recommender, "total_memory", lambda: 24 << 30)
-    said = (
-        rf"model '{model}' of 5,000 features has [\d,]+ dense weights and needs about \d+ GiB"
-    )
+    said = rf"model '{model}' of 5,000 features has [\d,]+ dense weights and needs about \d+ GiB"
     with pytest.raises(ValueError, match=said):
         Recommender(TrainConfig(model=model, batch_size=256), schema_of(5_000))
 
