@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import types
 import typing
 import zlib
@@ -94,10 +95,13 @@ def parse(text: str | bytes) -> Any:
         raise ValueError("expected a JSON object, found one that no memory holds") from None
 
 
-def build(kind: Any, value: Any) -> Any:
+def build(kind: Any, value: Any, what: str = "") -> Any:
     """A value of the dataclass `kind` from an object of JSON, whose fields may be dataclasses, tuples,
-    dicts and unions of them; values that are of their type already stay as they are."""
-    what = kind.__name__.lower()
+    dicts and unions of them; values that are of their type already stay as they are.
+
+    what: what messages call it; by default the words of the type's name, as "run state".
+    """
+    what = what or re.sub(r"\B(?=[A-Z])", " ", kind.__name__.strip("_")).lower()
     if not isinstance(value, Mapping):
         raise ValueError(f"expected an object of the fields of a {what}, found {shown(value)}")
     kinds, required = _fields_of(kind)

@@ -30,8 +30,20 @@ class Predictor(Recommender):
         return evaluate.logits_of(self, batches)
 
     def predict(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Yields the probabilities of each batch, [B] or [B, T] float32, in order."""
+        """Yields the probabilities of each batch, [B] or [B, T] float32, in order.
+
+        Raises ValueError, and names the row, where a prediction is no finite number.
+        """
+        done = 0
         for _, logits in self.logits(batches):
+            wrong = (~logits.isfinite()).nonzero()
+            if len(wrong):
+                raise ValueError(
+                    f"the prediction of row {done + int(wrong[0, 0]) + 1:,} is no finite number: training "
+                    f"diverged, or the row has numbers that training never saw; lower the learning rates "
+                    f"(--lr, --dense-lr), or give dense features another transform"
+                )
+            done += len(logits)
             yield logits.float().sigmoid()
 
     def evaluate(
