@@ -38,10 +38,11 @@ class Predictor(Recommender):
         for _, logits in self.logits(batches):
             wrong = (~logits.isfinite()).nonzero()
             if len(wrong):
+                row = done + int(wrong[0, 0]) + 1
                 raise ValueError(
-                    f"the prediction of row {done + int(wrong[0, 0]) + 1:,} is no finite number: training "
-                    f"diverged, or the row has numbers that training never saw; lower the learning rates "
-                    f"(--lr, --dense-lr), or give dense features another transform"
+                    f"the prediction of row {row:,} is no finite number: training diverged, or the row "
+                    f"has numbers that training never saw; lower the learning rates (--lr, --dense-lr), "
+                    f"or give dense features another transform"
                 )
             done += len(logits)
             yield logits.float().sigmoid()

@@ -1,0 +1,42 @@
+"""The core's tests under a sanitizer: python -m tests.sanitizers address|undefined|thread [TESTS ...]"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import click
+
+from tests import sanitizers
+
+# All tests that call the core, but for those that bound the addresses of a process, of which a sanitizer
+# takes terabytes, and those that measure.
+TESTS = ["tests/ops", "tests/nn", "tests/planning", "tests/storage", "tests/engine", "tests/data",
+         "tests/runtime", "tests/models", "tests/pipeline"]  # fmt: skip
+
+
+@click.command(help=__doc__, context_settings={"ignore_unknown_options": True})
+@click.argument("kind", type=click.Choice(list(sanitizers.SANITIZERS)))
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def main(kind: str, arguments: tuple[str, ...]) -> None:
+    if (reason := sanitizers.why_not(kind)) is not None:
+        raise click.ClickException(reason)
+    with tempfile.TemporaryDirectory(prefix=f"hotrows-{kind}-") as folder:
+        package, reports = Path(folder) / "package", Path(folder) / "reports"
+        print("building the core", flush=True)
+        sanitizers.copy_package(kind, package)
+        environment = sanitizers.environment(kind, reports)
+        environment |= {"PYTHONPATH": f"{package}:{sanitizers.ROOT}"}
+        pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *(arguments or TESTS)]
+        code = subprocess.run(
+            sanitizers.command(kind, *pytest), cwd=sanitizers.ROOT, env=environment
+        ).returncode
+        found = sanitizers.found(reports)
+    print(*found, f"{len(found)} processes with findings", sep="\n")
+    sys.exit(1 if found else code)
+
+
+if __name__ == "__main__":
+    main()
