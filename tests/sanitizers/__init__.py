@@ -28,9 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import hotrows
+from hotrows.runtime import native
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-COMPILED = ["-O1", "-g1", "-fno-omit-frame-pointer"]
 
 
 @dataclass(frozen=True)
@@ -75,11 +77,11 @@ def why_not(kind: str) -> str | None:
     return f"{_build().COMPILER} has no {', '.join(missing)}" if missing else None
 
 
-def compile_library(kind: str, sources: Iterable[Path], target: Path, level: Iterable[str] = ()) -> None:
+def compile_library(kind: str, sources: Iterable[Path], target: Path, flags: Iterable[str] = ()) -> None:
     """Compiles sources, each by itself, and links them. Nothing may stay undefined: a call of OpenMP that
     `fork_join.cpp` does not know is an error of the linker, not a call of libgomp."""
     sanitizer, build = SANITIZERS[kind], _build()
-    flags = [*build.FLAGS, *level, *COMPILED, *sanitizer.flags]
+    flags = [*build.FLAGS, "-O1", *flags, "-g1", "-fno-omit-frame-pointer", *sanitizer.flags]
     target.parent.mkdir(parents=True, exist_ok=True)
 
     def compiled(source: Path) -> Path:
@@ -94,27 +96,30 @@ def compile_library(kind: str, sources: Iterable[Path], target: Path, level: Ite
     subprocess.run([build.COMPILER, *links, *objects, "-o", target, "-ldl", "-lpthread"], check=True)
 
 
-def copy_package(kind: str, folder: Path) -> None:
-    """Copies the package into a folder, with a core that is built for a sanitizer and this processor."""
-    import hotrows
-    from hotrows.runtime import native
+def copy_package(kind: str, folder: Path, sources: Iterable[str] = ("*",), optimize: str = "-O1") -> Path:
+    """Copies the package into a new folder, with a core that is built for a sanitizer and this processor.
 
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(Path(hotrows.__file__).parent, folder / "hotrows", ignore=_left_out)
-    level = native.name() or ("core_base" if _build().LEVELS is None else "core_v2")
-    core = folder / "hotrows" / "_native" / f"{level}.so"
-    compile_library(kind, sorted((ROOT / "csrc").glob("*.cpp")), core, _build().LEVELS.get(level, ()))
-    if level != "core_base":
+    sources: names of files of the core, without their ending. Returns what goes into PYTHONPATH.
+    """
+    into = folder / "sanitized"
+    shutil.copytree(Path(hotrows.__file__).parent, into / "hotrows", ignore=_left_out)
+    level = native.name() or "core_v2"
+    core = into / "hotrows" / "_native" / f"{level}.so"
+    files = sorted(file for name in sources for file in (ROOT / "csrc").glob(f"{name}.cpp"))
+    compile_library(kind, files, core, [*_build().LEVELS.get(level, ()), optimize])
+    if level.startswith("core_v"):
         shutil.copy(core, core.with_name("core_v2.so"))  # which is asked for the level
+    return into
 
 
-def environment(kind: str, reports: Path) -> dict[str, str]:
+def environment(kind: str, reports: Path, package: Path = ROOT) -> dict[str, str]:
     """The environment in which a sanitizer is loaded, and writes its reports into a folder."""
     sanitizer = SANITIZERS[kind]
     reports.mkdir(parents=True, exist_ok=True)
     options = {name: f"{text}:log_path={reports / 'report'}" for name, text in sanitizer.options.items()}
     runtimes = ":".join(str(_runtime(name)) for name in sanitizer.runtimes)
-    return {**os.environ, **options, "LD_PRELOAD": runtimes, "PYTHONMALLOC": "malloc"}
+    options |= {"LD_PRELOAD": runtimes, "PYTHONMALLOC": "malloc", "PYTHONPATH": f"{package}:{ROOT}"}
+    return {**os.environ, **options}
 
 
 def command(kind: str, *arguments: str) -> list[str]:
@@ -147,4 +152,4 @@ def _runtime(name: str) -> Path | None:
 
 
 def _left_out(folder: str, names: list[str]) -> set[str]:
-    return {"_native", "__pycache__"} & set(names)
+    return {"_native", "__pycache__"}.intersection(names)

@@ -24,12 +24,13 @@ def main(kind: str, arguments: tuple[str, ...]) -> None:
     if (reason := sanitizers.why_not(kind)) is not None:
         raise click.ClickException(reason)
     with tempfile.TemporaryDirectory(prefix=f"hotrows-{kind}-") as folder:
-        package, reports = Path(folder) / "package", Path(folder) / "reports"
+        reports = Path(folder) / "reports"
         print("building the core", flush=True)
-        sanitizers.copy_package(kind, package)
-        environment = sanitizers.environment(kind, reports)
-        environment |= {"PYTHONPATH": f"{package}:{sanitizers.ROOT}"}
-        pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", *(arguments or TESTS)]
+        package = sanitizers.copy_package(kind, Path(folder))
+        environment = sanitizers.environment(kind, reports, package)
+        # Hypothesis' profile for slow machines has no deadlines.
+        pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "ci"]
+        pytest += arguments or TESTS
         code = subprocess.run(
             sanitizers.command(kind, *pytest), cwd=sanitizers.ROOT, env=environment
         ).returncode

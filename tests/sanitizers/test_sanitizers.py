@@ -12,6 +12,8 @@ PLANTED = {
     "undefined": ("shift", "shift exponent 64 is too large"),
     "thread": ("sum_of_all", "data race"),
 }
+READING = ("text", "canonical", "counts", "vocabulary", "loader", "machine")
+TRAINING = ("planning", "slots", "rows", "file", "interaction", "dropout", "relu")
 CALLS = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
@@ -38,3 +40,22 @@ def test_a_planted_fault_is_found_and_its_twin_is_not(kind, tmp_path):
     (report,) = reports(1, name)
     assert said in report
     assert "planted.cpp" in report
+
+
+@pytest.mark.parametrize("kind", SANITIZERS)
+def test_nothing_is_found_where_data_is_prepared_and_threads_train(kind, tmp_path):
+    """`python -m tests.sanitizers KIND` runs all tests of the core; here one way through it."""
+    if reason := sanitizers.why_not(kind):
+        pytest.skip(reason)
+    trains = kind == "thread"
+    sources = READING + TRAINING * trains
+    package = sanitizers.copy_package(kind, tmp_path, sources, optimize="-O0")
+    command = ["-m", "tests.sanitizers.drive", str(tmp_path), *["train"] * trains]
+    done = subprocess.run(
+        sanitizers.command(kind, *command),
+        env=sanitizers.environment(kind, tmp_path / "reports", package),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sanitizers.found(tmp_path / "reports") == []
