@@ -337,7 +337,7 @@ class TrainConfig:
             elif isinstance(rows, Mapping):
                 rows = {"kind": optim.Adagrad.kind, **rows}
             fields["row_optimizer"] = optim.from_json(rows)
-        return build(TrainConfig, fields)
+        return build(TrainConfig, fields, "training configuration")
 
     def save(self, path: Path | str) -> None:
         write_text(Path(path), self.to_json() + "\n")

@@ -23,14 +23,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hotrows.json_file import JsonFile, build, parse, shown, value_of
+from hotrows.json_file import JsonFile, build, parse, shown, types_of, value_of
 
 PADDING = 0
 MISSING = 1
@@ -355,7 +354,7 @@ def _feature(fields: Any) -> Feature:
 
 def _check_types(declared: Any) -> None:
     """Makes tuples of what is listed, and raises ValueError for the first field of a wrong type."""
-    for name, expected in typing.get_type_hints(type(declared)).items():
+    for name, expected in types_of(type(declared)).items():
         value = getattr(declared, name)
         if isinstance(value, Iterable) and not isinstance(value, str | bytes | tuple | dict):
             value = tuple(value)

@@ -232,6 +232,17 @@ def test_a_run_predicts_raw_rows_without_its_data(tmp_path):
     assert run_folder.open_data(tmp_path / "run", tmp_path / "moved").parts["test"].rows
 
 
+def test_a_prediction_that_is_no_number_is_refused_and_its_row_named(encoded, whole):
+    """`hotrows predict` wrote "nan" without a word."""
+    loader = data.Loader(encoded.parts["test"], 7, shuffle=False)
+    batches = [next(iter(loader.batches(0))) for _ in range(3)]
+    batches[1].dense[4] = torch.inf
+    predictions = load_run(whole[0].run).predict(batches)
+    assert next(predictions).isfinite().all()
+    with pytest.raises(ValueError, match="the prediction of row 12 is no finite number"):
+        next(predictions)
+
+
 def test_without_validation_the_last_checkpoint_is_the_best(tmp_path, caplog):
     raw = write_rows(tmp_path / "raw.csv", 300)
     encoded = data.prepare([raw], schema(), tmp_path / "enc", split="position:0.8,0,0.2")
