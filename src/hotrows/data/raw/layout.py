@@ -84,7 +84,7 @@ def check_present(
     for_training: bool,
     kept: tuple[str, ...] | None = (),
 ) -> list[str]:
-    """Returns the schema's columns that are among `names`, and those to keep; all in the order of `names`.
+    """Returns the schema's columns that are among `names`, in the schema's order, and those to keep.
 
     Checks that required ones are there. where: name of the file or table, for messages. kept: columns to
     keep; None: all.
