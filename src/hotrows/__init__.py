@@ -4,6 +4,7 @@ Importing it takes nothing: each name below, and each module of the package, is 
 first used, and PyTorch with the first one that computes.
 """
 
+import os
 from typing import TYPE_CHECKING
 
 from hotrows.runtime.lazy import lazy_names
@@ -38,6 +39,12 @@ if TYPE_CHECKING:
     from hotrows.train.classifier import Classifier
 
 __version__ = VERSION
+
+if "OMP_WAIT_POLICY" not in os.environ:
+    # Threads of GNU's OpenMP that wait for one another spin before they sleep, 300,000 times by default:
+    # beside other programs that makes two threads many times slower than one (docs/speed.md). Read by
+    # the library when PyTorch loads it, so without effect where PyTorch was imported first.
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 __all__ = [
     "FTRL",

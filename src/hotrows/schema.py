@@ -267,6 +267,10 @@ class Schema:
         """The features that carry ids: sparse ones, then sequences; the order of a batch."""
         return self.sparse + self.sequences
 
+    @cached_property
+    def _by_name(self) -> dict[str, Sparse | Sequence]:
+        return {feature.name: feature for feature in self.id_features}
+
     @property
     def pooling(self) -> dict[str, str]:
         """Pooling of each feature's vectors: as declared for sparse features, the mean for sequences."""
@@ -275,7 +279,7 @@ class Schema:
 
     def rows_of(self, feature: str) -> int:
         """Number of ids in the vocabulary of `feature`; an error before the data is prepared."""
-        rows = next(f for f in self.id_features if f.name == feature).rows
+        rows = self._by_name[feature].rows
         if rows is None:
             raise ValueError(f"feature {feature!r} has no `rows` yet: prepare the data, or declare rows=")
         return rows

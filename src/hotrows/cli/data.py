@@ -228,7 +228,7 @@ def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool
     size = f"{description.table_bytes / 2**20:,.1f}"
     click.echo(f"{'tables':<11}{size:>14} MiB at dim {description.dim}, float32")
     print_table(_vocabulary_table(description))
-    for line in _oddities(description):
+    for line in (*_oddities(description), *(f"odd: {line}" for line in description.oddities)):
         click.echo(line)
     if verify:
         click.echo("checksums  are right")

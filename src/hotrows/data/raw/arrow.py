@@ -70,7 +70,9 @@ class ArrowCells:
     def lists(self, column: str, separator: str) -> RawIds:
         array = self.batch.column(column)
         if not _is_list(array.type):
-            cut = values.cut_lists(self._single(column), separator, self.how.threads)
+            words = () if self.how.keeps_lone_missing else self.how.schema.missing
+            cells = self._blanked(self._text(array, column), words)
+            cut = values.cut_lists(cells, separator, self.how.threads)
             return self.how.text(self._trimmed(cut))
         if _is_list(array.type.value_type):
             raise self._unfit(column, "a list of values", "lists of lists are not read")
@@ -193,11 +195,16 @@ class ArrowCells:
         return self.how.text_rule > 1 and pyarrow().types.is_duration(kind)
 
     def _trimmed(self, ids: RawIds, offsets: np.ndarray | None = None) -> RawIds:
-        schema = self.how.schema
-        if schema.strip or schema.missing:
-            ids = RawIds(ids.text, ids.starts.copy(), ids.lengths.copy(), ids.offsets)
-            values.blank(ids, schema.strip, schema.missing, self.how.threads)
+        ids = self._blanked(ids, self.how.schema.missing)
         return ids if offsets is None else RawIds(ids.text, ids.starts, ids.lengths, offsets)
+
+    def _blanked(self, ids: RawIds, missing: Sequence[str]) -> RawIds:
+        """The values without spaces, where the schema says so, and without those that mean missing."""
+        strip = self.how.schema.strip
+        if strip or missing:
+            ids = RawIds(ids.text, ids.starts.copy(), ids.lengths.copy(), ids.offsets)
+            values.blank(ids, strip, missing, self.how.threads)
+        return ids
 
     def _unfit(self, column: str, expected: str, what: str) -> ValueError:
         kind = self.batch.column(column).type

@@ -52,6 +52,11 @@ class Reading:
         missing = self.schema.missing
         return tuple(dict.fromkeys((*missing, *self.words(missing))))
 
+    @property
+    def keeps_lone_missing(self) -> bool:
+        """Whether a list in text of one word that means missing has one value, as other lists do."""
+        return self.text_rule > 2
+
     def words(self, words: Iterable[str]) -> tuple[str, ...]:
         """Words of the schema, to compare with such values."""
         return tuple(words) if self.text_rule == 1 else canonical_words(words)

@@ -111,6 +111,15 @@ class Part:
             blocks = [piece for block in pool.blocks for piece in self.mapped(*block)]
             yield gathered(blocks, chosen(pool, share, first_place), room)
 
+    def sample(self, blocks: int, block_rows: int) -> Rows:
+        """Copies a sample of rows: all of a small part, else blocks spread evenly over it."""
+        if self.rows <= blocks * block_rows:
+            pieces = list(self.mapped(0, self.rows))
+        else:
+            starts = np.linspace(0, self.rows - block_rows, blocks).astype(np.int64).tolist()
+            pieces = [piece for first in starts for piece in self.mapped(first, first + block_rows)]
+        return gathered(pieces, np.arange(sum(map(len, pieces))), Room())
+
     def _check_share(self, number: int, count: int) -> None:
         """Checks the shards of one of `count` even shares of the part."""
         first, end = (place * len(self.shards) for place in (number, number + 1))
