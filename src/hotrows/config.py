@@ -344,7 +344,8 @@ class TrainConfig:
 
     @staticmethod
     def load(path: Path | str) -> TrainConfig:
-        fields = CONFIG_FILE.read(Path(path))
+        path = Path(path)
+        fields = CONFIG_FILE.read(path)
         with CONFIG_FILE.naming(path):
             return TrainConfig.from_fields(fields)
 

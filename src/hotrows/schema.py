@@ -223,6 +223,7 @@ class Schema:
                 )
 
     def __repr__(self) -> str:
+        kinds: dict[str, tuple[Feature, ...]]
         kinds = {"dense": self.dense, "sparse": self.sparse, "sequences": self.sequences}
         listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in kinds.items() if fs]
         return f"Schema({self.name!r}, {'; '.join([f'label {_listed(self.labels)}', *listed])})"
@@ -315,7 +316,8 @@ class Schema:
 
     @staticmethod
     def load(path: Path | str) -> Schema:
-        fields = _JSON.read(Path(path))
+        path = Path(path)
+        fields = _JSON.read(path)
         with _JSON.naming(path):
             return Schema.from_fields(fields)
 
@@ -330,7 +332,7 @@ def vocabulary_of(feature: Sparse | Sequence) -> str:
     return feature.vocabulary or feature.name
 
 
-def _listed(named: tuple[Feature | Label, ...]) -> str:
+def _listed(named: tuple[Feature, ...] | tuple[Label, ...]) -> str:
     """The first names, in words."""
     more = f" and {len(named) - 5:,} more" if len(named) > 5 else ""
     return ", ".join(each.name for each in named[:5]) + more
