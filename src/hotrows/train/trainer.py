@@ -25,18 +25,18 @@ from pathlib import Path
 import torch
 
 from hotrows.checkpoint.run_lock import RunLock
-from hotrows.config import TrainConfig, settle
+from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.metrics import Metrics
 from hotrows.planning.routing import RankSignals
 from hotrows.train import pictures, run_folder, store_folder
+from hotrows.train.defaults import settle
 from hotrows.train.evaluate import evaluate
 from hotrows.train.metrics_log import METRICS, MetricsLog
 from hotrows.train.progress import Meter, Progress, Result
 from hotrows.train.run_checkpoints import RunCheckpoints
-from hotrows.train.run_data import num_training_samples
 from hotrows.train.run_state import RunState, after_evaluation, evaluation_is_due, lr_scale, stops_early
 from hotrows.train.run_trace import RunTrace
 from hotrows.train.signals import stop_signals
@@ -89,7 +89,7 @@ class Trainer:
     ) -> None:
         self.data, self.run = data, Path(run)
         self.ranks = ranks or OneRank()
-        self.config = settle(config, num_training_samples(data))
+        self.config = settle(config, data)
         run_folder.check(self.run, resume)
         self._lock = RunLock(self.run, self.ranks)
         self._progress = progress or (lambda _: None)
