@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from hotrows import checkpoint, data, nn
-from hotrows.config import TrainConfig, settle
+from hotrows.config import TrainConfig
 from hotrows.metrics import Metrics
 from hotrows.optim import FTRL, SGD, Adam, RowWiseAdagrad
 from hotrows.train import Interrupted, Trainer, load_run, metrics_log, run_folder, train
@@ -362,14 +362,6 @@ def test_evaluations_come_in_quarters_of_the_first_epoch_and_at_the_end_of_each(
 def test_a_config_round_trips_through_json():
     config = dataclasses.replace(CONFIG, row_optimizer=Adam(lr=0.5), clip_norm=2.0)
     assert TrainConfig.from_json(config.to_json()) == config
-
-
-@pytest.mark.parametrize(
-    ("rows", "batch_size"), [(1, 64), (8_000, 64), (200_000, 256), (10**6, 1024), (10**8, 8192)]
-)
-def test_the_batch_grows_with_the_data(rows, batch_size):
-    assert settle(TrainConfig(), rows).batch_size == batch_size
-    assert settle(TrainConfig(batch_size=7), rows).batch_size == 7
 
 
 @pytest.mark.parametrize(
