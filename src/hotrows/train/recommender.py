@@ -25,7 +25,7 @@ from hotrows.runtime.device import find
 from hotrows.runtime.machine import total_memory
 from hotrows.schema import Schema, vocabulary_of
 from hotrows.table import Table
-from hotrows.train.targets import Targets, targets_of, task_numbers, task_weights, tasks_of
+from hotrows.train.targets import Targets, first_logit, targets_of, task_numbers, task_weights, tasks_of
 
 _BUILDING = threading.Lock()
 _WIDE = 256  # features from which on a model may be too large for its data
@@ -64,7 +64,9 @@ class Recommender:
         with _BUILDING, torch.random.fork_rng(devices=[]):
             _check_size(config, schema)
             torch.manual_seed(config.seed)
-            self.model = models.build(model or config.model, schema, **config.model_options)
+            named = model or config.model
+            assert named is not None, "settle the config first"
+            self.model = models.build(named, schema, **config.model_options)
             self.random_state = torch.get_rng_state()
         if isinstance(model, models.Model):
             _check_equal(model, self.ranks)
@@ -126,6 +128,11 @@ class Recommender:
         if self.config.linear_paths != "auto":
             return self.config.linear_paths == "measured"
         return num_samples * nn.products_per_sample(self.model) >= _WORTH_MEASURING
+
+    def begin_at(self, means: Sequence[float | None]) -> None:
+        """Lets the model begin at the mean of each label that it learns, given those of the schema's."""
+        logits = [first_logit(means[task]) for task in task_numbers(self.tasks)]
+        self.model.begin_at(torch.tensor(logits))
 
     def targets(self, batch: Batch) -> Targets:
         """The labels that the model is to predict for a batch, and their weights."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from hotrows.schema import Schema
 
 # Which of a schema's labels are trained: None, its only one; a number, one of several; or several.
 Tasks = None | int | tuple[int, ...]
+_LEAST_MEAN = 1e-6  # of a label that is always 0
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,14 @@ def task_weights(weights: Mapping[str, float], labels: Sequence[str]) -> Tensor 
             f"not of {unknown[0]!r}"
         )
     return torch.tensor([weights.get(name, 1.0) for name in labels]) if weights else None
+
+
+def first_logit(mean: float | None) -> float:
+    """The output that says the mean of a label, where training begins; None: no sample has the label."""
+    if mean is None:
+        return 0.0
+    mean = min(max(mean, _LEAST_MEAN), 1 - _LEAST_MEAN)
+    return math.log(mean / (1 - mean))
 
 
 def targets_of(batch: Batch, tasks: Tasks) -> Targets:
