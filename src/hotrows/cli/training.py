@@ -184,14 +184,14 @@ def _train(
     ranks = process_group.start(config.timeout)
     encoded = open_data(**source)
     model = str(settle(config, encoded).model)
-    if config.model is None and ranks.rank == 0:
-        print(f"model: {model} ({_counts(encoded.schema)}); choose with --model", file=sys.stderr)
     run = run or run_folder.next_folder(model)
     run = ranks.gather_objects(run)[0]
     shown = shown_by(progress) if ranks.rank == 0 else None
     try:
         trainer = Trainer(encoded, config, run, progress=shown, ranks=ranks, **how)
         if ranks.rank == 0:
+            if config.model is None:
+                print(f"model: {model} ({_counts(encoded.schema)}); choose with --model", file=sys.stderr)
             _print_reasons(trainer.steps.placing.reasons, run)
         return run, trainer.fit()
     except KeyboardInterrupt as stopped:
