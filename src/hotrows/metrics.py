@@ -16,7 +16,7 @@ Where samples have weights, a sample counts as often as its weight says.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,8 @@ from torch import Tensor
 from torch.nn import functional
 
 _BINS = 20
+_ABOVE_BASE = 1.001  # times the log loss of the base rate: more is no chance
+_MISCALIBRATED = 2.0  # times too high or too low
 
 
 @dataclass(frozen=True)
@@ -205,3 +207,27 @@ def _calibration_error(predictions: Tensor, clicks: Tensor, weights: Tensor | No
     gaps = predictions - clicks if weights is None else (predictions - clicks) * weights
     total = len(clicks) if weights is None else weights.sum().item()
     return sum(abs(gap.sum().item()) for gap in gaps.tensor_split(min(_BINS, len(clicks)))) / total
+
+
+def base_log_loss(click_rate: float) -> float:
+    """The log loss of the click rate itself as the prediction for every sample: its entropy in nats."""
+    rates = (click_rate, 1 - click_rate)
+    return -math.fsum(rate * math.log(rate) for rate in rates if rate > 0)
+
+
+def shortcomings(metrics: Metrics) -> Iterator[str]:
+    """Says where predictions are worse than one constant for all samples, or off by more than a factor
+    of two on average, a line each; of labels that are all equal nothing is said."""
+    if not 0 < metrics.click_rate < 1:
+        return
+    base = base_log_loss(metrics.click_rate)
+    if metrics.log_loss > _ABOVE_BASE * base:
+        yield (
+            f"log loss {metrics.log_loss:.4f} is above {base:.4f}, that of the base rate alone "
+            f"({metrics.click_rate:.3%} for every sample): train longer, or with other learning rates"
+        )
+    if not 1 / _MISCALIBRATED <= metrics.calibration <= _MISCALIBRATED:
+        yield (
+            f"predictions are {metrics.calibration:.3g} times the labels on average "
+            f"({metrics.mean_prediction:.3%}, not {metrics.click_rate:.3%}): good for ranking at most"
+        )

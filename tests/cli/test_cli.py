@@ -43,7 +43,7 @@ def test_train_leaves_a_run(folder):
 def test_eval_prints_auc_and_log_loss_of_the_held_out_part(hotrows, folder):
     told = hotrows("eval", "runs/a")
     kept = json.loads((folder / "runs/a/result.json").read_text())["test"]
-    line = r"test +AUC (\S+)  log loss (\S+)  calibration \S+  \(600 rows\)\n"
+    line = r"test +AUC (\S+)  log loss (\S+) \(base rate \S+\)  calibration \S+  \(600 rows\)\n"
     found = re.fullmatch(line, told.out)
     assert told.code == 0
     assert float(found[1]) == pytest.approx(kept["auc"], abs=1e-6)

@@ -122,14 +122,22 @@ def export_command(run: Path, out: Path, **how: Any) -> None:
 
 
 def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:
-    """Prints a line for each label, and one for the mean of several; err: on standard error."""
+    """Prints a line for each label, and one for the mean of several, and warns of bad predictions.
+
+    err: on standard error, beside predictions, and without warnings.
+    """
+    from hotrows.metrics import base_log_loss, shortcomings
+
     for label, task in metrics.tasks.items():
         print_metrics(f"{part} {label}", task, err)
     if metrics.tasks:
         part += " mean"
     grouped = "" if math.isnan(metrics.gauc) else f"gAUC {metrics.gauc:.6f}  "
     click.echo(
-        f"{part:<11} AUC {metrics.auc:.6f}  {grouped}log loss {metrics.log_loss:.6f}  "
+        f"{part:<11} AUC {metrics.auc:.6f}  {grouped}log loss {metrics.log_loss:.6f} "
+        f"(base rate {base_log_loss(metrics.click_rate):.6f})  "
         f"calibration {metrics.calibration:.4f}  ({metrics.samples:,} rows)",
         err=err,
     )
+    for line in () if metrics.tasks or err else shortcomings(metrics):
+        click.echo(f"hotrows: warning: {part}: {line}", err=True)

@@ -41,8 +41,9 @@ def tables_of(
     """A table per vocabulary that the features read, None being all with ids: VOCABULARY.ROLE, and
     for vectors VOCABULARY."""
     readers: dict[str, list[str]] = {}
+    wanted = None if features is None else set(features)
     for feature in schema.id_features:
-        if features is None or feature.name in features:
+        if wanted is None or feature.name in wanted:
             readers.setdefault(vocabulary_of(feature), []).append(feature.name)
     return tuple(
         Table(
