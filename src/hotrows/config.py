@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotrows import optim
+from hotrows import losses, optim
 from hotrows.json_file import JsonFile, build, parse, shown
 from hotrows.optim import RowOptimizer
 from hotrows.runtime.atomic_files import write_text
@@ -64,6 +64,12 @@ class TrainConfig:
     label_weights: dict[str, float] = setting(
         {}, "Weight of a label in the loss of several, such as buy=2", unset="1", option="--label-weight"
     )
+    loss: str | None = setting(
+        None,
+        "Loss of the label: log_loss, soft, weighted:10, focal:2, squared, huber:1, poisson or bpr:16; "
+        "of several, such as rating=squared,click=focal",
+        unset="the schema's, else log_loss",
+    )
     start_from: str | None = setting(
         None,
         "Begin with the best checkpoint of this run, optimizers included; its data is this, or what this "
@@ -71,6 +77,13 @@ class TrainConfig:
         unset="initial values",
         option="--from",
     )
+    pretrained: dict[str, str] = setting(
+        {},
+        "File with the initial values of a table, by raw value, such as item=vectors.parquet",
+        unset="none",
+        option="--pretrained",
+    )
+    frozen: str | None = setting(None, "Tables that are not trained, with commas between", unset="none")
     epochs: int = setting(
         1, "How often all training samples are read", least=1, most=10**9, resumable=True
     )
@@ -102,6 +115,12 @@ class TrainConfig:
     shuffle: bool = setting(True, "Read samples in random order")
     evaluate_every: int | None = setting(
         None, "Steps between evaluations", unset="quarters of epoch 1, ends of epochs", least=1
+    )
+    metrics: str | None = setting(
+        None,
+        "Further metrics within the schema's groups: ndcg@10, hit@5, mrr, with commas between",
+        unset="no more",
+        changes="no bit",
     )
     checkpoint_every: int | None = setting(
         None,
@@ -265,23 +284,7 @@ class TrainConfig:
             object.__setattr__(self, "row_optimizer", optim.from_json({"kind": self.row_optimizer}))
         for known in SETTINGS.values():
             known.check(getattr(self, known.name))
-        if self.store != "memory" and self.fast_memory is None:
-            raise ValueError(
-                f"store={self.store!r} needs fast_memory: how many bytes of rows memory may hold"
-            )
-        if self.cuda_graph and (self.device == "cpu" or self.dense_optimizer == "adagrad"):
-            raise ValueError(
-                "cuda_graph needs device='cuda', and the dense optimizer adam or sgd: PyTorch's Adagrad "
-                "cannot be captured"
-            )
-        if self.planning == "device" and self.device == "cpu":
-            raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
-        if self.row_optimizer is not None and type(self.row_optimizer) not in optim.BY_NAME.values():
-            kinds = ", ".join(kind.__name__ for kind in optim.BY_NAME.values())
-            raise ValueError(f"row_optimizer must be one of {kinds}, not {self.row_optimizer!r}")
-        for name, weight in self.label_weights.items():
-            if not isinstance(weight, int | float) or not 0 < weight < math.inf:
-                raise ValueError(f"label_weights[{name!r}] must be above 0, not {weight!r}")
+        _check_together(self)
         self.caching()  # what it refuses is refused here
 
     def caching(self) -> Caching | None:
@@ -351,15 +354,40 @@ class TrainConfig:
             return TrainConfig.from_fields(fields)
 
 
+def _check_together(config: TrainConfig) -> None:
+    """Raises ValueError where settings are wrong that are more than a number or a name."""
+    if config.store != "memory" and config.fast_memory is None:
+        raise ValueError(
+            f"store={config.store!r} needs fast_memory: how many bytes of rows memory may hold"
+        )
+    if config.cuda_graph and (config.device == "cpu" or config.dense_optimizer == "adagrad"):
+        raise ValueError(
+            "cuda_graph needs device='cuda', and the dense optimizer adam or sgd: PyTorch's Adagrad "
+            "cannot be captured"
+        )
+    if config.planning == "device" and config.device == "cpu":
+        raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
+    if config.row_optimizer is not None and type(config.row_optimizer) not in optim.BY_NAME.values():
+        kinds = ", ".join(kind.__name__ for kind in optim.BY_NAME.values())
+        raise ValueError(f"row_optimizer must be one of {kinds}, not {config.row_optimizer!r}")
+    for name, weight in config.label_weights.items():
+        if not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise ValueError(f"label_weights[{name!r}] must be above 0, not {weight!r}")
+    if config.pretrained and config.start_from is not None:
+        raise ValueError("pretrained and start_from both say with what a run begins; give one of the two")
+    _ = config.loss is None or losses.parse_by_label(config.loss)
+    _ = config.metrics is None or losses.parse_ranking(config.metrics)
+
+
 GROUPS = {
     "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "seed"),
-    "Model": ("model", "model_options", "label", "label_weights"),
+    "Model": ("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
     "Optimisation": (
         *("row_optimizer", "dense_optimizer", "dense_lr", "clip_norm", "warmup_steps"),
         *("decay_factor", "decay_patience"),
     ),
     "Evaluation and checkpoints": (
-        *("evaluate_every", "stop_patience", "checkpoint_every", "keep_last", "full_every"),
+        *("evaluate_every", "metrics", "stop_patience", "checkpoint_every", "keep_last", "full_every"),
         "background_checkpoints",
     ),
     "Caching": (

@@ -39,7 +39,8 @@ _FIT_BINS = 2000
 
 @dataclass(frozen=True)
 class PartSize:
-    """rows: samples; click_rates: per label the share of 1, None where no row has the label."""
+    """rows: samples; click_rates: per label of 0 and 1 the share of 1, None where no row has the
+    label."""
 
     rows: int
     click_rates: dict[str, float | None]
@@ -177,7 +178,11 @@ def row_counts(data: EncodedData) -> dict[str, np.ndarray]:
 
 def _part_size(part: Part) -> PartSize:
     counts = zip(part.schema.labels, part.clicks, part.labelled, strict=True)
-    rates = {label.name: clicks / total if total else None for label, clicks, total in counts}
+    rates = {
+        label.name: clicks / total if total else None
+        for label, clicks, total in counts
+        if label.values.binary
+    }
     return PartSize(part.rows, rates)
 
 

@@ -229,7 +229,7 @@ class Embedding:
     def upload(self, batch: Batch, plan: Plan, padded: bool = False) -> Uploaded:
         """Copies to the device what a step reads: (batch, plan), which are there behind a mark.
 
-        Ids stay in host memory, and so do groups, which only metrics read. padded: with rows that are
+        Ids stay in host memory. padded: with rows that are
         padding, so that the tensors of every full batch have equal sizes.
         """
         if plan.on_device:

@@ -21,6 +21,7 @@ def settle(config: TrainConfig, data: EncodedData) -> TrainConfig:
         dense_lr=config.dense_lr or 1e-3,
         pack_parts=_pack_parts(config),
         store=_absolute_store(config.store),
+        pretrained={name: str(Path(file).resolve()) for name, file in config.pretrained.items()},
     )
 
 

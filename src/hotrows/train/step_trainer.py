@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from torch import Tensor
@@ -33,8 +34,10 @@ from hotrows.train.cuda_graph import CapturedStep
 from hotrows.train.defaults import settle
 from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
-from hotrows.train.run_data import TrainingBatches, hot_ids, id_counts
+from hotrows.train.run_data import TrainingBatches, check_labels, hot_ids, id_counts
 from hotrows.train.step import Step
+
+log = logging.getLogger("hotrows")
 
 Runner = Serial | Overlapped
 ChooseSharding = Callable[[], ShardingPlan]
@@ -71,6 +74,8 @@ class StepTrainer:
             place=self._place,
             model=model,
         )
+        check_labels(data, self.recommender.tasks, self.recommender.losses)
+        self._warn_of_scattered_groups()
         self.recommender.begin_at(of_rank_0(self.ranks, data.label_means))
         self.model, self.embedding = self.recommender.model, self.recommender.embedding
         self.cached_tables = self.embedding.cached_tables
@@ -84,6 +89,15 @@ class StepTrainer:
             self.step = CapturedStep(self._plain_step)
         self.state = self.batches.first_state()
         self.choices: dict[str, str] = {}
+
+    def _warn_of_scattered_groups(self) -> None:
+        orders = [loss.name for loss in self.recommender.losses if loss.is_order]
+        if orders and self.config.shuffle and self.batches.total_steps > 1 and self.ranks.rank == 0:
+            log.warning(
+                f"the loss {orders[0]} compares samples of a group within a batch, and shuffling "
+                f"scatters groups over batches: sort the rows by {self.data.schema.group!r}, prepare "
+                f"them with a split by position, and train with shuffle=False (--no-shuffle)"
+            )
 
     @property
     def num_samples(self) -> int:

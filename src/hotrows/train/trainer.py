@@ -157,7 +157,7 @@ class Trainer:
             self.steps.use_linear_paths(run_folder.read_choices(self.run))
             self.checkpoints.resume()
         else:
-            self.checkpoints.start_from_other_run()
+            self.checkpoints.first_values()
             self.steps.choose_linear_paths(partial(run_folder.begin, self.run, self.config, data))
         if self.is_first:
             store_folder.claim(self.config, self.run)
@@ -339,7 +339,7 @@ class Trainer:
         if position.rate is None or not self.data.parts["validation"].rows:
             return
         metrics = self._evaluate(self.data.parts["validation"], self._reports.show_evaluation)
-        position = dataclasses.replace(position, rate=position.rate.after(metrics.log_loss))
+        position = dataclasses.replace(position, rate=position.rate.after(metrics.validation_loss))
         self.steps.state = dataclasses.replace(self.state, position=position)
 
     def _evaluation_is_due(self) -> bool:

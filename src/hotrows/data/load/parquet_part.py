@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.load.parquet_columns import Handles, RowGroup, RowGroupColumns, open_row_groups
+from hotrows.data.raw.columns import MISSING_LABEL
 from hotrows.data.raw.files import File, find_files
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.gather import Room, interleave, joined_offsets
@@ -183,7 +184,11 @@ def _empty(schema: Schema, rows: int, room: Room) -> Rows:
         ids=tuple(room.array(f"ids {f}", (size,), width) for f, (size, width) in pairs),
         offsets=(None,) * len(features),
         dense=room.array("dense", (rows, len(schema.dense)), np.float32),
-        labels=room.array("labels", (rows, num_labels) if num_labels > 1 else (rows,), np.uint8),
+        labels=room.array(
+            "labels",
+            (rows, num_labels) if num_labels > 1 else (rows,),
+            np.float32 if schema.has_numbers else np.uint8,
+        ),
         weights=None if schema.weight is None else room.array("weights", (rows,), np.float32),
         groups=None if schema.group is None else room.array("groups", (rows,), np.int64),
     )
@@ -195,7 +200,10 @@ def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
         interleave([columns.dense(feature) for feature in schema.dense], to.dense)
     several = len(schema.labels) > 1
     for label, into in zip(schema.labels, to.labels.reshape(len(to), -1).T, strict=True):
-        into[:] = columns.label(label, several)
+        values = columns.label(label, several)
+        into[:] = values
+        if schema.has_numbers and label.values.binary:
+            into[values == MISSING_LABEL] = np.nan
     if to.weights is not None:
         to.weights[:] = columns.weights(str(schema.weight))
     if to.groups is not None:

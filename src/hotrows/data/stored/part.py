@@ -56,9 +56,13 @@ class Part:
 
     @property
     def constant_labels(self) -> dict[str, int]:
-        """The labels that have one value, 0 or 1, in all rows that have them: {label: value}."""
+        """The labels of 0 and 1 that have one value in all rows that have them: {label: value}."""
         counts = zip(self.schema.labels, self.clicks, self.labelled, strict=False)
-        return {label.name: int(ones > 0) for label, ones, rows in counts if rows and ones in (0, rows)}
+        return {
+            label.name: int(ones > 0)
+            for label, ones, rows in counts
+            if label.values.binary and rows and ones in (0, rows)
+        }
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -122,7 +126,8 @@ class Part:
 
     def label_means(self) -> tuple[float | None, ...]:
         """The mean of each label, of the rows that have it, each times its weight; None: no row has."""
-        if self.schema.weight is None and self.labelled:
+        binary = all(label.values.binary for label in self.schema.labels)
+        if self.schema.weight is None and self.labelled and binary:
             counts = zip(self.clicks, self.labelled, strict=True)
             return tuple(ones / rows if rows else None for ones, rows in counts)
         return means_of_labels(self._labels(), len(self.schema.labels))

@@ -18,7 +18,7 @@ class Rows:
     ids: integers, one array per feature that carries ids; offsets: per such feature, None where every
         row has one id, so that ids are [rows]; else [rows + 1], row r has ids[o[r] : o[r + 1]].
     dense: [rows, num_dense] float32.
-    labels: [rows] uint8, of several labels [rows, T], 255 where missing.
+    labels: [rows] uint8, of several labels [rows, T], 255 where missing; or float32, NaN where missing.
     weights: [rows] float32; groups: [rows] int64; None where the schema has none.
     """
 
