@@ -7,7 +7,6 @@ the tables in docs/training.md (`python -m hotrows.config` prints them) are read
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -45,14 +44,16 @@ CONFIG_FILE = JsonFile("correct it, or bring it back from a copy", problem="cann
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a model is trained. `settle` fills in what is left open (None), from the size of the data.
+    """How a model is trained. `train.defaults.settle` fills in what is left open (None), from the data.
 
     Results are never changed by settings with changes="no bit", and only in the rounding of sums by
     those with changes="rounding".
     """
 
-    model: str = setting(
-        "dlrm", "Model to train: one of the library, or your own as module:Class or file.py:Class"
+    model: str | None = setting(
+        None,
+        "Model to train: one of the library, or your own as module:Class or file.py:Class",
+        unset="deepfm, of several labels mmoe",
     )
     model_options: dict[str, Any] = setting(
         {}, "Argument of the model's class, such as dim=32 or top=[256,128]", option="--option"
@@ -340,14 +341,15 @@ class TrainConfig:
             elif isinstance(rows, Mapping):
                 rows = {"kind": optim.Adagrad.kind, **rows}
             fields["row_optimizer"] = optim.from_json(rows)
-        return build(TrainConfig, fields)
+        return build(TrainConfig, fields, "training configuration")
 
     def save(self, path: Path | str) -> None:
         write_text(Path(path), self.to_json() + "\n")
 
     @staticmethod
     def load(path: Path | str) -> TrainConfig:
-        fields = CONFIG_FILE.read(Path(path))
+        path = Path(path)
+        fields = CONFIG_FILE.read(path)
         with CONFIG_FILE.naming(path):
             return TrainConfig.from_fields(fields)
 
@@ -401,48 +403,6 @@ GROUPS = {
 SETTINGS = declared(TrainConfig, GROUPS)
 # Settings that change results, which `hotrows tune` may try where it is asked to.
 MAY_CHANGE = ("precision", "table_dtype", "wire_dtype", "batch_size", "micro_batches")
-
-
-def settle(config: TrainConfig, num_samples: int) -> TrainConfig:
-    """Fills in what the config leaves open, from the number of training samples."""
-    return dataclasses.replace(
-        config,
-        batch_size=config.batch_size or _batch_size(num_samples),
-        row_optimizer=config.row_optimizer or optim.Adagrad(),
-        dense_lr=config.dense_lr or 1e-3,
-        pack_parts=_pack_parts(config),
-        store=_absolute_store(config.store),
-        model=_absolute_model(config.model),
-        pretrained={name: str(Path(file).resolve()) for name, file in config.pretrained.items()},
-    )
-
-
-def _pack_parts(config: TrainConfig) -> int:
-    """Planning spends most of its time on slots of a cache, and each part has slots of its own."""
-    if config.pack_parts is not None or config.fast_memory is None:
-        return 1 if config.pack_parts is None else config.pack_parts
-    from hotrows.planning.threads import num_threads
-
-    return num_threads(config.planning_threads, config.device == "cpu")
-
-
-def _absolute_store(store: str) -> str:
-    """The store by an absolute path, so that the run can be resumed from any folder."""
-    from hotrows.engine.caching import FILE
-
-    return f"{FILE}{Path(store[len(FILE) :]).resolve()}" if store.startswith(FILE) else store
-
-
-def _absolute_model(model: str) -> str:
-    """The model's file by an absolute path, so that the run can be read from any folder."""
-    file, colon, kind = model.rpartition(":")
-    return f"{Path(file).resolve()}:{kind}" if colon and file.endswith(".py") else model
-
-
-def _batch_size(num_samples: int) -> int:
-    """The largest power of two that leaves 500 steps an epoch, from 64 to 8,192."""
-    fitting = max(num_samples // 500, 1)
-    return min(max(1 << (fitting.bit_length() - 1), 64), 8192)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from hotrows import losses
-from hotrows.json_file import JsonFile, build, parse, shown, value_of
+from hotrows.json_file import JsonFile, build, parse, shown, types_of, value_of
 
 PADDING = 0
 MISSING = 1
@@ -246,6 +245,7 @@ class Schema:
                 )
 
     def __repr__(self) -> str:
+        kinds: dict[str, tuple[Feature, ...]]
         kinds = {"dense": self.dense, "sparse": self.sparse, "sequences": self.sequences}
         listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in kinds.items() if fs]
         return f"Schema({self.name!r}, {'; '.join([f'label {_listed(self.labels)}', *listed])})"
@@ -347,7 +347,8 @@ class Schema:
 
     @staticmethod
     def load(path: Path | str) -> Schema:
-        fields = _JSON.read(Path(path))
+        path = Path(path)
+        fields = _JSON.read(path)
         with _JSON.naming(path):
             return Schema.from_fields(fields)
 
@@ -362,7 +363,7 @@ def vocabulary_of(feature: Sparse | Sequence) -> str:
     return feature.vocabulary or feature.name
 
 
-def _listed(named: tuple[Feature | Label, ...]) -> str:
+def _listed(named: tuple[Feature, ...] | tuple[Label, ...]) -> str:
     """The first names, in words."""
     more = f" and {len(named) - 5:,} more" if len(named) > 5 else ""
     return ", ".join(each.name for each in named[:5]) + more
@@ -386,7 +387,7 @@ def _feature(fields: Any) -> Feature:
 
 def _check_types(declared: Any) -> None:
     """Makes tuples of what is listed, and raises ValueError for the first field of a wrong type."""
-    for name, expected in typing.get_type_hints(type(declared)).items():
+    for name, expected in types_of(declared.__class__).items():
         value = getattr(declared, name)
         if isinstance(value, Iterable) and not isinstance(value, str | bytes | tuple | dict):
             value = tuple(value)

@@ -15,11 +15,12 @@ import pytest
 import torch
 
 import hotrows
-from hotrows import Callback, TrainConfig, Trainer, load_run
+from hotrows import Callback, Schema, Sparse, TrainConfig, Trainer, load_run
 from hotrows.data import Loader, prepare
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.models import DeepFM, Model, tables
 from hotrows.train import metrics_log
+from hotrows.train.defaults import settle
 from hotrows.train.export import export
 from tests.support import clicks
 from tests.support.runs import CONFIG, encode, same_bits
@@ -121,9 +122,7 @@ def test_a_class_of_the_library_has_its_name(encoded, tmp_path, monkeypatch):
     trainer = Trainer(encoded, small, model=DeepFM)
     assert (trainer.config.model, str(trainer.run)) == ("deepfm", os.path.join("runs", "deepfm-1"))
     assert str(Trainer(encoded, small, model=DeepFM).run) == os.path.join("runs", "deepfm-2")
-    assert Trainer(str(encoded.path), model="fm").config == hotrows.config.settle(
-        TrainConfig(model="fm"), encoded.parts["train"].rows
-    )
+    assert Trainer(str(encoded.path), model="fm").config == settle(TrainConfig(model="fm"), encoded)
 
 
 def test_objects_that_differ_between_ranks_are_refused(encoded, tmp_path):
@@ -317,15 +316,9 @@ def test_parts_and_batches_are_predicted(trained, encoded):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (
-            5,
-            "expected paths, an Arrow table, a pandas or Polars frame, a dict of columns, or .*, not int",
-        ),
+        (5, "expected paths, an Arrow table, a pandas or Polars frame, .*, not int"),
         ({"a": [1, 2], "b": [1]}, "the columns of a dict must have equal lengths"),
-        (
-            {"n": 1, "a": "v1", "b": "w2"},
-            "expected a dict of columns, found int for 'n'; .* for one row too",
-        ),
+        ({"n": 1, "a": "v1", "b": "w2"}, "expected a dict of columns, found int for 'n'; .* one row too"),
     ],
 )
 def test_what_is_no_data_is_refused(trained, data, message):
@@ -351,6 +344,7 @@ def test_several_labels_are_columns(tmp_path):
 # ---- vectors
 
 
+@pytest.mark.filterwarnings("ignore:values differ")  # the values of a, as those of b
 def test_vectors_are_found_by_value(trained, encoded):
     predictor = load_run(trained[0])
     frame = predictor.vectors("a")
@@ -393,3 +387,23 @@ def test_a_frame_is_predicted_without_a_word(trained, raw, caplog, capfd):
             load_run(trained[0]).predict(pd.DataFrame({"n": [1] * 8, "a": ["v1"] * 8, "b": ["w2"] * 8}))
         )
     assert not caplog.text and capfd.readouterr() == ("", "")
+
+
+def test_public_objects_are_shown_in_a_line_or_two(trained, encoded):
+    run, result = trained
+    trainer = Trainer(encoded, CONFIG, run, resume=True)
+    part = encoded.parts["test"]
+    shown = {
+        "Schema": (encoded.schema, "'tiny', label label; 1 dense: n; 2 sparse: a, b"),
+        "EncodedData": (encoded, "rows: train 900, validation 300, test 300"),
+        "Part": (part, f"test of {encoded.path}, 300 rows"),
+        "Loader": (Loader(part, 64, shuffle=True), "5 batches of 64, shuffled by seed 0"),
+        "Trainer": (trainer, f"{run}, deepfm, step 30 of 30"),
+        "Result": (result, f"{run}, 30 steps, best {result.best_step}; validation AUC 0."),
+        "Predictor": (load_run(run), f"{run}, deepfm of label"),
+    }
+    for kind, (public, words) in shown.items():
+        assert repr(public).startswith(f"{kind}(") and words in repr(public), public
+        assert len(repr(public)) < 400
+    wide = Schema(tuple(Sparse(f"C{i}") for i in range(5000)))
+    assert repr(wide) == "Schema('custom', label label; 5,000 sparse: C0, C1, C2, C3, C4 and 4,995 more)"

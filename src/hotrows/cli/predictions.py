@@ -86,19 +86,15 @@ def _parquet(path: Path, names: Sequence[str]) -> Iterator[Write]:
     def flush() -> None:
         if tables:
             table = pa.concat_tables(tables)
-            writers or writers.append(ParquetWriter(path, table.schema))
+            if not writers:
+                writers.append(ParquetWriter(path, table.schema))
             writers[0].write_table(table)
             tables.clear()
 
     def write(probabilities: Tensor, kept: Any) -> None:
-        table = pa.table({}) if kept is None else kept
-        columns = probabilities.reshape(len(probabilities), -1).T.numpy()
-        for name, column in zip(_free(names, kept), columns, strict=True):
-            table = (
-                table.append_column(name, pa.array(column))
-                if table.num_columns
-                else pa.table({name: column})
-            )
+        columns = {} if kept is None else dict(zip(kept.column_names, kept.columns, strict=True))
+        of_labels = probabilities.reshape(len(probabilities), -1).T.numpy()
+        table = pa.table(columns | dict(zip(_free(names, kept), of_labels, strict=True)))
         first = tables[0].schema if tables else writers[0].schema if writers else table.schema
         if table.schema != first:
             try:

@@ -125,12 +125,22 @@ def export_command(run: Path, out: Path, **how: Any) -> None:
 
 
 def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:
-    """Prints a line for each label, and one for the mean of several; err: on standard error."""
+    """Prints a line for each label, and one for the mean of several, and warns of bad predictions.
+
+    err: on standard error, beside predictions, and without warnings.
+    """
+    from hotrows.metrics import base_log_loss, shortcomings
+
     for label, task in metrics.tasks.items():
         print_metrics(f"{part} {label}", task, err)
     if metrics.tasks:
         part += " mean"
-    shown = metrics.shown()
-    digits = {"calibration": 4}
-    numbers = "  ".join(f"{name} {value:.{digits.get(name, 6)}f}" for name, value in shown.items())
+    shown = {name: f"{value:.6f}" for name, value in metrics.shown().items()}
+    if "calibration" in shown:
+        shown["calibration"] = f"{metrics.calibration:.4f}"
+    if "log loss" in shown and not metrics.tasks:
+        shown["log loss"] += f" (base rate {base_log_loss(metrics.click_rate):.6f})"
+    numbers = "  ".join(f"{name} {value}" for name, value in shown.items())
     click.echo(f"{part:<11} {numbers}  ({metrics.samples:,} rows)", err=err)
+    for line in () if metrics.tasks or err else shortcomings(metrics):
+        click.echo(f"hotrows: warning: {part}: {line}", err=True)

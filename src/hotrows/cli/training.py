@@ -29,6 +29,7 @@ from hotrows.distributed import job
 
 if TYPE_CHECKING:
     from hotrows import data
+    from hotrows.schema import Schema
     from hotrows.train.progress import Result
 
 _SHOWN_REASONS = 8
@@ -178,25 +179,38 @@ def _train(
     """
     from hotrows.distributed import process_group
     from hotrows.train import run_folder
+    from hotrows.train.defaults import settle
     from hotrows.train.display import shown_by
     from hotrows.train.trainer import Trainer
 
     ranks = process_group.start(config.timeout)
-    run = run or run_folder.next_folder(config.model)
-    run = ranks.gather_objects(run)[0]
     encoded = open_data(**source)
+    model = str(settle(config, encoded).model)
+    run = run or run_folder.next_folder(model)
+    run = ranks.gather_objects(run)[0]
     shown = shown_by(progress) if ranks.rank == 0 else None
     try:
         trainer = Trainer(encoded, config, run, progress=shown, ranks=ranks, **how)
         if ranks.rank == 0:
+            if config.model is None:
+                print(f"model: {model} ({_counts(encoded.schema)}); choose with --model", file=sys.stderr)
             _print_reasons(trainer.steps.placing.reasons, run)
             for covered in trainer.checkpoints.coverage:
                 print(covered, file=sys.stderr)
         return run, trainer.fit()
     except KeyboardInterrupt as stopped:
-        model = f" --model {shlex.quote(config.model)}" if ":" in config.model else ""
-        again = f"{_command_line(**source)} --run {run} --resume{model}"
+        named = f" --model {shlex.quote(model)}" if ":" in model else ""
+        again = f"{_command_line(**source)} --run {run} --resume{named}"
         raise KeyboardInterrupt(f"{stopped or 'interrupted'}; go on with: {again}") from None
+
+
+def _counts(schema: Schema) -> str:
+    """What a model is chosen by, such as: sequences none, 26 id features, 13 dense."""
+    labels = f"{len(schema.labels)} labels, " if len(schema.labels) > 1 else ""
+    return (
+        f"{labels}sequences {len(schema.sequences) or 'none'}, {len(schema.sparse)} id features, "
+        f"{len(schema.dense)} dense"
+    )
 
 
 def config_with(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:

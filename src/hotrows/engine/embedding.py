@@ -277,7 +277,7 @@ class Embedding:
             optimizer = pack.tables[0].optimizer
             assert optimizer is not None
             rows.append([step, *optim.hyper_parameters(optimizer, step, lr_scale)])
-        width = max(map(len, rows))
+        width = max(map(len, rows), default=0)
         padded = [row + [0.0] * (width - len(row)) for row in rows]
         block = self.device.staging(len(rows), width, dtype=torch.float64)
         block.copy_(torch.tensor(padded, dtype=torch.float64))

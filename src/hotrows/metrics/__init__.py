@@ -35,6 +35,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotrows.losses import Loss
+from hotrows.metrics.base_rate import base_log_loss, shortcomings
 from hotrows.metrics.binary import auc, auc_of_sorted, compute_metrics
 from hotrows.metrics.ranking import grouped_auc, ranking_metrics
 from hotrows.metrics.regression import regression_metrics
@@ -44,12 +45,14 @@ from hotrows.metrics.sums import standard_error, weighted_mean
 __all__ = [
     "Metrics",
     "auc",
+    "base_log_loss",
     "compute_metrics",
     "grouped_auc",
     "mean_of",
     "metrics_by",
     "ranking_metrics",
     "regression_metrics",
+    "shortcomings",
     "word_of",
 ]
 

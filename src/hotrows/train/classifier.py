@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from hotrows.config import SETTINGS, TrainConfig
-from hotrows.data import draft_schema, prepare
-from hotrows.data.raw.arrow import as_table
+from hotrows.data import Draft, draft_schema, prepare
+from hotrows.data.raw.arrow import as_table, pyarrow
 from hotrows.models.model import Model
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema
@@ -62,6 +62,7 @@ class Classifier:
         self.model, self.schema, self.run = model, schema, run
         self.validation, self.verbose = validation, verbose
         self.settings = settings
+        self._predictor: Predictor | None = None
         self._check()
 
     def fit(self, X: Any, y: Any, callbacks: Sequence[Callback] = ()) -> Classifier:
@@ -77,11 +78,10 @@ class Classifier:
         name = "label"
         while name in table.column_names:
             name += "_"
-        table = table.append_column(name, [(labels == self.classes_[1]).astype(np.int8)])
-        self.schema_, self.notes_ = self.schema, ()
-        if self.schema is None:
-            draft = draft_schema(table, name)
-            self.schema_, self.notes_ = draft.schema, draft.notes
+        positive = pyarrow().array((labels == self.classes_[1]).astype(np.int8))
+        table = table.append_column(name, positive)
+        draft = Draft(self.schema, ()) if self.schema else draft_schema(table, name)
+        self.schema_, self.notes_ = draft.schema, draft.notes
         schema = dataclasses.replace(self.schema_, label=name, columns=None)
         config = TrainConfig(**self.settings)
         held_out = Fraction(str(self.validation))

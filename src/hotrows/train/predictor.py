@@ -56,7 +56,8 @@ class Predictor(Recommender):
         `Encoder.encode` takes; or encoded ones, a `Part` or a `Batch`. Labels may be absent. Of several
         batches, such as those of `Loader.batches`, it returns an iterator, which yields the
         predictions of each, [B] or [B, T], as they are computed. They are probabilities, or of labels
-        that are numbers the numbers; see `hotrows.losses`.
+        that are numbers the numbers; see `hotrows.losses`. ValueError names the first row whose
+        prediction is no finite number.
         """
         if isinstance(data, Batch):
             data, is_stream = [data], False
@@ -68,11 +69,25 @@ class Predictor(Recommender):
                 batches = self.encoder.encode(data)
                 first = list(islice(batches, 2))
                 data = first if len(first) < 2 else chain(first, batches)
-        predictions = (self.predictions(logits) for _, logits in self.logits(data))
+        predictions = self._predictions(data)
         if is_stream:
             return predictions
         shape = (0,) if isinstance(self.tasks, int | None) else (0, len(self.labels))
         return np.concatenate([np.empty(shape, np.float32), *(p.numpy() for p in predictions)])
+
+    def _predictions(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
+        done = 0
+        for _, logits in self.logits(batches):
+            wrong = (~logits.isfinite()).nonzero()
+            if len(wrong):
+                row = done + int(wrong[0, 0]) + 1
+                raise ValueError(
+                    f"the prediction of row {row:,} is no finite number: training diverged, or the row "
+                    f"has numbers that training never saw; lower the learning rates (--lr, --dense-lr), "
+                    f"or give dense features another transform"
+                )
+            done += len(logits)
+            yield self.predictions(logits)
 
     @cached_property
     def encoder(self) -> Encoder:

@@ -23,6 +23,7 @@ from hotrows.engine.embedding import Embedding
 from hotrows.losses import Loss
 from hotrows.nn.linear_paths import kept_linear_paths
 from hotrows.runtime.device import find
+from hotrows.runtime.machine import total_memory
 from hotrows.schema import Schema, vocabulary_of
 from hotrows.table import Table
 from hotrows.train.pretrained import frozen
@@ -37,6 +38,9 @@ from hotrows.train.targets import (
 )
 
 _BUILDING = threading.Lock()
+_WIDE = 256  # features from which on a model may be too large for its data
+_MOST_OF_MEMORY = 0.75
+_BYTES_PER_WEIGHT = 16  # float32 weight, gradient, and two moments
 _WORTH_MEASURING = 3e11  # multiply-adds forward: some ten seconds of training on two cores
 
 
@@ -68,8 +72,11 @@ class Recommender:
         self.ranks = ranks or OneRank()
         # The random state is the process's: models that threads build come one after the other.
         with _BUILDING, torch.random.fork_rng(devices=[]):
+            _check_size(config, schema)
             torch.manual_seed(config.seed)
-            self.model = models.build(model or config.model, schema, **config.model_options)
+            named = model or config.model
+            assert named is not None, "settle the config first"
+            self.model = models.build(named, schema, **config.model_options)
             self.random_state = torch.get_rng_state()
         if isinstance(model, models.Model):
             _check_equal(model, self.ranks)
@@ -143,6 +150,15 @@ class Recommender:
             return self.config.linear_paths == "measured"
         return num_samples * nn.products_per_sample(self.model) >= _WORTH_MEASURING
 
+    def begin_at(self, means: Sequence[float | None]) -> None:
+        """Lets the model begin at the mean of each label that it learns, given those of the schema's."""
+        of_tasks = [means[task] for task in task_numbers(self.tasks)]
+        first = [
+            0.0 if mean is None else loss.first_output(mean)
+            for loss, mean in zip(self.losses, of_tasks, strict=True)
+        ]
+        self.model.begin_at(torch.tensor(first))
+
     def targets(self, batch: Batch) -> Targets:
         """The labels that the model is to predict for a batch, and their weights."""
         return targets_of(batch, self.tasks)
@@ -207,3 +223,22 @@ def _by_table(
     vocabularies = {f.name: vocabulary_of(f) for f in schema.id_features}
     none = torch.empty(0, dtype=torch.int64)
     return {t.name: hot_ids.get(vocabularies.get(t.features[0], ""), none) for t in tables}
+
+
+def _check_size(config: TrainConfig, schema: Schema) -> None:
+    """Raises ValueError where a model of many features needs more memory than there is: dense weights
+    with their optimizer, and what enters its layers. The model is counted without its weights."""
+    if len(schema.features) < _WIDE or config.model is None or config.model not in models.BY_NAME:
+        return
+    with torch.device("meta"):
+        model = models.build(config.model, schema, **config.model_options)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    widths = sum(layer.in_features for layer in model.modules() if isinstance(layer, torch.nn.Linear))
+    memory = total_memory()
+    needed = _BYTES_PER_WEIGHT * weights + 2 * 4 * widths * (config.batch_size or 1)
+    if needed > _MOST_OF_MEMORY * memory:
+        raise ValueError(
+            f"model {config.model!r} of {len(schema.features):,} features has {weights:,} dense weights "
+            f"and needs about {needed / 2**30:,.0f} GiB of memory, of {memory / 2**30:,.0f}; use deepfm, "
+            f"dnn or lr, a smaller dim or batch, or fewer features"
+        )

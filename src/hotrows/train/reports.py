@@ -30,7 +30,8 @@ class Reports:
 
     def __init__(self, steps: StepTrainer, progress: Callable[[Progress], None] | None) -> None:
         self._steps, self._meter = steps, Meter(steps.ranks)
-        self._progress, self._display = progress or _show_nothing, _show_nothing
+        self._progress: Callable[[Progress], None] = progress or _show_nothing
+        self._display: Callable[[Progress], None] = _show_nothing
 
     @contextmanager
     def opened(self, run: Path, verbose: bool | None) -> Iterator[None]:

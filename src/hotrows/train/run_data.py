@@ -70,15 +70,6 @@ class TrainingBatches:
         return dataclasses.replace(state, step=state.step + 1, position=position)
 
 
-def num_training_samples(data: EncodedData) -> int:
-    """The samples of the training part; ValueError where there are none."""
-    if not data.parts["train"].rows:
-        raise ValueError(
-            f"the training part of {data.path} has no rows: prepare the data with another split"
-        )
-    return data.parts["train"].rows
-
-
 def _loader(data: EncodedData, config: TrainConfig, ranks: Ranks) -> Loader | HotColdLoader:
     assert config.batch_size is not None
     how: dict[str, Any] = {"shuffle": config.shuffle, "seed": config.seed}

@@ -17,10 +17,11 @@ from collections.abc import Callable
 from torch import Tensor
 
 from hotrows import nn
-from hotrows.config import TrainConfig, settle
+from hotrows.config import TrainConfig
 from hotrows.costs import placement
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData
+from hotrows.distributed.all_or_none import of_rank_0
 from hotrows.distributed.comm import Note, OneRank, Ranks
 from hotrows.distributed.dense_gradients import SharedGradients
 from hotrows.distributed.process_group import Processes
@@ -30,9 +31,10 @@ from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.schedule import Work
 from hotrows.runtime import native
 from hotrows.train.cuda_graph import CapturedStep
+from hotrows.train.defaults import settle
 from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
-from hotrows.train.run_data import TrainingBatches, check_labels, hot_ids, id_counts, num_training_samples
+from hotrows.train.run_data import TrainingBatches, check_labels, hot_ids, id_counts
 from hotrows.train.step import Step
 
 log = logging.getLogger("hotrows")
@@ -59,7 +61,7 @@ class StepTrainer:
         model: Model | type[Model] | None = None,
     ) -> None:
         self.data, self.ranks = data, ranks or OneRank()
-        self.config = settle(config, num_training_samples(data))
+        self.config = settle(config, data)
         if self.config.fast_memory is not None and self.config.policy == "hot":
             data.hot_and_cold()  # says so where it is not regrouped, before a store is made
         self.batches = TrainingBatches(data, self.config, self.ranks)
@@ -74,6 +76,7 @@ class StepTrainer:
         )
         check_labels(data, self.recommender.tasks, self.recommender.losses)
         self._warn_of_scattered_groups()
+        self.recommender.begin_at(of_rank_0(self.ranks, data.label_means))
         self.model, self.embedding = self.recommender.model, self.recommender.embedding
         self.cached_tables = self.embedding.cached_tables
         if self.embedding.packed.needs_counts:

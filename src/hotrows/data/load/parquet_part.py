@@ -33,7 +33,7 @@ from hotrows.data.stored.rows import Rows, gathered, width_of
 from hotrows.json_file import value_of
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import Schema, is_list
+from hotrows.schema import Schema, column_of, is_list
 
 Places = str | Path | Sequence[str | Path]
 
@@ -106,6 +106,15 @@ class ParquetPart(Part):
         room = Room()
         for pool, rows in zip(pools, prefetch(self._read(groups), 1), strict=True):
             yield gathered([rows], chosen(pool, share, first_place), room)
+
+    def _labels(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        schema, several = self.schema, len(self.schema.labels) > 1
+        names = [column_of(label) for label in schema.labels]
+        names += [] if schema.weight is None else [schema.weight]
+        for group in self.groups:
+            columns = RowGroupColumns(group, names, self.handles)
+            labels = np.stack([columns.label(label, several) for label in schema.labels], 1)
+            yield labels, None if schema.weight is None else columns.weights(schema.weight)
 
     def _read(self, pools: Iterable[Sequence[RowGroup]]) -> Iterator[Rows]:
         """Yields the rows of each pool's row groups, alternating two buffers: one is read while the

@@ -84,7 +84,7 @@ def check_present(
     for_training: bool,
     kept: tuple[str, ...] | None = (),
 ) -> list[str]:
-    """Returns the columns of the schema and those to keep that are among `names`, in their order.
+    """Returns the schema's columns that are among `names`, in the schema's order, and those to keep.
 
     Checks that required ones are there. where: name of the file or table, for messages. kept: columns to
     keep; None: all.
