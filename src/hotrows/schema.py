@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -217,8 +218,8 @@ class Schema:
     def __post_init__(self) -> None:
         _check_types(self)
         for what, items in (("feature", self.features), ("label", self.labels)):
-            names = [named.name for named in items]
-            twice = sorted({name for name in names if names.count(name) > 1})
+            counts = Counter(named.name for named in items)
+            twice = sorted(name for name, count in counts.items() if count > 1)
             if twice:
                 raise ValueError(f"schema {self.name!r}: {what} names must be unique, twice: {twice}")
         if not self.labels:
@@ -237,7 +238,8 @@ class Schema:
                     f"that is: time=Time(COLUMN)"
                 )
         if self.columns is not None:
-            absent = [column for column in self.raw_columns if column not in self.columns]
+            named = set(self.columns)
+            absent = [column for column in self.raw_columns if column not in named]
             if absent:
                 raise ValueError(
                     f"schema {self.name!r}: columns {absent} are used by features or as the label "
