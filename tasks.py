@@ -7,11 +7,13 @@ python3 tasks.py lint     run the linter, the type checker and the import contra
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import venv
+from collections.abc import Iterable
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -36,21 +38,35 @@ def main(arguments: list[str]) -> int:
 
 def set_up() -> None:
     """Installs the repository with all it needs, with the versions of constraints.txt."""
-    asked = (HERE / "pyproject.toml").read_text() + (HERE / "constraints.txt").read_text()
+    packages = digest([HERE / "pyproject.toml", HERE / "constraints.txt"])
+    files = (path for folder in ("src", "csrc") for path in (HERE / folder).rglob("*.*"))
+    sources = digest([HERE / "CMakeLists.txt", *files])
     installed = VENV / "installed"
-    if PYTHON.exists() and installed.exists() and installed.read_text() == asked:
-        pip("--no-deps", "--force-reinstall", ".")
+    found = installed.read_text().split() if PYTHON.exists() and installed.exists() else []
+    if found == [packages, sources]:
         return
-    print(f"installing into {VENV}; this takes some minutes the first time", flush=True)
-    venv.create(VENV, with_pip=True, clear=True)
-    # torch by itself and first: no other package then brings a build of its own choice.
-    pip("-c", "constraints.txt", "torch")
-    pip("-c", "constraints.txt", ".[dev]")
-    installed.write_text(asked)
+    if found[:1] == [packages]:
+        pip("--no-deps", "--force-reinstall", ".")
+    else:
+        print(f"installing into {VENV}; this takes some minutes the first time", flush=True)
+        venv.create(VENV, with_pip=True, clear=True)
+        # torch by itself and first: no other package then brings a build of its own choice.
+        pip("-c", "constraints.txt", "torch")
+        pip("-c", "constraints.txt", ".[dev]")
+    installed.write_text(f"{packages} {sources}")
+
+
+def digest(paths: Iterable[Path]) -> str:
+    """A hash of the contents of files; Python's and the compiler's own output is left out."""
+    total = hashlib.sha256()
+    for path in sorted(paths):
+        if path.is_file() and path.suffix not in (".pyc", ".so"):
+            total.update(f"{path.relative_to(HERE)}\0".encode() + path.read_bytes())
+    return total.hexdigest()
 
 
 def pip(*arguments: str) -> None:
-    command = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    command = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
     subprocess.run([*command, *arguments], cwd=HERE, check=True)
 
 

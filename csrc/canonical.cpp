@@ -130,7 +130,7 @@ HOTROWS_API int64_t hotrows_canonical(const char* text, const uint32_t* starts, 
                                       int64_t n, uint32_t* new_starts, uint32_t* new_lengths,
                                       int64_t threads) {
   int64_t size = 0, anew = 0;
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : size, anew)
+#pragma omp parallel for schedule(static) num_threads(threads) if (n > kFew) reduction(+ : size, anew)
   for (int64_t i = 0; i < n; ++i) {
     char room[kRoom];
     const Field value{text + starts[i], lengths[i]};

@@ -20,6 +20,9 @@
 
 namespace hotrows {
 
+// Values of a column up to which one thread is faster than waking others.
+constexpr int64_t kFew = 8192;
+
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15ull;
 
 // The finalizer of splitmix64 (Steele, Lea, Flood 2014): a bijection that looks random.

@@ -189,6 +189,42 @@ bool read_digits(const char*& p, const char* end, int64_t width, int64_t* value)
   return true;
 }
 
+bool take(const char*& p, const char* end, char c) { return p < end && *p == c ? ++p, true : false; }
+
+// Seconds since 1970 of YYYY-MM-DD[(T| )HH:MM[:SS[.fraction]][ ][Z|UTC|(+|-)HH[[:]MM]]]; false where it
+// is none.
+bool parse_iso(Field field, int64_t* seconds) {
+  const char* p = field.data;
+  const char* const end = p + field.length;
+  int64_t year, month, day, hour = 0, minute = 0, second = 0, hours = 0, minutes = 0, sign = 0;
+  const bool dated = read_digits(p, end, 4, &year) && take(p, end, '-') && read_digits(p, end, 2, &month) &&
+                     take(p, end, '-') && read_digits(p, end, 2, &day);
+  if (!dated || year < 1 || month < 1 || month > 12 || day < 1 || day > days_in_month(year, month)) return false;
+  if (p < end) {
+    if (!take(p, end, 'T') && !take(p, end, ' ')) return false;
+    if (!read_digits(p, end, 2, &hour) || !take(p, end, ':') || !read_digits(p, end, 2, &minute)) return false;
+    if (take(p, end, ':')) {
+      if (!read_digits(p, end, 2, &second)) return false;
+      if (take(p, end, '.')) {
+        const int64_t num = digits(p, end);
+        if (num < 1 || num > 9) return false;
+        p += num;
+      }
+    }
+    take(p, end, ' ');
+    if (end - p == 3 && std::equal(p, end, "UTC")) p = end;
+    else if (!take(p, end, 'Z') && p < end) {
+      sign = *p == '-' ? -1 : *p == '+' ? 1 : 0;
+      if (!sign || !read_digits(++p, end, 2, &hours)) return false;
+      if (p < end && (take(p, end, ':'), !read_digits(p, end, 2, &minutes))) return false;
+    }
+  }
+  if (p != end || hour > 23 || minute > 59 || second > 59 || hours > 23 || minutes > 59) return false;
+  *seconds = ((days_from_civil(year, month, day) * 24 + hour) * 60 + minute) * 60 + second -
+             sign * (hours * 60 + minutes) * 60;
+  return true;
+}
+
 // Seconds since 1970 of a time written as `format` says; false where it is not.
 bool parse_time(Field field, const char* format, const char* format_end, int64_t* seconds) {
   const char* p = field.data;
@@ -269,7 +305,7 @@ HOTROWS_API int64_t hotrows_parse_numbers(const char* text, int64_t size, const 
                                           double* values, int64_t* feature, int64_t threads) {
   const Fields fields{text, size, starts, lengths, num_rows};
   std::vector<int64_t> bad(num_features, num_rows);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (num_features * num_rows > kFew)
   for (int64_t f = 0; f < num_features; ++f) {
     for (int64_t row = 0; row < num_rows; ++row) {
       if (parse_number(fields.at(columns[f], row), &values[f * num_rows + row])) continue;
@@ -288,7 +324,7 @@ HOTROWS_API int64_t hotrows_parse_numbers(const char* text, int64_t size, const 
 HOTROWS_API int64_t hotrows_add_moments(const double* values, int64_t num_features,
                                         int64_t num_rows, const uint8_t* chosen, double* moments,
                                         int64_t threads) {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (num_features * num_rows > kFew)
   for (int64_t f = 0; f < num_features; ++f) {
     double count = moments[3 * f], mean = moments[3 * f + 1], squares = moments[3 * f + 2];
     for (int64_t row = 0; row < num_rows; ++row) {
@@ -311,7 +347,7 @@ HOTROWS_API int64_t hotrows_add_moments(const double* values, int64_t num_featur
 HOTROWS_API int64_t hotrows_transform(const double* values, int64_t num_features, int64_t num_rows,
                                       const uint8_t* logs, const double* shift,
                                       const double* divisor, float* dense, int64_t threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(static) num_threads(threads) if (num_features * num_rows > kFew)
   for (int64_t row = 0; row < num_rows; ++row) {
     for (int64_t f = 0; f < num_features; ++f) {
       const double value = values[f * num_rows + row];
@@ -330,7 +366,7 @@ HOTROWS_API int64_t hotrows_transform(const double* values, int64_t num_features
 HOTROWS_API int64_t hotrows_blank(const char* text, uint32_t* starts, uint32_t* lengths, int64_t n,
                                   int64_t strip, const char* missing, const int64_t* missing_ends,
                                   int64_t num_missing, int64_t threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(static) num_threads(threads) if (n > kFew)
   for (int64_t i = 0; i < n; ++i) {
     uint32_t start = starts[i], length = lengths[i];
     while (strip && length > 0 && text[start] == ' ') ++start, --length;
@@ -347,7 +383,7 @@ HOTROWS_API int64_t hotrows_blank(const char* text, uint32_t* starts, uint32_t* 
 HOTROWS_API int64_t hotrows_count_values(const char* text, const uint32_t* starts,
                                          const uint32_t* lengths, int64_t n, int64_t separator,
                                          int64_t* offsets, int64_t threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(static) num_threads(threads) if (n > kFew)
   for (int64_t i = 0; i < n; ++i) {
     const char* const cell = text + starts[i];
     const auto between = std::count(cell, cell + lengths[i], static_cast<char>(separator));
@@ -363,7 +399,7 @@ HOTROWS_API int64_t hotrows_cut_values(const char* text, const uint32_t* starts,
                                        const uint32_t* lengths, int64_t n, int64_t separator,
                                        const int64_t* offsets, uint32_t* value_starts,
                                        uint32_t* value_lengths, int64_t threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
+#pragma omp parallel for schedule(static) num_threads(threads) if (n > kFew)
   for (int64_t i = 0; i < n; ++i) {
     uint32_t at = starts[i];
     const uint32_t end = starts[i] + lengths[i];
@@ -378,19 +414,21 @@ HOTROWS_API int64_t hotrows_cut_values(const char* text, const uint32_t* starts,
   return 0;
 }
 
-// seconds [n]: since 1970, of times written as `format` says (%Y %y %m %d %H %M %S, digits in full;
-// other characters stand for themselves); the least int64 where the value is missing. Returns the
+// seconds [n]: since 1970, of times written as `format` says (`iso`, or %Y %y %m %d %H %M %S, digits in
+// full; other characters stand for themselves); the least int64 where the value is missing. Returns the
 // first value that is no such time, or -1.
 HOTROWS_API int64_t hotrows_parse_times(const char* text, const uint32_t* starts,
                                         const uint32_t* lengths, int64_t n, const char* format,
                                         int64_t format_length, int64_t* seconds, int64_t threads) {
   int64_t bad = n;
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(min : bad)
+  const bool iso = format_length == 3 && std::equal(format, format + 3, "iso");
+#pragma omp parallel for schedule(static) num_threads(threads) if (n > kFew) reduction(min : bad)
   for (int64_t i = 0; i < n; ++i) {
     seconds[i] = std::numeric_limits<int64_t>::min();
     if (lengths[i] == 0) continue;
-    const bool found = parse_time({text + starts[i], lengths[i]}, format, format + format_length,
-                                  &seconds[i]);
+    const Field field{text + starts[i], lengths[i]};
+    const bool found =
+        iso ? parse_iso(field, &seconds[i]) : parse_time(field, format, format + format_length, &seconds[i]);
     if (!found && i < bad) bad = i;
   }
   return bad == n ? -1 : bad;

@@ -86,7 +86,9 @@ HOTROWS_API int64_t hotrows_vocabularies_encode(const StoredValues* values, cons
                                                 int64_t* const* ids, int64_t threads) {
   const std::vector<Range> ranges = ranges_of(columns, num_features);
   const int64_t num_ranges = static_cast<int64_t>(ranges.size());
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+  int64_t num_values = 0;
+  for (int64_t f = 0; f < num_features; ++f) num_values += columns[f].num_values;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (num_values > kFew)
   for (int64_t r = 0; r < num_ranges; ++r) {
     const Range range = ranges[r];
     const StoredValues vocabulary = values[owners[range.feature]];

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fastapi.testclient import TestClient
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
 from hotrows import Dense, Schema, Sequence, Sparse
-from hotrows.data import prepare
+from hotrows.data import Encoder, prepare
 from hotrows.models import Model, tables
 from tests.support.clicks import table
 
@@ -51,6 +52,31 @@ def test_any_model_ends_with_the_weights_of_plain_pytorch(tmp_path):
     told = told_by("any_model.py", tmp_path)
     assert "6 lookups of 6 tables in 1 pack" in told
     assert float(re.search(r"weights differ by (\S+)", told).group(1)) < 1e-4
+
+
+def test_requests_are_scored_as_the_run_predicts_and_misspelt_ones_refused(tmp_path):
+    schema = Schema((Dense("price"), Sparse("user"), Sparse("item")), label="click")
+    rows = table(400).select(["click", "price", "user", "item"])
+    data = prepare(rows, schema, tmp_path / "enc")
+    hotrows.Trainer(data, hotrows.TrainConfig(model="fm", steps=3), tmp_path / "run").fit()
+    scorer = runpy.run_path(str(ROOT / "examples" / "online.py"))["scorer"]
+    client = TestClient(scorer(str(tmp_path / "run"), str(tmp_path / "enc")))
+    some = rows.drop_columns(["click"]).slice(0, 7)
+
+    answer = client.post("/score", json=some.to_pylist())
+
+    (expected,) = hotrows.load_run(tmp_path / "run").predict(Encoder.open(tmp_path / "enc").encode(some))
+    assert answer.json() == pytest.approx(expected.tolist(), rel=1e-6)
+    for wrong, why in (
+        ([{"usr": 3}], "no column 'usr' is read; did you mean 'user'?"),
+        ([{"user": 3}, {"user": "a"}], "Could not convert"),
+        ([{"price": "much"}], "expected a number, found 'much'"),
+        ([{"user": {"name": 3}}], "expected ids"),
+        ([], "expected 1 to 1000 rows, found 0"),
+    ):
+        refused = client.post("/score", json=wrong)
+        assert refused.status_code == 422
+        assert why in refused.json()["detail"]
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
 """The public names, written down: a change here is a change that users see."""
 
 import ast
+import dataclasses
 import importlib
+import inspect
+import pkgutil
 import re
 from pathlib import Path
 
@@ -11,13 +14,13 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PUBLIC = {
     "hotrows": """
-        FTRL SGD Adagrad Adam Batch Caching Constant Cross Dense Embedding Label Loader Normal PackPlan
-        Plan RowWiseAdagrad Schema Sequence Sparse Table Time TrainConfig Trainer Uniform Vectors
-        accelerate explain load_run lookahead prefetch prepare restore
+        FTRL SGD Adagrad Adam Batch Caching Callback Classifier Constant Cross Dense Embedding Label
+        Loader Normal PackPlan Plan RowWiseAdagrad Schema Sequence Sparse Table Time TrainConfig Trainer
+        Uniform Vectors accelerate explain load_run lookahead prefetch prepare restore
     """,
     "hotrows.data": """
-        Description EncodedData Encoder HotColdLoader Loader Part Profile ValueRates
-        describe open_parquet open_source prepare profile regroup write_encoded
+        Description Draft EncodedData Encoder HotColdLoader Loader Part Profile ValueRates
+        describe draft_schema open_parquet open_source prepare profile regroup write_encoded
     """,
     "hotrows.datasets": "ALL BY_NAME DataSet Samples Source download prepare",
     "hotrows.models": """
@@ -31,8 +34,8 @@ PUBLIC = {
         use_linear_paths weighted_sum
     """,
     "hotrows.checkpoint": """
-        Manifest Pointer State Writer chain checkpoints_of export_tables folder_of generations load merge
-        problems point pointed read_manifest read_state retained save summary
+        Manifest Pointer State Writer chain checkpoints_of export_tables fill_tables folder_of generations
+        load merge problems point pointed read_manifest read_state retained save summary
     """,
 }
 # Modules whose names are public as the page that shows them says.
@@ -86,3 +89,28 @@ def test_pages_and_examples_import_public_names_alone(path):
 def test_a_private_import_would_be_noticed():
     names = imports("from hotrows.engine.stages import start\nfrom hotrows import Embedding")
     assert [name for name in sorted(names) if not is_public(name)] == ["hotrows.engine.stages.start"]
+
+
+def paths_of(public) -> list[tuple[str, str, str]]:
+    """(function, parameter, annotation) of the paths that a public class or function takes."""
+    functions = {"": public} if inspect.isfunction(public) else {}
+    if inspect.isclass(public):
+        members = inspect.getmembers(public, lambda member: inspect.isroutine(member))
+        functions = {f".{name}": f for name, f in members if name == "__init__" or name[0] != "_"}
+        if dataclasses.is_dataclass(public):  # made by functions that open what a path names
+            del functions[".__init__"]
+    return [
+        (f"{public.__module__}.{public.__name__}{name}", parameter.name, str(parameter.annotation))
+        for name, function in functions.items()
+        if "hotrows" in (getattr(function, "__module__", None) or "")
+        for parameter in inspect.signature(function).parameters.values()
+        if re.search(r"\bPath\b", str(parameter.annotation))
+    ]
+
+
+def test_a_path_may_be_text_wherever_one_is_taken():
+    names = [f"{module}.{name}" for module in PUBLIC for name in PUBLIC[module].split()]
+    names += ["hotrows.train.train", "hotrows.train.export.export"]
+    taken = [path for name in names for path in paths_of(pkgutil.resolve_name(name))]
+    assert len(taken) > 30
+    assert [path for path in taken if not re.search(r"\bstr\b|\bPlaces?\b", path[2])] == []

@@ -4,6 +4,7 @@ Importing it takes nothing: each name below, and each module of the package, is 
 first used, and PyTorch with the first one that computes.
 """
 
+import os
 from typing import TYPE_CHECKING
 
 from hotrows.runtime.lazy import lazy_names
@@ -34,9 +35,16 @@ if TYPE_CHECKING:
     from hotrows.plan import PackPlan, Plan
     from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
     from hotrows.table import Constant, Cross, Normal, Table, Uniform
-    from hotrows.train import Trainer, load_run
+    from hotrows.train import Callback, Trainer, load_run
+    from hotrows.train.classifier import Classifier
 
 __version__ = VERSION
+
+if "OMP_WAIT_POLICY" not in os.environ:
+    # Threads of GNU's OpenMP that wait for one another spin before they sleep, 300,000 times by default:
+    # beside other programs that makes two threads many times slower than one (docs/speed.md). Read by
+    # the library when PyTorch loads it, so without effect where PyTorch was imported first.
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 __all__ = [
     "FTRL",
@@ -45,6 +53,8 @@ __all__ = [
     "Adam",
     "Batch",
     "Caching",
+    "Callback",
+    "Classifier",
     "Constant",
     "Cross",
     "Dense",
@@ -91,6 +101,7 @@ __getattr__, __dir__ = lazy_names(
         "hotrows.plan": ["PackPlan", "Plan"],
         "hotrows.schema": ["Dense", "Label", "Schema", "Sequence", "Sparse", "Time"],
         "hotrows.table": ["Constant", "Cross", "Normal", "Table", "Uniform"],
-        "hotrows.train": ["Trainer", "load_run"],
+        "hotrows.train": ["Callback", "Trainer", "load_run"],
+        "hotrows.train.classifier": ["Classifier"],
     },
 )

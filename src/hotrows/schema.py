@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hotrows.json_file import JsonFile, build, parse, shown, value_of
+from hotrows import losses
+from hotrows.json_file import JsonFile, build, parse, shown, types_of, value_of
 
 PADDING = 0
 MISSING = 1
@@ -132,29 +133,45 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Label:
-    """A column with the target, 0 or 1.
+    """A column with the target.
 
     positive: values that count as 1, all other values count as 0; at_least: least number that counts
-    as 1, smaller ones count as 0. With neither the column itself holds 0 or 1.
+    as 1, smaller ones count as 0. With neither the column itself holds what the loss admits.
+    loss: how a model learns the label, such as squared or huber:2, see `hotrows.losses` (default:
+        log_loss, of 0 and 1).
     """
 
     name: str
     column: str | None = None
     positive: tuple[str, ...] = ()
     at_least: float | None = None
+    loss: str | None = None
 
     def __post_init__(self) -> None:
         _check_types(self)
         if self.positive and self.at_least is not None:
             raise ValueError(f"label {self.name!r}: give either positive= or at_least=, not both")
+        try:
+            losses.parse(self.loss or "log_loss")
+        except ValueError as error:
+            raise ValueError(f"label {self.name!r}: {error}") from None
+
+    @property
+    def values(self) -> losses.LabelRange:
+        """What the labels of prepared data are."""
+        if self.positive or self.at_least is not None:
+            return losses.ZERO_OR_ONE
+        return losses.parse(self.loss or "log_loss").labels
 
 
 @dataclass(frozen=True)
 class Time:
     """The column with the time of a sample.
 
-    format: `unix` (seconds since 1970), `unix_ms` (milliseconds), or a strptime format of the fields
-        %Y %y %m %d %H %M %S and literal characters. Columns of timestamps (Parquet, Arrow) need none.
+    format: `unix` (seconds since 1970), `unix_ms`, `unix_us`, `unix_ns` (milli-, micro-, nanoseconds);
+        `iso` (2024-03-01, 2024-03-01T10:00:00.5+01:00; without an offset it is UTC); or a strptime
+        format of %Y %y %m %d %H %M %S and literal characters. Columns of timestamps (Parquet, Arrow)
+        need none.
     utc_offset: hours to add before `hour`, `weekday`, `weekend` and `day` are computed.
     """
 
@@ -170,16 +187,17 @@ Feature = Dense | Sparse | Sequence
 _KINDS = {"dense": Dense, "sparse": Sparse, "sequence": Sequence}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Schema:
     """The columns of a data set and their roles.
 
     features: dense, sparse and sequence features, in the order of the batch.
-    label: the column that is 0 or 1, or a `Label`, or several of them: one per task.
+    label: a column of 0 and 1, or a `Label`, or several of them: one per task.
     columns: the raw file's columns in order, if it has no header line; None: a header names them.
     delimiter: character between the columns of a raw line.
     weight: column of a sample's weight in the loss and in metrics (default: weights of 1).
-    group: column by whose values AUC is grouped, such as the user (default: not grouped).
+    group: column by whose values AUC is grouped and samples are ranked, such as the user (default: not
+        grouped).
     time: column that a split by time and features of time read.
     missing: values that mean missing, besides the empty one.
     strip: whether to remove spaces around values.
@@ -205,6 +223,12 @@ class Schema:
                 raise ValueError(f"schema {self.name!r}: {what} names must be unique, twice: {twice}")
         if not self.labels:
             raise ValueError(f"schema {self.name!r} needs at least one label")
+        ordered = [label.name for label in self.labels if losses.parse(label.loss or "log_loss").is_order]
+        if ordered and self.group is None:
+            raise ValueError(
+                f"schema {self.name!r}: the loss of label {ordered[0]!r} compares samples of a group; "
+                f"say which column that is: group=COLUMN"
+            )
         if self.time is None:
             timed = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
             if timed:
@@ -220,13 +244,24 @@ class Schema:
                     f"but do not stand in `columns`"
                 )
 
-    @property
+    def __repr__(self) -> str:
+        kinds: dict[str, tuple[Feature, ...]]
+        kinds = {"dense": self.dense, "sparse": self.sparse, "sequences": self.sequences}
+        listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in kinds.items() if fs]
+        return f"Schema({self.name!r}, {'; '.join([f'label {_listed(self.labels)}', *listed])})"
+
+    @cached_property
     def labels(self) -> tuple[Label, ...]:
         """The labels, one per task."""
         labels = self.label if isinstance(self.label, tuple) else (self.label,)
         return tuple(Label(label) if isinstance(label, str) else label for label in labels)
 
     @property
+    def has_numbers(self) -> bool:
+        """Whether some label is a number; all are then stored as float32, else as 0 and 1."""
+        return not all(label.values.binary for label in self.labels)
+
+    @cached_property
     def raw_columns(self) -> tuple[str, ...]:
         """Every raw column that is read, each once: of features, labels, weight, group and time."""
         others = (self.weight, self.group, self.time and self.time.column)
@@ -241,22 +276,26 @@ class Schema:
             return self.time.column
         return column_of(feature)
 
-    @property
+    @cached_property
     def dense(self) -> tuple[Dense, ...]:
         return tuple(f for f in self.features if isinstance(f, Dense))
 
-    @property
+    @cached_property
     def sparse(self) -> tuple[Sparse, ...]:
         return tuple(f for f in self.features if isinstance(f, Sparse))
 
-    @property
+    @cached_property
     def sequences(self) -> tuple[Sequence, ...]:
         return tuple(f for f in self.features if isinstance(f, Sequence))
 
-    @property
+    @cached_property
     def id_features(self) -> tuple[Sparse | Sequence, ...]:
         """The features that carry ids: sparse ones, then sequences; the order of a batch."""
         return self.sparse + self.sequences
+
+    @cached_property
+    def _by_name(self) -> dict[str, Sparse | Sequence]:
+        return {feature.name: feature for feature in self.id_features}
 
     @property
     def pooling(self) -> dict[str, str]:
@@ -266,7 +305,7 @@ class Schema:
 
     def rows_of(self, feature: str) -> int:
         """Number of ids in the vocabulary of `feature`; an error before the data is prepared."""
-        rows = next(f for f in self.id_features if f.name == feature).rows
+        rows = self._by_name[feature].rows
         if rows is None:
             raise ValueError(f"feature {feature!r} has no `rows` yet: prepare the data, or declare rows=")
         return rows
@@ -281,7 +320,11 @@ class Schema:
 
     def to_json(self) -> str:
         features = [{"kind": type(f).__name__.lower(), **dataclasses.asdict(f)} for f in self.features]
-        return json.dumps({**dataclasses.asdict(self), "features": features}, indent=2)
+        fields = {**dataclasses.asdict(self), "features": features}
+        for label in fields["label"] if isinstance(self.label, tuple) else [fields["label"]]:
+            if isinstance(label, dict) and label["loss"] is None:
+                del label["loss"]  # as schemas had it before: it is a part of fingerprints
+        return json.dumps(fields, indent=2)
 
     @staticmethod
     def from_json(text: str) -> Schema:
@@ -299,11 +342,12 @@ class Schema:
         label = tuple(map(_label, label)) if isinstance(label, list) else _label(label)
         return build(Schema, {"features": features, "label": label, **fields})
 
-    def save(self, path: Path) -> None:
-        path.write_text(self.to_json() + "\n")
+    def save(self, path: Path | str) -> None:
+        Path(path).write_text(self.to_json() + "\n")
 
     @staticmethod
-    def load(path: Path) -> Schema:
+    def load(path: Path | str) -> Schema:
+        path = Path(path)
         fields = _JSON.read(path)
         with _JSON.naming(path):
             return Schema.from_fields(fields)
@@ -317,6 +361,12 @@ def column_of(named: Feature | Label) -> str:
 def vocabulary_of(feature: Sparse | Sequence) -> str:
     """The id space of a feature (default: its name)."""
     return feature.vocabulary or feature.name
+
+
+def _listed(named: tuple[Feature, ...] | tuple[Label, ...]) -> str:
+    """The first names, in words."""
+    more = f" and {len(named) - 5:,} more" if len(named) > 5 else ""
+    return ", ".join(each.name for each in named[:5]) + more
 
 
 def is_list(feature: Feature) -> bool:
@@ -337,7 +387,7 @@ def _feature(fields: Any) -> Feature:
 
 def _check_types(declared: Any) -> None:
     """Makes tuples of what is listed, and raises ValueError for the first field of a wrong type."""
-    for name, expected in typing.get_type_hints(type(declared)).items():
+    for name, expected in types_of(declared.__class__).items():
         value = getattr(declared, name)
         if isinstance(value, Iterable) and not isinstance(value, str | bytes | tuple | dict):
             value = tuple(value)

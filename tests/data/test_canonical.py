@@ -25,7 +25,7 @@ from hotrows.data import EncodedData, Encoder, prepare
 from hotrows.data.raw.canonical import canonical, plain_canonical
 from hotrows.data.raw.columns import RawIds
 from hotrows.json_file import JsonFile
-from hotrows.schema import Dense, Label, Schema, Sequence, Sparse
+from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from hotrows.train import run_folder, train
 from hotrows.train.predictor import load_run
 from tests.data.raw import files_of, use_plain_python
@@ -351,7 +351,7 @@ def test_floats_that_skip_numbers_and_durations_are_no_ids(tmp_path):
 def make_old(folder) -> None:
     """Makes the folder one that was prepared before values had a canonical text."""
     manifest = json.loads((folder / "data.json").read_text())
-    assert manifest.pop("text_rule") == 2 and manifest["version"] == 3
+    assert manifest.pop("text_rule") == 3 and manifest["version"] == 3
     del manifest["crc32"]
     (folder / "data.json").write_text(json.dumps({**manifest, "version": 2}))
 
@@ -363,7 +363,7 @@ def test_old_data_is_encoded_by_the_rule_that_it_was_prepared_by(tmp_path, core)
     (tmp_path / "raw.csv").write_text(text)
     prepare(tmp_path / "raw.csv", schema, tmp_path / "new", split="fraction:1,0,0")
     prepare(tmp_path / "raw.csv", schema, tmp_path / "old", split="fraction:1,0,0")
-    assert EncodedData.open(tmp_path / "new").text_rule == 2
+    assert EncodedData.open(tmp_path / "new").text_rule == 3
     make_old(tmp_path / "old")
     vocabulary = {"42": 3, "x": 4}
 
@@ -389,6 +389,68 @@ def test_old_data_is_encoded_by_the_rule_that_it_was_prepared_by(tmp_path, core)
     assert sorted(ids(tmp_path / "grown", words)) == [3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.parametrize("strip", [False, True])
+def test_a_list_of_one_word_that_means_missing_has_one_value(tmp_path, core, strip):
+    """In text it was an empty list, in Parquet one missing value; data of before stays as it was."""
+    features = (Sparse("tags", many=True), Sparse("first", column="tags"))
+    schema = Schema(
+        label="click", delimiter=",", missing=("NULL",), strip=strip, features=features
+    )  # fmt: skip
+    cells = ["a|b", "NULL", "", "NULL|a", "|", "nan", "a"]
+    spaced = [f" {cell} " if strip else cell for cell in cells]
+    lists = [["a", "b"], ["NULL"], [], [None, "a"], ["", ""], [None], ["a"]]
+    (tmp_path / "rows.csv").write_text("click,tags\n" + "".join(f"1,{cell}\n" for cell in spaced))
+    everything = {"split": "fraction:1,0,0"}
+    of_text = prepare(tmp_path / "rows.csv", schema, tmp_path / "text", **everything)
+    column = pa.table({"click": [1] * len(cells), "tags": spaced})
+    assert files_of(prepare(column, schema, tmp_path / "column", **everything).path) == files_of(
+        of_text.path
+    )
+    rows = of_text.parts["train"].shard(0)
+    assert rows.offsets[0].tolist() == [0, 2, 3, 3, 5, 7, 8, 9]
+    assert (rows.ids[1] == 1).tolist() == [False, True, True, False, False, True, False]
+    only = dataclasses.replace(schema, features=features[:1])
+    of_text = prepare(tmp_path / "rows.csv", only, tmp_path / "only", **everything)
+    of_lists = pa.table({"click": [1] * len(cells), "tags": lists})
+    assert files_of(prepare(of_lists, only, tmp_path / "lists", **everything).path) == files_of(
+        of_text.path
+    )
+    manifest = json.loads((tmp_path / "only" / "data.json").read_text())
+    del manifest["crc32"]
+    old = JsonFile("", version="version", newest=3).sign({**manifest, "text_rule": 2})
+    (tmp_path / "only" / "data.json").write_text(json.dumps(old))
+    (batch,) = Encoder.open(tmp_path / "only").encode(tmp_path / "rows.csv")
+    assert batch.offsets.tolist() == [0, 2, 2, 2, 4, 6, 7, 8]
+
+
+def test_times_with_offsets_and_fractions_are_those_of_typed_columns(tmp_path, core):
+    moments = ["2024-03-01T23:30:00+01:00", "2024-03-01T22:30:00.999999Z"]
+    moments += ["2024-03-02T04:00:00+0530", "2024-03-01"]
+    schema = Schema(
+        label="click", delimiter=",", time=Time("when", "iso", utc_offset=1),
+        features=(Sparse("hour", transform="hour"), Sparse("day", transform="day")),
+    )  # fmt: skip
+    columns = {"click": [1] * 4, "when": moments}
+    zone = datetime.timezone.utc
+    spelled = [moment.replace("Z", "+00:00").replace("0530", "05:30") for moment in moments]
+    typed = [datetime.datetime.fromisoformat(moment) for moment in spelled]
+    typed = [moment.replace(tzinfo=moment.tzinfo or zone) for moment in typed]
+    (tmp_path / "rows.csv").write_text("click,when\n" + "".join(f"1,{text}\n" for text in moments))
+    sources = {
+        "csv": tmp_path / "rows.csv",
+        "text": pa.table(columns),
+        "us": pa.table({**columns, "when": pa.array(typed, pa.timestamp("us", "UTC"))}),
+        "ns": pa.table({**columns, "when": pa.array(typed, pa.timestamp("ns", "Asia/Tokyo"))}),
+    }
+    everything = {"split": "fraction:1,0,0"}
+    data = {
+        name: prepare(source, schema, tmp_path / name, **everything) for name, source in sources.items()
+    }
+    for other in ("text", "us", "ns"):
+        assert files_of(data[other].path) == files_of(data["csv"].path), other
+    assert [v.num_distinct for v in data["csv"].vocabularies.values()] == [2, 1]  # 23 o'clock and 1
+
+
 def test_a_text_rule_of_a_later_version_is_refused(tmp_path):
     prepare(
         pa.table({"click": [1, 0], "user": ["a", "b"]}),
@@ -398,7 +460,7 @@ def test_a_text_rule_of_a_later_version_is_refused(tmp_path):
     manifest = json.loads((tmp_path / "enc" / "data.json").read_text())
     del manifest["crc32"]
     file = JsonFile("", version="version", newest=3)
-    for rule in (3, 0, "2", None):
+    for rule in (4, 0, "2", None):
         (tmp_path / "enc" / "data.json").write_text(
             json.dumps(file.sign({**manifest, "text_rule": rule}))
         )

@@ -74,7 +74,7 @@ def test_lists_and_oddities_are_told(tmp_path):
         columns=("label", "a", "twin", "b", "s"),
     )
     rows = [("1", "x", "X", "p", "1|2|3"), ("0", "y", "Y", "p", ""), ("0", "", "", "q", "1")] * 40
-    rows += [("1", "y", "Y", "r", "9|9|9|9")] * 40
+    rows += [("1", "y", "Y", "q", "9|9|9|9")] * 40
     raw = write(tmp_path / "raw", rows)
     description = describe(prepare(raw, schema, tmp_path / "out", split="position:0.75,0,0.25"))
     (lists,) = description.lists
@@ -86,3 +86,20 @@ def test_lists_and_oddities_are_told(tmp_path):
     assert description.drift["b"]["test"] > 1 > 0.1 > description.drift["b"].get("validation", 0)
     shares = description.parts["test"].click_rates
     assert shares == {"label": 1.0}
+
+
+def test_what_is_equal_or_missing_together_among_many_columns(tmp_path):
+    """Both compared all pairs of columns, with a sort each: thousands of columns took hours."""
+    draw = np.random.default_rng(0)
+    columns = {"label": np.arange(200) % 2}
+    for n in range(600):
+        ids = draw.integers(0, 20, 200)
+        columns[f"a{n:03}"] = np.where(draw.random(200) < 0.2, -1, ids)
+        if n % 200 == 0:
+            columns[f"b{n:03}"] = np.where(columns[f"a{n:03}"] < 0, -1, 50 - ids)
+    schema = Schema(features=tuple(map(Sparse, list(columns)[1:])), missing=("-1",))
+    data = prepare(columns, schema, tmp_path / "out", split="fraction:1,0,0")
+    pairs = tuple((f"a{n:03}", f"b{n:03}") for n in (0, 200, 400))
+    description = describe(data)
+    assert description.same == pairs
+    assert description.missing_together == pairs

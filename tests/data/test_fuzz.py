@@ -10,9 +10,9 @@ import pytest
 
 from hotrows.data.encode.vocabulary_file import Values, open_values, write_values
 from hotrows.data.raw import reading
-from hotrows.data.raw.arrow import open_parquet_file
 from hotrows.data.raw.files import File
 from hotrows.data.raw.inputs import Reading, inputs_of, stream
+from hotrows.data.raw.typed_files import open_parquet_file
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests import fuzz
 from tests.data.raw import use_plain_python

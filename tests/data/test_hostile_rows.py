@@ -118,7 +118,6 @@ def test_odd_rows_that_are_legal_are_read(tmp_path, content, rows):
         (HEADER.replace(b"price", b"user") + ROW, "lacks the columns ['price']"),
         (HEADER.replace(b"\n", b",user\n") + ROW, "names the columns ['user'] twice"),
         (b"\0" * 1000, "raw line 1: the header lacks"),
-        (b"\xff\xfe" + (HEADER + ROW).decode().encode("utf-16-le"), "raw line 1: the header lacks"),
         (b'"' + HEADER + ROW, "raw line 1: a quoted column name does not end"),
         (b"PAR1" + bytes(100), "raw is no whole Parquet file"),
         (b"PAR1" + bytes(100) + b"PAR1", "raw is no whole Parquet file"),
@@ -146,12 +145,12 @@ def test_numbers_of_another_unit_in_parquet_are_refused(tmp_path, unit, ticks, f
     pq.write_table(table, tmp_path / "raw")
     schema = Schema(features=(Sparse("hour", transform="hour"),), time=Time("when", format))
     content = (tmp_path / "raw").read_bytes()
-    assert f"since 1970 until the year 9999; {'milli' if format == 'unix' else ''}seconds are" in refused(
-        tmp_path, content, schema
+    assert (
+        f"since 1970 until the year 9999; {'milli' if format == 'unix' else 'micro'}seconds are"
+        in refused(tmp_path, content, schema)
     )
-    right = Schema(features=schema.features, time=Time("when", "unix_ms"))
-    if unit == "ms":
-        assert prepared(tmp_path, content, right).parts["train"].rows == 2
+    right = Schema(features=schema.features, time=Time("when", f"unix_{unit}"))
+    assert prepared(tmp_path, content, right).parts["train"].rows == 2
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -87,3 +87,39 @@ def test_time_cuts_where_it_says():
     missing = columns(0, 2, times=[1, np.iinfo(np.int64).min])
     with pytest.raises(ValueError, match="row 1 has no time"):
         Sharing(split, 0).parts(missing)
+
+
+@pytest.mark.parametrize(
+    ("text", "declared", "expected"),
+    [
+        ("fraction:0.9", ["test"], "fraction:0.9,0.1,0"),
+        ("position:0.9", ["validation"], "position:0.9,0,0.1"),
+        ("fraction:0.8,0.2,0", ["test"], "fraction:0.8,0.2,0"),
+        ("fraction:1,0,0", ["validation", "test"], "fraction:1,0,0"),
+    ],
+)
+def test_parts_with_files_of_their_own_get_no_rows_of_others(text, declared, expected):
+    """One share, with a test file beside it, moved the last fifth of the training file into the test."""
+    assert parse_split(text, None, declared) == parse_split(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "declared", "part"),
+    [
+        ("fraction:0.8,0.1,0.1", ["test"], "test"),
+        ("fraction:0.8,0.1,0.1", ["validation"], "validation"),
+        ("stratified:0.9", ["validation", "test"], "test"),
+        ("time:5,9", ["test"], "test"),
+        ("time:5,9", ["validation"], "validation"),
+        ("time:5", ["validation", "test"], "test"),
+    ],
+)
+def test_a_split_that_moves_rows_into_a_part_with_files_is_refused(text, declared, part):
+    with pytest.raises(ValueError, match=f"would move rows of the training files into the {part} part"):
+        parse_split(text, int, declared)
+
+
+def test_one_time_beside_a_part_with_files_goes_to_the_other():
+    times = columns(0, 4, times=[1, 5, 6, 9])
+    assert Sharing(parse_split("time:5", int, ["test"]), 0).parts(times).tolist() == [0, 1, 1, 1]
+    assert Sharing(parse_split("time:5", int, ["validation"]), 0).parts(times).tolist() == [0, 2, 2, 2]

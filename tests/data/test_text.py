@@ -176,13 +176,21 @@ def test_native_reads_odd_columns_as_plain_python(rows, threads):
 
 
 TIMES = st.one_of(
+    st.datetimes(timezones=st.none() | st.timezones()).map(str),
+    st.from_regex(
+        r"2024-0[1-3]-(3[0-2]|28)([T ]1[0-9]:59(:5[0-9](\.\d{1,9})?)?( ?([+-]0\d(:?30)?|Z|UTC))?)?.?",
+        fullmatch=True,
+    ),
     st.datetimes().map(lambda t: t.strftime("%Y-%m-%d %H:%M:%S")),
     st.text("0123456789-: ", min_size=1, max_size=20),
 )
 
 
 @settings(max_examples=200, deadline=None)
-@given(TIMES, st.sampled_from(["%Y-%m-%d %H:%M:%S", "%y%m%d%H", "%d.%m.%Y", "unix", "unix_ms"]))
+@given(
+    TIMES,
+    st.sampled_from(["%Y-%m-%d %H:%M:%S", "%y%m%d%H", "%d.%m.%Y", "unix", "unix_ms", "unix_us", "iso"]),
+)
 def test_native_times_are_those_of_plain_python(text, format):
     schema = Schema(
         features=(Sparse("hour", transform="hour"),), columns=("label", "t"), delimiter=";",

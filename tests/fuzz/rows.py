@@ -60,7 +60,18 @@ def some_schema(choose: random.Random) -> Schema:
     return schema
 
 
-TIME_FORMATS = ("unix", "unix_ms", "%Y-%m-%d", "%Y%m%d", "%d/%m/%y", "%Y-%m-%d %H:%M:%S", "%Y é%S", "%y")
+TIME_FORMATS = (
+    "unix",
+    "unix_ms",
+    "unix_us",
+    "iso",
+    "%Y-%m-%d",
+    "%Y%m%d",
+    "%d/%m/%y",
+    "%Y-%m-%d %H:%M:%S",
+    "%Y é%S",
+    "%y",
+)
 
 
 def _id_feature(choose: random.Random, name: str, has_time: bool) -> Feature:
@@ -103,7 +114,7 @@ def some_value(choose: random.Random, schema: Schema, column: str) -> str:
 def _some_time(choose: random.Random, format: str) -> str:
     if format.startswith("unix"):
         return choose.choice(["", "0", "1700000000", "1700000000.9", "-1", "1700000000000"])
-    text = format
+    text = "%Y-%m-%d %H:%M:%S.5+01:00" if format == "iso" else format
     for name, low, high in (("m", 1, 12), ("d", 1, 28), ("H", 0, 23), ("M", 0, 59), ("S", 0, 59)):
         text = text.replace(f"%{name}", f"{choose.randint(low, high):02d}")
     text = text.replace("%Y", f"{choose.randint(1, 9999):04d}")

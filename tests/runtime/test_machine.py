@@ -1,9 +1,13 @@
 """What cores and memory there are: of the machine, and of the container that the process is in."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
+import hotrows
 from hotrows.runtime import machine
 from hotrows.runtime.machine import available_memory, num_cores, num_threads, total_memory
 
@@ -93,3 +97,17 @@ def test_cores_are_those_of_the_process_and_of_its_container(texts, monkeypatch,
     assert num_cores() == num_threads(None) == expected
     assert num_threads(0) == 1
     assert num_threads(5) == 5
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_waiting_threads_spin_briefly_unless_the_user_says_otherwise(given, expected):
+    ours = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if name not in ours} | given
+    environment["PYTHONPATH"] = str(Path(hotrows.__file__).parents[1])
+    program = "import hotrows, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == [expected]

@@ -10,11 +10,12 @@ from hotrows.config import TrainConfig
 from hotrows.data.description import Description, PartSize, VocabularyUse
 from hotrows.runtime import figures
 from hotrows.train import pictures
+from hotrows.train.run_state import BEST_RULE
 
 PNG = b"\x89PNG"
 
 
-def run_with(folder, evaluations=True):
+def run_with(folder, evaluations=True, labels=False):
     folder.mkdir()
     TrainConfig(batch_size=64).save(folder / "config.json")
     lines = []
@@ -22,8 +23,10 @@ def run_with(folder, evaluations=True):
         line = {"loss": 1 / step, "samples_per_second": 1e6, "stall_seconds": 0.0, "seconds": 0.1}
         lines.append({"kind": "train", "step": step, **line})
         if evaluations and step % 10 == 0:
-            found = {"auc": 0.7 if step > 10 else None, "log_loss": 0.4}
-            lines.append({"kind": "evaluation", "step": step, **found})
+            found = {"auc": 0.8 - step / 1000 if step > 10 else None, "log_loss": 0.4}
+            tasks = {"click": found, "buy": {"auc": 0.6, "log_loss": 0.3}}
+            more = {"is_best": step < 30} | ({"tasks": tasks} if labels else {})
+            lines.append({"kind": "evaluation", "step": step, **found, **more})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
@@ -37,12 +40,28 @@ def description(vocabularies=12):
     return Description({"train": PartSize(10, 0.2)}, (), used, 16)
 
 
-@pytest.mark.parametrize("evaluations", [True, False])
-def test_a_run_is_drawn(tmp_path, evaluations):
+@pytest.mark.parametrize("evaluations, labels", [(True, False), (True, True), (False, False)])
+def test_a_run_is_drawn(tmp_path, evaluations, labels):
     pytest.importorskip("matplotlib")
-    run = run_with(tmp_path / "run", evaluations)
+    run = run_with(tmp_path / "run", evaluations, labels)
     assert pictures.draw_run(run) == run / "report.png"
     assert (run / "report.png").read_bytes().startswith(PNG)
+
+
+def test_the_picture_marks_the_evaluation_that_the_run_chose(tmp_path, monkeypatch):
+    """It marked the highest AUC, where the terminal named the one within a standard error of it."""
+    pytest.importorskip("matplotlib")
+    drawn = []
+    monkeypatch.setattr(figures, "save", lambda figure, path: drawn.append(figure))
+    pictures.draw_run(run_with(tmp_path / "run", labels=True))
+    axes = {one.get_title(loc="left"): one for one in drawn[0].axes}
+    assert {"Training loss", "Log loss on validation", "AUC on validation"} < set(axes)
+    marked = [text.get_text() for text in axes["AUC on validation"].texts]
+    assert marked == ["best 0.7800"]  # of step 20, not the last one that is no better
+    lines = {line.get_label(): list(line.get_ydata()) for line in axes["Log loss on validation"].lines}
+    assert (lines["click"], lines["buy"], lines["mean"]) == ([0.4] * 3, [0.3] * 3, [0.4] * 3)
+    assert len(axes["Training loss"].lines) == 2
+    assert drawn[0].get_supxlabel() == BEST_RULE.format("AUC")
 
 
 @pytest.mark.parametrize("vocabularies", [1, 12])

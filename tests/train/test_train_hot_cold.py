@@ -12,12 +12,14 @@ from torch.nn import functional
 
 from hotrows import checkpoint, optim
 from hotrows.batch import Batch
-from hotrows.config import TrainConfig, settle
+from hotrows.config import TrainConfig
 from hotrows.data import profile, regroup, write_encoded
 from hotrows.data.hot_cold.profile import row_bytes
+from hotrows.distributed.in_process import run as on_threads
 from hotrows.metrics import Metrics
 from hotrows.schema import Dense, Schema, Sparse
-from hotrows.train import Interrupted, Trainer
+from hotrows.train import Callback, Interrupted, Trainer
+from hotrows.train.defaults import settle
 from hotrows.train.recommender import Recommender
 from hotrows.train.run_state import RunState
 from hotrows.train.step import Step
@@ -68,6 +70,29 @@ def data(tmp_path_factory):
     assert bytes_ == {"a": RECORD, "b": RECORD}
     found = profile(plain, bytes_per_row=bytes_, fast_memory=2 * HOT_IDS * RECORD, sample=0.5)
     return plain, regroup(plain, found, folder / "hot")
+
+
+class Stop(Callback):
+    """Ends the run after a step, as the last rank says."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def after_step(self, trainer, progress):
+        if trainer.state.step == self.step and trainer.ranks.rank == trainer.ranks.num_ranks - 1:
+            trainer.stop()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("step", range(1, 24, 2))
+def test_a_stop_ends_the_run_wherever_a_block_ends(data, tmp_path, step, num_ranks):
+    def work(ranks):
+        config = dataclasses.replace(CONFIG, plan_depth=0)
+        return Trainer(data[1], config, tmp_path / "run", ranks=ranks).fit(callbacks=[Stop(step)])
+
+    results = on_threads(work, num_ranks)
+    assert {result.steps for result in results} <= {step, step + 1}
+    assert all(result.stopped_early for result in results)
 
 
 @pytest.fixture
@@ -137,8 +162,9 @@ def test_sequential_trains_cold_batches_then_hot_ones_without_an_evaluation(
 def test_a_run_has_the_bits_of_a_plain_loop_over_its_batches(data, steps, tmp_path):
     config = behind_a_cache(CONFIG, "hot", 48)
     Trainer(data[1], config, tmp_path / "run").fit()
-    config = settle(dataclasses.replace(CONFIG, fast_memory=None), 1)
+    config = settle(dataclasses.replace(CONFIG, fast_memory=None), data[1])
     predictor = Recommender(config, data[1].schema)
+    predictor.begin_at(data[1].label_means())
     predictor.measure_choices(0)  # plain ones
     model, embedding = predictor.model, predictor.embedding
     optimizer = torch.optim.Adam(model.parameters(), lr=config.dense_lr, fused=True)

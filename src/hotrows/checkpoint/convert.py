@@ -34,12 +34,15 @@ from hotrows.version import VERSION
 EXPORT = "checkpoint.json"
 
 
-def merge(folder: Path, out: Path, progress: Progress = lambda stage, done, total: None) -> Path:
+def merge(
+    folder: Path | str, out: Path | str, progress: Progress = lambda stage, done, total: None
+) -> Path:
     """Writes the checkpoint in `folder`, with its base checkpoints, as a full one of one rank.
 
     out: a new folder, which `load` reads. progress: called with "merging", the number of rows written
     and that of all rows.
     """
+    folder, out = Path(folder), Path(out)
     checkpoints = _opened(folder)
     manifest, tables = checkpoints[-1][1], in_files(checkpoints)
     done, num_rows = 0, sum(table.rows for table in manifest.tables)
@@ -67,7 +70,7 @@ def merge(folder: Path, out: Path, progress: Progress = lambda stage, done, tota
 
 
 def export_tables(
-    folder: Path, out: Path, state: bool = False,
+    folder: Path | str, out: Path | str, state: bool = False,
     progress: Progress = lambda stage, done, total: None,
 ) -> Path:  # fmt: skip
     """Writes the checkpoint in `folder` as files that any reader of safetensors and JSON reads.
@@ -75,6 +78,7 @@ def export_tables(
     out: a new folder: `checkpoint.json`, `model.safetensors`, and `tables/<table>.safetensors` with
     "weight" [rows, dim], as stored; with `state` the optimizer's numbers too, [rows, dim] or [rows].
     """
+    folder, out = Path(folder), Path(out)
     checkpoints = _opened(folder)
     manifest, tables = checkpoints[-1][1], in_files(checkpoints)
     num_rows = sum(table.rows for table in manifest.tables)

@@ -113,8 +113,9 @@ def to_json(manifest: Manifest) -> str:
     return json_text(FILE.sign(content))
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path | str) -> Manifest:
     """The manifest of the checkpoint in `folder`."""
+    folder = Path(folder)
     path = folder / NAME
     try:
         content = FILE.read(path)
@@ -140,8 +141,9 @@ def manifest_crc32(folder: Path) -> int:
     return zlib.crc32((folder / NAME).read_bytes())
 
 
-def chain(folder: Path) -> Chain:
+def chain(folder: Path | str) -> Chain:
     """The full checkpoint below the one in `folder`, then the increments up to that in `folder`."""
+    folder = Path(folder)
     manifest = read_manifest(folder)
     checkpoints = [(folder, manifest)]
     while manifest.base is not None:

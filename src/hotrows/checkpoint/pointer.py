@@ -29,11 +29,12 @@ class Pointer:
         return tuple(dict.fromkeys((self.last, self.best, *self.kept)))
 
 
-def point(run: Path, pointer: Pointer, manifest: FileSum | None = None) -> None:
+def point(run: Path | str, pointer: Pointer, manifest: FileSum | None = None) -> None:
     """Makes these the checkpoints of `run`; deletes every other one that is not a base of them.
 
     manifest: of the last one, as it was written; where another one is found, nothing changes.
     """
+    run = Path(run)
     if manifest is not None:
         _check_manifest(run / FOLDER / pointer.last, manifest)
     needed = {*pointer.names, *(base for name in pointer.names for base in bases(run / FOLDER / name))}
@@ -53,8 +54,9 @@ def _check_manifest(folder: Path, expected: FileSum) -> None:
         ) from None
 
 
-def pointed(run: Path) -> Pointer | None:
+def pointed(run: Path | str) -> Pointer | None:
     """The pointer of `run`, None where it has no checkpoint yet."""
+    run = Path(run)
     path, file = run / _POINTER, _file(run)
     if not path.exists():
         return None
@@ -82,8 +84,9 @@ def moved_on(before: Pointer | None, name: str, is_best: bool, keep_last: int) -
     return Pointer(name, name if is_best else before.best, tuple(kept))
 
 
-def folder_of(run: Path, which: str = "best") -> Path:
+def folder_of(run: Path | str, which: str = "best") -> Path:
     """The folder of the `last` or the `best` checkpoint of `run`."""
+    run = Path(run)
     if which not in ("last", "best"):
         raise ValueError(f"checkpoint must be 'last' or 'best', not {which!r}")
     pointer = pointed(run)
@@ -92,18 +95,20 @@ def folder_of(run: Path, which: str = "best") -> Path:
     return run / FOLDER / getattr(pointer, which)
 
 
-def generations(folder: Path, rank: int = 0, num_ranks: int = 1) -> list[int]:
+def generations(folder: Path | str, rank: int = 0, num_ranks: int = 1) -> list[int]:
     """The generations of a rank's file stores at the checkpoint in `folder`; none where rows were in
     memory, or where another number of ranks wrote."""
+    folder = Path(folder)
     manifest = read_manifest(folder)
     if not manifest.stores or manifest.num_ranks != num_ranks:
         return []
     return list(manifest.stores[rank])
 
 
-def retained(run: Path, rank: int = 0, num_ranks: int = 1) -> list[list[int]]:
+def retained(run: Path | str, rank: int = 0, num_ranks: int = 1) -> list[list[int]]:
     """The generations of a rank's file stores that `run` may go back to, by checkpoint; for
     `CachedTables.retain`."""
+    run = Path(run)
     pointer = pointed(run)
     folders = [run / FOLDER / name for name in pointer.names] if pointer else []
     return [numbers for folder in folders if (numbers := generations(folder, rank, num_ranks))]

@@ -22,12 +22,13 @@ from hotrows.checkpoint.pointer import FOLDER, pointed
 from hotrows.checkpoint.table_files import export_problems
 
 
-def summary(folder: Path, verified: bool = False) -> dict[str, Any]:
+def summary(folder: Path | str, verified: bool = False) -> dict[str, Any]:
     """A checkpoint's step, tables, pieces, files and base checkpoints, for JSON.
 
     verified: read every file, those of the base checkpoints too, and compare the checksums; without
     it sizes are compared.
     """
+    folder = Path(folder)
     checkpoints = chain(folder)
     (verify if verified else check_files)(checkpoints)
     manifest = checkpoints[-1][1]
@@ -46,11 +47,12 @@ def summary(folder: Path, verified: bool = False) -> dict[str, Any]:
     }
 
 
-def problems(folder: Path) -> list[str]:
+def problems(folder: Path | str) -> list[str]:
     """Says of each damaged file of a checkpoint and of its base checkpoints what is wrong with it.
 
     Reads all of them. folder: of a checkpoint, or of what was exported from one.
     """
+    folder = Path(folder)
     for name in (EXPORT, "export.json"):
         if (folder / name).exists() and not (folder / NAME).exists():
             return list(export_problems(folder / name))
@@ -74,8 +76,9 @@ def problems(folder: Path) -> list[str]:
     return list(damaged)
 
 
-def checkpoints_of(run: Path) -> list[dict[str, Any]]:
+def checkpoints_of(run: Path | str) -> list[dict[str, Any]]:
     """Name, step, bytes, base and roles (last, best, kept, base) of every checkpoint of a run."""
+    run = Path(run)
     pointer = pointed(run)
     if pointer is None:
         raise ValueError(f"run {run} has no checkpoint yet: train it first, or name another run")

@@ -79,12 +79,15 @@ class Snapshot:
     base: str | None = None
 
 
-def save(run: Path, embedding: Embedding, model: nn.Module, state: State, fingerprint: str = "") -> str:
+def save(
+    run: Path | str, embedding: Embedding, model: nn.Module, state: State, fingerprint: str = ""
+) -> str:
     """Writes a checkpoint of `run` and returns its name; nothing points at it yet.
 
     Collective between the embedding's ranks, which see one folder `run`.
     fingerprint: of the data's schema and encoders; `load` refuses another one.
     """
+    run = Path(run)
     ranks = embedding.ranks.channel("checkpoint")
     return write(run, state.step, ranks, lambda: take(embedding, model, state, fingerprint))[0]
 

@@ -62,16 +62,16 @@ class Writer:
     """
 
     def __init__(
-        self, run: Path, embedding: Embedding, model: nn.Module, fingerprint: str = "", *,
+        self, run: Path | str, embedding: Embedding, model: nn.Module, fingerprint: str = "", *,
         keep_last: int = 1, full_every: int = 1, background: bool = False, lock: RunLock | None = None,
     ) -> None:  # fmt: skip
         for name, value in (("keep_last", keep_last), ("full_every", full_every)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        self.run, self.embedding, self.model = run, embedding, model
+        self.run, self.embedding, self.model = Path(run), embedding, model
         self._fingerprint, self._keep_last, self._full_every = fingerprint, keep_last, full_every
         self._ranks = embedding.ranks.channel("checkpoint")
-        self._lock, self._is_lock_ours = lock or RunLock(run, self._ranks), lock is None
+        self._lock, self._is_lock_ours = lock or RunLock(self.run, self._ranks), lock is None
         self._in_files = (
             embedding.cached_tables is not None and embedding.cached_tables.caching.path is not None
         )
@@ -123,11 +123,11 @@ class Writer:
             self._last = None
             raise error
 
-    def went_to(self, folder: Path) -> None:
+    def went_to(self, folder: Path | str) -> None:
         """Notes that the embedding has the rows of this checkpoint of the run, which was just loaded."""
         self.wait()
         if self._increments:
-            self._last, self._num_increments = folder.name, len(bases(folder))
+            self._last, self._num_increments = Path(folder).name, len(bases(Path(folder)))
             self.embedding.packed.note_touched()
 
     def close(self) -> None:

@@ -131,7 +131,8 @@ A first model in three commands, on census data that comes with hotrows:
 And then:
 
   hotrows data             other public data sets, and where to get them
-  hotrows prepare --help   your own files: CSV or Parquet, and a schema of their columns
+  hotrows schema FILE      drafts a schema of your own file's columns: CSV, Parquet, JSON and others
+  hotrows prepare --help   makes data to train on of your own files, by that schema
   hotrows train --help     all settings, with examples
   hotrows --help           all commands
 
@@ -167,7 +168,8 @@ def cli(context: click.Context, debug: bool) -> None:
 
 
 _COMMANDS = (
-    *(data.synth_command, data.prepare_command, data.describe_command, datasets.data_command),
+    *(data.synth_command, data.schema_command, data.prepare_command),
+    *(data.describe_command, datasets.data_command),
     *(caching.profile_command, caching.regroup_command, caching.simulate_command),
     *(training.train_command, tuning.tune_command),
     *(runs.eval_command, runs.predict_command),

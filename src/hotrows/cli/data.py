@@ -1,8 +1,9 @@
-"""Commands that make data and look at it: synth, prepare, describe."""
+"""Commands that make data and look at it: synth, schema, prepare, describe."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,6 +77,39 @@ def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale:
 
 
 @command(
+    "schema",
+    "hotrows schema clicks.csv --out shop.json",
+    "hotrows schema clicks.parquet --label bought > shop.json",
+)
+@click.argument("raw", metavar="FILE")
+@click.option("--label", metavar="COLUMN", help="The column of the target. [the likeliest one]")
+@click.option("--out", type=FILE, help="A new file for the schema. [standard output]")
+def schema_command(raw: str, label: str | None, out: Path | None) -> None:
+    """Draft a schema from a file.
+
+    Reads the first rows of what `hotrows prepare` reads, and writes a schema that it takes as it is:
+    delimiter, header, types, times, lists and label. What was unsure or left out is said on standard
+    error; correct the file where it is wrong.
+    """
+    if out is not None and out.exists():
+        raise click.UsageError(f"{out} exists; give another name, or remove it")
+    from hotrows import data
+    from hotrows.runtime.atomic_files import write_text
+
+    draft = data.draft_schema(raw, label)
+    for note in draft.notes:
+        click.echo(f"hotrows: {note}", err=True)
+    if out is None:
+        click.echo(draft.to_json(), nl=False)
+        return
+    write_text(out, draft.to_json())
+    split = " --split time:0.8" if draft.schema.time else ""
+    click.echo(
+        f"{out}: next, hotrows prepare {shlex.quote(raw)} --schema {out}{split} --out enc", err=True
+    )
+
+
+@command(
     "prepare",
     "hotrows prepare train.txt --schema criteo --split position:0.8 --out enc",
     "hotrows prepare 'day_*.gz' --schema criteo --split position:0.7,0.1,0.2 --out enc",
@@ -116,9 +150,9 @@ def prepare_command(
 ) -> None:
     """Encode raw files for training.
 
-    RAW is delimited text (plain, gzip or zstd, with or without a header) or Parquet: files, quoted
-    globs, folders, or addresses such as s3://bucket/file. A preparation that was stopped goes on when
-    the same command is run again.
+    RAW is delimited text (with or without a header) or JSON lines, compressed or not, Parquet, Arrow or
+    ORC: files, quoted globs, folders, or addresses such as s3://bucket/file. A preparation that was
+    stopped goes on when the same command is run again.
     """
     if schema is None and not (options["like"] or options["extend"]):
         raise click.UsageError("say what the columns are: --schema NAME or FILE")
@@ -194,7 +228,7 @@ def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool
     size = f"{description.table_bytes / 2**20:,.1f}"
     click.echo(f"{'tables':<11}{size:>14} MiB at dim {description.dim}, float32")
     print_table(_vocabulary_table(description))
-    for line in _oddities(description):
+    for line in (*_oddities(description), *(f"odd: {line}" for line in description.oddities)):
         click.echo(line)
     if verify:
         click.echo("checksums  are right")

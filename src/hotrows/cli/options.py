@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +20,11 @@ from click.shell_completion import CompletionItem
 from hotrows import models, optim
 from hotrows.config import SETTINGS
 from hotrows.distributed import job
+from hotrows.runtime import terminal
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.runtime.units import parse_bytes
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.table import Table
 
 
@@ -133,6 +133,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "model": {"type": MODEL},
     "model_options": {"multiple": True, "metavar": "NAME=VALUE"},
     "label_weights": {"multiple": True, "metavar": "LABEL=NUMBER"},
+    "pretrained": {"multiple": True, "metavar": "TABLE=FILE"},
     "start_from": {"type": FOLDER, "metavar": "RUN"},
     "row_optimizer": {"type": click.Choice(sorted(optim.BY_NAME))},
 }
@@ -256,38 +257,12 @@ def name_and_value(text: str, option: str = "--option", such_as: str = "dim=32")
         return name, value
 
 
-@contextmanager
-def bar() -> Iterator[Callable[..., None]]:
+def bar() -> AbstractContextManager[Callable[..., None]]:
     """progress(stage, done, total, note): a bar on a terminal, nothing elsewhere.
 
     It says `loading` from the start on, while the caller imports what it needs.
     """
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description:<12}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    console = messages()
-    hidden = not console.is_terminal
-    with Progress(
-        *columns, console=console, transient=True, disable=hidden, redirect_stdout=False
-    ) as shown:
-        tasks: dict[str, Any] = {}
-
-        def progress(stage: str, done: int, total: int | None, note: str = "") -> None:
-            if stage not in tasks:
-                for earlier in tasks.values():
-                    shown.update(earlier, visible=False)
-                tasks[stage] = shown.add_task(stage, total=total, note=note)
-            shown.update(tasks[stage], completed=done, total=total, note=note, visible=True)
-
-        if job.is_first():
-            progress("loading", 0, None)
-        yield progress
+    return terminal.bar("loading" if job.is_first() else "")
 
 
 def new_table(*columns: str, left: Sequence[str] = ()) -> Table:
@@ -305,10 +280,3 @@ def print_table(table: Table) -> None:
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else 120).print(table)
-
-
-def messages() -> Console:
-    """The console of standard error."""
-    from rich.console import Console
-
-    return Console(stderr=True, highlight=False)

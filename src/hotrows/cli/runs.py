@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hotrows.cli.options import FILE, FOLDER, bar, command, run_options
-from hotrows.runtime.atomic_files import replaced
+from hotrows.cli.predictions import FORMATS, predictions_to
 from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:
@@ -24,11 +20,15 @@ if TYPE_CHECKING:
 @run_options
 @click.option("--part", type=click.Choice(["train", "validation", "test"]), default="test")
 @click.option("--data", "folder", type=FOLDER, help="The data, where it has moved.")
+@click.option("--metrics", help="Further metrics within groups, such as ndcg@10,hit@5,mrr. [the run's]")
 @click.option("--json", "as_json", is_flag=True, help="Print all metrics as JSON.")
-def eval_command(run: Path, part: str, folder: Path | None, as_json: bool, **how: Any) -> None:
+def eval_command(
+    run: Path, part: str, folder: Path | None, metrics: str | None, as_json: bool, **how: Any
+) -> None:
     """Measure a run on held-out data.
 
-    Prints AUC, log loss and calibration of RUN, by default on the test part of its data.
+    Prints AUC, log loss and calibration of RUN, or the metrics of its kind of label, by default on the
+    test part of its data.
     """
     with bar() as progress:
         from hotrows.data import ValueRates
@@ -40,47 +40,68 @@ def eval_command(run: Path, part: str, folder: Path | None, as_json: bool, **how
             rates = ValueRates.of_parts([encoded.parts[part]], usual)
             click.echo(rates.summary(), err=True)
             rates.warn()
-        metrics = predictor.evaluate(
-            encoded.parts[part], lambda done, total: progress("evaluating", done, total)
+        evaluated = predictor.evaluate(
+            encoded.parts[part], lambda done, total: progress("evaluating", done, total), metrics
         )
     if as_json:
-        click.echo(json.dumps(metrics.to_json(), indent=2))
+        click.echo(json.dumps(evaluated.to_json(), indent=2))
     else:
-        print_metrics(part, metrics)
+        print_metrics(part, evaluated)
 
 
 @command(
     "predict",
     "hotrows predict runs/a test.txt --out probabilities.txt",
-    "hotrows predict runs/a 's3://bucket/new/*.parquet' --out probabilities.txt",
+    "hotrows predict runs/a new.parquet --out scored.parquet --columns all",
+    "hotrows predict runs/a 's3://bucket/new/*.parquet' --out scored.csv --columns user,item",
     "zcat day_23.gz | head -1000 > some.txt && hotrows predict runs/a some.txt",
 )
 @run_options
 @click.argument("raw", nargs=-1, required=True)
-@click.option("--out", type=FILE, help="Standard output by default.")
-def predict_command(run: Path, raw: tuple[str, ...], out: Path | None, **how: Any) -> None:
-    """Predict the clicks of raw rows.
+@click.option(
+    "--out",
+    type=FILE,
+    help="FILE.csv, .tsv or .parquet: columns with a header; else a line a row. [standard output]",
+)
+@click.option(
+    "--columns", help="Columns of RAW to write beside, such as user,item, or all. [none]", metavar="NAMES"
+)
+def predict_command(
+    run: Path, raw: tuple[str, ...], out: Path | None, columns: str | None, **how: Any
+) -> None:
+    """Predict the labels of raw rows.
 
-    Prints one probability a line for each row of RAW, in order; of a model with several labels one
-    for each, with tabs between.
+    Prints one probability a line (of a label that is a number, the number) for each row of RAW, in order;
+    of a model with several labels one for each, with tabs between.
 
     RAW is text or Parquet with the columns that the data was prepared from, in any order where they
-    have names; others are ignored. Labels may be missing. A feature's column that is missing counts as
-    missing values, and values that training has not seen are read as unknown; how many there were, and
-    where that is far from the training data, is said on standard error.
+    have names; others are ignored. Where labels are there, metrics are said on standard error. A
+    feature's column that is missing counts as missing values, and values that training has not seen are
+    read as unknown; how many there were, and where that is far from the training data, is said on
+    standard error.
     """
+    if columns and out is not None and out.suffix.lower() not in FORMATS:
+        raise click.UsageError(f"--columns needs --out FILE with {', '.join(FORMATS)}, not {out.name}")
+    kept = None if columns == "all" else tuple(filter(None, (columns or "").split(",")))
     with bar() as progress:
-        from hotrows.train import load_run, run_folder
+        from hotrows.train import evaluate, load_run
 
         predictor = load_run(run, **how)
-        batches = run_folder.open_encoder(run).encode(raw)
-        done = 0
-        with _lines_to(out) as write:
-            for probabilities in predictor.predict(batches):
-                write("".join(f"{_line(p)}\n" for p in probabilities.tolist()))
-                done += len(probabilities)
+        batches, done = predictor.encoder.encode(raw, columns=kept), 0
+        evaluated: list[evaluate.Evaluated] = []
+        with predictions_to(out, predictor.prediction_names, beside=kept != ()) as write:
+            for batch, logits in predictor.logits(batches):
+                write(predictor.predictions(logits), batches.kept.popleft() if kept != () else None)
+                if batch.labels is not None:
+                    evaluated.append((logits, predictor.targets(batch), batch.groups))
+                done += len(logits)
                 progress("predicting", done, None)
     click.echo(batches.rates.summary(), err=True)
+    if evaluated:
+        try:
+            print_metrics("labels", evaluate.metrics_of(predictor, evaluated), err=True)
+        except ValueError as error:
+            click.echo(f"no metrics: {error}", err=True)
 
 
 @command(
@@ -103,32 +124,23 @@ def export_command(run: Path, out: Path, **how: Any) -> None:
     click.echo(f"{out}: model.safetensors and {len(files):,} tables, {size}")
 
 
-def print_metrics(part: str, metrics: Metrics) -> None:
-    """Prints a line for each label, and one for the mean of several."""
+def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:
+    """Prints a line for each label, and one for the mean of several, and warns of bad predictions.
+
+    err: on standard error, beside predictions, and without warnings.
+    """
+    from hotrows.metrics import base_log_loss, shortcomings
+
     for label, task in metrics.tasks.items():
-        print_metrics(f"{part} {label}", task)
+        print_metrics(f"{part} {label}", task, err)
     if metrics.tasks:
         part += " mean"
-    grouped = "" if math.isnan(metrics.gauc) else f"gAUC {metrics.gauc:.6f}  "
-    click.echo(
-        f"{part:<11} AUC {metrics.auc:.6f}  {grouped}log loss {metrics.log_loss:.6f}  "
-        f"calibration {metrics.calibration:.4f}  ({metrics.samples:,} rows)"
-    )
-
-
-def _line(probability: float | list[float]) -> str:
-    """As predict prints it."""
-    if isinstance(probability, list):
-        return "\t".join(map(_line, probability))
-    return f"{probability:.7g}"
-
-
-@contextmanager
-def _lines_to(out: Path | None) -> Iterator[Callable[[str], Any]]:
-    """Writes to standard output, or aside and renamed when all went well."""
-    if out is None:
-        yield sys.stdout.write
-        sys.stdout.flush()
-        return
-    with replaced(out) as part, open(part, "w") as file:
-        yield file.write
+    shown = {name: f"{value:.6f}" for name, value in metrics.shown().items()}
+    if "calibration" in shown:
+        shown["calibration"] = f"{metrics.calibration:.4f}"
+    if "log loss" in shown and not metrics.tasks:
+        shown["log loss"] += f" (base rate {base_log_loss(metrics.click_rate):.6f})"
+    numbers = "  ".join(f"{name} {value}" for name, value in shown.items())
+    click.echo(f"{part:<11} {numbers}  ({metrics.samples:,} rows)", err=err)
+    for line in () if metrics.tasks or err else shortcomings(metrics):
+        click.echo(f"hotrows: warning: {part}: {line}", err=True)

@@ -10,10 +10,12 @@ from hotrows.data.hot_cold.regroup import regroup
 from hotrows.data.hot_cold.schedule import HotColdLoader
 from hotrows.data.load.loader import Loader
 from hotrows.data.load.parquet_part import open_parquet, open_source
+from hotrows.data.raw.draft import Draft, draft_schema
 from hotrows.data.stored.encoded import EncodedData, Part
 
 __all__ = [
     "Description",
+    "Draft",
     "EncodedData",
     "Encoder",
     "HotColdLoader",
@@ -22,6 +24,7 @@ __all__ = [
     "Profile",
     "ValueRates",
     "describe",
+    "draft_schema",
     "open_parquet",
     "open_source",
     "prepare",

@@ -12,30 +12,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from typing import Any
 
 import numpy as np
 
 from hotrows.data.encode.encoding import readers_of
+from hotrows.data.encode.oddities import oddities
 from hotrows.data.encode.vocabulary_file import open_values
 from hotrows.data.stored.encoded import EncodedData
-from hotrows.data.stored.gather import Room
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.rows import Rows, gathered
-from hotrows.schema import FIRST_UNKNOWN, MISSING, Schema
+from hotrows.data.stored.rows import Rows
+from hotrows.schema import FIRST_UNKNOWN, MISSING, Schema, Sequence, Sparse
 
 HOTTEST = (0.001, 0.01, 0.1)
 QUANTILES = (0.5, 0.9, 0.99)
 STABLE = 0.1  # the largest stability index without drift
 _TOGETHER = 0.95
-_OWN_BIN = 32  # number of first ids with a bin each
+_SINGLE_BINS, _FREQUENT = 32, 30  # number of ids with a bin each, and the least count of one
 _CURVE_POINTS = 200
+_BLOCKS, _BLOCK_ROWS, _CELLS = 64, 4096, 1 << 26  # of a sample, and its cells at most
+_COMPARED_AT_ONCE, _CELLS_COMPARED, _LEAST_COMPARED = 256, 1 << 24, 1 << 11
 _FIT_BINS = 2000
 
 
 @dataclass(frozen=True)
 class PartSize:
-    """rows: samples; click_rates: per label the share of 1, None where no row has the label."""
+    """rows: samples; click_rates: per label of 0 and 1 the share of 1, None where no row has the
+    label."""
 
     rows: int
     click_rates: dict[str, float | None]
@@ -96,10 +100,12 @@ class Description:
     missing_together: groups of id features that are missing in nearly equal rows (their rows in
         common are at least 95 % of those of either).
     same: pairs of id features that are equal up to renaming: each id of one occurs with a single id
-        of the other.
+        of the other; of several such features, each with the first.
     drift: per feature and part, the population stability index against the training part: the sum of
-        (p - q) log(p / q) over bins of ids by frequency (of numbers, tenths). Up to 0.1 is called
-        stable, above 0.25 a shift.
+        (p - q) log(p / q) over bins of ids by frequency (of numbers, tenths), less its average by chance.
+        Up to 0.1 is called stable, above 0.25 a shift. Ids that training lacks do not count: their share
+        is in `fields`.
+    oddities: what every user would want to be warned of, a line each.
     """
 
     parts: dict[str, PartSize]
@@ -110,6 +116,7 @@ class Description:
     missing_together: tuple[tuple[str, ...], ...] = ()
     same: tuple[tuple[str, str], ...] = ()
     drift: dict[str, dict[str, float]] = field(default_factory=dict)
+    oddities: tuple[str, ...] = ()
 
     @property
     def table_bytes(self) -> int:
@@ -126,17 +133,24 @@ def describe(data: EncodedData, dim: int = 16) -> Description:
             f"describe reads prepared data, not Parquet files as they are ({data.path}); prepare them, "
             f"or train without a description"
         )
-    samples = {name: sample_of(part) for name, part in data.parts.items() if part.rows}
+    columns = len(data.schema.features) + len(data.schema.labels)
+    block_rows = min(_BLOCK_ROWS, max(1, _CELLS // _BLOCKS // columns))
+    samples = {name: part.sample(_BLOCKS, block_rows) for name, part in data.parts.items() if part.rows}
     train = samples.get("train")
+    readers = readers_of(data.schema)
     return Description(
         parts={name: _part_size(part) for name, part in data.parts.items()},
         fields=_fields(data),
-        vocabularies=tuple(_vocabulary_use(data, *use, dim) for use in row_counts(data).items()),
+        vocabularies=tuple(
+            _vocabulary_use(data, name, readers[name], counts, dim)
+            for name, counts in row_counts(data).items()
+        ),
         dim=dim,
         lists=() if train is None else tuple(_list_uses(data.schema, train)),
         missing_together=() if train is None else _missing_together(data.schema, train),
         same=() if train is None else tuple(_same(data.schema, train)),
         drift=_drift(data.schema, samples),
+        oddities=tuple(oddities(data)),
     )
 
 
@@ -163,7 +177,11 @@ def row_counts(data: EncodedData) -> dict[str, np.ndarray]:
 
 def _part_size(part: Part) -> PartSize:
     counts = zip(part.schema.labels, part.clicks, part.labelled, strict=True)
-    rates = {label.name: clicks / total if total else None for label, clicks, total in counts}
+    rates = {
+        label.name: clicks / total if total else None
+        for label, clicks, total in counts
+        if label.values.binary
+    }
     return PartSize(part.rows, rates)
 
 
@@ -184,16 +202,6 @@ def _fields(data: EncodedData) -> tuple[FieldUse, ...]:
     return (*dense, *ids)
 
 
-def sample_of(part: Part, blocks: int = 64, block_rows: int = 4096) -> Rows:
-    """Samples rows of a part: all of a small one, else blocks spread evenly over it."""
-    if part.rows <= blocks * block_rows:
-        pieces = list(part.mapped(0, part.rows))
-    else:
-        starts = np.linspace(0, part.rows - block_rows, blocks).astype(np.int64).tolist()
-        pieces = [piece for first in starts for piece in part.mapped(first, first + block_rows)]
-    return gathered(pieces, np.arange(sum(map(len, pieces))), Room())
-
-
 def _list_uses(schema: Schema, rows: Rows) -> Iterator[ListUse]:
     for feature, offsets in zip(schema.id_features, rows.offsets, strict=True):
         if offsets is None:
@@ -211,35 +219,43 @@ def _list_uses(schema: Schema, rows: Rows) -> Iterator[ListUse]:
 
 def _missing_together(schema: Schema, rows: Rows) -> tuple[tuple[str, ...], ...]:
     """Groups features that are missing in nearly equal rows, each with the first that matches."""
-    groups: list[tuple[np.ndarray, list[str]]] = []
+    names, patterns = [], []
     for f, feature in enumerate(schema.id_features):
         bounds = rows.offsets[f]
         absent = rows.ids[f] == MISSING if bounds is None else np.diff(bounds.astype(np.int64)) == 0
-        if not absent.any():
-            continue
-        for pattern, names in groups:
-            if (pattern & absent).sum() >= _TOGETHER * max(pattern.sum(), absent.sum()):
-                names.append(feature.name)
-                break
-        else:
-            groups.append((absent, [feature.name]))
-    return tuple(tuple(names) for _, names in groups if len(names) > 1)
+        if absent.any():
+            names.append(feature.name)
+            patterns.append(absent)
+    if not names:
+        return ()
+    most = max(_LEAST_COMPARED, _CELLS_COMPARED // len(names))
+    absences = np.array([absent[:most] for absent in patterns], np.float32)  # [F, rows]
+    sizes = absences.sum(1)
+    groups: dict[int, list[int]] = {}
+    for first in range(0, len(names), _COMPARED_AT_ONCE):
+        common = absences[first : first + _COMPARED_AT_ONCE] @ absences.T
+        for f, shared in enumerate(common, first):
+            heads = np.fromiter(groups, np.int64, len(groups))
+            least = _TOGETHER * np.maximum(sizes[heads], sizes[f])
+            matching = heads[(shared[heads] >= least) & (sizes[heads] > 0) & (sizes[f] > 0)]
+            groups.setdefault(int(matching[0]) if len(matching) else f, []).append(f)
+    return tuple(tuple(names[f] for f in group) for group in groups.values() if len(group) > 1)
 
 
 def _same(schema: Schema, rows: Rows) -> Iterator[tuple[str, str]]:
-    """Yields pairs of features with as many distinct pairs of ids as distinct ids, at least two."""
-    single = [f for f, offsets in enumerate(rows.offsets) if offsets is None]
-    distinct, numbers = {}, {}
-    for f in single:
-        distinct_ids, numbers[f] = np.unique(rows.ids[f], return_inverse=True)
-        distinct[f] = len(distinct_ids)
-    names = [feature.name for feature in schema.id_features]
-    for i, f in enumerate(single):
-        for g in single[i + 1 :]:
-            if distinct[f] != distinct[g] or distinct[f] < 2:
-                continue
-            if len(np.unique(numbers[f].astype(np.int64) * distinct[g] + numbers[g])) == distinct[f]:
-                yield names[f], names[g]
+    """Yields pairs of features that are equal up to renaming, with at least two ids: each with the first
+    one, by their ids numbered in the order in which they occur."""
+    first: dict[bytes, str] = {}
+    for feature, ids, offsets in zip(schema.id_features, rows.ids, rows.offsets, strict=True):
+        if offsets is not None:
+            continue
+        _, starts, numbers = np.unique(ids, return_index=True, return_inverse=True)
+        if len(starts) > 1:
+            places = np.empty(len(starts), np.uint32)
+            places[np.argsort(starts)] = np.arange(len(starts))
+            known = first.setdefault(sha256(places[numbers].data).digest(), feature.name)
+            if known != feature.name:
+                yield known, feature.name
 
 
 def _drift(schema: Schema, samples: Mapping[str, Rows]) -> dict[str, dict[str, float]]:
@@ -253,28 +269,56 @@ def _drift(schema: Schema, samples: Mapping[str, Rows]) -> dict[str, dict[str, f
         bins = {name: np.searchsorted(bounds, rows.dense[:, d]) for name, rows in samples.items()}
         drift[dense.name] = {name: _stability(bins["train"], bins[name]) for name in others}
     for f, feature in enumerate(schema.id_features):
-        bins = {name: _frequency_bins(rows.values(f)) for name, rows in samples.items()}
-        drift[feature.name] = {name: _stability(bins["train"], bins[name]) for name in others}
+        unknown = range(FIRST_UNKNOWN, FIRST_UNKNOWN + feature.num_unknown)
+        known = {name: _without(rows.values(f), unknown) for name, rows in samples.items()}
+        drift[feature.name] = {name: _stability(*_bins(known["train"], known[name])) for name in others}
     return drift
 
 
-def _frequency_bins(ids: np.ndarray) -> np.ndarray:
-    """Bins ids by frequency: a bin for each of the first, most frequent ids; then by powers of two."""
-    wide = ids.astype(np.int64)
-    return np.where(wide < _OWN_BIN, wide, _OWN_BIN + np.log2(np.maximum(wide, 1)).astype(np.int64))
+def _without(ids: np.ndarray, unknown: range) -> np.ndarray:
+    return ids[(ids < unknown.start) | (ids >= unknown.stop)]
+
+
+def _bins(train: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Bins the ids of both samples by how often training has them: the most frequent ids of either one by
+    one, others by powers of two. Ids that training lacks are left out.
+
+    A row of training counts its id without itself, as if it were a row of the other part: so two samples
+    of one distribution fall into the bins alike, however many ids are seen once and new ids come.
+    """
+    ids, place, counts = np.unique(train, return_inverse=True, return_counts=True)
+    other_place = np.searchsorted(ids, other[np.isin(other, ids)])
+    other_counts = np.bincount(other_place, minlength=len(ids))
+    share = np.maximum(counts / max(1, len(train)), other_counts / max(1, len(other)))
+    most = np.argsort(-share, kind="stable")[:_SINGLE_BINS]
+    most = most[np.maximum(counts, other_counts)[most] >= _FREQUENT]
+    single = np.full(len(ids), -1)
+    single[most] = np.arange(len(most))
+
+    def bins_of(place: np.ndarray, counted: np.ndarray) -> np.ndarray:
+        place, counted = place[counted > 0], counted[counted > 0]
+        by_count = _SINGLE_BINS + np.log2(counted).astype(np.int64)
+        return np.where(single[place] >= 0, single[place], by_count)
+
+    return bins_of(place, counts[place] - 1), bins_of(other_place, counts[other_place])
 
 
 def _stability(train: np.ndarray, other: np.ndarray) -> float:
-    """Population stability index of two samples of bins, with half a count added to each bin."""
-    size = int(max(train.max(initial=0), other.max(initial=0))) + 1
+    """Population stability index of two samples of bins, with half a count added to each bin, less what
+    two samples of one distribution have by chance: (bins - 1) (1 / n + 1 / m) on average."""
+    if not len(train) or not len(other):
+        return 0.0
+    size = int(max(train.max(), other.max())) + 1
     p, q = (np.bincount(bins, minlength=size) for bins in (train, other))
     seen = (p > 0) | (q > 0)
     p, q = ((counts[seen] + 0.5) / (counts[seen] + 0.5).sum() for counts in (p, q))
-    return float(((p - q) * np.log(p / q)).sum())
+    chance = (len(p) - 1) * (1 / len(train) + 1 / len(other))
+    return max(0.0, float(((p - q) * np.log(p / q)).sum()) - chance)
 
 
-def _vocabulary_use(data: EncodedData, name: str, counts: np.ndarray, dim: int) -> VocabularyUse:
-    readers = readers_of(data.schema)[name]
+def _vocabulary_use(
+    data: EncodedData, name: str, readers: list[Sparse | Sequence], counts: np.ndarray, dim: int
+) -> VocabularyUse:
     rows = data.schema.rows_of(readers[0].name)
     hottest_first = np.sort(counts)[::-1]
     served = np.cumsum(hottest_first) / max(1, hottest_first.sum())

@@ -86,6 +86,7 @@ class _ByName(Mapping[str, "type[Model]"]):
 
 
 BY_NAME = _ByName()
+_PASS_IT = "; of a program or notebook, pass the class or an object of it as model="
 __getattr__, __dir__ = lazy_names(
     __name__,
     {f"{__name__}.{name}": [kind] for name, kind in _CLASSES.items()}
@@ -93,34 +94,70 @@ __getattr__, __dir__ = lazy_names(
 )
 
 
-def build(name: str, schema: Schema, /, **options) -> Model:
-    """The model of that name for a schema; options are the arguments of its class.
+def default_name(schema: Schema, label: str | None = None) -> str:
+    """The model where none is named: of all labels together where there are several and `label` chooses
+    none of them; else the one that also reads data without dense features, or without ids."""
+    return "mmoe" if len(schema.labels) > 1 and label is None else "deepfm"
 
-    name: one of `BY_NAME`, or a class of your own as `module:Class` or `path/to/file.py:Class`.
+
+def build(model: str | type[Model] | Model, schema: Schema, /, **options) -> Model:
+    """The model for a schema; options are the arguments of its class.
+
+    model: one of `BY_NAME`; a class of your own, or its name as `module:Class` or
+    `path/to/file.py:Class`; or an object, which is returned as it is.
     """
-    if ":" not in name and name not in BY_NAME:
+    if isinstance(model, str) and ":" not in model and model not in BY_NAME:
         raise ValueError(
-            f"model must be one of {', '.join(BY_NAME)}, or your own as file.py:Class, not {name!r}"
-            f"{did_you_mean(name, BY_NAME)}"
+            f"model must be one of {', '.join(BY_NAME)}, or your own as file.py:Class, not {model!r}"
+            f"{did_you_mean(model, BY_NAME)}"
         )
-    kind = _own(name) if ":" in name else BY_NAME[name]
-    check_options(kind, options)
-    model = kind(schema, **options)
-    if not model.tables:
-        raise ValueError(f"{kind.__name__} sets no tables, so it reads no feature: set self.tables")
+    if isinstance(model, str):
+        model = _own(model) if ":" in model else BY_NAME[model]
+    if isinstance(model, type):
+        check_options(model, options)
+        model = model(schema, **options)
+    if not model.tables and schema.id_features:
+        raise ValueError(
+            f"{type(model).__name__} sets no tables, so it reads no feature: set self.tables"
+        )
     return model
 
 
-def confirmed(read: str, source: Path, model: str | None, trust: bool) -> str:
+def name_of(model: str | type[Model] | Model) -> str:
+    """The name by which `build` finds the class of a model again, in another process, too.
+
+    A class that is in no module, such as one of a notebook or of a function, has a name that says so
+    and is not found.
+    """
+    from hotrows.models.model import Model
+
+    if isinstance(model, str):
+        return model
+    kind = model if isinstance(model, type) else type(model)
+    if not issubclass(kind, Model):
+        raise ValueError(
+            f"model must be a name, or a class made of hotrows.models.Model or an object of one, "
+            f"not {kind.__name__}"
+        )
+    place = kind.__module__
+    package, _, name = place.rpartition(".")
+    if package == __name__ and _CLASSES.get(name) == kind.__name__:
+        return name
+    if place == "__main__" and hasattr(sys.modules[place], "__file__"):
+        place = str(Path(sys.modules[place].__file__ or "").resolve())
+    return f"{place}:{kind.__qualname__}"
+
+
+def confirmed(read: str | None, source: Path, model: str | None, trust: bool) -> str | None:
     """The name of the model to build where the file `source` names one; ValueError where that is code
     that nobody asks for.
 
-    read: the name in the file; model: the one that the caller gives, and is taken; trust: whether the
-    caller lets the file decide which code runs.
+    read: the name in the file, None where it names none; model: the one that the caller gives, and is
+    taken; trust: whether the caller lets the file decide which code runs.
     """
     if model is not None:
         return model
-    if ":" in read and not trust:
+    if read is not None and ":" in read and not trust:
         raise ValueError(
             f"{source} names a model that is code, {read}, which runs only where it is asked for: name "
             f"it again (--model {read}, or model=), or trust the file (--trust, or trust=True)"
@@ -134,7 +171,7 @@ def _own(name: str) -> type[Model]:
     place, _, kind = name.rpartition(":")
     is_named = place.endswith(".py") or all(place.split("."))
     if not kind.isidentifier() or not is_named:
-        raise ValueError(f"model {name!r} must be file.py:Class or module:Class")
+        raise ValueError(f"model {name!r} must be file.py:Class or module:Class{_PASS_IT}")
     if place.endswith(".py") and not Path(place).is_file():
         raise ValueError(f"model {kind!r}: there is no file {place}")
     try:
@@ -143,7 +180,9 @@ def _own(name: str) -> type[Model]:
         raise ValueError(f"model {name!r} cannot be imported: {error}") from None
     model_class = getattr(module, kind, None)
     if not (isinstance(model_class, type) and issubclass(model_class, Model)):
-        raise ValueError(f"model {name!r}: {place} has no class {kind!r} made of hotrows.models.Model")
+        raise ValueError(
+            f"model {name!r}: {place} has no class {kind!r} made of hotrows.models.Model{_PASS_IT}"
+        )
     return model_class
 
 

@@ -32,13 +32,14 @@ from hotrows.shapes import Int32, Int64
 class RankSignals(IntFlag):
     """Requests of a rank to all ranks, sent when a batch is planned; every plan has those of all.
 
-    STOP: stop training before this batch; CHECKPOINT: write a checkpoint; NO_MORE: this rank has no
-    more batches, which holds once all ranks signal it.
+    STOP: stop training before this batch, to go on later; FINISH: end it before this batch; CHECKPOINT:
+    write a checkpoint; NO_MORE: this rank has no more batches, which holds once all ranks signal it.
     """
 
     STOP = 1
     CHECKPOINT = 2
     NO_MORE = 4
+    FINISH = 8
 
 
 @dataclass(frozen=True)

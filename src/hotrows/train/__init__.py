@@ -2,6 +2,6 @@
 
 from hotrows.train.predictor import Predictor, load_run
 from hotrows.train.progress import Progress, Result
-from hotrows.train.trainer import Interrupted, Trainer, train
+from hotrows.train.trainer import Callback, Interrupted, Trainer, train
 
-__all__ = ["Interrupted", "Predictor", "Progress", "Result", "Trainer", "load_run", "train"]
+__all__ = ["Callback", "Interrupted", "Predictor", "Progress", "Result", "Trainer", "load_run", "train"]

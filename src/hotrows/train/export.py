@@ -27,6 +27,7 @@ from torch import Tensor
 from hotrows.checkpoint import files
 from hotrows.checkpoint.files import FileSum
 from hotrows.checkpoint.table_files import TableFiles, table_file
+from hotrows.models.model import Model
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.runtime.tensor_file import DTYPES, Stored
 from hotrows.table import Table
@@ -41,7 +42,7 @@ def export(
     out: Path | str,
     which: str = "best",
     *,
-    model: str | None = None,
+    model: str | type[Model] | Model | None = None,
     trust: bool = False,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> Path:

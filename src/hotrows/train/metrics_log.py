@@ -32,6 +32,15 @@ def read_metrics(run: Path, file: str = METRICS) -> list[dict[str, Any]]:
     return records
 
 
+def history(run: Path) -> Any:
+    """The lines of metrics.jsonl as an Arrow table; metrics of a label are in columns tasks/LABEL/..."""
+    import pyarrow
+
+    records = [dict(_flat(record)) for record in read_metrics(run)]
+    names = dict.fromkeys(["kind", "step", *(name for record in records for name in record)])
+    return pyarrow.table({name: [record.get(name) for record in records] for name in names})
+
+
 class MetricsLog:
     """Appends to metrics.jsonl, and to TensorBoard's events where it is installed."""
 
@@ -115,7 +124,7 @@ class _Events:
         values = [
             self._summary.Value(tag=f"{kind}/{name}", simple_value=value)
             for name, value in _flat(fields)
-            if isinstance(value, int | float)
+            if isinstance(value, int | float) and not isinstance(value, bool)
         ]
         self._put(step=step, summary=self._summary(value=values))
 

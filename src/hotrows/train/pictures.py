@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hotrows.metrics import Metrics
+from hotrows.metrics import Metrics, word_of
 from hotrows.runtime import figures
 from hotrows.runtime.figures import BLUE, GRAY, GREEN, INK, ORANGE, percent, short
 from hotrows.train import metrics_log, run_folder
+from hotrows.train.run_state import BEST_RULE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,25 +25,34 @@ _NAMED = 8  # vocabularies in colour
 
 
 def draw_run(run: Path, picture: Path | None = None) -> Path | None:
-    """Draws loss, AUC and throughput of a run over its steps; into RUN/report.png by default."""
+    """Draws a run over its steps; into RUN/report.png by default.
+
+    Training loss (of several labels their sum, and what a model adds), the metric that decides and one
+    more on validation (of several labels each, and their mean, which decides), and throughput.
+    """
     records = metrics_log.read_metrics(run)
     steps = [r for r in records if r["kind"] == "train"]
     evaluations = [r for r in records if r["kind"] == "evaluation"]
     if not steps:
         return None
-    figure = figures.new_figure(12.5, 4.6)
+    figure = figures.new_figure(12.5, 8.2)
     if figure is None:
         return None
     with figures.style():
-        loss, auc, speed = figure.subplots(1, 3)
-        _draw_loss(loss, steps, evaluations)
-        _draw_auc(auc, evaluations)
+        (loss, first), (speed, second) = figure.subplots(2, 2)
+        _draw_loss(loss, steps)
+        for axes, name in zip((first, second), _drawn(evaluations), strict=False):
+            word = word_of(name)
+            _draw_metric(axes, f"{word[:1].upper()}{word[1:]} on validation", evaluations, name)
         _draw_speed(speed, steps)
-        for axes in (loss, auc, speed):
+        for axes in (loss, first, speed, second):
             axes.set_xlim(0, steps[-1]["step"] * 1.02)
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.xaxis.set_major_formatter(short)
             axes.set_xlabel("step")
+        if evaluations:
+            decides = word_of(evaluations[-1].get("decides", "auc")) or "mean score"
+            figure.supxlabel(BEST_RULE.format(decides), fontsize=10, color=GREEN)
         figures.set_title(figure, *_run_title(run))
         return figures.save(figure, picture or run / "report.png")
 
@@ -104,33 +114,57 @@ def draw_skew(description: Description, picture: Path) -> Path | None:
         return figures.save(figure, picture)
 
 
-def _draw_loss(axes: Axes, steps: list[dict], evaluations: list[dict]) -> None:
-    axes.set_title("Log loss")
+def _drawn(evaluations: list[dict]) -> list[str]:
+    """Two metrics to draw, the second of which decides; of several labels those that decide of each."""
+    last = evaluations[-1] if evaluations else {}
+    if last.get("decides", "auc") == "auc":
+        return ["log_loss", "auc"]
+    tasks = [task.get("decides", "auc") for task in last.get("tasks", {}).values()]
+    decide = list(dict.fromkeys(tasks)) if tasks else [last["decides"]]
+    others = [
+        name
+        for name in (*last.get("ranking", {}), "auc", "mae", "rmse", "log_loss")
+        if name not in decide and {**last, **last.get("ranking", {})}.get(name) is not None
+    ]
+    return [*others[:1], *decide][-2:]
+
+
+def _draw_loss(axes: Axes, steps: list[dict]) -> None:
+    axes.set_title("Training loss")
     x, y = _column(steps, "loss")
     axes.plot(x, y, color=BLUE, alpha=0.25, linewidth=1)
-    axes.plot(x, _smooth(y), color=BLUE, linewidth=2, label="training")
-    x, y = _column(evaluations, "log_loss")
-    if x:
-        axes.plot(x, y, "o-", color=ORANGE, linewidth=2, markersize=5, label="validation")
-    axes.legend(loc="upper right")
+    axes.plot(x, _smooth(y), color=BLUE, linewidth=2)
 
 
-def _draw_auc(axes: Axes, evaluations: list[dict]) -> None:
-    axes.set_title("AUC on validation")
-    x, y = _column(evaluations, "auc")
+def _draw_metric(axes: Axes, title: str, evaluations: list[dict], name: str) -> None:
+    """Draws a metric of the evaluations, of several labels each one's, too; marks the best evaluation."""
+    import matplotlib
+
+    axes.set_title(title)
+    evaluations = [{**record, **record.get("ranking", {})} for record in evaluations]
+    x, y = _column(evaluations, name)
     if not x:
         axes.text(0.5, 0.5, "no evaluation", transform=axes.transAxes, ha="center", color=GRAY)
         return
-    axes.plot(x, y, "o-", color=ORANGE, linewidth=2, markersize=5)
-    best = max(range(len(y)), key=lambda i: y[i])
-    axes.plot(x[best], y[best], "o", color=GREEN, markersize=10, clip_on=False)
+    labels = list(dict.fromkeys(label for r in evaluations for label in r.get("tasks", {})))
+    colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.88, len(labels)))
+    for label, color in zip(labels, colors, strict=True):
+        tasks = [(r["step"], r.get("tasks", {}).get(label, {})) for r in evaluations]
+        of_label = [{"step": step, **task, **task.get("ranking", {})} for step, task in tasks]
+        axes.plot(*_column(of_label, name), ".-", color=color, linewidth=1, label=label)
+    axes.plot(x, y, "o-", color=ORANGE, linewidth=2, markersize=5, label="mean")
+    if labels:
+        axes.legend(loc="best")
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.margins(y=0.18)
-    side = "right" if x[best] > x[-1] / 2 else "left"
-    axes.annotate(
-        f"best {y[best]:.4f}", (x[best], y[best]), xytext=(0, 11), textcoords="offset points",
-        ha=side, color=GREEN, fontweight="bold",
-    )  # fmt: skip
+    best = _column([r for r in evaluations if r.get("is_best")], name)
+    if best[0]:
+        at = best[0][-1], best[1][-1]
+        axes.plot(*at, "o", color=GREEN, markersize=10, clip_on=False)
+        axes.annotate(
+            f"best {at[1]:.4f}", at, xytext=(0, 11), textcoords="offset points",
+            ha="right" if at[0] > x[-1] / 2 else "left", color=GREEN, fontweight="bold",
+        )  # fmt: skip
 
 
 def _draw_speed(axes: Axes, steps: list[dict]) -> None:
@@ -196,6 +230,7 @@ def _run_title(run: Path) -> tuple[str, str]:
     if (run / "result.json").exists():
         test = run_folder.read_json(run / "result.json").get("test")
         metrics = None if test is None else Metrics.from_json(test)
-        if metrics is not None and not math.isnan(metrics.auc):
-            words.insert(0, f"test AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}")
+        if metrics is not None and not math.isnan(metrics.value(metrics.decides)):
+            first = list(metrics.shown().items())[:2]
+            words.insert(0, "test " + ", ".join(f"{name} {value:.4f}" for name, value in first))
     return f"{run.name}: {config.model}", "   ·   ".join(words)

@@ -1,64 +1,149 @@
-"""Predictor: a trained model, read back from its run, that turns batches into probabilities.
+"""Predictor: a trained model, read back from its run, that turns rows into predictions.
 
 predictor = load_run("runs/a")
-for probabilities in predictor.predict(batches): ...
+predictor.predict(frame)                             # [N] float32
+for probabilities in predictor.predict(batches): ...  # of batches one after the other
 predictor.evaluate(data.parts["test"]).auc
+predictor.vectors("item")                            # a row for each item: its value and its vector
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any, overload
 
+import numpy as np
 from torch import Tensor
 
 from hotrows import checkpoint, models, nn
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
-from hotrows.data import Part
+from hotrows.data import Encoder, Loader, Part
 from hotrows.metrics import Metrics
+from hotrows.models.model import Model
 from hotrows.train import evaluate, run_folder
 from hotrows.train.recommender import Recommender
+from hotrows.train.targets import ranking_of
+from hotrows.train.vectors import vectors_of
 
 
 class Predictor(Recommender):
-    """A recommender that predicts and evaluates."""
+    """A recommender that predicts and evaluates. run: the folder that it was read from."""
+
+    run: Path
+
+    def __repr__(self) -> str:
+        return f"Predictor({self.run}, {self.config.model} of {', '.join(self.labels)}; {self.schema!r})"
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tensor]]:
         """Yields each batch with its logits, [B] or [B, T] in host memory."""
         return evaluate.logits_of(self, batches)
 
-    def predict(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        """Yields the probabilities of each batch, [B] or [B, T] float32, in order."""
+    @overload
+    def predict(self, data: Iterator[Batch] | Sequence[Batch]) -> Iterator[Tensor]: ...
+
+    @overload
+    def predict(self, data: Any) -> np.ndarray: ...
+
+    def predict(self, data: Any) -> Any:
+        """Computes predictions: [N] float32, of a model of T labels [N, T], in the order of the rows.
+
+        data: raw rows: a pandas, Polars or Arrow frame, a dict of columns, paths, and all else that
+        `Encoder.encode` takes; or encoded ones, a `Part` or a `Batch`. Labels may be absent. Of several
+        batches, such as those of `Loader.batches`, it returns an iterator, which yields the
+        predictions of each, [B] or [B, T], as they are computed. They are probabilities, or of labels
+        that are numbers the numbers; see `hotrows.losses`. ValueError names the first row whose
+        prediction is no finite number.
+        """
+        if isinstance(data, Batch):
+            data, is_stream = [data], False
+        elif isinstance(data, Part):
+            data, is_stream = Loader(data, evaluate.EVALUATION_BATCH, shuffle=False).batches(0), False
+        else:
+            is_stream = isinstance(data, Iterator) or _are_batches(data)
+            if not is_stream:
+                batches = self.encoder.encode(data)
+                first = list(islice(batches, 2))
+                data = first if len(first) < 2 else chain(first, batches)
+        predictions = self._predictions(data)
+        if is_stream:
+            return predictions
+        shape = (0,) if isinstance(self.tasks, int | None) else (0, len(self.labels))
+        return np.concatenate([np.empty(shape, np.float32), *(p.numpy() for p in predictions)])
+
+    def _predictions(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
+        done = 0
         for _, logits in self.logits(batches):
-            yield logits.float().sigmoid()
+            wrong = (~logits.isfinite()).nonzero()
+            if len(wrong):
+                row = done + int(wrong[0, 0]) + 1
+                raise ValueError(
+                    f"the prediction of row {row:,} is no finite number: training diverged, or the row "
+                    f"has numbers that training never saw; lower the learning rates (--lr, --dense-lr), "
+                    f"or give dense features another transform"
+                )
+            done += len(logits)
+            yield self.predictions(logits)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Encodes raw rows as those were that the run was trained on."""
+        return run_folder.open_encoder(self.run)
+
+    def vectors(self, feature: str, role: str | None = None) -> Any:
+        """The vectors of a feature's values as an Arrow table; see `hotrows.train.vectors`."""
+        return vectors_of(self.embedding, self.schema, run_folder.raw_values(self.run), feature, role)
 
     def evaluate(
-        self, part: Part, progress: Callable[[int, int], None] = lambda done, total: None
+        self,
+        part: Part,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        metrics: str | None = None,
     ) -> Metrics:
-        """Computes metrics over a part of the data; progress: called with samples done and in all."""
+        """Computes metrics over a part of the data.
+
+        progress: called with samples done and in all. metrics: further ones within groups, such as
+        "ndcg@10,mrr" (default: those that the run was trained with).
+        """
+        if metrics is not None:
+            self.ranking = ranking_of(self.schema, metrics)
         return evaluate.evaluate(self, part, progress)
 
 
 def load_run(
-    run: Path | str, which: str = "best", *, model: str | None = None, trust: bool = False
+    run: Path | str,
+    which: str = "best",
+    *,
+    model: str | type[Model] | Model | None = None,
+    trust: bool = False,
 ) -> Predictor:
     """The model of a run from its `best` or `last` checkpoint, ready to evaluate and predict.
 
     Of a run with a model of one's own, whose code would run, one of these is needed.
-    model: its name, as `file.py:Class`, which takes the place of the one in the run's folder.
+    model: its class, its name as `file.py:Class`, or an object of it, whose parameters become those of
+        the checkpoint; it takes the place of the one in the run's folder.
     trust: whether to run the code that the folder names.
     """
     run = Path(run)
     config, data = run_folder.read_config(run), run_folder.read_data(run)
-    name = models.confirmed(config.model, run / "config.json", model, trust)
-    config = dataclasses.replace(config, model=name)
+    name = None if model is None else models.name_of(model)
+    name = models.confirmed(config.model, run / "config.json", name, trust)
+    config, model = dataclasses.replace(config, model=name), None if isinstance(model, str) else model
     folder = checkpoint.folder_of(run, which)
-    predictor = Predictor(_for_reading(config), run_folder.read_schema(run), read_only=True)
+    schema = run_folder.read_schema(run)
+    predictor = Predictor(_for_reading(config), schema, read_only=True, model=model)
+    predictor.run = run
     checkpoint.load(folder, predictor.embedding, predictor.model, data.fingerprint, read_only=True)
     nn.use_linear_paths(predictor.model, run_folder.read_choices(run))
     return predictor
+
+
+def _are_batches(data: Any) -> bool:
+    return isinstance(data, list | tuple) and len(data) > 0 and isinstance(data[0], Batch)
 
 
 def _for_reading(config: TrainConfig) -> TrainConfig:

@@ -15,6 +15,7 @@ from hotrows.distributed.comm import Ranks
 from hotrows.distributed.process_group import Sent
 from hotrows.engine.caching import CacheTraffic
 from hotrows.metrics import Metrics
+from hotrows.train import metrics_log
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Progress:
     hit_rate: the share of rows that were in fast memory already; bytes_in, bytes_out: moved per
         second; waited: the share of the interval spent waiting; waited_for: mostly for this stage.
         All of the last interval, None where every row is in memory.
-    validation: metrics of the evaluation after this step.
+    validation: metrics of the evaluation after this step; is_best: whether they are the best so far.
     """
 
     stage: str
@@ -40,13 +41,15 @@ class Progress:
     waited: float | None = None
     waited_for: str | None = None
     validation: Metrics | None = None
+    is_best: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
     """How a run ended.
 
     validation, test: metrics of the best checkpoint; None where the part is empty.
+    stopped_early: by `stop_patience`, or by `Trainer.stop`.
     samples_per_second: of training alone; evaluations and checkpoints are not counted.
     """
 
@@ -57,6 +60,24 @@ class Result:
     samples_per_second: float | None
     validation: Metrics | None
     test: Metrics | None
+
+    def __repr__(self) -> str:
+        early = ", stopped early" if self.stopped_early else ""
+        parts = [
+            f"; {part} " + ", ".join(f"{n} {v:.4f}" for n, v in list(metrics.shown().items())[:2])
+            for part, metrics in (("validation", self.validation), ("test", self.test))
+            if metrics
+        ]
+        return f"Result({self.run}, {self.steps:,} steps, best {self.best_step:,}{early}{''.join(parts)})"
+
+    @property
+    def history(self) -> Any:
+        """The intervals and evaluations of the run, a row each, as an Arrow table (`.to_pandas()`).
+
+        Its column `kind` is `train` or `evaluation`; what a row of one kind lacks is null. Read from the
+        run's metrics.jsonl.
+        """
+        return metrics_log.history(self.run)
 
     def to_json(self) -> dict[str, Any]:
         metrics = {"validation": self.validation, "test": self.test}
@@ -83,11 +104,10 @@ class Interval:
         self.seconds += seconds
         self.stalled += stalled
 
-    def wait(self, before: Mapping[str, float], now: Mapping[str, float]) -> None:
-        """before, now: seconds waited for each stage since the runner began."""
-        for stage, seconds in now.items():
-            more = seconds - before.get(stage, 0.0)
-            self.waited[stage] = self.waited.get(stage, 0.0) + more
+    def wait(self, waited: Mapping[str, float]) -> None:
+        """waited: seconds for each stage."""
+        for stage, seconds in waited.items():
+            self.waited[stage] = self.waited.get(stage, 0.0) + seconds
 
     def moved(self) -> dict[str, Any]:
         """The fields of `Progress` about the cache."""

@@ -12,7 +12,7 @@
     events.out.tfevents.*   metrics for TensorBoard, where it is installed
     checkpoints.json, checkpoints/      see `hotrows.checkpoint`
     lock               while a process trains the run: which one
-    report.png         loss, AUC and throughput; result.json: how it ended
+    report.png         losses, AUC and throughput; result.json: how it ended
 
 What is read back has a checksum (`hotrows.json_file`). Nothing but `lock` names the machine; the paths
 outside the folder are those of the data and of a model of your own.
@@ -24,7 +24,8 @@ import dataclasses
 import json
 import logging
 import os
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from typing import Any
 from hotrows.config import SETTINGS, TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData, Encoder, Part, open_source
+from hotrows.data.encode.encoding import stored_values
+from hotrows.data.encode.vocabulary_file import Values
 from hotrows.json_file import JsonFile, build, value_of
 from hotrows.runtime.atomic_files import link_or_copy, make_folder, sync, write_json
 from hotrows.runtime.locks import NAME as LOCK
@@ -158,6 +161,12 @@ def open_encoder(run: Path) -> Encoder:
     return Encoder.open(run / _ENCODERS)
 
 
+def raw_values(run: Path) -> Mapping[str, Values] | None:
+    """The raw values behind the ids of a run, by vocabulary; None: its data came encoded."""
+    folder = run / _ENCODERS
+    return stored_values(EncodedData.open(folder)) if folder.is_dir() else None
+
+
 def prepared_parts(run: Path) -> Collection[Part] | None:
     """The parts of the run's training data as they were counted then; None: that came encoded."""
     folder = run / _ENCODERS
@@ -189,7 +198,7 @@ def read_data(run: Path) -> DataOfRun:
     """Which data a run was trained on."""
     fields = read_json(run / "data.json")
     with _JSON.naming(run / "data.json"):
-        return build(DataOfRun, fields)
+        return build(DataOfRun, fields, "run's data")
 
 
 def read_choices(run: Path) -> dict[str, str]:
@@ -213,9 +222,9 @@ def write_placing(run: Path, num_ranks: int, plan: ShardingPlan) -> None:
     write_json(path, _JSON.sign({**known, str(num_ranks): plan.to_json()}))
 
 
-def next_folder(parent: Path, model: str) -> Path:
-    """parent/<model>-<number>, the first number that is free."""
-    number = 1
-    while (parent / f"{model}-{number}").exists():
+def next_folder(model: str) -> Path:
+    """runs/<model>-<number>, the first number that is free; your own model is named by its class."""
+    name, number = re.split("[:.]", model)[-1].lower(), 1
+    while (path := Path("runs") / f"{name}-{number}").exists():
         number += 1
-    return parent / f"{model}-{number}"
+    return path

@@ -15,6 +15,12 @@ from hotrows.data.hot_cold.schedule import Position
 from hotrows.json_file import build
 from hotrows.metrics import Metrics
 
+# How `after_evaluation` chooses, for terminal and picture, to be filled with what it compares.
+BEST_RULE = (
+    "best: in the first epoch the latest evaluation at most one standard error worse than the best {}, "
+    "later on only a better one"
+)
+
 
 @dataclass(frozen=True)
 class RunState:

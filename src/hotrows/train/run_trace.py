@@ -19,8 +19,8 @@ class RunTrace:
     batch in training.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self._path = path
+    def __init__(self, path: Path | str | None) -> None:
+        self._path = None if path is None else Path(path)
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
         self.batch = 0
 

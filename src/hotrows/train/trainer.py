@@ -15,28 +15,29 @@ stopped. The validation part alone decides (learning rate, early stop, best); th
 from __future__ import annotations
 
 import dataclasses
-import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from hotrows import models
 from hotrows.checkpoint.run_lock import RunLock
-from hotrows.config import TrainConfig, settle
+from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.metrics import Metrics
+from hotrows.models.model import Model
 from hotrows.planning.routing import RankSignals
 from hotrows.train import pictures, run_folder, store_folder
+from hotrows.train.defaults import settle
 from hotrows.train.evaluate import evaluate
-from hotrows.train.metrics_log import METRICS, MetricsLog
-from hotrows.train.progress import Meter, Progress, Result
+from hotrows.train.progress import Progress, Result
+from hotrows.train.reports import Reports
 from hotrows.train.run_checkpoints import RunCheckpoints
-from hotrows.train.run_data import num_training_samples
 from hotrows.train.run_state import RunState, after_evaluation, evaluation_is_due, lr_scale, stops_early
 from hotrows.train.run_trace import RunTrace
 from hotrows.train.signals import stop_signals
@@ -47,6 +48,21 @@ Evaluate = Callable[..., Metrics]  # of a part of the data, and a function calle
 
 class Interrupted(KeyboardInterrupt):
     """A run has stopped on request and saved itself; resume it to go on."""
+
+
+class Callback:
+    """Code of a user's that `Trainer.fit` calls; a subclass overrides the methods that it needs.
+
+    `trainer.stop()` ends the run after this step. An error leaves the run as it is: with `resume=True`
+    it goes on from its last checkpoint. Of several ranks each calls its own callbacks, with equal
+    metrics; one of them may stop all, and none should raise an error alone.
+    """
+
+    def after_step(self, trainer: Trainer, progress: Progress) -> None:
+        """Called after each step; the loss and speed in `progress` are those of the last interval."""
+
+    def after_evaluation(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Called after each evaluation of the validation part, before its checkpoint is written."""
 
 
 def train(
@@ -65,7 +81,10 @@ def train(
 class Trainer:
     """One run: a model, its tables, its optimizers and its folder.
 
-    data: prepared data; run: a new folder, or with `resume` one to go on with.
+    data: prepared data, or its folder; config: the settings (default: `TrainConfig()`).
+    run: a new folder, or with `resume` one to go on with (default: runs/MODEL-NUMBER).
+    model: in place of the config's: a name, a class made of `hotrows.models.Model`, or an object of one,
+        which is trained as it is. `config.model_options` are the arguments of the class.
     progress: called after every step, and after every batch of an evaluation.
     trace: a file for the times of every stage of the last batches, which Perfetto opens; a picture
         of them goes beside it.
@@ -78,29 +97,38 @@ class Trainer:
 
     def __init__(
         self,
-        data: EncodedData,
-        config: TrainConfig,
-        run: Path | str,
+        data: EncodedData | Path | str,
+        config: TrainConfig | None = None,
+        run: Path | str | None = None,
         *,
+        model: str | type[Model] | Model | None = None,
         resume: bool = False,
         progress: Callable[[Progress], None] | None = None,
-        trace: Path | None = None,
+        trace: Path | str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self.data, self.run = data, Path(run)
+        self.data = EncodedData.open(data) if isinstance(data, str | Path) else data
         self.ranks = ranks or OneRank()
-        self.config = settle(config, num_training_samples(data))
+        config = _checked(config)
+        if model is not None:
+            config = dataclasses.replace(config, model=models.name_of(model))
+        self._given_model = None if isinstance(model, str) else model
+        self.config = settle(config, self.data)
+        self.run = Path(
+            run or self.ranks.gather_objects(run_folder.next_folder(str(self.config.model)))[0]
+        )
         run_folder.check(self.run, resume)
         self._lock = RunLock(self.run, self.ranks)
-        self._progress = progress or (lambda _: None)
-        self._meter = Meter(self.ranks)
+        self._callbacks: Sequence[Callback] = ()
         self._trace = RunTrace(trace)
         self._stop_requested: Callable[[], bool] = lambda: False
+        self._stop_called = self._all_stop = False
         self._checkpoint_requested = False
         self._doing = "starting"
         with ExitStack() as on_error:
             on_error.callback(self._lock.release)
             self._open(resume)
+            self._reports = Reports(self.steps, progress)
             on_error.pop_all()
 
     def _open(self, resume: bool) -> None:
@@ -118,7 +146,7 @@ class Trainer:
             """As this run has dealt its tables before on as many ranks, else chosen now."""
             return choose() if known is None else known
 
-        self.steps = StepTrainer(data, self.config, self.ranks, place)
+        self.steps = StepTrainer(data, self.config, self.ranks, place, self._given_model)
         self.recommender, self.model = self.steps.recommender, self.steps.model
         self.embedding, self.cached_tables = self.steps.embedding, self.steps.cached_tables
         if self._trace.is_on:
@@ -129,12 +157,16 @@ class Trainer:
             self.steps.use_linear_paths(run_folder.read_choices(self.run))
             self.checkpoints.resume()
         else:
-            self.checkpoints.start_from_other_run()
+            self.checkpoints.first_values()
             self.steps.choose_linear_paths(partial(run_folder.begin, self.run, self.config, data))
         if self.is_first:
             store_folder.claim(self.config, self.run)
         if self.is_first and known is None:
             run_folder.write_placing(self.run, self.ranks.num_ranks, self.steps.placing)
+
+    def __repr__(self) -> str:
+        at = f"step {self.state.step:,} of {self.total_steps:,}"
+        return f"Trainer({self.run}, {self.config.model}, {at}; {self.data!r})"
 
     @property
     def state(self) -> RunState:
@@ -146,8 +178,15 @@ class Trainer:
         return self.steps.batches.total_steps
 
     @property
+    def _last_step(self) -> int:
+        """The step after which training ends: where `stop` was called this one, once all ranks agree."""
+        stops = self._all_stop or (self._stop_called and self.ranks.num_ranks == 1)
+        return self.state.step if stops else self.total_steps
+
+    @property
     def stopped_early(self) -> bool:
-        return self.state.step < self.total_steps and stops_early(self.state, self.config)
+        stops = self._last_step < self.total_steps or stops_early(self.state, self.config)
+        return self.state.step < self.total_steps and stops
 
     @property
     def is_first(self) -> bool:
@@ -161,11 +200,28 @@ class Trainer:
         self._doing = f"evaluating on the {part} part"
         return self._evaluate(self.data.parts[part], self._evaluation_progress)
 
+    def stop(self) -> None:
+        """Ends the run after this step, as if it were the last: to be called by a callback.
+
+        It evaluates and saves, and `fit` returns the result. Of several ranks one may call it: all end at
+        the same step, some steps later.
+        """
+        self._stop_called = True
+
     def fit(
-        self, *, signals: Callable[[], int] | None = None, evaluate: Evaluate | None = None
+        self,
+        *,
+        verbose: bool | None = None,
+        callbacks: Sequence[Callback] = (),
+        signals: Callable[[], int] | None = None,
+        evaluate: Evaluate | None = None,
     ) -> Result:
         """Trains to the end, goes back to the best checkpoint, and reports on the test part.
 
+        verbose: whether to show a bar, and a line for each evaluation, on standard error; None: on a
+            terminal and in a notebook, unless the Trainer has a `progress`. Where there is no terminal,
+            True prints the lines alone.
+        callbacks: called after each step and each evaluation.
         signals: what this rank requests of all when a batch is planned (`RankSignals`); None: to stop
             after Ctrl-C, and a checkpoint where a file store needs one.
         evaluate: in place of `train.evaluate.evaluate`: called with a part and a progress function.
@@ -178,12 +234,12 @@ class Trainer:
         self._signals = signals or self._own_signals
         self._evaluate = evaluate or self._evaluate
         self._lock.take()
+        self._callbacks = callbacks
+        self._stop_called = self._all_stop = False
         with ExitStack() as stack:
             stack.callback(self._lock.release)
             self._stop_requested = stack.enter_context(stop_signals(self._describe))
-            file = METRICS if self.is_first else f"ranks/rank-{self.ranks.rank}.jsonl"
-            log = MetricsLog(self.run, self.state.step, self.state.evaluated_at, file)
-            self._log = stack.enter_context(closing(log))
+            stack.enter_context(self._reports.opened(self.run, verbose))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.set_rng_state(self.checkpoints.random_state)
             device, state = self.recommender.device, self.checkpoints.device_random_state
@@ -208,6 +264,7 @@ class Trainer:
     def _own_signals(self) -> int:
         wants_checkpoint = self.cached_tables is not None and self.cached_tables.wants_checkpoint
         stop = RankSignals.STOP if self._stop_requested() else RankSignals(0)
+        stop |= RankSignals.FINISH if self._stop_called else RankSignals(0)
         return stop | (RankSignals.CHECKPOINT if wants_checkpoint else RankSignals(0))
 
     def _train_block(self) -> bool:
@@ -230,17 +287,20 @@ class Trainer:
         """Trains on the batches of the runner; returns whether the run is over."""
         while True:
             if self._evaluation_is_due():
+                self._write_interval()
                 with runner.paused():
                     self._validate()
                     self._save()
             elif self._checkpoint_is_due():
                 with runner.paused():
                     self._save()
-            if self.state.step >= self.total_steps or stops_early(self.state, self.config):
+            if self.state.step >= self._last_step or stops_early(self.state, self.config):
                 return True
             if self._stop_requested() and self.ranks.num_ranks == 1:
                 raise _StopRequested
             self._train_step(runner)
+            if self._all_stop:
+                continue
             if self.state.position is not None and self.state.position.done == 0:  # a block's end
                 surplus = next(runner, None)  # returns once all of the block is written back
                 assert surplus is None, "a block's runner hands out its batches alone"
@@ -253,19 +313,21 @@ class Trainer:
         work = next(runner)
         if work.item.plan.signals & RankSignals.STOP:
             raise _StopRequested
+        if work.item.plan.signals & RankSignals.FINISH:
+            self._all_stop = True
+            return
         self._checkpoint_requested |= bool(work.item.plan.signals & RankSignals.CHECKPOINT)
         ready = time.perf_counter()
         self._trace.batch = work.number
         loss = self.steps.train(work, lr_scale(self.state, self.config))
-        end = time.perf_counter()
-        for interval in (self._meter.interval, self._meter.total):
-            interval.add(loss, work.item.batch.size, seconds=end - begin, stalled=ready - begin)
-            interval.wait(before, runner.stalled)
-            if self.cached_tables:
-                interval.moves += self.cached_tables.traffic(work.item.plan)
-        if self._meter.interval.steps == self._interval_steps or self._evaluation_is_due():
+        seconds, stalled = time.perf_counter() - begin, ready - begin
+        waited = {stage: now - before.get(stage, 0.0) for stage, now in runner.stalled.items()}
+        self._reports.add_step(work, loss, seconds, stalled, waited)
+        if self._reports.interval_is_over or self._evaluation_is_due():
             self._write_interval()
-        self._step_progress()
+        progress = self._reports.show_step()
+        for callback in self._callbacks:
+            callback.after_step(self, progress)
 
     def _set_rate(self) -> None:
         """Between blocks of a schedule: the validation loss decides how long the next one is.
@@ -276,12 +338,12 @@ class Trainer:
         assert position is not None
         if position.rate is None or not self.data.parts["validation"].rows:
             return
-        metrics = self._evaluate(self.data.parts["validation"], self._show_evaluation)
-        position = dataclasses.replace(position, rate=position.rate.after(metrics.log_loss))
+        metrics = self._evaluate(self.data.parts["validation"], self._reports.show_evaluation)
+        position = dataclasses.replace(position, rate=position.rate.after(metrics.validation_loss))
         self.steps.state = dataclasses.replace(self.state, position=position)
 
     def _evaluation_is_due(self) -> bool:
-        return evaluation_is_due(self.state, self.config, self._epoch_steps, self.total_steps)
+        return evaluation_is_due(self.state, self.config, self._reports.epoch_steps, self._last_step)
 
     def _checkpoint_is_due(self) -> bool:
         every = self.config.checkpoint_every
@@ -293,9 +355,10 @@ class Trainer:
             self.steps.state = dataclasses.replace(self.state, evaluated_at=self.state.step)
             return
         metrics = self.evaluate("validation")
-        self.steps.state = after_evaluation(self.state, metrics, self.config, self._epoch_steps)
-        self._log.write("evaluation", self.state.step, {"epoch": self._epoch, **metrics.to_json()})
-        self._step_progress(validation=metrics)
+        self.steps.state = after_evaluation(self.state, metrics, self.config, self._reports.epoch_steps)
+        self._reports.write_evaluation(metrics)
+        for callback in self._callbacks:
+            callback.after_evaluation(self, metrics)
 
     def _save(self) -> None:
         self._doing = "writing a checkpoint"
@@ -305,13 +368,12 @@ class Trainer:
     def _finish(self) -> Result:
         self._lock.check()
         self.checkpoints.load_best()
-        self._meter.total.sum_over(self.ranks)
         result = Result(
             run=self.run,
             steps=self.state.step,
             best_step=self.state.best_step if self.state.best else self.state.step,
             stopped_early=self.stopped_early,
-            samples_per_second=self._meter.total.samples_per_second,
+            samples_per_second=self._reports.samples_per_second(),
             validation=self.state.best,
             test=self.evaluate("test") if self.data.parts["test"].rows else None,
         )
@@ -320,28 +382,9 @@ class Trainer:
             pictures.draw_run(self.run)
         return result
 
-    @property
-    def _epoch_steps(self) -> int:
-        return len(self.steps.batches.loader)
-
-    @property
-    def _epoch(self) -> float:
-        return round(self.state.step / self._epoch_steps, 4)
-
-    @property
-    def _interval_steps(self) -> int:
-        """Steps between lines of metrics: 200 lines a run, but one in 100 steps at least."""
-        return min(max(self.total_steps // 200, 1), 100)
-
     def _write_interval(self) -> None:
         self._lock.check()
-        of_rank = self._meter.close_interval(cached=self.cached_tables is not None)
-        _check_loss(self._meter.shown["loss"], self.state, self.config)
-        scale, config = lr_scale(self.state, self.config), self.config
-        assert config.row_optimizer is not None and config.dense_lr is not None
-        rates = {"lr": config.row_optimizer.lr * scale, "dense_lr": config.dense_lr * scale}
-        fields = {"epoch": self._epoch, **self._meter.shown, **rates, **of_rank}
-        self._log.write("train", self.state.step, fields)
+        self._reports.write_interval()
 
     def _describe(self) -> str:
         """What is under way, for who waits for it."""
@@ -351,26 +394,18 @@ class Trainer:
         patience = f"{self.config.timeout:g} s"
         return f"{where} on {self.ranks.num_ranks:,} ranks (a silent one is given up after {patience})"
 
-    def _step_progress(self, validation: Metrics | None = None) -> None:
-        step, total = self.state.step, self.total_steps
-        self._progress(Progress("train", step, total, validation=validation, **self._meter.shown))
-
     def _evaluation_progress(self, done: int, total: int) -> None:
         if self._stop_requested() and self.ranks.num_ranks == 1:  # ranks stop together, after it
             raise _StopRequested
-        self._show_evaluation(done, total)
+        self._reports.show_evaluation(done, total)
 
-    def _show_evaluation(self, done: int, total: int) -> None:
-        self._progress(Progress("evaluate", done, total))
+
+def _checked(config: TrainConfig | None) -> TrainConfig:
+    if config is not None and not isinstance(config, TrainConfig):
+        advice = "; the name of a model is model=" if isinstance(config, str) else ""
+        raise ValueError(f"config must be a TrainConfig, not {config!r:.60}{advice}")
+    return config or TrainConfig()
 
 
 class _StopRequested(Exception):
     """Leaves the loop after Ctrl-C."""
-
-
-def _check_loss(loss: float, state: RunState, config: TrainConfig) -> None:
-    if not math.isfinite(loss):
-        raise ValueError(
-            f"training diverged: the loss is {loss} at step {state.step:,}; lower the learning rates "
-            f"({config.row_optimizer}, dense_lr={config.dense_lr}), warm up, or set clip_norm"
-        )

@@ -5,6 +5,7 @@ An encoder is stored with the data it encoded, and encodes raw rows for predicti
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from hotrows.data.encode.transform import Transform
 from hotrows.data.encode.vocabulary import open_vocabularies
 from hotrows.data.encode.vocabulary_file import Values, open_values
 from hotrows.data.raw.canonical import TEXT_RULE
-from hotrows.data.raw.columns import MISSING_LABEL, Columns, RawIds
+from hotrows.data.raw.columns import Columns, RawIds, missing_labels, no_labels
 from hotrows.data.raw.inputs import Reading, inputs_of, stream
 from hotrows.data.raw.values import hash_values
 from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
@@ -27,6 +28,7 @@ from hotrows.data.stored.gather import ends_of
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
 from hotrows.runtime.machine import num_threads
+from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, Schema, Sequence, Sparse, vocabulary_of
 
 
@@ -74,24 +76,44 @@ class Encoder:
         values, parts = stored_values(data), data.parts.values()
         return Encoder(data.schema, values, data.statistics, threads, memory, data.text_rule, parts)
 
-    def encode(self, raw: Any, batch_size: int = 8192) -> EncodedBatches:
+    def encode(
+        self, raw: Any, batch_size: int = 8192, columns: tuple[str, ...] | None = ()
+    ) -> EncodedBatches:
         """Yields batches of at most `batch_size` raw rows, in their order.
 
-        raw: a path, glob, folder or URL, an Arrow table, a frame, or a list of these. Labels may be
+        raw: what `prepare` reads: paths, tables, frames, dicts of columns. Labels may be
         absent; they are then None. Columns of features that are absent count as missing, values
         never seen become unknown ids. The `rates` of what is returned are those of such values; a
         warning, after the last batch, names features where they are far from those of the prepared data.
+        columns: which of the input to keep beside the batches, as they are; None: all.
         """
-        counter = RateCounter(self.schema, self._usual)
-        return EncodedBatches(self._batches(raw, batch_size, counter), counter)
+        how = Reading(self.schema, self.threads, False, self.text_rule, columns)
+        counter, kept = RateCounter(self.schema, self._usual), deque[Any]()
+        return EncodedBatches(self._batches(raw, batch_size, how, counter, kept), counter, kept)
 
-    def _batches(self, raw: Any, batch_size: int, counter: RateCounter) -> Iterator[Batch]:
-        how = Reading(self.schema, self.threads, for_training=False, text_rule=self.text_rule)
+    def check_columns(self, names: Iterable[str]) -> None:
+        """Refuses names that the schema does not read: ValueError names the first one.
+
+        `encode` takes no notice of such columns, and counts absent ones as missing: a misspelt field
+        of a request would change its prediction in silence.
+        """
+        known = self.schema.raw_columns
+        for name in names:
+            if name not in known:
+                raise ValueError(
+                    f"no column {name!r} is read{did_you_mean(name, known) or ': ' + ', '.join(known)}"
+                )
+
+    def _batches(
+        self, raw: Any, batch_size: int, how: Reading, counter: RateCounter, kept: deque[Any]
+    ) -> Iterator[Batch]:
         for _, columns in stream(inputs_of(raw), how):
             rows = self.encode_columns(columns)
             counter.add(columns, rows)
             for first in range(0, columns.num_rows, batch_size):
                 part, has_labels = rows[first : first + batch_size], columns.labels is not None
+                if columns.kept is not None:
+                    kept.append(columns.kept.slice(first, batch_size))
                 yield batch_of(part, self.schema, columns.first_row + first, has_labels)
         counter.rates().warn()
 
@@ -103,7 +125,8 @@ class Encoder:
                 _check_known(feature, raw, encoded, columns)
         labels = columns.labels
         if labels is None:
-            labels = np.full((len(self.schema.labels), columns.num_rows), MISSING_LABEL, np.uint8)
+            shape = (len(self.schema.labels), columns.num_rows)
+            labels = no_labels(shape, self.schema.has_numbers)
         return Rows(
             ids=tuple(ids),
             offsets=tuple(raw.offsets for raw in columns.ids),
@@ -115,11 +138,13 @@ class Encoder:
 
 
 class EncodedBatches(Iterator[Batch]):
-    """The batches of raw rows, in order, and the rates of their missing and unknown values."""
+    """The batches of raw rows, in order, and the rates of their missing and unknown values.
 
-    def __init__(self, batches: Iterator[Batch], counter: RateCounter) -> None:
-        self._batches = batches
-        self._counter = counter
+    kept: the columns that are kept, as an Arrow table for each batch, to be taken from the left.
+    """
+
+    def __init__(self, batches: Iterator[Batch], counter: RateCounter, kept: deque[Any]) -> None:
+        self._batches, self._counter, self.kept = batches, counter, kept
 
     def __next__(self) -> Batch:
         return next(self._batches)
@@ -167,7 +192,7 @@ def batch_of(rows: Rows, schema: Schema, first_sample: int = 0, has_labels: bool
     lengths = [np.ones(len(rows), np.int64) if o is None else np.diff(o) for o in rows.offsets]
     offsets = ends_of(np.concatenate(lengths)) if any(o is not None for o in rows.offsets) else None
     labels = rows.labels.astype(np.float32)
-    labels[rows.labels == MISSING_LABEL] = np.nan
+    labels[missing_labels(rows.labels)] = np.nan
     return Batch(
         features=tuple(feature.name for feature in features),
         ids=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ids])),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from hotrows.data.raw.columns import Columns
 from hotrows.data.raw.inputs import Input, InputPosition, Reading, inputs_of
 from hotrows.data.raw.values import plain_time
 from hotrows.data.stored.encoded import VERSION, EncodedData
+from hotrows.data.stored.part import NAMES
 from hotrows.json_file import parse
 from hotrows.runtime.atomic_files import write_text
 from hotrows.runtime.machine import num_threads, total_memory
@@ -107,7 +108,8 @@ def job_of(
     groups = [inputs_of(rows) for rows in (raw, validation, test)]
     if not groups[0]:
         raise ValueError("no raw files to prepare; name at least one")
-    text = split or (_ALL_TRAIN if groups[1] or groups[2] else "fraction:0.8,0.1,0.1")
+    declared = [name for name, group in zip(NAMES[1:], groups[1:], strict=True) if group]
+    text = split or (_ALL_TRAIN if declared else "fraction:0.8,0.1,0.1")
     return Job(
         inputs=tuple(source for group in groups for source in group),
         declared_parts=tuple(
@@ -115,7 +117,7 @@ def job_of(
         ),
         schema=schema,
         split_text=text,
-        split=_split(text, schema),
+        split=_split(text, schema, declared),
         seed=seed,
         stored=stored,
         extends=extend is not None,
@@ -155,18 +157,23 @@ def _without_rows(schema: Schema) -> Schema:
     return schema.with_rows(dict.fromkeys(readers_of(schema)))  # type: ignore[arg-type]
 
 
-def _split(text: str, schema: Schema) -> Split:
+def _split(text: str, schema: Schema, declared: Sequence[str]) -> Split:
     def parse(word: str) -> int:
         assert schema.time is not None
-        for form in (schema.time.format, "%Y-%m-%d %H:%M:%S", "%Y-%m-%d"):
+        for form in (schema.time.format, "iso"):
             if (seconds := plain_time(word.encode(), form)) is not None:
                 return seconds
         raise ValueError(f"split {text!r}: {word!r} is no time in the format {schema.time.format!r}")
 
-    split = parse_split(text, parse if schema.time else None)
+    split = parse_split(text, parse if schema.time else None, declared)
     if split.kind == "time" and schema.time is None:
         raise ValueError(
             f"split {text!r} needs to know the time: say which column that is, time=Time(COLUMN)"
+        )
+    if split.kind == "stratified" and not schema.labels[0].values.binary:
+        raise ValueError(
+            f"split {text!r} shares out the rows of each label, and {schema.labels[0].name!r} is a "
+            f"number; split in another way, such as fraction:0.8,0.1,0.1"
         )
     return split
 

@@ -17,8 +17,9 @@ that the stored vocabularies lack.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +37,19 @@ from hotrows.data.encode.job import (
     stage_progress,
     write_state,
 )
+from hotrows.data.encode.oddities import oddities, with_extremes
 from hotrows.data.encode.rates import ValueRates
 from hotrows.data.encode.split import Sharing
 from hotrows.data.encode.vocabulary_file import open_values
 from hotrows.data.raw.inputs import InputPosition, stream
-from hotrows.data.stored.encoded import EncodedData, Statistics, write_manifest
+from hotrows.data.stored.encoded import EncodedData, Extremes, Statistics, write_manifest
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.shard_writer import ShardWriter, Written
+from hotrows.json_file import build
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.schema import Schema
+
+log = logging.getLogger("hotrows")
 
 
 def prepare(
@@ -64,8 +69,9 @@ def prepare(
 ) -> EncodedData:
     """Encodes raw rows into the new folder `out`.
 
-    raw: a path, glob, folder or URL of text or Parquet, an Arrow table, a pandas or Polars frame, or
-        a list of these. validation, test: further rows, all of which belong to these parts.
+    raw: a path, glob, folder or URL of text, JSON lines, Parquet, Arrow or ORC, an Arrow table, a frame,
+        a dict of columns, or a list of these. validation, test: further rows, all of which belong to
+        these parts.
     split: distribution of the rows of `raw` over the parts, see `parse_split`; by default
         fraction:0.8,0.1,0.1, or all training where `validation` or `test` is passed.
     seed: of a split that draws.
@@ -88,12 +94,25 @@ def prepare(
             state = {"stage": "encode", "encoders": encoders, "rows": num_rows, **sharing.settled}
             write_state(folder, state)
         encoder = _encoder(job, folder, state)
-        written = _encode(job, encoder, folder, state, stage_progress(progress, "encode"))
-        _finish(job, folder, encoder, state, written)
+        written, extremes = _encode(job, encoder, folder, state, stage_progress(progress, "encode"))
+        _finish(job, folder, encoder, state, written, extremes)
     data = EncodedData.open(out)
     if job.stored is not None:
         ValueRates.of_parts(data.parts.values(), job.stored.parts.values()).warn()
+    else:
+        _warn(data)
     return data
+
+
+def _warn(data: EncodedData) -> None:
+    """Warns of what is odd about new data, a line each."""
+    if not data.parts["validation"].rows:
+        log.warning(
+            "no rows validate, so that no checkpoint is chosen as the best: give --validation FILE, or "
+            "--split fraction:0.9 with --test FILE, or fraction:0.8,0.1,0.1"
+        )
+    for line in oddities(data):
+        log.warning(line)
 
 
 def _encoder(job: Job, folder: Path, state: Mapping[str, Any]) -> Encoder:
@@ -124,17 +143,19 @@ class _StreamState:
 
 def _encode(
     job: Job, encoder: Encoder, folder: Path, state: dict[str, Any], progress: StageProgress | None
-) -> dict[str, Written]:
+) -> tuple[dict[str, Written], Extremes]:
     """Encodes every row into the shards of its part; saves the state after every shard."""
     writers, start = _writers(encoder.schema, folder, state)
     sharing = Sharing(job.split, job.seed, state["total"], state["before"], start.sharing)
     rows, num_rows = list(start.rows), start.position.rows
+    extremes = build(Extremes, state.get("encoding", {}).get("extremes", {}))
     oldest = [start] * len(NAMES)  # per part, the state before the first row that is in no shard
     for position, columns in stream(job.inputs, job.reading, progress, start.position):
         before = _StreamState(position, tuple(rows), sharing.state)
         in_shards = [writer.rows_in_shards for writer in writers]
         encoded, missing = encoder.encode_columns(columns), np.isnan(columns.dense)
         part_of_row = job.parts(position, columns, sharing)
+        extremes = with_extremes(extremes, encoder.schema, columns)
         for part, writer in enumerate(writers):
             chosen = np.flatnonzero(part_of_row == part)
             if len(chosen) == columns.num_rows:
@@ -146,13 +167,14 @@ def _encode(
             rows[part] += len(chosen)
         num_rows += columns.num_rows
         if [writer.rows_in_shards for writer in writers] != in_shards:
-            write_state(folder, state | {"encoding": _encoding_state(writers, oldest)})
+            encoding = {**_encoding_state(writers, oldest), "extremes": asdict(extremes)}
+            write_state(folder, state | {"encoding": encoding})
     if state["rows"] not in (None, num_rows):
         raise ValueError(
             f"the raw files changed while they were prepared: {state['rows']:,} rows in the first "
             f"pass, {num_rows:,} in the second; prepare again"
         )
-    return dict(zip(NAMES, (writer.close() for writer in writers), strict=True))
+    return dict(zip(NAMES, (writer.close() for writer in writers), strict=True)), extremes
 
 
 def _encoding_state(writers: list[ShardWriter], oldest: list[_StreamState]) -> dict[str, Any]:
@@ -178,11 +200,17 @@ def _writers(
 
 
 def _finish(
-    job: Job, folder: Path, encoder: Encoder, state: Mapping[str, Any], written: Mapping[str, Written]
+    job: Job,
+    folder: Path,
+    encoder: Encoder,
+    state: Mapping[str, Any],
+    written: Mapping[str, Written],
+    extremes: Extremes,
 ) -> None:
     """Writes data.json and removes the saved state."""
     if not written["train"].shards and job.stored is None:
         raise ValueError("the training part has no rows; give more rows, or a larger share")
     extends = job.stored.lineage if job.stored and job.extends else ()
-    write_manifest(folder, encoder.schema, written, state["encoders"], job.split_text, job.seed, extends)
+    of_split = (job.split_text, job.seed)
+    write_manifest(folder, encoder.schema, written, state["encoders"], *of_split, extends, extremes)
     (folder / STATE_FILE).unlink()

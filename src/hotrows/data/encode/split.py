@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -18,6 +18,7 @@ KINDS = ("fraction", "stratified", "position", "time")
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _VALIDATION_OF_TRAINING = Fraction(1, 10)
+_NEVER = np.iinfo(np.int64).max
 _STRATUM = 1000  # rows of one label per permuted block
 # A decimal number or a fraction, of few digits: a Fraction of 1e999999999 takes all memory there is.
 _SHARE = re.compile(
@@ -51,20 +52,27 @@ class Split:
         return self.kind == "time" and self.before is None
 
 
-def parse_split(text: str, parse_time: Callable[[str], int] | None = None) -> Split:
+def parse_split(
+    text: str, parse_time: Callable[[str], int] | None = None, declared: Sequence[str] = ()
+) -> Split:
     """Parses `fraction:0.8,0.1,0.1`, `position:0.7,0.1,0.2`, or one share of training and validation.
 
     position:0.8  ->  0.72, 0.08, 0.2: the validation part is the last tenth of the first 80 %.
     `time:A,B`: the times, as the schema writes them, from which on rows validate and test; `time:A`
     leaves no validation part.
-    parse_time: converts a time in the schema's format to seconds since 1970.
+    parse_time: converts a time in the schema's format to seconds since 1970; declared: the parts, of
+    "validation" and "test", that have files of their own: the share or time of training alone leaves
+    nothing to them, and others that do are an error.
     """
     kind, _, numbers = text.partition(":")
-    shares = _shares(numbers)
+    shares = _shares(numbers, declared)
     if shares is None and kind == "time" and numbers and parse_time is not None:
         times = [parse_time(word) for word in numbers.split(",")]
         if len(times) <= 2 and times == sorted(times):
-            return Split(kind, None, (times[0], times[-1]))
+            before = _before(times, declared)
+            shared = {"validation": before[1] > before[0], "test": before[1] < _NEVER}
+            _check_declared(text, shared, declared)
+            return Split(kind, None, before)
     if kind not in KINDS or shares is None:
         raise ValueError(
             f"split must be 'fraction:', 'stratified:', 'position:' or 'time:' and the shares of "
@@ -72,15 +80,36 @@ def parse_split(text: str, parse_time: Callable[[str], int] | None = None) -> Sp
             f"of training alone ('position:0.8'), or the times from which on rows validate and test "
             f"('time:2024-03-01,2024-03-02'), not {text[:60]!r}"
         )
+    _check_declared(text, {"validation": shares[1] > 0, "test": shares[2] > 0}, declared)
     return Split(kind, shares)
 
 
-def _shares(numbers: str) -> tuple[Fraction, Fraction, Fraction] | None:
+def _check_declared(text: str, shared: Mapping[str, bool], declared: Sequence[str]) -> None:
+    """Raises an error if a split shares rows out to a part that has files of its own."""
+    for part in (part for part in declared if shared[part]):
+        none = "fraction:0.9,0.1,0" if part == "test" else "fraction:0.9,0,0.1"
+        raise ValueError(
+            f"split {text!r} would move rows of the training files into the {part} part, which has files "
+            f"of its own; give it no share ({none!r}), or leave the files or the split out"
+        )
+
+
+def _before(times: list[int], declared: Sequence[str]) -> tuple[int, int]:
+    """The times before which rows train and validate; rows from one time on belong to the part that has
+    no files of its own."""
+    is_one = len(times) == 1 and "test" in declared and "validation" not in declared
+    return times[0], _NEVER if is_one else times[-1]
+
+
+def _shares(numbers: str, declared: Sequence[str] = ()) -> tuple[Fraction, Fraction, Fraction] | None:
     words = numbers.split(",")
     if not all(map(_SHARE.fullmatch, words)):
         return None
     shares = tuple(map(Fraction, words))
-    if len(shares) == 1:
+    if len(shares) == 1 and declared:
+        other = 1 - shares[0]
+        shares = (shares[0], *((other, 0) if "validation" not in declared else (0, other)))
+    elif len(shares) == 1:
         validation = shares[0] * _VALIDATION_OF_TRAINING
         shares = (shares[0] - validation, validation, 1 - shares[0])
     legal = len(shares) == 3 and sum(shares) == 1 and min(shares) >= 0 and shares[0] > 0

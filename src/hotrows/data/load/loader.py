@@ -16,7 +16,7 @@ import torch
 
 from hotrows.batch import Batch
 from hotrows.data.load.stream import Stream
-from hotrows.data.raw.columns import MISSING_LABEL
+from hotrows.data.raw.columns import missing_labels
 from hotrows.data.stored.gather import ends_of, lengths_of
 from hotrows.data.stored.order import Share
 from hotrows.data.stored.part import Part
@@ -27,7 +27,7 @@ from hotrows.schema import Schema, is_list
 class Loader:
     """Batches of `batch_size` samples; the last of an epoch may be smaller.
 
-    shuffle: whether to permute every epoch, by `seed` and the number of the epoch.
+    shuffle: whether to permute every epoch, by `seed` and the number of the epoch (default: no).
     rank, num_ranks: of several processes, each reads its share of every batch; together they read
         the batches of one process, in its order. A rank's share of a small last batch may be empty.
     """
@@ -37,7 +37,7 @@ class Loader:
         part: Part,
         batch_size: int,
         *,
-        shuffle: bool,
+        shuffle: bool = False,
         seed: int = 0,
         rank: int = 0,
         num_ranks: int = 1,
@@ -59,6 +59,11 @@ class Loader:
     def __len__(self) -> int:
         """Batches per epoch, equal on every rank."""
         return -(-self.part.rows // self.batch_size)
+
+    def __repr__(self) -> str:
+        order = f"shuffled by seed {self.seed}" if self.shuffle else "in order"
+        ranks = f", rank {self.rank} of {self.num_ranks}" if self.num_ranks > 1 else ""
+        return f"Loader({self.part!r}: {len(self):,} batches of {self.batch_size:,}, {order}{ranks})"
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -141,7 +146,7 @@ class _BatchBuilder:
         self._dense[place] = rows.dense
         self._labels[place] = rows.labels
         if len(self._schema.labels) > 1:
-            self._labels[place][rows.labels == MISSING_LABEL] = np.nan
+            self._labels[place][missing_labels(rows.labels)] = np.nan
         for values, column_values in ((self._weights, rows.weights), (self._groups, rows.groups)):
             if values is not None:
                 assert column_values is not None

@@ -1,4 +1,4 @@
-"""Arrow columns as cells: Parquet files, Arrow tables, and pandas or Polars frames.
+"""Arrow columns as cells: of typed files, Arrow tables, and frames.
 
 Text is read in Arrow's own buffers. Other ids become the canonical text of their value: it gets one
 id, whether it comes from a CSV file or from a Parquet file.
@@ -6,7 +6,7 @@ id, whether it comes from a CSV file or from a Parquet file.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -20,7 +20,6 @@ from hotrows.data.raw.columns import Columns, RawIds
 from hotrows.data.raw.files import File
 from hotrows.data.raw.layout import check_present
 from hotrows.data.raw.values import MISSING_TIME
-from hotrows.pipeline.prefetch import prefetch
 
 ROWS_PER_CHUNK = 1 << 16
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -52,6 +51,16 @@ class ArrowCells:
     def num_rows(self) -> int:
         return self.batch.num_rows
 
+    @property
+    def kept(self) -> Any:
+        if self.how.kept == ():
+            return None
+        names = self.batch.schema.names if self.how.kept is None else self.how.kept
+        columns = {name: self.batch.column(name) for name in names}
+        is_coded = pyarrow().types.is_dictionary
+        plain = {n: c.dictionary_decode() if is_coded(c.type) else c for n, c in columns.items()}
+        return pyarrow().table(plain)
+
     def has(self, column: str) -> bool:
         return column in self.batch.schema.names
 
@@ -61,7 +70,9 @@ class ArrowCells:
     def lists(self, column: str, separator: str) -> RawIds:
         array = self.batch.column(column)
         if not _is_list(array.type):
-            cut = values.cut_lists(self._single(column), separator, self.how.threads)
+            words = () if self.how.keeps_lone_missing else self.how.schema.missing
+            cells = self._blanked(self._text(array, column), words)
+            cut = values.cut_lists(cells, separator, self.how.threads)
             return self.how.text(self._trimmed(cut))
         if _is_list(array.type.value_type):
             raise self._unfit(column, "a list of values", "lists of lists are not read")
@@ -88,7 +99,7 @@ class ArrowCells:
             present = ticks.is_valid().to_numpy(zero_copy_only=False)
             seconds[present] = ticks.fill_null(0).to_numpy()[present] // _PER_SECOND[array.type.unit]
             return seconds, None
-        if format in ("unix", "unix_ms"):
+        if format in values.UNIX:
             numbers, bad = self._numbers(column)
             self.how.blank_numbers(numbers)
             seconds, bad = values.seconds_of(numbers, bad, format)
@@ -184,26 +195,25 @@ class ArrowCells:
         return self.how.text_rule > 1 and pyarrow().types.is_duration(kind)
 
     def _trimmed(self, ids: RawIds, offsets: np.ndarray | None = None) -> RawIds:
-        schema = self.how.schema
-        if schema.strip or schema.missing:
-            ids = RawIds(ids.text, ids.starts.copy(), ids.lengths.copy(), ids.offsets)
-            values.blank(ids, schema.strip, schema.missing, self.how.threads)
+        ids = self._blanked(ids, self.how.schema.missing)
         return ids if offsets is None else RawIds(ids.text, ids.starts, ids.lengths, offsets)
+
+    def _blanked(self, ids: RawIds, missing: Sequence[str]) -> RawIds:
+        """The values without spaces, where the schema says so, and without those that mean missing."""
+        strip = self.how.schema.strip
+        if strip or missing:
+            ids = RawIds(ids.text, ids.starts.copy(), ids.lengths.copy(), ids.offsets)
+            values.blank(ids, strip, missing, self.how.threads)
+        return ids
 
     def _unfit(self, column: str, expected: str, what: str) -> ValueError:
         kind = self.batch.column(column).type
         return ValueError(f"{self.name}, column {column!r}: expected {expected}, found {kind}; {what}")
 
 
-def parquet_columns(file: File, how: Reading) -> Iterator[tuple[int, Columns]]:
-    """Yields (row group, columns) of a Parquet file, up to ROWS_PER_CHUNK rows at a time."""
-    for group, first_row, batch in prefetch(_batches(file, how), 1):
-        yield group, columns_of(ArrowCells(batch, file.name, first_row, how), how)
-
-
 def table_columns(table: Any, name: str, how: Reading) -> Iterator[Columns]:
     """Yields the columns of an Arrow table, up to ROWS_PER_CHUNK rows at a time."""
-    columns = check_present(how.schema, name, tuple(table.schema.names), how.for_training)
+    columns = check_present(how.schema, name, tuple(table.schema.names), how.for_training, how.kept)
     first_row = 0
     for batch in table.select(columns).combine_chunks().to_batches(ROWS_PER_CHUNK):
         yield columns_of(ArrowCells(batch, name, first_row, how), how)
@@ -211,50 +221,56 @@ def table_columns(table: Any, name: str, how: Reading) -> Iterator[Columns]:
 
 
 def as_table(data: Any) -> Any:
-    """Converts a record batch, or a pandas or Polars frame, to an Arrow table."""
+    """Converts what holds columns to an Arrow table: what has the Arrow protocol (`__arrow_c_stream__`),
+    as frames do; dicts of columns; lazy frames, which are collected; Hugging Face data sets."""
     pa = pyarrow()
     if isinstance(data, pa.Table):
         return data
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
+    if isinstance(data, Mapping):
+        return _table_of_columns(data)
     if hasattr(data, "__arrow_c_stream__"):
         return pa.table(data)
+    if hasattr(data, "collect_schema") and hasattr(data, "collect"):
+        return as_table(data.collect())
+    if hasattr(data, "with_format") and hasattr(data, "column_names") and hasattr(data, "__len__"):
+        return as_table(data.with_format("arrow")[:])
     raise ValueError(
-        f"expected paths, an Arrow table, or a pandas or Polars frame, not {type(data).__name__}"
+        f"expected paths, an Arrow table, a pandas or Polars frame, a dict of columns, or a Hugging Face "
+        f"data set, not {type(data).__name__}"
     )
 
 
-def open_parquet_file(file: File, **options: Any) -> Any:
-    """Opens a Parquet file; an error if it is none. options: of `pyarrow.parquet.ParquetFile`."""
+def _table_of_columns(columns: Mapping[str, Any]) -> Any:
+    """A dict of columns (lists, arrays, tensors, series of equal length) as a table."""
     pa = pyarrow()
-    try:
-        return pa.parquet.ParquetFile(file.path if file.system is None else file.open(), **options)
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(
-            f"{file.name} is no whole Parquet file ({first_line(error)}); write it again"
-        ) from error
+    arrays = {}
+    for name, column in columns.items():
+        if isinstance(column, str | bytes) or not hasattr(column, "__len__"):
+            raise ValueError(
+                f"expected a dict of columns, found {type(column).__name__} for {name!r}; give lists or "
+                f"arrays of equal length, for one row too: {{{name!r}: [...]}}"
+            )
+        try:
+            arrays[str(name)] = _column_array(column)
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            raise ValueError(f"{name!r} is no column of values: {first_line(error)}") from error
+    lengths = {name: len(array) for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"the columns of a dict must have equal lengths, not {lengths}")
+    return pa.table(arrays)
 
 
-def _batches(file: File, how: Reading) -> Iterator[tuple[int, int, Any]]:
-    """Yields (row group, number of the first row, record batch)."""
+def _column_array(column: Any) -> Any:
     pa = pyarrow()
-    opened = open_parquet_file(file)
-    try:
-        inside = opened.schema_arrow.names
-        names = (*inside, *(name for name in file.partitions if name not in inside))
-        columns = check_present(how.schema, file.name, names, how.for_training)
-        stored = [column for column in columns if column in inside]
-        first_row = 0
-        for group in range(opened.num_row_groups):
-            which = {"batch_size": ROWS_PER_CHUNK, "row_groups": [group], "columns": stored}
-            for batch in opened.iter_batches(**which):
-                yield group, first_row, _with_partitions(batch, columns, file)
-                first_row += batch.num_rows
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file.name} is damaged ({first_line(error)}); write it again") from error
+    if hasattr(column, "__arrow_c_stream__"):
+        return pa.chunked_array(column)
+    is_foreign = hasattr(column, "__array__") and not hasattr(column, "__arrow_c_array__")
+    return pa.array(np.asarray(column) if is_foreign else column)
 
 
-def _with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
+def with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
     """Appends the columns that the path of the file holds as `key=value`."""
     pa = pyarrow()
     for name in (name for name in columns if name not in batch.schema.names):
@@ -272,6 +288,21 @@ def _unnested(array: Any) -> tuple[np.ndarray, Any]:
         array = array.cast(pa.large_list(array.type.value_type))
     lengths = pa.compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     return np.concatenate([[0], lengths.cumsum(dtype=np.int64)]), array.flatten()
+
+
+def text_array(values_: RawIds) -> Any:
+    """The values of a column as an Arrow array of text; bytes that are no UTF-8 are replaced."""
+    pa, lengths = pyarrow(), values_.lengths.astype(np.int64)
+    ends = np.concatenate([[0], lengths.cumsum()])
+    places = np.arange(ends[-1]) + np.repeat(values_.starts.astype(np.int64) - ends[:-1], lengths)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(values_.text[places])]
+    array = pa.Array.from_buffers(pa.large_string(), len(lengths), buffers)
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        raw = array.cast(pa.large_binary()).to_pylist()
+        return pa.array([value.decode("utf-8", "replace") for value in raw], pa.large_string())
+    return array
 
 
 def _spans(array: Any) -> RawIds:

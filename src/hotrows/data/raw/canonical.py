@@ -10,8 +10,9 @@
 These exact forms alone are changed. `007`, `1e5`, `05db9164`, `42.50`, `+42` and ` 42` are text that
 stands for itself; so are floats beyond 2^53, which skip whole numbers.
 
-The rule belongs to prepared data, which names it as its `text_rule`: TEXT_RULE, or 1 for data that was
-prepared when values of text stood for themselves.
+The rule belongs to prepared data, which names it as its `text_rule`: TEXT_RULE; 2 for data that was
+prepared when a cell of a list with nothing but a word for missing values was an empty list, not a list
+of one missing value; 1 when values of text stood for themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from hotrows.data.raw.columns import RawIds
 from hotrows.runtime import native
 from hotrows.runtime.native import call
 
-TEXT_RULE = 2
+TEXT_RULE = 3
 LAST_EXACT = 1 << 53  # float64 holds whole numbers exactly up to here
 
 _WORDS = {b"True": b"true", b"TRUE": b"true", b"False": b"false", b"FALSE": b"false"}

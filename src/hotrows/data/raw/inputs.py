@@ -1,6 +1,7 @@
 """Inputs: files and tables of raw rows, as one stream of checked columns.
 
-An input is a file of text or Parquet, recognized by its first bytes, or a table in memory. Rows are
+An input is a file of text, JSON lines, Parquet, Arrow or ORC, recognized by its first bytes, or a table
+in memory. Rows are
 numbered through all inputs. Every pass cuts the stream at the same places, so an interrupted
 preparation resumes at a position (input, chunk).
 """
@@ -13,16 +14,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hotrows.data.raw.arrow import as_table, open_parquet_file, parquet_columns, table_columns
+from hotrows.data.raw.arrow import as_table, table_columns
 from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.columns import Columns
 from hotrows.data.raw.files import File, find_files
+from hotrows.data.raw.json_lines import count_json_rows, first_json_rows, is_json_lines, json_columns
 from hotrows.data.raw.layout import layout_of
-from hotrows.data.raw.reading import chunks_of
+from hotrows.data.raw.reading import chunks_of, first_bytes
 from hotrows.data.raw.text import parse
+from hotrows.data.raw.typed_files import count_rows, file_columns, first_rows_of_file, kind_of
 from hotrows.schema import Schema
 
-_PARQUET = b"PAR1"
+_MAGIC_BYTES = 8
+_UNREAD = {
+    b"FEA1": "Feather of version 1",
+    b"Obj\x01": "Avro",
+    b"SQLite format 3": "an SQLite database",
+    b"\x89HDF": "HDF5",
+    b"\x93NUMPY": "a NumPy array",
+    b"7z\xbc\xaf": "a 7z archive",
+}
 
 Progress = Callable[[int, int], None]  # bytes (of tables: rows) read so far, and in all
 
@@ -51,6 +62,15 @@ class Input(Protocol):
     def count_rows(self, schema: Schema) -> int: ...
 
 
+class TypedInput(Input, Protocol):
+    """An input whose columns have names and types."""
+
+    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        """An Arrow table of the first rows, and whether there are no others. limit: the number of
+        rows to read of so many columns."""
+        ...
+
+
 @dataclass(frozen=True)
 class TextInput(File):
     """A file of delimited text, plain or compressed."""
@@ -59,7 +79,7 @@ class TextInput(File):
         for number, chunk in enumerate(chunks_of(self)):
             if chunk.first_line == 1:
                 first_line = bytes(chunk.text[: chunk.text.index(b"\n")])
-                layout = layout_of(how.schema, self.name, first_line, how.for_training)
+                layout = layout_of(how.schema, self.name, first_line, how.for_training, how.kept)
                 chunk = chunk.without_header() if layout.has_header else chunk
             if number < skip or not chunk.num_lines:
                 yield chunk.position, chunk.num_lines
@@ -71,17 +91,34 @@ class TextInput(File):
 
 
 @dataclass(frozen=True)
-class ParquetInput(File):
-    """A Parquet file; its progress counts row groups, by their share of the bytes."""
+class JsonInput(File):
+    """A file of JSON lines, plain or compressed."""
 
     def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
-        num_groups = open_parquet_file(self).num_row_groups
-        batches = parquet_columns(self, how)
-        for number, (group, columns) in enumerate(batches):
-            yield self.size * (group + 1) // num_groups, columns.num_rows if number < skip else columns
+        return json_columns(self, how, skip)
 
     def count_rows(self, schema: Schema) -> int:
-        return open_parquet_file(self).metadata.num_rows
+        return count_json_rows(self)
+
+    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        return first_json_rows(self, limit)
+
+
+@dataclass(frozen=True)
+class TypedFileInput(File):
+    """A Parquet, Arrow or ORC file; its progress counts its groups, by their share of the bytes."""
+
+    kind: str = "Parquet"
+
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+        for number, (position, columns) in enumerate(file_columns(self, self.kind, how)):
+            yield position, columns.num_rows if number < skip else columns
+
+    def count_rows(self, schema: Schema) -> int:
+        return count_rows(self, self.kind)
+
+    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        return first_rows_of_file(self, self.kind, limit)
 
 
 @dataclass(frozen=True)
@@ -106,6 +143,10 @@ class TableInput:
     def count_rows(self, schema: Schema) -> int:
         return self.table.num_rows
 
+    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        rows = limit(self.table.num_columns)
+        return self.table.slice(0, rows), self.table.num_rows <= rows
+
 
 def inputs_of(raw: Any) -> list[Input]:
     """Opens the inputs that paths, globs, folders, URLs, tables and frames, or a list of them, name."""
@@ -120,8 +161,15 @@ def inputs_of(raw: Any) -> list[Input]:
 
 def _file_input(file: File) -> Input:
     with file.open() as raw:
-        is_parquet = raw.read(len(_PARQUET)) == _PARQUET
-    return ParquetInput(**vars(file)) if is_parquet else TextInput(**vars(file))
+        start = raw.read(_MAGIC_BYTES)
+    if kind := kind_of(start):
+        return TypedFileInput(**vars(file), kind=kind)
+    content = first_bytes(file)
+    if packed := kind_of(content):
+        raise ValueError(f"{file.name} holds {packed} inside a compressed file; unpack it, and name that")
+    if unread := next((what for magic, what in _UNREAD.items() if content.startswith(magic)), None):
+        raise ValueError(f"{file.name} holds {unread}, which is not read; write it as Parquet or CSV")
+    return JsonInput(**vars(file)) if is_json_lines(file, content) else TextInput(**vars(file))
 
 
 @dataclass(frozen=True)

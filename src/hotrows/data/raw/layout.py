@@ -48,10 +48,17 @@ class Layout:
         return places
 
 
-def layout_of(schema: Schema, name: str, first_line: bytes, for_training: bool = True) -> Layout:
+def layout_of(
+    schema: Schema,
+    name: str,
+    first_line: bytes,
+    for_training: bool = True,
+    kept: tuple[str, ...] | None = (),
+) -> Layout:
     """Finds the layout of the raw file `name`, which begins with `first_line`.
 
     for_training: whether every column of the schema is required, instead of one feature's at least.
+    kept: columns that are read, too; None: all.
     """
     if len(schema.delimiter.encode()) != 1 or schema.delimiter in '"\r\n':
         raise ValueError(
@@ -65,16 +72,29 @@ def layout_of(schema: Schema, name: str, first_line: bytes, for_training: bool =
         names = _header(fields)
     else:
         raise ValueError(f"{name} line 1: a quoted column name does not end; correct the header")
-    present = check_present(schema, f"{name} line 1: the header", names, for_training)
+    present = check_present(schema, f"{name} line 1: the header", names, for_training, kept)
     places = {column: place for place, column in enumerate(present)}
     return Layout(names, places, schema.delimiter, has_header=schema.columns is None)
 
 
-def check_present(schema: Schema, where: str, names: tuple[str, ...], for_training: bool) -> list[str]:
-    """Returns the schema's columns that are among `names`, in the schema's order; checks required ones.
+def check_present(
+    schema: Schema,
+    where: str,
+    names: tuple[str, ...],
+    for_training: bool,
+    kept: tuple[str, ...] | None = (),
+) -> list[str]:
+    """Returns the schema's columns that are among `names`, in the schema's order, and those to keep.
 
-    where: name of the file or table, for messages.
+    Checks that required ones are there. where: name of the file or table, for messages. kept: columns to
+    keep; None: all.
     """
+    for name in kept or ():
+        if name not in names:
+            raise ValueError(
+                f"{where} has no column {name!r} to keep; it has {_shortened(list(names))}"
+                f"{did_you_mean(name, names)}"
+            )
     columns = list(schema.raw_columns)
     absent = sorted(set(columns) - set(names))
     features = {schema.column_of(feature) for feature in schema.features}
@@ -95,6 +115,7 @@ def check_present(schema: Schema, where: str, names: tuple[str, ...], for_traini
         )
     if lost := sorted(features & set(absent)):
         log.warning(f"{where} lacks the columns {lost}: their values count as missing")
+    columns = list(names if kept is None else dict.fromkeys([*columns, *kept]))
     twice = sorted({name for name in columns if names.count(name) > 1})
     if twice:
         raise ValueError(f"{where} names the columns {twice} twice; rename one")

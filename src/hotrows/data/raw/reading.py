@@ -1,12 +1,16 @@
-"""Raw text as chunks of whole lines: plain, gzip or zstd, read ahead on a thread, in bounded memory."""
+"""Raw text as chunks of whole lines, read ahead on a thread, in bounded memory.
+
+A file may be compressed (gzip, bz2, xz, zstd, lz4, or a zip archive of one file) and may be UTF-16 with
+a byte order mark; both are found by its first bytes.
+"""
 
 from __future__ import annotations
 
+import codecs
 import gzip
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from hotrows.data.raw.arrow import pyarrow
 from hotrows.data.raw.files import File
@@ -15,7 +19,22 @@ from hotrows.pipeline.prefetch import prefetch
 CHUNK_BYTES = 8 << 20
 MAX_BYTES = (1 << 31) - 1
 
-_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_COMPRESSIONS = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\xfd7zXZ\0": "xz",
+    b"PK\x03\x04": "zip",
+    **{b"BZh%d1AY&SY" % level: "bz2" for level in range(1, 10)},
+}
+_ENCODINGS = {  # by the byte order mark; that of UTF-16 begins that of UTF-32
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    codecs.BOM_UTF8: "utf-8-sig",
+}
+_LONGEST = 16  # bytes that tell what a file holds
 
 
 @dataclass(frozen=True)
@@ -41,6 +60,11 @@ class Chunk:
 def chunks_of(file: File, chunk_bytes: int | None = None) -> Iterator[Chunk]:
     """Yields the chunks of one file; the next one is read while the caller works on the last."""
     return prefetch(_chunks(file, chunk_bytes or CHUNK_BYTES), 1)
+
+
+def first_chunk(file: File, chunk_bytes: int | None = None) -> Chunk | None:
+    """The first chunk of a file, None if it has none; no more is read."""
+    return next(_chunks(file, chunk_bytes or CHUNK_BYTES), None)
 
 
 def _chunks(file: File, chunk_bytes: int) -> Iterator[Chunk]:
@@ -77,30 +101,123 @@ def _end_of_content(text: bytes | bytearray) -> int:
     return len(text.rstrip(b"\r\n"))
 
 
+class _Stream(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def first_bytes(file: File, size: int = 512) -> bytes:
+    """The first bytes of the content of a file: decompressed, and as UTF-8 where it is UTF-16."""
+    block, _ = next(_blocks(file, size), (b"", 0))
+    return block
+
+
+def compression_of(file: File) -> str | None:
+    """The compression of a file by its first bytes, None if it has none."""
+    with file.open() as raw:
+        magic = raw.read(_LONGEST)
+    return next((name for start, name in _COMPRESSIONS.items() if magic.startswith(start)), None)
+
+
 def _blocks(file: File, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
+    """Yields (bytes of the content, bytes of the file read so far)."""
+    compression = None
     try:
+        compression = compression_of(file)
         with file.open() as raw:
-            stream = _decompressed(raw)
+            stream = _decoded(_decompressed(raw, compression, file.name))
             while block := stream.read(chunk_bytes):
                 yield block, raw.tell()
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+    except UnicodeDecodeError as error:
         raise ValueError(
-            f"{file.name} is no whole gzip file ({error}); download or compress it again"
+            f"{file.name} is no whole UTF-16 file ({error.reason}); write it again, as UTF-8"
         ) from error
     except OSError as error:
-        if error.errno is None:  # Arrow's, of what it decompresses
-            raise ValueError(
-                f"{file.name} is no whole zstd file; download or compress it again"
-            ) from error
+        if error.errno is None and compression is not None:  # of what it decompresses
+            raise _damaged(file, compression, error) from error
         raise ValueError(f"{file.name} cannot be read: {error.strerror or error}") from error
+    except (MemoryError, ValueError):
+        raise
+    except Exception as error:  # each of the modules has errors of its own
+        if compression is None:
+            raise
+        raise _damaged(file, compression, error) from error
 
 
-def _decompressed(raw: BinaryIO) -> BinaryIO:
-    """Decompresses a file by its first bytes; plain text is returned as it is."""
-    magic = raw.read(4)
-    raw.seek(0)
-    if magic.startswith(_GZIP):
-        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
-    if magic == _ZSTD:
-        return pyarrow().CompressedInputStream(raw, "zstd")
-    return raw
+def _damaged(file: File, compression: str, error: Exception) -> ValueError:
+    why = "" if compression == "zstd" else f" ({error})"
+    return ValueError(f"{file.name} is no whole {compression} file{why}; download or compress it again")
+
+
+def _decompressed(raw: BinaryIO, compression: str | None, name: str) -> Any:
+    """Decompresses a file; plain content is returned as it is."""
+    if compression == "gzip":
+        return gzip.GzipFile(fileobj=raw)
+    if compression == "bz2":
+        import bz2
+
+        return bz2.BZ2File(raw)
+    if compression == "xz":
+        import lzma
+
+        return lzma.LZMAFile(raw)
+    if compression == "zip":
+        return _only_member(raw, name)
+    return raw if compression is None else pyarrow().CompressedInputStream(raw, compression)
+
+
+def _only_member(raw: BinaryIO, name: str) -> Any:
+    """Opens the one file of a zip archive; an error if it has several."""
+    import zipfile
+
+    archive = zipfile.ZipFile(raw)
+    members = [member for member in archive.namelist() if not member.endswith("/")]
+    members = [member for member in members if not member.startswith(("__MACOSX/", "."))]
+    if any(member.startswith("xl/") for member in members):
+        raise ValueError(f"{name} is an Excel workbook, which is not read; save it as CSV")
+    if len(members) != 1:
+        shown = ", ".join(members[:5]) + (", ..." if len(members) > 5 else "")
+        raise ValueError(
+            f"{name}: expected a zip archive of one file, found {len(members)} ({shown}); unpack it, and "
+            f"name the files to read"
+        )
+    return archive.open(members[0])
+
+
+def _decoded(stream: Any) -> _Stream:
+    """Reads UTF-16 as UTF-8, by its byte order mark; other content is passed on byte by byte."""
+    start = stream.read(_LONGEST)
+    while 0 < len(start) < _LONGEST and (more := stream.read(_LONGEST - len(start))):
+        start += more
+    encoding = next((name for mark, name in _ENCODINGS.items() if start.startswith(mark)), None)
+    if encoding == "utf-8-sig":
+        return _Resumed(start[len(codecs.BOM_UTF8) :], stream)
+    resumed = _Resumed(start, stream)
+    return resumed if encoding is None else _Transcoded(resumed, encoding)
+
+
+class _Resumed:
+    """A stream whose first bytes were read already."""
+
+    def __init__(self, start: bytes, stream: _Stream) -> None:
+        self._start = start
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        if self._start:
+            start, self._start = self._start[:size], self._start[size:]
+            return start + self._stream.read(size - len(start)) if size > len(start) else start
+        return self._stream.read(size)
+
+
+class _Transcoded:
+    """A stream of UTF-16 or UTF-32 as UTF-8."""
+
+    def __init__(self, stream: _Stream, encoding: str) -> None:
+        self._stream = stream
+        self._decoder = codecs.getincrementaldecoder(encoding)()
+
+    def read(self, size: int) -> bytes:
+        while block := self._stream.read(size):
+            if text := self._decoder.decode(block):
+                return text.encode()
+        return self._decoder.decode(b"", final=True).encode()

@@ -7,18 +7,21 @@ runs where the core was not built.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from hotrows.data.raw import values
+from hotrows.data.raw.arrow import pyarrow, text_array
 from hotrows.data.raw.cells import Bad, Reading, columns_of, show
 from hotrows.data.raw.columns import Columns, RawIds
 from hotrows.data.raw.layout import AFTER_QUOTE, UNCLOSED, WRONG_COLUMNS, Layout, cut_line
 from hotrows.data.raw.reading import Chunk
 from hotrows.runtime import native
 from hotrows.runtime.native import call
+from hotrows.schema import is_list
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,8 @@ class TextCells:
     """`Cells` of text: a chunk cut into the fields of the columns in use.
 
     fields: starts and lengths are [used columns, rows] uint32; changing: [used columns] bool, whether a
-    field may have another canonical text than its own.
+    field may have another canonical text than its own. unblanked: by column of lists, the fields before
+    words that mean missing were emptied. kept: see `Cells`.
     """
 
     chunk: Chunk
@@ -34,6 +38,8 @@ class TextCells:
     how: Reading
     fields: RawIds
     changing: np.ndarray
+    unblanked: Mapping[str, RawIds] = field(default_factory=dict)
+    kept: Any = None
 
     @property
     def num_rows(self) -> int:
@@ -48,7 +54,8 @@ class TextCells:
 
     def lists(self, column: str, separator: str) -> RawIds:
         schema, threads = self.how.schema, self.how.threads
-        cut = values.cut_lists(self._fields_of(column), separator, threads)
+        cells = self.unblanked.get(column) or self._fields_of(column)
+        cut = values.cut_lists(cells, separator, threads)
         values.blank(cut, schema.strip, self.how.missing, threads)
         return self.how.text(cut)
 
@@ -67,11 +74,30 @@ class TextCells:
     def shown(self, row: int, column: str) -> str:
         return show(self._fields_of(column).value(row))
 
+    def list_fields(self) -> dict[str, RawIds]:
+        """Copies of the fields of columns of lists, without spaces around them, where words may mean
+        missing: such a word alone is a list of one missing value, not an empty one."""
+        schema = self.how.schema
+        if not schema.missing or not self.how.keeps_lone_missing:
+            return {}
+        names = {schema.column_of(f) for f in schema.id_features if is_list(f)} & set(self.layout.places)
+        copies = {}
+        for name in names:
+            fields = self._fields_of(name)
+            copies[name] = RawIds(fields.text, fields.starts.copy(), fields.lengths.copy())
+            values.blank(copies[name], schema.strip, (), self.how.threads)
+        return copies
+
     def head(self, num_rows: int) -> TextCells:
         """The cells of the first `num_rows` rows."""
         starts = np.ascontiguousarray(self.fields.starts[:, :num_rows])
         lengths = np.ascontiguousarray(self.fields.lengths[:, :num_rows])
         return dataclasses.replace(self, fields=RawIds(self.fields.text, starts, lengths))
+
+    def table(self, columns: Sequence[str] | None) -> Any:
+        """Columns as they are in the file, as an Arrow table of text; None: all that it has."""
+        names = self.layout.names if columns is None else columns
+        return pyarrow().table({name: text_array(self._fields_of(name)) for name in names})
 
     def _fields_of(self, column: str) -> RawIds:
         place = self.layout.places[column]
@@ -84,6 +110,9 @@ def parse(chunk: Chunk, layout: Layout, how: Reading) -> Columns:
     if problem is not None:
         kind, row, column = problem
         cells = cells.head(row)  # errors in earlier lines come first
+    cells = dataclasses.replace(cells, unblanked=cells.list_fields())
+    if how.kept != ():
+        cells = dataclasses.replace(cells, kept=cells.table(how.kept))
     values.blank(cells.fields, how.schema.strip, how.missing, how.threads)
     columns = columns_of(cells, how)
     if problem is not None:

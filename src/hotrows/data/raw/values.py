@@ -23,6 +23,12 @@ _LAST_SECOND = 253_402_300_799  # of the year 9999; milliseconds read as seconds
 _NUMBER = re.compile(rb"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _BOOLEANS = dict.fromkeys((b"true", b"True", b"TRUE"), 1.0)
 _BOOLEANS |= dict.fromkeys((b"false", b"False", b"FALSE"), 0.0)
+UNIX = {"unix": 1, "unix_ms": 10**3, "unix_us": 10**6, "unix_ns": 10**9}  # units of a second
+_UNITS = dict(zip(UNIX, ("seconds", "milliseconds", "microseconds", "nanoseconds"), strict=True))
+_ISO = re.compile(
+    rb"([0-9]{4})-([0-9]{2})-([0-9]{2})(?:[T ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.[0-9]{1,9})?)?"
+    rb" ?(?:(Z|UTC)|([+-])([0-9]{2})(?::?([0-9]{2}))?)?)?"
+)
 _DIRECTIVES = {"Y": "[0-9]{4}"} | dict.fromkeys("ymdHMS", "[0-9]{2}")
 
 
@@ -139,7 +145,7 @@ def parse_times(values: RawIds, format: str, threads: int) -> tuple[np.ndarray, 
     """Returns [N] int64 seconds since 1970, MISSING_TIME where missing, and the index of the first value
     that is no time, or None."""
     check_time_format(format)
-    if format in ("unix", "unix_ms"):
+    if format in UNIX:
         numbers, bad = parse_numbers(values, threads)
         return seconds_of(numbers, bad, format)
     seconds = np.empty(len(values), np.int64)
@@ -154,12 +160,12 @@ def parse_times(values: RawIds, format: str, threads: int) -> tuple[np.ndarray, 
 
 
 def seconds_of(numbers: np.ndarray, bad: int | None, format: str) -> tuple[np.ndarray, int | None]:
-    """Converts `unix` or `unix_ms` numbers to [N] int64 seconds, MISSING_TIME where NaN.
+    """Converts numbers of a format of UNIX to [N] int64 seconds, MISSING_TIME where NaN.
 
     bad: index of the first value that is no number, or None; later values are not read. Returned
     with the seconds: the index of the first value that is no time, or None.
     """
-    whole_seconds = np.floor(numbers[:bad] / _per_second(format))
+    whole_seconds = np.floor(numbers[:bad] / UNIX[format])
     wrong = np.flatnonzero(np.abs(whole_seconds) > _LAST_SECOND)
     end = int(wrong[0]) if len(wrong) else len(whole_seconds)
     present = np.flatnonzero(~np.isnan(whole_seconds[:end]))
@@ -170,20 +176,23 @@ def seconds_of(numbers: np.ndarray, bad: int | None, format: str) -> tuple[np.nd
 
 def kind_of_time(format: str) -> str:
     """What a value of a time should be, for messages."""
-    if format in ("unix", "unix_ms"):
-        units = ("seconds", "milliseconds") if format == "unix" else ("milliseconds", "seconds")
-        other = "unix_ms" if format == "unix" else "unix"
-        return f"time {format} ({units[0]} since 1970 until the year 9999; {units[1]} are {other!r})"
-    return f"time {format}"
+    if format in UNIX:
+        formats = list(UNIX)
+        other = formats[(formats.index(format) + 1) % len(formats)]
+        return (
+            f"time {format} ({_UNITS[format]} since 1970 until the year 9999; "
+            f"{_UNITS[other]} are {other!r})"
+        )
+    return "time iso (such as 2024-03-01T10:00:00.5+01:00)" if format == "iso" else f"time {format}"
 
 
 def check_time_format(format: str) -> None:
     directives = re.findall(r"%(.?)", format)
     legal = all(name in _DIRECTIVES for name in directives)
-    if format not in ("unix", "unix_ms") and not (directives and legal):
+    if format not in (*UNIX, "iso") and not (directives and legal):
         raise ValueError(
-            f"the format of a time must be 'unix', 'unix_ms', or made of %Y %y %m %d %H %M %S and "
-            f"what stands between them ('%Y-%m-%d %H:%M:%S'), not {format!r}"
+            f"the format of a time must be {', '.join(map(repr, UNIX))}, 'iso', or made of %Y %y %m %d "
+            f"%H %M %S and what stands between them ('%d.%m.%Y %H:%M'), not {format!r}"
         )
 
 
@@ -222,12 +231,14 @@ def plain_number(value: bytes) -> float | None:
 
 def plain_time(value: bytes, format: str) -> int | None:
     """Parses a time by its format: seconds since 1970, None if it is no time."""
-    if format in ("unix", "unix_ms"):
+    if format in UNIX:
         number = plain_number(value)
         if number is None or math.isnan(number):
             return None
-        seconds = math.floor(number / _per_second(format))
+        seconds = math.floor(number / UNIX[format])
         return seconds if abs(seconds) <= _LAST_SECOND else None
+    if format == "iso":
+        return _plain_iso(value)
     parts = re.split(r"%(.)", format)
     pattern = "".join(
         f"({_DIRECTIVES[part]})" if i % 2 else re.escape(part) for i, part in enumerate(parts)
@@ -244,15 +255,29 @@ def plain_time(value: bytes, format: str) -> int | None:
             year = fields["Y"]
     hour, minute, second = (fields.get(name, 0) for name in "HMS")
     month, of_month = fields.get("m", 1), fields.get("d", 1)
+    return _seconds(year, month, of_month, hour, minute, second)
+
+
+def _plain_iso(value: bytes) -> int | None:
+    """Parses a date, or a date and time of ISO 8601; without an offset it is UTC."""
+    match = _ISO.fullmatch(value)
+    if match is None:
+        return None
+    *moment, _, sign, hours, minutes = match.groups()
+    seconds = _seconds(*(int(number or 0) for number in moment))
+    offset = int(hours or 0) * 3600 + int(minutes or 0) * 60
+    if seconds is None or int(hours or 0) > 23 or int(minutes or 0) > 59:
+        return None
+    return seconds + offset if sign == b"-" else seconds - offset
+
+
+def _seconds(year: int, month: int, day: int, hour: int, minute: int, second: int) -> int | None:
+    """Seconds since 1970; None where there is no such time."""
     try:
-        day = datetime(year, month, of_month, hour, minute, second, tzinfo=timezone.utc)
+        moment = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc)
     except ValueError:
         return None
-    return int(day.timestamp())
-
-
-def _per_second(format: str) -> int:
-    return 1000 if format == "unix_ms" else 1
+    return int(moment.timestamp())
 
 
 def _plain_blank(values: RawIds, strip: bool, missing: list[bytes]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,15 @@ class Statistics:
 
 
 @dataclass(frozen=True)
+class Extremes:
+    """Extremes of the raw rows. least: of dense features under `log`, their least number below 0; times:
+    the first and the last, in seconds since 1970, () where there is none."""
+
+    least: dict[str, float] = field(default_factory=dict)
+    times: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, repr=False)
 class EncodedData:
     """A folder of prepared data.
 
@@ -57,6 +66,7 @@ class EncodedData:
     extends: fingerprints of the data whose vocabularies have grown into these, the nearest first.
     text_rule: version of the rule by which raw values became text, see `data.raw.canonical`.
     source: Parquet files that the parts are read from instead of shards; see `open_source`.
+    extremes: of the raw rows, as far as `prepare` saw them.
     """
 
     path: Path
@@ -72,12 +82,22 @@ class EncodedData:
     source: dict[str, Any] | None = None
     extends: tuple[str, ...] = ()
     text_rule: int = TEXT_RULE
+    extremes: Extremes = field(default_factory=Extremes)
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{name} {part.rows:,}" for name, part in self.parts.items())
+        return f"EncodedData({self.path}, rows: {rows}; {self.schema!r})"
 
     @property
     def lineage(self) -> tuple[str, ...]:
         """Fingerprints of this data and of what it extends: a model of any of them fits after its
         tables have grown."""
         return (self.fingerprint, *self.extends)
+
+    def label_means(self) -> tuple[float | None, ...]:
+        """The mean of each label over the training part, of the samples that have it, each times its
+        weight; None: none has it, or all weigh 0."""
+        return self.parts["train"].label_means()
 
     @property
     def hot_rows(self) -> int | None:
@@ -137,6 +157,7 @@ def write_manifest(
     split: str | None = None,
     seed: int = 0,
     extends: Sequence[str] = (),
+    extremes: Extremes | None = None,
 ) -> None:
     """Writes data.json. encoders: {"vocabularies": {name: {file, num_distinct}}, "statistics":
     {feature: {mean, deviation}}, "encodes_raw": bool, "text_rule": int, where it encodes raw rows};
@@ -155,6 +176,7 @@ def write_manifest(
         "parts": {name: _part_to_json(folder, part) for name, part in written.items()},
         **encoders,
         "vocabularies": vocabularies,
+        **({} if extremes is None else {"extremes": asdict(extremes)}),
     }
     _write(folder, manifest)
 
@@ -209,6 +231,7 @@ class _Manifest:
     extends: tuple[str, ...] = ()
     halves: dict[str, _Part] | None = None
     text_rule: int = 1
+    extremes: Extremes = field(default_factory=Extremes)
     format: str = ""
 
 
@@ -237,6 +260,7 @@ def _from_manifest(path: Path, manifest: _Manifest) -> EncodedData:
         encodes_raw=manifest.encodes_raw,
         extends=manifest.extends,
         text_rule=manifest.text_rule,
+        extremes=manifest.extremes,
         halves=None if halves is None else (part("hot", halves["hot"]), part("cold", halves["cold"])),
     )
 

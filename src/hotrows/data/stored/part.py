@@ -12,7 +12,7 @@ import numpy as np
 
 from hotrows.data.stored.gather import Room
 from hotrows.data.stored.order import Pool, Share, pools
-from hotrows.data.stored.rows import Rows, gathered
+from hotrows.data.stored.rows import Rows, gathered, means_of_labels
 from hotrows.data.stored.sections import check_once
 from hotrows.data.stored.shard_reader import check_rows, open_shard
 from hotrows.schema import Schema
@@ -20,7 +20,7 @@ from hotrows.schema import Schema
 NAMES = ("train", "validation", "test")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Part:
     """Rows in shards.
 
@@ -47,15 +47,22 @@ class Part:
     empty: dict[str, int] = field(default_factory=dict)
     headers: dict[str, int | None] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"Part({self.name} of {self.folder}, {self.rows:,} rows)"
+
     @property
     def rows(self) -> int:
         return sum(rows for _, rows in self.shards)
 
     @property
     def constant_labels(self) -> dict[str, int]:
-        """The labels that have one value, 0 or 1, in all rows that have them: {label: value}."""
+        """The labels of 0 and 1 that have one value in all rows that have them: {label: value}."""
         counts = zip(self.schema.labels, self.clicks, self.labelled, strict=False)
-        return {label.name: int(ones > 0) for label, ones, rows in counts if rows and ones in (0, rows)}
+        return {
+            label.name: int(ones > 0)
+            for label, ones, rows in counts
+            if label.values.binary and rows and ones in (0, rows)
+        }
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -107,6 +114,28 @@ class Part:
             self._check_share(pool.number, all_pools[-1].number + 1)
             blocks = [piece for block in pool.blocks for piece in self.mapped(*block)]
             yield gathered(blocks, chosen(pool, share, first_place), room)
+
+    def sample(self, blocks: int, block_rows: int) -> Rows:
+        """Copies a sample of rows: all of a small part, else blocks spread evenly over it."""
+        if self.rows <= blocks * block_rows:
+            pieces = list(self.mapped(0, self.rows))
+        else:
+            starts = np.linspace(0, self.rows - block_rows, blocks).astype(np.int64).tolist()
+            pieces = [piece for first in starts for piece in self.mapped(first, first + block_rows)]
+        return gathered(pieces, np.arange(sum(map(len, pieces))), Room())
+
+    def label_means(self) -> tuple[float | None, ...]:
+        """The mean of each label, of the rows that have it, each times its weight; None: no row has."""
+        binary = all(label.values.binary for label in self.schema.labels)
+        if self.schema.weight is None and self.labelled and binary:
+            counts = zip(self.clicks, self.labelled, strict=True)
+            return tuple(ones / rows if rows else None for ones, rows in counts)
+        return means_of_labels(self._labels(), len(self.schema.labels))
+
+    def _labels(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """The labels and weights of all rows, piece by piece."""
+        for rows in self.mapped(0, self.rows):
+            yield rows.labels, rows.weights
 
     def _check_share(self, number: int, count: int) -> None:
         """Checks the shards of one of `count` even shares of the part."""

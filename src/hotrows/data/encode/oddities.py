@@ -1,0 +1,181 @@
+"""Oddities of prepared data: what every user would want to be warned of, a line each.
+
+They come from the counts of `prepare`, from the extremes of its raw numbers and times, and from a sample
+of every part, so that they cost little and bounded memory.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timezone
+
+import numpy as np
+
+from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.values import MISSING_TIME, UNIX, mix64
+from hotrows.data.stored.encoded import EncodedData, Extremes
+from hotrows.data.stored.part import Part
+from hotrows.data.stored.rows import Rows
+from hotrows.schema import Schema, vocabulary_of
+
+_CELLS, _MOST_ROWS, _LEAST_ROWS = 4_000_000, 1 << 15, 1 << 11  # of a sample
+_BLOCKS = 16
+_LEAST = 100  # rows from which on different values in all rows say something
+_COPIED = 0.01  # share of rows of a part in training, beyond what chance gives, that is said
+_EARLIEST, _LATEST = 1990, 2100  # years of the times of samples
+_NAMED = 10  # columns that one line names
+
+
+def with_extremes(extremes: Extremes, schema: Schema, columns: Columns) -> Extremes:
+    """The extremes of the rows before and of a chunk: least numbers under `log`, first and last time."""
+    least = dict(extremes.least)
+    for numbers, feature in zip(columns.dense, schema.dense, strict=True):
+        if feature.transform == "log" and columns.num_rows:
+            lowest = float(np.fmin.reduce(numbers))
+            if lowest < least.get(feature.name, 0.0):
+                least[feature.name] = lowest
+    times = extremes.times
+    if columns.times is not None:
+        present = columns.times[columns.times != MISSING_TIME]
+        if len(present):
+            times = (min([int(present.min()), *times[:1]]), max([int(present.max()), *times[1:]]))
+    return replace(extremes, least=least, times=times)
+
+
+def oddities(data: EncodedData) -> Iterator[str]:
+    """Says what is odd about the data, a line each."""
+    samples = {name: _sample(part) for name, part in data.parts.items() if part.rows}
+    yield from _constant_labels(data)
+    if "train" in samples:
+        yield from _constant_columns(data, samples["train"])
+        yield from _row_numbers(data)
+    yield from _extremes(data)
+    for name in ("validation", "test"):
+        if name in samples and "train" in samples:
+            yield from _copied(name, samples[name], samples["train"], data.parts["train"].rows)
+
+
+def _sample(part: Part) -> Rows:
+    columns = len(part.schema.features) + len(part.schema.labels)
+    rows = min(_MOST_ROWS, max(_LEAST_ROWS, _CELLS // columns))
+    return part.sample(_BLOCKS, rows // _BLOCKS)
+
+
+def _constant_labels(data: EncodedData) -> Iterator[str]:
+    for name, part in data.parts.items():
+        for label, value in part.constant_labels.items():
+            what = "nothing can be learned of it" if name == "train" else "it has no AUC there"
+            yield f"label {label!r} is {value} in all {part.rows:,} rows of {name}: {what}"
+
+
+def _constant_columns(data: EncodedData, rows: Rows) -> Iterator[str]:
+    """Columns with one value in all rows of training, or where that is not known, in a sample of it."""
+    if len(rows) < 2:
+        return
+    schema, train = data.schema, data.parts["train"]
+    readers = Counter(map(vocabulary_of, schema.id_features))
+    names = [f.name for d, f in enumerate(schema.dense) if np.ptp(rows.dense[:, d]) == 0]
+    for f, feature in enumerate(schema.id_features):
+        vocabulary = vocabulary_of(feature)
+        reserved = train.missing[feature.name] + train.unknown[feature.name]
+        several = readers[vocabulary] == 1 and data.vocabularies[vocabulary].num_distinct > 1
+        several = 0 < reserved < train.rows or (several and not reserved)
+        if rows.offsets[f] is None and not several and np.ptp(rows.ids[f].astype(np.int64)) == 0:
+            names.append(feature.name)
+    if names:
+        more = f" and {len(names) - _NAMED:,} more" if len(names) > _NAMED else ""
+        listed = ", ".join(map(repr, names[:_NAMED]))
+        yield f"one value in all rows looked at: {listed}{more}; such columns say nothing"
+
+
+def _row_numbers(data: EncodedData) -> Iterator[str]:
+    schema, train = data.schema, data.parts["train"]
+    readers = Counter(map(vocabulary_of, schema.id_features))
+    for feature in schema.sparse:
+        name = vocabulary_of(feature)
+        distinct = data.vocabularies[name].num_distinct
+        single = readers[name] == 1 and not feature.many
+        if single and train.rows == train.values[feature.name] == distinct >= _LEAST:
+            yield (
+                f"{feature.name!r} has another value in each of the {train.rows:,} rows of training (a "
+                f"row number?): leave it out"
+            )
+
+
+def _extremes(data: EncodedData) -> Iterator[str]:
+    for name, value in data.extremes.least.items():
+        yield (
+            f"{name!r} has values below 0 (down to {value:g}), which transform='log' makes 0; 'standard' "
+            f"keeps them apart"
+        )
+    time = data.schema.time
+    if time is None or not data.extremes.times or time.format not in UNIX:
+        return
+    first, last = data.extremes.times
+    if _year(last) >= _EARLIEST and _year(first) <= _LATEST:
+        return
+    numbers = [second * UNIX[time.format] for second in (first, last)]
+    fitting = [
+        format
+        for format, unit in UNIX.items()
+        if _year(numbers[0] // unit) >= _EARLIEST and _year(numbers[1] // unit) <= _LATEST
+    ]
+    advice = f"is its format {fitting[0]!r}?" if fitting else "is it a time?"
+    yield (
+        f"the time {time.column!r} as {time.format!r} is of the years {_year(first)} to {_year(last)}: "
+        f"{advice}"
+    )
+
+
+def _year(second: int) -> int:
+    """The year of a second since 1970, as far as years have four digits."""
+    try:
+        return datetime.fromtimestamp(second, timezone.utc).year
+    except (ValueError, OverflowError, OSError):
+        return 10_000 if second > 0 else 0
+
+
+def _copied(name: str, rows: Rows, train: Rows, num_train: int) -> Iterator[str]:
+    """Rows of a part that stand in training, more often than rows of training stand there twice.
+
+    Of a sample of training, a share of the copies is seen; both rates are scaled by it.
+    """
+    trained, counts = np.unique(row_hashes(train), return_counts=True)
+    hits = np.isin(row_hashes(rows), trained)
+    twice = counts[counts > 1].sum() / len(train)
+    seen = len(train) / num_train
+    if len(rows) >= _LEAST and hits.mean() > max(2 * twice, _COPIED * seen) and hits.sum() >= 10:
+        share = min(1.0, hits.mean() / seen)
+        yield (
+            f"about {share:.0%} of the rows of {name} stand in training too, label and all: measured on "
+            f"them, a model seems better than it is on new rows"
+        )
+
+
+def row_hashes(rows: Rows) -> np.ndarray:
+    """A hash of each row, [rows] uint64: of its ids, lists, numbers and labels."""
+    hashes = np.zeros(len(rows), np.uint64)
+    with np.errstate(over="ignore"):
+        for f, offsets in enumerate(rows.offsets):
+            ids = rows.values(f).astype(np.uint64)
+            if offsets is not None:
+                bounds = offsets.astype(np.int64) - int(offsets[0])
+                lengths = np.diff(bounds)
+                place = (np.arange(len(ids)) - np.repeat(bounds[:-1], lengths)).astype(np.uint64)
+                sums = np.append(np.uint64(0), np.cumsum(mix64(ids * np.uint64(31) + place)))
+                ids = sums[bounds[1:]] - sums[bounds[:-1]] + lengths.astype(np.uint64)
+            hashes = _mixed(hashes, ids)
+        for numbers in rows.dense.T:
+            hashes = _mixed(hashes, np.ascontiguousarray(numbers).view(np.uint32).astype(np.uint64))
+        for labels in rows.labels.reshape(len(rows), -1).T:
+            is_number = labels.dtype == np.float32
+            bits = np.ascontiguousarray(labels).view(np.uint32) if is_number else labels
+            hashes = _mixed(hashes, bits.astype(np.uint64))
+    return hashes
+
+
+def _mixed(hashes: np.ndarray, values: np.ndarray) -> np.ndarray:
+    hashes = (hashes ^ values) * np.uint64(0x9E3779B97F4A7C15)
+    return hashes ^ (hashes >> np.uint64(29))

@@ -1,0 +1,315 @@
+"""draft_schema: a schema for raw data, from its first rows.
+
+Each column is looked at in this order, and the first that fits decides:
+
+    label       two values, 0 and 1 above all, and a name such as `click` or `target`
+    left out    one value in all rows; another value in every row, as row numbers have
+    time        the first column of dates, of times, or of seconds since 1970 by their magnitude
+    dense       numbers; whole ones where they look like amounts
+    sparse      text; whole numbers that are few, or far from 0, or called an id; lists in cells
+
+What could as well be otherwise is said in a note.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hotrows.data.raw.first_rows import first_rows_of
+from hotrows.data.raw.kinds import Column, column_of_kind, quantiles
+from hotrows.runtime.suggestions import did_you_mean
+from hotrows.schema import Dense, Feature, Label, Schema, Sparse, Time, column_of
+from hotrows.schema import Sequence as SequenceFeature
+
+_LABELS = (
+    *("label", "labels", "target", "y", "click", "clicked", "clicks", "conversion", "converted"),
+    *("attributed", "purchase", "purchased", "bought", "buy", "install", "installed", "like", "liked"),
+    *("response", "outcome", "churn", "churned", "subscribed", "class", "income"),
+)
+_RATINGS = ("rating", "ratings", "stars", "score")
+_POSITIVE = ("yes", "y", "true", "t", "positive", "pos", "click", "clicked", ">50k", ">50k.", "good")
+_ID_NAME = re.compile(
+    r"(^|_)(id|ids|uid|code|zip|zipcode|hash|user|item|movie|ad|advertiser|campaign|site|app|device|"
+    r"category|cate|cat|brand|type|channel|os|city|region|page|query|shop|store|product|sku|customer)"
+    r"(id|ID|Id)?($|_|\d)|[a-z]I[dD]$"
+)
+_GROUP_NAME = re.compile(r"(user|uid|member|customer|visitor|session)(_?id)?", re.IGNORECASE)
+_HISTORY_NAME = re.compile(r"hist|seq|clicked|viewed|bought|recent|last|prev", re.IGNORECASE)
+_FEW = 20  # different whole numbers that are ids rather than amounts
+_DAY = 86_400
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A schema made from the first rows of data.
+
+    notes: what is unsure and what was left out, a line each.
+    """
+
+    schema: Schema
+    notes: tuple[str, ...]
+
+    def to_json(self) -> str:
+        """The schema as JSON, a line per feature, without what has its default."""
+        return brief_json(self.schema)
+
+
+def draft_schema(source: Any, label: str | None = None) -> Draft:
+    """Drafts a schema from the first rows of raw data, at most 30,000.
+
+    source: a path, glob, folder or URL, an Arrow table or a frame: what `prepare` reads; of several files
+        the first is looked at. label: the column of the target (default: the likeliest).
+    """
+    rows = first_rows_of(source)
+    columns = [column_of_kind(column) for column in rows.columns]
+    notes = [*rows.notes]
+    target = _label(columns, label, rows.name, notes)
+    drafting = _Drafting(notes, {column.name for column in columns}, rows.num_rows, rows.is_all)
+    features = [
+        feature
+        for column in columns
+        if column.name != column_of(target)
+        for feature in drafting.features(column)
+    ]
+    if not features:
+        raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
+    used = {column_of(feature) for feature in features} | {column_of(target)}
+    read = [column for column in columns if column.name in used]
+    groups = [f.name for f in features if isinstance(f, Sparse) and _GROUP_NAME.fullmatch(f.name)]
+    schema = Schema(
+        features=tuple(_sharing(features, columns)),
+        label=target if target != Label(target.name) else target.name,
+        columns=None if rows.has_header else tuple(column.name for column in columns),
+        delimiter=rows.delimiter or "\t",
+        group=groups[0] if groups else None,
+        time=drafting.time,
+        missing=tuple(dict.fromkeys(word for column in read for word in column.words)),
+        strip=any(column.is_padded for column in read),
+    )
+    return Draft(schema, tuple(notes))
+
+
+def _label(columns: Sequence[Column], wanted: str | None, source: str, notes: list[str]) -> Label:
+    """The label, by its name or by its values; other columns with such a name are noted."""
+    names = [column.name for column in columns]
+    if wanted is not None:
+        if wanted not in names:
+            raise ValueError(
+                f"{source} has no column {wanted!r} for a label{did_you_mean(wanted, names)}"
+            )
+        return _label_of(columns[names.index(wanted)], source, notes)
+    by_name = {_plain(column.name): column for column in reversed(columns) if _is_target(column)}
+    called = [by_name[name] for name in _LABELS if name in by_name]
+    pairs = sorted(filter(_is_target, columns), key=lambda column: _rank(column, columns))
+    bits = [column for column in pairs if set(column.counts) == {0, 1}]
+    ratings = [c for c in columns if _plain(c.name) in _RATINGS and c.kind == "number" and not c.missing]
+    for candidates in (called, bits, ratings, pairs):
+        if candidates:
+            break
+    else:
+        raise ValueError(
+            f"no column of {source} looks like a label (two values, such as 0 and 1); say which one is: "
+            f"--label COLUMN, or draft_schema(..., label=COLUMN)"
+        )
+    if candidates is not called:
+        others = [column.name for column in candidates[1:]]
+        more = f"; {', '.join(map(repr, others[:5]))} could be" if others else ""
+        notes.append(f"label: {candidates[0].name!r} is a guess{more}")
+    return _label_of(candidates[0], source, notes)
+
+
+def _rank(column: Column, columns: Sequence[Column]) -> tuple[bool, bool]:
+    """Sorts what may be the label: by a value such as `yes`, then the first column, or else the last."""
+    positive = {str(word).strip().lower() for word in column.counts} & set(_POSITIVE)
+    return not positive, column not in (columns[0], columns[-1])
+
+
+def _is_target(column: Column) -> bool:
+    zero_or_one = column.kind == "number" and set(column.counts) <= {0, 1} and not column.missing
+    return bool(column.counts) and (column.is_binary or zero_or_one)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"^(is|has|did)_|[^a-z]", "", name.strip().lower())
+
+
+def _label_of(column: Column, source: str, notes: list[str]) -> Label:
+    name, words = column.name, sorted(column.counts)
+    if column.missing:
+        notes.append(f"label: {name!r} is missing in {column.missing:,} rows, which `prepare` refuses")
+    if column.kind == "number" and set(words) <= {0, 1}:
+        if len(words) == 1:
+            notes.append(f"label: {name!r} is {words[0]:g} in all rows looked at")
+        return Label(name)
+    if column.kind == "number" and len(words) > 1:
+        middle = 4 if 4 < words[-1] <= 5 else quantiles(column.counts, 0.5)[0]
+        least = words[1] if len(words) == 2 else next(x for x in words if x >= max(middle, words[1]))
+        notes.append(f"label: {name!r} counts as 1 from {least:g} on (at_least)")
+        return Label(name, at_least=float(least))
+    if column.kind == "text" and len(words) == 2:
+        known = [word for word in words if word.strip().lower() in _POSITIVE]
+        positive = known[0] if len(known) == 1 else min(words, key=lambda word: column.counts[word])
+        if len(known) != 1:
+            notes.append(f"label: {positive.strip()!r} of {name!r} counts as 1, as the rarer value")
+        return Label(name, positive=(positive.strip(),))
+    raise ValueError(
+        f"{source}, column {name!r}: expected a label of two values or of numbers, found "
+        f"{column.kind} with {len(words):,} values; write a schema with Label({name!r}, positive=(...))"
+    )
+
+
+class _Drafting:
+    """Makes features of columns; notes what is unsure, and remembers the time."""
+
+    def __init__(self, notes: list[str], names: set[str], rows: int, is_all: bool) -> None:
+        self.notes = notes
+        self._names = names
+        self.time: Time | None = None
+        self._is_all = is_all
+        self._where = "every row" if is_all else f"each of the first {rows:,} rows"
+
+    def features(self, column: Column) -> Iterator[Feature]:
+        """The features that a column is read by; none where it is left out."""
+        name = column.name
+        if why := self._left_out(column):
+            self.notes.append(f"{name!r} is left out: {why}")
+        elif column.kind == "time":
+            yield from self._of_time(column)
+        elif column.kind == "list":
+            yield self._of_list(column)
+        elif column.kind == "number" and not self._is_id(column):
+            yield Dense(name, transform=_transform(column))
+        else:
+            if any(str(x).startswith("[") and str(x).endswith("]") for x in column.counts):
+                self.notes.append(f"{name!r}: lists in brackets count as one value; write them as a|b")
+            if column.is_unique:
+                self.notes.append(
+                    f"{name!r} has another value in {self._where}; are there ids that recur?"
+                )
+            yield Sparse(name)
+
+    def _left_out(self, column: Column) -> str:
+        """Why a column is left out; "" if it is not."""
+        if column.kind == "other":
+            return "values of its type are not read"
+        if column.is_constant:
+            return f"it is empty in {self._where}" if not column.counts else f"one value in {self._where}"
+        if not column.name:
+            return "it has no name"
+        if _plain(column.name) in _LABELS and column.is_binary:
+            return "by its name it is a label too, known only afterwards; add it if it is none"
+        if column.is_unique and self._is_row_number(column):
+            return f"another value in {self._where} (a row number?)"
+        return ""
+
+    def _is_row_number(self, column: Column) -> bool:
+        if column.kind == "text":
+            return self._is_all or not _ID_NAME.search(column.name)
+        steps = {b - a for a, b in zip(column.values, column.values[1:], strict=False)}
+        is_named = bool(_ID_NAME.search(column.name)) and self._is_all
+        return column.is_whole and (len(steps) == 1 or is_named)
+
+    def _of_time(self, column: Column) -> Iterator[Feature]:
+        if self.time is not None:
+            self.notes.append(f"{column.name!r} is left out: the time is {self.time.column!r} already")
+            return
+        self.time = Time(column.name, column.format)
+        seconds = [x for x in column.values if x is not None]
+        if not column.is_typed:
+            self.notes.append(f"{column.name!r} is the time, in the format {column.format!r}")
+        if column.format in ("%m/%d/%Y", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M"):
+            self.notes.append(f"{column.name!r}: month before day is a guess")
+        hour, weekday = f"{column.name}_hour", f"{column.name}_weekday"
+        if any(x % _DAY for x in seconds) and hour not in self._names:
+            yield Sparse(hour, transform="hour")
+        is_longer = not self._is_all or max(seconds) - min(seconds) >= _DAY
+        if is_longer and weekday not in self._names:
+            yield Sparse(weekday, transform="weekday")
+
+    def _of_list(self, column: Column) -> Feature:
+        if not column.is_typed:
+            self.notes.append(f"{column.name!r} has lists, between {column.separator!r}")
+        if _HISTORY_NAME.search(column.name):
+            return SequenceFeature(column.name, max_length=100, separator=column.separator)
+        return Sparse(column.name, many=True, pooling="mean", separator=column.separator)
+
+    def _is_id(self, column: Column) -> bool:
+        """Whether numbers are ids: whole, and named so, few, or far from 0 and repeated."""
+        if not column.is_whole:
+            return False
+        if _ID_NAME.search(column.name) or len(column.counts) <= _FEW:
+            return True
+        low, middle, high = quantiles(column.counts, 0.01, 0.5, 0.99)
+        repeats = 2 * len(column.counts) < len(column.values) - column.missing
+        is_far = (low >= 100 and repeats) or high >= 1 << 31
+        if is_far or (repeats and middle > 1000):
+            what = "ids, but may be an amount" if is_far else "an amount, but may be ids"
+            self.notes.append(f"{column.name!r} is read as {what}: whole numbers, far from 0")
+        return is_far
+
+
+def _transform(column: Column) -> str:
+    """`log` of amounts with a long tail, else `standard`."""
+    low, middle, high = quantiles(column.counts, 0.0, 0.5, 0.99)
+    return "log" if low >= 0 and high > 10 * max(middle, 1) else "standard"
+
+
+def _sharing(features: Sequence[Feature], columns: Sequence[Column]) -> Iterator[Feature]:
+    """Histories share the vocabulary of single ids that most of their values are among: of those with
+    a word of their name first, then of the most values, then of the smallest vocabulary."""
+    single = [f.name for f in features if isinstance(f, Sparse) and not f.many]
+    known = {c.name: {_id_text(x) for x in c.counts} for c in columns if c.name in single}
+    distinct = {
+        column.name: set(map(_id_text, column.counts)) for column in columns if column.kind == "list"
+    }
+    for feature in features:
+        if isinstance(feature, SequenceFeature):
+            shares = {
+                (
+                    bool(_words(name) & _words(feature.name)),
+                    len(distinct[feature.name] & ids),
+                    -len(ids),
+                ): name
+                for name, ids in known.items()
+            }
+            best = max(shares, default=(False, 0, 0))
+            if 2 * best[1] > len(distinct[feature.name]):
+                feature = dataclasses.replace(feature, vocabulary=shares[best])
+        yield feature
+
+
+def _words(name: str) -> set[str]:
+    return {word.removesuffix("s") for word in re.findall("[a-z]+", name.lower())} - {"id"}
+
+
+def _id_text(value: Any) -> str:
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def brief_json(schema: Schema) -> str:
+    """A schema as JSON, a line per feature, without what has its default."""
+    lines = []
+    for name, value in _brief(schema).items():
+        if name == "features":
+            features = (
+                json.dumps({"kind": type(f).__name__.lower(), **_brief(f)}) for f in schema.features
+            )
+            lines.append('  "features": [\n    ' + ",\n    ".join(features) + "\n  ]")
+        else:
+            lines.append(f'  "{name}": {json.dumps(value)}')
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def _brief(declared: Any) -> dict[str, Any]:
+    """The fields of a dataclass that differ from their defaults."""
+    brief = {}
+    for field in dataclasses.fields(declared):
+        value = getattr(declared, field.name)
+        if value != field.default:
+            brief[field.name] = _brief(value) if isinstance(value, Time | Label) else value
+    return brief

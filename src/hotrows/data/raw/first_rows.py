@@ -1,0 +1,185 @@
+"""The first rows of raw data, column by column, before a schema is known.
+
+Text is cut by the delimiter that cuts every line alike, and its first line is a header where its fields
+are of another kind than those below them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from hotrows.data.raw.arrow import pyarrow
+from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
+from hotrows.data.raw.layout import cut_line
+from hotrows.data.raw.reading import first_chunk
+from hotrows.data.raw.values import plain_number, plain_time
+
+DELIMITERS = ("\t", ",", ";", "|", "\x01", "^", " ")
+_ROWS, _CELLS = 30_000, 1_500_000  # at most, and never less than the least number of rows
+_LEAST_ROWS = 1_000
+_SNIFFED = 100  # lines that the delimiter is found from
+_CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class RawColumn:
+    """A column of the first rows.
+
+    kind: "text" (str), "number" (int or float), "boolean", "time" (seconds since 1970), "list" (of
+        str), or "other", which no feature reads. values: one per row, None where missing.
+    """
+
+    name: str
+    kind: str
+    values: list[Any]
+
+
+@dataclass(frozen=True)
+class FirstRows:
+    """The first rows of raw data.
+
+    is_all: whether there are no others. delimiter: of text, None where columns have types;
+    has_header: whether a line of text names the columns. notes: what is unsure about that.
+    """
+
+    name: str
+    columns: tuple[RawColumn, ...]
+    num_rows: int
+    is_all: bool
+    delimiter: str | None = None
+    has_header: bool = True
+    notes: tuple[str, ...] = field(default=())
+
+
+def first_rows_of(raw: Any) -> FirstRows:
+    """Reads the first rows of what `prepare` reads: at most 30,000, fewer of wide data."""
+    inputs = inputs_of(raw)
+    if not inputs:
+        raise ValueError("no raw files to draft a schema from; name at least one")
+    first = inputs[0]
+    rows = _of_text(first) if isinstance(first, TextInput) else _of_table(cast(TypedInput, first))
+    if not rows.num_rows:
+        raise ValueError(f"{first.name} has no rows to draft a schema from")
+    return rows
+
+
+def _num_rows(num_columns: int) -> int:
+    return max(_LEAST_ROWS, min(_ROWS, _CELLS // max(1, num_columns)))
+
+
+def _of_text(file: TextInput) -> FirstRows:
+    chunk = first_chunk(file, _CHUNK_BYTES)
+    lines = [] if chunk is None else [bytes(line) for line in chunk.text.splitlines()]
+    delimiter, notes = _delimiter(file.name, lines[:_SNIFFED])
+    widths = Counter(len(cut_line(line, delimiter)[0]) for line in lines[:_SNIFFED])
+    num_fields = widths.most_common(1)[0][0]
+    limit = _num_rows(num_fields)
+    fields = [cut_line(line, delimiter)[0] for line in lines[: limit + 1]]
+    table = [line for line in fields if len(line) == num_fields]
+    if len(table) < len(fields):
+        wrong = next(number for number, line in enumerate(fields, 1) if len(line) != num_fields)
+        notes.append(f"line {wrong} has {len(fields[wrong - 1])} columns, not {num_fields}")
+    has_header, why = _has_header(table)
+    notes += why
+    names = [f"column_{i + 1}" for i in range(num_fields)]
+    if has_header:
+        names = [_text(name).removeprefix("\ufeff").strip() for name in table.pop(0)]
+    columns = zip(*table, strict=True) if table else [()] * num_fields
+    return FirstRows(
+        name=file.name,
+        columns=tuple(
+            RawColumn(name, "text", [_text(value) or None for value in column])
+            for name, column in zip(names, columns, strict=True)
+        ),
+        num_rows=len(table),
+        is_all=len(lines) <= limit and chunk is not None and chunk.position >= file.size,
+        delimiter=delimiter,
+        has_header=has_header,
+        notes=tuple(notes),
+    )
+
+
+def _text(value: bytes) -> str:
+    return value.decode("utf-8", "surrogateescape")
+
+
+def _delimiter(name: str, lines: Sequence[bytes]) -> tuple[str, list[str]]:
+    """The delimiter that cuts all lines into equally many fields, the most; else most lines."""
+    if not lines:
+        raise ValueError(f"{name} has no lines to draft a schema from")
+    fitting = []
+    for delimiter in DELIMITERS:
+        counts = Counter(len(cut_line(line, delimiter)[0]) for line in lines)
+        fields, num_lines = counts.most_common(1)[0]
+        if fields > 1 and 2 * num_lines > len(lines):
+            fitting.append((num_lines, delimiter != " ", fields, delimiter))
+    if not fitting:
+        raise ValueError(
+            f"{name} line 1: no delimiter of {', '.join(map(repr, DELIMITERS))} cuts the lines into "
+            f"equally many columns; convert the file, or write the schema by hand"
+        )
+    num_lines, *_, best = max(fitting, key=lambda rank: rank[:3])
+    return best, [] if num_lines == len(lines) else [f"the delimiter is perhaps {best!r}: lines differ"]
+
+
+def _has_header(table: Sequence[Sequence[bytes]]) -> tuple[bool, list[str]]:
+    """Whether the first line names the columns: numbers and times below it are text in it."""
+    first, others = table[0], table[1 : _SNIFFED + 1]
+    if not others:
+        return True, ["there is one line: it is taken for a header"]
+    votes = 0
+    for place, name in enumerate(first):
+        below = {line[place].strip() for line in others} - {b""}
+        if below and sum(map(_is_typed, below)) >= 0.9 * len(below):
+            votes += -1 if _is_typed(name.strip()) or (not name.strip() and place) else 1
+    if votes > 0:
+        return True, []
+    if votes < 0:
+        return False, ["no line names the columns: they are column_1 and so on"]
+    names = [name.strip() for name in first]
+    is_header = len(set(names)) == len(names) and all(names)
+    is_header &= not any(names[i] == line[i].strip() for line in others for i in range(len(names)))
+    what = "names the columns" if is_header else "is data: the columns are column_1 and so on"
+    return is_header, [f"line 1 perhaps {what}; all columns are text"]
+
+
+def _is_typed(value: bytes) -> bool:
+    number = plain_number(value)
+    return (number is not None and not math.isnan(number)) or plain_time(value, "iso") is not None
+
+
+def _of_table(source: TypedInput) -> FirstRows:
+    table, is_all = source.first_rows(_num_rows)
+    columns = tuple(map(_of_array, table.column_names, table.columns))
+    return FirstRows(source.name, columns, table.num_rows, is_all)
+
+
+def _of_array(name: str, array: Any) -> RawColumn:
+    pa = pyarrow()
+    types, array = pa.types, array.combine_chunks()
+    if types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = array.type
+    if types.is_boolean(kind):
+        return RawColumn(name, "boolean", array.to_pylist())
+    if types.is_decimal(kind):
+        array = array.cast(pa.float64(), safe=False)
+    if any(test(array.type) for test in (types.is_integer, types.is_floating, types.is_null)):
+        numbers = (x if x == x else None for x in array.to_pylist())
+        return RawColumn(name, "number", list(numbers))
+    if types.is_date(kind) or types.is_timestamp(kind):
+        ticks = array.cast(pa.timestamp("s", getattr(kind, "tz", None)), safe=False).cast(pa.int64())
+        return RawColumn(name, "time", ticks.to_pylist())
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        if types.is_nested(kind.value_type):
+            return RawColumn(name, "other", [])
+        lists = array.to_pylist()
+        return RawColumn(name, "list", [x and [str(y) for y in x if y is not None] for x in lists])
+    if types.is_nested(kind) or types.is_duration(kind):
+        return RawColumn(name, "other", [])
+    words = (_text(x) if isinstance(x, bytes) else x if x is None else str(x) for x in array.to_pylist())
+    return RawColumn(name, "text", [word or None for word in words])

@@ -1,0 +1,104 @@
+"""JSON lines: an object per line, its keys the columns; read in chunks of whole lines."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hotrows.data.raw.arrow import ArrowCells, first_line, pyarrow
+from hotrows.data.raw.cells import Reading, columns_of
+from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.files import File
+from hotrows.data.raw.layout import check_present
+from hotrows.data.raw.reading import Chunk, chunks_of, first_chunk
+
+_OBJECT, _ARRAY = re.compile(rb"\s*\{\s*[\"}]"), re.compile(rb"\s*\[\s*[\[{]")
+_BLANK = re.compile(rb"^[ \t\r]*\n", re.MULTILINE)
+_ROW = re.compile(r"in row (\d+)")
+
+
+class _JsonCells(ArrowCells):
+    def where(self, row: int) -> str:
+        return f"{self.name} line {self.first_row + row}"
+
+
+def is_json_lines(file: File, first_bytes: bytes) -> bool:
+    """Whether content begins with an object of JSON; an error if it is an array of them."""
+    if _ARRAY.match(first_bytes):
+        raise ValueError(
+            f"{file.name} holds an array of JSON; write one object per line (jq -c '.[]' does it)"
+        )
+    return _OBJECT.match(first_bytes) is not None
+
+
+def json_columns(file: File, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+    """Yields (bytes read so far, columns) per chunk; of the first `skip` chunks the number of rows.
+
+    A key that a line lacks is missing; a column of the schema must be in the first chunk.
+    """
+    wanted: list[str] | None = None
+    for number, chunk in enumerate(chunks_of(file)):
+        if wanted is not None and number < skip:
+            yield chunk.position, chunk.num_lines
+            continue
+        table = _table(chunk)
+        if wanted is None:
+            wanted = check_present(
+                how.schema, file.name, tuple(table.column_names), how.for_training, how.kept
+            )
+        if number < skip:
+            yield chunk.position, chunk.num_lines
+            continue
+        batch = _with_all(table, wanted).combine_chunks().to_batches()[0]
+        yield chunk.position, columns_of(_JsonCells(batch, file.name, chunk.first_line, how), how)
+
+
+def count_json_rows(file: File) -> int:
+    return sum(chunk.num_lines for chunk in chunks_of(file))
+
+
+def first_json_rows(file: File, limit: Callable[[int], int]) -> tuple[Any, bool]:
+    """The first rows as a table, and whether these are all; see `TypedInput`."""
+    chunk = first_chunk(file)
+    assert chunk is not None, "is_json_lines has read it"
+    table = _table(chunk)
+    rows = limit(table.num_columns)
+    return table.slice(0, rows), table.num_rows <= rows and chunk.position >= file.size
+
+
+def _table(chunk: Chunk) -> Any:
+    """Parses the lines of a chunk; an error names the line."""
+    pa = pyarrow()
+    from pyarrow import json
+
+    if blank := _BLANK.search(chunk.text):
+        line = chunk.first_line + chunk.text.count(b"\n", 0, blank.start())
+        raise ValueError(f"{chunk.name} line {line}: expected an object of JSON, found nothing")
+    options = json.ReadOptions(use_threads=False, block_size=len(chunk.text) + 1)
+    try:
+        table = json.read_json(io.BytesIO(chunk.text), read_options=options)
+    except pa.ArrowInvalid as error:
+        row = _ROW.search(str(error))
+        where = f" line {chunk.first_line + int(row[1])}" if row else ""
+        why = _ROW.sub("", first_line(error)).removeprefix("JSON parse error: ").strip(" .")
+        raise ValueError(
+            f"{chunk.name}{where}: expected an object of JSON per line, with values of one type per key "
+            f"({why}); correct the line"
+        ) from error
+    if table.num_rows != chunk.num_lines:
+        raise ValueError(
+            f"{chunk.name}: {chunk.num_lines:,} lines from line {chunk.first_line} on hold "
+            f"{table.num_rows:,} objects of JSON; write one per line"
+        )
+    return table
+
+
+def _with_all(table: Any, columns: list[str]) -> Any:
+    """The columns, in this order; those that no line of the chunk has are empty."""
+    pa = pyarrow()
+    for name in columns:
+        if name not in table.column_names:
+            table = table.append_column(name, pa.nulls(table.num_rows))
+    return table.select(columns)

@@ -1,0 +1,188 @@
+"""Kinds of columns: whether the values of a column are numbers, times, lists or text."""
+
+from __future__ import annotations
+
+import math
+import re
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from hotrows.data.raw.first_rows import RawColumn
+from hotrows.data.raw.values import UNIX, plain_number, plain_time
+
+MISSING_WORDS = (
+    "NULL",
+    "Null",
+    "null",
+    "\\N",
+    "NA",
+    "N/A",
+    "n/a",
+    "nan",
+    "NaN",
+    "None",
+    "none",
+    "?",
+    "-",
+)
+SEPARATORS = ("|", ";", ",", "^", "\x02", "\x03", " ")
+_TIME_NAME = re.compile(r"time|date|(^|_)(ts|day|when|at|dt|hour)($|_)|[a-z]At$", re.IGNORECASE)
+_FORMATS = (
+    *("%Y-%m-%d %H", "%Y/%m/%d", "%Y/%m/%d %H:%M:%S", "%Y/%m/%d %H:%M", "%d.%m.%Y", "%d.%m.%Y %H:%M:%S"),
+    *("%d.%m.%Y %H:%M", "%m/%d/%Y", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %H:%M", "%d/%m/%Y"),
+    *("%d/%m/%Y %H:%M:%S", "%d/%m/%Y %H:%M", "%Y%m%d", "%Y%m%d%H", "%Y%m%d%H%M%S", "%y%m%d%H"),
+)
+_FIRST, _LAST = 788_918_400, 2_208_988_800  # 1995 and 2040: between them are times of samples
+_LEAST = 20  # rows from which on different values in all rows say something
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the first rows, as it was understood.
+
+    kind: "text", "number", "time", "list" or "other", which no feature reads. values: one per row, None
+    where missing: of a list its values, of a time seconds since 1970. counts: of the values (of lists,
+    of theirs), without missing ones. words: those that stand for a missing number.
+    format: of a time; separator: of lists in text. is_typed: whether the data itself says the kind.
+    """
+
+    name: str
+    kind: str
+    values: Sequence[Any]
+    counts: Counter
+    words: tuple[str, ...] = ()
+    format: str = "unix"
+    separator: str = "|"
+    is_typed: bool = False
+
+    @property
+    def missing(self) -> int:
+        """Number of rows without a value."""
+        return sum(value is None for value in self.values)
+
+    @property
+    def is_constant(self) -> bool:
+        return not self.counts or (len(self.counts) == 1 and not self.missing and self.kind != "list")
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether every row has another value."""
+        return self.kind in ("text", "number") and len(self.counts) == len(self.values) >= _LEAST
+
+    @property
+    def is_whole(self) -> bool:
+        return self.kind == "number" and all(x == math.floor(x) for x in self.counts)
+
+    @property
+    def is_binary(self) -> bool:
+        return self.kind in ("text", "number") and not self.missing and len(self.counts) == 2
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether most values of text have spaces around them."""
+        padded = sum(
+            count for x, count in self.counts.items() if isinstance(x, str) and x != x.strip(" ")
+        )
+        return 2 * padded > len(self.values)
+
+
+def column_of_kind(sample: RawColumn) -> Column:
+    """Finds the kind of a column."""
+    if sample.kind == "text":
+        return _of_text(sample)
+    if sample.kind == "list":
+        return _list(sample.name, sample.values, is_typed=True)
+    kind = "number" if sample.kind == "boolean" else sample.kind
+    values = (
+        [x if x is None else int(x) for x in sample.values] if sample.kind == "boolean" else sample.values
+    )
+    column = Column(sample.name, kind, values, _counted(values), is_typed=kind != "number")
+    return _as_unix_time(column) or column
+
+
+def _of_text(sample: RawColumn) -> Column:
+    counts = _counted(sample.values)
+    stripped = {word: word.strip(" ") for word in counts}
+    words = [word for word in MISSING_WORDS if word in stripped.values()]
+    known = [word for word in stripped.values() if word and word not in words]
+    numbers = {word: plain_number(word.encode("utf-8", "surrogateescape")) for word in known}
+    if known and None not in numbers.values() and not any(map(_has_leading_zero, known)):
+        values = [None if x is None else numbers.get(stripped[x]) for x in sample.values]
+        column = Column(sample.name, "number", values, _counted(values), tuple(words))
+        return _as_unix_time(column) or _as_time(column, sample, known) or column
+    column = Column(sample.name, "text", sample.values, counts)
+    return _as_time(column, sample, known) or _as_list(column) or column
+
+
+def _has_leading_zero(word: str) -> bool:
+    return len(word) > 1 and word[0] == "0" and word.isdigit()
+
+
+def _as_unix_time(column: Column) -> Column | None:
+    """Times as numbers since 1970: all from 1995 to 2040 in some unit."""
+    counts = column.counts
+    if column.kind != "number" or not counts:
+        return None
+    for format, unit in UNIX.items():
+        if min(counts) >= _FIRST * unit and max(counts) <= _LAST * unit:
+            seconds = [x if x is None else int(x // unit) for x in column.values]
+            return replace(column, kind="time", values=seconds, format=format)
+    return None
+
+
+def _as_time(column: Column, sample: RawColumn, known: Sequence[str]) -> Column | None:
+    """Times as text in a format that all values have; digits alone need a name that says so."""
+    for format in ("iso", *_FORMATS):
+        if not known or (known[0].isdigit() and not _TIME_NAME.search(sample.name)):
+            return None
+        seconds: dict[str, int] = {}
+        for word in known:
+            parsed = plain_time(word.encode("utf-8", "surrogateescape"), format)
+            if parsed is None or not -_LAST <= parsed <= 2 * _LAST:
+                break
+            seconds[word] = parsed
+        else:
+            values = [None if x is None else seconds.get(x.strip(" ")) for x in sample.values]
+            words = tuple(word for word in MISSING_WORDS if word in set(sample.values))
+            return Column(sample.name, "time", values, _counted(values), words, format)
+    return None
+
+
+def _as_list(column: Column) -> Column | None:
+    """Lists in cells of text: of separators that occur, the one whose pieces repeat the most."""
+    cells = [x for x in column.values if x is not None]
+    for separator in SEPARATORS:
+        with_it = sum(separator in cell for cell in cells)
+        if not cells or 10 * with_it < len(cells):
+            continue
+        pieces = Counter(piece for cell in cells for piece in cell.split(separator))
+        lengths = Counter(cell.count(separator) for cell in cells)
+        repeats = 2 * len(pieces) < sum(pieces.values()) and len(pieces) < 2 * len(column.counts)
+        is_prose = separator in (" ", ",") and not all(re.fullmatch(r"[\w.:-]+", x) for x in pieces)
+        is_prose |= separator == " " and not all(any(c.isdigit() for c in x) for x in pieces)
+        if repeats and len(lengths) > 1 and not is_prose:
+            lists = [None if x is None else x.split(separator) for x in column.values]
+            return replace(_list(column.name, lists), separator=separator)
+    return None
+
+
+def _list(name: str, values: Sequence[list[str] | None], is_typed: bool = False) -> Column:
+    counts = Counter(x for value in values if value is not None for x in value)
+    return Column(name, "list", values, counts, is_typed=is_typed)
+
+
+def _counted(values: Sequence[Any]) -> Counter:
+    counts = Counter(values)
+    counts.pop(None, None)
+    return counts
+
+
+def quantiles(counts: Mapping[float, int], *shares: float) -> list[float]:
+    """The values below which these shares of all lie."""
+    ordered = sorted(counts.items())
+    ends = list(accumulate(count for _, count in ordered))
+    return [ordered[min(bisect_left(ends, share * ends[-1]), len(ends) - 1)][0] for share in shares]

@@ -1,0 +1,208 @@
+"""Files whose columns have types: Parquet, Arrow IPC (Feather version 2) and ORC, group by group.
+
+A group is what a file stores together: a row group, a record batch, a stripe. One is read at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from hotrows.data.raw.arrow import ROWS_PER_CHUNK, ArrowCells, first_line, pyarrow, with_partitions
+from hotrows.data.raw.cells import Reading, columns_of
+from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.files import File
+from hotrows.data.raw.layout import check_present
+from hotrows.pipeline.prefetch import prefetch
+
+KINDS = {b"PAR1": "Parquet", b"ARROW1": "Arrow IPC", b"\xff\xff\xff\xff": "Arrow stream", b"ORC": "ORC"}
+
+
+class TypedFile(Protocol):
+    """An open file of a kind."""
+
+    @property
+    def names(self) -> Sequence[str]: ...
+
+    @property
+    def num_groups(self) -> int: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
+        """Yields the columns of a group as record batches of at most so many rows."""
+        ...
+
+
+def kind_of(first_bytes: bytes) -> str | None:
+    """The kind of a file by its first bytes, None if it is none of KINDS."""
+    return next((kind for magic, kind in KINDS.items() if first_bytes.startswith(magic)), None)
+
+
+def open_typed_file(file: File, kind: str) -> TypedFile:
+    """Opens a file of a kind; an error if it is damaged."""
+    if kind == "Parquet":
+        return _Parquet(open_parquet_file(file))
+    with _explained(f"{file.name} is no whole {kind} file"):
+        source = pyarrow().memory_map(file.path) if file.system is None else file.open()
+        return _OPEN[kind](source)
+
+
+def count_rows(file: File, kind: str) -> int:
+    """The number of rows of a file."""
+    opened = open_typed_file(file, kind)
+    with _explained(f"{file.name} is damaged"):
+        return opened.num_rows
+
+
+def open_parquet_file(file: File, **options: Any) -> Any:
+    """Opens a Parquet file; an error if it is none. options: of `pyarrow.parquet.ParquetFile`."""
+    with _explained(f"{file.name} is no whole Parquet file"):
+        source = file.path if file.system is None else file.open()
+        return pyarrow().parquet.ParquetFile(source, **options)
+
+
+def file_columns(file: File, kind: str, how: Reading) -> Iterator[tuple[int, Columns]]:
+    """Yields (bytes read so far, columns) of a file, up to ROWS_PER_CHUNK rows at a time."""
+    size = file.size
+    for share, first_row, batch in prefetch(_batches(file, kind, how), 1):
+        yield int(share * size), columns_of(ArrowCells(batch, file.name, first_row, how), how)
+
+
+def first_rows_of_file(file: File, kind: str, limit: Callable[[int], int]) -> tuple[Any, bool]:
+    """The first rows of a file as a table, and whether these are all; see `TypedInput`."""
+    opened = open_typed_file(file, kind)
+    names, columns = opened.names, _with_names_of_path(opened, file)
+    rows, batches = limit(len(columns)), []
+    with _explained(f"{file.name} is damaged"):
+        every = (b for g in range(opened.num_groups) for b in opened.batches(g, names, rows + 1))
+        for batch in every:
+            batches.append(with_partitions(batch, columns, file))
+            if sum(batch.num_rows for batch in batches) > rows:
+                break
+    if not batches:
+        return pyarrow().table({}), True
+    table = pyarrow().Table.from_batches(batches)
+    return table.slice(0, rows), table.num_rows <= rows
+
+
+def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, Any]]:
+    """Yields (share of the groups that was read, number of the first row, record batch)."""
+    opened = open_typed_file(file, kind)
+    with _explained(f"{file.name} is damaged"):
+        names = _with_names_of_path(opened, file)
+        columns = check_present(how.schema, file.name, names, how.for_training, how.kept)
+        stored = [column for column in columns if column in opened.names]
+        first_row = 0
+        for group in range(opened.num_groups):
+            for batch in opened.batches(group, stored, ROWS_PER_CHUNK):
+                yield (group + 1) / opened.num_groups, first_row, with_partitions(batch, columns, file)
+                first_row += batch.num_rows
+
+
+def _with_names_of_path(opened: TypedFile, file: File) -> tuple[str, ...]:
+    """Names of the columns in a file, and of those that its path holds as `key=value`."""
+    return (*opened.names, *(name for name in file.partitions if name not in opened.names))
+
+
+@contextmanager
+def _explained(problem: str) -> Iterator[None]:
+    """Turns errors of Arrow into one that names the file."""
+    pa = pyarrow()
+    try:
+        yield
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{problem} ({first_line(error)}); write it again") from error
+
+
+@dataclass(frozen=True)
+class _Parquet:
+    file: Any
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.file.schema_arrow.names
+
+    @property
+    def num_groups(self) -> int:
+        return self.file.num_row_groups
+
+    @property
+    def num_rows(self) -> int:
+        return self.file.metadata.num_rows
+
+    def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
+        return self.file.iter_batches(batch_size=num_rows, row_groups=[group], columns=list(columns))
+
+
+class _Ipc:
+    """An Arrow IPC file; of compressed ones only the columns that are read are decompressed."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self._file = pyarrow().ipc.open_file(source)
+        self.names = self._file.schema.names
+        self.num_groups = self._file.num_record_batches
+
+    @property
+    def num_rows(self) -> int:
+        narrow = self._of_columns(self.names[:1])
+        return sum(narrow.get_batch(group).num_rows for group in range(self.num_groups))
+
+    def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
+        batch = self._of_columns(columns).get_batch(group)
+        return _slices(batch.select(list(columns)), num_rows)
+
+    def _of_columns(self, columns: Sequence[str]) -> Any:
+        ipc = pyarrow().ipc
+        places = [place for place, name in enumerate(self.names) if name in columns]
+        return ipc.open_file(self._source, options=ipc.IpcReadOptions(included_fields=places))
+
+
+class _IpcStream:
+    """An Arrow stream, as one group: record batches until its end."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        self.names = self._opened().schema.names
+        self.num_groups = 1
+
+    @property
+    def num_rows(self) -> int:
+        return sum(batch.num_rows for batch in self._opened())
+
+    def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
+        for batch in self._opened():
+            yield from _slices(batch.select(list(columns)), num_rows)
+
+    def _opened(self) -> Any:
+        self._source.seek(0)
+        return pyarrow().ipc.open_stream(self._source)
+
+
+class _Orc:
+    def __init__(self, source: Any) -> None:
+        from pyarrow import orc
+
+        self._file = orc.ORCFile(source)
+        self.names = self._file.schema.names
+        self.num_groups = self._file.nstripes
+        self.num_rows = self._file.nrows
+
+    def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
+        batch = self._file.read_stripe(group, columns=list(columns))
+        return _slices(batch.select(list(columns)), num_rows)
+
+
+_OPEN: dict[str, Callable[[Any], TypedFile]] = {
+    "Arrow IPC": _Ipc,
+    "Arrow stream": _IpcStream,
+    "ORC": _Orc,
+}
+
+
+def _slices(batch: Any, num_rows: int) -> Iterator[Any]:
+    return (batch.slice(first, num_rows) for first in range(0, batch.num_rows, num_rows))

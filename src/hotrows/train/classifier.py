@@ -1,0 +1,189 @@
+"""Classifier: training and prediction as scikit-learn's estimators have them, on frames.
+
+    classifier = Classifier("deepfm", epochs=2).fit(frame, labels)
+    classifier.predict_proba(frame)[:, 1]
+
+`Trainer` and `Predictor` do the work. It knows the protocol of scikit-learn (parameters, cloning, tags),
+so that its pipelines, searches and cross-validation take it, and does not need it.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotrows.config import SETTINGS, TrainConfig
+from hotrows.data import Draft, draft_schema, prepare
+from hotrows.data.raw.arrow import as_table, pyarrow
+from hotrows.models.model import Model
+from hotrows.runtime.suggestions import did_you_mean
+from hotrows.schema import Schema
+from hotrows.train.predictor import Predictor, load_run
+from hotrows.train.trainer import Callback, Trainer
+
+_ARGUMENTS = ("model", "schema", "run", "validation", "verbose")
+
+
+class Classifier:
+    """A model of two classes that learns from a frame and its labels.
+
+    model: as `Trainer` takes it, of an object a copy (default: the config's).
+    schema: the columns to learn from; its label is left aside (default: drafted from the frame by
+        `hotrows.data.draft_schema`).
+    run: a new folder for the run (default: a temporary one, deleted with this object).
+    validation: the share of the rows that decides which checkpoint is the best.
+    verbose: as `Trainer.fit` takes it. settings: fields of `TrainConfig`, such as epochs=2.
+
+    After `fit`: classes_, both values of the labels; schema_; notes_, what a drafted schema is unsure of;
+    run_, the folder; result_, a `Result`; predictor_, a `Predictor`.
+    """
+
+    _estimator_type = "classifier"
+
+    def __init__(
+        self,
+        model: str | type[Model] | Model | None = None,
+        *,
+        schema: Schema | None = None,
+        run: Path | str | None = None,
+        validation: float = 0.1,
+        verbose: bool | None = None,
+        **settings: Any,
+    ) -> None:
+        self.model, self.schema, self.run = model, schema, run
+        self.validation, self.verbose = validation, verbose
+        self.settings = settings
+        self._predictor: Predictor | None = None
+        self._check()
+
+    def fit(self, X: Any, y: Any, callbacks: Sequence[Callback] = ()) -> Classifier:
+        """Trains on a frame: pandas, Polars, Arrow, or a dict of columns.
+
+        y: a label for each row, of two values, the greater of which is predicted; or the name of its
+        column in X. callbacks: as `Trainer.fit` takes them.
+        """
+        table, labels = _rows_and_labels(X, y)
+        self.classes_ = np.unique(labels)
+        if len(self.classes_) != 2:
+            raise ValueError(f"expected labels of two values, found {len(self.classes_):,} in y")
+        name = "label"
+        while name in table.column_names:
+            name += "_"
+        positive = pyarrow().array((labels == self.classes_[1]).astype(np.int8))
+        table = table.append_column(name, positive)
+        draft = Draft(self.schema, ()) if self.schema else draft_schema(table, name)
+        self.schema_, self.notes_ = draft.schema, draft.notes
+        schema = dataclasses.replace(self.schema_, label=name, columns=None)
+        config = TrainConfig(**self.settings)
+        held_out = Fraction(str(self.validation))
+        split = f"stratified:{1 - held_out},{held_out},0"
+        self.run_, self._predictor = self._folder(), None
+        with tempfile.TemporaryDirectory(prefix="hotrows-data-") as folder:
+            data = prepare(table, schema, f"{folder}/data", split=split, seed=config.seed)
+            trainer = Trainer(data, config, self.run_, model=copy.deepcopy(self.model))
+            self.result_ = trainer.fit(verbose=self.verbose, callbacks=callbacks)
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """The probabilities of both classes, [N, 2] float32; X: all that `Predictor.predict` takes."""
+        chances = self.predictor_.predict(X)
+        return np.stack([1 - chances, chances], 1)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The likelier class of each row, [N]."""
+        return self.classes_[(self.predict_proba(X)[:, 1] > 0.5).astype(np.int64)]
+
+    def score(self, X: Any, y: Any) -> float:
+        """The share of the rows whose class is predicted."""
+        table, labels = _rows_and_labels(X, y)
+        return float((self.predict(table) == labels).mean())
+
+    @property
+    def predictor_(self) -> Predictor:
+        """The trained model."""
+        if not self.__sklearn_is_fitted__():
+            raise ValueError("this Classifier is not fitted: call fit(X, y) first")
+        if self._predictor is None:
+            model = None if isinstance(self.model, str) else copy.deepcopy(self.model)
+            self._predictor = load_run(self.run_, model=model, trust=True)
+        return self._predictor
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """The arguments of this object by name."""
+        return {name: getattr(self, name) for name in _ARGUMENTS} | self.settings
+
+    def set_params(self, **params: Any) -> Classifier:
+        """Changes arguments; they hold from the next `fit` on."""
+        for name, value in params.items():
+            if name in _ARGUMENTS:
+                setattr(self, name, value)
+            else:
+                self.settings = {**self.settings, name: value}
+        self._check()
+        return self
+
+    def __repr__(self) -> str:
+        given = {name: value for name, value in self.get_params().items() if value is not None}
+        return f"Classifier({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_predictor"} | {
+            "_predictor": None
+        }
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "result_")
+
+    def __sklearn_tags__(self) -> Any:
+        from sklearn.utils import ClassifierTags, InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type="classifier",
+            target_tags=TargetTags(required=True),
+            classifier_tags=ClassifierTags(multi_class=False),
+            input_tags=InputTags(allow_nan=True, categorical=True, string=True),
+        )
+
+    def _check(self) -> None:
+        """Refuses arguments that no training would take."""
+        for name in self.settings:
+            if name not in SETTINGS or name == "model":
+                raise ValueError(
+                    f"Classifier has no argument {name!r}{did_you_mean(name, [*_ARGUMENTS, *SETTINGS])}"
+                )
+        TrainConfig(**self.settings)
+        if not isinstance(self.validation, int | float) or not 0 <= self.validation < 1:
+            raise ValueError(f"validation must be from 0 to below 1, not {self.validation!r}")
+
+    def _folder(self) -> Path:
+        if self.run is not None:
+            return Path(self.run)
+        folder = tempfile.mkdtemp(prefix="hotrows-run-")
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return Path(folder)
+
+
+def _rows_and_labels(X: Any, y: Any) -> tuple[Any, np.ndarray]:
+    """The rows as an Arrow table, without their labels; and these."""
+    table = as_table(X)
+    if isinstance(y, str):
+        if y not in table.column_names:
+            hint = did_you_mean(y, table.column_names)
+            raise ValueError(f"X has no column {y!r} for the labels{hint}")
+        table, y = table.drop_columns([y]), table[y].to_numpy()
+    labels = np.asarray(y)
+    if labels.shape != (table.num_rows,):
+        raise ValueError(f"expected {table.num_rows:,} labels, one for each row, not {labels.shape}")
+    missing = np.array([value is None or value != value for value in labels.tolist()])
+    if missing.any():
+        raise ValueError(f"y lacks the label of row {int(missing.argmax()):,}; leave such rows out")
+    return table, labels

@@ -1,0 +1,118 @@
+"""What a run reports while it trains: lines of metrics.jsonl, progress for its caller, and a display."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from hotrows.metrics import Metrics
+from hotrows.pipeline.schedule import Work
+from hotrows.train.display import display
+from hotrows.train.metrics_log import METRICS, MetricsLog
+from hotrows.train.progress import Meter, Progress
+from hotrows.train.run_state import lr_scale
+from hotrows.train.step_trainer import StepTrainer
+
+
+def _show_nothing(now: Progress) -> None:
+    """Stands where no progress is shown."""
+
+
+class Reports:
+    """Reports of a run, made of what its steps and evaluations give.
+
+    progress: called after every step, and after every batch of an evaluation.
+    """
+
+    def __init__(self, steps: StepTrainer, progress: Callable[[Progress], None] | None) -> None:
+        self._steps, self._meter = steps, Meter(steps.ranks)
+        self._progress: Callable[[Progress], None] = progress or _show_nothing
+        self._display: Callable[[Progress], None] = _show_nothing
+
+    @contextmanager
+    def opened(self, run: Path, verbose: bool | None) -> Iterator[None]:
+        """Writes into the folder of a run, and shows progress as `verbose` says; see `Trainer.fit`."""
+        state, rank = self._steps.state, self._steps.ranks.rank
+        file = METRICS if rank == 0 else f"ranks/rank-{rank}.jsonl"
+        if rank or (verbose is None and self._progress is not _show_nothing):
+            verbose = False
+        log = MetricsLog(run, state.step, state.evaluated_at, file)
+        with closing(log) as self._log, display(verbose) as self._display:
+            yield
+
+    @property
+    def epoch_steps(self) -> int:
+        return len(self._steps.batches.loader)
+
+    def samples_per_second(self) -> float:
+        """The speed of all steps, of all ranks together; collective, and called once."""
+        self._meter.total.sum_over(self._steps.ranks)
+        return self._meter.total.samples_per_second
+
+    @property
+    def interval_is_over(self) -> bool:
+        """Whether a line is due: there are 200 in a run, but one in 100 steps at least."""
+        return self._meter.interval.steps == min(max(self._steps.batches.total_steps // 200, 1), 100)
+
+    def add_step(
+        self, work: Work, loss: Tensor, seconds: float, stalled: float, waited: Mapping[str, float]
+    ) -> None:
+        """Adds a step; seconds: it took, stalled: of these until its batch came; waited: by stage."""
+        cached_tables = self._steps.cached_tables
+        for interval in (self._meter.interval, self._meter.total):
+            interval.add(loss, work.item.batch.size, seconds=seconds, stalled=stalled)
+            interval.wait(waited)
+            if cached_tables:
+                interval.moves += cached_tables.traffic(work.item.plan)
+
+    def write_interval(self) -> None:
+        """Writes a line for the steps since the last one, where there are any; collective."""
+        if not self._meter.interval.steps:
+            return
+        state, config = self._steps.state, self._steps.config
+        of_rank = self._meter.close_interval(cached=self._steps.cached_tables is not None)
+        loss = self._meter.shown["loss"]
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"training diverged: the loss is {loss} at step {state.step:,}; lower the learning rates "
+                f"({config.row_optimizer}, dense_lr={config.dense_lr}), warm up, or set clip_norm"
+            )
+        assert config.row_optimizer is not None and config.dense_lr is not None
+        scale = lr_scale(state, config)
+        rates = {"lr": config.row_optimizer.lr * scale, "dense_lr": config.dense_lr * scale}
+        fields = {"epoch": self._epoch, **self._meter.shown, **rates, **of_rank}
+        self._log.write("train", state.step, fields)
+
+    def write_evaluation(self, metrics: Metrics) -> None:
+        """Writes and shows the metrics of the validation part; the state knows of them already."""
+        state = self._steps.state
+        is_best = state.best_step == state.step
+        fields = {"epoch": self._epoch, **metrics.to_json(), "is_best": is_best}
+        self._log.write("evaluation", state.step, fields)
+        self._show(self._now(validation=metrics, is_best=is_best))
+
+    def show_step(self) -> Progress:
+        """Shows that a step was made; returns what was shown."""
+        now = self._now()
+        self._show(now)
+        return now
+
+    def show_evaluation(self, done: int, total: int) -> None:
+        """Shows how many samples of an evaluation are done."""
+        self._show(Progress("evaluate", done, total))
+
+    def _now(self, validation: Metrics | None = None, is_best: bool = False) -> Progress:
+        step, total, shown = self._steps.state.step, self._steps.batches.total_steps, self._meter.shown
+        return Progress("train", step, total, validation=validation, is_best=is_best, **shown)
+
+    def _show(self, now: Progress) -> None:
+        self._progress(now)
+        self._display(now)
+
+    @property
+    def _epoch(self) -> float:
+        return round(self._steps.state.step / self.epoch_steps, 4)

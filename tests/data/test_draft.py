@@ -1,0 +1,231 @@
+"""Drafts of schemas: what `hotrows schema` makes of files and frames, and that `prepare` takes it."""
+
+import datetime
+import json
+import random
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hotrows import cli
+from hotrows.data import draft_schema, prepare
+from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
+
+ROWS = 400
+
+
+def clicks() -> pd.DataFrame:
+    """A table with a column of every kind, without missing values."""
+    draw = random.Random(1)
+    return pd.DataFrame(
+        [
+            {
+                "row": number,
+                "when": pd.Timestamp(1_709_251_200 + 3600 * number, unit="s"),
+                "user_id": draw.randrange(50),
+                "price": round(draw.random() * 90, 2),
+                "paid": round(10 ** (6 * draw.random())),
+                "device": draw.choice(["phone", "tablet", "desk"]),
+                "zip": draw.choice(["01234", "99999", "12345"]),
+                "days": draw.randrange(5),
+                "source": "web",
+                "converted": int(draw.random() < 0.1),
+                "click": int(draw.random() < 0.3),
+            }
+            for number in range(ROWS)
+        ]
+    )
+
+
+FEATURES = (
+    Sparse("when_hour", transform="hour"),
+    Sparse("when_weekday", transform="weekday"),
+    Sparse("user_id"),
+    Dense("price", transform="standard"),
+    Dense("paid", transform="log"),
+    Sparse("device"),
+    Sparse("zip"),
+    Sparse("days"),
+)
+
+
+def assert_prepares(tmp_path, source, schema):
+    data = prepare(source, schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    assert sum(part.rows for part in data.parts.values()) > 0
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "pandas", "polars", "arrow"])
+def test_one_table_gives_one_schema_from_every_format(tmp_path, kind):
+    frame = clicks()
+    path = str(tmp_path / "clicks")
+    frames = {"pandas": frame, "polars": pl.from_pandas(frame), "arrow": pa.Table.from_pandas(frame)}
+    if kind == "parquet":
+        pq.write_table(frames["arrow"], path)
+    elif kind in ("csv", "tsv"):
+        frame.to_csv(path, index=False, sep={"csv": ",", "tsv": "\t"}[kind])
+    source = frames.get(kind, path)
+    draft = draft_schema(source)
+    assert draft.schema.features == FEATURES
+    assert (draft.schema.label, draft.schema.group) == ("click", "user_id")
+    assert draft.schema.time == Time("when", "iso" if kind in ("csv", "tsv") else "unix")
+    said = "\n".join(draft.notes)
+    assert "'row' is left out: another value in every row (a row number?)" in said
+    assert "'source' is left out: one value in every row" in said
+    assert "'converted' is left out: by its name it is a label too" in said
+    assert Schema.from_json(draft.to_json()) == draft.schema
+    assert_prepares(tmp_path, source, draft.schema)
+
+
+def test_lists_in_cells_and_in_columns_of_lists(tmp_path):
+    draw = random.Random(2)
+    tags, items = ["red", "cotton", "sale", "new"], [str(n) for n in range(30)]
+    table = pa.table(
+        {
+            "label": [draw.randrange(2) for _ in range(ROWS)],
+            "item_id": [draw.choice(items) for _ in range(ROWS)],
+            "tags": [draw.sample(tags, draw.randrange(4)) for _ in range(ROWS)],
+            "last_items": [draw.choices(items, k=draw.randrange(6)) for _ in range(ROWS)],
+        }
+    )
+    expected = [
+        Sparse("item_id"),
+        Sparse("tags", many=True, pooling="mean", separator=";"),
+        Sequence("last_items", vocabulary="item_id", max_length=100, separator=";"),
+    ]
+    rows = (
+        "\t".join(";".join(x) if isinstance(x, list) else str(x) for x in row.values())
+        for row in table.to_pylist()
+    )
+    (tmp_path / "lists").write_text("\n".join(["\t".join(table.column_names), *rows]) + "\n")
+    draft = draft_schema(tmp_path / "lists")
+    assert list(draft.schema.features) == expected
+    assert "'tags' has lists, between ';'" in draft.notes
+    assert_prepares(tmp_path, tmp_path / "lists", draft.schema)
+    typed = draft_schema(table).schema.features
+    assert [(type(f), f.name) for f in typed] == [(type(f), f.name) for f in expected]
+
+
+def test_no_header_names_columns_and_says_that_the_label_is_a_guess(tmp_path):
+    draw = random.Random(3)
+    lines = [f"{draw.randrange(2)};{draw.random():.4f};{draw.choice('abc')}\n" for _ in range(ROWS)]
+    (tmp_path / "raw").write_text("".join(lines))
+    draft = draft_schema(tmp_path / "raw")
+    assert draft.schema.columns == ("column_1", "column_2", "column_3")
+    assert draft.schema.features == (Dense("column_2", transform="standard"), Sparse("column_3"))
+    assert draft.schema.label == "column_1" and "label: 'column_1' is a guess" in draft.notes
+    assert "no line names the columns: they are column_1 and so on" in draft.notes
+    assert_prepares(tmp_path, tmp_path / "raw", draft.schema)
+
+
+@pytest.mark.parametrize(
+    ("values", "format"),
+    [
+        (1_700_000_000, "unix"),
+        (1_700_000_000_123, "unix_ms"),
+        (1_700_000_000_123_456, "unix_us"),
+        (1_700_000_000_123_456_789, "unix_ns"),
+        ("2024-03-01", "iso"),
+        ("2024-03-01T10:00:00.123456+01:00", "iso"),
+        ("2024-03-01 10:00Z", "iso"),
+        ("31/12/2024 10:00", "%d/%m/%Y %H:%M"),
+        ("03/31/2024", "%m/%d/%Y"),
+        ("14102123", "%y%m%d%H"),
+        ("20240331", "%Y%m%d"),
+    ],
+)
+def test_times_in_text_and_by_magnitude(tmp_path, values, format):
+    other = {"14102123": "14102200", "20240331": "20240401"}.get(values, values)
+    other = str(other).replace("2024-", "2025-").replace("/2024", "/2025").replace("1700", "1701", 1)
+    lines = [f"{n % 2},{n % 7},{values if n % 3 else other}" for n in range(30)]
+    (tmp_path / "raw").write_text("\n".join(["label,user,time", *lines]) + "\n")
+    draft = draft_schema(tmp_path / "raw")
+    assert draft.schema.time == Time("time", format)
+    assert_prepares(tmp_path, tmp_path / "raw", draft.schema)
+
+
+def test_words_for_missing_numbers_and_spaces_around_values(tmp_path):
+    """As in the census data: fields between `, `, and ? where nothing is known."""
+    ages = [20 + n % 60 if n % 9 else "?" for n in range(200)]
+    incomes = [">50K" if n % 4 == 0 else "<=50K" for n in range(200)]
+    lines = [f"{ages[n]}, {'Private' if n % 3 else 'State'}, {incomes[n]}" for n in range(200)]
+    (tmp_path / "raw").write_text("\n".join(["age, work, income", *lines]) + "\n")
+    schema = draft_schema(tmp_path / "raw").schema
+    assert schema.features == (Dense("age", transform="standard"), Sparse("work"))
+    assert schema.label == Label("income", positive=(">50K",))
+    assert schema.missing == ("?",) and schema.strip
+    data = prepare(tmp_path / "raw", schema, tmp_path / "enc", split="fraction:1,0,0")
+    assert data.parts["train"].clicks == (50,) and data.parts["train"].missing["age"] == 23
+
+
+def test_labels_by_name_by_value_and_by_word():
+    frame = pd.DataFrame(
+        {"user": np.arange(100) % 7, "bit": np.arange(100) % 2, "rating": np.arange(100) % 5 + 1}
+    )
+    assert draft_schema(frame).schema.label == "bit"
+    assert draft_schema(frame, label="rating").schema.label == Label("rating", at_least=4)
+    assert draft_schema(frame.assign(y=["no", "yes"] * 50)).schema.label == Label("y", positive=("yes",))
+    last = frame.drop(columns="rating").assign(bit2=frame["bit"])
+    assert draft_schema(last).schema.label == "bit2"
+    sex = ["Male", "Female"] * 50
+    words = draft_schema(
+        pd.DataFrame({"age": frame["user"] * 1.5, "sex": sex, "pay": [">50K", "<=50K"] * 50})
+    )
+    assert words.schema.label == Label("pay", positive=(">50K",))
+    rare = draft_schema(frame.assign(click=0))
+    assert rare.schema.label == "click" and "label: 'click' is 0 in all rows looked at" in rare.notes
+
+
+@pytest.mark.parametrize(
+    ("columns", "label", "message"),
+    [
+        ({"a": [1.5, 2.5, 3.5], "b": ["x", "y", "z"]}, None, "no column of the table looks like a label"),
+        ({"click": [0, 1, 1]}, None, "has no column to make a feature of"),
+        (
+            {"click": [0, 1, 1], "a": [1, 2, 3]},
+            "clik",
+            "no column 'clik' for a label; did you mean 'click'?",
+        ),
+        ({"a": ["x", "y", "z"], "b": [1, 2, 3]}, "a", "expected a label of two values or of numbers"),
+        ({"a": pa.array([], pa.int64())}, None, "the table has no rows to draft a schema from"),
+    ],
+)
+def test_what_gives_no_schema_is_said_in_a_line(columns, label, message):
+    with pytest.raises(ValueError, match=message.replace("?", r"\?")) as error:
+        draft_schema(pa.table(columns), label=label)
+    assert "\n" not in str(error.value)
+
+
+def test_types_that_no_feature_reads_are_left_out():
+    table = pa.table(
+        {
+            "label": [0, 1] * 20,
+            "user": list(range(4)) * 10,
+            "deep": [[["a"]]] * 40,
+            "pair": [{"a": 1}] * 40,
+            "took": [datetime.timedelta(seconds=n) for n in range(40)],
+            "empty": pa.nulls(40),
+        }
+    )
+    draft = draft_schema(table)
+    assert draft.schema.features == (Sparse("user"),)
+    assert len([note for note in draft.notes if "left out" in note]) == 4
+
+
+def test_the_command_writes_a_schema_and_what_it_is_unsure_of(tmp_path, capsys):
+    path, out = str(tmp_path / "clicks.csv"), str(tmp_path / "clicks.json")
+    clicks().to_csv(path, index=False)
+    cli.main(["schema", path])
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["label"] == "click"
+    assert "hotrows: 'row' is left out" in printed.err
+    cli.main(["schema", path, "--out", out])
+    assert Schema.load(tmp_path / "clicks.json") == draft_schema(path).schema
+    written = capsys.readouterr()
+    assert written.out == "" and f"--schema {out} --split time:0.8 --out enc" in written.err
+    with pytest.raises(SystemExit) as error:
+        cli.main(["schema", path, "--out", out])
+    assert error.value.code == 2 and "exists; give another name" in capsys.readouterr().err

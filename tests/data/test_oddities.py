@@ -1,0 +1,163 @@
+"""Oddities: what `prepare` and `describe` warn of, and the drift that is none."""
+
+import dataclasses
+import logging
+import re
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from hotrows.data import EncodedData, describe, prepare
+from hotrows.data.encode.oddities import row_hashes
+from hotrows.data.stored.rows import Rows
+from hotrows.schema import Dense, Schema, Sequence, Sparse, Time
+
+SCHEMA = Schema(
+    features=(
+        Dense("price"),
+        Dense("age", transform="standard"),
+        Sparse("user"),
+        Sparse("hour", transform="hour"),
+        Sequence("seen"),
+    ),
+    label="click",
+    time=Time("when"),
+)
+ROWS = 1_000
+
+
+def table(**columns) -> pa.Table:
+    """Rows without oddities, but for the columns named."""
+    draw = np.random.default_rng(0)
+    usual = {
+        "click": draw.integers(0, 2, ROWS),
+        "price": draw.random(ROWS) * 50,
+        "age": draw.integers(18, 80, ROWS),
+        "user": draw.integers(0, 90, ROWS),
+        "when": 1_700_000_000 + draw.integers(0, 900_000, ROWS),
+        "seen": [[str(n)] * (n % 3) for n in draw.integers(0, 9, ROWS)],
+    }
+    return pa.table({**usual, **columns})
+
+
+@pytest.fixture
+def warned(tmp_path, caplog):
+    """Prepares rows and returns the warnings, those of `describe` being equal."""
+
+    def lines(rows, schema=SCHEMA, split="fraction:0.8,0.1,0.1", **options):
+        with caplog.at_level(logging.WARNING, "hotrows"):
+            data = prepare(rows, schema, tmp_path / "enc", split=split, **options)
+        said = [record.message for record in caplog.records]
+        odd = [line for line in said if not line.startswith("no rows validate")]
+        assert list(describe(EncodedData.open(data.path)).oddities) == odd
+        return said
+
+    return lines
+
+
+def test_usual_data_is_not_warned_of(warned):
+    assert warned(table()) == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_one_class_only(warned, number):
+    said = warned(table(click=np.full(ROWS, number)))
+    assert [line.partition(" rows of ")[2] for line in said] == [
+        "train: nothing can be learned of it", "validation: it has no AUC there",
+        "test: it has no AUC there",
+    ]  # fmt: skip
+    assert said[0].startswith(f"label 'click' is {number} in all ")
+
+
+def test_columns_with_one_value(warned):
+    said = warned(table(user=["a"] * ROWS, age=pa.nulls(ROWS, pa.float64()), seen=[["a"]] * ROWS))
+    assert said == ["one value in all rows looked at: 'age', 'user'; such columns say nothing"]
+
+
+def test_another_value_in_every_row(warned):
+    (line,) = warned(table(user=np.arange(ROWS)))
+    said = r"'user' has another value in each of the 8\d\d rows of training \(a row number"
+    assert re.match(said, line)
+
+
+def test_values_below_0_under_log(warned):
+    prices = np.arange(ROWS) - 2.5
+    (line,) = warned(table(price=prices, age=prices))
+    assert line.startswith("'price' has values below 0 (down to -2.5), which transform='log' makes 0")
+
+
+@pytest.mark.parametrize(
+    ("format", "per_second", "years", "advice"),
+    [
+        ("unix_ms", 1, "1970 to 1970", "is its format 'unix'?"),
+        ("unix_us", 1000, "1970 to 1970", "is its format 'unix_ms'?"),
+        ("unix_ns", 10**6, "1970 to 1970", "is its format 'unix_us'?"),
+        ("unix", 1e-5, "1970 to 1970", "is it a time?"),
+        ("unix", 100, "7357 to 7359", "is it a time?"),
+    ],
+)
+def test_times_of_another_unit(warned, format, per_second, years, advice):
+    when = np.array(table()["when"]) * per_second
+    schema = dataclasses.replace(SCHEMA, time=Time("when", format))
+    line = f"the time 'when' as {format!r} is of the years {years}: {advice}"
+    assert line in warned(table(when=when.astype(np.int64)), schema)
+
+
+def test_rows_of_the_test_part_that_stand_in_training(warned):
+    """The test file is a piece of the training file; equal rows within training alone are none."""
+    rows = table()
+    said = warned(rows, split=None, test=rows.slice(100, 300))
+    assert said[0].startswith("no rows validate")
+    assert said[1].startswith("about 100% of the rows of test stand in training too, label and all")
+    assert len(said) == 2
+
+
+def test_rows_that_are_equal_by_chance_are_no_copies(warned):
+    draw = np.random.default_rng(1)
+    few = {"price": draw.integers(0, 2, ROWS), "age": draw.integers(0, 3, ROWS), "seen": [[]] * ROWS}
+    schema = dataclasses.replace(SCHEMA, features=SCHEMA.features[:2], time=None)
+    assert warned(table(**few), schema) == []
+
+
+def test_a_row_hash_changes_with_every_value():
+    rows = Rows(
+        ids=(np.array([3, 3, 3, 4, 3, 3]), np.array([5, 6, 5, 6, 5, 6, 6, 5, 5, 6])),
+        offsets=(None, np.array([0, 2, 4, 6, 8, 10, 10])),
+        dense=np.array([[1.0], [2.0], [1.0], [1.0], [1.0], [1.0]], np.float32),
+        labels=np.array([0, 0, 1, 0, 0, 0], np.uint8),
+    )
+    assert len(set(row_hashes(rows).tolist())) == 5  # rows 0 and 4 are equal
+    assert row_hashes(rows)[0] == row_hashes(rows)[4]
+    assert (row_hashes(rows[2:6]) == row_hashes(rows)[2:6]).all()
+
+
+def drift_of(tmp_path, train, test, schema=None):
+    def rows(users):
+        return pa.table({"label": np.arange(len(users)) % 2, "user": users})
+
+    schema = schema or Schema(features=(Sparse("user"),))
+    data = prepare(rows(train), schema, tmp_path / "enc", test=rows(test))
+    return describe(data).drift["user"]["test"]
+
+
+def test_ids_that_are_new_are_no_drift(tmp_path):
+    """New users every day gave an index of 9 and more, though nothing known had shifted."""
+    users = np.random.default_rng(2).integers(0, 500, 6_000)
+    assert drift_of(tmp_path, users[:4_000], 1_000 + users[4_000:]) == 0
+
+
+@pytest.mark.parametrize("num_users", [50, 3_000, 1_000_000])
+@pytest.mark.parametrize("min_count", [1, 5])
+def test_one_distribution_does_not_drift_however_many_ids_are_seen_once(tmp_path, num_users, min_count):
+    """Half of the ids of a long tail are new in the test part."""
+    draw = np.random.default_rng(3)
+    users = (num_users ** draw.random(8_000)).astype(np.int64)
+    schema = Schema(features=(Sparse("user", min_count=min_count),))
+    assert drift_of(tmp_path, users[:6_000], users[6_000:], schema) < 0.05
+
+
+def test_known_ids_that_become_frequent_drift(tmp_path):
+    users = np.random.default_rng(4).integers(0, 100, 6_000)
+    later = np.where(users < 50, users, 99)
+    assert drift_of(tmp_path, users[:4_000], later[4_000:]) > 0.25

@@ -1,0 +1,156 @@
+"""Classifier: what scikit-learn asks of an estimator, on the engine of a run."""
+
+import copy
+import gc
+import pickle
+import re
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from hotrows import Callback, Classifier, Dense, Schema, Sparse, load_run
+from hotrows.models import LR
+
+pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
+
+SMALL = {"model": "lr", "batch_size": 64, "seed": 1, "row_optimizer": "adagrad", "linear_paths": "plain"}
+
+
+@pytest.fixture(scope="module")
+def frame():
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({
+        "user": rng.integers(60, size=1500),
+        "item": [f"i{n}" for n in rng.integers(20, size=1500)],
+        "price": rng.normal(5, 2, 1500),
+    })  # fmt: skip
+    liked = frame["item"].str[1:].astype(int) > 10
+    frame["answer"] = np.where(rng.random(1500) < np.where(liked, 0.85, 0.15), "yes", "no")
+    return frame
+
+
+@pytest.fixture(scope="module")
+def fitted(frame):
+    return Classifier(**SMALL, epochs=3).fit(frame.drop(columns="answer"), frame["answer"])
+
+
+def test_it_learns_from_a_frame_and_predicts_its_classes(frame, fitted):
+    rows = frame.drop(columns="answer")
+    chances = fitted.predict_proba(rows)
+    assert chances.shape == (1500, 2) and np.allclose(chances.sum(1), 1)
+    assert list(fitted.classes_) == ["no", "yes"]
+    assert set(fitted.predict(rows)) == {"no", "yes"}
+    assert fitted.score(rows, frame["answer"]) > 0.75
+    assert np.array_equal(fitted.predict_proba(pl.from_pandas(rows)), chances)
+    kinds = {feature.name: type(feature) for feature in fitted.schema_.features}
+    assert kinds == {"user": Sparse, "item": Sparse, "price": Dense}
+    assert fitted.result_.validation.samples == 150 and fitted.result_.test is None
+
+
+@pytest.mark.parametrize("kind", [pl.from_pandas, lambda frame: frame.to_dict("list")])
+def test_frames_of_any_kind_and_a_column_for_labels_give_the_same(frame, fitted, kind):
+    again = Classifier(**SMALL, epochs=3).fit(kind(frame), "answer")
+    rows = frame.drop(columns="answer")
+    assert np.array_equal(again.predict_proba(rows), fitted.predict_proba(rows))
+    assert again.score(kind(frame), "answer") == fitted.score(rows, frame["answer"])
+
+
+def test_its_run_is_temporary_or_where_it_is_wanted(frame, tmp_path):
+    classifier = Classifier(LR, run=str(tmp_path / "run"), steps=2).fit(frame, "answer")
+    chances = load_run(tmp_path / "run", model=LR).predict(frame)
+    assert np.array_equal(chances, classifier.predict_proba(frame)[:, 1])
+    temporary = Classifier("lr", steps=2).fit(frame, "answer")
+    run = temporary.run_
+    assert (run / "result.json").exists()
+    del temporary
+    gc.collect()
+    assert not run.exists()
+
+
+def test_a_schema_says_what_is_learned_from(frame):
+    schema = Schema((Sparse("item"),), label="whatever", columns=("whatever", "item"))
+    classifier = Classifier("lr", schema=schema, steps=2).fit(frame, "answer")
+    rows = frame.assign(user=0, price=0.0)
+    assert np.array_equal(classifier.predict_proba(rows), classifier.predict_proba(frame))
+
+
+def test_parameters_are_got_set_and_cloned():
+    classifier = Classifier("fm", model_options={"dim": 8}, epochs=2)
+    assert classifier.get_params() == {
+        "model": "fm", "schema": None, "run": None, "validation": 0.1, "verbose": None,
+        "model_options": {"dim": 8}, "epochs": 2,
+    }  # fmt: skip
+    same = Classifier(**classifier.get_params())
+    assert all(same.get_params()[name] is value for name, value in classifier.get_params().items())
+    changed = same.set_params(epochs=3, validation=0.2)
+    assert changed is same and (same.settings["epochs"], same.validation) == (3, 0.2)
+    assert classifier.settings["epochs"] == 2
+    assert (
+        repr(classifier) == "Classifier(model='fm', validation=0.1, model_options={'dim': 8}, epochs=2)"
+    )
+
+
+def test_a_fitted_one_is_pickled_and_copied(frame, fitted):
+    for same in (pickle.loads(pickle.dumps(fitted)), copy.deepcopy(fitted)):
+        assert np.array_equal(same.predict_proba(frame), fitted.predict_proba(frame))
+
+
+def test_callbacks_reach_the_trainer(frame):
+    class Stop(Callback):
+        def after_step(self, trainer, progress):
+            trainer.stop()
+
+    assert Classifier("lr").fit(frame, "answer", callbacks=[Stop()]).result_.steps == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"epoch": 2}, "Classifier has no argument 'epoch'; did you mean 'epochs'?"),
+        ({"epochs": 0}, "epochs must be at least 1, not 0"),
+        ({"row_optimizer": "adm"}, "the kind of a row optimizer must be one of"),
+        ({"validation": 1.5}, "validation must be from 0 to below 1, not 1.5"),
+    ],
+)
+def test_wrong_arguments_are_refused_when_they_are_named(wrong, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Classifier(**wrong)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Classifier().set_params(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([1] * 1500, "expected labels of two values, found 1 in y"),
+        (list(range(1500)), "expected labels of two values, found 1,500 in y"),
+        ([0, 1], "expected 1,500 labels, one for each row, not (2,)"),
+        ([0.0, 1.0, float("nan")] * 500, "y lacks the label of row 2"),
+        (["a", "b", None] * 500, "y lacks the label of row 2"),
+        ("anser", "X has no column 'anser' for the labels; did you mean 'answer'?"),
+    ],
+)
+def test_labels_of_other_than_two_values_are_refused(frame, labels, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Classifier("lr").fit(frame, labels)
+
+
+def test_before_fit_there_is_nothing_to_predict_with(frame):
+    with pytest.raises(ValueError, match="not fitted: call fit"):
+        Classifier().predict(frame)
+
+
+def test_scikit_learn_clones_searches_and_validates_it(frame):
+    sklearn = pytest.importorskip("sklearn.model_selection")
+    from sklearn.base import clone, is_classifier
+    from sklearn.pipeline import make_pipeline
+
+    rows, answers = frame.drop(columns="answer"), frame["answer"]
+    classifier = Classifier(**SMALL)
+    assert is_classifier(classifier) and clone(classifier).get_params() == classifier.get_params()
+    scores = sklearn.cross_val_score(classifier, rows, answers, cv=2, scoring="roc_auc")
+    assert scores.min() > 0.7
+    search = sklearn.GridSearchCV(make_pipeline(classifier), {"classifier__epochs": [1, 2]}, cv=2)
+    assert search.fit(rows, answers).best_score_ > 0.6
