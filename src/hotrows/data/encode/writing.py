@@ -152,7 +152,7 @@ def _columns(batch: Batch, offsets: list[np.ndarray | None]) -> list[np.ndarray]
 
 def _labels(schema: Schema, part: str, first_row: int, labels: np.ndarray) -> np.ndarray:
     missing = np.isnan(labels) & (len(schema.labels) > 1)
-    columns = labels.reshape(len(labels), -1).T
+    columns = labels.reshape(len(labels), len(schema.labels)).T
     ranges = [label.values for label in schema.labels]
     is_wrong = np.stack([admits.wrong(column) for admits, column in zip(ranges, columns, strict=True)], 1)
     wrong = np.argwhere(is_wrong.reshape(labels.shape) & ~missing)

@@ -241,7 +241,7 @@ def tally_of(rows: Rows, missing: np.ndarray, schema: Schema) -> Tally:
     """Counts rows; missing: [num_dense, rows] bool, where a number was missing."""
     features = schema.id_features
     values = [rows.values(f) for f in range(len(features))]
-    labels = rows.labels.reshape(len(rows), -1)
+    labels = rows.labels.reshape(len(rows), len(schema.labels))
     ends = [FIRST_UNKNOWN + f.num_unknown for f in features]
     return Tally(
         clicks=np.count_nonzero(labels == 1, axis=0),
