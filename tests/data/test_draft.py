@@ -161,6 +161,12 @@ def test_words_for_missing_numbers_and_spaces_around_values(tmp_path):
     assert data.parts["train"].clicks == (50,) and data.parts["train"].missing["age"] == 23
 
 
+def test_beside_a_label_that_was_named_other_labels_are_features_and_noted():
+    draft = draft_schema(clicks(), label="click")
+    assert draft.schema.features == (*FEATURES, Sparse("converted"))
+    assert "'converted': is it known before the label? By its name it is one too" in draft.notes
+
+
 def test_labels_by_name_by_value_and_by_word():
     frame = pd.DataFrame(
         {"user": np.arange(100) % 7, "bit": np.arange(100) % 2, "rating": np.arange(100) % 5 + 1}

@@ -237,3 +237,14 @@ def test_shares_of_time_keep_rows_of_one_time_together(tmp_path):
     assert [part.rows for part in data.parts.values()] == [9, 1, 0]
     data = prepare(raw, schema, tmp_path / "c", split="time:3,5")
     assert [part.rows for part in data.parts.values()] == [6, 2, 2]
+
+
+def test_a_test_file_beside_a_split_is_the_whole_test_part(tmp_path):
+    """A fifth of the training file was tested on, too, and no word said so."""
+    columns = {"label": [0, 1] * 100, "user": list(range(200)), "price": [1.0] * 200, "item": ["a"] * 200}
+    new = {name: values[:30] for name, values in columns.items()}
+    data = prepare(columns, SCHEMA, tmp_path / "out", test=new, split="position:0.9")
+    assert [data.parts[name].rows for name in ("train", "validation", "test")] == [180, 20, 30]
+    with pytest.raises(ValueError, match="would move rows of the training files into the test part"):
+        prepare(columns, SCHEMA, tmp_path / "other", test=new, split="position:0.8,0.1,0.1")
+    assert not (tmp_path / "other").exists()

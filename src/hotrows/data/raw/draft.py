@@ -69,7 +69,8 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
     columns = [column_of_kind(column) for column in rows.columns]
     notes = [*rows.notes]
     target = _label(columns, label, rows.name, notes)
-    drafting = _Drafting(notes, {column.name for column in columns}, rows.num_rows, rows.is_all)
+    where = "every row" if rows.is_all else f"each of the first {rows.num_rows:,} rows"
+    drafting = _Drafting(notes, {column.name for column in columns}, where, rows.is_all, label is None)
     features = [
         feature
         for column in columns
@@ -79,6 +80,7 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
     if not features:
         raise ValueError(f"{rows.name} has no column to make a feature of, beside the label")
     used = {column_of(feature) for feature in features} | {column_of(target)}
+    used |= {drafting.time.column} if drafting.time else set()
     read = [column for column in columns if column.name in used]
     groups = [f.name for f in features if isinstance(f, Sparse) and _GROUP_NAME.fullmatch(f.name)]
     schema = Schema(
@@ -167,14 +169,21 @@ def _label_of(column: Column, source: str, notes: list[str]) -> Label:
 
 
 class _Drafting:
-    """Makes features of columns; notes what is unsure, and remembers the time."""
+    """Makes features of columns; notes what is unsure, and remembers the time.
 
-    def __init__(self, notes: list[str], names: set[str], rows: int, is_all: bool) -> None:
+    where: the rows looked at, for messages; is_all: whether there are no others; is_guess: whether the
+    label was guessed, so that other columns with names of labels are rather none of the features.
+    """
+
+    def __init__(
+        self, notes: list[str], names: set[str], where: str, is_all: bool, is_guess: bool
+    ) -> None:
         self.notes = notes
-        self._names = names
         self.time: Time | None = None
+        self._names = names
+        self._where = where
         self._is_all = is_all
-        self._where = "every row" if is_all else f"each of the first {rows:,} rows"
+        self._is_guess = is_guess
 
     def features(self, column: Column) -> Iterator[Feature]:
         """The features that a column is read by; none where it is left out."""
@@ -205,7 +214,9 @@ class _Drafting:
         if not column.name:
             return "it has no name"
         if _plain(column.name) in _LABELS and column.is_binary:
-            return "by its name it is a label too, known only afterwards; add it if it is none"
+            if self._is_guess:
+                return "by its name it is a label too, known only afterwards; add it if it is none"
+            self.notes.append(f"{column.name!r}: is it known before the label? By its name it is one too")
         if column.is_unique and self._is_row_number(column):
             return f"another value in {self._where} (a row number?)"
         return ""
