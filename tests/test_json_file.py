@@ -127,3 +127,16 @@ def test_values_are_built_of_their_types():
 def test_the_first_field_that_does_not_fit_is_named(fields, said):
     with pytest.raises(ValueError, match=said):
         build(Content, fields)
+
+
+def test_messages_have_words_where_types_have_names():
+    """`--set` of a wrong field said "a trainconfig"."""
+
+    @dataclass(frozen=True)
+    class _StateOfRun:
+        step: int
+
+    with pytest.raises(ValueError, match="^step of a state of run must be of type int"):
+        build(_StateOfRun, {"step": "x"})
+    with pytest.raises(ValueError, match="^a training configuration lacks the fields"):
+        build(_StateOfRun, {}, "training configuration")

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hotrows.metrics import Metrics, auc, compute_metrics, grouped_auc
+from hotrows.metrics import Metrics, auc, base_log_loss, compute_metrics, grouped_auc, shortcomings
 
 
 def slow_auc(scores, labels):
@@ -146,3 +146,28 @@ def test_grouped_auc_is_the_mean_of_each_groups(rows):
 def test_grouped_auc_by_hand():
     scores, labels = torch.tensor([1.0, 2, 5, 6, 7]), torch.tensor([0.0, 1, 1, 0, 1])
     assert grouped_auc(scores, labels, torch.tensor([0, 0, 1, 1, 1])) == pytest.approx(0.7)
+
+
+def test_the_log_loss_of_the_base_rate_is_that_of_one_constant():
+    labels = (torch.arange(1_000) % 40 == 0).float()
+    rate = float(labels.mean())
+    metrics = compute_metrics(torch.full((1_000,), math.log(rate / (1 - rate))), labels)
+    assert metrics.log_loss == pytest.approx(base_log_loss(rate)) == pytest.approx(0.1169, abs=1e-4)
+    assert not list(shortcomings(metrics))
+    assert base_log_loss(0.0) == base_log_loss(1.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("shift", "pieces"),
+    [(0.0, ()), (0.5, ()), (3.0, ("above 0.1169", "times the labels")), (-1.5, ("times the labels",))],
+)
+def test_predictions_worse_than_a_constant_or_far_from_calibrated_are_said(shift, pieces):
+    """Logits that rank well, but are shifted: 25 times the labels were promised without a word."""
+    labels = (torch.arange(1_000) % 40 == 0).float()
+    logits = torch.where(labels > 0, -1.0, -4.0) + 0.01 * (torch.arange(1_000) % 7) + shift
+    said = list(shortcomings(compute_metrics(logits, labels)))
+    assert len(said) == len(pieces) and all(p in line for p, line in zip(pieces, said, strict=True)), said
+
+
+def test_of_labels_that_are_all_equal_nothing_is_said():
+    assert not list(shortcomings(compute_metrics(torch.zeros(10), torch.zeros(10))))

@@ -34,8 +34,8 @@ PUBLIC = {
         use_linear_paths weighted_sum
     """,
     "hotrows.checkpoint": """
-        Manifest Pointer State Writer chain checkpoints_of export_tables folder_of generations load merge
-        problems point pointed read_manifest read_state retained save summary
+        Manifest Pointer State Writer chain checkpoints_of export_tables fill_tables folder_of generations
+        load merge problems point pointed read_manifest read_state retained save summary
     """,
 }
 # Modules whose names are public as the page that shows them says.

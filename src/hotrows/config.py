@@ -7,7 +7,6 @@ the tables in docs/training.md (`python -m hotrows.config` prints them) are read
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hotrows import optim
+from hotrows import losses, optim
 from hotrows.json_file import JsonFile, build, parse, shown
 from hotrows.optim import RowOptimizer
 from hotrows.runtime.atomic_files import write_text
@@ -45,14 +44,16 @@ CONFIG_FILE = JsonFile("correct it, or bring it back from a copy", problem="cann
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How a model is trained. `settle` fills in what is left open (None), from the size of the data.
+    """How a model is trained. `train.defaults.settle` fills in what is left open (None), from the data.
 
     Results are never changed by settings with changes="no bit", and only in the rounding of sums by
     those with changes="rounding".
     """
 
-    model: str = setting(
-        "dlrm", "Model to train: one of the library, or your own as module:Class or file.py:Class"
+    model: str | None = setting(
+        None,
+        "Model to train: one of the library, or your own as module:Class or file.py:Class",
+        unset="deepfm, of several labels mmoe",
     )
     model_options: dict[str, Any] = setting(
         {}, "Argument of the model's class, such as dim=32 or top=[256,128]", option="--option"
@@ -63,6 +64,12 @@ class TrainConfig:
     label_weights: dict[str, float] = setting(
         {}, "Weight of a label in the loss of several, such as buy=2", unset="1", option="--label-weight"
     )
+    loss: str | None = setting(
+        None,
+        "Loss of the label: log_loss, soft, weighted:10, focal:2, squared, huber:1, poisson or bpr:16; "
+        "of several, such as rating=squared,click=focal",
+        unset="the schema's, else log_loss",
+    )
     start_from: str | None = setting(
         None,
         "Begin with the best checkpoint of this run, optimizers included; its data is this, or what this "
@@ -70,6 +77,13 @@ class TrainConfig:
         unset="initial values",
         option="--from",
     )
+    pretrained: dict[str, str] = setting(
+        {},
+        "File with the initial values of a table, by raw value, such as item=vectors.parquet",
+        unset="none",
+        option="--pretrained",
+    )
+    frozen: str | None = setting(None, "Tables that are not trained, with commas between", unset="none")
     epochs: int = setting(
         1, "How often all training samples are read", least=1, most=10**9, resumable=True
     )
@@ -101,6 +115,12 @@ class TrainConfig:
     shuffle: bool = setting(True, "Read samples in random order")
     evaluate_every: int | None = setting(
         None, "Steps between evaluations", unset="quarters of epoch 1, ends of epochs", least=1
+    )
+    metrics: str | None = setting(
+        None,
+        "Further metrics within the schema's groups: ndcg@10, hit@5, mrr, with commas between",
+        unset="no more",
+        changes="no bit",
     )
     checkpoint_every: int | None = setting(
         None,
@@ -264,23 +284,7 @@ class TrainConfig:
             object.__setattr__(self, "row_optimizer", optim.from_json({"kind": self.row_optimizer}))
         for known in SETTINGS.values():
             known.check(getattr(self, known.name))
-        if self.store != "memory" and self.fast_memory is None:
-            raise ValueError(
-                f"store={self.store!r} needs fast_memory: how many bytes of rows memory may hold"
-            )
-        if self.cuda_graph and (self.device == "cpu" or self.dense_optimizer == "adagrad"):
-            raise ValueError(
-                "cuda_graph needs device='cuda', and the dense optimizer adam or sgd: PyTorch's Adagrad "
-                "cannot be captured"
-            )
-        if self.planning == "device" and self.device == "cpu":
-            raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
-        if self.row_optimizer is not None and type(self.row_optimizer) not in optim.BY_NAME.values():
-            kinds = ", ".join(kind.__name__ for kind in optim.BY_NAME.values())
-            raise ValueError(f"row_optimizer must be one of {kinds}, not {self.row_optimizer!r}")
-        for name, weight in self.label_weights.items():
-            if not isinstance(weight, int | float) or not 0 < weight < math.inf:
-                raise ValueError(f"label_weights[{name!r}] must be above 0, not {weight!r}")
+        _check_together(self)
         self.caching()  # what it refuses is refused here
 
     def caching(self) -> Caching | None:
@@ -337,7 +341,7 @@ class TrainConfig:
             elif isinstance(rows, Mapping):
                 rows = {"kind": optim.Adagrad.kind, **rows}
             fields["row_optimizer"] = optim.from_json(rows)
-        return build(TrainConfig, fields)
+        return build(TrainConfig, fields, "training configuration")
 
     def save(self, path: Path | str) -> None:
         write_text(Path(path), self.to_json() + "\n")
@@ -350,15 +354,40 @@ class TrainConfig:
             return TrainConfig.from_fields(fields)
 
 
+def _check_together(config: TrainConfig) -> None:
+    """Raises ValueError where settings are wrong that are more than a number or a name."""
+    if config.store != "memory" and config.fast_memory is None:
+        raise ValueError(
+            f"store={config.store!r} needs fast_memory: how many bytes of rows memory may hold"
+        )
+    if config.cuda_graph and (config.device == "cpu" or config.dense_optimizer == "adagrad"):
+        raise ValueError(
+            "cuda_graph needs device='cuda', and the dense optimizer adam or sgd: PyTorch's Adagrad "
+            "cannot be captured"
+        )
+    if config.planning == "device" and config.device == "cpu":
+        raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
+    if config.row_optimizer is not None and type(config.row_optimizer) not in optim.BY_NAME.values():
+        kinds = ", ".join(kind.__name__ for kind in optim.BY_NAME.values())
+        raise ValueError(f"row_optimizer must be one of {kinds}, not {config.row_optimizer!r}")
+    for name, weight in config.label_weights.items():
+        if not isinstance(weight, int | float) or not 0 < weight < math.inf:
+            raise ValueError(f"label_weights[{name!r}] must be above 0, not {weight!r}")
+    if config.pretrained and config.start_from is not None:
+        raise ValueError("pretrained and start_from both say with what a run begins; give one of the two")
+    _ = config.loss is None or losses.parse_by_label(config.loss)
+    _ = config.metrics is None or losses.parse_ranking(config.metrics)
+
+
 GROUPS = {
     "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "seed"),
-    "Model": ("model", "model_options", "label", "label_weights"),
+    "Model": ("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
     "Optimisation": (
         *("row_optimizer", "dense_optimizer", "dense_lr", "clip_norm", "warmup_steps"),
         *("decay_factor", "decay_patience"),
     ),
     "Evaluation and checkpoints": (
-        *("evaluate_every", "stop_patience", "checkpoint_every", "keep_last", "full_every"),
+        *("evaluate_every", "metrics", "stop_patience", "checkpoint_every", "keep_last", "full_every"),
         "background_checkpoints",
     ),
     "Caching": (
@@ -374,47 +403,6 @@ GROUPS = {
 SETTINGS = declared(TrainConfig, GROUPS)
 # Settings that change results, which `hotrows tune` may try where it is asked to.
 MAY_CHANGE = ("precision", "table_dtype", "wire_dtype", "batch_size", "micro_batches")
-
-
-def settle(config: TrainConfig, num_samples: int) -> TrainConfig:
-    """Fills in what the config leaves open, from the number of training samples."""
-    return dataclasses.replace(
-        config,
-        batch_size=config.batch_size or _batch_size(num_samples),
-        row_optimizer=config.row_optimizer or optim.Adagrad(),
-        dense_lr=config.dense_lr or 1e-3,
-        pack_parts=_pack_parts(config),
-        store=_absolute_store(config.store),
-        model=_absolute_model(config.model),
-    )
-
-
-def _pack_parts(config: TrainConfig) -> int:
-    """Planning spends most of its time on slots of a cache, and each part has slots of its own."""
-    if config.pack_parts is not None or config.fast_memory is None:
-        return 1 if config.pack_parts is None else config.pack_parts
-    from hotrows.planning.threads import num_threads
-
-    return num_threads(config.planning_threads, config.device == "cpu")
-
-
-def _absolute_store(store: str) -> str:
-    """The store by an absolute path, so that the run can be resumed from any folder."""
-    from hotrows.engine.caching import FILE
-
-    return f"{FILE}{Path(store[len(FILE) :]).resolve()}" if store.startswith(FILE) else store
-
-
-def _absolute_model(model: str) -> str:
-    """The model's file by an absolute path, so that the run can be read from any folder."""
-    file, colon, kind = model.rpartition(":")
-    return f"{Path(file).resolve()}:{kind}" if colon and file.endswith(".py") else model
-
-
-def _batch_size(num_samples: int) -> int:
-    """The largest power of two that leaves 500 steps an epoch, from 64 to 8,192."""
-    fitting = max(num_samples // 500, 1)
-    return min(max(1 << (fitting.bit_length() - 1), 64), 8192)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import types
 import typing
 import zlib
@@ -94,17 +95,22 @@ def parse(text: str | bytes) -> Any:
         raise ValueError("expected a JSON object, found one that no memory holds") from None
 
 
-def build(kind: Any, value: Any) -> Any:
+def build(kind: Any, value: Any, what: str = "") -> Any:
     """A value of the dataclass `kind` from an object of JSON, whose fields may be dataclasses, tuples,
-    dicts and unions of them; values that are of their type already stay as they are."""
-    what = kind.__name__.lower()
+    dicts and unions of them; values that are of their type already stay as they are.
+
+    what: what messages call it; by default the words of the type's name, as "run state".
+    """
+    what = what or re.sub(r"\B(?=[A-Z])", " ", kind.__name__.strip("_")).lower()
     if not isinstance(value, Mapping):
         raise ValueError(f"expected an object of the fields of a {what}, found {shown(value)}")
-    kinds, required = _fields_of(kind)
+    kinds = types_of(kind)
     for name in value:
         if name not in kinds:
             raise ValueError(f"a {what} has no field {shown(name)}, only {sorted(kinds)}")
     built = {name: value_of(kinds[name], item, f"{name} of a {what}") for name, item in value.items()}
+    fields = dataclasses.fields(kind)
+    required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
     absent = [name for name in required if name not in value]
     if absent:
         raise ValueError(f"a {what} lacks the fields {absent}")
@@ -133,6 +139,12 @@ def value_of(kind: Any, value: Any, where: str) -> Any:
         return build(kind, value)
     expected = str(getattr(kind, "__name__", kind)) if not arguments else str(kind)
     raise ValueError(f"{where} must be of type {expected}, not {shown(value)}")
+
+
+@functools.cache
+def types_of(kind: Any) -> dict[str, Any]:
+    """The types of the fields of a dataclass, by name."""
+    return typing.get_type_hints(kind)
 
 
 def is_name(text: str) -> bool:
@@ -164,14 +176,6 @@ def _may_be(value: Any, kind: Any) -> bool:
     if dataclasses.is_dataclass(kind) or typing.get_origin(kind) in _OBJECTS:
         return isinstance(value, dict)
     return typing.get_origin(kind) is tuple and isinstance(value, list | tuple)
-
-
-@functools.cache
-def _fields_of(kind: Any) -> tuple[dict[str, Any], list[str]]:
-    """The types of the fields of a dataclass, and the names of those without a default."""
-    hints, fields = typing.get_type_hints(kind), dataclasses.fields(kind)
-    required = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
-    return {f.name: hints[f.name] for f in fields}, required
 
 
 def _checksum(fields: Mapping[str, Any]) -> int:

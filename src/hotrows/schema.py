@@ -23,14 +23,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import typing
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hotrows.json_file import JsonFile, build, parse, shown, value_of
+from hotrows import losses
+from hotrows.json_file import JsonFile, build, parse, shown, types_of, value_of
 
 PADDING = 0
 MISSING = 1
@@ -133,21 +134,35 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Label:
-    """A column with the target, 0 or 1.
+    """A column with the target.
 
     positive: values that count as 1, all other values count as 0; at_least: least number that counts
-    as 1, smaller ones count as 0. With neither the column itself holds 0 or 1.
+    as 1, smaller ones count as 0. With neither the column itself holds what the loss admits.
+    loss: how a model learns the label, such as squared or huber:2, see `hotrows.losses` (default:
+        log_loss, of 0 and 1).
     """
 
     name: str
     column: str | None = None
     positive: tuple[str, ...] = ()
     at_least: float | None = None
+    loss: str | None = None
 
     def __post_init__(self) -> None:
         _check_types(self)
         if self.positive and self.at_least is not None:
             raise ValueError(f"label {self.name!r}: give either positive= or at_least=, not both")
+        try:
+            losses.parse(self.loss or "log_loss")
+        except ValueError as error:
+            raise ValueError(f"label {self.name!r}: {error}") from None
+
+    @property
+    def values(self) -> losses.LabelRange:
+        """What the labels of prepared data are."""
+        if self.positive or self.at_least is not None:
+            return losses.ZERO_OR_ONE
+        return losses.parse(self.loss or "log_loss").labels
 
 
 @dataclass(frozen=True)
@@ -178,11 +193,12 @@ class Schema:
     """The columns of a data set and their roles.
 
     features: dense, sparse and sequence features, in the order of the batch.
-    label: the column that is 0 or 1, or a `Label`, or several of them: one per task.
+    label: a column of 0 and 1, or a `Label`, or several of them: one per task.
     columns: the raw file's columns in order, if it has no header line; None: a header names them.
     delimiter: character between the columns of a raw line.
     weight: column of a sample's weight in the loss and in metrics (default: weights of 1).
-    group: column by whose values AUC is grouped, such as the user (default: not grouped).
+    group: column by whose values AUC is grouped and samples are ranked, such as the user (default: not
+        grouped).
     time: column that a split by time and features of time read.
     missing: values that mean missing, besides the empty one.
     strip: whether to remove spaces around values.
@@ -202,12 +218,18 @@ class Schema:
     def __post_init__(self) -> None:
         _check_types(self)
         for what, items in (("feature", self.features), ("label", self.labels)):
-            names = [named.name for named in items]
-            twice = sorted({name for name in names if names.count(name) > 1})
+            counts = Counter(named.name for named in items)
+            twice = sorted(name for name, count in counts.items() if count > 1)
             if twice:
                 raise ValueError(f"schema {self.name!r}: {what} names must be unique, twice: {twice}")
         if not self.labels:
             raise ValueError(f"schema {self.name!r} needs at least one label")
+        ordered = [label.name for label in self.labels if losses.parse(label.loss or "log_loss").is_order]
+        if ordered and self.group is None:
+            raise ValueError(
+                f"schema {self.name!r}: the loss of label {ordered[0]!r} compares samples of a group; "
+                f"say which column that is: group=COLUMN"
+            )
         if self.time is None:
             timed = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
             if timed:
@@ -216,7 +238,8 @@ class Schema:
                     f"that is: time=Time(COLUMN)"
                 )
         if self.columns is not None:
-            absent = [column for column in self.raw_columns if column not in self.columns]
+            named = set(self.columns)
+            absent = [column for column in self.raw_columns if column not in named]
             if absent:
                 raise ValueError(
                     f"schema {self.name!r}: columns {absent} are used by features or as the label "
@@ -234,6 +257,11 @@ class Schema:
         """The labels, one per task."""
         labels = self.label if isinstance(self.label, tuple) else (self.label,)
         return tuple(Label(label) if isinstance(label, str) else label for label in labels)
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether some label is a number; all are then stored as float32, else as 0 and 1."""
+        return not all(label.values.binary for label in self.labels)
 
     @cached_property
     def raw_columns(self) -> tuple[str, ...]:
@@ -294,7 +322,11 @@ class Schema:
 
     def to_json(self) -> str:
         features = [{"kind": type(f).__name__.lower(), **dataclasses.asdict(f)} for f in self.features]
-        return json.dumps({**dataclasses.asdict(self), "features": features}, indent=2)
+        fields = {**dataclasses.asdict(self), "features": features}
+        for label in fields["label"] if isinstance(self.label, tuple) else [fields["label"]]:
+            if isinstance(label, dict) and label["loss"] is None:
+                del label["loss"]  # as schemas had it before: it is a part of fingerprints
+        return json.dumps(fields, indent=2)
 
     @staticmethod
     def from_json(text: str) -> Schema:
@@ -357,7 +389,7 @@ def _feature(fields: Any) -> Feature:
 
 def _check_types(declared: Any) -> None:
     """Makes tuples of what is listed, and raises ValueError for the first field of a wrong type."""
-    for name, expected in typing.get_type_hints(type(declared)).items():
+    for name, expected in types_of(declared.__class__).items():
         value = getattr(declared, name)
         if isinstance(value, Iterable) and not isinstance(value, str | bytes | tuple | dict):
             value = tuple(value)

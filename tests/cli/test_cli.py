@@ -43,7 +43,7 @@ def test_train_leaves_a_run(folder):
 def test_eval_prints_auc_and_log_loss_of_the_held_out_part(hotrows, folder):
     told = hotrows("eval", "runs/a")
     kept = json.loads((folder / "runs/a/result.json").read_text())["test"]
-    line = r"test +AUC (\S+)  log loss (\S+)  calibration \S+  \(600 rows\)\n"
+    line = r"test +AUC (\S+)  log loss (\S+) \(base rate \S+\)  calibration \S+  \(600 rows\)\n"
     found = re.fullmatch(line, told.out)
     assert told.code == 0
     assert float(found[1]) == pytest.approx(kept["auc"], abs=1e-6)
@@ -87,12 +87,14 @@ def test_predict_gives_one_probability_per_row_in_order(hotrows):
 def test_rates_of_unknown_and_missing_values_are_said_beside_the_results(hotrows):
     """Rows in another spelling were predicted, and no word said that most values were unknown."""
     usual = hotrows("predict", "runs/a", "raw/train.txt")
-    assert re.fullmatch(r"3,000 rows; missing: \S+% of the values, .*; unknown: .*\n", usual.err)
+    rates, metrics = usual.err.splitlines()
+    assert re.fullmatch(r"3,000 rows; missing: \S+% of the values, .*; unknown: .*", rates)
+    assert re.match(r"labels +AUC \S+ ", metrics)
     with open("raw/train.txt") as rows, open("upper.txt", "w") as upper:
         upper.write(rows.read().upper())
     told = hotrows("predict", "runs/a", "upper.txt")
     assert told.code == 0 and len(told.out.splitlines()) == len(usual.out.splitlines()) == 3000
-    warning, summary = told.err.splitlines()
+    warning, summary, _ = told.err.splitlines()
     assert re.match(
         r"hotrows: warning: values differ .*: 'C\d+' \S+% unknown \(such as '[0-9A-F]+'\), exp", warning
     )

@@ -131,4 +131,5 @@ def test_lists_are_no_column_of_csv(hotrows, clicks_run):
 def test_training_prints_the_rule_beside_the_best_step(hotrows):
     told = hotrows("train", "enc", "--model", "lr", "--steps", "4", "--run", "runs/rule")
     assert told.code == 0, told.err
-    assert re.search(rf"^steps +4, best 4\n +{re.escape(BEST_RULE)}$", told.out, re.MULTILINE)
+    rule = re.escape(BEST_RULE.format("AUC"))
+    assert re.search(rf"^steps +4, best 4\n +{rule}$", told.out, re.MULTILINE)

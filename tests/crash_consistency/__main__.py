@@ -9,6 +9,7 @@ import click
 
 from tests.crash_consistency.campaign import Campaign
 from tests.crash_consistency.scenarios import SCENARIOS
+from tests.support.scratch import folder_in_memory
 
 
 @click.command(help=__doc__)
@@ -20,17 +21,12 @@ from tests.crash_consistency.scenarios import SCENARIOS
 def main(scenarios: tuple[str, ...], drawn: int, every: int, seed: int, drop: str | None) -> None:
     failed = False
     for name in scenarios or SCENARIOS:
-        with tempfile.TemporaryDirectory(dir=_memory()) as folder:
+        with tempfile.TemporaryDirectory(dir=folder_in_memory()) as folder:
             campaign = Campaign(name, Path(folder), drop or "")
             campaign.run(drawn=drawn, every=every, seed=seed)
             print(campaign.summary(), flush=True)
             failed |= bool(campaign.failures)
     raise SystemExit(int(failed))
-
-
-def _memory() -> str | None:
-    """A folder in memory, where there is one: thousands of states need no disk."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 if __name__ == "__main__":

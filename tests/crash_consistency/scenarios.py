@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import zlib
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 
 from hotrows import checkpoint
@@ -18,6 +20,7 @@ from hotrows.data import EncodedData, prepare
 from hotrows.engine.embedding import Embedding
 from hotrows.storage.file_store import FileStore
 from hotrows.train import train
+from hotrows.train.export import export
 from tests.crash_consistency.recording import say
 from tests.support.checkpoints import TABLES, dense, state
 from tests.support.embeddings import batches_of
@@ -115,7 +118,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     files = [
         path for path in folder.rglob("*") if path.is_file() and path.name not in ("job.json", "lock")
     ]
-    return {path.name: path.read_bytes() for path in files}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 # ---- whole runs: in memory, and behind a cache over a file store
@@ -164,10 +167,33 @@ def check_run(root: Path, said: list[str], in_file: bool) -> None:
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
+# ---- an export, which begins anew
+
+
+def export_run(root: Path) -> None:
+    export(root.with_name("expected"), root / "model")
+    say("exported")
+
+
+def check_export(root: Path, said: list[str]) -> None:
+    out = root / "model"
+    if not out.exists():
+        assert "exported" not in said
+        if (part := root / "model.part").exists():
+            with pytest.raises(ValueError, match="was killed; delete it if none runs"):
+                export(root.with_name("expected"), out)
+            shutil.rmtree(part)
+        export(root.with_name("expected"), out)
+    assert checkpoint.problems(out) == []
+    export(root.with_name("expected"), root / "again")
+    assert _files(out) == _files(root / "again")
+
+
 SCENARIOS = {
     "checkpoints": Scenario(save_checkpoints, check_checkpoints, lambda root: (root / "run").mkdir()),
     "store": Scenario(write_store, check_store, create_store),
     "data": Scenario(prepare_data, check_data, lambda root: write_rows(root.with_name("raw.csv"), 200)),
+    "export": Scenario(export_run, check_export, partial(make_data, in_file=False)),
     "run": Scenario(partial(train_run, in_file=False), partial(check_run, in_file=False),
                     partial(make_data, in_file=False), is_slow=True),
     "run behind a cache": Scenario(partial(train_run, in_file=True), partial(check_run, in_file=True),

@@ -10,7 +10,7 @@ from tests.crash_consistency.recording import record, recorder
 from tests.crash_consistency.scenarios import SCENARIOS
 from tests.support.choice import everything
 
-QUICK = ["checkpoints", "store", "data"]
+QUICK = ["checkpoints", "store", "data", "export"]
 
 pytestmark = pytest.mark.skipif(recorder() is None, reason="needs Linux and a C compiler")
 

@@ -117,6 +117,7 @@ def test_no_header_names_columns_and_says_that_the_label_is_a_guess(tmp_path):
     assert draft.schema.columns == ("column_1", "column_2", "column_3")
     assert draft.schema.features == (Dense("column_2", transform="standard"), Sparse("column_3"))
     assert draft.schema.label == "column_1" and "label: 'column_1' is a guess" in draft.notes
+    assert "no line names the columns: they are column_1 and so on" in draft.notes
     assert_prepares(tmp_path, tmp_path / "raw", draft.schema)
 
 
@@ -167,6 +168,13 @@ def test_labels_by_name_by_value_and_by_word():
     assert draft_schema(frame).schema.label == "bit"
     assert draft_schema(frame, label="rating").schema.label == Label("rating", at_least=4)
     assert draft_schema(frame.assign(y=["no", "yes"] * 50)).schema.label == Label("y", positive=("yes",))
+    last = frame.drop(columns="rating").assign(bit2=frame["bit"])
+    assert draft_schema(last).schema.label == "bit2"
+    sex = ["Male", "Female"] * 50
+    words = draft_schema(
+        pd.DataFrame({"age": frame["user"] * 1.5, "sex": sex, "pay": [">50K", "<=50K"] * 50})
+    )
+    assert words.schema.label == Label("pay", positive=(">50K",))
     rare = draft_schema(frame.assign(click=0))
     assert rare.schema.label == "click" and "label: 'click' is 0 in all rows looked at" in rare.notes
 

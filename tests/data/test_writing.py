@@ -152,7 +152,7 @@ def test_batches_that_are_not_as_declared_are_refused():
     refused("store no weights of single ids", change(batch, weights=torch.ones(len(batch.ids))))
     bare = Schema(EVERYTHING.features, ("click", "buy"))
     refused(r"expected sample_weights of shape None", batch, bare)
-    refused("expected labels 0 or 1, found 0.5 in row 103", change(batch, labels=_at(batch, 0.5)))
+    refused("expected a label 0 or 1, found 0.5 in row 103", change(batch, labels=_at(batch, 0.5)))
     single = Schema((Sparse("many", rows=9), Sparse("one", rows=9)))
     batch_read = change(
         batch_of(single, 3), ids=torch.arange(6), offsets=torch.tensor([0, 1, 2, 2, 4, 5, 6])

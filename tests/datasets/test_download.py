@@ -13,6 +13,9 @@ from threading import Thread
 import pytest
 
 from hotrows.datasets import BY_NAME, Source, download
+from hotrows.runtime.units import parse_bytes
+
+downloading = import_module("hotrows.datasets.download")  # the function has the name of its module
 
 CONTENT = bytes(range(256)) * 20
 MD5 = hashlib.md5(CONTENT).hexdigest()
@@ -38,6 +41,7 @@ class Server(BaseHTTPRequestHandler):
     ranges: list = []  # noqa: RUF012 (the class is the server's memory)
     resumes = True
     cuts_off = False
+    says_length = True
 
     def do_GET(self):
         if self.path == "/gone":
@@ -51,7 +55,8 @@ class Server(BaseHTTPRequestHandler):
             self.send_error(416)
             return
         self.send_response(206 if first else 200)
-        self.send_header("Content-Length", str(len(body) - first))
+        if self.says_length:
+            self.send_header("Content-Length", str(len(body) - first))
         self.end_headers()
         self.wfile.write(body[first : first + 100 if self.cuts_off else None])
 
@@ -117,6 +122,24 @@ def test_a_wrong_checksum_is_an_error(server, tmp_path):
     with pytest.raises(ValueError, match=f"has md5 {MD5} where 0000 was expected; delete it"):
         download(data_set_of(Source("raw.txt", f"{server}/file", "0000")), tmp_path)
     assert not (tmp_path / "raw.txt").exists()
+
+
+@pytest.mark.parametrize("says_length", [True, False])
+def test_a_server_that_sends_without_end_is_left(server, tmp_path, monkeypatch, says_length):
+    """Without a Content-Length nothing ended a download but a full disk."""
+    monkeypatch.setattr(Server, "says_length", says_length)
+    monkeypatch.setattr(downloading, "_BLOCK", 1000)
+    monkeypatch.setattr(downloading, "_LEAST_BOUND", 4000)
+    small = replace(data_set_of(Source("raw.txt", f"{server}/file", MD5)), size="2 KB")
+    with pytest.raises(ValueError, match=r"/file sends more than 4,000 bytes, but all of adult has 2 KB"):
+        download(small, tmp_path)
+    assert not list(tmp_path.iterdir())
+    download(replace(small, size="2.6 KB"), tmp_path)
+    assert (tmp_path / "raw.txt").read_bytes() == CONTENT
+
+
+def test_every_data_set_states_a_size_that_bounds_its_downloads():
+    assert all(parse_bytes(data_set.size) > 0 for data_set in BY_NAME.values())
 
 
 def test_an_address_that_answers_with_an_error_is_named(server, tmp_path):
@@ -191,7 +214,7 @@ def test_links_and_devices_are_not_unpacked(tmp_path, kind):
 
 def test_what_unpacks_to_far_more_than_its_size_is_refused(tmp_path, monkeypatch):
     """Decompression bombs: also one in a header of tar, which is read into memory."""
-    monkeypatch.setattr(import_module("hotrows.datasets.download"), "_LEAST_BOUND", 1 << 16)
+    monkeypatch.setattr(downloading, "_LEAST_BOUND", 1 << 16)
     bomb = bytes(8 << 20)
     header = tarfile.TarInfo("x")
     header.type = tarfile.XHDTYPE

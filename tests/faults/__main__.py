@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from hotrows.runtime.machine import environment
 from tests.faults import commands
 from tests.faults.campaign import Campaign, record, table
 from tests.faults.kinds import KINDS
@@ -26,12 +27,13 @@ from tests.faults.kinds import KINDS
 @click.option("--trials", type=int, help="So many of each kind, in place of --minutes.")
 @click.option("--kinds", help=f"With commas: {', '.join(KINDS)}. [all]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the first trial of each kind.")
-@click.option("--record", "file", type=click.Path(path_type=Path), help="Add the counts to this JSON.")
+@click.option("--record", "file", type=click.Path(path_type=Path), help="Add the campaign to this JSON.")
 def main(minutes: float, trials: int | None, kinds: str | None, seed: int, file: Path | None) -> None:
     chosen = [kind.strip() for kind in kinds.split(",")] if kinds else list(KINDS)
     unknown = sorted(set(chosen) - set(KINDS))
     if unknown:
         raise click.UsageError(f"no kind {unknown[0]!r}; there are {', '.join(KINDS)}")
+    now = environment()
     commands.preload()
     begun = time.monotonic()
     folder = Path(tempfile.mkdtemp(dir=_memory(), prefix="hotrows-faults-"))
@@ -46,7 +48,8 @@ def main(minutes: float, trials: int | None, kinds: str | None, seed: int, file:
         shutil.rmtree(folder)
     print(f"\n{table(campaign.counts)}")
     if file is not None:
-        record(file, campaign.counts, seed, (time.monotonic() - begun) / 60)
+        took = round((time.monotonic() - begun) / 60, 1)
+        record(file, campaign.counts, seed=seed, minutes=took, environment=now)
     sys.exit(1 if campaign.num_bad else 0)
 
 

@@ -7,11 +7,12 @@ import random
 import shutil
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hotrows.runtime.machine import environment
+from hotrows.runtime.atomic_files import write_json
 from tests.faults.commands import Failed, Unreadable
 from tests.faults.kinds import KINDS
 from tests.faults.trials import Trial
@@ -113,16 +114,19 @@ def table(counts: dict[str, Counts]) -> str:
     )
 
 
-def record(path: Path, counts: dict[str, Counts], seed: int, minutes: float) -> None:
-    """Adds the counts of a campaign to those in a file that are of the same commit and machine."""
-    now: dict[str, Any] = {"environment": environment(), "campaigns": [], "kinds": {}}
-    if path.exists():
-        before = json.loads(path.read_text())
-        if before["environment"] == now["environment"]:
-            now = before
-    now["campaigns"].append({"seed": seed, "minutes": round(minutes, 1)})
-    for kind, of_kind in counts.items():
-        added = Counts(**now["kinds"].get(kind, {}))
-        added.add(of_kind)
-        now["kinds"][kind] = asdict(added)
-    path.write_text(json.dumps(now, indent=2) + "\n")
+def record(path: Path, counts: dict[str, Counts], **fields: Any) -> None:
+    """Adds a campaign to those in a file, `fields` and its counts, and sums the counts up by kind."""
+    campaigns = json.loads(path.read_text())["campaigns"] if path.exists() else []
+    kinds = {kind: asdict(of_kind) for kind, of_kind in counts.items() if of_kind.trials}
+    campaigns.append({**fields, "kinds": kinds})
+    summed = {kind: asdict(of_kind) for kind, of_kind in sums(campaigns).items()}
+    write_json(path, {"campaigns": campaigns, "kinds": summed})
+
+
+def sums(campaigns: Sequence[dict[str, Any]]) -> dict[str, Counts]:
+    """The counts of several campaigns by kind, in the order of `KINDS`."""
+    summed = {kind: Counts() for kind in KINDS}
+    for campaign in campaigns:
+        for kind, counts in campaign["kinds"].items():
+            summed[kind].add(Counts(**counts))
+    return summed

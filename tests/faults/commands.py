@@ -10,15 +10,18 @@ import atexit
 import contextlib
 import faulthandler
 import fcntl
+import gc
 import importlib
 import json
 import os
+import pkgutil
 import select
 import signal
 import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +29,9 @@ from typing import Any, NoReturn
 
 import torch
 
+import hotrows
 from hotrows import cli
+from hotrows.runtime import native
 from hotrows.train import pictures
 
 _LIBC = "cannot allocate memory for thread-local data: ABORT"
@@ -54,10 +59,17 @@ class Unreadable(Failed):
 
 
 def preload() -> None:
-    """Imports what commands import when they first need it."""
-    for name in _PRELOADED:
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    """Imports all that commands import when they first need it, and makes forks cheap."""
+    modules = (module.name for module in pkgutil.walk_packages(hotrows.__path__, "hotrows."))
+    for name in (*_PRELOADED, *modules):
+        if not name.endswith("__main__"):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+    native.load()
+    for finalizer in weakref.finalize._registry:  # of PyTorch's operators: half the time of a command
+        finalizer.atexit = False
+    gc.collect()
+    gc.freeze()  # else the collector of every process writes to, and so copies, all pages
     _threads.extend(_native_threads())
 
 

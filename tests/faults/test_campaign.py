@@ -1,5 +1,6 @@
 """A short part of the campaign, of fixed seeds; and what it calls a failure."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.campaign import Counts, record
 from tests.faults.commands import Ended, Failed
 from tests.faults.kinds import KINDS
 from tests.faults.trials import same
@@ -57,3 +59,15 @@ def test_a_result_that_differs_says_in_what():
         same({"files": {"a": 2, "b": 3}, "log": [1]}, {"files": {"a": 1, "b": 3}, "log": [1]})
     assert failed.value.outcome == "different"
     same({"a": [1]}, {"a": [1]})
+
+
+def test_a_record_keeps_every_campaign_and_sums_them_up(tmp_path):
+    file = tmp_path / "faults.json"
+    record(file, {"kill": Counts(2, 3, equal=2), "pause": Counts()}, seed=0)
+    record(file, {"kill": Counts(1, 1, refused=1), "store": Counts(4, 4, equal=4)}, seed=2)
+    recorded = json.loads(file.read_text())
+    begun = [(campaign["seed"], list(campaign["kinds"])) for campaign in recorded["campaigns"]]
+    assert begun == [(0, ["kill"]), (2, ["kill", "store"])]
+    assert recorded["kinds"]["kill"] == vars(Counts(3, 4, equal=2, refused=1))
+    assert recorded["kinds"]["store"]["trials"] == 4
+    assert recorded["kinds"]["pause"] == vars(Counts())

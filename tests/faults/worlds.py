@@ -153,20 +153,20 @@ class World:
                 assert ended.is_done, ended
             return Undisturbed(kept, self.result(RANKS_TRAIN), time.monotonic() - begun, 0)
 
-    def stopped(self, training: str, seed: int = 3) -> Path:
-        """The folder of a training that was killed in its middle."""
-        return self._stopped(training, seed)
+    def stopped(self, training: str, seed: int = 3, eighth: int = 5) -> Path:
+        """The folder of a training that was killed after so many eighths of its changes of the disk."""
+        return self._stopped(training, seed, eighth)
 
     @functools.cache  # noqa: B019
-    def _stopped(self, training: str, seed: int) -> Path:
-        middle = self.undisturbed(training).num_changes * 2 // 3
+    def _stopped(self, training: str, seed: int, eighth: int) -> Path:
+        middle = self.undisturbed(training).num_changes * eighth // 8
         pointer = self.here / "run" / "checkpoints.json"
 
         def strike(number: int) -> None:
             if number >= middle and pointer.exists():
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        with self._kept("-".join(["stopped", *training.split(), str(seed)])) as kept:
+        with self._kept("-".join(["stopped", *training.split(), f"{seed}-{eighth}"])) as kept:
             self.begin(training)
             words = self.words(training, seed)
             ended = Command(self.here, *words, before=lambda: Changes().count(strike)).end()

@@ -20,8 +20,9 @@ from typing import Any
 
 from tests.fuzz import CASE_SECONDS, TARGETS, case_of, run_case
 from tests.fuzz.case import Broken, Case
+from tests.support.scratch import folder_in_memory
 
-BATCH = 50  # cases of a process
+BATCH = 200  # cases of a process
 MEMORY = 3 << 30  # bytes of address space that a batch may take beside what it began with
 
 
@@ -102,7 +103,7 @@ def _work(target: str, cases: Iterator[tuple[int, Callable[[], Case]]], to: Any)
     (pages,) = Path("/proc/self/statm").read_text().split()[:1]
     most = int(pages) * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=folder_in_memory()) as folder:
         for seed, make in cases:
             to.send(("begins", seed))
             try:

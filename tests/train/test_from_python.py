@@ -20,6 +20,7 @@ from hotrows.data import Loader, prepare
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.models import DeepFM, Model, tables
 from hotrows.train import metrics_log
+from hotrows.train.defaults import settle
 from hotrows.train.export import export
 from tests.support import clicks
 from tests.support.runs import CONFIG, encode, same_bits
@@ -123,9 +124,7 @@ def test_a_class_of_the_library_has_its_name(encoded, tmp_path, monkeypatch):
     trainer = Trainer(encoded, small, model=DeepFM)
     assert (trainer.config.model, str(trainer.run)) == ("deepfm", os.path.join("runs", "deepfm-1"))
     assert str(Trainer(encoded, small, model=DeepFM).run) == os.path.join("runs", "deepfm-2")
-    assert Trainer(str(encoded.path), model="fm").config == hotrows.config.settle(
-        TrainConfig(model="fm"), encoded.parts["train"].rows
-    )
+    assert Trainer(str(encoded.path), model="fm").config == settle(TrainConfig(model="fm"), encoded)
 
 
 def test_objects_that_differ_between_ranks_are_refused(encoded, tmp_path):

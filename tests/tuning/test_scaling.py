@@ -135,7 +135,7 @@ def test_the_command_reads_prepared_data_too(encoded, hotrows):
     assert run.code == 0, run.err
     figures = json.loads(run.out)
     assert figures["step"]["batch_size"] == 512
-    assert figures["points"][1]["sharding"] == "26 dealt"
+    assert figures["points"][1]["sharding"] == "52 dealt"
     refused = hotrows(*common, "--ranks", "two")
     assert refused.code == 2 and "such as 8,64,1024" in refused.err
     nothing = hotrows("simulate", "criteo-2tb", "--ranks", "2", "--machine", "h100")

@@ -23,7 +23,7 @@ than when it was saved; the new ones keep their initial values.
 from hotrows.checkpoint.convert import export_tables, merge
 from hotrows.checkpoint.manifest import Manifest, chain, read_manifest
 from hotrows.checkpoint.pointer import Pointer, folder_of, generations, point, pointed, retained
-from hotrows.checkpoint.read import load, read_state
+from hotrows.checkpoint.read import fill_tables, load, read_state
 from hotrows.checkpoint.summary import checkpoints_of, problems, summary
 from hotrows.checkpoint.write import State, save
 from hotrows.checkpoint.writer import Writer
@@ -36,6 +36,7 @@ __all__ = [
     "chain",
     "checkpoints_of",
     "export_tables",
+    "fill_tables",
     "folder_of",
     "generations",
     "load",

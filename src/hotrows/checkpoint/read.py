@@ -73,6 +73,25 @@ def read_state(folder: Path | str) -> dict[str, Any]:
     return read_manifest(folder).state
 
 
+def fill_tables(embedding: Embedding, tables: Tables) -> None:
+    """Gives rows the records in `tables`, by the name of their table; all others stay as they are.
+
+    Collective between the embedding's ranks. File stores are to be new.
+    """
+    cached_tables = embedding.cached_tables
+
+    def fill() -> None:
+        if cached_tables is not None and cached_tables.files:
+            for g, store in enumerate(cached_tables.files):
+                _fill_store(store, embedding, cached_tables, g, tables)
+        else:
+            _fill_memory(tables, embedding)
+
+    together(embedding.ranks.channel("checkpoint"), fill)
+    if cached_tables is not None:
+        cached_tables.forget_plans()
+
+
 # ---- checks
 
 
@@ -195,9 +214,9 @@ def _fill_memory(tables: Tables, embedding: Embedding) -> None:
     """Copies what this rank holds from all saved records of its tables."""
     for shard, store in zip(embedding.shards, embedding.stores, strict=True):
         for piece in shard.slices:
-            saved = tables[shard.tables[piece.table].name]
+            saved = tables.get(shard.tables[piece.table].name, ())
             columns = sources.column_slice(shard, piece)
-            for begin, ids in chunks_of(piece.ids, store.layout.stride):
+            for begin, ids in chunks_of(piece.ids, store.layout.stride) if saved else ():
                 first = piece.first_row + begin
                 records = store.copy_out(first, first + len(ids))
                 sources.fill(saved, ids, records.numpy(), columns)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 _profile_options = with_options(
     click.argument("folder", metavar="DATA", type=FOLDER),
     setting_option("fast_memory", required=True, help="Bytes that hot rows may take, such as 64MiB."),
-    setting_option("model", filled=True),
+    setting_option("model"),
     setting_option("model_options"),
     setting_option(
         "row_optimizer",
@@ -129,7 +129,8 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     from hotrows.data.hot_cold.profile import row_bytes
 
     options = dict(map(name_and_value, sampling.pop("model_options")))
-    built = models.build(sampling.pop("model"), encoded.schema, **options)
+    model = sampling.pop("model") or models.default_name(encoded.schema)
+    built = models.build(model, encoded.schema, **options)
     dtype, optimizer = sampling.pop("table_dtype"), optim.BY_NAME[sampling.pop("row_optimizer")]()
     tables = [dataclasses.replace(table, dtype=dtype) for table in built.tables]
     num_bytes = row_bytes(tables, encoded.schema, optimizer)
@@ -146,7 +147,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
 )
 @click.argument("folder", metavar="DATA", type=FOLDER)
 @scaling_options
-@setting_option("model", filled=True)
+@setting_option("model")
 @setting_option("model_options")
 @setting_option("row_optimizer")
 @setting_option("table_dtype", filled=True)

@@ -133,6 +133,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "model": {"type": MODEL},
     "model_options": {"multiple": True, "metavar": "NAME=VALUE"},
     "label_weights": {"multiple": True, "metavar": "LABEL=NUMBER"},
+    "pretrained": {"multiple": True, "metavar": "TABLE=FILE"},
     "start_from": {"type": FOLDER, "metavar": "RUN"},
     "row_optimizer": {"type": click.Choice(sorted(optim.BY_NAME))},
 }

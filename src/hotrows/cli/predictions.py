@@ -1,7 +1,8 @@
-"""Files of predictions: a probability for each row, alone or beside columns of the input.
+"""Files of predictions: a probability, or a number, for each row, alone or beside columns of the input.
 
-lines      probabilities alone, of several labels with tabs between, without a header
-CSV, TSV   a header, kept columns, `probability`; of several labels `probability_LABEL`
+lines      predictions alone, of several labels with tabs between, without a header
+CSV, TSV   a header, kept columns, `probability` (of a number `prediction`); of several labels
+           `probability_LABEL`
 Parquet    these columns, in the types of the input
 """
 
@@ -27,12 +28,12 @@ FORMATS = (*_DELIMITERS, *_PARQUET)
 
 
 @contextmanager
-def predictions_to(out: Path | None, labels: Sequence[str], beside: bool) -> Iterator[Write]:
+def predictions_to(out: Path | None, names: Sequence[str], beside: bool) -> Iterator[Write]:
     """Yields a function that writes predictions to a file, by its suffix, or to standard output.
 
-    A file is there once all went well. beside: whether columns are kept; standard output is then CSV.
+    A file is there once all went well. names: of the columns of predictions. beside: whether columns
+    are kept; standard output is then CSV.
     """
-    names = ["probability"] if len(labels) == 1 else [f"probability_{label}" for label in labels]
     if out is None:
         yield _rows(sys.stdout, names, ",") if beside else _lines(sys.stdout)
         sys.stdout.flush()

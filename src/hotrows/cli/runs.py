@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +20,15 @@ if TYPE_CHECKING:
 @run_options
 @click.option("--part", type=click.Choice(["train", "validation", "test"]), default="test")
 @click.option("--data", "folder", type=FOLDER, help="The data, where it has moved.")
+@click.option("--metrics", help="Further metrics within groups, such as ndcg@10,hit@5,mrr. [the run's]")
 @click.option("--json", "as_json", is_flag=True, help="Print all metrics as JSON.")
-def eval_command(run: Path, part: str, folder: Path | None, as_json: bool, **how: Any) -> None:
+def eval_command(
+    run: Path, part: str, folder: Path | None, metrics: str | None, as_json: bool, **how: Any
+) -> None:
     """Measure a run on held-out data.
 
-    Prints AUC, log loss and calibration of RUN, by default on the test part of its data.
+    Prints AUC, log loss and calibration of RUN, or the metrics of its kind of label, by default on the
+    test part of its data.
     """
     with bar() as progress:
         from hotrows.data import ValueRates
@@ -37,13 +40,13 @@ def eval_command(run: Path, part: str, folder: Path | None, as_json: bool, **how
             rates = ValueRates.of_parts([encoded.parts[part]], usual)
             click.echo(rates.summary(), err=True)
             rates.warn()
-        metrics = predictor.evaluate(
-            encoded.parts[part], lambda done, total: progress("evaluating", done, total)
+        evaluated = predictor.evaluate(
+            encoded.parts[part], lambda done, total: progress("evaluating", done, total), metrics
         )
     if as_json:
-        click.echo(json.dumps(metrics.to_json(), indent=2))
+        click.echo(json.dumps(evaluated.to_json(), indent=2))
     else:
-        print_metrics(part, metrics)
+        print_metrics(part, evaluated)
 
 
 @command(
@@ -66,10 +69,10 @@ def eval_command(run: Path, part: str, folder: Path | None, as_json: bool, **how
 def predict_command(
     run: Path, raw: tuple[str, ...], out: Path | None, columns: str | None, **how: Any
 ) -> None:
-    """Predict the clicks of raw rows.
+    """Predict the labels of raw rows.
 
-    Prints one probability a line for each row of RAW, in order; of a model with several labels one
-    for each, with tabs between.
+    Prints one probability a line (of a label that is a number, the number) for each row of RAW, in order;
+    of a model with several labels one for each, with tabs between.
 
     RAW is text or Parquet with the columns that the data was prepared from, in any order where they
     have names; others are ignored. Where labels are there, metrics are said on standard error. A
@@ -86,9 +89,9 @@ def predict_command(
         predictor = load_run(run, **how)
         batches, done = predictor.encoder.encode(raw, columns=kept), 0
         evaluated: list[evaluate.Evaluated] = []
-        with predictions_to(out, predictor.labels, beside=kept != ()) as write:
+        with predictions_to(out, predictor.prediction_names, beside=kept != ()) as write:
             for batch, logits in predictor.logits(batches):
-                write(logits.float().sigmoid(), batches.kept.popleft() if kept != () else None)
+                write(predictor.predictions(logits), batches.kept.popleft() if kept != () else None)
                 if batch.labels is not None:
                     evaluated.append((logits, predictor.targets(batch), batch.groups))
                 done += len(logits)
@@ -122,14 +125,22 @@ def export_command(run: Path, out: Path, **how: Any) -> None:
 
 
 def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:
-    """Prints a line for each label, and one for the mean of several; err: on standard error."""
+    """Prints a line for each label, and one for the mean of several, and warns of bad predictions.
+
+    err: on standard error, beside predictions, and without warnings.
+    """
+    from hotrows.metrics import base_log_loss, shortcomings
+
     for label, task in metrics.tasks.items():
         print_metrics(f"{part} {label}", task, err)
     if metrics.tasks:
         part += " mean"
-    grouped = "" if math.isnan(metrics.gauc) else f"gAUC {metrics.gauc:.6f}  "
-    click.echo(
-        f"{part:<11} AUC {metrics.auc:.6f}  {grouped}log loss {metrics.log_loss:.6f}  "
-        f"calibration {metrics.calibration:.4f}  ({metrics.samples:,} rows)",
-        err=err,
-    )
+    shown = {name: f"{value:.6f}" for name, value in metrics.shown().items()}
+    if "calibration" in shown:
+        shown["calibration"] = f"{metrics.calibration:.4f}"
+    if "log loss" in shown and not metrics.tasks:
+        shown["log loss"] += f" (base rate {base_log_loss(metrics.click_rate):.6f})"
+    numbers = "  ".join(f"{name} {value}" for name, value in shown.items())
+    click.echo(f"{part:<11} {numbers}  ({metrics.samples:,} rows)", err=err)
+    for line in () if metrics.tasks or err else shortcomings(metrics):
+        click.echo(f"hotrows: warning: {part}: {line}", err=True)

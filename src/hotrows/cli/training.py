@@ -29,12 +29,13 @@ from hotrows.distributed import job
 
 if TYPE_CHECKING:
     from hotrows import data
+    from hotrows.schema import Schema
     from hotrows.train.progress import Result
 
 _SHOWN_REASONS = 8
 # Settings that a run which starts from another takes from it.
 _OF_WHAT_IS_TRAINED = (
-    *("model", "model_options", "label", "label_weights"),
+    *("model", "model_options", "label", "label_weights", "loss", "frozen"),
     *("row_optimizer", "dense_optimizer", "table_dtype"),
 )
 
@@ -85,6 +86,8 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "hotrows train enc --model deepfm --epochs 1 --seed 1 --batch-size 512 --run runs/a",
     "hotrows train enc --model din --option activation=dice --row-option weight_decay=1e-5",
     "hotrows train enc --model mmoe --label-weight buy=2",
+    "hotrows train ratings --loss huber:2 --metrics ndcg@10,mrr",
+    "hotrows train enc --pretrained item=vectors.parquet --frozen item",
     "hotrows train enc --model my_model.py:TwoTowers --option dim=32",
     "hotrows train enc --model dlrm --optimizer rowwise_adagrad --embedding-lr 0.03 --precision bfloat16",
     "hotrows train enc --model dlrm --fast-memory 2GiB --store file:tables --run runs/b",
@@ -176,23 +179,38 @@ def _train(
     """
     from hotrows.distributed import process_group
     from hotrows.train import run_folder
+    from hotrows.train.defaults import settle
     from hotrows.train.display import shown_by
     from hotrows.train.trainer import Trainer
 
     ranks = process_group.start(config.timeout)
-    run = run or run_folder.next_folder(config.model)
-    run = ranks.gather_objects(run)[0]
     encoded = open_data(**source)
+    model = str(settle(config, encoded).model)
+    run = run or run_folder.next_folder(model)
+    run = ranks.gather_objects(run)[0]
     shown = shown_by(progress) if ranks.rank == 0 else None
     try:
         trainer = Trainer(encoded, config, run, progress=shown, ranks=ranks, **how)
         if ranks.rank == 0:
+            if config.model is None:
+                print(f"model: {model} ({_counts(encoded.schema)}); choose with --model", file=sys.stderr)
             _print_reasons(trainer.steps.placing.reasons, run)
+            for covered in trainer.checkpoints.coverage:
+                print(covered, file=sys.stderr)
         return run, trainer.fit()
     except KeyboardInterrupt as stopped:
-        model = f" --model {shlex.quote(config.model)}" if ":" in config.model else ""
-        again = f"{_command_line(**source)} --run {run} --resume{model}"
+        named = f" --model {shlex.quote(model)}" if ":" in model else ""
+        again = f"{_command_line(**source)} --run {run} --resume{named}"
         raise KeyboardInterrupt(f"{stopped or 'interrupted'}; go on with: {again}") from None
+
+
+def _counts(schema: Schema) -> str:
+    """What a model is chosen by, such as: sequences none, 26 id features, 13 dense."""
+    labels = f"{len(schema.labels)} labels, " if len(schema.labels) > 1 else ""
+    return (
+        f"{labels}sequences {len(schema.sequences) or 'none'}, {len(schema.sparse)} id features, "
+        f"{len(schema.dense)} dense"
+    )
 
 
 def config_with(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
@@ -216,6 +234,15 @@ def _changed(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
         changes["row_optimizer"] = optim.replaced(base, row_changes)
     weights = _pairs(changes.pop("label_weights"), "--label-weight", "buy=2")
     changes["label_weights"] = {**config.label_weights, **weights}
+    changes["pretrained"] = {
+        **config.pretrained,
+        **{
+            name: str(file)
+            for name, file in _pairs(
+                changes.pop("pretrained"), "--pretrained", "item=vectors.parquet"
+            ).items()
+        },
+    }
     model_options = _pairs(changes.pop("model_options"), "--option", "dim=32")
     changes["model_options"] = {**config.model_options, **model_options}
     return dataclasses.replace(config, **changes)
@@ -282,6 +309,7 @@ def _print_reasons(reasons: Sequence[str], run: Path) -> None:
 
 
 def _print_result(result: Result, run: Path) -> None:
+    from hotrows.metrics import word_of
     from hotrows.train.run_state import BEST_RULE
 
     for part, metrics in (("validation", result.validation), ("test", result.test)):
@@ -291,7 +319,8 @@ def _print_result(result: Result, run: Path) -> None:
     early = ", stopped early" if result.stopped_early else ""
     click.echo(f"steps       {result.steps:,}, best {result.best_step:,}{early}")
     if result.validation is not None:
-        click.echo(f"            {BEST_RULE}")
+        decides = word_of(result.validation.decides) or "mean score"
+        click.echo(f"            {BEST_RULE.format(decides)}")
     click.echo(f"throughput  {speed}")
     click.echo(f"run         {run}")
     if (run / "report.png").exists():

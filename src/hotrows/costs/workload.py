@@ -67,7 +67,7 @@ class Workload:
 
 def of_data(
     data: EncodedData,
-    model: str | models.Model = "dlrm",
+    model: str | models.Model | None = None,
     model_options: Mapping[str, Any] | None = None,
     *,
     row_optimizer: RowOptimizer | None = None,
@@ -79,7 +79,7 @@ def of_data(
     Dense work is 6 operations a sample for each weight of the model's matrices: a product, and the
     gradients of its two factors. Work per element of a sequence counts once.
 
-    model: its name, with model_options, or the model itself.
+    model: its name, with model_options, or the model itself; None: the schema's default.
     """
     train = data.parts["train"]
     if data.source is not None or not train.rows:
@@ -87,6 +87,7 @@ def of_data(
             f"{data.path} has no counts of ids in a training part, which a prediction needs: "
             f"prepare the data first"
         )
+    model = model or models.default_name(data.schema)
     if isinstance(model, str):
         with torch.random.fork_rng(devices=[]):
             built = models.build(model, data.schema, **dict(model_options or {}))

@@ -10,6 +10,7 @@ a sample of every part, 64 blocks of rows spread evenly over it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -38,7 +39,8 @@ _FIT_BINS = 2000
 
 @dataclass(frozen=True)
 class PartSize:
-    """rows: samples; click_rates: per label the share of 1, None where no row has the label."""
+    """rows: samples; click_rates: per label of 0 and 1 the share of 1, None where no row has the
+    label."""
 
     rows: int
     click_rates: dict[str, float | None]
@@ -101,7 +103,7 @@ class Description:
     same: pairs of id features that are equal up to renaming: each id of one occurs with a single id
         of the other; of several such features, each with the first.
     drift: per feature and part, the population stability index against the training part: the sum of
-        (p - q) log(p / q) over bins of ids by frequency (of numbers, tenths), less its average by chance.
+        (p - q) log(p / q) over bins of ids by frequency (of numbers, tenths), less what chance explains.
         Up to 0.1 is called stable, above 0.25 a shift. Ids that training lacks do not count: their share
         is in `fields`.
     oddities: what every user would want to be warned of, a line each.
@@ -176,7 +178,11 @@ def row_counts(data: EncodedData) -> dict[str, np.ndarray]:
 
 def _part_size(part: Part) -> PartSize:
     counts = zip(part.schema.labels, part.clicks, part.labelled, strict=True)
-    rates = {label.name: clicks / total if total else None for label, clicks, total in counts}
+    rates = {
+        label.name: clicks / total if total else None
+        for label, clicks, total in counts
+        if label.values.binary
+    }
     return PartSize(part.rows, rates)
 
 
@@ -300,14 +306,16 @@ def _bins(train: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 def _stability(train: np.ndarray, other: np.ndarray) -> float:
     """Population stability index of two samples of bins, with half a count added to each bin, less what
-    two samples of one distribution have by chance: (bins - 1) (1 / n + 1 / m) on average."""
+    two samples of one distribution have by chance: it is (1 / n + 1 / m) times a chi-square variable of
+    bins - 1 degrees of freedom, whose mean and five standard deviations are taken off."""
     if not len(train) or not len(other):
         return 0.0
     size = int(max(train.max(), other.max())) + 1
     p, q = (np.bincount(bins, minlength=size) for bins in (train, other))
     seen = (p > 0) | (q > 0)
     p, q = ((counts[seen] + 0.5) / (counts[seen] + 0.5).sum() for counts in (p, q))
-    chance = (len(p) - 1) * (1 / len(train) + 1 / len(other))
+    freedom = len(p) - 1
+    chance = (1 / len(train) + 1 / len(other)) * (freedom + 5 * math.sqrt(2 * freedom))
     return max(0.0, float(((p - q) * np.log(p / q)).sum()) - chance)
 
 

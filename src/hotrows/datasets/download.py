@@ -1,7 +1,8 @@
 """Downloads the raw files of a data set, resumes interrupted ones, and verifies checksums.
 
-A file is downloaded as NAME.part and renamed when it is complete. Archives are unpacked in place: plain
-files and folders alone, none outside, and at most 100 times as many bytes as the archive has.
+A file is downloaded as NAME.part and renamed when it is complete; it has at most twice as many bytes as
+are stated of all files of the data set. Archives are unpacked in place: plain files and folders alone,
+none outside, and at most 100 times as many bytes as the archive has.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from typing import IO, Any, cast
 from hotrows.datasets.dataset import DataSet, Progress, Source
 from hotrows.datasets.tables import find
 from hotrows.runtime.atomic_files import publish
+from hotrows.runtime.units import parse_bytes
 
 _BLOCK = 1 << 20
 _TIMEOUT = 60
@@ -48,8 +50,12 @@ def _fetch(data_set: DataSet, source: Source, raw: Path, progress: Progress | No
     path, part = raw / source.file, raw / f"{source.file}.part"
     if path.exists():
         return
+    most = max(2 * parse_bytes(data_set.size), _LEAST_BOUND)
     try:
-        _receive(source, part, progress)
+        _receive(source, part, most, progress)
+    except _Refused as refused:
+        part.unlink(missing_ok=True)
+        raise ValueError(f"{refused} {data_set.name} has {data_set.size}; see {data_set.home}") from None
     except urllib.error.HTTPError as error:
         raise ValueError(
             f"{source.url} answered {error.code} {error.reason} where {source.file} was expected; "
@@ -64,8 +70,8 @@ def _fetch(data_set: DataSet, source: Source, raw: Path, progress: Progress | No
     publish(part, path)
 
 
-def _receive(source: Source, part: Path, progress: Progress | None) -> None:
-    """Appends to a partial file; starts again if the server sends the full file."""
+def _receive(source: Source, part: Path, most: int, progress: Progress | None) -> None:
+    """Appends to a partial file, up to `most` bytes; starts again if the server sends the full file."""
     begun = part.stat().st_size if part.exists() else 0
     assert source.url is not None
     request = urllib.request.Request(source.url, headers={"User-Agent": "hotrows"})
@@ -77,8 +83,10 @@ def _receive(source: Source, part: Path, progress: Progress | None) -> None:
         total = None if length is None else begun + int(length)
         with open(part, "ab" if begun else "wb") as file:
             while block := answer.read(_BLOCK):
-                file.write(block)
                 begun += len(block)
+                if begun > most:
+                    raise _Refused(f"{source.url} sends more than {most:,} bytes, but all of")
+                file.write(block)
                 if progress:
                     progress(source.file, begun, total)
     if total is not None and part.stat().st_size < total:
@@ -152,7 +160,7 @@ def unpack(archive: Path, raw: Path) -> None:
 
 
 class _Refused(Exception):
-    """An archive that is not what it should be."""
+    """A download or an archive that is not what it should be."""
 
 
 def _inside(archive: Path, name: str) -> PurePosixPath:

@@ -229,7 +229,7 @@ class Embedding:
     def upload(self, batch: Batch, plan: Plan, padded: bool = False) -> Uploaded:
         """Copies to the device what a step reads: (batch, plan), which are there behind a mark.
 
-        Ids stay in host memory, and so do groups, which only metrics read. padded: with rows that are
+        Ids stay in host memory. padded: with rows that are
         padding, so that the tensors of every full batch have equal sizes.
         """
         if plan.on_device:
@@ -277,7 +277,7 @@ class Embedding:
             optimizer = pack.tables[0].optimizer
             assert optimizer is not None
             rows.append([step, *optim.hyper_parameters(optimizer, step, lr_scale)])
-        width = max(map(len, rows))
+        width = max(map(len, rows), default=0)
         padded = [row + [0.0] * (width - len(row)) for row in rows]
         block = self.device.staging(len(rows), width, dtype=torch.float64)
         block.copy_(torch.tensor(padded, dtype=torch.float64))

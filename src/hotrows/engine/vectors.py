@@ -51,6 +51,8 @@ class Vectors:
             features = [name for pack in self.packs for name, table in pack.columns
                         if pack.tables[table].role == role]  # fmt: skip
         columns = [self._find(feature, role) for feature in features]
+        if not self.packs:  # of data whose features are all dense
+            return torch.zeros(self._plan.batch_size, 0, 0)
         if not columns:
             raise ValueError(f"no table has the role {role!r}; roles: {self._roles()}")
         parts = [self._columns_of(*span) for span in _spans(columns)]

@@ -94,6 +94,12 @@ __getattr__, __dir__ = lazy_names(
 )
 
 
+def default_name(schema: Schema, label: str | None = None) -> str:
+    """The model where none is named: of all labels together where there are several and `label` chooses
+    none of them; else the one that also reads data without dense features, or without ids."""
+    return "mmoe" if len(schema.labels) > 1 and label is None else "deepfm"
+
+
 def build(model: str | type[Model] | Model, schema: Schema, /, **options) -> Model:
     """The model for a schema; options are the arguments of its class.
 
@@ -110,7 +116,7 @@ def build(model: str | type[Model] | Model, schema: Schema, /, **options) -> Mod
     if isinstance(model, type):
         check_options(model, options)
         model = model(schema, **options)
-    if not model.tables:
+    if not model.tables and schema.id_features:
         raise ValueError(
             f"{type(model).__name__} sets no tables, so it reads no feature: set self.tables"
         )
@@ -142,16 +148,16 @@ def name_of(model: str | type[Model] | Model) -> str:
     return f"{place}:{kind.__qualname__}"
 
 
-def confirmed(read: str, source: Path, model: str | None, trust: bool) -> str:
+def confirmed(read: str | None, source: Path, model: str | None, trust: bool) -> str | None:
     """The name of the model to build where the file `source` names one; ValueError where that is code
     that nobody asks for.
 
-    read: the name in the file; model: the one that the caller gives, and is taken; trust: whether the
-    caller lets the file decide which code runs.
+    read: the name in the file, None where it names none; model: the one that the caller gives, and is
+    taken; trust: whether the caller lets the file decide which code runs.
     """
     if model is not None:
         return model
-    if ":" in read and not trust:
+    if read is not None and ":" in read and not trust:
         raise ValueError(
             f"{source} names a model that is code, {read}, which runs only where it is asked for: name "
             f"it again (--model {read}, or model=), or trust the file (--trust, or trust=True)"

@@ -34,7 +34,7 @@ class DLRM(Model):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        tables.check(schema, "DLRM")
+        tables.check(schema, "DLRM", ids=True)
         if not schema.dense:
             raise ValueError("DLRM needs dense features for its bottom layers; try DeepFM")
         self.tables = tables.vector_tables(schema, dim)

@@ -26,7 +26,7 @@ class InterestModel(Model):
 
     def __init__(self, schema: Schema, dim: int, histories: Sequence[str | Sequence[str]] | None) -> None:
         super().__init__()
-        tables.check(schema, type(self).__name__)
+        tables.check(schema, type(self).__name__, ids=True)
         self.histories = histories_of(schema, histories, type(self).__name__)
         self.sequences = tuple(dict.fromkeys(n for h in self.histories for n in h.sequences))
         self.others = tuple(f.name for f in schema.id_features if f.name not in self.sequences)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from hotrows.table import Cross, Table
@@ -27,6 +28,23 @@ class Model(nn.Module):
     sequences: tuple[str, ...] = ()
     crosses: tuple[Cross, ...] = ()
     labels: tuple[str, ...] | None = None
+
+    @torch.no_grad()
+    def begin_at(self, logits: Tensor) -> None:
+        """Sets a bias such that training begins near these logits, [T] in host memory, which say how
+        frequent each label is.
+
+        By default the last parameter that is named as a bias and has T numbers; a model without one
+        begins where its first values say. Called once, before a training.
+        """
+        biases = [
+            parameter
+            for name, parameter in self.named_parameters()
+            if name.rpartition(".")[2] == "bias" or ".biases." in f".{name}"
+        ]
+        fitting = [bias for bias in biases if bias.numel() == len(logits)]
+        if fitting:
+            fitting[-1].copy_(logits.view_as(fitting[-1]))
 
 
 def logits_and_loss(output: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:

@@ -41,8 +41,9 @@ def tables_of(
     """A table per vocabulary that the features read, None being all with ids: VOCABULARY.ROLE, and
     for vectors VOCABULARY."""
     readers: dict[str, list[str]] = {}
+    wanted = None if features is None else set(features)
     for feature in schema.id_features:
-        if features is None or feature.name in features:
+        if wanted is None or feature.name in wanted:
             readers.setdefault(vocabulary_of(feature), []).append(feature.name)
     return tuple(
         Table(
@@ -83,7 +84,8 @@ def crosses_of(schema: Schema, crosses: Sequence[Sequence[str]], rows: int) -> t
     return tuple(Cross(tuple(names), rows) for names in crosses)
 
 
-def check(schema: Schema, model: str) -> None:
-    """Refuses schemas that such a model cannot train on."""
-    if not schema.id_features:
-        raise ValueError(f"{model} needs at least one feature with ids; the schema has none")
+def check(schema: Schema, model: str, ids: bool = False) -> None:
+    """Refuses schemas that such a model cannot train on; ids: dense features alone are not enough."""
+    if not (schema.id_features if ids else schema.features):
+        what = "feature with ids" if ids else "feature"
+        raise ValueError(f"{model} needs at least one {what}; the schema has none")

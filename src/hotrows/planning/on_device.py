@@ -34,7 +34,7 @@ LANE = "plan"
 def upload(device: Device, batch: Batch, plan: Plan, padded: bool = False) -> Uploaded:
     """Copies a plan of the host and what a step reads of its batch: (batch, plan), behind a mark.
 
-    Ids stay in host memory, and so do groups, which only metrics read. padded: with rows that are
+    Ids stay in host memory. padded: with rows that are
     padding, so that the tensors of every full batch have equal sizes.
     """
     copy = to_device(device, (_read_by_a_step(batch), plan.padded() if padded else plan))
@@ -164,11 +164,14 @@ def _tensors(plan: PackPlan) -> tuple[Tensor, ...]:
     return plan.rows, plan.slots, plan.inverse, plan.order, plan.starts
 
 
-def _read_by_a_step(batch: Batch) -> tuple[Tensor, Tensor | None, Tensor | None]:
+_Read = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]
+
+
+def _read_by_a_step(batch: Batch) -> _Read:
     """What a step reads of a batch beside its plan."""
-    return batch.dense, batch.labels, batch.sample_weights
+    return batch.dense, batch.labels, batch.sample_weights, batch.groups
 
 
-def _with(batch: Batch, read: tuple[Tensor, Tensor | None, Tensor | None]) -> Batch:
-    dense, labels, weights = read
-    return replace(batch, dense=dense, labels=labels, sample_weights=weights)
+def _with(batch: Batch, read: _Read) -> Batch:
+    dense, labels, weights, groups = read
+    return replace(batch, dense=dense, labels=labels, sample_weights=weights, groups=groups)

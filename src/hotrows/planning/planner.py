@@ -187,7 +187,8 @@ def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> Reads:
     absent = sorted(set(names) - set(features))
     if absent:
         raise ValueError(f"the model reads features {absent}, but the batch has only {list(features)}")
-    positions = [features.index(name) for name in names]
+    place = {name: position for position, name in enumerate(features)}
+    positions = [place[name] for name in names]
     first_rows = [pack.first_rows[table] for _, table in reads]
     num_rows = [pack.tables[table].rows for _, table in reads]
     sharding = pack.sharding(num_ranks)

@@ -54,9 +54,10 @@ class CapturedStep:
         return is_whole and all(pack.bag_starts is None for pack in plan.packs)
 
     def _captured(self, plan: Plan, batch: Batch, numbers: Tensor) -> _Form:
-        packs, (dense, labels, weights) = map_tensors(_parts_of(plan, batch), torch.clone)
+        packs, (dense, labels, weights, groups) = map_tensors(_parts_of(plan, batch), torch.clone)
         plan = dataclasses.replace(plan, packs=packs)
-        batch = dataclasses.replace(batch, dense=dense, labels=labels, sample_weights=weights)
+        read = {"dense": dense, "labels": labels, "sample_weights": weights, "groups": groups}
+        batch = dataclasses.replace(batch, **read)
         numbers = numbers.clone()
         launch = self._step.embedding.device.capture(lambda: self._step.run(plan, batch, numbers))
         return _Form(_read(plan, batch), numbers, launch)
@@ -89,7 +90,7 @@ class _Form:
 
 
 def _parts_of(plan: Plan, batch: Batch) -> tuple[tuple[PackPlan, ...], tuple]:
-    return plan.packs, (batch.dense, batch.labels, batch.sample_weights)
+    return plan.packs, (batch.dense, batch.labels, batch.sample_weights, batch.groups)
 
 
 def _read(plan: Plan, batch: Batch) -> list[Tensor]:

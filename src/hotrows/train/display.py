@@ -30,9 +30,11 @@ def shown_by(progress: Callable[..., None]) -> Callable[[Progress], None]:
     def show(now: Progress) -> None:
         progress("evaluating" if now.stage == "evaluate" else "training", now.done, now.total, _note(now))
         if now.validation is not None:
+            shown = list(now.validation.shown().items())[:3]
+            numbers = [f"{name} {value:.6f}" for name, value in shown if name != "calibration"]
             print(
-                f"step {now.done:,} of {now.total:,}: validation AUC {now.validation.auc:.6f}, "
-                f"log loss {now.validation.log_loss:.6f}{', best so far' if now.is_best else ''}",
+                f"step {now.done:,} of {now.total:,}: validation {', '.join(numbers)}"
+                f"{', best so far' if now.is_best else ''}",
                 file=sys.stderr,
             )
 

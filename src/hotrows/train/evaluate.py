@@ -19,7 +19,8 @@ from hotrows.batch import Batch, split
 from hotrows.data import Loader, Part
 from hotrows.data.stored.order import Share
 from hotrows.distributed.comm import Ranks
-from hotrows.metrics import Metrics, compute_metrics, mean_of
+from hotrows.losses import Loss
+from hotrows.metrics import Metrics, mean_of, metrics_by
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.plan import Plan
 from hotrows.train.recommender import Recommender
@@ -82,10 +83,13 @@ def metrics_of(recommender: Recommender, evaluated: Sequence[Evaluated]) -> Metr
 
 
 def _metrics_of(recommender: Recommender, samples: Evaluated) -> Metrics:
-    labels = recommender.labels
+    labels, losses, ranking = recommender.labels, recommender.losses, recommender.ranking
     if isinstance(recommender.tasks, int | None):
-        return _metrics(samples, labels[0])
-    by_task = {name: _metrics(_task(samples, t), name) for t, name in enumerate(labels)}
+        return _metrics(samples, labels[0], losses[0], ranking)
+    by_task = {
+        name: _metrics(_task(samples, t), name, loss, ranking)
+        for t, (name, loss) in enumerate(zip(labels, losses, strict=True))
+    }
     return mean_of(by_task) if len(by_task) > 1 else by_task[labels[0]]
 
 
@@ -108,7 +112,7 @@ def _task(samples: Evaluated, t: int) -> Evaluated:
     return logits[:, t], Targets(targets.labels[:, t], targets.weights[:, t]), groups
 
 
-def _metrics(samples: Evaluated, label: str) -> Metrics:
+def _metrics(samples: Evaluated, label: str, loss: Loss, ranking: Sequence[str]) -> Metrics:
     logits, targets, groups = samples
     labels, weights = targets.labels, targets.weights
     if weights is not None:  # a weight of 0 counts as no sample
@@ -124,7 +128,7 @@ def _metrics(samples: Evaluated, label: str) -> Metrics:
             f"diverged, or this part has numbers that training never saw; lower the learning rates "
             f"(--lr, --dense-lr), warm up, set clip_norm, or give dense features another transform"
         )
-    return compute_metrics(logits, labels, weights, groups)
+    return metrics_by(loss, logits, labels, weights, groups, ranking)
 
 
 def _gather(samples: Evaluated, num_samples: int, ranks: Ranks) -> Evaluated:

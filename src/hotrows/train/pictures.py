@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hotrows.metrics import Metrics
+from hotrows.metrics import Metrics, word_of
 from hotrows.runtime import figures
 from hotrows.runtime.figures import BLUE, GRAY, GREEN, INK, ORANGE, percent, short
 from hotrows.train import metrics_log, run_folder
@@ -28,8 +28,8 @@ _WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
 def draw_run(run: Path, picture: Path | None = None) -> Path | None:
     """Draws a run over its steps; into RUN/report.png by default.
 
-    Training loss (of several labels their sum, and what a model adds), log loss and AUC on validation (of
-    several labels each, and their mean, which decides), and throughput.
+    Training loss (of several labels their sum, and what a model adds), the metric that decides and one
+    more on validation (of several labels each, and their mean, which decides), and throughput.
     """
     records = metrics_log.read_metrics(run)
     steps = [r for r in records if r["kind"] == "train"]
@@ -40,18 +40,20 @@ def draw_run(run: Path, picture: Path | None = None) -> Path | None:
     if figure is None:
         return None
     with figures.style():
-        (loss, log_loss), (speed, auc) = figure.subplots(2, 2)
+        (loss, first), (speed, second) = figure.subplots(2, 2)
         _draw_loss(loss, steps)
-        _draw_metric(log_loss, "Log loss on validation", evaluations, "log_loss")
-        _draw_metric(auc, "AUC on validation", evaluations, "auc")
+        for axes, name in zip((first, second), _drawn(evaluations), strict=False):
+            word = word_of(name)
+            _draw_metric(axes, f"{word[:1].upper()}{word[1:]} on validation", evaluations, name)
         _draw_speed(speed, steps)
-        for axes in (loss, log_loss, speed, auc):
+        for axes in (loss, first, speed, second):
             axes.set_xlim(0, steps[-1]["step"] * 1.02)
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.xaxis.set_major_formatter(short)
             axes.set_xlabel("step")
         if evaluations:
-            figure.supxlabel(BEST_RULE, fontsize=10, color=GREEN)
+            decides = word_of(evaluations[-1].get("decides", "auc")) or "mean score"
+            figure.supxlabel(BEST_RULE.format(decides), fontsize=10, color=GREEN)
         figures.set_title(figure, *_run_title(run))
         return figures.save(figure, picture or run / "report.png")
 
@@ -113,6 +115,21 @@ def draw_skew(description: Description, picture: Path) -> Path | None:
         return figures.save(figure, picture)
 
 
+def _drawn(evaluations: list[dict]) -> list[str]:
+    """Two metrics to draw, the second of which decides; of several labels those that decide of each."""
+    last = evaluations[-1] if evaluations else {}
+    if last.get("decides", "auc") == "auc":
+        return ["log_loss", "auc"]
+    tasks = [task.get("decides", "auc") for task in last.get("tasks", {}).values()]
+    decide = list(dict.fromkeys(tasks)) if tasks else [last["decides"]]
+    others = [
+        name
+        for name in (*last.get("ranking", {}), "auc", "mae", "rmse", "log_loss")
+        if name not in decide and {**last, **last.get("ranking", {})}.get(name) is not None
+    ]
+    return [*others[:1], *decide][-2:]
+
+
 def _draw_loss(axes: Axes, steps: list[dict]) -> None:
     axes.set_title("Training loss")
     x, y = _column(steps, "loss")
@@ -125,6 +142,7 @@ def _draw_metric(axes: Axes, title: str, evaluations: list[dict], name: str) -> 
     import matplotlib
 
     axes.set_title(title)
+    evaluations = [{**record, **record.get("ranking", {})} for record in evaluations]
     x, y = _column(evaluations, name)
     if not x:
         axes.text(0.5, 0.5, "no evaluation", transform=axes.transAxes, ha="center", color=GRAY)
@@ -132,7 +150,8 @@ def _draw_metric(axes: Axes, title: str, evaluations: list[dict], name: str) -> 
     labels = list(dict.fromkeys(label for r in evaluations for label in r.get("tasks", {})))
     colors = matplotlib.colormaps["viridis"](np.linspace(0.0, 0.88, len(labels)))
     for label, color in zip(labels, colors, strict=True):
-        of_label = [{"step": r["step"], **r.get("tasks", {}).get(label, {})} for r in evaluations]
+        tasks = [(r["step"], r.get("tasks", {}).get(label, {})) for r in evaluations]
+        of_label = [{"step": step, **task, **task.get("ranking", {})} for step, task in tasks]
         axes.plot(*_column(of_label, name), ".-", color=color, linewidth=1, label=label)
     axes.plot(x, y, "o-", color=ORANGE, linewidth=2, markersize=5, label="mean")
     if labels:
@@ -212,6 +231,7 @@ def _run_title(run: Path) -> tuple[str, str]:
     if (run / "result.json").exists():
         test = run_folder.read_json(run / "result.json").get("test")
         metrics = None if test is None else Metrics.from_json(test)
-        if metrics is not None and not math.isnan(metrics.auc):
-            words.insert(0, f"test AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}")
+        if metrics is not None and not math.isnan(metrics.value(metrics.decides)):
+            first = list(metrics.shown().items())[:2]
+            words.insert(0, "test " + ", ".join(f"{name} {value:.4f}" for name, value in first))
     return f"{run.name}: {config.model}", "   ·   ".join(words)

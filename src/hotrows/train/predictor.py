@@ -1,4 +1,4 @@
-"""Predictor: a trained model, read back from its run, that turns rows into probabilities.
+"""Predictor: a trained model, read back from its run, that turns rows into predictions.
 
 predictor = load_run("runs/a")
 predictor.predict(frame)                             # [N] float32
@@ -27,6 +27,7 @@ from hotrows.metrics import Metrics
 from hotrows.models.model import Model
 from hotrows.train import evaluate, run_folder
 from hotrows.train.recommender import Recommender
+from hotrows.train.targets import ranking_of
 from hotrows.train.vectors import vectors_of
 
 
@@ -49,12 +50,14 @@ class Predictor(Recommender):
     def predict(self, data: Any) -> np.ndarray: ...
 
     def predict(self, data: Any) -> Any:
-        """Computes probabilities: [N] float32, of a model of T labels [N, T], in the order of the rows.
+        """Computes predictions: [N] float32, of a model of T labels [N, T], in the order of the rows.
 
         data: raw rows: a pandas, Polars or Arrow frame, a dict of columns, paths, and all else that
         `Encoder.encode` takes; or encoded ones, a `Part` or a `Batch`. Labels may be absent. Of several
         batches, such as those of `Loader.batches`, it returns an iterator, which yields the
-        probabilities of each, [B] or [B, T], as they are computed.
+        predictions of each, [B] or [B, T], as they are computed. They are probabilities, or of labels
+        that are numbers the numbers; see `hotrows.losses`. ValueError names the first row whose
+        prediction is no finite number.
         """
         if isinstance(data, Batch):
             data, is_stream = [data], False
@@ -66,11 +69,25 @@ class Predictor(Recommender):
                 batches = self.encoder.encode(data)
                 first = list(islice(batches, 2))
                 data = first if len(first) < 2 else chain(first, batches)
-        probabilities = (logits.float().sigmoid() for _, logits in self.logits(data))
+        predictions = self._predictions(data)
         if is_stream:
-            return probabilities
+            return predictions
         shape = (0,) if isinstance(self.tasks, int | None) else (0, len(self.labels))
-        return np.concatenate([np.empty(shape, np.float32), *(p.numpy() for p in probabilities)])
+        return np.concatenate([np.empty(shape, np.float32), *(p.numpy() for p in predictions)])
+
+    def _predictions(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
+        done = 0
+        for _, logits in self.logits(batches):
+            wrong = (~logits.isfinite()).nonzero()
+            if len(wrong):
+                row = done + int(wrong[0, 0]) + 1
+                raise ValueError(
+                    f"the prediction of row {row:,} is no finite number: training diverged, or the row "
+                    f"has numbers that training never saw; lower the learning rates (--lr, --dense-lr), "
+                    f"or give dense features another transform"
+                )
+            done += len(logits)
+            yield self.predictions(logits)
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -82,9 +99,18 @@ class Predictor(Recommender):
         return vectors_of(self.embedding, self.schema, run_folder.raw_values(self.run), feature, role)
 
     def evaluate(
-        self, part: Part, progress: Callable[[int, int], None] = lambda done, total: None
+        self,
+        part: Part,
+        progress: Callable[[int, int], None] = lambda done, total: None,
+        metrics: str | None = None,
     ) -> Metrics:
-        """Computes metrics over a part of the data; progress: called with samples done and in all."""
+        """Computes metrics over a part of the data.
+
+        progress: called with samples done and in all. metrics: further ones within groups, such as
+        "ndcg@10,mrr" (default: those that the run was trained with).
+        """
+        if metrics is not None:
+            self.ranking = ranking_of(self.schema, metrics)
         return evaluate.evaluate(self, part, progress)
 
 

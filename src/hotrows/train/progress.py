@@ -64,7 +64,7 @@ class Result:
     def __repr__(self) -> str:
         early = ", stopped early" if self.stopped_early else ""
         parts = [
-            f"; {part} AUC {metrics.auc:.4f}, log loss {metrics.log_loss:.4f}"
+            f"; {part} " + ", ".join(f"{n} {v:.4f}" for n, v in list(metrics.shown().items())[:2])
             for part, metrics in (("validation", self.validation), ("test", self.test))
             if metrics
         ]

@@ -20,13 +20,27 @@ from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.engine.embedding import Embedding
+from hotrows.losses import Loss
 from hotrows.nn.linear_paths import kept_linear_paths
 from hotrows.runtime.device import find
+from hotrows.runtime.machine import total_memory
 from hotrows.schema import Schema, vocabulary_of
 from hotrows.table import Table
-from hotrows.train.targets import Targets, targets_of, task_numbers, task_weights, tasks_of
+from hotrows.train.pretrained import frozen
+from hotrows.train.targets import (
+    Targets,
+    losses_of,
+    ranking_of,
+    targets_of,
+    task_numbers,
+    task_weights,
+    tasks_of,
+)
 
 _BUILDING = threading.Lock()
+_WIDE = 256  # features from which on a model may be too large for its data
+_MOST_OF_MEMORY = 0.75
+_BYTES_PER_WEIGHT = 16  # float32 weight, gradient, and two moments
 _WORTH_MEASURING = 3e11  # multiply-adds forward: some ten seconds of training on two cores
 
 
@@ -58,14 +72,20 @@ class Recommender:
         self.ranks = ranks or OneRank()
         # The random state is the process's: models that threads build come one after the other.
         with _BUILDING, torch.random.fork_rng(devices=[]):
+            _check_size(config, schema)
             torch.manual_seed(config.seed)
-            self.model = models.build(model or config.model, schema, **config.model_options)
+            named = model or config.model
+            assert named is not None, "settle the config first"
+            self.model = models.build(named, schema, **config.model_options)
             self.random_state = torch.get_rng_state()
         if isinstance(model, models.Model):
             _check_equal(model, self.ranks)
+        self.model.tables = frozen(self.model.tables, config.frozen)
         self.device = find(config.device)
         self.model.to(self.device.torch)
         self.tasks = tasks_of(schema, self.model.labels, config.label)
+        self.losses = losses_of(schema, self.tasks, config.loss)
+        self.ranking = ranking_of(schema, config.metrics)
         weights = task_weights(config.label_weights, self.labels)
         self._task_weights = None if weights is None else weights.to(self.device.torch)
         caching = config.caching()
@@ -99,6 +119,14 @@ class Recommender:
         names = [label.name for label in self.schema.labels]
         return tuple(names[task] for task in task_numbers(self.tasks))
 
+    @property
+    def prediction_names(self) -> tuple[str, ...]:
+        """The names of predictions in files: `probability`, or `prediction`, and the label of several."""
+        kinds = ["probability" if loss.link == "sigmoid" else "prediction" for loss in self.losses]
+        if len(kinds) == 1:
+            return tuple(kinds)
+        return tuple(f"{kind}_{label}" for kind, label in zip(kinds, self.labels, strict=True))
+
     def measure_choices(self, num_samples: int) -> dict:
         """Takes the fastest path of each linear layer, as it was measured on this machine, or is now.
 
@@ -122,15 +150,24 @@ class Recommender:
             return self.config.linear_paths == "measured"
         return num_samples * nn.products_per_sample(self.model) >= _WORTH_MEASURING
 
+    def begin_at(self, means: Sequence[float | None]) -> None:
+        """Lets the model begin at the mean of each label that it learns, given those of the schema's."""
+        of_tasks = [means[task] for task in task_numbers(self.tasks)]
+        first = [
+            0.0 if mean is None else loss.first_output(mean)
+            for loss, mean in zip(self.losses, of_tasks, strict=True)
+        ]
+        self.model.begin_at(torch.tensor(first))
+
     def targets(self, batch: Batch) -> Targets:
         """The labels that the model is to predict for a batch, and their weights."""
         return targets_of(batch, self.tasks)
 
     def loss(self, output: Tensor | tuple[Tensor, Tensor], batch: Batch) -> Tensor:
-        """The loss that training minimizes: cross-entropy, and what the model itself may add.
+        """The loss that training minimizes: those of the labels, and what the model itself may add.
 
-        Of each label the sum of weight times cross-entropy over the samples that have it, divided by
-        the batch's number of samples; then the sum over labels, each times its weight.
+        Of each label the sum of weight times loss over the samples that have it, divided by the
+        batch's number of samples; then the sum over labels, each times its weight.
         """
         logits, model_loss = models.logits_and_loss(output)
         targets, num_tasks = self.targets(batch), len(task_numbers(self.tasks))
@@ -142,9 +179,28 @@ class Recommender:
                 f"{type(self.model).__name__} must return logits {list(targets.labels.shape)} for labels "
                 f"{', '.join(self.labels)}, not {list(logits.shape)}"
             )
-        loss = functional.binary_cross_entropy_with_logits(logits.float(), targets.labels, weights)
-        loss = loss * num_tasks if num_tasks > 1 else loss
+        outputs, labels = logits.float(), targets.labels
+        if all(loss == Loss() for loss in self.losses):  # of all labels at once
+            loss = functional.binary_cross_entropy_with_logits(outputs, labels, weights)
+            loss = loss * num_tasks if num_tasks > 1 else loss
+        else:
+            loss = self._sum_of_losses(outputs, labels, weights, batch.groups)
         return loss if model_loss is None else loss + model_loss
+
+    def _sum_of_losses(
+        self, outputs: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None
+    ) -> Tensor:
+        weights = torch.ones_like(labels) if weights is None else weights.expand_as(labels)
+        columns = (of_all.view(len(labels), len(self.losses)).unbind(1) for of_all in (outputs, labels, weights))
+        tasks = zip(self.losses, *columns, strict=True)
+        return torch.stack([loss(*of_task, groups) for loss, *of_task in tasks]).sum()
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """What outputs of the model, [B] or [B, T], predict of the labels, in the labels' units."""
+        if outputs.dim() == 1:
+            return self.losses[0].predictions(outputs)
+        tasks = zip(self.losses, outputs.unbind(1), strict=True)
+        return torch.stack([loss.predictions(of_task) for loss, of_task in tasks], 1)
 
 
 def _check_equal(model: models.Model, ranks: Ranks) -> None:
@@ -167,3 +223,22 @@ def _by_table(
     vocabularies = {f.name: vocabulary_of(f) for f in schema.id_features}
     none = torch.empty(0, dtype=torch.int64)
     return {t.name: hot_ids.get(vocabularies.get(t.features[0], ""), none) for t in tables}
+
+
+def _check_size(config: TrainConfig, schema: Schema) -> None:
+    """Raises ValueError where a model of many features needs more memory than there is: dense weights
+    with their optimizer, and what enters its layers. The model is counted without its weights."""
+    if len(schema.features) < _WIDE or config.model is None or config.model not in models.BY_NAME:
+        return
+    with torch.device("meta"):
+        model = models.build(config.model, schema, **config.model_options)
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    widths = sum(layer.in_features for layer in model.modules() if isinstance(layer, torch.nn.Linear))
+    memory = total_memory()
+    needed = _BYTES_PER_WEIGHT * weights + 2 * 4 * widths * (config.batch_size or 1)
+    if needed > _MOST_OF_MEMORY * memory:
+        raise ValueError(
+            f"model {config.model!r} of {len(schema.features):,} features has {weights:,} dense weights "
+            f"and needs about {needed / 2**30:,.0f} GiB of memory, of {memory / 2**30:,.0f}; use deepfm, "
+            f"dnn or lr, a smaller dim or batch, or fewer features"
+        )

@@ -14,6 +14,7 @@ from torch import Tensor
 from hotrows import checkpoint
 from hotrows.checkpoint.manifest import naming
 from hotrows.checkpoint.run_lock import RunLock
+from hotrows.train import pretrained
 from hotrows.train.dense_optimizer import load_optimizer, optimizer_tensors
 from hotrows.train.run_state import RunState
 from hotrows.train.step_trainer import StepTrainer
@@ -24,7 +25,7 @@ class RunCheckpoints:
 
     random_state, device_random_state: where the random numbers of training begin, of the host and of
     the device (None: as the seed says).
-    saved: the state that the last checkpoint has.
+    saved: the state that the last checkpoint has. coverage: of the tables with pretrained values.
     """
 
     def __init__(self, run: Path, steps: StepTrainer, lock: RunLock) -> None:
@@ -32,6 +33,7 @@ class RunCheckpoints:
         self.random_state = _first_random_state(steps)
         self.device_random_state: Tensor | None = None
         self.saved: RunState | None = None
+        self.coverage: list[pretrained.Coverage] = []
         self.writer = checkpoint.Writer(
             run,
             steps.embedding,
@@ -64,7 +66,7 @@ class RunCheckpoints:
         if checkpoint.pointed(self._run) is None:  # it was stopped before its first one
             if steps.cached_tables:
                 steps.cached_tables.restore(None)
-            self.start_from_other_run()
+            self.first_values()
             return
         folder = checkpoint.folder_of(self._run, "last")
         stored = checkpoint.load(folder, steps.embedding, steps.model, steps.data.fingerprint)
@@ -80,9 +82,11 @@ class RunCheckpoints:
             ranks = steps.ranks
             steps.cached_tables.retain(checkpoint.retained(self._run, ranks.rank, ranks.num_ranks))
 
-    def start_from_other_run(self) -> None:
-        """Reads the best checkpoint of the run that the config starts from, if any."""
+    def first_values(self) -> None:
+        """Reads pretrained values, or the best checkpoint of the run that the config starts from."""
         steps = self._steps
+        if steps.config.pretrained:
+            self.coverage = pretrained.fill(steps.embedding, steps.data, steps.config.pretrained)
         if steps.config.start_from is None:
             return
         folder = checkpoint.folder_of(Path(steps.config.start_from), "best")

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -17,10 +18,13 @@ from hotrows.data import EncodedData, Loader
 from hotrows.data.description import row_counts
 from hotrows.data.hot_cold.profile import Profile
 from hotrows.data.hot_cold.schedule import SEQUENTIAL, HotColdLoader, Position, advance, next_block
+from hotrows.data.raw.columns import missing_labels
 from hotrows.distributed.comm import Ranks
+from hotrows.losses import Loss
 from hotrows.schema import vocabulary_of
 from hotrows.table import Table
 from hotrows.train.run_state import RunState
+from hotrows.train.targets import Tasks, task_numbers
 
 
 class TrainingBatches:
@@ -66,15 +70,6 @@ class TrainingBatches:
         return dataclasses.replace(state, step=state.step + 1, position=position)
 
 
-def num_training_samples(data: EncodedData) -> int:
-    """The samples of the training part; ValueError where there are none."""
-    if not data.parts["train"].rows:
-        raise ValueError(
-            f"the training part of {data.path} has no rows: prepare the data with another split"
-        )
-    return data.parts["train"].rows
-
-
 def _loader(data: EncodedData, config: TrainConfig, ranks: Ranks) -> Loader | HotColdLoader:
     assert config.batch_size is not None
     how: dict[str, Any] = {"shuffle": config.shuffle, "seed": config.seed}
@@ -82,6 +77,35 @@ def _loader(data: EncodedData, config: TrainConfig, ranks: Ranks) -> Loader | Ho
     if data.halves is not None:
         return HotColdLoader(*data.halves, config.batch_size, **how)
     return Loader(data.parts["train"], config.batch_size, **how)
+
+
+def check_labels(data: EncodedData, tasks: Tasks, losses: Sequence[Loss]) -> None:
+    """Raises ValueError for the first label that the loss it is trained with does not admit."""
+    for task, loss in zip(task_numbers(tasks), losses, strict=True):
+        label = data.schema.labels[task]
+        if loss.labels.includes(label.values):
+            continue
+        remedy = (
+            f"train with another loss, or say in the schema Label({label.name!r}, loss={str(loss)!r}), "
+            f"which finds such labels when data is prepared"
+        )
+        if data.source is not None:
+            raise ValueError(
+                f"the loss {loss} admits a {loss.labels.words}, the schema lets {label.name!r} be a "
+                f"{label.values.words}; {remedy}"
+            )
+        for part in data.parts.values():
+            first = 0
+            for rows in part.mapped(0, part.rows):
+                values = rows.labels.reshape(len(rows), -1)[:, task]
+                wrong = np.flatnonzero(loss.labels.wrong(values) & ~missing_labels(values))
+                if len(wrong):
+                    raise ValueError(
+                        f"label {label.name!r}: the loss {loss} admits a {loss.labels.words}, found "
+                        f"{float(values[wrong[0]]):g} in row {first + int(wrong[0]):,} of the "
+                        f"{part.name} part; {remedy}"
+                    )
+                first += len(rows)
 
 
 def hot_ids(data: EncodedData) -> dict[str, Tensor] | None:

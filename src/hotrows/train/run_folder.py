@@ -198,7 +198,7 @@ def read_data(run: Path) -> DataOfRun:
     """Which data a run was trained on."""
     fields = read_json(run / "data.json")
     with _JSON.naming(run / "data.json"):
-        return build(DataOfRun, fields)
+        return build(DataOfRun, fields, "run's data")
 
 
 def read_choices(run: Path) -> dict[str, str]:

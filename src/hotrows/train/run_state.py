@@ -15,10 +15,10 @@ from hotrows.data.hot_cold.schedule import Position
 from hotrows.json_file import build
 from hotrows.metrics import Metrics
 
-# How `after_evaluation` chooses, for terminal and picture.
+# How `after_evaluation` chooses, for terminal and picture, to be filled with what it compares.
 BEST_RULE = (
-    "best: in the first epoch the latest evaluation at most one standard error below the highest AUC, "
-    "later on only a higher one"
+    "best: in the first epoch the latest evaluation at most one standard error worse than the best {}, "
+    "later on only a better one"
 )
 
 

@@ -11,15 +11,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from torch import Tensor
 
 from hotrows import nn
-from hotrows.config import TrainConfig, settle
+from hotrows.config import TrainConfig
 from hotrows.costs import placement
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData
+from hotrows.distributed.all_or_none import of_rank_0
 from hotrows.distributed.comm import Note, OneRank, Ranks
 from hotrows.distributed.dense_gradients import SharedGradients
 from hotrows.distributed.process_group import Processes
@@ -29,10 +31,13 @@ from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.schedule import Work
 from hotrows.runtime import native
 from hotrows.train.cuda_graph import CapturedStep
+from hotrows.train.defaults import settle
 from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
-from hotrows.train.run_data import TrainingBatches, hot_ids, id_counts, num_training_samples
+from hotrows.train.run_data import TrainingBatches, check_labels, hot_ids, id_counts
 from hotrows.train.step import Step
+
+log = logging.getLogger("hotrows")
 
 Runner = Serial | Overlapped
 ChooseSharding = Callable[[], ShardingPlan]
@@ -56,7 +61,7 @@ class StepTrainer:
         model: Model | type[Model] | None = None,
     ) -> None:
         self.data, self.ranks = data, ranks or OneRank()
-        self.config = settle(config, num_training_samples(data))
+        self.config = settle(config, data)
         if self.config.fast_memory is not None and self.config.policy == "hot":
             data.hot_and_cold()  # says so where it is not regrouped, before a store is made
         self.batches = TrainingBatches(data, self.config, self.ranks)
@@ -69,6 +74,9 @@ class StepTrainer:
             place=self._place,
             model=model,
         )
+        check_labels(data, self.recommender.tasks, self.recommender.losses)
+        self._warn_of_scattered_groups()
+        self.recommender.begin_at(of_rank_0(self.ranks, data.label_means))
         self.model, self.embedding = self.recommender.model, self.recommender.embedding
         self.cached_tables = self.embedding.cached_tables
         if self.embedding.packed.needs_counts:
@@ -81,6 +89,15 @@ class StepTrainer:
             self.step = CapturedStep(self._plain_step)
         self.state = self.batches.first_state()
         self.choices: dict[str, str] = {}
+
+    def _warn_of_scattered_groups(self) -> None:
+        orders = [loss.name for loss in self.recommender.losses if loss.is_order]
+        if orders and self.config.shuffle and self.batches.total_steps > 1 and self.ranks.rank == 0:
+            log.warning(
+                f"the loss {orders[0]} compares samples of a group within a batch, and shuffling "
+                f"scatters groups over batches: sort the rows by {self.data.schema.group!r}, prepare "
+                f"them with a split by position, and train with shuffle=False (--no-shuffle)"
+            )
 
     @property
     def num_samples(self) -> int:

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from hotrows import losses
 from hotrows.batch import Batch
+from hotrows.losses import Loss
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema
 
@@ -20,7 +22,7 @@ Tasks = None | int | tuple[int, ...]
 class Targets:
     """Labels of a batch, and how much each counts.
 
-    labels: float32, 0 or 1, [B] or of several tasks [B, T]; weights: of their shape or [B],
+    labels: float32, [B] or of several tasks [B, T]; weights: of their shape or [B],
     0 where a label is missing; None: all 1.
     """
 
@@ -62,6 +64,43 @@ def task_weights(weights: Mapping[str, float], labels: Sequence[str]) -> Tensor 
             f"not of {unknown[0]!r}"
         )
     return torch.tensor([weights.get(name, 1.0) for name in labels]) if weights else None
+
+
+def losses_of(schema: Schema, tasks: Tasks, text: str | None) -> tuple[Loss, ...]:
+    """The losses of the labels that are trained: what the text says, else the schema.
+
+    text: as `losses.parse_by_label` reads it; None: it says nothing.
+    """
+    labels = [schema.labels[task] for task in task_numbers(tasks)]
+    said = {} if text is None else losses.parse_by_label(text)
+    unknown = [name for name in said if name and name not in [label.name for label in labels]]
+    if unknown:
+        names = ", ".join(label.name for label in labels)
+        raise ValueError(
+            f"losses are of the labels that the model learns ({names}), not of {unknown[0]!r}"
+        )
+    of_all = said.get("")
+    chosen = tuple(
+        said.get(label.name) or of_all or losses.parse(label.loss or Loss.name) for label in labels
+    )
+    for label, loss in zip(labels, chosen, strict=True):
+        if loss.is_order and schema.group is None:
+            raise ValueError(
+                f"the loss {loss.name} of label {label.name!r} compares samples of a group, and schema "
+                f"{schema.name!r} has none: say which column that is, group=COLUMN, and prepare again"
+            )
+    return chosen
+
+
+def ranking_of(schema: Schema, text: str | None) -> tuple[str, ...]:
+    """The metrics within groups that a text names, such as ndcg@10,mrr; None: there are none."""
+    names = () if text is None else losses.parse_ranking(text)
+    if names and schema.group is None:
+        raise ValueError(
+            f"the metric {names[0]} is one within groups, and schema {schema.name!r} has none: say which "
+            f"column that is, group=COLUMN, and prepare again"
+        )
+    return names
 
 
 def targets_of(batch: Batch, tasks: Tasks) -> Targets:

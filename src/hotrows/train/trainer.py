@@ -25,7 +25,7 @@ import torch
 
 from hotrows import models
 from hotrows.checkpoint.run_lock import RunLock
-from hotrows.config import TrainConfig, settle
+from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData
 from hotrows.distributed.comm import OneRank, Ranks
@@ -33,11 +33,11 @@ from hotrows.metrics import Metrics
 from hotrows.models.model import Model
 from hotrows.planning.routing import RankSignals
 from hotrows.train import pictures, run_folder, store_folder
+from hotrows.train.defaults import settle
 from hotrows.train.evaluate import evaluate
 from hotrows.train.progress import Progress, Result
 from hotrows.train.reports import Reports
 from hotrows.train.run_checkpoints import RunCheckpoints
-from hotrows.train.run_data import num_training_samples
 from hotrows.train.run_state import RunState, after_evaluation, evaluation_is_due, lr_scale, stops_early
 from hotrows.train.run_trace import RunTrace
 from hotrows.train.signals import stop_signals
@@ -113,8 +113,10 @@ class Trainer:
         if model is not None:
             config = dataclasses.replace(config, model=models.name_of(model))
         self._given_model = None if isinstance(model, str) else model
-        self.config = settle(config, num_training_samples(self.data))
-        self.run = Path(run or self.ranks.gather_objects(run_folder.next_folder(self.config.model))[0])
+        self.config = settle(config, self.data)
+        self.run = Path(
+            run or self.ranks.gather_objects(run_folder.next_folder(str(self.config.model)))[0]
+        )
         run_folder.check(self.run, resume)
         self._lock = RunLock(self.run, self.ranks)
         self._callbacks: Sequence[Callback] = ()
@@ -155,7 +157,7 @@ class Trainer:
             self.steps.use_linear_paths(run_folder.read_choices(self.run))
             self.checkpoints.resume()
         else:
-            self.checkpoints.start_from_other_run()
+            self.checkpoints.first_values()
             self.steps.choose_linear_paths(partial(run_folder.begin, self.run, self.config, data))
         if self.is_first:
             store_folder.claim(self.config, self.run)
@@ -337,7 +339,7 @@ class Trainer:
         if position.rate is None or not self.data.parts["validation"].rows:
             return
         metrics = self._evaluate(self.data.parts["validation"], self._reports.show_evaluation)
-        position = dataclasses.replace(position, rate=position.rate.after(metrics.log_loss))
+        position = dataclasses.replace(position, rate=position.rate.after(metrics.validation_loss))
         self.steps.state = dataclasses.replace(self.state, position=position)
 
     def _evaluation_is_due(self) -> bool:

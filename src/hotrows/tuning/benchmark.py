@@ -33,13 +33,13 @@ from typing import Any
 
 import torch
 
-from hotrows.config import TrainConfig, settle
+from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.engine.caching import FILE
 from hotrows.runtime.machine import available_memory
-from hotrows.train.run_data import num_training_samples
+from hotrows.train.defaults import settle
 from hotrows.train.step_trainer import ChooseSharding, StepTrainer, keep_freed_memory
 
 WIN = 1.02  # a median ratio below is no win, however steady
@@ -313,7 +313,7 @@ def _step_trainer(
             choices[key] = choose()
         return choices[key]
 
-    settled = settle(config, num_training_samples(data))
+    settled = settle(config, data)
     steps = StepTrainer(data, settled, ranks, place)
     key = "paths", *(getattr(settled, name) for name in _PATHS_BY)
     if key in choices:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from hotrows import models, ops
-from hotrows.config import TrainConfig, settle
+from hotrows.config import TrainConfig
 from hotrows.costs.workload import stored_tables
 from hotrows.data import EncodedData, Loader
 from hotrows.engine.caching import Caching
@@ -34,6 +34,7 @@ from hotrows.planning.planner import Planner
 from hotrows.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Policy
 from hotrows.planning.slot_budget import divide
 from hotrows.planning.slots import Allocation, slot_map
+from hotrows.train.defaults import settle
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 POLICIES: dict[str, Policy] = {
@@ -112,7 +113,7 @@ class Simulation:
 def simulate(
     data: EncodedData,
     *,
-    model: str = "dlrm",
+    model: str | None = None,
     model_options: Mapping[str, Any] | None = None,
     row_optimizer: RowOptimizer | None = None,
     table_dtype: str = "float32",
@@ -144,8 +145,8 @@ def simulate(
         batch_size=batch_size,
         seed=seed,
     )
-    report = progress or (lambda stage, done, total: None)
-    groups, trace = _read_trace(data, settle(config, data.parts["train"].rows), batches, report)
+    report, config = progress or (lambda stage, done, total: None), settle(config, data)
+    groups, trace = _read_trace(data, config, batches, report)
     table_bytes = sum(group.rows * group.stride for group in groups)
     least = sum(group.stride for group in groups)
     sizes = sorted(set(fast_memory or (max(int(s * table_bytes), least) for s in SHARES)))
@@ -156,7 +157,7 @@ def simulate(
         results.append(_replay(name, chosen[name], size, groups, trace, in_flight))
     report("simulating", len(results), len(results))
     return Simulation(
-        model=model,
+        model=str(config.model),
         batch_size=trace.batch_size,
         in_flight=in_flight,
         seed=seed,
@@ -208,7 +209,7 @@ def _read_trace(
 
     One thread reads batches and resolves ids, the calling one finds distinct rows.
     """
-    assert config.batch_size is not None
+    assert config.batch_size is not None and config.model is not None
     with torch.random.fork_rng(devices=[]):
         model = models.build(config.model, data.schema, **config.model_options)
     tables = stored_tables(model, config.table_dtype, config.row_optimizer)

@@ -22,13 +22,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hotrows.config import MAY_CHANGE, SETTINGS, TrainConfig, settle
+from hotrows.config import MAY_CHANGE, SETTINGS, TrainConfig
 from hotrows.data import EncodedData
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.nn.statistics import OverRanks
 from hotrows.planning.sharding import uniform
 from hotrows.runtime.machine import environment
 from hotrows.runtime.units import format_bytes
+from hotrows.train.defaults import settle
 from hotrows.train.step_trainer import StepTrainer
 from hotrows.tuning.benchmark import WIN, Comparison, PairedBenchmark, TimedTraining
 
@@ -142,7 +143,7 @@ def tune(
     begin, ranks = time.perf_counter(), ranks or OneRank()
     with PairedBenchmark(data, ranks, warm_up_seconds=0.0) as benchmark:
         # Settings that fit this size of batch may not fit another.
-        settled = settle(config, data.parts["train"].rows)
+        settled = settle(config, data)
         config = dataclasses.replace(config, batch_size=settled.batch_size, pack_parts=settled.pack_parts)
         settings = settings_to_tune(config, benchmark.opened(config), may_change)
         settings = [setting for setting in settings if setting.name not in fixed]

@@ -71,8 +71,10 @@ def store(trial: Trial) -> str:
 
 
 def _resumed(trial: Trial, training: str, damaged: str) -> str:
-    trial.world.put(trial.world.stopped(training))
-    other = trial.world.stopped(training, seed=4) / damaged
+    eighth = trial.choose.randint(2, 7)  # stores then have logs and journals of several kinds
+    trial.note(f"{training}, stopped after {eighth} eighths of its changes of the disk")
+    trial.world.put(trial.world.stopped(training, eighth=eighth))
+    other = trial.world.stopped(training, seed=4, eighth=eighth) / damaged
     damage(trial, trial.here / damaged, other)
     ended = trial.command(training).end()
     if not ended.is_done:

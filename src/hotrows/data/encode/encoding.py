@@ -20,7 +20,7 @@ from hotrows.data.encode.transform import Transform
 from hotrows.data.encode.vocabulary import open_vocabularies
 from hotrows.data.encode.vocabulary_file import Values, open_values
 from hotrows.data.raw.canonical import TEXT_RULE
-from hotrows.data.raw.columns import MISSING_LABEL, Columns, RawIds
+from hotrows.data.raw.columns import Columns, RawIds, missing_labels, no_labels
 from hotrows.data.raw.inputs import Reading, inputs_of, stream
 from hotrows.data.raw.values import hash_values
 from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
@@ -125,7 +125,8 @@ class Encoder:
                 _check_known(feature, raw, encoded, columns)
         labels = columns.labels
         if labels is None:
-            labels = np.full((len(self.schema.labels), columns.num_rows), MISSING_LABEL, np.uint8)
+            shape = (len(self.schema.labels), columns.num_rows)
+            labels = no_labels(shape, self.schema.has_numbers)
         return Rows(
             ids=tuple(ids),
             offsets=tuple(raw.offsets for raw in columns.ids),
@@ -191,7 +192,7 @@ def batch_of(rows: Rows, schema: Schema, first_sample: int = 0, has_labels: bool
     lengths = [np.ones(len(rows), np.int64) if o is None else np.diff(o) for o in rows.offsets]
     offsets = ends_of(np.concatenate(lengths)) if any(o is not None for o in rows.offsets) else None
     labels = rows.labels.astype(np.float32)
-    labels[rows.labels == MISSING_LABEL] = np.nan
+    labels[missing_labels(rows.labels)] = np.nan
     return Batch(
         features=tuple(feature.name for feature in features),
         ids=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ids])),

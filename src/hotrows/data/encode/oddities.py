@@ -170,7 +170,9 @@ def row_hashes(rows: Rows) -> np.ndarray:
         for numbers in rows.dense.T:
             hashes = _mixed(hashes, np.ascontiguousarray(numbers).view(np.uint32).astype(np.uint64))
         for labels in rows.labels.reshape(len(rows), -1).T:
-            hashes = _mixed(hashes, labels.astype(np.uint64))
+            is_number = labels.dtype == np.float32
+            bits = np.ascontiguousarray(labels).view(np.uint32) if is_number else labels
+            hashes = _mixed(hashes, bits.astype(np.uint64))
     return hashes
 
 

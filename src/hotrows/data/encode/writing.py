@@ -11,7 +11,7 @@ from torch import Tensor
 from hotrows.batch import Batch
 from hotrows.data.encode.encoding import owners_of, readers_of
 from hotrows.data.encode.vocabulary_file import Values, write_values
-from hotrows.data.raw.columns import MISSING_LABEL
+from hotrows.data.raw.columns import no_labels
 from hotrows.data.stored.encoded import EncodedData, write_manifest
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.rows import Rows
@@ -152,13 +152,20 @@ def _columns(batch: Batch, offsets: list[np.ndarray | None]) -> list[np.ndarray]
 
 def _labels(schema: Schema, part: str, first_row: int, labels: np.ndarray) -> np.ndarray:
     missing = np.isnan(labels) & (len(schema.labels) > 1)
-    wrong = np.argwhere((labels != 0) & (labels != 1) & ~missing)
+    columns = labels.reshape(len(labels), len(schema.labels)).T
+    ranges = [label.values for label in schema.labels]
+    is_wrong = np.stack([admits.wrong(column) for admits, column in zip(ranges, columns, strict=True)], 1)
+    wrong = np.argwhere(is_wrong.reshape(labels.shape) & ~missing)
     if len(wrong):
+        row, *label = wrong[0].tolist()
         raise ValueError(
-            f"expected labels 0 or 1, found {float(labels[tuple(wrong[0])])} in row "
-            f"{first_row + int(wrong[0][0])} of {part}"
+            f"label {schema.labels[label[0] if label else 0].name!r}: expected a "
+            f"{ranges[label[0] if label else 0].words}, found {float(labels[tuple(wrong[0])])} in row "
+            f"{first_row + row} of {part}"
         )
-    return np.where(missing, MISSING_LABEL, labels).astype(np.uint8)
+    stored = no_labels(labels.shape, schema.has_numbers)
+    stored[~missing] = labels[~missing]
+    return stored
 
 
 def _array(tensor: Tensor | None, dtype) -> np.ndarray | None:

@@ -16,7 +16,7 @@ import torch
 
 from hotrows.batch import Batch
 from hotrows.data.load.stream import Stream
-from hotrows.data.raw.columns import MISSING_LABEL
+from hotrows.data.raw.columns import missing_labels
 from hotrows.data.stored.gather import ends_of, lengths_of
 from hotrows.data.stored.order import Share
 from hotrows.data.stored.part import Part
@@ -146,7 +146,7 @@ class _BatchBuilder:
         self._dense[place] = rows.dense
         self._labels[place] = rows.labels
         if len(self._schema.labels) > 1:
-            self._labels[place][rows.labels == MISSING_LABEL] = np.nan
+            self._labels[place][missing_labels(rows.labels)] = np.nan
         for values, column_values in ((self._weights, rows.weights), (self._groups, rows.groups)):
             if values is not None:
                 assert column_values is not None

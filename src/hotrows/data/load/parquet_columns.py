@@ -114,8 +114,10 @@ class RowGroupColumns:
         return np.where(np.isnan(values), np.float32(0), values)
 
     def label(self, label: Label, may_lack: bool) -> np.ndarray:
-        """[rows] uint8: 0, 1, or 255 where missing."""
+        """[rows]: 0, 1, or 255 where missing; or the number, NaN where missing."""
         column = column_of(label)
+        if not label.values.binary:
+            return self._number_label(label, may_lack)
         if label.positive:
             labels = self._is_one_of(column, label.positive)
         elif label.at_least is None and self._is_zero_or_one(column):
@@ -131,6 +133,15 @@ class RowGroupColumns:
         if len(absent) and not may_lack:
             raise self._wrong(column, int(absent[0]), "a label")
         return labels
+
+    def _number_label(self, label: Label, may_lack: bool) -> np.ndarray:
+        column = column_of(label)
+        numbers = self._numbers(column)
+        absent = np.isnan(numbers)
+        wrong = np.flatnonzero(label.values.wrong(numbers) & ~(absent & may_lack))
+        if len(wrong):
+            raise self._wrong(column, int(wrong[0]), f"a {label.values.words}")
+        return numbers.astype(np.float32)
 
     def weights(self, column: str) -> np.ndarray:
         weights = self._numbers(column).astype(np.float32)

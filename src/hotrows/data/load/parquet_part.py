@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.load.parquet_columns import Handles, RowGroup, RowGroupColumns, open_row_groups
+from hotrows.data.raw.columns import MISSING_LABEL
 from hotrows.data.raw.files import File, find_files
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.gather import Room, interleave, joined_offsets
@@ -32,7 +33,7 @@ from hotrows.data.stored.rows import Rows, gathered, width_of
 from hotrows.json_file import value_of
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import Schema, is_list
+from hotrows.schema import Schema, column_of, is_list
 
 Places = str | Path | Sequence[str | Path]
 
@@ -106,6 +107,15 @@ class ParquetPart(Part):
         for pool, rows in zip(pools, prefetch(self._read(groups), 1), strict=True):
             yield gathered([rows], chosen(pool, share, first_place), room)
 
+    def _labels(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        schema, several = self.schema, len(self.schema.labels) > 1
+        names = [column_of(label) for label in schema.labels]
+        names += [] if schema.weight is None else [schema.weight]
+        for group in self.groups:
+            columns = RowGroupColumns(group, names, self.handles)
+            labels = np.stack([columns.label(label, several) for label in schema.labels], 1)
+            yield labels, None if schema.weight is None else columns.weights(schema.weight)
+
     def _read(self, pools: Iterable[Sequence[RowGroup]]) -> Iterator[Rows]:
         """Yields the rows of each pool's row groups, alternating two buffers: one is read while the
         other is filled."""
@@ -174,7 +184,11 @@ def _empty(schema: Schema, rows: int, room: Room) -> Rows:
         ids=tuple(room.array(f"ids {f}", (size,), width) for f, (size, width) in pairs),
         offsets=(None,) * len(features),
         dense=room.array("dense", (rows, len(schema.dense)), np.float32),
-        labels=room.array("labels", (rows, num_labels) if num_labels > 1 else (rows,), np.uint8),
+        labels=room.array(
+            "labels",
+            (rows, num_labels) if num_labels > 1 else (rows,),
+            np.float32 if schema.has_numbers else np.uint8,
+        ),
         weights=None if schema.weight is None else room.array("weights", (rows,), np.float32),
         groups=None if schema.group is None else room.array("groups", (rows,), np.int64),
     )
@@ -186,7 +200,10 @@ def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
         interleave([columns.dense(feature) for feature in schema.dense], to.dense)
     several = len(schema.labels) > 1
     for label, into in zip(schema.labels, to.labels.reshape(len(to), -1).T, strict=True):
-        into[:] = columns.label(label, several)
+        values = columns.label(label, several)
+        into[:] = values
+        if schema.has_numbers and label.values.binary:
+            into[values == MISSING_LABEL] = np.nan
     if to.weights is not None:
         to.weights[:] = columns.weights(str(schema.weight))
     if to.groups is not None:

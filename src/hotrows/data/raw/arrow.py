@@ -62,7 +62,7 @@ class ArrowCells:
         return pyarrow().table(plain)
 
     def has(self, column: str) -> bool:
-        return column in self.batch.schema.names
+        return bool(self.batch.schema.get_all_field_indices(column))
 
     def raw(self, column: str) -> RawIds:
         return self.how.text(self._single(column))
@@ -272,8 +272,8 @@ def _column_array(column: Any) -> Any:
 
 def with_partitions(batch: Any, columns: Sequence[str], file: File) -> Any:
     """Appends the columns that the path of the file holds as `key=value`."""
-    pa = pyarrow()
-    for name in (name for name in columns if name not in batch.schema.names):
+    pa, stored = pyarrow(), set(batch.schema.names)
+    for name in (name for name in columns if name not in stored):
         text = file.partitions[name]
         value = pa.array([None if text == "__HIVE_DEFAULT_PARTITION__" else text], pa.string())
         which = pa.array(np.zeros(batch.num_rows, np.int32))

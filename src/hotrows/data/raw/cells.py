@@ -15,11 +15,9 @@ import numpy as np
 
 from hotrows.data.raw import values
 from hotrows.data.raw.canonical import TEXT_RULE, canonical, canonical_words
-from hotrows.data.raw.columns import MISSING_LABEL, Columns, RawIds
+from hotrows.data.raw.columns import Columns, RawIds, no_labels
 from hotrows.data.raw.values import MISSING_TIME
 from hotrows.schema import TIME_TRANSFORMS, Label, Schema, Sparse, column_of, is_list
-
-ZERO_OR_ONE = "label 0 or 1"
 
 
 @dataclass(frozen=True)
@@ -69,11 +67,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Bad:
-    """A value of the wrong kind: its row, its column, and the kind that was expected."""
+    """A value of the wrong kind: its row, its column, the kind that was expected, and what to do."""
 
     row: int
     column: str
     expected: str
+    remedy: str = "correct the row, or the schema"
 
 
 class Cells(Protocol):
@@ -150,9 +149,9 @@ def _numbers(
     columns = [column for column in dict.fromkeys(names) if cells.has(column)]
     numbers, bad = cells.numbers(columns)
     how.blank_numbers(numbers)
-    plain = [column_of(label) for label in labels if label.at_least is None]
-    if bad is not None and bad.column in plain:
-        bad = Bad(bad.row, bad.column, ZERO_OR_ONE)
+    if bad is not None:
+        plain = [label for label in labels if column_of(label) == bad.column and label.at_least is None]
+        bad = _bad_label(plain[0], bad.row) if plain else bad
     return dict(zip(columns, numbers, strict=True)), bad
 
 
@@ -166,7 +165,7 @@ def _dense(cells: Cells, schema: Schema, numbers: dict[str, np.ndarray]) -> np.n
 
 def _labels(cells: Cells, how: Reading, numbers: dict[str, np.ndarray]) -> tuple[np.ndarray, list[Bad]]:
     schema = how.schema
-    labels = np.full((len(schema.labels), cells.num_rows), MISSING_LABEL, np.uint8)
+    labels = no_labels((len(schema.labels), cells.num_rows), schema.has_numbers)
     problems = []
     for into, label in zip(labels, schema.labels, strict=True):
         column = column_of(label)
@@ -175,23 +174,38 @@ def _labels(cells: Cells, how: Reading, numbers: dict[str, np.ndarray]) -> tuple
         if label.positive:
             raw = cells.raw(column)
             into[:] = values.is_one_of(raw, how.words(label.positive))
-            absent, wrong, expected = raw.lengths == 0, np.zeros(0, np.int64), "label"
+            absent, wrong = raw.lengths == 0, np.zeros(0, bool)
         else:
             column_values = numbers[column]
             absent = np.isnan(column_values)
             if label.at_least is None:
-                is_wrong = ~absent & (column_values != 0) & (column_values != 1)
-                wrong, expected = np.flatnonzero(is_wrong), ZERO_OR_ONE
-                into[:] = column_values == 1
+                wrong = ~absent & label.values.wrong(column_values)
+                with np.errstate(over="ignore", invalid="ignore"):  # of wrong ones
+                    into[:] = column_values == 1 if label.values.binary else column_values
             else:
-                wrong, expected = np.zeros(0, np.int64), "number"
+                wrong = np.zeros(0, bool)
                 into[:] = column_values >= label.at_least
-        into[absent] = MISSING_LABEL
+        into[absent] = no_labels((), schema.has_numbers)
+        places = np.flatnonzero(wrong)
         if len(schema.labels) == 1:
-            wrong = np.sort(np.concatenate([wrong, np.flatnonzero(absent)]))
-        if len(wrong):
-            problems.append(Bad(int(wrong[0]), column, expected))
+            places = np.sort(np.concatenate([places, np.flatnonzero(absent)]))
+        if len(places):
+            problems.append(_bad_label(label, int(places[0])))
     return labels, problems
+
+
+def _bad_label(label: Label, row: int) -> Bad:
+    if label.positive or label.at_least is not None:
+        return Bad(row, column_of(label), "label" if label.positive else "number")
+    if not label.values.binary:
+        return Bad(row, column_of(label), label.values.words)
+    name = f"Label({label.name!r}, "
+    remedy = (
+        f"correct the row, or say in the schema what a 1 is: {name}positive=('VALUE',)) or {name}"
+        f"at_least=NUMBER), or how a number is learned: {name}loss='squared'); several classes are not "
+        f"learned as one label, but each of them can be one"
+    )
+    return Bad(row, column_of(label), label.values.words, remedy)
 
 
 def _weights(
@@ -263,7 +277,7 @@ def _raise_first(cells: Cells, problems: Sequence[Bad | None]) -> None:
         return
     raise ValueError(
         f"{cells.where(bad.row)}, column {bad.column!r}: expected a {bad.expected}, found "
-        f"{cells.shown(bad.row, bad.column)}; correct the row, or the schema"
+        f"{cells.shown(bad.row, bad.column)}; {bad.remedy}"
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-MISSING_LABEL = 255
+MISSING_LABEL = 255  # of labels that are 0 or 1; NaN where labels are numbers
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,8 @@ class Columns:
 
     first_row: number of the first row, counted from 0 through all inputs.
     ids: one per id feature of the schema, sparse ones first; dense: [num_dense, rows] float64, NaN
-    where missing; labels: [num_labels, rows] uint8, 255 where missing; None without labels.
+    where missing; labels: [num_labels, rows] uint8, 255 where missing, or float32 where the schema
+    has numbers, NaN where missing; None without labels.
     weights: [rows] float32; groups: a value per row; times: [rows] int64, seconds since 1970, of the
     schema's clock. None where the schema has no such column.
     kept: columns as they are in the input, an Arrow table; None where none are kept.
@@ -62,3 +63,13 @@ class Columns:
     groups: RawIds | None = None
     times: np.ndarray | None = None
     kept: Any = None
+
+
+def no_labels(shape: tuple[int, ...], numbers: bool) -> np.ndarray:
+    """Labels that are all missing; numbers: whether they are float32, not 0 and 1."""
+    return np.full(shape, np.nan, np.float32) if numbers else np.full(shape, MISSING_LABEL, np.uint8)
+
+
+def missing_labels(labels: np.ndarray) -> np.ndarray:
+    """Where labels are missing."""
+    return np.isnan(labels) if labels.dtype.kind == "f" else labels == MISSING_LABEL

@@ -105,8 +105,8 @@ def _label(columns: Sequence[Column], wanted: str | None, source: str, notes: li
         return _label_of(columns[names.index(wanted)], source, notes)
     by_name = {_plain(column.name): column for column in reversed(columns) if _is_target(column)}
     called = [by_name[name] for name in _LABELS if name in by_name]
-    bits = [column for column in columns if column.is_binary and set(column.counts) == {0, 1}]
-    pairs = [column for column in columns if column.is_binary]
+    pairs = sorted(filter(_is_target, columns), key=lambda column: _rank(column, columns))
+    bits = [column for column in pairs if set(column.counts) == {0, 1}]
     ratings = [c for c in columns if _plain(c.name) in _RATINGS and c.kind == "number" and not c.missing]
     for candidates in (called, bits, ratings, pairs):
         if candidates:
@@ -121,6 +121,12 @@ def _label(columns: Sequence[Column], wanted: str | None, source: str, notes: li
         more = f"; {', '.join(map(repr, others[:5]))} could be" if others else ""
         notes.append(f"label: {candidates[0].name!r} is a guess{more}")
     return _label_of(candidates[0], source, notes)
+
+
+def _rank(column: Column, columns: Sequence[Column]) -> tuple[bool, bool]:
+    """Sorts what may be the label: by a value such as `yes`, then the first column, or else the last."""
+    positive = {str(word).strip().lower() for word in column.counts} & set(_POSITIVE)
+    return not positive, column not in (columns[0], columns[-1])
 
 
 def _is_target(column: Column) -> bool:
@@ -242,10 +248,8 @@ class _Drafting:
         repeats = 2 * len(column.counts) < len(column.values) - column.missing
         is_far = (low >= 100 and repeats) or high >= 1 << 31
         if is_far or (repeats and middle > 1000):
-            what = "ids, as whole numbers that" if is_far else "a number, though whole numbers that"
-            self.notes.append(
-                f"{column.name!r} is read as {what} are far from 0 and repeat look like ids"
-            )
+            what = "ids, but may be an amount" if is_far else "an amount, but may be ids"
+            self.notes.append(f"{column.name!r} is read as {what}: whole numbers, far from 0")
         return is_far
 
 

@@ -136,12 +136,14 @@ def _has_header(table: Sequence[Sequence[bytes]]) -> tuple[bool, list[str]]:
         below = {line[place].strip() for line in others} - {b""}
         if below and sum(map(_is_typed, below)) >= 0.9 * len(below):
             votes += -1 if _is_typed(name.strip()) or (not name.strip() and place) else 1
-    if votes:
-        return votes > 0, []
+    if votes > 0:
+        return True, []
+    if votes < 0:
+        return False, ["no line names the columns: they are column_1 and so on"]
     names = [name.strip() for name in first]
     is_header = len(set(names)) == len(names) and all(names)
     is_header &= not any(names[i] == line[i].strip() for line in others for i in range(len(names)))
-    what = "names the columns" if is_header else "is data: the columns are named column_1 and so on"
+    what = "names the columns" if is_header else "is data: the columns are column_1 and so on"
     return is_header, [f"line 1 perhaps {what}; all columns are text"]
 
 

@@ -97,8 +97,7 @@ def _table(chunk: Chunk) -> Any:
 
 def _with_all(table: Any, columns: list[str]) -> Any:
     """The columns, in this order; those that no line of the chunk has are empty."""
-    pa = pyarrow()
-    for name in columns:
-        if name not in table.column_names:
-            table = table.append_column(name, pa.nulls(table.num_rows))
+    pa, present = pyarrow(), set(table.column_names)
+    for name in (name for name in columns if name not in present):
+        table = table.append_column(name, pa.nulls(table.num_rows))
     return table.select(columns)

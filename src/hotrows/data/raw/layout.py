@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,7 +39,8 @@ class Layout:
     @property
     def used(self) -> tuple[int, ...]:
         """Index in a line of each column that is read, in the order of their places."""
-        return tuple(self.names.index(column) for column in self.places)
+        numbers = {name: number for number, name in reversed(list(enumerate(self.names)))}
+        return tuple(numbers[column] for column in self.places)
 
     @property
     def wanted(self) -> np.ndarray:
@@ -116,10 +118,11 @@ def check_present(
     if lost := sorted(features & set(absent)):
         log.warning(f"{where} lacks the columns {lost}: their values count as missing")
     columns = list(names if kept is None else dict.fromkeys([*columns, *kept]))
-    twice = sorted({name for name in columns if names.count(name) > 1})
+    counts = Counter(names)
+    twice = sorted(name for name in columns if counts[name] > 1)
     if twice:
         raise ValueError(f"{where} names the columns {twice} twice; rename one")
-    return [column for column in columns if column in names]
+    return [column for column in columns if column in counts]
 
 
 def cut_line(line: bytes, delimiter: str) -> tuple[list[bytes], int | None]:

@@ -204,8 +204,8 @@ class _Resumed:
 
     def read(self, size: int) -> bytes:
         if self._start:
-            block, self._start = self._start + self._stream.read(size), b""
-            return block
+            start, self._start = self._start[:size], self._start[size:]
+            return start + self._stream.read(size - len(start)) if size > len(start) else start
         return self._stream.read(size)
 
 

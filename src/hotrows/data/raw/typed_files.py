@@ -95,7 +95,8 @@ def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, 
     with _explained(f"{file.name} is damaged"):
         names = _with_names_of_path(opened, file)
         columns = check_present(how.schema, file.name, names, how.for_training, how.kept)
-        stored = [column for column in columns if column in opened.names]
+        inside = set(opened.names)
+        stored = [column for column in columns if column in inside]
         first_row = 0
         for group in range(opened.num_groups):
             for batch in opened.batches(group, stored, ROWS_PER_CHUNK):
@@ -105,7 +106,8 @@ def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, 
 
 def _with_names_of_path(opened: TypedFile, file: File) -> tuple[str, ...]:
     """Names of the columns in a file, and of those that its path holds as `key=value`."""
-    return (*opened.names, *(name for name in file.partitions if name not in opened.names))
+    names = opened.names
+    return (*names, *(name for name in file.partitions if name not in names))
 
 
 @contextmanager
@@ -158,7 +160,8 @@ class _Ipc:
 
     def _of_columns(self, columns: Sequence[str]) -> Any:
         ipc = pyarrow().ipc
-        places = [place for place, name in enumerate(self.names) if name in columns]
+        wanted = set(columns)
+        places = [place for place, name in enumerate(self.names) if name in wanted]
         return ipc.open_file(self._source, options=ipc.IpcReadOptions(included_fields=places))
 
 

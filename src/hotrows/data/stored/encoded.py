@@ -94,6 +94,11 @@ class EncodedData:
         tables have grown."""
         return (self.fingerprint, *self.extends)
 
+    def label_means(self) -> tuple[float | None, ...]:
+        """The mean of each label over the training part, of the samples that have it, each times its
+        weight; None: none has it, or all weigh 0."""
+        return self.parts["train"].label_means()
+
     @property
     def hot_rows(self) -> int | None:
         """Number of all-hot training rows; None if the data is not regrouped."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from hotrows.data.stored.gather import Room
 from hotrows.data.stored.order import Pool, Share, pools
-from hotrows.data.stored.rows import Rows, gathered
+from hotrows.data.stored.rows import Rows, gathered, means_of_labels
 from hotrows.data.stored.sections import check_once
 from hotrows.data.stored.shard_reader import check_rows, open_shard
 from hotrows.schema import Schema
@@ -56,9 +56,13 @@ class Part:
 
     @property
     def constant_labels(self) -> dict[str, int]:
-        """The labels that have one value, 0 or 1, in all rows that have them: {label: value}."""
+        """The labels of 0 and 1 that have one value in all rows that have them: {label: value}."""
         counts = zip(self.schema.labels, self.clicks, self.labelled, strict=False)
-        return {label.name: int(ones > 0) for label, ones, rows in counts if rows and ones in (0, rows)}
+        return {
+            label.name: int(ones > 0)
+            for label, ones, rows in counts
+            if label.values.binary and rows and ones in (0, rows)
+        }
 
     @property
     def features(self) -> tuple[str, ...]:
@@ -119,6 +123,19 @@ class Part:
             starts = np.linspace(0, self.rows - block_rows, blocks).astype(np.int64).tolist()
             pieces = [piece for first in starts for piece in self.mapped(first, first + block_rows)]
         return gathered(pieces, np.arange(sum(map(len, pieces))), Room())
+
+    def label_means(self) -> tuple[float | None, ...]:
+        """The mean of each label, of the rows that have it, each times its weight; None: no row has."""
+        binary = all(label.values.binary for label in self.schema.labels)
+        if self.schema.weight is None and self.labelled and binary:
+            counts = zip(self.clicks, self.labelled, strict=True)
+            return tuple(ones / rows if rows else None for ones, rows in counts)
+        return means_of_labels(self._labels(), len(self.schema.labels))
+
+    def _labels(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """The labels and weights of all rows, piece by piece."""
+        for rows in self.mapped(0, self.rows):
+            yield rows.labels, rows.weights
 
     def _check_share(self, number: int, count: int) -> None:
         """Checks the shards of one of `count` even shares of the part."""

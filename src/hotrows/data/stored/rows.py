@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from hotrows.data.raw.columns import MISSING_LABEL
 from hotrows.data.stored.gather import Gathering, Room
 
 
@@ -17,7 +18,7 @@ class Rows:
     ids: integers, one array per feature that carries ids; offsets: per such feature, None where every
         row has one id, so that ids are [rows]; else [rows + 1], row r has ids[o[r] : o[r + 1]].
     dense: [rows, num_dense] float32.
-    labels: [rows] uint8, of several labels [rows, T], 255 where missing.
+    labels: [rows] uint8, of several labels [rows, T], 255 where missing; or float32, NaN where missing.
     weights: [rows] float32; groups: [rows] int64; None where the schema has none.
     """
 
@@ -54,6 +55,25 @@ class Rows:
         """Returns the ids of feature f of all rows, end to end."""
         offsets = self.offsets[f]
         return self.ids[f] if offsets is None else self.ids[f][int(offsets[0]) : int(offsets[-1])]
+
+
+def means_of_labels(
+    pieces: Iterable[tuple[np.ndarray, np.ndarray | None]], num_labels: int
+) -> tuple[float | None, ...]:
+    """The mean of each label over all pieces of (labels as in `Rows`, weights [rows] or None).
+
+    A row counts as much as its weight, and not at all where it lacks the label. None: no row counts.
+    """
+    sums, totals = np.zeros(num_labels), np.zeros(num_labels)
+    for labels, weights in pieces:
+        by_label = labels.reshape(len(labels), num_labels).T  # [T, rows]
+        is_number = labels.dtype.kind == "f"
+        present = ~np.isnan(by_label) if is_number else by_label != MISSING_LABEL
+        counts = present * (1.0 if weights is None else weights.astype(np.float64))
+        totals += counts.sum(1)
+        sums += (counts * np.where(present, by_label, 0)).sum(1)
+    pairs = zip(sums.tolist(), totals.tolist(), strict=True)
+    return tuple(value / total if total else None for value, total in pairs)
 
 
 def gathered(pieces: Sequence[Rows], order: np.ndarray, room: Room) -> Rows:

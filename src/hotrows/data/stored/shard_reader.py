@@ -1,6 +1,7 @@
 """Shards: files that hold the rows of a part column by column; mapped, and never read whole.
 
-Sections of a shard: `labels` uint8, [rows] or of several labels [rows, T]; `dense` [rows, num_dense]
+Sections of a shard: `labels` uint8, or float32 where one of them is a number, [rows] or of several
+labels [rows, T]; `dense` [rows, num_dense]
 float32; `ids/NAME` for every feature that carries ids, in the narrowest of uint8, uint16, uint32 and
 int64 that holds them; `offsets/NAME` [rows + 1] for those that are lists, in uint32 or int64; and where
 the schema has them `weights` [rows] float32 and `groups` [rows] int64. Lists are stored end to end:
@@ -48,7 +49,7 @@ def _check_shapes(sections: Sections, rows: Rows, schema: Schema) -> None:
     num, labels = len(rows.dense), len(schema.labels)
     expected = {
         "dense": ("f4", (num, len(schema.dense))),
-        "labels": ("u1", (num,) if labels == 1 else (num, labels)),
+        "labels": ("f4" if schema.has_numbers else "u1", (num,) if labels == 1 else (num, labels)),
         "weights": ("f4", (num,)),
         "groups": ("i8", (num,)),
     }

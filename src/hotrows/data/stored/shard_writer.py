@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.columns import MISSING_LABEL
+from hotrows.data.raw.columns import missing_labels, no_labels
 from hotrows.data.stored.rows import Rows, width_of
 from hotrows.data.stored.sections import write_sections
 from hotrows.data.stored.shard_reader import check_rows, open_shard
@@ -158,7 +158,7 @@ class _ShardBuilder:
         self._offsets = [np.zeros(rows + 1, np.int64) if is_list(f) else None for f in features]
         self._ids = [np.empty(size, width) for size, width in sizes]
         self._dense = np.empty((rows, len(schema.dense)), np.float32)
-        self._labels = np.empty((rows, len(schema.labels)), np.uint8)
+        self._labels = no_labels((rows, len(schema.labels)), schema.has_numbers)
         if len(schema.labels) == 1:
             self._labels = self._labels[:, 0]
         self._weights = None if schema.weight is None else np.empty(rows, np.float32)
@@ -241,11 +241,11 @@ def tally_of(rows: Rows, missing: np.ndarray, schema: Schema) -> Tally:
     """Counts rows; missing: [num_dense, rows] bool, where a number was missing."""
     features = schema.id_features
     values = [rows.values(f) for f in range(len(features))]
-    labels = rows.labels.reshape(len(rows), -1)
+    labels = rows.labels.reshape(len(rows), len(schema.labels))
     ends = [FIRST_UNKNOWN + f.num_unknown for f in features]
     return Tally(
         clicks=np.count_nonzero(labels == 1, axis=0),
-        labelled=np.count_nonzero(labels != MISSING_LABEL, axis=0),
+        labelled=np.count_nonzero(~missing_labels(labels), axis=0),
         dense_missing=np.count_nonzero(missing, axis=1),
         missing=_counts(np.count_nonzero(ids == MISSING) for ids in values),
         unknown=_counts(

@@ -1,0 +1,289 @@
+"""Losses: what a label may be, what a model minimizes to learn it, and what its output then means.
+
+    name         label        prediction    judged by          its number
+    log_loss     0 or 1       sigmoid(z)    auc
+    soft         0 to 1       sigmoid(z)    log_loss
+    weighted:10  0 or 1       sigmoid(z')   auc                how many samples a 1 counts for
+    focal:2      0 or 1       sigmoid(z)    auc                exponent of 1 - p
+    squared      any number   z             rmse
+    huber:1      any number   z             mae                error from which on it is linear
+    poisson      at least 0   exp(z)        poisson_deviance
+    bpr:16       any number   z, an order   ndcg@10            partners of a sample
+
+z is the output of the model for a sample, and z' = z - log(10), which makes probabilities of a model
+that was trained as if there were ten times as many ones. Focal loss is that of Lin et al. (ICCV 2017),
+BPR that of Rendle et al. (UAI 2009).
+
+    loss = parse("huber:2")
+    loss(outputs, labels, weights)      # a scalar to minimize
+    loss.predictions(outputs)           # in the units of the label
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+_FLOAT32 = 3.4028234663852886e38  # its greatest number
+_RANKING = re.compile(r"ndcg|mrr|(ndcg|hit)@[1-9][0-9]{0,8}")
+_LEAST_RATE = 1e-6  # of ones that a first output stands for; with none in the data it would be infinite
+
+
+@dataclass(frozen=True)
+class LabelRange:
+    """The labels that a loss admits: numbers from `low` to `high`, or 0 and 1 alone.
+
+    words: what they are, for messages: "expected a ...".
+    """
+
+    words: str
+    low: float = -_FLOAT32
+    high: float = _FLOAT32
+    binary: bool = False
+
+    def wrong(self, values: np.ndarray) -> np.ndarray:
+        """Whether each number is no such label; NaN is none."""
+        if self.binary:
+            return (values != 0) & (values != 1)
+        return ~((values >= self.low) & (values <= self.high))
+
+    def includes(self, other: LabelRange) -> bool:
+        """Whether every label of the other range is one of this."""
+        return self.low <= other.low and other.high <= self.high and (other.binary or not self.binary)
+
+
+ZERO_OR_ONE = LabelRange("label 0 or 1", 0, 1, binary=True)
+ZERO_TO_ONE = LabelRange("label from 0 to 1", 0, 1)
+AT_LEAST_ZERO = LabelRange("label of at least 0", 0)
+ANY_NUMBER = LabelRange("number that float32 can hold")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Cross-entropy of a probability with a label of 0 or 1; other losses are made of this one.
+
+    decides: the metric that says which evaluation was the best. is_order: whether outputs rank samples
+    within a group, and mean nothing by themselves.
+    """
+
+    name: ClassVar[str] = "log_loss"
+    labels: ClassVar[LabelRange] = ZERO_OR_ONE
+    link: ClassVar[str] = "sigmoid"
+    decides: ClassVar[str] = "auc"
+    is_order: ClassVar[bool] = False
+
+    def __call__(
+        self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None, groups: Tensor | None = None
+    ) -> Tensor:
+        """The sum of weight times loss over samples, divided by their number.
+
+        outputs, labels, weights: [B], in float32; groups: [B] integers, equal within a group.
+        """
+        losses = self.of_samples(outputs, labels)
+        return (losses if weights is None else losses * weights).mean()
+
+    def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """The loss of each sample, [B]."""
+        from torch.nn import functional
+
+        return functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
+
+    def calibrated(self, outputs: Tensor) -> Tensor:
+        """Outputs of the model as those whose `link` is the prediction."""
+        return outputs
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        """What the model predicts of samples, in the units of the label, of any shape."""
+        outputs = self.calibrated(outputs.float())
+        if self.link == "sigmoid":
+            return outputs.sigmoid()
+        return outputs.exp() if self.link == "exp" else outputs
+
+    def first_output(self, mean: float) -> float:
+        """The output that predicts the mean of the labels for every sample: where a bias should start."""
+        if self.link == "identity":
+            return mean
+        if self.link == "exp":
+            return math.log(max(mean, _LEAST_RATE))
+        rate = min(max(mean, _LEAST_RATE), 1 - _LEAST_RATE)
+        return math.log(rate / (1 - rate))
+
+    def __str__(self) -> str:
+        numbers = [getattr(self, field.name) for field in dataclasses.fields(self)]
+        return ":".join([self.name, *(f"{number:g}" for number in numbers)])
+
+
+@dataclass(frozen=True)
+class Soft(Loss):
+    """Cross-entropy of a probability with a label from 0 to 1."""
+
+    name = "soft"
+    labels = ZERO_TO_ONE
+    decides = "log_loss"
+
+
+@dataclass(frozen=True)
+class Weighted(Loss):
+    """Cross-entropy in which a label of 1 counts as `positive` samples.
+
+    Odds are then `positive` times too high; predictions are made of the true ones.
+    """
+
+    positive: float = 10.0
+    name = "weighted"
+
+    def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return super().of_samples(outputs, labels) * (1 + (self.positive - 1) * labels)
+
+    def calibrated(self, outputs: Tensor) -> Tensor:
+        return outputs - math.log(self.positive)
+
+    def first_output(self, mean: float) -> float:
+        return super().first_output(mean) + math.log(self.positive)
+
+
+@dataclass(frozen=True)
+class Focal(Loss):
+    """Cross-entropy times (1 - p)^gamma, p the probability of the true label: less for easy samples."""
+
+    gamma: float = 2.0
+    name = "focal"
+
+    def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        losses = super().of_samples(outputs, labels)
+        return losses * (-(-losses).expm1()).pow(self.gamma)  # losses = -log(p)
+
+
+@dataclass(frozen=True)
+class Squared(Loss):
+    """(z - y)^2."""
+
+    name = "squared"
+    labels = ANY_NUMBER
+    link = "identity"
+    decides = "rmse"
+
+    def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return (outputs - labels).square()
+
+
+@dataclass(frozen=True)
+class Huber(Loss):
+    """(z - y)^2 / 2 up to an error of delta, linear beyond."""
+
+    delta: float = 1.0
+    name = "huber"
+    labels = ANY_NUMBER
+    link = "identity"
+    decides = "mae"
+
+    def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        from torch.nn import functional
+
+        return functional.huber_loss(outputs, labels, reduction="none", delta=self.delta)
+
+
+@dataclass(frozen=True)
+class Poisson(Loss):
+    """exp(z) - y z: the negative log likelihood of a count, without what depends on y alone."""
+
+    name = "poisson"
+    labels = AT_LEAST_ZERO
+    link = "exp"
+    decides = "poisson_deviance"
+
+    def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        return outputs.exp() - labels * outputs
+
+
+@dataclass(frozen=True)
+class BPR(Loss):
+    """log(1 + exp(z_b - z_a)), mean over pairs of samples of a group with y_a > y_b.
+
+    pairs: a sample is compared with so many of its group that follow it in the batch, those of other
+    groups left out; the first ones of a group follow no others. A batch without any pair has a loss of 0.
+    """
+
+    pairs: float = 16.0
+    name = "bpr"
+    labels = ANY_NUMBER
+    link = "identity"
+    decides = "ndcg@10"
+    is_order = True
+
+    def __call__(
+        self, outputs: Tensor, labels: Tensor, weights: Tensor | None = None, groups: Tensor | None = None
+    ) -> Tensor:
+        """The mean over pairs, each times the weights of both samples."""
+        assert groups is not None, "tasks of an order are checked to have groups"
+        from torch.nn import functional
+
+        groups, order = groups.sort(stable=True)
+        outputs, labels = outputs[order], labels[order]
+        weights = None if weights is None else weights[order]
+        total, num_pairs = outputs.sum() * 0.0, outputs.new_zeros(())
+        for apart in range(1, min(int(self.pairs), len(groups) - 1) + 1):
+            above = labels[:-apart] - labels[apart:]
+            counts = ((groups[:-apart] == groups[apart:]) & (above != 0)).to(outputs.dtype)
+            if weights is not None:
+                counts = counts * weights[:-apart] * weights[apart:]
+            gaps = (outputs[apart:] - outputs[:-apart]) * above.sign()
+            total = total + (functional.softplus(gaps) * counts).sum()
+            num_pairs = num_pairs + counts.sum()
+        return total / num_pairs.clamp(min=1e-30)
+
+    def first_output(self, mean: float) -> float:
+        return 0.0
+
+
+_KINDS: dict[str, type[Loss]] = {
+    kind.name: kind for kind in (Loss, Soft, Weighted, Focal, Squared, Huber, Poisson, BPR)
+}
+NAMES = tuple(_KINDS)
+
+
+def parse_by_label(text: str) -> dict[str, Loss]:
+    """The losses of a text such as "huber:2", of any label, "", or "rating=squared,click=focal"."""
+    pairs = [word.rpartition("=") for word in text.split(",")]
+    losses = {label.strip(): parse(loss.strip()) for label, _, loss in pairs}
+    if len(losses) < len(pairs) or ("" in losses and len(losses) > 1):
+        raise ValueError(f"give one loss, or one for each label (rating=squared,click=focal): {text!r}")
+    return losses
+
+
+def parse_ranking(text: str) -> tuple[str, ...]:
+    """The names of metrics within groups in a text such as "ndcg@10,hit@5,mrr"."""
+    names = tuple(dict.fromkeys(word.strip().lower() for word in text.split(",")))
+    wrong = [name for name in names if not _RANKING.fullmatch(name)]
+    if wrong:
+        raise ValueError(f"metrics must be of ndcg, ndcg@K, hit@K and mrr, K from 1 on, not {wrong[0]!r}")
+    return names
+
+
+def parse(text: str) -> Loss:
+    """The loss of a text such as squared or huber:2; ValueError where it is none."""
+    name, colon, number = text.partition(":")
+    kind = _KINDS.get(name)
+    if kind is None:
+        raise ValueError(f"a loss must be one of {', '.join(NAMES)}, not {text[:60]!r}")
+    if not colon:
+        return kind()
+    fields = dataclasses.fields(kind)
+    if not fields:
+        raise ValueError(f"the loss {name} takes no number: {text[:60]!r}")
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if not 0 < value <= _FLOAT32:
+        raise ValueError(
+            f"the {fields[0].name} of the loss {name} must be a number above 0: {text[:60]!r}"
+        )
+    return kind(value)

@@ -1,0 +1,116 @@
+"""Quality of predictions over a whole part of the data.
+
+Nothing is averaged over batches and nothing is binned but the calibration error. All in float64:
+
+    AUC          the chance that a random click is ranked above a random non-click; ties count half
+    log loss     mean of log(1 + exp(z)) - y * z
+    calibration  mean prediction / mean label; 1 is right, 2 promises twice the clicks
+    calibration error   mean |prediction - label| of 20 bins of equal size, from low to high
+    RMSE, MAE    root of the mean squared error, mean absolute error
+    R2           1 - mean squared error / variance of the labels
+    Poisson deviance    mean of 2 (y log(y / prediction) - y + prediction)
+
+and within groups, such as the samples of a user, averaged over groups:
+
+    grouped AUC  by the weight of their samples, over the groups that have both labels (Zhou et al.,
+                 DIN, KDD 2018)
+    NDCG@k       sum of label / log2(1 + place) over the first k places, divided by the greatest sum
+                 that an order could have
+    Hit@k        whether the first k places have a label above 0
+    MRR          1 / place of the first label above 0
+
+Groups without a label above 0 do not count for these three. Where samples of a group have equal
+outputs, a metric is its mean over all their orders, as AUC is. Where samples have weights, a sample
+counts as often as its weight says, but for NDCG, Hit and MRR, where any weight above 0 counts once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hotrows.losses import Loss
+from hotrows.metrics.base_rate import base_log_loss, shortcomings
+from hotrows.metrics.binary import auc, auc_of_sorted, compute_metrics
+from hotrows.metrics.ranking import grouped_auc, ranking_metrics
+from hotrows.metrics.regression import regression_metrics
+from hotrows.metrics.result import Metrics, mean_of, word_of
+from hotrows.metrics.sums import standard_error, weighted_mean
+
+__all__ = [
+    "Metrics",
+    "auc",
+    "base_log_loss",
+    "compute_metrics",
+    "grouped_auc",
+    "mean_of",
+    "metrics_by",
+    "ranking_metrics",
+    "regression_metrics",
+    "shortcomings",
+    "word_of",
+]
+
+_OF_AN_ORDER = ("ndcg@10", "mrr")
+
+
+def metrics_by(
+    loss: Loss,
+    outputs: Tensor,
+    labels: Tensor,
+    weights: Tensor | None = None,
+    groups: Tensor | None = None,
+    ranking: Sequence[str] = (),
+) -> Metrics:
+    """The metrics by which a model of this loss is judged.
+
+    outputs: of the model, [M]; labels: [M]; weights: [M], above 0; groups: [M] integers, equal within
+    a group. ranking: further metrics within groups, such as ndcg@10.
+    """
+    outputs = loss.calibrated(outputs.double())
+    if loss.is_order:
+        metrics = _order_metrics(outputs, labels, weights, groups)
+        ranking = tuple(dict.fromkeys((*_OF_AN_ORDER, *ranking)))
+    elif loss.link == "sigmoid":
+        metrics = compute_metrics(outputs, labels, weights, groups)
+    else:
+        metrics = regression_metrics(loss.predictions(outputs), labels, weights, loss.decides)
+    changes: dict = {"decides": loss.decides}
+    if loss.decides == "log_loss":
+        losses = functional.softplus(outputs) - labels * outputs
+        changes["error"] = standard_error(losses, None if weights is None else weights.double())
+    if ranking:
+        assert groups is not None, "metrics within groups are checked to have groups"
+        results = ranking_metrics(outputs, labels, groups, ranking)
+        changes["ranking"] = {name: value for name, (value, _) in results.items()}
+        if loss.decides in results:
+            changes["error"] = results[loss.decides][1]
+    return dataclasses.replace(metrics, **changes)
+
+
+def _order_metrics(
+    outputs: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None
+) -> Metrics:
+    """Of outputs that are an order and nothing else: AUC and grouped AUC, where labels are 0 and 1."""
+    nothing = dict.fromkeys(("log_loss", "mean_prediction", "calibration"), math.nan)
+    metrics = Metrics(
+        samples=len(outputs),
+        auc=math.nan,
+        click_rate=weighted_mean(labels.double(), None if weights is None else weights.double()),
+        calibration_error=math.nan,
+        **nothing,
+    )
+    if not torch.isin(labels, labels.new_tensor([0, 1])).all():
+        return metrics
+    scores, order = outputs.sort(stable=True)
+    by_weight = None if weights is None else weights.double()[order]
+    return dataclasses.replace(
+        metrics,
+        auc=auc_of_sorted(scores, labels.double()[order], by_weight),
+        gauc=math.nan if groups is None else grouped_auc(outputs, labels, groups, weights),
+    )

@@ -1,0 +1,35 @@
+"""What one constant prediction for all samples reaches, and where a model is no better than that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from hotrows.metrics.result import Metrics
+
+_ABOVE_BASE = 1.001  # times the log loss of the base rate: more is no chance
+_MISCALIBRATED = 2.0  # times too high or too low
+
+
+def base_log_loss(click_rate: float) -> float:
+    """The log loss of the click rate itself as the prediction for every sample: its entropy in nats."""
+    rates = (click_rate, 1 - click_rate)
+    return -math.fsum(rate * math.log(rate) for rate in rates if rate > 0)
+
+
+def shortcomings(metrics: Metrics) -> Iterator[str]:
+    """Says where predictions are worse than one constant for all samples, or off by more than a factor
+    of two on average, a line each; nothing of labels that are all equal, or no probabilities."""
+    if not 0 < metrics.click_rate < 1 or math.isnan(metrics.log_loss):
+        return
+    base = base_log_loss(metrics.click_rate)
+    if metrics.log_loss > _ABOVE_BASE * base:
+        yield (
+            f"log loss {metrics.log_loss:.4f} is above {base:.4f}, that of the base rate alone "
+            f"({metrics.click_rate:.3%} for every sample): train longer, or with other learning rates"
+        )
+    if not 1 / _MISCALIBRATED <= metrics.calibration <= _MISCALIBRATED:
+        yield (
+            f"predictions are {metrics.calibration:.3g} times the labels on average "
+            f"({metrics.mean_prediction:.3%}, not {metrics.click_rate:.3%}): good for ranking at most"
+        )

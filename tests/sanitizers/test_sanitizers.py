@@ -1,0 +1,61 @@
+"""The sanitizers find what was planted, say nothing of what is right, and nothing of the core."""
+
+import subprocess
+
+import pytest
+
+from tests import sanitizers
+from tests.sanitizers import SANITIZERS
+
+PLANTED = {
+    "address": ("read_behind", "heap-buffer-overflow"),
+    "undefined": ("shift", "shift exponent 64 is too large"),
+    "thread": ("sum_of_all", "data race"),
+}
+READING = ("text", "canonical", "counts", "vocabulary", "loader", "machine")
+TRAINING = ("planning", "slots", "rows", "file", "interaction", "dropout", "relu")
+CALLS = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+for name in sys.argv[3:]:
+    print(getattr(library, "hotrows_" + name)(ctypes.c_int64(64), ctypes.c_int64(int(sys.argv[2]))))
+"""
+
+
+@pytest.mark.parametrize("kind", SANITIZERS)
+def test_a_planted_fault_is_found_and_its_twin_is_not(kind, tmp_path):
+    if reason := sanitizers.why_not(kind):
+        pytest.skip(reason)
+    library = tmp_path / "planted.so"
+    sanitizers.compile_library(kind, [sanitizers.HERE / "planted.cpp"], library)
+
+    def reports(has_fault, *names):
+        folder = tmp_path / f"reports-{has_fault}"
+        command = sanitizers.command(kind, "-c", CALLS, str(library), str(has_fault), *names)
+        subprocess.run(command, env=sanitizers.environment(kind, folder), check=True, capture_output=True)
+        return sanitizers.found(folder)
+
+    assert reports(0, *(name for name, _ in PLANTED.values())) == []
+    name, said = PLANTED[kind]
+    (report,) = reports(1, name)
+    assert said in report
+    assert "planted.cpp" in report
+
+
+@pytest.mark.parametrize("kind", SANITIZERS)
+def test_nothing_is_found_where_data_is_prepared_and_threads_train(kind, tmp_path):
+    """`python -m tests.sanitizers KIND` runs all tests of the core; here one way through it."""
+    if reason := sanitizers.why_not(kind):
+        pytest.skip(reason)
+    trains = kind == "thread"
+    sources = READING + TRAINING * trains
+    package = sanitizers.copy_package(kind, tmp_path, sources, optimize="-O0")
+    command = ["-m", "tests.sanitizers.drive", str(tmp_path), *["train"] * trains]
+    done = subprocess.run(
+        sanitizers.command(kind, *command),
+        env=sanitizers.environment(kind, tmp_path / "reports", package),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sanitizers.found(tmp_path / "reports") == []

@@ -1,0 +1,172 @@
+"""Metrics within groups, of numbers, and of several kinds of labels, against plain Python."""
+
+import itertools
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hotrows import losses
+from hotrows.metrics import Metrics, mean_of, metrics_by, ranking_metrics, regression_metrics
+
+
+def over_all_orders(scores, labels, metric):
+    """The mean of a metric of ranked labels over all orders of samples that fall by score."""
+    samples = list(zip(scores, labels, strict=True))
+    orders = [
+        [label for _, label in order]
+        for order in itertools.permutations(samples)
+        if all(a[0] >= b[0] for a, b in itertools.pairwise(order))
+    ]
+    return statistics.fmean(map(metric, orders))
+
+
+def dcg(ranked, k):
+    return sum(label / math.log2(place + 2) for place, label in enumerate(ranked[:k]))
+
+
+def slow(name, scores, labels, groups):
+    kind, _, k = name.partition("@")
+    k = int(k) if k else len(scores)
+    results = []
+    for group in set(groups):
+        of_group = [(s, y) for s, y, g in zip(scores, labels, groups, strict=True) if g == group]
+        ours, theirs = zip(*of_group, strict=True)
+        if not any(y > 0 for y in theirs):
+            continue
+        best = dcg(sorted(theirs, reverse=True), k)
+        metric = {
+            "ndcg": lambda ranked, best=best: dcg(ranked, k) / best,
+            "hit": lambda ranked: float(any(y > 0 for y in ranked[:k])),
+            "mrr": lambda ranked: 1 / (1 + next(i for i, y in enumerate(ranked) if y > 0)),
+        }[kind]
+        results.append(over_all_orders(ours, theirs, metric))
+    return statistics.fmean(results) if results else math.nan
+
+
+NAMES = ("ndcg", "ndcg@1", "ndcg@3", "hit@1", "hit@2", "mrr")
+samples = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 3), st.sampled_from([-7, 0, 9])), min_size=1, max_size=7
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(samples)
+def test_ranking_equals_the_mean_over_all_orders_of_ties(rows):
+    scores, labels, groups = zip(*rows, strict=True)
+    found = ranking_metrics(*map(torch.tensor, (scores, labels, groups)), NAMES)
+    for name in NAMES:
+        expected = slow(name, scores, labels, groups)
+        assert found[name][0] == pytest.approx(expected, abs=1e-12, nan_ok=True), name
+
+
+def test_ranking_of_a_small_case_by_hand():
+    scores, labels = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([0.0, 1.0, 0.0])
+    groups = torch.tensor([5, 5, 5])
+    found = ranking_metrics(scores, labels, groups, ["mrr", "ndcg", "hit@1", "hit@2"])
+    values = {name: value for name, (value, _) in found.items()}
+    assert values == pytest.approx({"mrr": 0.5, "ndcg": 1 / math.log2(3), "hit@1": 0, "hit@2": 1})
+
+
+def test_ranking_does_not_depend_on_the_order_of_samples():
+    torch.manual_seed(0)
+    scores, labels = torch.randn(5000).round(decimals=1), (torch.rand(5000) < 0.2).float()
+    groups, shuffled = torch.randint(0, 300, (5000,)), torch.randperm(5000)
+    one = ranking_metrics(scores, labels, groups, NAMES)
+    other = ranking_metrics(scores[shuffled], labels[shuffled], groups[shuffled], NAMES)
+    assert [v for v, _ in one.values()] == pytest.approx([v for v, _ in other.values()], rel=1e-12)
+
+
+def test_groups_without_a_hit_do_not_count_and_negative_labels_have_no_ndcg():
+    found = ranking_metrics(torch.zeros(2), torch.zeros(2), torch.tensor([0, 1]), ["mrr", "ndcg@3"])
+    assert all(math.isnan(value) for value, _ in found.values())
+    found = ranking_metrics(torch.zeros(2), torch.tensor([-1.0, 1.0]), torch.zeros(2).long(), ["ndcg"])
+    assert math.isnan(found["ndcg"][0])
+
+
+def test_one_large_tie_is_exact_enough():
+    """100,000 equal scores, a tenth of them relevant: the first is at place 10 on average."""
+    labels = (torch.arange(100_000) % 10 == 0).float()
+    found = ranking_metrics(torch.zeros(100_000), labels, torch.zeros(100_000).long(), ["hit@1", "mrr"])
+    assert found["hit@1"][0] == pytest.approx(0.1, rel=1e-6)
+    assert found["mrr"][0] == pytest.approx(-math.log(0.1) * 0.1 / 0.9, rel=1e-3)  # of coin flips
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_regression_equals_its_definitions(weighted):
+    torch.manual_seed(1)
+    n = 200
+    z, y = torch.randn(n).double() * 0.5, torch.poisson(torch.full((n,), 2.0)).double()
+    w = torch.rand(n).double() + 0.1 if weighted else torch.ones(n).double()
+    found = metrics_by(losses.parse("poisson"), z, y, w if weighted else None)
+    rows = list(zip(z.exp().tolist(), y.tolist(), w.tolist(), strict=True))
+    total = sum(w for _, _, w in rows)
+    mean = sum(y * w for _, y, w in rows) / total
+    squared = sum(w * (p - y) ** 2 for p, y, w in rows) / total
+    spread = sum(w * (y - mean) ** 2 for _, y, w in rows) / total
+    deviance = sum(w * 2 * ((y * math.log(y / p) if y else 0) - y + p) for p, y, w in rows) / total
+    assert found.rmse == pytest.approx(math.sqrt(squared))
+    assert found.mae == pytest.approx(sum(w * abs(p - y) for p, y, w in rows) / total)
+    assert found.r2 == pytest.approx(1 - squared / spread)
+    assert found.poisson_deviance == pytest.approx(deviance)
+    assert found.calibration == pytest.approx(sum(p * w for p, _, w in rows) / total / mean)
+    assert found.score == -found.poisson_deviance
+
+
+@pytest.mark.parametrize("decides", ["rmse", "mae"])
+def test_chance_is_the_spread_of_the_score_over_samples_of_the_same_kind(decides):
+    torch.manual_seed(0)
+    found = []
+    for _ in range(300):
+        labels = torch.randn(400)
+        found.append(regression_metrics(labels + torch.randn(400), labels, None, decides))
+    spread = torch.tensor([metrics.score for metrics in found]).std().item()
+    assert found[0].chance == pytest.approx(spread, rel=0.2)
+
+
+def test_a_perfect_fit_and_equal_labels():
+    metrics = regression_metrics(torch.ones(3), torch.ones(3))
+    assert (metrics.rmse, metrics.mae, metrics.score, metrics.chance) == (0, 0, 0, 0)
+    assert math.isnan(metrics.r2)
+
+
+@pytest.mark.parametrize("name", ["squared", "huber", "poisson", "soft", "bpr", "focal"])
+def test_metrics_of_every_kind_round_trip_through_json(name):
+    torch.manual_seed(0)
+    labels = (torch.rand(50) < 0.5).float()
+    groups = torch.randint(0, 5, (50,))
+    metrics = metrics_by(losses.parse(name), torch.randn(50), labels, None, groups, ("hit@2",))
+    assert Metrics.from_json(metrics.to_json()).to_json() == metrics.to_json()
+    assert metrics.value(metrics.decides) == metrics.value(metrics.decides)  # it is there, not nan
+    assert metrics.chance >= 0
+    assert "Hit@2" in metrics.shown()
+
+
+def test_a_binary_label_has_the_fields_it_always_had():
+    metrics = metrics_by(losses.parse("log_loss"), torch.randn(9), (torch.rand(9) < 2).float())
+    assert list(metrics.to_json()) == [
+        *("samples", "auc", "log_loss", "click_rate", "mean_prediction", "calibration"),
+        *("calibration_error", "gauc"),
+    ]
+    assert list(metrics.shown()) == ["AUC", "log loss", "calibration"]
+
+
+def test_weighted_loss_is_judged_by_true_probabilities():
+    """Outputs of a model that learned clicks as ten each are calibrated once that is taken back."""
+    torch.manual_seed(0)
+    logits = torch.randn(100_000) - 3
+    clicks = (torch.rand(100_000) < logits.sigmoid()).float()
+    metrics = metrics_by(losses.parse("weighted:10"), logits + math.log(10), clicks)
+    assert metrics.calibration == pytest.approx(1, abs=0.03)
+
+
+def test_several_labels_of_different_kinds_are_decided_by_the_mean_of_their_scores():
+    rating = regression_metrics(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 4.0]))
+    click = metrics_by(losses.parse("log_loss"), torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))
+    both = mean_of({"rating": rating, "click": click})
+    assert both.score == pytest.approx((rating.score + click.score) / 2)
+    assert both.auc == 1 and both.rmse == rating.rmse
+    assert Metrics.from_json(both.to_json()).score == both.score

@@ -1,0 +1,190 @@
+"""What a training does where its config leaves it open: the model, the first bias, sizes and rates."""
+
+import dataclasses
+import math
+from contextlib import closing
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from torch import nn
+
+from hotrows import data, models
+from hotrows.config import TrainConfig
+from hotrows.data import Loader
+from hotrows.models import Model
+from hotrows.schema import Dense, Schema, Sparse
+from hotrows.train import Trainer, load_run, run_folder, train
+from hotrows.train.defaults import settle
+from hotrows.train.step_trainer import StepTrainer
+from tests.models.looked_up import SMALL, schema_of
+from tests.support.clicks import SCHEMA, table
+
+pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
+
+PRICE, USER = Dense("price", transform="log"), Sparse("user")
+ITEM, HISTORY = SCHEMA.features[2], SCHEMA.features[4]
+SCHEMAS = {
+    "dense alone": Schema((PRICE,), "click"),
+    "ids alone": Schema((USER, ITEM), "click"),
+    "a history": Schema((USER, ITEM, HISTORY), "click"),
+    "several labels": Schema((PRICE, USER), ("click", "buy")),
+}
+ONE_EPOCH = TrainConfig(epochs=1, linear_paths="plain")
+
+
+def prepared(folder, schema, rows=200):
+    return data.prepare(table(rows), schema, folder, split="position:0.6,0.2,0.2")
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_a_model_is_chosen_that_trains_on_the_data(tmp_path, name):
+    schema, run = SCHEMAS[name], tmp_path / "run"
+    enc = prepared(tmp_path / "enc", schema)
+    result = train(enc, ONE_EPOCH, run)
+    config = run_folder.read_config(run)
+    assert config.model == ("mmoe" if name == "several labels" else "deepfm")
+    assert result.test.samples <= 40
+    predictions = load_run(run).predict(Loader(enc.parts["test"], 16, shuffle=False).batches(0))
+    assert np.isfinite(np.concatenate([np.asarray(p) for p in predictions])).all()
+
+
+def test_a_label_that_is_chosen_is_learned_alone():
+    assert models.default_name(SCHEMAS["several labels"], "buy") == "deepfm"
+    assert models.default_name(SCHEMAS["several labels"]) == "mmoe"
+
+
+@pytest.mark.parametrize("model", ["lr", "fm", "dnn", "wide_deep", "dcnv2"])
+def test_models_train_on_dense_features_alone(tmp_path, model):
+    enc = prepared(tmp_path / "enc", SCHEMAS["dense alone"])
+    config = dataclasses.replace(ONE_EPOCH, model=model)
+    interrupted = dataclasses.replace(config, checkpoint_every=1)
+    assert train(enc, interrupted, tmp_path / "run").test.samples == 40
+    Trainer(enc, interrupted, tmp_path / "run", resume=True).fit()
+
+
+@pytest.mark.parametrize("model", ["dlrm", "din", "can"])
+def test_a_model_of_ids_refuses_data_without(model):
+    with pytest.raises(ValueError, match="needs at least one feature with ids; the schema has none"):
+        models.build(model, SCHEMAS["dense alone"])
+
+
+# ---- the first bias
+
+
+def weighted_means(rows):
+    """The mean of each label, computed sample by sample."""
+    means = []
+    for label in ("click", "buy"):
+        pairs = zip(rows[label].to_pylist(), rows["weight"].to_pylist(), strict=True)
+        present = [(value, float(np.float32(weight))) for value, weight in pairs if value is not None]
+        total = sum(weight for _, weight in present)
+        means.append(sum(value * weight for value, weight in present) / total)
+    return means
+
+
+def test_means_of_labels_count_weights_and_leave_out_missing_ones(tmp_path):
+    rows = table(300)
+    enc = data.prepare(rows, SCHEMA, tmp_path / "enc", split="fraction:1,0,0")
+    assert enc.label_means() == pytest.approx(weighted_means(rows), rel=1e-9)
+    plain = dataclasses.replace(SCHEMA, weight=None)
+    enc = data.prepare(rows, plain, tmp_path / "plain", split="fraction:1,0,0")
+    buys = [value for value in rows["buy"].to_pylist() if value is not None]
+    assert enc.label_means() == (np.mean(rows["click"].to_numpy()), sum(buys) / len(buys))
+
+
+@pytest.mark.parametrize("weight", ["weight", None])
+def test_means_of_labels_are_counted_in_parquet_as_it_is(tmp_path, weight):
+    rows = table(300)
+    pq.write_table(rows, tmp_path / "rows.parquet", row_group_size=70)
+    features = (PRICE, dataclasses.replace(USER, rows=20))
+    schema = Schema(features, ("click", "buy"), weight=weight)
+    even = rows.set_column(2, "weight", pa.array(np.ones(300)))
+    opened = data.open_parquet(schema, tmp_path / "rows.parquet")
+    assert opened.label_means() == pytest.approx(weighted_means(rows if weight else even), rel=1e-9)
+
+
+def test_a_label_that_no_sample_has_says_nothing(tmp_path):
+    rows = table(50).set_column(1, "buy", pa.array([None] * 50, pa.int8()))
+    enc = data.prepare(rows, SCHEMA, tmp_path / "enc", split="fraction:1,0,0")
+    assert enc.label_means()[1] is None
+    steps = StepTrainer(enc, dataclasses.replace(ONE_EPOCH, model="mmoe"))
+    assert torch.isfinite(torch.cat([p.flatten() for p in steps.model.parameters()])).all()
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_model_begins_at_the_means_of_the_labels(name):
+    model = models.build(name, schema_of(name), **SMALL[name])
+    logits = torch.tensor([-3.0, 2.0])[: len(model.labels or "1")]
+    before = [p.clone() for p in model.parameters()]
+    model.begin_at(logits)
+    changed = [p for p, old in zip(model.parameters(), before, strict=True) if not torch.equal(p, old)]
+    assert len(changed) == 1
+    assert torch.equal(changed[0].flatten(), logits)
+
+
+class Own(Model):
+    """A model of one's own; forward adds its last bias to the logit."""
+
+    def __init__(self, schema):
+        super().__init__()
+        self.tables = models.tables.vector_tables(schema, 2)
+        self.last = nn.Linear(4, 1)
+
+    def forward(self, vectors, dense):
+        return self.last(vectors.stack().flatten(1)).squeeze(1)
+
+
+def test_rare_clicks_are_told_from_the_first_step(tmp_path):
+    """The first loss is that of the base rate: a bias of 0 said .5 of every sample."""
+    rows = table(2000)
+    rare = np.arange(2000) % 100 == 0
+    rows = rows.set_column(0, "click", pa.array(rare.astype(np.int8)))
+    enc = data.prepare(rows, SCHEMAS["ids alone"], tmp_path / "enc", split="fraction:1,0,0")
+    rate = enc.label_means()[0]
+    entropy = -rate * math.log(rate) - (1 - rate) * math.log(1 - rate)
+    for model in ("lr", "fm", f"{__file__}:Own"):
+        steps = StepTrainer(enc, dataclasses.replace(ONE_EPOCH, model=model, batch_size=2000))
+        with closing(steps.start()) as runner:
+            loss = float(steps.train(next(runner)))
+        assert loss == pytest.approx(entropy, rel=0.05 if ":" in model else 1e-3)
+
+
+def test_a_model_without_a_bias_begins_where_its_weights_say():
+    class Plain(Model):
+        def __init__(self):
+            super().__init__()
+            self.last = nn.Linear(4, 1, bias=False)
+
+    model = Plain()
+    before = model.last.weight.clone()
+    model.begin_at(torch.tensor([3.0]))
+    assert torch.equal(model.last.weight, before)
+
+
+def test_a_run_from_another_keeps_the_bias_that_was_learned(tmp_path):
+    enc = prepared(tmp_path / "enc", SCHEMAS["ids alone"])
+    first = Trainer(enc, dataclasses.replace(ONE_EPOCH, model="lr", dense_lr=0.5), tmp_path / "a")
+    first.fit()
+    learned = first.model.first.bias.clone()
+    config = dataclasses.replace(ONE_EPOCH, model="lr", start_from=str(tmp_path / "a"))
+    assert torch.equal(Trainer(enc, config, tmp_path / "b").model.first.bias, learned)
+
+
+# ---- sizes
+
+
+def of_size(rows):
+    """Stands in for data with so many training samples."""
+    return SimpleNamespace(parts={"train": SimpleNamespace(rows=rows)}, schema=SCHEMAS["ids alone"])
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch_size"), [(1, 64), (8_000, 64), (200_000, 256), (10**6, 1024), (10**8, 8192)]
+)
+def test_the_batch_grows_with_the_data(rows, batch_size):
+    assert settle(TrainConfig(), of_size(rows)).batch_size == batch_size
+    assert settle(TrainConfig(batch_size=7), of_size(rows)).batch_size == 7
