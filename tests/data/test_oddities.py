@@ -11,7 +11,7 @@ import pytest
 from hotrows.data import EncodedData, describe, prepare
 from hotrows.data.encode.oddities import row_hashes
 from hotrows.data.stored.rows import Rows
-from hotrows.schema import Dense, Schema, Sequence, Sparse, Time
+from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 
 SCHEMA = Schema(
     features=(
@@ -68,6 +68,12 @@ def test_one_class_only(warned, number):
         "test: it has no AUC there",
     ]  # fmt: skip
     assert said[0].startswith(f"label 'click' is {number} in all ")
+
+
+def test_labels_that_are_numbers_are_not_classes(warned):
+    label = Label("rating", loss="squared")
+    ratings = -2.5 - np.arange(ROWS) % 7
+    assert warned(table(rating=ratings), dataclasses.replace(SCHEMA, label=label)) == []
 
 
 def test_columns_with_one_value(warned):

@@ -244,7 +244,7 @@ def make_state(choose: random.Random) -> Case:
 
 
 def run_state(case: Case) -> None:
-    outcome(_prepare_slowly, "out.part", "raw.csv")
+    outcome(_prepare_slowly, "out.part", "raw.csv", "out is damaged")
 
 
 # ---- schema files

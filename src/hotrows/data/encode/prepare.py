@@ -111,7 +111,11 @@ def _warn(data: EncodedData) -> None:
             "no rows validate, so that no checkpoint is chosen as the best: give --validation FILE, or "
             "--split fraction:0.9 with --test FILE, or fraction:0.8,0.1,0.1"
         )
-    for line in oddities(data):
+    try:
+        lines = list(oddities(data))
+    except ValueError as error:  # of a shard that was written before an interruption
+        raise ValueError(f"{data.path} is damaged; prepare the data again: {error}") from error
+    for line in lines:
         log.warning(line)
 
 

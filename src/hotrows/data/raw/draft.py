@@ -149,7 +149,10 @@ def _label_of(column: Column, source: str, notes: list[str]) -> Label:
     if column.kind == "number" and len(words) > 1:
         middle = 4 if 4 < words[-1] <= 5 else quantiles(column.counts, 0.5)[0]
         least = words[1] if len(words) == 2 else next(x for x in words if x >= max(middle, words[1]))
-        notes.append(f"label: {name!r} counts as 1 from {least:g} on (at_least)")
+        notes.append(
+            f"label: {name!r} counts as 1 from {least:g} on (at_least); loss='squared' instead would "
+            f"learn the number itself"
+        )
         return Label(name, at_least=float(least))
     if column.kind == "text" and len(words) == 2:
         known = [word for word in words if word.strip().lower() in _POSITIVE]

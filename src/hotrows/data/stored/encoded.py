@@ -278,6 +278,8 @@ def _problem(data: EncodedData) -> str | None:
     for entry in data.vocabularies.values():
         if not is_name(entry.file) or not is_count(entry.num_distinct):
             return "expected file and num_distinct of every vocabulary"
+    if len(data.extremes.times) not in (0, 2):
+        return "expected no times among the extremes, or the first and the last"
     if any(entry.deviation <= 0 for entry in data.statistics.values()):
         return "expected deviations above 0"
     return next(filter(None, map(_problem_of_part, (*data.parts.values(), *(data.halves or ())))), None)
