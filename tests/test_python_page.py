@@ -65,7 +65,7 @@ def test_the_page_runs(tmp_path, monkeypatch):
     names = {"optuna": optuna()}
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(block, names)
-    assert names["chances"].shape == (4000,) and names["one"].shape == (1,)
+    assert names["chances"].shape == (2000,) and names["one"].shape == (1,)
     assert names["classifier"].score(names["frame"], "click") > 0.7
     assert names["metrics"] == names["result"].test and names["metrics"].auc > 0.7
     assert list(names["evaluations"].step) and names["matrix"].shape == (50, 16)

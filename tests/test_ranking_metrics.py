@@ -1,6 +1,7 @@
 """Metrics within groups, of numbers, and of several kinds of labels, against plain Python."""
 
 import itertools
+import json
 import math
 import statistics
 
@@ -161,6 +162,13 @@ def test_weighted_loss_is_judged_by_true_probabilities():
     clicks = (torch.rand(100_000) < logits.sigmoid()).float()
     metrics = metrics_by(losses.parse("weighted:10"), logits + math.log(10), clicks)
     assert metrics.calibration == pytest.approx(1, abs=0.03)
+
+
+def test_predictions_beyond_all_numbers_are_the_worst_score_and_still_json():
+    metrics = metrics_by(losses.parse("poisson"), torch.tensor([800.0, 0.0]), torch.tensor([1.0, 2.0]))
+    assert math.isfinite(metrics.score) and metrics.score < -1e300 and metrics.chance == 0
+    assert metrics.to_json()["rmse"] is None
+    json.dumps(metrics.to_json(), allow_nan=False)
 
 
 def test_several_labels_of_different_kinds_are_decided_by_the_mean_of_their_scores():

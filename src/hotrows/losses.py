@@ -286,4 +286,4 @@ def parse(text: str) -> Loss:
         raise ValueError(
             f"the {fields[0].name} of the loss {name} must be a number above 0: {text[:60]!r}"
         )
-    return kind(value)
+    return dataclasses.replace(kind(), **{fields[0].name: value})

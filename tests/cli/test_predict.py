@@ -79,7 +79,10 @@ def clicks_run(folder):
     pq.write_table(table, folder / "clicks.parquet", row_group_size=150)
     data = prepare(table, clicks.SCHEMA, folder / "enc-clicks")
     options = {"dim": 4, "num_experts": 2, "expert_hidden": [8], "tower_hidden": [4]}
-    Trainer(data, TrainConfig(model="mmoe", model_options=options, steps=3), folder / "runs/clicks").fit()
+    trainer = Trainer(data, TrainConfig("mmoe", options, steps=3), folder / "runs/clicks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+        trainer.fit()
     return table
 
 

@@ -51,7 +51,9 @@ def encoded(tmp_path_factory):
 def trained(encoded, tmp_path_factory):
     """A run's folder, and its result."""
     run = tmp_path_factory.mktemp("runs") / "run"
-    return run, Trainer(encoded, CONFIG, run).fit()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+        return run, Trainer(encoded, CONFIG, run).fit()
 
 
 def predictions(run, encoded, **how):

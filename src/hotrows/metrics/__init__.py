@@ -29,6 +29,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,7 +98,7 @@ def _order_metrics(
     outputs: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None
 ) -> Metrics:
     """Of outputs that are an order and nothing else: AUC and grouped AUC, where labels are 0 and 1."""
-    nothing = dict.fromkeys(("log_loss", "mean_prediction", "calibration"), math.nan)
+    nothing: dict[str, Any] = dict.fromkeys(("log_loss", "mean_prediction", "calibration"), math.nan)
     metrics = Metrics(
         samples=len(outputs),
         auc=math.nan,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +30,7 @@ def regression_metrics(
     samples = {"rmse": errors.square(), "mae": errors.abs()}
     if decides == "poisson_deviance":
         samples[decides] = 2 * (torch.xlogy(labels, labels / predictions) - labels + predictions)
-    means = {name: weighted_mean(values, weights) for name, values in samples.items()}
+    means: dict[str, Any] = {name: weighted_mean(values, weights) for name, values in samples.items()}
     error = standard_error(samples[decides], weights)
     rmse = math.sqrt(squared)
     return Metrics(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,9 +68,11 @@ class Metrics:
         if not self.decides:
             return math.fsum(task.score for task in self.tasks.values()) / len(self.tasks)
         value = self.value(self.decides)
-        if math.isnan(value):
-            return 0.0 if math.isnan(self.log_loss) else -self.log_loss
-        return -value if self.decides in _LOWER_IS_BETTER else value
+        if self.decides in _LOWER_IS_BETTER:
+            return -value if math.isfinite(value) else -sys.float_info.max
+        if not math.isnan(value):
+            return value
+        return 0.0 if math.isnan(self.log_loss) else -self.log_loss
 
     @property
     def validation_loss(self) -> float:
@@ -84,7 +87,7 @@ class Metrics:
                 return 0.0
             return math.hypot(*(task.chance for task in self.tasks.values())) / len(self.tasks)
         if self.decides != "auc":
-            return 0.0 if math.isnan(self.error) else self.error
+            return self.error if math.isfinite(self.error) else 0.0
         if math.isnan(self.auc):
             return 0.0
         clicks = self.samples * self.click_rate

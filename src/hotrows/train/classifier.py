@@ -100,7 +100,8 @@ class Classifier:
 
     def predict(self, X: Any) -> np.ndarray:
         """The likelier class of each row, [N]."""
-        return self.classes_[(self.predict_proba(X)[:, 1] > 0.5).astype(np.int64)]
+        chances = self.predict_proba(X)[:, 1]
+        return self.classes_[(chances > 0.5).astype(np.int64)]
 
     def score(self, X: Any, y: Any) -> float:
         """The share of the rows whose class is predicted."""

@@ -1,7 +1,7 @@
 """export: a trained model in files that any PyTorch user can read without hotrows.
 
-    OUT/export.json                     model, options, schema, crosses; tables by role, features,
-                                        rows and dim; a checksum of every file
+    OUT/export.json                     model, options, schema, crosses; the loss of each label; tables by
+                                        role, features, rows and dim; a checksum of every file
     OUT/model.safetensors               the dense part, by parameter
     OUT/tables/<table>.safetensors      one tensor, "weight": [rows, dim], as it is stored
 
@@ -93,6 +93,10 @@ def _description(predictor: Predictor, which: str) -> dict[str, Any]:
         "model": config.model,
         "model_options": config.model_options,
         "parameters": _MODEL,
+        "losses": {
+            label: {"loss": str(loss), "prediction": loss.link}
+            for label, loss in zip(predictor.labels, predictor.losses, strict=True)
+        },
         "tables": list(_tables(predictor.embedding.tables)),
         "crosses": [
             {"of": cross.features, "rows": cross.rows, "name": cross.name}

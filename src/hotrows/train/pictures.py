@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hotrows.pipeline.trace import Event
 
 _NAMED = 8  # vocabularies in colour
+_WHITE = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1}
 
 
 def draw_run(run: Path, picture: Path | None = None) -> Path | None:
@@ -162,7 +163,7 @@ def _draw_metric(axes: Axes, title: str, evaluations: list[dict], name: str) -> 
         at = best[0][-1], best[1][-1]
         axes.plot(*at, "o", color=GREEN, markersize=10, clip_on=False)
         axes.annotate(
-            f"best {at[1]:.4f}", at, xytext=(0, 11), textcoords="offset points",
+            f"best {at[1]:.4f}", at, xytext=(0, 11), textcoords="offset points", bbox=_WHITE,
             ha="right" if at[0] > x[-1] / 2 else "left", color=GREEN, fontweight="bold",
         )  # fmt: skip
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 import shutil
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from tests.faults.trials import Trial, same
@@ -32,7 +34,7 @@ def data(trial: Trial) -> str:
         words = DESCRIBE
         expected = trial.world.described
     shutil.copytree(world.data, trial.here / "data")
-    damage(trial, trial.here / "data", trial.world.other_data)
+    damage(trial, trial.here / "data", lambda: world.other_data)
     ended = trial.run(*words)
     if not ended.is_done:
         return "refused"
@@ -49,7 +51,7 @@ def run(trial: Trial) -> str:
     if run_of == _IN_A_STORE and job.startswith("checkpoint"):
         run_of = "train in memory"
     trial.world.put(trial.world.undisturbed(run_of).folder)
-    damage(trial, trial.here / "run", trial.world.undisturbed(run_of, seed=4).folder / "run")
+    damage(trial, trial.here / "run", lambda: trial.world.undisturbed(run_of, seed=4).folder / "run")
     if job == "inspect":
         ended = trial.run("checkpoint", "inspect", "run", "--verify", "--json")
         return "equal" if ended.is_done else "refused"
@@ -74,8 +76,8 @@ def _resumed(trial: Trial, training: str, damaged: str) -> str:
     eighth = trial.choose.randint(2, 7)  # stores then have logs and journals of several kinds
     trial.note(f"{training}, stopped after {eighth} eighths of its changes of the disk")
     trial.world.put(trial.world.stopped(training, eighth=eighth))
-    other = trial.world.stopped(training, seed=4, eighth=eighth) / damaged
-    damage(trial, trial.here / damaged, other)
+    stopped = partial(trial.world.stopped, training, seed=4, eighth=eighth)
+    damage(trial, trial.here / damaged, lambda: stopped() / damaged)
     ended = trial.command(training).end()
     if not ended.is_done:
         return "refused"
@@ -83,8 +85,8 @@ def _resumed(trial: Trial, training: str, damaged: str) -> str:
     return "equal"
 
 
-def damage(trial: Trial, folder: Path, other: Path) -> None:
-    """Damages one file of a folder; other: an equal folder of another seed."""
+def damage(trial: Trial, folder: Path, other: Callable[[], Path]) -> None:
+    """Damages one file of a folder; other: gives an equal folder of another seed."""
     choose = trial.choose
     files = sorted(file for file in folder.rglob("*") if file.is_file() and file.suffix != ".png")
     file = choose.choice(files)
@@ -94,7 +96,7 @@ def damage(trial: Trial, folder: Path, other: Path) -> None:
         kind = choose.choice(["field", "digit"])
     changed = content
     if kind == "other":
-        file_of_other = other / file.relative_to(folder)
+        file_of_other = other() / file.relative_to(folder)
         changed = (
             file_of_other.read_bytes() if file_of_other.exists() else choose.choice(files).read_bytes()
         )

@@ -31,7 +31,7 @@ def folder(trial: Trial) -> str:
         assert kept.read_text() == "not yours", f"{kept} was changed"
     if not ended.is_done:
         return "refused"
-    trial.compare(ended, job, training)
+    trial.compare(ended, job, training, log=False)  # metrics.jsonl is for people, and may be struck
     return "equal"
 
 
