@@ -12,9 +12,9 @@ import click
 from tests import sanitizers
 
 # All tests that call the core, but for those that bound the addresses of a process, of which a sanitizer
-# takes terabytes, and those that measure.
+# takes terabytes, those that measure, and Triton's, which its interpreter runs.
 TESTS = ["tests/ops", "tests/nn", "tests/planning", "tests/storage", "tests/engine", "tests/data",
-         "tests/runtime", "tests/models", "tests/pipeline"]  # fmt: skip
+         "tests/runtime", "tests/models", "tests/pipeline", "--ignore=tests/ops/triton"]  # fmt: skip
 
 
 @click.command(help=__doc__, context_settings={"ignore_unknown_options": True})
