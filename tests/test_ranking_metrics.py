@@ -171,6 +171,12 @@ def test_predictions_beyond_all_numbers_are_the_worst_score_and_still_json():
     json.dumps(metrics.to_json(), allow_nan=False)
 
 
+def test_rows_without_the_column_of_groups_have_no_such_metrics():
+    """`predict` reads rows that may lack it."""
+    with pytest.raises(ValueError, match="ndcg@10 is a metric within groups, and these samples have no"):
+        metrics_by(losses.parse("bpr"), torch.zeros(2), torch.tensor([0.0, 1.0]))
+
+
 def test_several_labels_of_different_kinds_are_decided_by_the_mean_of_their_scores():
     rating = regression_metrics(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 4.0]))
     click = metrics_by(losses.parse("log_loss"), torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))

@@ -86,7 +86,8 @@ def metrics_by(
         losses = functional.softplus(outputs) - labels * outputs
         changes["error"] = standard_error(losses, None if weights is None else weights.double())
     if ranking:
-        assert groups is not None, "metrics within groups are checked to have groups"
+        if groups is None:
+            raise ValueError(f"{ranking[0]} is a metric within groups, and these samples have no groups")
         results = ranking_metrics(outputs, labels, groups, ranking)
         changes["ranking"] = {name: value for name, (value, _) in results.items()}
         if loss.decides in results:
