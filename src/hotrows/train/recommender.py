@@ -191,7 +191,9 @@ class Recommender:
         self, outputs: Tensor, labels: Tensor, weights: Tensor | None, groups: Tensor | None
     ) -> Tensor:
         weights = torch.ones_like(labels) if weights is None else weights.expand_as(labels)
-        columns = (of_all.view(len(labels), len(self.losses)).unbind(1) for of_all in (outputs, labels, weights))
+        columns = (
+            of_all.view(len(labels), len(self.losses)).unbind(1) for of_all in (outputs, labels, weights)
+        )
         tasks = zip(self.losses, *columns, strict=True)
         return torch.stack([loss(*of_task, groups) for loss, *of_task in tasks]).sum()
 
