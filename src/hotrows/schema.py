@@ -368,7 +368,7 @@ def vocabulary_of(feature: Sparse | Sequence) -> str:
 def _listed(named: tuple[Feature, ...] | tuple[Label, ...]) -> str:
     """The first names, in words."""
     more = f" and {len(named) - 5:,} more" if len(named) > 5 else ""
-    return ", ".join(each.name for each in named[:5]) + more
+    return ", ".join(one.name for one in named[:5]) + more
 
 
 def is_list(feature: Feature) -> bool:

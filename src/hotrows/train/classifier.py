@@ -133,8 +133,8 @@ class Classifier:
         return self
 
     def __repr__(self) -> str:
-        given = {name: value for name, value in self.get_params().items() if value is not None}
-        return f"Classifier({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+        arguments = {name: value for name, value in self.get_params().items() if value is not None}
+        return f"Classifier({', '.join(f'{name}={value!r}' for name, value in arguments.items())})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_predictor"} | {

@@ -160,11 +160,11 @@ def _draw_metric(axes: Axes, title: str, evaluations: list[dict], name: str) -> 
     axes.margins(y=0.18)
     best = _column([r for r in evaluations if r.get("is_best")], name)
     if best[0]:
-        at = best[0][-1], best[1][-1]
-        axes.plot(*at, "o", color=GREEN, markersize=10, clip_on=False)
+        point = best[0][-1], best[1][-1]
+        axes.plot(*point, "o", color=GREEN, markersize=10, clip_on=False)
         axes.annotate(
-            f"best {at[1]:.4f}", at, xytext=(0, 11), textcoords="offset points", bbox=_WHITE,
-            ha="right" if at[0] > x[-1] / 2 else "left", color=GREEN, fontweight="bold",
+            f"best {point[1]:.4f}", point, xytext=(0, 11), textcoords="offset points", bbox=_WHITE,
+            ha="right" if point[0] > x[-1] / 2 else "left", color=GREEN, fontweight="bold",
         )  # fmt: skip
 
 

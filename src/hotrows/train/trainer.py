@@ -165,8 +165,8 @@ class Trainer:
             run_folder.write_placing(self.run, self.ranks.num_ranks, self.steps.placing)
 
     def __repr__(self) -> str:
-        at = f"step {self.state.step:,} of {self.total_steps:,}"
-        return f"Trainer({self.run}, {self.config.model}, {at}; {self.data!r})"
+        step = f"step {self.state.step:,} of {self.total_steps:,}"
+        return f"Trainer({self.run}, {self.config.model}, {step}; {self.data!r})"
 
     @property
     def state(self) -> RunState:
