@@ -178,7 +178,7 @@ def test_the_commands(data, tmp_path, capsys):
             raise SystemExit(0)
         return left.value.code, capsys.readouterr()
 
-    options = ("--fast-memory", "75KiB", "--option", "dim=8", "--sample", "0.5")
+    options = ("--model", "dlrm", "--fast-memory", "75KiB", "--option", "dim=8", "--sample", "0.5")
     code, said = hotrows("profile", data.path, *options, "--json")
     figures = json.loads(said.out)
     assert figures["bytes"] == 64 * figures["hot_rows"] <= 75 << 10

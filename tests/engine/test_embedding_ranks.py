@@ -185,7 +185,7 @@ def test_an_unknown_sharding_or_wire_says_what_there_is():
 def test_a_signal_of_one_rank_is_known_to_all_and_the_end_only_once_all_have_ended():
     from hotrows.planning.routing import RankSignals
 
-    STOP, CHECKPOINT, NO_MORE = RankSignals
+    STOP, CHECKPOINT, NO_MORE, _ = RankSignals
 
     def work(ranks):
         embedding = Embedding(mixed_tables(SGD()), ranks=ranks)

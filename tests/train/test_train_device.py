@@ -14,6 +14,7 @@ import torch
 from hotrows import checkpoint
 from hotrows.optim import FTRL, SGD, Adam
 from hotrows.train import Trainer, run_folder, train
+from hotrows.train.reports import Reports
 from hotrows.train.step import Step
 from tests.support import pretend
 from tests.support.devices import CONFIG, assert_same, on_device
@@ -125,7 +126,7 @@ def test_tables_in_a_file_train_on_the_device(encoded, tmp_path):
 @pytest.mark.parametrize("settings", [{}, {"fast_memory": 3000}, {"micro_batches": 2, "streams": 2}])
 def test_a_step_waits_for_nothing(encoded, tmp_path, settings, monkeypatch):
     """From step to step the host asks the device for nothing: not even the loss."""
-    monkeypatch.setattr(Trainer, "_interval_steps", 1000)  # the loss is asked for at its end
+    monkeypatch.setattr(Reports, "interval_is_over", False)  # the loss is asked for at its end
     config = dataclasses.replace(
         CONFIG, **settings, epochs=2, clip_norm=1.0, evaluate_every=1000, batch_size=64
     )

@@ -26,7 +26,12 @@ def encoded(tmp_path_factory):
 @pytest.fixture(scope="module")
 def simulation(encoded):
     return simulate(
-        encoded, model_options={"dim": 4}, batch_size=64, fast_memory=[8_000, 11_000], batches=32
+        encoded,
+        model="dlrm",
+        model_options={"dim": 4},
+        batch_size=64,
+        fast_memory=[8_000, 11_000],
+        batches=32,
     )
 
 

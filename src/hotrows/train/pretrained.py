@@ -153,7 +153,7 @@ def read(path: Path) -> tuple[Any, np.ndarray]:
 
 def _npy(path: Path) -> tuple[Any, np.ndarray]:
     try:
-        vectors = np.load(path, allow_pickle=False)
+        vectors = np.lib.format.open_memmap(path, mode="r")  # refuses pickled objects
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is no npy file of numbers ({first_line(error)})") from None
     return pyarrow().array(np.arange(len(vectors) if vectors.ndim else 0)), vectors
