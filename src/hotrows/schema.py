@@ -336,7 +336,7 @@ def _feature(fields: Any) -> Feature:
 
 def _check_types(declared: Any) -> None:
     """Makes tuples of what is listed, and raises ValueError for the first field of a wrong type."""
-    for name, expected in types_of(type(declared)).items():
+    for name, expected in types_of(declared.__class__).items():
         value = getattr(declared, name)
         if isinstance(value, Iterable) and not isinstance(value, str | bytes | tuple | dict):
             value = tuple(value)
