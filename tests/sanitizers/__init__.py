@@ -22,6 +22,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -74,7 +75,13 @@ def why_not(kind: str) -> str | None:
     if not sys.platform.startswith("linux") or shutil.which(_build().COMPILER) is None:
         return "needs Linux and a C++ compiler"
     missing = [name for name in SANITIZERS[kind].runtimes if _runtime(name) is None]
-    return f"{_build().COMPILER} has no {', '.join(missing)}" if missing else None
+    if missing:
+        return f"{_build().COMPILER} has no {', '.join(missing)}"
+    with tempfile.TemporaryDirectory() as folder:
+        begun = subprocess.run(
+            command(kind, "-c", ""), env=environment(kind, Path(folder)), capture_output=True, text=True
+        )
+    return f"Python does not start under it: {begun.stderr.strip()[-300:]}" if begun.returncode else None
 
 
 def compile_library(kind: str, sources: Iterable[Path], target: Path, flags: Iterable[str] = ()) -> None:
@@ -124,13 +131,20 @@ def environment(kind: str, reports: Path, package: Path = ROOT) -> dict[str, str
 
 def command(kind: str, *arguments: str) -> list[str]:
     """A command of this Python; the thread sanitizer's needs addresses that are not too random."""
-    fixed = ["setarch", "-R"] if kind == "thread" and shutil.which("setarch") else []
-    return [*fixed, sys.executable, *arguments]
+    return [*(_fixed_addresses() if kind == "thread" else ()), sys.executable, *arguments]
 
 
 def found(reports: Path) -> list[str]:
     """The reports of all processes."""
     return [path.read_text(errors="replace") for path in sorted(reports.iterdir())]
+
+
+@functools.cache
+def _fixed_addresses() -> tuple[str, ...]:
+    """What begins a command whose addresses are not random; nothing where that is not allowed."""
+    setarch = ("setarch", "-R")
+    is_allowed = shutil.which("setarch") and not subprocess.run([*setarch, "true"]).returncode
+    return setarch if is_allowed else ()
 
 
 @functools.cache
