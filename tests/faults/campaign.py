@@ -82,7 +82,7 @@ class Campaign:
             outcome, why = "lost", traceback.format_exc()
         setattr(counts, outcome, getattr(counts, outcome) + 1)
         counts.faults += trial.num_faults
-        counts.seconds += time.monotonic() - begun
+        counts.seconds = round(counts.seconds + time.monotonic() - begun, 3)
         if outcome in BAD:
             steps = "\n".join(f"  - {note}" for note in trial.notes)
             again = f"python -m tests.faults --kinds {kind!r} --seed {seed} --trials 1"

@@ -606,7 +606,7 @@ def test_damage_is_found_and_named(store):
         (text[:-5], "is damaged"),
         ("[]", "is damaged: expected a JSON object"),
         ('{"format": 1, "kind": "x"}', "is not the description of a hotrows file store"),
-        (text.replace('"format": 2', '"format": 9'), "has format version 9, this hotrows reads 1 to 2"),
+        (text.replace('"format": 3', '"format": 9'), "has format version 9, this hotrows reads 1 to 3"),
         (text.replace('"merged"', '"mangled"'), "is damaged"),
     ]:
         description.write_text(other)

@@ -86,7 +86,8 @@ def as_earlier(path: Path) -> bool:
         for entry in (*entries, *fields["vocabularies"].values()):
             del entry["header"]
     if path.name == "store.json":
-        fields["undo"] = [journal for journal, _ in fields["undo"]]
+        fields["undo"] = [journal for journal, *_ in fields["undo"]]
+        fields["closed"] = [log[:2] for log in fields["closed"]]
     path.write_text(json.dumps({key: number, **fields} if number else fields))
     return True
 

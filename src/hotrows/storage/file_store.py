@@ -162,13 +162,14 @@ class FileStore:
         numbers, bytes_ = checked(rows, records, self._form)
         with self._writing:
             self._check()
-            log, begin, added = self._logs[0], self._logs[0].end, []
+            log, added = self._logs[0], []
+            begin, checksum = log.end, log.checksum
             try:
                 for piece in pieces(numbers.size, self.stride):
                     first = log.append(numbers[piece], bytes_[piece], KEEPS if keeps else 0)
                     added.append((numbers[piece], first))
             except BaseException:
-                log.take_back(begin)
+                log.take_back(begin, checksum)
                 raise
             self._log_bytes += log.end - begin
             for of_segment, first in [] if keeps else added:
@@ -202,7 +203,7 @@ class FileStore:
             try:
                 with self._saved.lock:
                     state = self._saved.state
-                    closed = (*state.closed, (log.number, log.end))
+                    closed = (*state.closed, (log.number, log.end, log.checksum))
                     self._saved.save(replace(state, open=fresh.number, closed=closed))
                     self._logs = (fresh, *self._logs)
             except BaseException:
@@ -388,9 +389,9 @@ def _new_log(base: BaseFile, number: int) -> RecordLog:
 def _open_logs(base: BaseFile, state: StoreState) -> tuple[RecordLog, ...]:
     """A new open log, then the closed ones, newest first, indexed."""
     logs = [_new_log(base, state.open)]
-    for number, length in reversed(state.closed):
+    for number, length, checksum in reversed(state.closed):
         path = base.path.with_name(f"log-{number}")
-        logs.append(RecordLog(path, number, base.form.stride, base.file.align, length))
+        logs.append(RecordLog(path, number, base.form.stride, base.file.align, length, checksum))
         logs[-1].index_segments()
     return tuple(logs)
 

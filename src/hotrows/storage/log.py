@@ -25,7 +25,7 @@ from hotrows.storage.record_io import ABSENT, new_index
 
 SEGMENT_BYTES = 8 << 20  # a longer write becomes several segments
 KEEPS, BARE = 1, 2  # flags: the writer retains the rows in its cache; the rows have no records
-UNKNOWN = -1  # the length of a journal that store.json of format 1 does not say
+UNKNOWN = -1  # a checksum, or the length of a journal, that older formats of store.json do not say
 UNTOUCHED = -2  # the place of a row that a journal has as one without a record
 
 _HEADER = struct.Struct("<8sqqIII28x")
@@ -45,11 +45,14 @@ class Segment:
 class RecordLog:
     """An open file of segments that one thread appends to while another reads its records."""
 
-    def __init__(self, path: Path, number: int, stride: int, align: int, length: int = -1) -> None:
-        """length: bytes of a log that was closed; without it, an empty file is made anew."""
+    def __init__(
+        self, path: Path, number: int, stride: int, align: int, length: int = -1, checksum: int = 0
+    ) -> None:
+        """length, checksum: of a log that was closed; without them, an empty file is made anew."""
         fresh = os.O_CREAT | os.O_TRUNC if length < 0 else 0
         self.file = RecordFile(path, stride, align, os.O_RDWR | fresh)
         self.path, self.number, self.stride, self.end = path, number, stride, max(length, 0)
+        self.checksum = checksum  # of all headers, which have those of rows and records
         self.num_records = 0  # appended
         self.index = new_index()
         self._buffer = mmap.mmap(-1, BLOCK)  # aligned, as direct I/O wants it
@@ -71,7 +74,9 @@ class RecordLog:
         of_records = zlib.crc32(bytes_[header + row_bytes : size].data)
         of_rows = _checksum(fields, bytes_[header : header + row_bytes])
         bytes_[:header] = np.frombuffer(_HEADER.pack(*fields, of_rows, of_records), np.uint8)
+        checksum = zlib.crc32(bytes_[:header].data, self.checksum)
         self.file.write(bytes_, self.end)
+        self.checksum = checksum
         begin, self.end = self.end, self.end + padded
         self.num_records += rows.size
         return begin + header + row_bytes
@@ -80,15 +85,16 @@ class RecordLog:
         """The place of each row's newest record, or ABSENT."""
         return self.index.find(rows)
 
-    def take_back(self, end: int) -> None:
-        """Cuts off what was appended after byte `end`, and what a failed append left."""
-        self.end = end
+    def take_back(self, end: int, checksum: int) -> None:
+        """Cuts off what was appended after byte `end`, where the log had `checksum`, and what a failed
+        append left."""
+        self.end, self.checksum = end, checksum
         with explained(self.path, 0):
             Disk.truncate(self.file.fd, end)
 
     def index_segments(self) -> None:
         """Checks every segment of the log and enters its rows into the index, the newest last."""
-        for segment in segments(self.path, self.number, self.stride, self.end):
+        for segment in segments(self.path, self.number, self.stride, self.end, self.checksum):
             self.index.put(segment.rows, segment.first, self.stride)
 
     def close(self) -> None:
@@ -99,14 +105,14 @@ class UndoJournal:
     """The records that rows had before a generation was merged; rows are searched for in the file."""
 
     def __init__(
-        self, folder: Path, number: int, stride: int, length: int = UNKNOWN, records: bool = False
+        self, folder: Path, number: int, stride: int, length: int, checksum: int, records: bool = False
     ) -> None:
-        """length: bytes of the journal; records: whether to check them too, which reads all of it."""
+        """length, checksum: of the journal; records: whether to check them too, which reads all of it."""
         path = folder / f"undo-{number}"
         self.file = RecordFile(path, stride, flags=os.O_RDONLY)
         length = path.stat().st_size if length == UNKNOWN else length
         self._parts: dict[bool, list[tuple[int, int, int]]] = {False: [], True: []}
-        for segment in segments(path, number, stride, length, records):
+        for segment in segments(path, number, stride, length, checksum, records):
             begin = segment.first - segment.rows.nbytes
             self._parts[segment.bare].append((int(segment.rows[0]), begin, segment.rows.size))
         self._bytes = np.memmap(path, np.uint8, "r") if length else None
@@ -133,15 +139,20 @@ class UndoJournal:
 
 
 def segments(
-    path: Path, number: int, stride: int, length: int, records: bool = True
+    path: Path, number: int, stride: int, length: int, checksum: int, records: bool = True
 ) -> Iterator[Segment]:
-    """The segments in the first `length` bytes of a log, checked; records: whether to read these, too."""
+    """The segments in the first `length` bytes of a log, checked; records: whether to read these, too.
+
+    checksum: of all headers, which tells this log from others; compared at the end, unless UNKNOWN.
+    """
+    of_headers = 0
     with closing(RecordFile(path, stride, flags=os.O_RDONLY)) as file:
         begin = 0
         if path.stat().st_size < length:
             raise unreadable(path, length, CUT_OFF)
         while begin < length:
             header = file.read(_HEADER.size, begin)
+            of_headers = zlib.crc32(header, of_headers)
             magic, generation, count, flags, of_rows, of_records = _HEADER.unpack(header)
             size = 0 if flags & BARE else count * stride
             first = begin + _HEADER.size + 8 * count
@@ -159,6 +170,11 @@ def segments(
                 stored = stored.reshape(-1, stride)
             yield Segment(rows, first, bool(flags & BARE), stored)
             begin = -(-(first + size) // BLOCK) * BLOCK
+    if checksum not in (UNKNOWN, of_headers):
+        raise ValueError(
+            f"{path} is not the file that was written there; bring it back, or begin anew from another "
+            f"checkpoint"
+        )
 
 
 def pieces(count: int, stride: int) -> Iterator[slice]:

@@ -19,7 +19,7 @@ import numpy as np
 from hotrows.storage.base_file import BaseFile
 from hotrows.storage.log import UNKNOWN, RecordLog, Segment, UndoJournal, pieces, segments
 from hotrows.storage.record_io import ABSENT, new_fetcher
-from hotrows.storage.store_state import StateFile
+from hotrows.storage.store_state import Named, StateFile
 
 MERGE_BYTES = 32 << 20  # of records in memory while merging
 
@@ -102,7 +102,7 @@ class Merger:
     def _merge(self, log: RecordLog) -> bool:
         """Moves a generation into `base`; False where it was stopped, and is to be repeated. In memory
         are all row numbers of the log, and some MERGE_BYTES of its records at a time."""
-        parts = list(segments(log.path, log.number, self._stride, log.end, records=False))
+        parts = list(segments(log.path, log.number, self._stride, log.end, log.checksum, False))
         if not self._write_undo(log, parts):
             return False
         for rows, places in _newest(parts, self._stride):
@@ -115,7 +115,7 @@ class Merger:
         self._base.sync()
         with self._saved.lock:
             state = self._saved.state
-            closed = tuple((g, length) for g, length in state.closed if g != log.number)
+            closed = tuple(other for other in state.closed if other[0] != log.number)
             self._saved.save(replace(state, merged=log.number, closed=closed))
         self._remove(log)
         return True
@@ -127,9 +127,13 @@ class Merger:
         with self._saved.lock:
             state = self._saved.state
             before = max((g for g in state.retained if g < log.number), default=None)
-            if before is None or log.number in (g for g, _ in state.undo):
+            if before is None or log.number in (g for g, *_ in state.undo):
                 return True
-            earlier = [UndoJournal(folder, g, self._stride, n) for g, n in state.undo if g > before]
+            earlier = [
+                UndoJournal(folder, number, self._stride, length, checksum)
+                for number, length, checksum in state.undo
+                if number > before
+            ]
         undo = RecordLog(folder / f"undo-{log.number}", log.number, self._stride, self._base.file.align)
         try:
             for rows, _ in _newest(parts, self._stride):
@@ -146,8 +150,8 @@ class Merger:
                 journal.close()
         with self._saved.lock:
             # `retain` may have dropped what needed it, but then it does no harm.
-            state = self._saved.state
-            self._saved.save(replace(state, undo=(*state.undo, (log.number, undo.end))))
+            state, named = self._saved.state, (log.number, undo.end, undo.checksum)
+            self._saved.save(replace(state, undo=(*state.undo, named)))
         return True
 
     def _append_old(self, undo: RecordLog, rows: np.ndarray) -> None:
@@ -161,13 +165,15 @@ class Merger:
             undo.append(some, None)
 
 
-def go_back(base: BaseFile, folder: Path, journals: Sequence[tuple[int, int]]) -> None:
-    """Writes the old records of the journals, (number, bytes), into `base`, the newest journal first, and
-    syncs."""
-    for number, length in sorted(journals, reverse=True):
-        path, stride = folder / f"undo-{number}", base.form.stride
+def go_back(base: BaseFile, folder: Path, journals: Sequence[Named]) -> None:
+    """Writes the old records of the journals into `base`, the newest journal first, and syncs."""
+    stride = base.form.stride
+    for number, length, checksum in journals:  # checked before `base` changes
+        UndoJournal(folder, number, stride, length, checksum).close()
+    for number, length, checksum in sorted(journals, reverse=True):
+        path = folder / f"undo-{number}"
         length = path.stat().st_size if length == UNKNOWN else length
-        for segment in segments(path, number, stride, length):
+        for segment in segments(path, number, stride, length, checksum):
             if not segment.bare:
                 assert segment.records is not None
                 base.write(segment.rows, segment.records)

@@ -9,6 +9,7 @@ import threading
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hotrows.json_file import JsonFile, build
 from hotrows.storage.base_file import KIND, Form
@@ -17,7 +18,8 @@ from hotrows.storage.log import UNKNOWN
 
 NAME = "store.json"
 ASIDE = "store.json.part"
-FILE = JsonFile("bring back the file", newest=2, signed=2, oldest=1)
+FILE = JsonFile("bring back the file", newest=3, signed=2, oldest=1)
+Named = tuple[int, int, int]  # a log or journal: number, bytes, checksum; UNKNOWN in older formats
 
 
 @dataclass(frozen=True)
@@ -26,23 +28,23 @@ class StoreState:
 
     open: int = 1  # the generation that is being written
     merged: int = 0  # `base` holds all generations up to this one
-    closed: tuple[tuple[int, int], ...] = ()  # later complete ones: number, bytes of its log
+    closed: tuple[Named, ...] = ()  # later complete ones: their logs
     retained: tuple[int, ...] = ()  # must stay restorable
-    undo: tuple[tuple[int, int], ...] = ()  # journals that count: number, bytes (UNKNOWN: of format 1)
+    undo: tuple[Named, ...] = ()  # journals that count
 
     @property
     def restorable(self) -> list[int]:
         last = max(self.retained, default=self.merged)
-        return sorted({*self.retained, *(g for g, _ in self.closed if g > last)})
+        return sorted({*self.retained, *(g for g, *_ in self.closed if g > last)})
 
     @property
     def files(self) -> set[str]:
-        logs = {f"log-{g}" for g in (self.open, *(g for g, _ in self.closed))}
-        return logs | {f"undo-{g}" for g, _ in self.undo}
+        logs = {f"log-{g}" for g in (self.open, *(g for g, *_ in self.closed))}
+        return logs | {f"undo-{g}" for g, *_ in self.undo}
 
     def back_to(self, generation: int) -> StoreState:
         """The state without later generations, but with all undo journals."""
-        closed = tuple((g, length) for g, length in self.closed if g <= generation)
+        closed = tuple(log for log in self.closed if log[0] <= generation)
         retained = tuple(g for g in self.retained if g <= generation)
         return StoreState(self.open + 1, min(self.merged, generation), closed, retained, self.undo)
 
@@ -101,8 +103,9 @@ def read_state(folder: Path, form: Form) -> StoreState:
                 f"as it was created, or create another store"
             )
     with FILE.naming(file):
-        if isinstance(undo := fields.get("undo"), list):
-            fields["undo"] = [[g, UNKNOWN] if isinstance(g, int) else g for g in undo]  # format 1
+        for name in ("closed", "undo"):
+            if isinstance(files := fields.get(name), list):
+                fields[name] = list(map(_completed, files))
         of_state = {name: one for name, one in fields.items() if name not in expected}
         state = build(StoreState, of_state)
         if absent := sorted(
@@ -110,3 +113,10 @@ def read_state(folder: Path, form: Form) -> StoreState:
         ):
             raise ValueError(f"it lacks the fields {absent}")
         return state
+
+
+def _completed(file: Any) -> Any:
+    """A log or journal in store.json, with what its format does not say: 1 numbers of journals alone,
+    2 no checksums."""
+    parts = file if isinstance(file, list) else [file]
+    return [*parts, *[UNKNOWN] * (3 - len(parts))]

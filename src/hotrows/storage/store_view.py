@@ -13,7 +13,7 @@ from torch import Tensor
 from hotrows.storage.base_file import BaseFile, FillInitial, Form
 from hotrows.storage.log import UNTOUCHED, RecordLog, UndoJournal
 from hotrows.storage.record_io import ABSENT, AnyFetcher, new_fetcher
-from hotrows.storage.store_state import StoreState, check_restorable
+from hotrows.storage.store_state import Named, StoreState, check_restorable
 
 
 class StoreView:
@@ -39,13 +39,13 @@ class StoreView:
         self._form, self._initial_values, self._on_close = form, initial_values, on_close
         self._base = BaseFile(path / "base", form, os.O_RDONLY)
         self._sources: list[RecordLog | UndoJournal] = []
-        for number, length in reversed(state.closed):
+        for number, length, checksum in reversed(state.closed):
             if number <= generation:
                 align = self._base.file.align
-                log = RecordLog(path / f"log-{number}", number, form.stride, align, length)
+                log = RecordLog(path / f"log-{number}", number, form.stride, align, length, checksum)
                 self._sources.append(log)
                 log.index_segments()
-        self._journals: set[tuple[int, int]] = set()
+        self._journals: set[Named] = set()
         self._add_journals(state)
         self._reader, self._open = new_fetcher(form.stride), True
 
@@ -75,8 +75,9 @@ class StoreView:
         """Reads later undo journals, too; of several, the oldest has the records right after
         `generation`."""
         new = [j for j in sorted(state.undo) if j[0] > self._generation and j not in self._journals]
-        for number, length in new:
-            self._sources.append(UndoJournal(self.path, number, self.stride, length, records=True))
+        for number, length, checksum in new:
+            journal = UndoJournal(self.path, number, self.stride, length, checksum, records=True)
+            self._sources.append(journal)
         self._journals.update(new)
         return bool(new)
 

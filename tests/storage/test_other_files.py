@@ -1,0 +1,87 @@
+"""Files that are whole, but not those that store.json names; and stores of older formats."""
+
+import dataclasses
+import json
+import shutil
+
+import pytest
+
+from hotrows.storage.file_store import FileStore
+from hotrows.storage.store_state import FILE
+from tests.support.file_stores import META, assert_rows, first_values, write
+
+FORM = (1000, 32, first_values, META)
+
+
+def two_checkpoints(path, first_row):
+    """A store whose second checkpoint is merged, and the first one in an undo journal."""
+    with FileStore.create(path, *FORM) as store:
+        for step in (1, 2):
+            write(store, range(first_row, first_row + 50), step)
+            store.checkpoint()
+        store.retain([1, 2])
+        store.merge_now()
+    return path
+
+
+def test_a_log_of_another_store_is_refused(tmp_path):
+    for name, step in (("one", 1), ("other", 2)):
+        with FileStore.create(tmp_path / name, *FORM) as store:
+            write(store, range(50), step)
+            store.checkpoint()
+    log = tmp_path / "one" / "log-1"
+    own = log.read_bytes()
+    shutil.copyfile(tmp_path / "other" / "log-1", log)
+    assert log.stat().st_size == len(own)
+    message = "log-1 is not the file that was written there; bring it back"
+    with FileStore.open(tmp_path / "one", *FORM) as store, pytest.raises(ValueError, match=message):
+        store.restore(1)
+    with pytest.raises(ValueError, match=message):
+        FileStore.view_at(tmp_path / "one", *FORM, generation=1)
+    log.write_bytes(own)
+    with FileStore.open(tmp_path / "one", *FORM) as store:
+        store.restore(1)
+        assert_rows(store, dict.fromkeys(range(50), 1))
+
+
+def test_a_journal_of_another_store_is_refused_before_it_changes_a_row(tmp_path):
+    path, other = two_checkpoints(tmp_path / "one", 0), two_checkpoints(tmp_path / "other", 30)
+    journal, base = path / "undo-2", (path / "base").read_bytes()
+    own = journal.read_bytes()
+    shutil.copyfile(other / "undo-2", journal)
+    assert journal.stat().st_size == len(own)
+    message = "undo-2 is not the file that was written there; bring it back"
+    with pytest.raises(ValueError, match=message):
+        FileStore.view_at(path, *FORM, generation=1)
+    with FileStore.open(path, *FORM) as store, pytest.raises(ValueError, match=message):
+        store.restore(1)
+    assert (path / "base").read_bytes() == base
+    journal.write_bytes(own)
+    with FileStore.open(path, *FORM) as store:
+        store.restore(1)
+        assert_rows(store, dict.fromkeys(range(50), 1))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_store_of_an_older_format_is_read_and_goes_on(tmp_path, version):
+    path = two_checkpoints(tmp_path / "store", 0)
+    with FileStore.open(path, *FORM) as store:
+        store.restore(2)
+        write(store, range(10), 3)
+        store.checkpoint()
+        store.close(merge=False)
+    fields = FILE.read(path / "store.json")
+    fields["closed"] = [log[:2] for log in fields["closed"]]
+    fields["undo"] = [
+        number if version == 1 else [number, length] for number, length, _ in fields["undo"]
+    ]
+    content = dataclasses.replace(FILE, newest=version).sign(fields)
+    if version == 1:
+        del content["crc32"]
+    (path / "store.json").write_text(json.dumps(content))
+    with FileStore.open(path, *FORM) as store:
+        last = max(store.generations)
+        store.restore(last)
+        assert_rows(store, dict.fromkeys(range(50), 2) | dict.fromkeys(range(10), 3))
+        store.restore(1)
+        assert_rows(store, dict.fromkeys(range(50), 1))
