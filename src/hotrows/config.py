@@ -84,8 +84,13 @@ class TrainConfig:
         option="--pretrained",
     )
     frozen: str | None = setting(None, "Tables that are not trained, with commas between", unset="none")
-    epochs: int = setting(
-        1, "How often all training samples are read", least=1, most=10**9, resumable=True
+    epochs: int | None = setting(
+        None,
+        "How often all training samples are read",
+        unset="1, of lr 1 to 20 by the data's size",
+        least=1,
+        most=10**9,
+        resumable=True,
     )
     steps: int | None = setting(
         None, "Batches in all, in place of epochs", unset="as epochs says", least=1, resumable=True
@@ -101,7 +106,9 @@ class TrainConfig:
         None, "Optimizer of rows, where a table has no other", unset="adagrad", option="--optimizer"
     )
     dense_optimizer: str = setting("adam", "Optimizer of the dense part", choices=DENSE_OPTIMIZERS)
-    dense_lr: float | None = setting(None, "Learning rate of the dense part", unset="0.001", above=0)
+    dense_lr: float | None = setting(
+        None, "Learning rate of the dense part", unset="0.001, of lr 0.01", above=0
+    )
     clip_norm: float | None = setting(
         None, "Largest norm of the dense gradients", unset="no limit", above=0
     )

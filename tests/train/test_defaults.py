@@ -16,6 +16,7 @@ from hotrows import data, models
 from hotrows.config import TrainConfig
 from hotrows.data import Loader
 from hotrows.models import Model
+from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import Trainer, load_run, run_folder, train
 from hotrows.train.defaults import settle
@@ -175,6 +176,19 @@ def test_a_run_from_another_keeps_the_bias_that_was_learned(tmp_path):
 
 
 # ---- sizes
+
+
+@pytest.mark.parametrize(("rows", "epochs"), [(8_000, 20), (10**6, 4), (10**8, 1)])
+def test_logistic_regression_takes_steps_of_its_own(rows, epochs):
+    """Shorter ones where there are more features, and for samples that were expected."""
+    settled = settle(TrainConfig(model="lr", batch_size=100), of_size(rows))
+    assert settled.row_optimizer == Adagrad(lr=1 / 2, initial_accumulator=1e-4)
+    assert (settled.epochs, settled.dense_lr) == (epochs, 0.01)
+    asked = TrainConfig(model="lr", epochs=2, dense_lr=0.1, row_optimizer=Adagrad(lr=0.3))
+    settled = settle(asked, of_size(rows))
+    assert (settled.epochs, settled.dense_lr, settled.row_optimizer) == (2, 0.1, Adagrad(lr=0.3))
+    other = settle(TrainConfig(), of_size(rows))
+    assert (other.epochs, other.dense_lr, other.row_optimizer) == (1, 0.001, Adagrad())
 
 
 def of_size(rows):

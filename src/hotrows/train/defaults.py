@@ -8,17 +8,23 @@ from pathlib import Path
 from hotrows import models, optim
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData
+from hotrows.schema import Schema
 
 
 def settle(config: TrainConfig, data: EncodedData) -> TrainConfig:
     """Fills in what the config leaves open, for a training on these data."""
     num_samples = _num_training_samples(data)
+    model = config.model or models.default_name(data.schema, config.label)
+    batch_size = config.batch_size or _batch_size(num_samples)
+    is_linear = model == "lr"
+    rows = _linear_rows(data.schema, batch_size) if is_linear else optim.Adagrad()
     return dataclasses.replace(
         config,
-        model=_absolute_model(config.model or models.default_name(data.schema, config.label)),
-        batch_size=config.batch_size or _batch_size(num_samples),
-        row_optimizer=config.row_optimizer or optim.Adagrad(),
-        dense_lr=config.dense_lr or 1e-3,
+        model=_absolute_model(model),
+        epochs=config.epochs or (_linear_epochs(num_samples) if is_linear else 1),
+        batch_size=batch_size,
+        row_optimizer=config.row_optimizer or rows,
+        dense_lr=config.dense_lr or (0.01 if is_linear else 0.001),
         pack_parts=_pack_parts(config),
         store=_absolute_store(config.store),
         pretrained={name: str(Path(file).resolve()) for name, file in config.pretrained.items()},
@@ -38,6 +44,21 @@ def _batch_size(num_samples: int) -> int:
     """The largest power of two that leaves 500 steps an epoch, from 64 to 8,192."""
     fitting = max(num_samples // 500, 1)
     return min(max(1 << (fitting.bit_length() - 1), 64), 8192)
+
+
+def _linear_rows(schema: Schema, batch_size: int) -> optim.Adagrad:
+    """Adagrad for the weights of logistic regression.
+
+    The step is shared by all features, whose frequent ids move together. The sum of squares begins at
+    that of one sample's gradient, 1 / batch_size: else the first step would be as long for a sample that
+    was expected, as most are where labels are rare, as for a surprising one. See docs/defaults.md.
+    """
+    return optim.Adagrad(1 / len(schema.features), initial_accumulator=1 / batch_size**2)
+
+
+def _linear_epochs(num_samples: int) -> int:
+    """As many as make four million samples, from 1 to 20; early stop mostly ends them before."""
+    return min(max(4_000_000 // num_samples, 1), 20)
 
 
 def _pack_parts(config: TrainConfig) -> int:

@@ -36,6 +36,7 @@ class TrainingBatches:
 
     def __init__(self, data: EncodedData, config: TrainConfig, ranks: Ranks) -> None:
         self.loader = _loader(data, config, ranks)
+        assert config.epochs is not None, "settle the config first"
         self.total_steps = config.steps or config.epochs * len(self.loader)
         self._scheduled = config.hot_cold == "scheduled"
 

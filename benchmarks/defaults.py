@@ -1,0 +1,130 @@
+"""What do models reach with every setting left open? Beside logistic regression on one-hot ids.
+
+    python -m benchmarks.defaults                                # what is not there yet
+    python -m benchmarks.defaults --sets criteo --models lr --again
+    python -m benchmarks.defaults --sets adult --config precision=\\"bfloat16\\" --named bfloat16
+
+Each model is trained by `hotrows.Trainer` with `TrainConfig(model=NAME, seed=SEED)` and nothing else; the
+reference is fitted to convergence (`benchmarks.one_hot`). Figures are added to those that are there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from benchmarks import defaults_data, one_hot
+from benchmarks.harness import RESULTS, conditions, write
+from hotrows.config import TrainConfig
+from hotrows.metrics import Metrics
+from hotrows.train import Trainer
+
+NAME, QUESTION = "defaults", __doc__.splitlines()[0]
+REFERENCE = "one-hot"
+MODELS = ("lr", "fm", "dnn", "deepfm", "dcnv2")
+SEQUENCE_MODELS = ("din", "dien")
+WITH_HISTORY = ("movielens", "taobao")
+
+
+def main() -> None:
+    args = _arguments()
+    torch.set_num_threads(args.threads)
+    for name in args.sets:
+        more = SEQUENCE_MODELS if name in WITH_HISTORY else ()
+        for model in args.models or (REFERENCE, *MODELS, *more):
+            for seed in args.seeds:
+                key = f"{model}, {args.named}" if args.named else model
+                if args.again or str(seed) not in _stored().get(name, {}).get(key, {}):
+                    figures = _figures(name, model, seed, args)
+                    if not args.dry:
+                        _store(name, key, seed, figures)
+                    shown = {n: f"{v:.4f}" if isinstance(v, float) else v for n, v in figures.items()}
+                    print(f"{name} {key} {seed}: {shown}", flush=True)
+    if not args.dry:
+        print(table(_stored()))
+
+
+def _figures(name: str, model: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
+    data = defaults_data.load(name, seed, args.raw)
+    begin = time.perf_counter()
+    if model == REFERENCE:
+        metrics, strength = one_hot.fitted(data)
+        return {**_of(metrics), "strength": strength, "seconds": _since(begin)}
+    changes = {key: json.loads(value) for key, value in (text.split("=", 1) for text in args.config)}
+    config = TrainConfig.from_fields({"model": model, "seed": seed, **changes})
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(data, config, Path(folder) / "run")
+        result = trainer.fit()
+    assert result.test is not None
+    assert trainer.config.batch_size is not None
+    return {
+        **_of(result.test),
+        "steps": result.steps,
+        "best_step": result.best_step,
+        "epochs": round(result.steps * trainer.config.batch_size / data.parts["train"].rows, 2),
+        "seconds": _since(begin),
+    }
+
+
+def _of(metrics: Metrics) -> dict[str, Any]:
+    return {"auc": metrics.auc, "log_loss": metrics.log_loss}
+
+
+def _since(begin: float) -> float:
+    return round(time.perf_counter() - begin, 1)
+
+
+def table(sets: dict[str, Any]) -> str:
+    """The figures as a Markdown table: mean AUC of the reference, and the mean difference of each model
+    from it, seed by seed."""
+    models = [*dict.fromkeys(model for of_set in sets.values() for model in of_set if model != REFERENCE)]
+    lines = [f"| | seeds | {' | '.join((REFERENCE, *models))} |", "|---" * (3 + len(models)) + "|"]
+    for name, of_set in sets.items():
+        reference = of_set.get(REFERENCE, {})
+        if not reference:
+            continue
+        cells = [f"{mean(figures['auc'] for figures in reference.values()):.4f}"]
+        for model in models:
+            figures = of_set.get(model, {})
+            seeds = sorted(figures.keys() & reference)
+            differences = [figures[seed]["auc"] - reference[seed]["auc"] for seed in seeds]
+            spread = f" ± {stdev(differences):.4f}" if len(differences) > 1 else ""
+            cells.append(f"{mean(differences):+.4f}{spread}" if differences else "")
+        lines.append(f"| {name} | {len(reference)} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _stored() -> dict[str, Any]:
+    path = RESULTS / f"{NAME}.json"
+    return json.loads(path.read_text())["sets"] if path.exists() else {}
+
+
+def _store(name: str, model: str, seed: int, figures: dict[str, Any]) -> None:
+    sets = _stored()
+    sets.setdefault(name, {}).setdefault(model, {})[str(seed)] = figures
+    write(NAME, {"question": QUESTION, **conditions(torch.get_num_threads()), "sets": sets})
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=QUESTION)
+    parser.add_argument("--sets", nargs="+", choices=defaults_data.SETS, default=list(defaults_data.SETS))
+    parser.add_argument("--models", nargs="+", help="default: all of each set")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--config", action="append", default=[], metavar="NAME=JSON", help="a setting")
+    parser.add_argument("--named", help="what figures with other settings are stored as")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--raw", type=Path, default=defaults_data.RAW, help="folder of raw files")
+    parser.add_argument("--again", action="store_true", help="also what is there already")
+    parser.add_argument("--dry", action="store_true", help="write nothing")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The data on which defaults are tried: public samples, and sets drawn here that are hard to start on.
+
+A set is made for a seed: rows that are split at random are split anew, drawn ones drawn anew. What is
+given in parts (Adult, MovieLens, Taobao) is one set for all seeds.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.accuracy_data import RAW
+from benchmarks.workload import DATA
+from hotrows import datasets
+from hotrows.data import EncodedData, prepare
+from hotrows.datasets import schemas
+from hotrows.schema import Dense, Schema, Sparse
+
+FOLDER = DATA / "defaults"
+SPLIT = "fraction:0.8,0.1,0.1"
+
+
+def load(name: str, seed: int, raw: Path = RAW) -> EncodedData:
+    """The data of a set for a seed, made where it is not there."""
+    folder = FOLDER / (name if name in GIVEN else f"{name}-{seed}")
+    if (folder / "data.json").exists():
+        return EncodedData.open(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    return SETS[name](folder, seed, raw)
+
+
+def _public(name: str, file: str) -> Callable[[Path, int, Path], EncodedData]:
+    """Rows of a public file in a random split."""
+
+    def make(folder: Path, seed: int, raw: Path) -> EncodedData:
+        return prepare([raw / file], schemas.BY_NAME[name], folder, split=SPLIT, seed=seed)
+
+    return make
+
+
+def _in_parts(name: str) -> Callable[[Path, int, Path], EncodedData]:
+    return lambda folder, seed, raw: datasets.prepare(datasets.BY_NAME[name], raw, folder)
+
+
+def _drawn(
+    rows: int, base: float, ids: tuple[int, ...] = (), dense: int = 0
+) -> Callable[[Path, int, Path], EncodedData]:
+    """Rows whose label follows single features and pairs of them.
+
+    base: logit of a sample that nothing is known of; ids: values of each id feature, the first ones
+    the most frequent; dense: how many numbers there are, of all scales.
+    """
+
+    def make(folder: Path, seed: int, raw: Path) -> EncodedData:
+        import pyarrow as pa
+
+        rng = np.random.default_rng([seed, rows])
+        columns: dict[str, np.ndarray] = {}
+        logit = np.full(rows, base)
+        hidden = []
+        for f, number in enumerate(ids):
+            values = np.minimum(rng.zipf(1.3, rows) - 1, number - 1)
+            columns[f"id_{f}"] = values
+            logit += rng.normal(0, 0.5, number)[values]
+            hidden.append(rng.normal(0, 0.5, number)[values])
+        for f in range(dense):
+            values = rng.normal(size=rows)
+            columns[f"number_{f}"] = values * 10.0 ** (f % 4 - 1)
+            logit += rng.normal(0, 0.5) * values
+            hidden.append(rng.normal(0, 0.5) * values)
+        logit += sum(a * b for a, b in itertools.pairwise(hidden))
+        columns["label"] = (rng.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.int8)
+        features = [Sparse(f"id_{f}") for f in range(len(ids))]
+        features += [Dense(f"number_{f}", transform="standard") for f in range(dense)]
+        return prepare(pa.table(columns), Schema(tuple(features)), folder, split=SPLIT, seed=seed)
+
+    return make
+
+
+GIVEN = ("adult", "movielens", "taobao")
+_IDS = (10, 100, 1_000, 10_000, 50_000)
+SETS: dict[str, Callable[[Path, int, Path], EncodedData]] = {
+    "criteo": _public("criteo", "criteo_kaggle_10k.tsv"),
+    "avazu": _public("avazu", "avazu_14k.csv"),
+    "adult": _in_parts("adult"),
+    "movielens": _in_parts("movielens_1m"),
+    "taobao": _in_parts("taobao_userbehavior"),
+    "rare": _drawn(50_000, -6.0, _IDS, 4),  # about 1 % of ones
+    "rarest": _drawn(200_000, -8.5, _IDS, 4),  # about 0.1 %
+    "tiny": _drawn(5_000, -1.0, (10, 100, 1_000), 4),
+    "ids": _drawn(30_000, -1.5, (*_IDS, 20, 500)),
+    "dense": _drawn(10_000, -1.0, (), 12),
+}
