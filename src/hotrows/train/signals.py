@@ -11,6 +11,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from typing import Any
@@ -77,7 +78,9 @@ def _answer(count: int, doing: Callable[[], str], ended: threading.Event) -> Non
         if rank:
             log.warning(f"{rank}ended at once; go on from the last checkpoint with --resume")
             os._exit(_INTERRUPTED)
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it, too
+        while ended.is_set():  # until it is handled: one that comes just before a wait does not end that
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(0.05)
 
 
 _undo: Callable[[], None] | None = None  # for children made by fork
