@@ -43,7 +43,7 @@ def each(name, values, piece):
         *each("batch_size", [0, -1, 1 << 41, HUGE], "batch_size must be at"),
         *each("batch_size", ["64", 1.5, True, [64], {}], "batch_size must be a whole number, not"),
         *each("batch_size", [1 << 16000], "not a number of many digits"),
-        *each("epochs", [None, "x", 2.0], "epochs must be a whole number, not"),
+        *each("epochs", ["x", 2.0], "epochs must be a whole number, not"),
         *each("epochs", [0, 10**9 + 1], "epochs must be at"),
         *each("steps", [0, -1], "steps must be at least 1, not"),
         *each("steps", [HUGE], "steps must be a whole number of at most 64 bits"),
