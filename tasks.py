@@ -66,7 +66,7 @@ def digest(paths: Iterable[Path]) -> str:
 
 
 def pip(*arguments: str) -> None:
-    command = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+    command = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*command, *arguments], cwd=HERE, check=True)
 
 
