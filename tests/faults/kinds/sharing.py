@@ -65,6 +65,7 @@ def readers(trial: Trial) -> str:
     as if it were alone, and what was predicted is what one of its checkpoints predicts."""
     job = trial.choose.choice(list(TRAININGS))
     trial.note(job)
+    predictions = trial.world.predictions  # made in the same folder: before the trainer is there
     trial.world.begin(job)
     trainer = trial.command(job)
     outcome = "equal"
@@ -79,15 +80,11 @@ def readers(trial: Trial) -> str:
         if not ended.is_done:
             outcome = "refused"
         elif words[0] == "predict":
-            _is_of_a_checkpoint(trial, f"out-of-{number}")
+            predicted = (trial.here / f"out-of-{number}").read_text()
+            if predicted not in predictions:
+                raise Failed("different", "predicted what no checkpoint of the run predicts")
     ended = trainer.end()
     if not ended.is_done:
         raise Failed("lost", str(ended))
     trial.compare(ended, job)
     return outcome
-
-
-def _is_of_a_checkpoint(trial: Trial, out: str) -> None:
-    predicted = (trial.here / out).read_text()
-    if predicted not in trial.world.predictions:
-        raise Failed("different", "predicted what no checkpoint of the run predicts")
