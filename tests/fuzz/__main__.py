@@ -26,7 +26,7 @@ from tests.fuzz import CASE_SECONDS, TARGETS, case_of, run_case
 from tests.fuzz.case import Broken, Case
 from tests.support.scratch import folder_in_memory
 
-BATCH = 2_000  # cases of a process
+BATCH = 5_000  # cases of a process
 MEMORY = 3 << 30  # bytes of address space that a batch may take beside what it began with
 
 
@@ -68,7 +68,7 @@ def main() -> int:
     if arguments.record is not None:
         record(
             arguments.record,
-            {target: seeds - arguments.seed for target in targets},
+            dict.fromkeys(targets, seeds - arguments.seed),
             {"seed": arguments.seed, "minutes": round((time.monotonic() - begun) / 60, 1)}
             | {"environment": environment(), "found": sorted(kinds)},
         )
@@ -142,7 +142,8 @@ def keep(finding: Finding) -> None:
     for name, content in case.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    (folder / "how.json").write_text(json.dumps({**case.how, "damaged": case.damaged}, indent=1, default=Schema.to_json))
+    how = {**case.how, "damaged": case.damaged}
+    (folder / "how.json").write_text(json.dumps(how, indent=1, default=Schema.to_json))
     print(f"{finding.target}, seed {finding.seed}: {finding.why}")
     size = len(case.files.get(case.damaged, b""))
     print(f"the smallest input found has {size:,} bytes and is in {folder}")

@@ -138,11 +138,11 @@ def _how(choose: random.Random, schema: Schema, path: str) -> dict[str, Any]:
     return {
         "schema": schema,
         "path": path,
-        "threads": choose.choice([1, 1, 1, 1, 2, 3]),
+        "threads": choose.choice([1] * 8 + [2, 3]),
         "ahead": choose.random() < 0.1,
         "chunk_bytes": [choose.choice(size), choose.choice(size)],
         "for_training": choose.random() < 0.8,
-        "prepare": choose.choice(splits) if choose.random() < 0.02 else None,
+        "prepare": choose.choice(splits) if choose.random() < 0.01 else None,
     }
 
 
