@@ -199,7 +199,7 @@ def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
     if schema.dense:
         interleave([columns.dense(feature) for feature in schema.dense], to.dense)
     several = len(schema.labels) > 1
-    for label, into in zip(schema.labels, to.labels.reshape(len(to), -1).T, strict=True):
+    for label, into in zip(schema.labels, to.labels.reshape(len(to), len(schema.labels)).T, strict=True):
         values = columns.label(label, several)
         into[:] = values
         if schema.has_numbers and label.values.binary:

@@ -69,12 +69,12 @@ class ArrowCells:
 
     def lists(self, column: str, separator: str) -> RawIds:
         array = self.batch.column(column)
-        if not _is_list(array.type):
+        if not is_list(array.type):
             words = () if self.how.keeps_lone_missing else self.how.schema.missing
             cells = self._blanked(self._text(array, column), words)
             cut = values.cut_lists(cells, separator, self.how.threads)
             return self.how.text(self._trimmed(cut))
-        if _is_list(array.type.value_type):
+        if is_list(array.type.value_type):
             raise self._unfit(column, "a list of values", "lists of lists are not read")
         offsets, flat = _unnested(array)
         return self.how.text(self._trimmed(self._text(flat, column), offsets))
@@ -139,7 +139,7 @@ class ArrowCells:
     def _single(self, column: str) -> RawIds:
         """The values of a column, one per row, as they were found."""
         array = self.batch.column(column)
-        if _is_list(array.type):
+        if is_list(array.type):
             raise self._unfit(column, "a single value", "declare a Sequence, or Sparse(many=True)")
         return self._trimmed(self._text(array, column))
 
@@ -325,7 +325,8 @@ def _spans(array: Any) -> RawIds:
     return RawIds(np.frombuffer(text, np.uint8)[first:end], bounds[:-1].astype(np.uint32), lengths)
 
 
-def _is_list(kind: Any) -> bool:
+def is_list(kind: Any) -> bool:
+    """Whether an Arrow type is one of lists."""
     types = pyarrow().types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
