@@ -14,7 +14,7 @@ import mmap
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ def placements_of(embedding: Embedding) -> dict[str, Any] | None:
     if embedding.ranks.num_ranks == 1:
         return None
     return {
-        table.name: asdict(placement)
+        table.name: placement.to_json()
         for pack in embedding.packs
         for table, placement in zip(pack.tables, pack.placements, strict=True)
     }
