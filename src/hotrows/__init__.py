@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hotrows.engine.caching import Caching
     from hotrows.engine.embedding import Embedding
     from hotrows.engine.vectors import Vectors
-    from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
+    from hotrows.optim import FTRL, SGD, Adagrad, Adam, DenseAdam, DenseAdamW, DenseSGD, RowWiseAdagrad
     from hotrows.pipeline.prefetch import prefetch
     from hotrows.plan import PackPlan, Plan
     from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
@@ -58,6 +58,9 @@ __all__ = [
     "Constant",
     "Cross",
     "Dense",
+    "DenseAdam",
+    "DenseAdamW",
+    "DenseSGD",
     "Embedding",
     "Label",
     "Loader",
@@ -96,7 +99,16 @@ __getattr__, __dir__ = lazy_names(
         "hotrows.engine.caching": ["Caching"],
         "hotrows.engine.embedding": ["Embedding"],
         "hotrows.engine.vectors": ["Vectors"],
-        "hotrows.optim": ["FTRL", "SGD", "Adagrad", "Adam", "RowWiseAdagrad"],
+        "hotrows.optim": [
+            "FTRL",
+            "SGD",
+            "Adagrad",
+            "Adam",
+            "DenseAdam",
+            "DenseAdamW",
+            "DenseSGD",
+            "RowWiseAdagrad",
+        ],
         "hotrows.pipeline.prefetch": ["prefetch"],
         "hotrows.plan": ["PackPlan", "Plan"],
         "hotrows.schema": ["Dense", "Label", "Schema", "Sequence", "Sparse", "Time"],

@@ -103,7 +103,8 @@ def take(
     """
     dense: dict[str, Mapping[str, Tensor]] = {}
     if embedding.ranks.rank == 0:
-        dense = {"model.safetensors": model.state_dict(), "trainer.safetensors": state.tensors}
+        trainer = {**state.tensors, **embedding.packed.dense_rows.tensors()}
+        dense = {"model.safetensors": model.state_dict(), "trainer.safetensors": trainer}
     stores = embedding.cached_tables.checkpoint() if embedding.cached_tables else []
     kinds = [table.optimizer.kind if table.optimizer else "" for table in embedding.tables]
     return Snapshot(

@@ -31,7 +31,7 @@ class InitialValues:
     """The initial values of the rows of a store, drawn from the random stream of their table.
 
     first_rows: [K + 1], pieces: [K, 5] int64, the tables that the store consists of, as in
-    `ops.initialize`; state: S numbers of a new row.
+    `ops.initialize`; state: S numbers of a new row; step: its int32, where records have one.
     """
 
     layout: RecordLayout
@@ -39,6 +39,7 @@ class InitialValues:
     pieces: Tensor
     initializer: Initializer
     state: tuple[float, ...]
+    step: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -51,6 +52,10 @@ class InitialValues:
             records, self.layout.as_ints(), rows, self.first_rows, self.pieces, kind, scale,
             list(self.state),
         )  # fmt: skip
+        if self.step and len(records):
+            step = views(records, self.layout.as_ints()).step
+            assert step is not None
+            step.fill_(self.step)
 
 
 class MemoryStore:

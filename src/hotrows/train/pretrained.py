@@ -118,6 +118,7 @@ class _Vectors:
         self._vectors = vectors
         assert table.optimizer is not None
         self._state = torch.tensor(optim.initial_state(table.optimizer, table.dim))
+        self._step = optim.initial_step(table.optimizer)
 
     def take(self, places: Places) -> np.ndarray:
         vectors = torch.from_numpy(np.ascontiguousarray(self._vectors[places], np.float32))
@@ -125,6 +126,8 @@ class _Vectors:
         store.records.zero_()
         store.views.weights.copy_(vectors)
         store.views.state.copy_(self._state.expand_as(store.views.state))
+        if store.views.step is not None:
+            store.views.step.fill_(self._step)
         return store.records.numpy()
 
 
