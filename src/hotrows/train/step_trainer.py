@@ -85,6 +85,10 @@ class StepTrainer:
         self._shared = SharedGradients(self.model, self.ranks)
         self._plain_step = Step(self.recommender, self.dense_optimizer, self.config, self._shared)
         self.step: Callable[..., Tensor] = self._plain_step
+        if self.config.cuda_graph and self.embedding.dynamic is not None:
+            raise ValueError(
+                "a captured step gives new keys no rows: train dynamic features without cuda_graph"
+            )
         if self.config.cuda_graph:
             self.step = CapturedStep(self._plain_step)
         self.state = self.batches.first_state()
