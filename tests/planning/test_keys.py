@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows.dynamic import Dynamic
-from hotrows.planning.keys_reference import COUNTERS, MOST_COUNTED, ReferenceKeyTable
+from hotrows.planning.key_table import COUNTERS
+from hotrows.planning.keys_reference import MOST_COUNTED, ReferenceKeyTable
 
 LEAST, MOST = -(2**63), 2**63 - 1
 KINDS = [ReferenceKeyTable]

@@ -25,7 +25,8 @@ All is a function of the settings and the batches in order. `keys_reference` is 
 from __future__ import annotations
 
 from hotrows.dynamic import Dynamic
-from hotrows.planning.keys_reference import KeyTable, ReferenceKeyTable, Resolved
+from hotrows.planning.key_table import KeyTable, Resolved
+from hotrows.planning.keys_reference import ReferenceKeyTable
 
 __all__ = ["KeyTable", "Resolved", "key_table"]
 
