@@ -86,7 +86,9 @@ def test_rows_of_no_weight_teach_nothing_and_weights_count_as_often(frame):
     only = rows[wrong.to_numpy()]
     assert answers.score(only, labels[wrong]) < 0.6 < misled.score(only, labels[wrong])
     twice = Classifier(**SMALL, epochs=3).fit(rows, labels, sample_weight=[2] * 1500)
-    assert twice.result_.validation.log_loss == pytest.approx(misled.result_.validation.log_loss, abs=0.02)
+    assert twice.result_.validation.log_loss == pytest.approx(
+        misled.result_.validation.log_loss, abs=0.02
+    )
     assert "weight" not in twice.schema_.to_json().split('"weight": null')[0]
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -181,6 +182,24 @@ class PackedTables:
         g, i = self._place[p]
         return self.cached.groups[g].cache.arenas[i]
 
+    def begin(self, plan: Plan) -> None:
+        """Gives rows that stand for new keys the first values of these: before they are looked up."""
+        for g, (host, new) in enumerate(zip(plan.host.new_rows, plan.new_rows, strict=True)):
+            packs = self.groups[g].packs
+            records = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
+            if not len(host.rows):
+                continue
+            if self.touched:
+                self.touched[g][host.rows] = True
+            if not self._is_resident(plan, g):
+                assert self._read_through is not None
+                self._read_through.write(g, host.rows, torch.cat(records, 1))
+                continue
+            for p, of_pack in zip(packs, records, strict=True):
+                ops.copy_rows(self._device.put(of_pack), None, self._records(p), new.slots)
+            if self.cached:
+                self.cached.groups[g].cache.mark_changed(host.slots)
+
     # ---- update
 
     def update(
@@ -276,7 +295,7 @@ class PackedTables:
 
     def note_touched(self) -> None:
         """Makes `touched` say from here on, for each group, which rows of this rank change: [rows]."""
-        self.touched = tuple(torch.zeros(group.rows, dtype=torch.bool) for group in self.groups)
+        self.touched = tuple(torch.from_numpy(np.zeros(group.rows, bool)) for group in self.groups)
 
     # ---- weight decay by count
 
@@ -328,9 +347,13 @@ class PackedTables:
             return torch.cat(list(self.weight_chunks(table)))
         return self.stores[p].views.weights[first:end]
 
-    def weight_chunks(self, table: str) -> Iterator[Tensor]:
-        """The weights of a table, [m, dim] as stored, some rows at a time, in host memory."""
+    def weight_chunks(self, table: str, num_rows: int | None = None) -> Iterator[Tensor]:
+        """The weights of a table, [m, dim] as stored, some rows at a time, in host memory.
+
+        num_rows: of the first ids (default: all).
+        """
         p, first, end = self._rows_of(table)
+        end = end if num_rows is None else first + num_rows
         for begin, stop in chunks(end - first):
             if self._read_through:
                 records = self._read_through.records(p, torch.arange(first + begin, first + stop))
@@ -387,6 +410,11 @@ def _initial_values(shard: RankShard, seed: int) -> InitialValues:
         for piece in shard.slices
     ]
     assert first.optimizer is not None
+    made = tuple(
+        (piece.first_row, piece.first_row + min(shard.tables[piece.table].reserved or rows, rows))
+        for piece in shard.slices
+        if (rows := piece.num_rows)
+    )
     return InitialValues(
         layout=packing.layout_in(shard),
         first_rows=torch.tensor([*(piece.first_row for piece in shard.slices), shard.rows]),
@@ -394,6 +422,7 @@ def _initial_values(shard: RankShard, seed: int) -> InitialValues:
         initializer=first.initializer,
         state=tuple(optim.initial_state(first.optimizer, shard.dim)),
         step=optim.initial_step(first.optimizer),
+        made=made if any(table.reserved is not None for table in shard.tables) else None,
     )
 
 

@@ -135,6 +135,7 @@ def simulate(
     batches: number of batches of the first epoch; None: all.
     progress: called with the stage, the number done and their total.
     """
+    data.check_counts("a simulation")
     if not data.parts["train"].rows:
         raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
     config = TrainConfig(
