@@ -141,8 +141,8 @@ class DynamicIds:
 
     def find(self, batch: Batch) -> Batch:
         """A batch with the ids that its keys have as of the batches trained; changes nothing."""
-        found = self._with_ids(batch, lambda name, keys: self.tables[name].find(keys))
-        return dataclasses.replace(found, new_ids=())
+        with_ids = self._with_ids(batch, lambda name, keys: self.tables[name].find(keys))
+        return dataclasses.replace(with_ids, new_ids=())
 
     def live(self, table: Table) -> tuple[Tensor, Tensor] | None:
         """The ids of a table that have keys as of the batches trained, ascending, and these keys; None:
