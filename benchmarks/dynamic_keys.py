@@ -24,6 +24,7 @@ import os
 import subprocess
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +78,7 @@ def _arms(library, num_keys: int) -> dict:
         f"hotrows {name}": lambda dynamic=dynamic: _Ours(dynamic) for name, dynamic in policies.items()
     }
     for kind, name in enumerate(MAPS):
-        arms[name] = lambda kind=kind: _Map(library, kind)
+        arms[name] = partial(_Map, library, kind)
     return arms
 
 

@@ -356,7 +356,7 @@ LARGE = [
 @needs_native
 @pytest.mark.parametrize("dynamic", LARGE, ids=lambda d: f"{d.evict} {d.admit} {d.capacity}")
 def test_a_native_table_that_grows_and_turns_over_equals_the_reference(dynamic):
-    """Enough keys that lines move, samples bound the order, and segments, sketches and batches go round."""
+    """Enough keys that lines move, samples bound the order, and sketches turn."""
     generator = torch.Generator().manual_seed(5)
     reference, fast = ReferenceKeyTable(dynamic), NativeKeyTable(dynamic)
     batches = []

@@ -191,6 +191,4 @@ def _check(state: dict[str, Tensor], dynamic: Dynamic, num_unknown: int) -> None
         )
     ids = state["ids"]
     if num_live and (int(ids[0]) < 2 + num_unknown or not bool((ids[1:] > ids[:-1]).all())):
-        raise ValueError(
-            "the saved ids of keys do not rise: the state is damaged; go on from an older one"
-        )
+        raise ValueError("the saved ids of keys do not rise: the state is damaged; load an older one")
