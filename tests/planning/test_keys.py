@@ -172,6 +172,13 @@ def test_looking_forward_ends_with_the_window(kind):
 
 
 @every_kind
+def test_after_the_end_batches_come_one_by_one(kind):
+    table = kind(Dynamic(capacity=2, evict="ahead", window=3))
+    replay(table, [(1, 2)])
+    assert table.resolve(ints(3)).died_keys.tolist() == [1]
+
+
+@every_kind
 def test_admission_after_reads_counts_occurrences(kind):
     table = kind(Dynamic(admit="after:3"))
     resolved = replay(table, [(1, 1, 2), (2, 1), (2,), (1,)])
@@ -250,6 +257,10 @@ def test_a_state_is_refused_where_it_does_not_fit(kind):
         kind(Dynamic(capacity=2), num_unknown=2).load(table.state())
     with pytest.raises(ValueError, match="num_unknown=2, not 1"):
         kind(Dynamic()).load(table.state())
+    damaged = table.state() | {"ids": ints(4, 6, 5)}
+    with pytest.raises(ValueError, match="saved ids of keys do not rise"):
+        table.load(damaged)
+    assert live(table) == {1: 4, 2: 5, 3: 6}
 
 
 KEYS = [-1, 0, 1, MOST, LEAST, *range(10, 40)]

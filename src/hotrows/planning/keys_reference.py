@@ -8,13 +8,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from itertools import count, filterfalse
+from itertools import filterfalse
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotrows.dynamic import MOST_SKETCHED, Dynamic
+from hotrows.dynamic import MOST_ROWS, MOST_SKETCHED, Dynamic
 from hotrows.ops.rows.reference_random import mix64, random_bits
 from hotrows.planning.key_table import COUNTERS, KeyTable, Resolved
 
@@ -63,7 +63,7 @@ class ReferenceKeyTable(KeyTable):
         died = self._evicted(batch, read, len(new))
         died_keys = [self._die(row) for row in died]
         born_keys = new[: self._room(len(new))]
-        free = filterfalse(self._keys.__contains__, count())  # from the lowest
+        free = filterfalse(self._keys.__contains__, range(MOST_ROWS))  # from the lowest
         born = [self._give_birth(key, next(free), batch, read[key]) for key in born_keys]
         self._add("refused", len(new) - len(born))
         ids = self._ids(keys, self._rows)
