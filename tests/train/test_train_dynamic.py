@@ -140,3 +140,34 @@ def test_static_schemas_are_written_as_before(encoded):
     fields = json.loads(dataclasses.replace(encoded.schema).to_json())
     assert [("dynamic" in f) for f in fields["features"]] == [False, True, False]
     assert Schema.from_json(encoded.schema.to_json()) == encoded.schema
+
+
+def test_the_growth_of_tables_is_logged_and_shown(whole, capsys):
+    from hotrows import cli
+
+    def shown_by(*arguments):
+        with pytest.raises(SystemExit):
+            cli.main(["tables", str(whole[0]), *arguments])
+        return capsys.readouterr().out
+
+    lines = [json.loads(line) for line in (whole[0] / "metrics.jsonl").read_text().splitlines()]
+    growth = [line["keys"]["a"] for line in lines if line["kind"] == "train"][-1]
+    assert growth["live"] == growth["rows"] == 20 == growth["admitted"] - growth["evicted"]
+    shown = json.loads(shown_by("--json"))
+    assert [table["name"] for table in shown["tables"]] == ["a", "b", "a.linear", "b.linear"]
+    (keys,) = shown["keys"]
+    assert keys["ages"] == sorted(keys["ages"]) and keys["ages"][0] == 0
+    assert {name: keys[name] for name in growth} == growth
+    assert "oldest" in shown_by()
+
+
+def test_features_are_made_dynamic_on_the_command_line():
+    from hotrows.datasets import schemas
+
+    dynamic = schemas.with_dynamic(schemas.criteo, ["C1 capacity=100 evict=lfu:5", "C2"])
+    declared = {feature.name: feature.dynamic for feature in dynamic.id_features}
+    assert declared["C1"] == Dynamic(100, evict="lfu:5") and declared["C2"] == Dynamic()
+    assert declared["C3"] is None
+    for text in ("none", "C1 rows=3", "C1 capacity=many", "C1 evict=never"):
+        with pytest.raises(ValueError, match="dynamic"):
+            schemas.with_dynamic(schemas.criteo, [text])

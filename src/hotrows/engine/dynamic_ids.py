@@ -22,8 +22,8 @@ from torch import Tensor
 from hotrows.batch import Batch, NewIds
 from hotrows.dynamic import Dynamic
 from hotrows.optim import RowOptimizer
+from hotrows.planning.key_table import COUNTERS
 from hotrows.planning.keys import KeyTable, Resolved, key_table
-from hotrows.planning.keys_reference import COUNTERS
 from hotrows.schema import MISSING, MISSING_KEY, Schema, vocabulary_of
 from hotrows.table import Cross, Table
 
@@ -136,8 +136,8 @@ class DynamicIds:
 
     def find(self, batch: Batch) -> Batch:
         """A batch with the ids that its keys have as of the batches trained; changes nothing."""
-        found = self._with_ids(batch, lambda name, keys: self.tables[name].find(keys))
-        return dataclasses.replace(found, new_ids=())
+        with_ids = self._with_ids(batch, lambda name, keys: self.tables[name].find(keys))
+        return dataclasses.replace(with_ids, new_ids=())
 
     def live(self, table: Table) -> tuple[Tensor, Tensor] | None:
         """The ids of a table that have keys as of the batches trained, ascending, and these keys; None:
@@ -147,6 +147,11 @@ class DynamicIds:
             return None
         state = self.tables[name].state()
         return state["ids"], state["keys"]
+
+    def growth(self) -> dict[str, dict[str, int]]:
+        """By vocabulary, as of the batches planned: live keys, rows used at most so far, and how many
+        keys were admitted, evicted, and refused since there was no room."""
+        return {name: {"live": keys.num_live, **keys.growth()} for name, keys in self.tables.items()}
 
     def num_rows(self, tables: Sequence[Table]) -> dict[str, int]:
         """By table of dynamic ids, the rows that batches trained so far have used, with reserved ones."""

@@ -375,7 +375,7 @@ def _initial_values(shard: RankShard, seed: int) -> InitialValues:
         for piece in shard.slices
     ]
     assert first.optimizer is not None
-    made = tuple(
+    ranges = tuple(
         (piece.first_row, piece.first_row + min(shard.tables[piece.table].reserved or rows, rows))
         for piece in shard.slices
         if (rows := piece.num_rows)
@@ -386,7 +386,7 @@ def _initial_values(shard: RankShard, seed: int) -> InitialValues:
         pieces=torch.tensor(pieces, dtype=torch.int64).view(-1, 5),
         initializer=first.initializer,
         state=tuple(optim.initial_state(first.optimizer, shard.dim)),
-        made=made if any(table.reserved is not None for table in shard.tables) else None,
+        ranges=ranges if any(table.reserved is not None for table in shard.tables) else None,
     )
 
 

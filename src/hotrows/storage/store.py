@@ -32,7 +32,7 @@ class InitialValues:
     """The initial values of the rows of a store, drawn from the random stream of their table.
 
     first_rows: [K + 1], pieces: [K, 5] int64, the tables that the store consists of, as in
-    `ops.initialize`; state: S numbers of a new row. made: (begin, end) of the rows that a store begins
+    `ops.initialize`; state: S numbers of a new row. ranges: (begin, end) of the rows that a store begins
     with, where others come with their keys; None: all.
     """
 
@@ -41,7 +41,7 @@ class InitialValues:
     pieces: Tensor
     initializer: Initializer
     state: tuple[float, ...]
-    made: tuple[tuple[int, int], ...] | None = None
+    ranges: tuple[tuple[int, int], ...] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -78,12 +78,12 @@ class MemoryStore:
     def __init__(self, initial_values: InitialValues, device: Device = HOST) -> None:
         self.layout, self.device = initial_values.layout, device
         num_rows = initial_values.num_rows
-        made = initial_values.made
-        if made is None or not device.on_host:
+        ranges = initial_values.ranges
+        if ranges is None or not device.on_host:
             self.records = empty_records(num_rows, self.layout.stride, device)
         else:
             self.records = _reserved_records(num_rows, self.layout.stride)
-        for first, end in made or ((0, num_rows),):
+        for first, end in ranges or ((0, num_rows),):
             for begin in range(first, end, _CHUNK):
                 rows = torch.arange(begin, min(begin + _CHUNK, end))
                 if device.on_host:
@@ -170,10 +170,7 @@ def empty_records(num_rows: int, stride: int, device: Device = HOST) -> Tensor:
             f"(store='file:PATH' with fast_memory), or use a smaller dim, a row optimizer with less "
             f"state, or a larger min_count when preparing the data"
         ) from error
-    library = native.load()
-    if library is not None and records.numel():
-        library.hotrows_advise_huge_pages(native.pointer(records), ctypes.c_int64(records.numel()))
-    return records
+    return _on_huge_pages(records)
 
 
 def _reserved_records(num_rows: int, stride: int) -> Tensor:
@@ -186,7 +183,15 @@ def _reserved_records(num_rows: int, stride: int) -> Tensor:
             f"{num_rows:,} rows of {stride} bytes, to which a table without a capacity may grow, are "
             f"more than this system lets a process reserve ({error}); give it a capacity=ROWS"
         ) from error
-    return torch.frombuffer(memory, dtype=torch.uint8).view(num_rows, stride)
+    return _on_huge_pages(torch.frombuffer(memory, dtype=torch.uint8).view(num_rows, stride))
+
+
+def _on_huge_pages(records: Tensor) -> Tensor:
+    """The records, whose memory the system is advised to take in huge pages."""
+    library = native.load()
+    if library is not None and records.numel():
+        library.hotrows_advise_huge_pages(native.pointer(records), ctypes.c_int64(records.numel()))
+    return records
 
 
 def _on_own_pages(size: int) -> Tensor:

@@ -135,7 +135,6 @@ def simulate(
     batches: number of batches of the first epoch; None: all.
     progress: called with the stage, the number done and their total.
     """
-    data.check_counts("a simulation")
     if not data.parts["train"].rows:
         raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
     config = TrainConfig(
@@ -210,6 +209,7 @@ def _read_trace(
 
     One thread reads batches and resolves ids, the calling one finds distinct rows.
     """
+    data.check_counts("a simulation")
     assert config.batch_size is not None and config.model is not None
     with torch.random.fork_rng(devices=[]):
         model = models.build(config.model, data.schema, **config.model_options)
