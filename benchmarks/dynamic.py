@@ -1,4 +1,4 @@
-"""How well does a model predict whose tables keep some of the keys alone? Ways to choose them, side by side.
+"""How well does a model predict whose tables keep a part of the keys? Ways to choose it, side by side.
 
     python -m benchmarks.dynamic [movielens] [drift] [--seeds 10] [--quick]
 
@@ -106,7 +106,7 @@ def hashed(samples: Samples, rows: list[int]) -> Samples:
 
 
 def train(samples: Samples, seed: int, declared: list[Dynamic] | list[int]) -> dict[str, float]:
-    """Trains a factorization machine of two features; declared: of each, how keys get rows, or its rows."""
+    """Trains a factorization machine; declared: of each feature, how keys get rows, or its rows."""
     torch.manual_seed(seed)
     embedding = tables(declared, seed)
     bias = nn.Parameter(torch.zeros(()))
@@ -176,9 +176,9 @@ def movielens(seed: int, most: int) -> Samples:
 
 
 def drift(seed: int, most: int, life: float = 0.1) -> Samples:
-    """Users and items live for a while, a tenth of the stream on average; some are read far more often than
-    others, and for a time: popularity rises and falls within a life. A label is drawn of an item's quality
-    and of tastes in four dimensions, which a user and an item have for good."""
+    """Users and items live for a tenth of the stream on average. Some are read far more often than others;
+    popularity rises and falls within a life. A label is drawn of the quality of both and of tastes in four
+    dimensions, which a user and an item have for good."""
     draw = np.random.default_rng(seed)
     keys, tastes, quality = [], [], []
     for num in (most // 50, most // 100):

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hotrows.engine.caching import Caching
     from hotrows.engine.embedding import Embedding
     from hotrows.engine.vectors import Vectors
-    from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
+    from hotrows.optim import FTRL, SGD, Adagrad, Adam, DenseAdam, DenseAdamW, DenseSGD, RowWiseAdagrad
     from hotrows.pipeline.prefetch import prefetch
     from hotrows.plan import PackPlan, Plan
     from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
@@ -59,6 +59,9 @@ __all__ = [
     "Constant",
     "Cross",
     "Dense",
+    "DenseAdam",
+    "DenseAdamW",
+    "DenseSGD",
     "Dynamic",
     "Embedding",
     "Label",
@@ -99,7 +102,16 @@ __getattr__, __dir__ = lazy_names(
         "hotrows.engine.caching": ["Caching"],
         "hotrows.engine.embedding": ["Embedding"],
         "hotrows.engine.vectors": ["Vectors"],
-        "hotrows.optim": ["FTRL", "SGD", "Adagrad", "Adam", "RowWiseAdagrad"],
+        "hotrows.optim": [
+            "FTRL",
+            "SGD",
+            "Adagrad",
+            "Adam",
+            "DenseAdam",
+            "DenseAdamW",
+            "DenseSGD",
+            "RowWiseAdagrad",
+        ],
         "hotrows.pipeline.prefetch": ["prefetch"],
         "hotrows.plan": ["PackPlan", "Plan"],
         "hotrows.schema": ["Dense", "Label", "Schema", "Sequence", "Sparse", "Time"],

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from hotrows import Adam, Batch, Cross, Embedding, Table
+from hotrows import Adam, Batch, Cross, DenseAdam, Embedding, Table
 from hotrows.dynamic import Dynamic
 from hotrows.engine.caching import Caching
 from hotrows.engine.stages import start
@@ -145,6 +145,9 @@ def test_what_dynamic_features_cannot_do_is_refused():
         support.engine(support.schema(Dynamic()), caching=Caching(1 << 20, "file:somewhere"))
     tables = [Table("user", 500, 4, ("user",), optimizer=Adam(decay_by_count=True))]
     with pytest.raises(ValueError, match="decay_by_count needs the counts of ids"):
+        Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
+    tables = [Table("user", 500, 4, ("user",), optimizer=DenseAdam())]
+    with pytest.raises(ValueError, match="dense meaning updates all rows .* give them a lazy one"):
         Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
 
 

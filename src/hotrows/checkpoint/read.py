@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load as tensors_from_bytes
 from torch import nn
 
+from hotrows import optim
 from hotrows.checkpoint import files, sources
 from hotrows.checkpoint.files import bytes_of, damaged
 from hotrows.checkpoint.manifest import (
@@ -32,7 +33,9 @@ from hotrows.checkpoint.write import State, placements_of
 from hotrows.distributed.all_or_none import together
 from hotrows.distributed.comm import Ranks
 from hotrows.engine.cached_tables import CachedTables
+from hotrows.engine.dense_rows import PREFIX
 from hotrows.engine.embedding import Embedding
+from hotrows.optim import DenseRowOptimizer
 from hotrows.record import RankShard, TableSlice, layout_of
 from hotrows.storage.file_store import FileStore
 
@@ -67,7 +70,10 @@ def load(
     if embedding.cached_tables and not _is_in_files(embedding):
         embedding.cached_tables.forget_plans()
     together(ranks, lambda: _read_keys(folder, manifest, embedding))
-    return together(ranks, lambda: _read_dense(folder, manifest, model))
+    state = together(ranks, lambda: _read_dense(folder, manifest, model))
+    of_rows = {name: state.tensors.pop(name) for name in list(state.tensors) if name.startswith(PREFIX)}
+    embedding.packed.dense_rows.load(of_rows)
+    return state
 
 
 def read_state(folder: Path | str) -> dict[str, Any]:
@@ -139,11 +145,23 @@ def _check_tables(folder: Path, manifest: Manifest, embedding: Embedding) -> Non
                 f"model's are {layout_of(tables[name]).to_json()}; use the dim, dtype and row optimizer "
                 f"of the run"
             )
+        optimizer = tables[name].optimizer
+        kind = "" if optimizer is None else optimizer.kind
+        if _is_dense(table.optimizer) != _is_dense(kind):
+            raise ValueError(
+                f"checkpoint {folder}: rows of table {name!r} were trained by {table.optimizer}, and the "
+                f"model's by {kind}, which counts the steps of a row in another way; use the row "
+                f"optimizer of the run"
+            )
         if table.rows > tables[name].rows:
             raise ValueError(
                 f"checkpoint {folder}: table {name!r} has {table.rows:,} rows, the model's only "
                 f"{tables[name].rows:,}; a table may grow but not shrink: use the schema of the run"
             )
+
+
+def _is_dense(kind: str) -> bool:
+    return issubclass(optim.BY_NAME.get(kind, object), DenseRowOptimizer)
 
 
 def _verify(checkpoints: Chain, ranks: Ranks) -> None:

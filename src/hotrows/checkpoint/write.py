@@ -15,7 +15,7 @@ import mmap
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,8 @@ def take(
     """
     dense: dict[str, Mapping[str, Tensor]] = {}
     if embedding.ranks.rank == 0:
-        dense = {"model.safetensors": model.state_dict(), "trainer.safetensors": state.tensors}
+        trainer = {**state.tensors, **embedding.packed.dense_rows.tensors()}
+        dense = {"model.safetensors": model.state_dict(), "trainer.safetensors": trainer}
     if embedding.dynamic is not None:
         dense[KEYS] = embedding.dynamic.state()
     num_rows = embedding.num_rows()
@@ -164,7 +165,7 @@ def placements_of(embedding: Embedding) -> dict[str, Any] | None:
     if embedding.ranks.num_ranks == 1:
         return None
     return {
-        table.name: asdict(placement)
+        table.name: placement.to_json()
         for pack in embedding.packs
         for table, placement in zip(pack.tables, pack.placements, strict=True)
     }

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from hotrows.batch import Batch, NewIds
 from hotrows.dynamic import Dynamic
-from hotrows.optim import RowOptimizer
+from hotrows.optim import DenseRowOptimizer, RowOptimizer
 from hotrows.planning.key_table import COUNTERS
 from hotrows.planning.keys import KeyTable, Resolved, key_table
 from hotrows.schema import MISSING, MISSING_KEY, Schema, vocabulary_of
@@ -85,6 +85,11 @@ class DynamicIds:
                 raise ValueError(
                     f"table {table.name!r}: decay_by_count needs the counts of ids, and dynamic features "
                     f"have none: leave it out"
+                )
+            if isinstance(table.optimizer, DenseRowOptimizer):
+                raise ValueError(
+                    f"table {table.name!r}: an optimizer with dense meaning updates all rows in every "
+                    f"step, and rows of dynamic features come and go: give them a lazy one, such as Adam"
                 )
 
     # ---- training

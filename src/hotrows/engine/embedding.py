@@ -305,10 +305,12 @@ class Embedding:
         lr_scale: the factor of a schedule for every learning rate.
         """
         rows: list[list[float]] = []
-        for pack in self.packs:
+        for p, pack in enumerate(self.packs):
             optimizer = pack.tables[0].optimizer
             assert optimizer is not None
-            rows.append([step, *optim.hyper_parameters(optimizer, step, lr_scale)])
+            dense = self.packed.dense_rows
+            numbers = optim.hyper_parameters(optimizer, dense.now if p in dense else step, lr_scale)
+            rows.append([step, *numbers])
         width = max(map(len, rows), default=0)
         padded = [row + [0.0] * (width - len(row)) for row in rows]
         block = self.device.staging(len(rows), width, dtype=torch.float64)
@@ -362,7 +364,8 @@ class Embedding:
 
     def weights(self, table: str) -> Float[Tensor, "rows D"]:
         """The weights of a table as stored, where they are in host memory a view of the records, else a
-        copy there. Of one rank; with several, see `shards` and `stores`."""
+        copy there; under a dense optimizer an up-to-date copy. Of one rank; with several, see `shards`
+        and `stores`."""
         return self.packed.weights(table)
 
     def weight_chunks(self, table: str, num_rows: int | None = None) -> Iterator[Tensor]:
@@ -376,6 +379,20 @@ class Embedding:
         """By table, the rows that it needs: all, or of one without a capacity those used so far."""
         rows = {table.name: table.rows for table in self.tables}
         return rows if self.dynamic is None else rows | self.dynamic.num_rows(self.tables)
+
+    @property
+    def wants_catch_up(self) -> bool:
+        """Whether `catch_up` would save time: rows under a dense optimizer are up to so many steps behind
+        that every batch pays for it."""
+        return self.packed.dense_rows.is_due
+
+    def catch_up(self, num_ids: Mapping[str, int] | None = None) -> None:
+        """Lets every row under a dense optimizer make the steps that it missed, in one pass over the
+        tables of this rank; changes results by rounding at most.
+
+        num_ids: by table, the ids from this one on are new and have missed none; None: there are none.
+        """
+        self.packed.catch_up(num_ids)
 
     def describe(self) -> str:
         """The packs and their tables as text, and what fast memory holds."""

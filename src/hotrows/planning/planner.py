@@ -21,6 +21,7 @@ from hotrows.planning.crosses import append_crosses
 from hotrows.planning.packing import Pack
 from hotrows.planning.remote_pooling import RowsAndSums, summed_columns, with_sums
 from hotrows.planning.routing import route
+from hotrows.planning.sharding import Sharding
 from hotrows.planning.threads import Threads
 from hotrows.shapes import Float32, Int32, Int64
 from hotrows.table import Cross
@@ -177,6 +178,7 @@ class Reads:
     signature: equal for packs that read equal row numbers.
     features: positions in the batch; first_rows, num_rows: of the table that each reads.
     routes: [K, 4 + P], where the rows of each table are among ranks; None: all in this process.
+    scattered: numbers the rows among ranks instead of routes, where hot ids are not the first ones.
     """
 
     names: tuple[str, ...]
@@ -186,6 +188,7 @@ class Reads:
     num_columns: int
     signature: tuple
     routes: Int64[Tensor, "K _"] | None = None
+    scattered: Sharding | None = None
 
 
 def leaders_of(reads: Sequence[Reads]) -> dict[tuple, Reads]:
@@ -224,6 +227,7 @@ def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> Reads:
     num_rows = [pack.tables[table].rows for _, table in reads]
     sharding = pack.sharding(num_ranks)
     routed = num_ranks > 1 and not sharding.columns
+    scattered = routed and sharding.has_runs
     return Reads(
         names=names,
         features=torch.tensor(positions, dtype=torch.int64),
@@ -231,7 +235,8 @@ def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> Reads:
         num_rows=torch.tensor(num_rows, dtype=torch.int64),
         num_columns=len(pack.columns),
         signature=(*map(tuple, (positions, first_rows, num_rows)), len(pack.columns), pack.placements),
-        routes=sharding.routes()[[table for _, table in reads]] if routed else None,
+        routes=sharding.routes()[[table for _, table in reads]] if routed and not scattered else None,
+        scattered=sharding if scattered else None,
     )
 
 
@@ -248,6 +253,8 @@ def _resolve(
     )  # fmt: skip
     if int(bad) >= 0:
         raise outside(int(bad), reads, batch, source)
+    if reads.scattered is not None:
+        rows = reads.scattered.rows_among_ranks(rows)
     return rows, source, bag_starts
 
 

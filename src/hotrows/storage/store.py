@@ -32,8 +32,8 @@ class InitialValues:
     """The initial values of the rows of a store, drawn from the random stream of their table.
 
     first_rows: [K + 1], pieces: [K, 5] int64, the tables that the store consists of, as in
-    `ops.initialize`; state: S numbers of a new row. ranges: (begin, end) of the rows that a store begins
-    with, where others come with their keys; None: all.
+    `ops.initialize`; state: S numbers of a new row; step: its int32, where records have one. ranges:
+    (begin, end) of the rows that a store begins with, where others come with their keys; None: all.
     """
 
     layout: RecordLayout
@@ -41,6 +41,7 @@ class InitialValues:
     pieces: Tensor
     initializer: Initializer
     state: tuple[float, ...]
+    step: int = 0
     ranges: tuple[tuple[int, int], ...] | None = None
 
     @property
@@ -54,6 +55,10 @@ class InitialValues:
             records, self.layout.as_ints(), rows, self.first_rows, self.pieces, kind, scale,
             list(self.state),
         )  # fmt: skip
+        if self.step and len(records):
+            step = views(records, self.layout.as_ints()).step
+            assert step is not None
+            step.fill_(self.step)
 
     def of_keys(self, rows: Tensor, keys: Tensor) -> Tensor:
         """[b, stride]: new records of rows that stand for keys of dynamic features.

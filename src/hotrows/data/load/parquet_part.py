@@ -99,14 +99,17 @@ class ParquetPart(Part):
         for i, rows in zip(groups, pieces, strict=True):
             yield shared(rows, share, bounds[i], max(first_place, bounds[i]))
 
-    def shuffled(self, share: Share, first_place: int, seed: int, epoch: int) -> Iterator[Rows]:
+    def shuffled(
+        self, share: Share, first_place: int, seed: int, epoch: int, keep_groups: bool = False
+    ) -> Iterator[Rows]:
         bounds = self._bounds()
         pools = list(pools_of(bounds, seed, epoch, first_place))
         numbers = {first: i for i, first in enumerate(bounds)}
         groups = [[self.groups[numbers[first]] for first, _ in pool.blocks] for pool in pools]
         room = Room()
         for pool, rows in zip(pools, prefetch(self._read(groups), 1), strict=True):
-            yield gathered([rows], chosen(pool, share, first_place), room)
+            by = rows.groups if keep_groups else None
+            yield gathered([rows], chosen(pool, share, first_place, by), room)
 
     def _labels(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         schema, several = self.schema, len(self.schema.labels) > 1
@@ -200,7 +203,7 @@ def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
     if schema.dense:
         interleave([columns.dense(feature) for feature in schema.dense], to.dense)
     several = len(schema.labels) > 1
-    for label, into in zip(schema.labels, to.labels.reshape(len(to), -1).T, strict=True):
+    for label, into in zip(schema.labels, to.labels.reshape(len(to), len(schema.labels)).T, strict=True):
         values = columns.label(label, several)
         into[:] = values
         if schema.has_numbers and label.values.binary:
