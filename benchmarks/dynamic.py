@@ -176,9 +176,9 @@ def movielens(seed: int, most: int) -> Samples:
 
 
 def drift(seed: int, most: int, life: float = 0.1) -> Samples:
-    """Users and items live for a tenth of the stream on average. Some are read far more often than others;
-    popularity rises and falls within a life. A label is drawn of the quality of both and of tastes in four
-    dimensions, which a user and an item have for good."""
+    """Users and items live for a tenth of the stream on average. Some are read far more often than
+    others; popularity rises and falls within a life. A label is drawn of the quality of both and of
+    tastes in four dimensions, which a user and an item have for good."""
     draw = np.random.default_rng(seed)
     keys, tastes, quality = [], [], []
     for num in (most // 50, most // 100):

@@ -81,6 +81,14 @@ class CachedGroup:
             bytes_out=(rows_out + bypassing) * self.group.stride,
         )
 
+    def describe(self) -> str:
+        """How many of the group's rows fast memory holds."""
+        rows, bytes_ = self.group.rows, self.group.rows * self.group.stride
+        return (
+            f"{self.cache.num_slots:,} of {rows:,} rows in fast memory "
+            f"({self.cache.num_bytes / 2**20:,.1f} of {bytes_ / 2**20:,.1f} MiB)"
+        )
+
     def forget_plans(self) -> None:
         """Empties the cache; batches planned and not trained are forgotten, and all that were fed.
 

@@ -105,16 +105,9 @@ class PackedTables:
         self._read_through: ReadThrough | None = None
         if caching is not None:
             self.cached = CachedTables(
-                caching,
-                self.shards,
-                self.groups,
-                self._initial_values,
-                self.stores,
-                seed,
-                read_only,
-                device,
-                threads,
-            )
+                caching, self.shards, self.groups, self._initial_values, self.stores, seed, read_only,
+                device, threads,
+            )  # fmt: skip
             layouts = [values.layout for values in self._initial_values]
             self._read_through = ReadThrough(self.cached.groups, layouts, device, self.dense_rows)
 
@@ -367,23 +360,14 @@ class PackedTables:
     def _rows_of(self, table: str) -> tuple[int, int, int]:
         """The pack of a table, its first row there, and the row after its last."""
         assert self._ranks.num_ranks == 1, "a rank has only its share of a table"
-        names = [member.name for pack in self.packs for member in pack.tables]
-        for p, pack in enumerate(self.packs):
-            for t, member in enumerate(pack.tables):
-                if member.name == table:
-                    return p, pack.first_rows[t], pack.first_rows[t + 1]
-        raise KeyError(f"no table {table!r}; tables: {names}")
+        return packing.rows_of(self.packs, table)
 
     def describe(self) -> str:
         """The packs and their tables as text, and what fast memory holds."""
         lines = [packing.describe(self.packs)]
         for cached in self.cached.groups if self.cached else ():
-            group, cache = cached.group, cached.cache
-            names = ", ".join(self.packs[p].name for p in group.packs)
-            lines.append(
-                f"{names}: {cache.num_slots:,} of {group.rows:,} rows in fast memory "
-                f"({cache.num_bytes / 2**20:,.1f} of {group.rows * group.stride / 2**20:,.1f} MiB)"
-            )
+            names = ", ".join(self.packs[p].name for p in cached.group.packs)
+            lines.append(f"{names}: {cached.describe()}")
         return "\n".join(lines)
 
     def close(self) -> None:
@@ -410,7 +394,7 @@ def _initial_values(shard: RankShard, seed: int) -> InitialValues:
         for piece in shard.slices
     ]
     assert first.optimizer is not None
-    ranges = tuple(
+    present = tuple(
         (piece.first_row, piece.first_row + min(shard.tables[piece.table].reserved or rows, rows))
         for piece in shard.slices
         if (rows := piece.num_rows)
@@ -422,7 +406,7 @@ def _initial_values(shard: RankShard, seed: int) -> InitialValues:
         initializer=first.initializer,
         state=tuple(optim.initial_state(first.optimizer, shard.dim)),
         step=optim.initial_step(first.optimizer),
-        ranges=ranges if any(table.reserved is not None for table in shard.tables) else None,
+        present=present if any(table.reserved is not None for table in shard.tables) else None,
     )
 
 

@@ -32,7 +32,7 @@ class InitialValues:
     """The initial values of the rows of a store, drawn from the random stream of their table.
 
     first_rows: [K + 1], pieces: [K, 5] int64, the tables that the store consists of, as in
-    `ops.initialize`; state: S numbers of a new row; step: its int32, where records have one. ranges:
+    `ops.initialize`; state: S numbers of a new row; step: its int32, where records have one. present:
     (begin, end) of the rows that a store begins with, where others come with their keys; None: all.
     """
 
@@ -42,7 +42,7 @@ class InitialValues:
     initializer: Initializer
     state: tuple[float, ...]
     step: int = 0
-    ranges: tuple[tuple[int, int], ...] | None = None
+    present: tuple[tuple[int, int], ...] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -83,12 +83,12 @@ class MemoryStore:
     def __init__(self, initial_values: InitialValues, device: Device = HOST) -> None:
         self.layout, self.device = initial_values.layout, device
         num_rows = initial_values.num_rows
-        ranges = initial_values.ranges
-        if ranges is None or not device.on_host:
+        present = initial_values.present
+        if present is None or not device.on_host:
             self.records = empty_records(num_rows, self.layout.stride, device)
         else:
             self.records = _reserved_records(num_rows, self.layout.stride)
-        for first, end in ranges or ((0, num_rows),):
+        for first, end in present or ((0, num_rows),):
             for begin in range(first, end, _CHUNK):
                 rows = torch.arange(begin, min(begin + _CHUNK, end))
                 if device.on_host:

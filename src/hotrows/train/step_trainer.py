@@ -106,8 +106,8 @@ class StepTrainer:
         if self.ranks.rank == 0 and groups_are_scattered(self.data):
             log.warning(
                 f"the loss {orders[0]} compares samples of a group within a batch, and rows of a group "
-                f"are far from one another in the data, which is shuffled {POOL_ROWS:,} rows at a time: sort "
-                f"the rows by {self.data.schema.group!r}, and prepare them with a split by position"
+                f"are far from one another in the data, which is shuffled {POOL_ROWS:,} rows at a time: "
+                f"sort the rows by {self.data.schema.group!r}, and prepare them with a split by position"
             )
 
     @property
