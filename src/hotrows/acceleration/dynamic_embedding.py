@@ -60,8 +60,11 @@ class DynamicEmbedding(nn.Embedding):
         for optimizer in optimizers:
             if optimizer not in self._optimizers:
                 self._optimizers.append(optimizer)
-                optimizer.register_step_post_hook(lambda *_: self._is_read.zero_())
+                optimizer.register_step_post_hook(self._after_step)
         return self
+
+    def _after_step(self, *arguments: Any) -> None:
+        self._is_read.zero_()
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., D]: the vectors of keys [...] int64."""
