@@ -3,15 +3,16 @@
     python -m benchmarks.dynamic_step [--rows 33800000] [--share 0.1] [--quick]
 
 DLRM on 26 features of Criteo's sizes, scaled to `rows` in all, ids by Zipf 1.05, batches of 8,192, in
-memory or behind a cache that holds a share of the rows. One arm reads ids, the other the same as keys, all
-of which are live before, but for 1 % of new ones in every batch, which evict others. Arms take turns, ten
-steps each; the figure is the median step, planning on a thread of its own.
+memory or behind a cache that holds a share of the rows. One arm reads ids, the other the same as keys,
+all of which are live before, but for 1 % of new ones in every batch, which evict others. Arms take
+turns, ten steps each; the figure is the median step, planning on a thread of its own.
 """
 
 import argparse
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import chain
 from statistics import median
 
 import numpy as np
@@ -44,7 +45,7 @@ def main() -> None:
             seconds = arm.train(turn)
             if turn:  # the first one warms up
                 steps[name].append(seconds)
-    figures = {name: 1e3 * median(sum(of_arm, [])) for name, of_arm in steps.items()}
+    figures = {name: 1e3 * median(chain(*of_arm)) for name, of_arm in steps.items()}
     pairs = zip(steps["static"], steps["dynamic"], strict=True)
     ratio = median(median(dynamic) / median(static) for static, dynamic in pairs)
     words = ", ".join(f"{name} {ms:.1f} ms" for name, ms in figures.items())
