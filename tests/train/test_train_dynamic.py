@@ -15,8 +15,9 @@ from hotrows.batch import Batch
 from hotrows.data import prepare
 from hotrows.dynamic import Dynamic
 from hotrows.schema import Dense, Schema, Sequence, Sparse
-from hotrows.train import Interrupted, Trainer, load_run
+from hotrows.train import Callback, Interrupted, Trainer, load_run
 from hotrows.train.export import export
+from tests.support.choice import everything
 from tests.support.runs import CONFIG, assert_same_run, interrupt_after, same_bits, write_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -71,6 +72,42 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, whole, tmp_path, o
     assert_same_run(run, result, whole)
     if not options:
         assert same_bits(run, whole[0])
+
+
+class Killed(Callback):
+    """Ends training after a step, without a checkpoint."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def after_step(self, trainer, progress):
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("killed")
+
+
+@pytest.mark.parametrize("evict", ["lru", "idle:3", "ahead"])
+def test_a_run_that_is_killed_after_any_step_ends_with_the_same_bits(tmp_path, evict):
+    """With `--all` 200 kills of each policy; many come before the first checkpoint of a process."""
+    raw = write_rows(tmp_path / "raw.csv", 400)
+    dynamic = Dynamic(
+        capacity=18, admit="ahead:2" if evict == "ahead" else "after:2", evict=evict, window=3
+    )
+    data = prepare([raw], schema(dynamic), tmp_path / "enc", split="position:0.6,0.2,0.2")
+    config = dataclasses.replace(SMALL, batch_size=16, checkpoint_every=3, plan_depth=2)
+    whole = tmp_path / "whole"
+    Trainer(data, config, whole).fit()
+    draw, kills, number = random.Random(0), 0, 0
+    while kills < (200 if everything() else 6):
+        run, number, result = tmp_path / f"run-{number}", number + 1, None
+        while result is None:
+            try:
+                callbacks = [Killed(draw.randint(1, 9))]
+                trainer = Trainer(data, config, run, resume=run.exists())
+                result = trainer.fit(callbacks=callbacks)
+            except RuntimeError:
+                kills += 1
+        assert same_bits(run, whole)
 
 
 def test_a_run_predicts_for_keys_that_it_never_saw(encoded, whole):
