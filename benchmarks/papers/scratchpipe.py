@@ -44,23 +44,28 @@ def run_locality(exponent: float, findings: Findings, setting: Setting) -> None:
                 if findings.has(key):
                     continue
                 figures = scratchpipe_rig.measure(rig, arm, share, ids, memory, rate)
-                figures |= {"link_gb_per_s": rate / 1e9, "rows_of_batch": scratchpipe_rig.distinct(rig, ids)}
+                figures |= {
+                    "link_gb_per_s": rate / 1e9,
+                    "rows_of_batch": scratchpipe_rig.distinct(rig, ids),
+                }
                 if name != UNCACHED:
                     absent = figures["rows_absent_at_training"]
                     past = figures["steps_past_the_cache"]
-                    findings.check(f"{key}: training misses no row", not absent or past > 0, f"{absent:,}")
+                    findings.check(
+                        f"{key}: training misses no row", not absent or past > 0, f"{absent:,}"
+                    )
                 findings.add(key, figures)
 
 
 def locality_table(arms: dict[str, dict]) -> str:
-    fast, uncached = (arms.get(name, {}).get("samples_per_s") for name in (FAST, UNCACHED))
+    fast = arms.get(FAST, {}).get("samples_per_s")
     lines = [_line(FAST, "", arms, fast, None), _line(UNCACHED, "", arms, fast, None)]
     for share in SHARES:
         static = arms.get(f"{share:.0%} {STATIC}", {}).get("samples_per_s")
         for name in (STATIC, STRAW, PUBLISHED, OURS):
             lines.append(_line(name, f"{share:.0%}", arms, fast, static))
-    head = ["arm", "cache", "in flight", "samples/s", "of all in fast memory", "over the static cache",
-            "misses a step", "link, ms a step", "step, ms", "turnovers", "absent at training"]  # fmt: skip
+    head = ["arm", "cache", "in flight", "samples/s", "of all in fast memory", "over static",
+            "misses a step", "link, ms", "step, ms", "turnovers", "absent at training"]  # fmt: skip
     one = next(iter(arms.values()))
     note = (
         f"Link: {one['link_gb_per_s']:.2f} GB/s, 1/{RATIO} of the rate at which rows are gathered from "
@@ -95,7 +100,7 @@ def _line(name: str, share: str, arms: dict, fast: float | None, static: float |
 
 def run_file(findings: Findings, setting: Setting) -> None:
     """Rows in a file, at the localities that a disk can serve."""
-    rig = rig_of(setting) if setting.small else Rig(rows=1_000_000)
+    rig = rig_of(setting) if setting.small else Rig(rows=625_000)
     with _scratch(setting) as folder:
         memory = Memory(rig)
         for locality in ("medium", "high"):

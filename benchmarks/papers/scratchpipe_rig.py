@@ -1,8 +1,9 @@
 """The rig of docs/papers/scratchpipe.md: large tables of wide rows, many lookups, a small dense part.
 
-8 tables, dim 128, 20 lookups in each by every sample, batches of 2,048; ids by a bounded Zipf law whose
-exponent is the locality. All arms of a part train in one process, in turn, on the same stream and in
-the same memory of rows; each begins with the most popular rows in its cache.
+8 tables, dim 128, 20 lookups in each by every sample; ids by a bounded Zipf law whose exponent is the
+locality. Batches have 512 samples and tables 625,000 rows: both a quarter of 2,048 and 2.5 M, so that a
+batch is the same share of a table, and of a cache. All arms of a part train in one process, in turn, on
+the same stream and in the same memory of rows; each begins with the most popular rows in its cache.
 """
 
 import contextlib
@@ -41,8 +42,8 @@ class Rig:
     tables: int = 8
     dim: int = 128
     lookups: int = 20  # of a sample in a table
-    batch: int = 2048
-    seconds: float = 12.0  # of an arm at most, without its beginning
+    batch: int = 512
+    seconds: float = 10.0  # of an arm at most, without its beginning
     steps: int = 400  # of the stream
 
     @property
@@ -57,7 +58,7 @@ class Rig:
 def rig_of(setting: Setting) -> Rig:
     if setting.small:
         return Rig(rows=2000, tables=2, dim=8, lookups=3, batch=64, seconds=0.1, steps=40)
-    return Rig(rows=2_500_000)
+    return Rig(rows=625_000)
 
 
 @dataclass(frozen=True)
@@ -157,7 +158,13 @@ def distinct(rig: Rig, ids: np.ndarray) -> int:
 
 
 def measure(
-    rig: Rig, arm: Arm, share: float, ids: np.ndarray, memory: Memory, rate: float, file: Path | None = None
+    rig: Rig,
+    arm: Arm,
+    share: float,
+    ids: np.ndarray,
+    memory: Memory,
+    rate: float,
+    file: Path | None = None,
 ) -> dict:
     """Trains one arm; figures of its steady state."""
     slots = 1 if arm.what == ARMS["no cache"].what else int(share * rig.rows * rig.tables)
@@ -172,18 +179,19 @@ def measure(
             "memory" if file is None else f"file:{file}",
             arm.policy or Hot(torch.empty(0, dtype=torch.int64)),
             in_flight=in_flight,
-            hot_ids={name: popular for name in rig.features} if slots > 1 else None,
+            hot_ids=dict.fromkeys(rig.features, popular) if slots > 1 else None,
         )
     tables = [hotrows.Table(n, rig.rows, rig.dim, (n,)) for n in rig.features]
-    with memory.in_place_of_tables():
-        embedding = Embedding(tables, optimizer=hotrows.SGD(0.01), caching=caching)
-    link = pace(embedding, rate) if caching and file is None else None
-    try:
+    with contextlib.ExitStack() as stack:
+        with memory.in_place_of_tables():
+            embedding = Embedding(tables, optimizer=hotrows.SGD(0.01), caching=caching)
+        stack.callback(embedding.close)
+        link = pace(embedding, rate) if caching and file is None else None
+        if slots == 1:  # as without a cache: its rows in large pieces
+            stack.enter_context(mock.patch("hotrows.engine.read_through._LEAST_CHUNK", 1 << 16))
         if embedding.cached_tables and slots > 1:
             embedding.cached_tables.warm()
         figures = _train(rig, arm, embedding, ids, slots)
-    finally:
-        embedding.close()
     if link is not None:
         figures["link_seconds_per_step"] = figures["bytes_per_step"] / rate
     return {"what": arm.what, "slots": slots, "in_flight": in_flight, **figures}
@@ -236,9 +244,7 @@ def _train(rig: Rig, arm: Arm, embedding: Embedding, ids: np.ndarray, slots: int
 def _absent(embedding: Embedding, plan) -> int:
     """Rows of a batch that are not in their slots when its training begins."""
     num = 0
-    for group, rows in zip(
-        embedding.cached_tables.groups, embedding.planner.rows_of(plan), strict=True
-    ):
+    for group, rows in zip(embedding.cached_tables.groups, embedding.planner.rows_of(plan), strict=True):
         slots = plan.packs[group.group.packs[0]].slots
         if (slots < 0).any() or not group.cache.holds(slots, rows):
             held = group.cache._row_of[slots.clamp(min=0)]
