@@ -7,6 +7,7 @@ regrouping where an arm needs them, filling fast memory, every step and every ev
 
 import contextlib
 import dataclasses
+import functools
 import shutil
 import tempfile
 import time
@@ -71,16 +72,19 @@ def config_of(setting: Setting, batch_size: int) -> TrainConfig:
     )
 
 
-@contextlib.contextmanager
-def data_of(setting: Setting) -> Iterator[EncodedData]:
+def data_of(setting: Setting) -> EncodedData:
     """Synthetic Criteo, encoded; that of whole runs is kept."""
-    if not setting.small:
-        yield fae.encoded(torch.get_num_threads())
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        text = synth_criteo(4000, Path(folder))
-        schema = schemas.with_min_count(schemas.BY_NAME["criteo"], 2)
-        yield prepare([text], schema, Path(folder) / "enc", split="position:0.8,0.1,0.1")
+    return _small_data()[0] if setting.small else fae.encoded(torch.get_num_threads())
+
+
+@functools.cache
+def _small_data() -> tuple[EncodedData, tempfile.TemporaryDirectory]:
+    """A few samples, and the folder that they are in as long as this process runs."""
+    folder = tempfile.TemporaryDirectory()
+    text = synth_criteo(4000, Path(folder.name))
+    schema = schemas.with_min_count(schemas.BY_NAME["criteo"], 2)
+    out = Path(folder.name) / "enc"
+    return prepare([text], schema, out, split="position:0.8,0.1,0.1"), folder
 
 
 @dataclass(frozen=True)
