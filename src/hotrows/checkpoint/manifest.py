@@ -26,6 +26,7 @@ from hotrows.table import TABLE_DTYPES
 
 NAME = "manifest.json"
 DENSE = ("model.safetensors", "trainer.safetensors")
+KEYS = "keys.safetensors"  # the key tables of dynamic features
 FILE = JsonFile(REMEDY, "load it with the version of hotrows that wrote it", newest=3, signed=3, oldest=2)
 
 
