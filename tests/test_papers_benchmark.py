@@ -83,6 +83,14 @@ def test_nothing_is_written_of_quick_runs_unless_told_where(tmp_path, monkeypatc
     assert not list(tmp_path.iterdir())
 
 
+def test_a_part_is_not_run_on_a_device_that_it_does_not_know(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(command, "PAPERS", paper_of(lambda f, s: f.add("a", {"x": 1})))
+    assert main(["--quick", "--device", "cuda", "--out", str(tmp_path)]) == 0
+    assert "some speed: runs on cpu, not on cuda" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("arguments", [["spanish"], ["fae", "--only", "nothing"]])
 def test_unknown_papers_and_parts_are_refused_with_those_there_are(arguments, capsys):
     with pytest.raises(SystemExit):

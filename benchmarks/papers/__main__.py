@@ -51,6 +51,9 @@ def main(argv: list[str] | None = None) -> int:
 def _run(paper: Paper, name: str, setting: Setting, path: Path | None, again: bool) -> bool:
     """Runs a part unless it has run; whether all went well."""
     part = paper.parts[name]
+    if setting.device not in part.devices:
+        print(f"{paper.name} {name}: runs on {', '.join(part.devices)}, not on {setting.device}")
+        return True
     findings = PartFindings(name, part.question, setting, path)
     earlier = {} if path is None or again else read(path).get(name, {})
     if has_run(earlier, findings.record()):
