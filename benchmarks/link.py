@@ -2,6 +2,8 @@
 
     pace(embedding, bytes_per_second)      # every row that moves takes its time on the link
 
+    gather_rate(records)                   # what to compare its rate with
+
 Both directions share the link. A row's own copy counts towards its time, so that the link is never
 faster than stated and, beside copies that take longer, no slower than they are.
 """
@@ -10,10 +12,27 @@ import threading
 import time
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from hotrows import ops
 from hotrows.engine.embedding import Embedding
 from hotrows.storage.store import Store
+
+
+def gather_rate(records: Tensor, seconds: float = 1.5) -> float:
+    """Bytes a second at which this process gathers rows of memory at random, [R, stride] uint8.
+
+    A mean, not the best: where other programs keep the cores busy they slow down what is fast, and a
+    link that is to be so many times slower with it.
+    """
+    rows = torch.randint(len(records), (min(len(records), 20_000),)).sort().values
+    out, num = torch.empty(len(rows), records.shape[1], dtype=torch.uint8), 0
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < seconds:
+        ops.copy_rows(records, rows, out, None)
+        num += 1
+    return num * out.numel() / (time.perf_counter() - begin)
 
 
 class Link:

@@ -24,7 +24,7 @@ from hotrows.runtime import figures
 from hotrows.train.recommender import Recommender
 
 BATCH = 2048
-BATCHES = (1024, 4096, 8192, 16_384, 32_768)  # and 2,048 in `speed`
+BATCHES = (1024, 8192, 32_768)  # and 2,048 in `speed`
 BUDGETS = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 ROW_BYTES = 256  # 64 float32, for figures of data sets alone
 
@@ -46,7 +46,7 @@ def _run_arms(findings: Findings, setting: Setting, batch_size: int, prefix: str
         return
     config = fae_rig.config_of(setting, batch_size)
     data = fae_rig.data_of(setting)
-    with fae_rig.laid_out(data, config) as layout:
+    with fae_rig.laid_out(setting, data, config) as layout:
         for name, arm in ARMS.items():
             if not findings.has(prefix + name):
                 figures = fae_rig.train(arm, data, layout, config)

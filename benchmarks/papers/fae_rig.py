@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from benchmarks import fae
-from benchmarks.link import pace
+from benchmarks.link import gather_rate, pace
 from benchmarks.papers.part import Setting
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Loader, prepare, profile, regroup
@@ -34,6 +34,7 @@ from hotrows.train.evaluate import evaluate
 from hotrows.train.recommender import Recommender
 
 RATIO = 12  # fast memory over slow memory, as in docs/papers/scratchpipe.md
+ROWS = 200_000  # of the data, 160,000 of them to train on
 SHARE = 0.2  # of the tables' bytes that fast memory has
 
 
@@ -74,7 +75,7 @@ def config_of(setting: Setting, batch_size: int) -> TrainConfig:
 
 def data_of(setting: Setting) -> EncodedData:
     """Synthetic Criteo, encoded; that of whole runs is kept."""
-    return _small_data()[0] if setting.small else fae.encoded(torch.get_num_threads())
+    return _small_data()[0] if setting.small else fae.encoded(torch.get_num_threads(), ROWS)
 
 
 @functools.cache
@@ -111,16 +112,18 @@ class Layout:
 
 
 @contextlib.contextmanager
-def laid_out(data: EncodedData, config: TrainConfig, share: float = SHARE) -> Iterator[Layout]:
+def laid_out(setting: Setting, data: EncodedData, config: TrainConfig) -> Iterator[Layout]:
     """Profiles and regroups; the hot set leaves room in fast memory for the other rows of a batch."""
     embedding = Recommender(config, data.schema).embedding
     stride = embedding.num_bytes // sum(pack.rows for pack in embedding.packs)
-    slots = int(share * embedding.num_bytes) // stride
+    slots = int(SHARE * embedding.num_bytes) // stride
     batch = next(iter(Loader(data.parts["train"], config.batch_size, seed=config.seed).batches(0)))
     distinct = sum(rows.unique().numel() for rows in embedding.planner.rows(batch))
     hot_slots = slots - min(slots // 2, 2 * distinct)
     bytes_per_row = row_bytes(embedding.tables, data.schema, config.row_optimizer)
-    rate = gather_rate(stride) / RATIO
+    records = torch.zeros(setting.pick(1 << 29, 1 << 16) // stride, stride, dtype=torch.uint8)
+    rate = gather_rate(records, setting.pick(1.5, 0.01)) / RATIO
+    del records
     with tempfile.TemporaryDirectory(dir=data.path.parent) as folder:
         begin = time.perf_counter()
         found = profile(data, bytes_per_row=bytes_per_row, fast_memory=hot_slots * stride)
@@ -128,20 +131,6 @@ def laid_out(data: EncodedData, config: TrainConfig, share: float = SHARE) -> It
         hot = regroup(data, found, Path(folder) / "hot", force=True)
         seconds = {"profile": profiled - begin, "regroup": time.perf_counter() - profiled}
         yield Layout(slots * stride, stride, found, hot, seconds, rate)
-
-
-def gather_rate(stride: int, num_bytes: int = 1 << 29) -> float:
-    """Bytes a second at which rows are gathered from memory at random: the best of five."""
-    from hotrows import ops
-
-    records = torch.zeros(num_bytes // stride, stride, dtype=torch.uint8)
-    rows = torch.randint(len(records), (100_000,)).sort().values
-    out, seconds = torch.empty(len(rows), stride, dtype=torch.uint8), []
-    for _ in range(5):
-        begin = time.perf_counter()
-        ops.copy_rows(records, rows, out, None)
-        seconds.append(time.perf_counter() - begin)
-    return out.numel() / min(seconds)
 
 
 def train(arm: Arm, data: EncodedData, layout: Layout, config: TrainConfig) -> dict:

@@ -12,6 +12,7 @@ import torch
 from benchmarks import markdown
 from benchmarks.gpu_parts.part import Findings
 from benchmarks.gpu_parts.workloads import scattered
+from benchmarks.link import gather_rate
 from benchmarks.papers import scratchpipe_rig
 from benchmarks.papers.part import Paper, Part, Setting
 from benchmarks.papers.scratchpipe_rig import ARMS, LOCALITIES, RATIO, Memory, Rig, rig_of
@@ -30,12 +31,16 @@ def _scratch(setting: Setting):
     return tempfile.TemporaryDirectory(dir=None if setting.small else folder)
 
 
+def _rate(memory: Memory, setting: Setting) -> float:
+    return gather_rate(memory.records, setting.pick(1.5, 0.01)) / RATIO
+
+
 def run_locality(exponent: float, findings: Findings, setting: Setting) -> None:
     """All arms at one locality, at every size of the cache."""
     rig = rig_of(setting)
     with _scratch(setting) as folder:
         ids, memory = scratchpipe_rig.stream(rig, exponent, Path(folder)), Memory(rig)
-        rate = memory.rate() / RATIO
+        rate = _rate(memory, setting)
         for share in (1.0, 0.0, *SHARES):
             for name, arm in ARMS.items():
                 if (name == FAST) != (share == 1.0) or (name == UNCACHED) != (share == 0.0):
@@ -154,7 +159,7 @@ def run_stages(findings: Findings, setting: Setting) -> None:
     rig = rig_of(setting)
     with _scratch(setting) as folder:
         ids, memory = scratchpipe_rig.stream(rig, LOCALITIES["medium"], Path(folder)), Memory(rig)
-        rate = memory.rate() / RATIO
+        rate = _rate(memory, setting)
         for name, arm in ARMS.items():
             if not findings.has(name):
                 share = 0.0 if name == UNCACHED else 0.10

@@ -135,17 +135,6 @@ class Memory:
         ):
             yield
 
-    def rate(self) -> float:
-        """Bytes a second at which rows are gathered from this memory, at random: the best of five."""
-        rows = torch.randint(len(self.records), (200_000,)).sort().values % len(self.records)
-        out = torch.empty(len(rows), self.records.shape[1], dtype=torch.uint8)
-        seconds = []
-        for _ in range(5):
-            begin = time.perf_counter()
-            hotrows.ops.copy_rows(self.records, rows, out, None)
-            seconds.append(time.perf_counter() - begin)
-        return out.numel() / min(seconds)
-
 
 def in_flight_that_fits(slots: int, rows_of_batch: int, most: int) -> int:
     """The most batches in flight whose pins, of 2 k - 1 batches, the slots hold; 1 at least."""
