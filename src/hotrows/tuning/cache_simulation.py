@@ -139,7 +139,6 @@ def simulate(
     batches: number of batches of the first epoch; None: all.
     progress: called with the stage, the number done and their total.
     """
-    data.check_counts("a simulation")
     config = TrainConfig(
         model=model,
         model_options=dict(model_options or {}),
@@ -151,11 +150,9 @@ def simulate(
     report, config = progress or (lambda stage, done, total: None), settle(config, data)
     groups, trace = _read_trace(data, config, batches, report)
     table_bytes = sum(group.rows * group.stride for group in groups)
-    least = sum(group.stride for group in groups)
-    sizes = sorted(set(fast_memory or (max(int(s * table_bytes), least) for s in SHARES)))
+    sizes = sorted(set(fast_memory or _shares_of(table_bytes, groups)))
     chosen = {**policies, **{name: POLICIES[name] for name in BOUNDS if name not in policies}}
-    most_rows = [max(batch[g].rows.numel() for batch in trace.batches) for g in range(len(groups))]
-    pinned = [(2 * in_flight - 1) * rows for rows in most_rows]
+    pinned = [(2 * in_flight - 1) * rows for rows in trace.most_rows]
     results = []
     for n, (name, size) in enumerate((name, size) for name in chosen for size in sizes):
         report("simulating", n, len(chosen) * len(sizes))
@@ -177,6 +174,12 @@ def simulate(
         table_bytes=table_bytes,
         measured=tuple(results),
     )
+
+
+def _shares_of(table_bytes: int, groups: Sequence[Group]) -> list[int]:
+    """Sizes in bytes, none of which holds less than a row of each group."""
+    least = sum(group.stride for group in groups)
+    return [max(int(share * table_bytes), least) for share in SHARES]
 
 
 @dataclass
@@ -203,6 +206,12 @@ class _Trace:
     def skipped(self) -> int:
         return len(self.batches) // 4
 
+    @property
+    def most_rows(self) -> list[int]:
+        """The most distinct rows that a batch reads, by group."""
+        by_group = zip(*self.batches, strict=True)
+        return [max(read.rows.numel() for read in reads) for reads in by_group]
+
     def mean(self, count: Callable[[_Read], int]) -> float:
         """Mean of a count per batch, all groups together, over the batches that are not skipped."""
         counted = self.batches[self.skipped :]
@@ -217,6 +226,7 @@ def _read_trace(
     One thread reads batches and resolves ids, the calling one finds distinct rows.
     """
     assert config.batch_size is not None and config.model is not None
+    data.check_counts("a simulation")
     if not data.parts["train"].rows:
         raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
     with torch.random.fork_rng(devices=[]):
