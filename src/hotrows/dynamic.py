@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 ADMISSIONS = "'first', 'after:READS', 'after:READS,sketch', 'probability:P' or 'ahead:READS'"
 EVICTIONS = "'none', 'lru', 'lfu', 'lfu:HALF_LIFE', 'ahead', 'idle:BATCHES' or 'time:SECONDS'"
@@ -98,6 +99,26 @@ class Dynamic:
         (2c)^-4: a counter holds at most 1/2 of other keys on average, and the least of four counts.
         """
         return max(self.capacity or 2**20, 2**10) if self.admission.sketch else 0
+
+
+def check_feature(feature: Any) -> None:
+    """Raises ValueError where a feature that is dynamic declares what such a one cannot have."""
+    if feature.dynamic is None:
+        return
+    name, num_unknown, min_count = feature.name, feature.num_unknown, feature.min_count
+    transform = getattr(feature, "transform", "none")
+    if num_unknown < 1:
+        raise ValueError(
+            f"feature {name!r}: a dynamic feature needs num_unknown of at least 1, not {num_unknown}: "
+            f"keys without a row train these ids"
+        )
+    if min_count != 1:
+        raise ValueError(
+            f"feature {name!r}: which keys of a dynamic feature get a row is said by admit, such as "
+            f"admit='after:{min_count}'; leave out min_count={min_count}"
+        )
+    if transform != "none":
+        raise ValueError(f"feature {name!r}: transform {transform!r} makes few ids: leave out dynamic")
 
 
 @dataclass(frozen=True)
