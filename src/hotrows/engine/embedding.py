@@ -337,9 +337,9 @@ class Embedding:
             grads = self._micro_batches.gradients(plan, vectors.leaves)
         else:
             grads = [leaf.grad for leaf in vectors.leaves]
-        self.packed.update(plan, grads, hyperparameters)
         if self.dynamic is not None:
             self.dynamic.trained()
+        self.packed.update(plan, grads, hyperparameters)
 
     @property
     def note(self) -> Note | None:
