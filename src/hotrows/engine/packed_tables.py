@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -133,9 +133,12 @@ class PackedTables:
 
     # ---- lookup
 
-    def lookup(self, plan: Plan) -> list[Tensor]:
-        """The bags of each pack, [M, D] float32."""
-        works = [partial(self.pool, p, plan) for p in range(len(self.packs))]
+    def lookup(self, plan: Plan, by_rows: Collection[int] = ()) -> list[Tensor]:
+        """The bags of each pack, [M, D] float32; of the packs `by_rows` their distinct rows, [U, D]."""
+        works = [
+            partial(self.rows, p, plan) if p in by_rows else partial(self.pool, p, plan)
+            for p in range(len(self.packs))
+        ]
         if all(self._is_resident(plan, g) for g in range(len(self.groups))):
             return self.streams.run_all(works, held_by_streams(plan))
         # The host reads rows from the store, and waits for the device as it does.
@@ -143,13 +146,21 @@ class PackedTables:
 
     def pool(self, p: int, plan: Plan) -> Float32[Tensor, "{plan.packs[p].num_bags} D"]:
         """The bags of pack p."""
-        part, layout = plan.packs[p], self._layouts[p]
+        part = plan.packs[p]
+        return ops.pool(*self._read(p, plan), part.inverse, part.bag_starts, part.weights)
+
+    def rows(self, p: int, plan: Plan) -> Float32[Tensor, "{plan.packs[p].num_rows} D"]:
+        """The distinct rows of pack p, ascending."""
+        return ops.collect(*self._read(p, plan))
+
+    def _read(
+        self, p: int, plan: Plan
+    ) -> tuple[UInt8[Tensor, "C _"], list[int], Int64[Tensor, "{plan.packs[p].num_rows}"]]:
+        """The records of the batch's rows in pack p: (records, their layout, slots)."""
         if self._is_resident(plan, self._place[p][0]):
-            records, slots = self._records(p), part.slots
-        else:
-            assert self._read_through is not None
-            records, layout, slots = self._read_through.lookup(p, plan)
-        return ops.pool(records, layout, slots, part.inverse, part.bag_starts, part.weights)
+            return self._records(p), self._layouts[p], plan.packs[p].slots
+        assert self._read_through is not None
+        return self._read_through.lookup(p, plan)
 
     def _is_resident(self, plan: Plan, g: int) -> bool:
         """Whether every row of the plan's batch has a slot in group g."""

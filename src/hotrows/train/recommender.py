@@ -108,6 +108,7 @@ class Recommender:
             wire_dtype=config.wire_dtype,
             device=self.device,
             streams=config.streams,
+            first_layer_roles=_first_layer_roles(self.model, config),
             planning_threads=config.planning_threads,
             planning=config.planning,
         )
@@ -203,6 +204,12 @@ class Recommender:
             return self.losses[0].predictions(outputs)
         tasks = zip(self.losses, outputs.unbind(1), strict=True)
         return torch.stack([loss.predictions(of_task) for loss, of_task in tasks], 1)
+
+
+def _first_layer_roles(model: models.Model, config: TrainConfig) -> tuple[str, ...]:
+    """Roles that a first layer may read by distinct rows: products in float32, of no compiled graph."""
+    plain = config.precision == "float32" and not config.compile
+    return getattr(model, "first_layer_roles", ()) if plain else ()
 
 
 def _check_equal(model: models.Model, ranks: Ranks) -> None:
