@@ -84,13 +84,13 @@ class Padded(nn.Module):
             name: of_target if name == target else self.tables[name](batch.ids[name]) for name in fields
         }
         others = torch.cat([*(vectors[name] for name in fields), batch.dense], 1)
-        padded = padded(past, batch)
+        padded = padded_vectors(past, batch)
         if not isinstance(self.model, CAN):
             return self.model(others, of_target, padded, batch.lengths)
         weights = self.tables[f"{target}|co_action_weights"](batch.ids[target])
         history = batch.items[len(batch.lengths) :]
         values = self.tables[f"{target}|co_action_inputs"](history)
-        return self.model(others, padded, weights, padded(values, batch))
+        return self.model(others, padded, weights, padded_vectors(values, batch))
 
 
 def perceptrons(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
@@ -220,7 +220,7 @@ def _mask(past: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(past.shape[1]) < lengths[:, None]
 
 
-def padded(values: Tensor, batch: Batch) -> Tensor:
+def padded_vectors(values: Tensor, batch: Batch) -> Tensor:
     """[N, D] vectors of the histories as [B, L, D], with zeros behind the last."""
     size, longest = len(batch.lengths), max(int(batch.lengths[0]), 1)
     padded = values.new_zeros(size * longest, values.shape[1]).index_copy(0, batch.places, values)

@@ -121,7 +121,7 @@ class Late(nn.Module):
         target, past = vectors[FEATURES.target].split([len(batch.lengths), len(batch.places)])
         vectors[FEATURES.target] = target
         others = torch.cat([*(vectors[name] for name in FEATURES.fields), batch.dense], 1)
-        return self.model(others, target, padded_models.padded(past, batch), batch.lengths)
+        return self.model(others, target, padded_models.padded_vectors(past, batch), batch.lengths)
 
 
 if __name__ == "__main__":

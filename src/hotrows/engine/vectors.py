@@ -42,7 +42,9 @@ class Vectors:
         feature, role = (key, "vector") if isinstance(key, str) else key
         p, column = self._find(feature, role)
         if p not in self._columns:
-            self._columns[p] = self._pooled(p).unbind(1)
+            pooled = self._pooled(p)
+            compiling = torch.compiler.is_compiling()
+            self._columns[p] = pooled.unbind(1) if compiling else _Columns.apply(pooled)
         return self._columns[p][column]
 
     def stack(
@@ -143,6 +145,29 @@ class Vectors:
 
     def _roles(self) -> list[str]:
         return sorted({table.role for pack in self.packs for table in pack.tables})
+
+
+class _Columns(torch.autograd.Function):
+    """`unbind(1)` whose backward makes no zeros for the columns that a model does not read by name."""
+
+    @staticmethod
+    def forward(ctx, pooled: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.shape = pooled.shape
+        return pooled.unbind(1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads: Tensor | None) -> Tensor | None:
+        read = {column: grad for column, grad in enumerate(grads) if grad is not None}
+        if not read:
+            return None
+        if len(read) == len(grads):
+            return torch.stack(list(read.values()), 1)
+        out = next(iter(read.values())).new_zeros(ctx.shape)
+        for column, grad in read.items():
+            out[:, column] = grad
+        return out
 
 
 def of_leaves(packs: Sequence[Pack], leaves: tuple[Tensor, ...], batch_size: int) -> Vectors:
