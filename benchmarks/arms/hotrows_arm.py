@@ -1,7 +1,7 @@
 """hotrows: its training step; batches are planned on a background thread, or in line."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import torch
@@ -57,6 +57,10 @@ class SmallMLP(nn.Module):
 
 def main() -> None:
     args = arm.parse(**{"plan": ("ahead", "inline"), "first-layer": ("rows", "vectors")})
+    arm.report(args, make_step(args), "torch")
+
+
+def make_step(args: Namespace) -> Callable[[int], float | None]:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     core = native.load()
@@ -70,7 +74,7 @@ def main() -> None:
     embedding = hotrows.Embedding(model.tables, optimizer=optimizer, first_layer_roles=roles)
     planned = _planned(args, data, embedding)
     step = _embedding_step if args.embedding_only else _training_step
-    arm.report(args, step(args, model, embedding, planned), "torch")
+    return step(args, model, embedding, planned)
 
 
 def schema_of(workload: Workload) -> hotrows.Schema:
