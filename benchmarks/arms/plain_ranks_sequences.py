@@ -9,7 +9,7 @@ parallel under DistributedDataParallel.
 from __future__ import annotations
 
 from argparse import Namespace
-from itertools import accumulate, pairwise
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
@@ -21,7 +21,7 @@ from benchmarks.arms import padded_models, rank_arm
 from benchmarks.arms.malloc import keep_freed_memory
 from benchmarks.arms.padded_models import Batch
 from benchmarks.arms.plain_ranks import Pending, Receive, Send, deal, start_gloo
-from benchmarks.samples import cut
+from benchmarks.samples import Samples, cut
 from benchmarks.sequences import (
     ATTENTION,
     DENSE_LEARNING_RATE,
@@ -80,13 +80,13 @@ def make_step(args: Namespace) -> rank_arm.Step:
     return step
 
 
-def shares(samples, args: Namespace) -> list[Batch]:
+def shares(samples: Samples, args: Namespace) -> list[Batch]:
     """The samples of every rank, sorted by length: each rank knows which rows the others read."""
     parts = [rank_arm.share(args.batch_size, rank, args.ranks) for rank in range(args.ranks)]
     return [padded_models.inputs(FEATURES, cut(samples, part.start, part.stop)) for part in parts]
 
 
-def ids_of(batch: Batch, names) -> dict[str, Tensor]:
+def ids_of(batch: Batch, names: Iterable[str]) -> dict[str, Tensor]:
     """The ids that a batch reads of each table: of the target's, also those of the histories."""
     return {name: batch.items if name == FEATURES.target else batch.ids[name] for name in names}
 
@@ -103,6 +103,16 @@ def look_up(tables: dict[str, nn.Embedding], ids: list[dict[str, Tensor]]) -> Te
     return torch.cat([parts[name][rank] for rank in range(len(ids)) for name in tables])
 
 
+def by_table(received: Tensor, batch: Batch, owned: list[list[str]]) -> dict[str, Tensor]:
+    """What a rank's samples read of each table, of what all ranks have sent: [N, D].
+
+    owned: the tables of each rank.
+    """
+    names = [name for of_rank in owned for name in of_rank]
+    sizes = [len(ids) for ids in ids_of(batch, names).values()]
+    return dict(zip(names, received.split(sizes), strict=True))
+
+
 class Late(nn.Module):
     """The dense model on the vectors that come from all ranks."""
 
@@ -112,12 +122,7 @@ class Late(nn.Module):
 
     def forward(self, ticket: Tensor, pending: Pending, batch: Batch, owned: list[list[str]]) -> Tensor:
         received = Receive.apply(ticket, pending).view(-1, self.dim)
-        lengths = [(n, len(ids)) for names in owned for n, ids in ids_of(batch, names).items()]
-        ends = accumulate((length for _, length in lengths), initial=0)
-        vectors = {
-            name: received[begin:end]
-            for (name, _), (begin, end) in zip(lengths, pairwise(ends), strict=True)
-        }
+        vectors = by_table(received, batch, owned)
         target, past = vectors[FEATURES.target].split([len(batch.lengths), len(batch.places)])
         vectors[FEATURES.target] = target
         others = torch.cat([*(vectors[name] for name in FEATURES.fields), batch.dense], 1)

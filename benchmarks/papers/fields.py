@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from statistics import median
 
 from benchmarks import markdown
@@ -32,7 +33,7 @@ def run(findings: Findings, setting: Setting) -> None:
                     "max_seconds": setting.pick(3.0, 0.0),
                 }
                 figures.append(in_a_process("fields_arm", request, setting))
-        wrong = [row["error"] for row in sum(rounds.values(), []) if "error" in row]
+        wrong = [row["error"] for row in chain(*rounds.values()) if "error" in row]
         if findings.check(f"{fields} fields: runs", not wrong, "; ".join(wrong), str(fields)):
             findings.add(str(fields), {"batch_size": batch_size, **summary(rounds)})
 

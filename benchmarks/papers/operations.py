@@ -1,10 +1,11 @@
-"""How many operations a training step is, counted where PyTorch dispatches them: before and after packing."""
+"""How many operations a training step is, counted by dispatch: before and after packing."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from types import FrameType
 
 import numpy as np
@@ -139,9 +140,8 @@ def of_plain_torch(name: str, num_fields: int) -> dict[str, int]:
     features = features_of(name, num_fields)
     samples = samples_of(features)
     torch.manual_seed(0)
-    forward, tables, layers = _plain_sequences(name, features, samples)
-    if name not in SEQUENCE_MODELS:
-        forward, tables, layers = _plain_fields(name, features, samples)
+    plain = _plain_sequences if name in SEQUENCE_MODELS else _plain_fields
+    forward, tables, layers = plain(name, features, samples)
     rows, dense = torch.optim.Adagrad(tables), torch.optim.Adam(layers, fused=True)
     counts: dict[str, int] = {}
     for _ in range(2):
@@ -161,8 +161,6 @@ Plain = tuple[Callable[[], Tensor], list[nn.Parameter], list[nn.Parameter]]
 
 
 def _plain_sequences(name: str, features: Features, samples: Samples) -> Plain:
-    if name not in SEQUENCE_MODELS:
-        return torch.zeros, [], []  # type: ignore[return-value]
     options = {"sizes": (16, 8, 4), "orders": 3, "hidden": (64, 32)} if name == "can" else OPTIONS[name]
     model = padded_models.build(name, features, DIM, **options)
     batch = padded_models.inputs(features, samples)
@@ -229,7 +227,7 @@ class PlainFields(nn.Module):
 
 
 def _perceptrons(*sizes: int) -> nn.Sequential:
-    pairs = list(zip(sizes, sizes[1:], strict=False))
+    pairs = list(pairwise(sizes))
     return nn.Sequential(*(linear(*pair, n < len(pairs) - 1) for n, pair in enumerate(pairs)))
 
 
