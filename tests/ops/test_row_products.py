@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from hotrows import ops
-from hotrows.ops.layers.row_products import JoinedRows, Reads, pooled_reference
+from hotrows.ops.layers.row_products import JoinedRows, RowReads, pooled_reference
 from hotrows.runtime import native
 
 ROWS = 9  # of each feature's table
@@ -15,7 +15,7 @@ ROWS = 9  # of each feature's table
 
 def reads(
     num_features: int, batch_size: int, lists: bool, weighted: bool, seed: int = 0
-) -> tuple[Reads, int]:
+) -> tuple[RowReads, int]:
     """Random ids, bag after bag as `resolve` numbers them, and how many distinct rows they are."""
     generator = torch.Generator().manual_seed(seed)
     num_bags = num_features * batch_size
@@ -27,10 +27,10 @@ def reads(
     rows, _, order, starts = ops.unique(ids + ROWS * (bags % num_features))
     bounds = torch.searchsorted(rows, torch.arange(num_features + 1) * ROWS)
     weights = torch.rand(len(bags), generator=generator) if weighted else None
-    return Reads(bounds, starts, order, bags.int() if lists else None, weights, batch_size), len(rows)
+    return RowReads(bounds, starts, order, bags.int() if lists else None, weights, batch_size), len(rows)
 
 
-def result(rows: Tensor, dense: Tensor, weight: Tensor, read: Reads, by_rows: bool) -> list[Tensor]:
+def result(rows: Tensor, dense: Tensor, weight: Tensor, read: RowReads, by_rows: bool) -> list[Tensor]:
     """The product and all gradients of a loss of it."""
     leaves = [
         rows.clone().requires_grad_(),
@@ -61,7 +61,7 @@ def test_products_and_gradients_are_those_of_the_vectors(
 
 def test_a_batch_without_ids_has_the_product_of_its_dense_values() -> None:
     none = torch.empty(0, dtype=torch.int32)
-    read = Reads(
+    read = RowReads(
         torch.zeros(3, dtype=torch.int64), torch.zeros(1, dtype=torch.int32), none, none, None, 2
     )
     values, weight = torch.tensor([[5.0], [6.0]]), torch.tensor([[1.0, 2.0, 10.0]])

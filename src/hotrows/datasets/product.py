@@ -120,7 +120,7 @@ def synth_product(
 
 
 @dataclass(frozen=True)
-class Block:
+class SampleBlock:
     """Samples. places: by field, of the values of each sample, end to end; lengths: how many each has."""
 
     fields: tuple[ProductField, ...]
@@ -130,7 +130,7 @@ class Block:
     clicks: NDArray[np.bool_]  # [B]
 
 
-def blocks(rows: int, fields: tuple[ProductField, ...], seed: int) -> Iterator[Block]:
+def blocks(rows: int, fields: tuple[ProductField, ...], seed: int) -> Iterator[SampleBlock]:
     """All samples, block after block."""
     teacher = _Teacher(fields, seed)
     for number in range(-(-rows // BLOCK)):
@@ -141,7 +141,7 @@ def blocks(rows: int, fields: tuple[ProductField, ...], seed: int) -> Iterator[B
         kept = [None if n is None else n[:count] for n in lengths]
         ends = [count if n is None else int(n.sum()) for n in kept]
         cut = tuple(values[:end] for values, end in zip(places, ends, strict=True))
-        yield Block(fields, numbers[:count], cut, tuple(kept), clicks[:count])
+        yield SampleBlock(fields, numbers[:count], cut, tuple(kept), clicks[:count])
 
 
 def _draw(
@@ -197,7 +197,7 @@ class _Teacher:
         return np.bincount(samples, values, BLOCK) / np.sqrt(np.maximum(lengths, 1))
 
 
-def _text(block: Block, seed: int) -> str:
+def _text(block: SampleBlock, seed: int) -> str:
     """The lines of a block, columns between tabs and the ids of a list between bars."""
     columns = [np.where(block.clicks, "1", "0").tolist()]
     columns += [[f"{x:g}" for x in column] for column in block.numbers.T.tolist()]

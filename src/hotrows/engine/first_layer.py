@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hotrows.ops.layers.row_products import Reads
+from hotrows.ops.layers.row_products import RowReads
 from hotrows.plan import PackPlan, Plan
 
 if TYPE_CHECKING:
@@ -40,11 +40,11 @@ def pays(pack: Pack, part: PackPlan) -> bool:
     return num_ids > 0 and (1 - part.num_rows / num_ids) * pack.dim >= LEAST_SAVING
 
 
-def reads_of(pack: Pack, plan: Plan, p: int) -> Reads:
+def reads_of(pack: Pack, plan: Plan, p: int) -> RowReads:
     """Which samples read each distinct row of pack p of the plan."""
     part = plan.packs[p]
     bounds = torch.searchsorted(part.rows, torch.tensor(pack.first_rows))
-    return Reads(bounds, part.starts, part.order, part.bags, part.weights, plan.batch_size)
+    return RowReads(bounds, part.starts, part.order, part.bags, part.weights, plan.batch_size)
 
 
 def planned_by_rows(plan: Plan, by_rows: Collection[int]) -> Plan:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from hotrows.engine import first_layer
-from hotrows.ops.layers.row_products import JoinedRows, Reads
+from hotrows.ops.layers.row_products import JoinedRows, RowReads
 from hotrows.plan import Plan
 from hotrows.shapes import Float, Int64
 
@@ -73,7 +73,7 @@ class Vectors:
 
         In the order of the packs. Where a pack was looked up by its distinct rows, a `JoinedRows`.
         """
-        parts: list[tuple[Tensor, Reads | None]] = []
+        parts: list[tuple[Tensor, RowReads | None]] = []
         for p, pack in enumerate(self.packs):
             mine = [c for c, (_, table) in enumerate(pack.columns) if pack.tables[table].role == role]
             if p in self.by_rows:

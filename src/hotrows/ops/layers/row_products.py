@@ -21,7 +21,7 @@ _WIDTH_OF_CHUNK = 256  # columns of the vectors whose products are summed apart
 _MOST_CHUNKS = 16
 
 
-class Reads(NamedTuple):
+class RowReads(NamedTuple):
     """Which samples of a batch read each distinct row, as in `PackPlan`; ids are in no sequence.
 
     bounds: the rows of feature f are those from bounds[f] to bounds[f + 1]: no row is of two features.
@@ -47,7 +47,7 @@ class JoinedRows:
     values [B, w] with None.
     """
 
-    parts: Sequence[tuple[Tensor, Reads | None]]
+    parts: Sequence[tuple[Tensor, RowReads | None]]
 
     def product(self, weight: Float32[Tensor, "H W"]) -> Float32[Tensor, "B H"]:
         """X W^T, X being what stands side by side.
@@ -61,7 +61,7 @@ class JoinedRows:
         return torch.cat([pooled_reference(*part) for part in self.parts], 1) @ weight.t()
 
 
-def pooled_reference(values: Tensor, reads: Reads | None) -> Tensor:
+def pooled_reference(values: Tensor, reads: RowReads | None) -> Tensor:
     """The columns of a part, [B, F D]."""
     if reads is None:
         return values
@@ -116,8 +116,8 @@ class _Product(torch.autograd.Function):
 
 
 def _columns(
-    weight: Tensor, reads: Sequence[Reads | None], values: Sequence[Tensor]
-) -> Iterator[tuple[Tensor, Reads | None, Tensor]]:
+    weight: Tensor, reads: Sequence[RowReads | None], values: Sequence[Tensor]
+) -> Iterator[tuple[Tensor, RowReads | None, Tensor]]:
     """Each part with the columns of the weight that it is multiplied with."""
     first = 0
     for part, read in zip(values, reads, strict=True):
@@ -127,7 +127,7 @@ def _columns(
     assert first == weight.shape[1], (first, weight.shape)
 
 
-def _arguments(rows: Tensor, reads: Reads) -> tuple:
+def _arguments(rows: Tensor, reads: RowReads) -> tuple:
     return (
         rows.contiguous(), rows.shape[1], reads.bounds, reads.starts, reads.order, reads.bags,
         reads.weights, reads.num_features, reads.batch_size,
