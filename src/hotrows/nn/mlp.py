@@ -86,23 +86,24 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor | JoinedRows) -> Tensor:
         """x: [B, sizes[0]], or the rows that it is made of."""
-        first = 0
+        layers, first = list(self.layers), 0
         if isinstance(x, JoinedRows):
-            layer = self.layers[0]
+            layer = layers[0]
             assert isinstance(layer, nn.Linear)
-            product = x.product(layer.weight) + layer.bias
-            x, first = self._after(product, 0), 1
-        if self._is_chain() and can_chain(x, self.layers[first:]) and first < len(self.layers):
-            return chain(x, self.layers[first:], [name == "relu" for name in self.activations[first:]])
-        for place in range(first, len(self.layers)):
-            norm = self.norms[place] if self.norms and place < len(self.layers) - 1 else None
-            x = perceptron(x, self.layers[place], norm, self.after[place])
-            if place < len(self.layers) - 1:
+            x, first = self._after(x.product(layer.weight) + layer.bias, 0), 1
+        if first == len(layers):
+            return x
+        if self._is_chain() and can_chain(x, layers[first:]):
+            return chain(x, layers[first:], [name == "relu" for name in self.activations[first:]])
+        for place in range(first, len(layers)):
+            norm = self.norms[place] if self.norms and place < len(layers) - 1 else None
+            x = perceptron(x, layers[place], norm, self.after[place])
+            if place < len(layers) - 1:
                 x = self.dropout(x)
         return x
 
     def _after(self, x: Tensor, place: int) -> Tensor:
-        """What follows the linear layer at that place, which is not the last one or alone."""
+        """What follows the linear layer at that place."""
         if place == len(self.layers) - 1:
             return self.after[place](x)
         return self.dropout(self.after[place](self.norms[place](x) if self.norms else x))

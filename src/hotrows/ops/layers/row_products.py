@@ -49,6 +49,11 @@ class JoinedRows:
 
     parts: Sequence[tuple[Tensor, RowReads | None]]
 
+    def __len__(self) -> int:
+        """B, the number of samples."""
+        values, reads = self.parts[0]
+        return len(values) if reads is None else reads.batch_size
+
     def product(self, weight: Float32[Tensor, "H W"]) -> Float32[Tensor, "B H"]:
         """X W^T, X being what stands side by side.
 
@@ -79,7 +84,7 @@ class _Product(torch.autograd.Function):
     def forward(ctx, weight, reads, *values):
         ctx.save_for_backward(weight, *values)
         ctx.reads = reads
-        batch_size = max((r.batch_size for r in reads if r is not None), default=len(values[0]))
+        batch_size = len(values[0]) if reads[0] is None else reads[0].batch_size
         y = weight.new_zeros(batch_size, len(weight))
         for part, read, columns in _columns(weight, reads, values):
             if read is None:
