@@ -102,7 +102,7 @@ class Recommender:
             read_only=read_only,
             ranks=self.ranks,
             sharding=placing.sharding or "rows",
-            micro_batches=config.micro_batches,
+            micro_batches=config.micro_batches or placing.micro_batches or 1,
             pack_parts=placing.pack_parts,
             summed=placing.summed,
             wire_dtype=config.wire_dtype,
@@ -139,7 +139,8 @@ class Recommender:
         if self._measures(num_samples):
             for precision in sorted({self.config.precision, "float32"}):
                 dtype = getattr(torch, precision)
-                per_step = -(-self.config.batch_size // self.ranks.num_ranks // self.config.micro_batches)
+                num_parts = self.ranks.num_ranks * max(self.config.micro_batches, 1)
+                per_step = -(-self.config.batch_size // num_parts)
                 choices |= kept_linear_paths(self.model, per_step, dtype)
         nn.use_linear_paths(self.model, choices)
         return choices
