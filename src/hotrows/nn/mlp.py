@@ -86,11 +86,15 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor | JoinedRows) -> Tensor:
         """x: [B, sizes[0]], or the rows that it is made of."""
-        layers, first = list(self.layers), 0
-        if isinstance(x, JoinedRows):
-            layer = layers[0]
-            assert isinstance(layer, nn.Linear)
-            x, first = self._after(x.product(layer.weight) + layer.bias, 0), 1
+        if not isinstance(x, JoinedRows):
+            return self._layers_from(x, 0)
+        layer = self.layers[0]
+        assert isinstance(layer, nn.Linear)
+        return self._layers_from(self._after(x.product(layer.weight) + layer.bias, 0), 1)
+
+    def _layers_from(self, x: Tensor, first: int) -> Tensor:
+        """The layers from that place on."""
+        layers = list(self.layers)
         if first == len(layers):
             return x
         if self._is_chain() and can_chain(x, layers[first:]):

@@ -97,6 +97,11 @@ def fill(embedding: Embedding, data: EncodedData, files: Mapping[str, str]) -> l
                 f"{file}: vectors of {vectors.shape[1]} numbers, and the rows of table {table.name!r} "
                 f"have {table.dim}; train with that dim (--option dim={vectors.shape[1]}), or cut them"
             )
+        if embedding.dynamic is not None and embedding.dynamic.live(table) is not None:
+            raise ValueError(
+                f"{file}: table {table.name!r} is read by dynamic features, whose rows begin with the "
+                f"first values of their keys; give pretrained values to tables with vocabularies"
+            )
         ids = _ids_of(data, table, values, file)
         places = np.flatnonzero(ids >= 0)
         places = places[np.argsort(ids[places], kind="stable")]
@@ -118,6 +123,7 @@ class _Vectors:
         self._vectors = vectors
         assert table.optimizer is not None
         self._state = torch.tensor(optim.initial_state(table.optimizer, table.dim))
+        self._step = optim.initial_step(table.optimizer)
 
     def take(self, places: Places) -> np.ndarray:
         vectors = torch.from_numpy(np.ascontiguousarray(self._vectors[places], np.float32))
@@ -125,6 +131,8 @@ class _Vectors:
         store.records.zero_()
         store.views.weights.copy_(vectors)
         store.views.state.copy_(self._state.expand_as(store.views.state))
+        if store.views.step is not None:
+            store.views.step.fill_(self._step)
         return store.records.numpy()
 
 

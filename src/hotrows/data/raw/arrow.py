@@ -205,6 +205,8 @@ class ArrowCells:
     def _whole(self, array: Any, column: str) -> Any:
         """Casts floats to whole numbers: frames store whole numbers with missing values as floats."""
         pa = pyarrow()
+        if pa.types.is_float16(array.type):  # which Arrow does not calculate with
+            array = array.cast(pa.float32())
         array = pa.compute.if_else(pa.compute.is_nan(array), None, array)
         try:
             integers = array.cast(pa.int64())
