@@ -90,10 +90,15 @@ inline void each_block(int64_t Hp, Run run) {
   for (; h < Hp; h += kLanes) run(std::integral_constant<int64_t, 1>{}, h);
 }
 
-// What a thread works in.
+// What a thread works in, from the beginning of a cache line on: registers that cross lines take twice as long.
 struct Scratch {
   Reads reads;
   std::vector<float> values;
+
+  float* floats(int64_t count) {
+    values.resize(count + 16);
+    return reinterpret_cast<float*>((reinterpret_cast<uintptr_t>(values.data()) + 63) & ~uintptr_t{63});
+  }
 };
 
 void products_of(const Runs& runs, int64_t f, const float* rows, int64_t D, const float* W, int64_t w_stride,
@@ -101,8 +106,7 @@ void products_of(const Runs& runs, int64_t f, const float* rows, int64_t D, cons
   const int64_t Hp = padded(H);
   Reads& reads = scratch.reads;
   reads.of(runs, f);
-  scratch.values.resize((padded(D) + kTile) * Hp);
-  float *turned = scratch.values.data(), *products = turned + padded(D) * Hp;
+  float *turned = scratch.floats((padded(D) + kTile) * Hp), *products = turned + padded(D) * Hp;
   transpose(W + f * D, w_stride, H, D, turned, Hp);  // [D, H]
   for (int64_t u = runs.bounds[f]; u < runs.bounds[f + 1]; u += kTile) {
     const int64_t count = std::min(kTile, runs.bounds[f + 1] - u);
@@ -115,18 +119,16 @@ void products_of(const Runs& runs, int64_t f, const float* rows, int64_t D, cons
   }
 }
 
-// dy: [B, padded(H)]. The gradients of a tile's rows are computed as columns: whole registers at any D.
+// dy: [B, padded(H)].
 void gradients_of(const Runs& runs, int64_t f, const float* rows, int64_t D, const float* W, int64_t w_stride,
                   int64_t H, const float* dy, Scratch& scratch, float* grad_rows, float* grad_W) {
   const int64_t Hp = padded(H), Dp = padded(D);
   Reads& reads = scratch.reads;
   reads.of(runs, f);
-  scratch.values.resize(3 * Hp * Dp + kTile * (2 * Hp + 2 * Dp));
-  float *grad_block = scratch.values.data(), *block = grad_block + Dp * Hp, *turned_block = block + Hp * Dp;
-  float *sums = turned_block + Hp * Dp, *turned_sums = sums + kTile * Hp;
-  float *columns = turned_sums + Hp * kTile, *grads = columns + Dp * kTile;
-  std::fill(grad_block, block, 0.0f);
-  for (int64_t h = 0; h < H; ++h) std::copy_n(W + h * w_stride + f * D, D, block + h * Dp);
+  float *block = scratch.floats(3 * Hp * Dp + kTile * (Hp + Dp)), *grad_block = block + Hp * Dp;
+  float *turned = grad_block + Hp * Dp, *sums = turned + Hp * Dp, *grads = sums + kTile * Hp;
+  std::fill(block, turned, 0.0f);
+  for (int64_t h = 0; h < H; ++h) std::copy_n(W + h * w_stride + f * D, D, block + h * Dp);  // [H, D]
   for (int64_t u = runs.bounds[f]; u < runs.bounds[f + 1]; u += kTile) {
     const int64_t count = std::min(kTile, runs.bounds[f + 1] - u);
     each_block(Hp, [&](auto registers, int64_t h) {
@@ -134,14 +136,13 @@ void gradients_of(const Runs& runs, int64_t f, const float* rows, int64_t D, con
         gather<registers>(reads, runs.starts[u + k] - reads.first, runs.starts[u + k + 1] - reads.first, dy + h, Hp,
                           sums + k * Hp + h);
     });
-    transpose(sums, Hp, count, H, turned_sums, kTile);                                    // [H, count]
-    multiply(block, {1, Dp}, turned_sums, kTile, D, H, padded(count), columns, kTile, false);
-    transpose(columns, kTile, D, count, grads, Dp);                                       // [count, D]
-    for (int64_t k = 0; k < count; ++k) std::copy_n(grads + k * Dp, D, grad_rows + (u + k) * D);
-    multiply(rows + u * D, {1, D}, sums, Hp, D, count, Hp, grad_block, Hp, true);         // [D, H]
+    float* to = Dp == D ? grad_rows + u * D : grads;
+    multiply(sums, {Hp, 1}, block, Dp, count, H, Dp, to, Dp, false);
+    for (int64_t k = 0; k < count && Dp != D; ++k) std::copy_n(grads + k * Dp, D, grad_rows + (u + k) * D);
+    multiply(rows + u * D, {1, D}, sums, Hp, D, count, Hp, grad_block, Hp, true);  // [D, H]
   }
-  transpose(grad_block, Hp, D, H, turned_block, Dp);
-  for (int64_t h = 0; h < H; ++h) std::copy_n(turned_block + h * Dp, D, grad_W + h * w_stride + f * D);
+  transpose(grad_block, Hp, D, H, turned, Dp);
+  for (int64_t h = 0; h < H; ++h) std::copy_n(turned + h * Dp, D, grad_W + h * w_stride + f * D);
 }
 
 }  // namespace
