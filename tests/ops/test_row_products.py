@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from hotrows import ops
+from hotrows import Adagrad, Table, ops
 from hotrows.ops.layers.row_products import JoinedRows, RowReads, pooled_reference
+from hotrows.record import layout_of, views
 from hotrows.runtime import native
 
 ROWS = 9  # of each feature's table
@@ -82,3 +83,15 @@ def test_the_number_of_threads_changes_no_bit() -> None:
     finally:
         torch.set_num_threads(threads)
     assert all(map(torch.equal, one, three))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dim", [1, 5, 16])
+def test_rows_are_collected_as_they_are_stored(dtype: str, dim: int) -> None:
+    table = Table("t", ROWS, dim, ("t",), dtype=dtype, optimizer=Adagrad())
+    layout = layout_of(table).as_ints()
+    records = torch.zeros(ROWS, layout_of(table).stride, dtype=torch.uint8)
+    weights = views(records, layout).weights
+    weights.copy_(torch.randn(ROWS, dim))
+    slots = torch.tensor([0, 3, 8])
+    assert torch.equal(ops.collect(records, layout, slots), weights[slots].float())
