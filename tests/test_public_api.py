@@ -42,7 +42,7 @@ PUBLIC = {
 # Modules whose names are public as the page that shows them says.
 MODULES = {
     *("hotrows.metrics", "hotrows.planning.policy", "hotrows.models.tables"),
-    *("hotrows.datasets.schemas", "hotrows.datasets.synthetic"),
+    *("hotrows.datasets.schemas", "hotrows.datasets.synthetic", "hotrows.datasets.product"),
     *("hotrows.distributed.process_group", "hotrows.distributed.dense_gradients"),
 }
 

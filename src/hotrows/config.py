@@ -224,8 +224,8 @@ class TrainConfig:
     micro_batches: int = setting(
         1,
         "Parts of a batch that are computed in turn, with one update in all; rows of the next part are "
-        "exchanged between ranks meanwhile",
-        least=1,
+        "exchanged between ranks meanwhile; 0: as many as gain by the cost model, 1 within a machine",
+        least=0,
         most=4096,
         changes="rounding",
     )
