@@ -24,6 +24,7 @@ from hotrows.models.interest_model import InterestModel
 from hotrows.models.interests import AttentionInterest, EvolvingInterest, PooledInterest
 from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import CoAction
+from hotrows.ops.layers.padded import PaddedLists
 from hotrows.schema import Schema
 from hotrows.table import Uniform
 
@@ -73,6 +74,11 @@ class CAN(InterestModel):
     def more(self, vectors: LookedUpVectors) -> list[Tensor]:
         weights = [vectors[giver, WEIGHTS] for giver, _ in self.pairs]
         feeds = [self._feed(vectors, name) for _, name in self.pairs]
+        if isinstance(feeds[0][1], PaddedLists):  # of lengths that differ between feeds
+            return [
+                self.co_action(*of_pair)
+                for of_pair in zip(weights, *zip(*feeds, strict=True), strict=True)
+            ]
         begins = itertools.accumulate((len(values) for values, _ in feeds[:-1]), initial=0)
         offsets = [starts + begin for (_, starts), begin in zip(feeds, begins, strict=True)]
         ends = [starts[:-1] for starts in offsets[:-1]]  # the next one's first is their last
@@ -84,6 +90,9 @@ class CAN(InterestModel):
         if name in self.sequences:
             return vectors.sequence(name, INPUTS)
         values = vectors[name, INPUTS]
+        lists = vectors.sequence(self.sequences[0])[1]
+        if isinstance(lists, PaddedLists):
+            return values, lists.of_ones()
         return values, torch.arange(len(values) + 1, device=values.device)
 
     def _checked(self, pairs: Sequence[Sequence[str]] | None) -> tuple[tuple[str, str], ...]:

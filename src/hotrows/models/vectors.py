@@ -7,6 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from hotrows.nn.jagged_products import Lists
+
 
 class LookedUpVectors(Protocol):
     """The vectors of a batch, by feature and role: `hotrows.Vectors`, or a stand-in for it."""
@@ -17,7 +19,7 @@ class LookedUpVectors(Protocol):
     def stack(self, role: str = "vector", features: Sequence[str] | None = None) -> Tensor:
         """The vectors of a role, side by side: [B, F, D]."""
 
-    def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, Tensor]:
+    def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, Lists]:
         """The vectors of a sequence that the model keeps apart, [N, D], and their offsets, [B + 1]."""
 
     def lengths(self, feature: str) -> Tensor:
