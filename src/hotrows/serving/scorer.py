@@ -56,6 +56,7 @@ class Scorer:
             name: TableRows(path / table.file, table.dtype, table.rows, table.dim)
             for name, table in tables.items()
         }
+        _check_rows(self.bundle, encoder)
         self._pooling = encoder.schema.pooling
         self._losses = self.bundle.loss_of_labels()
         self._program: Program = open_program(self.bundle, threads, trust)
@@ -147,6 +148,20 @@ class Scorer:
         if len(rows):
             pooled[lengths > 0] = np.add.reduceat(rows, offsets[:-1][lengths > 0] - offsets[0], axis=0)
         return pooled
+
+
+def _check_rows(bundle: Bundle, encoder: Encoder) -> None:
+    """Refuses a bundle with a table that has fewer rows than a feature that reads it has ids."""
+    rows = {feature.name: encoder.schema.rows_of(feature.name) for feature in encoder.schema.id_features}
+    rows |= {cross.name: cross.rows for cross in bundle.crosses}
+    stored = {table.name: table.rows for table in bundle.tables}
+    for entry in bundle.inputs:
+        for feature, table in entry.reads:
+            if feature not in rows or (table and stored[table] < rows[feature]):
+                raise ValueError(
+                    f"{bundle.path} does not fit its encoders: feature {feature!r} has "
+                    f"{rows.get(feature, 0):,} ids; export again"
+                )
 
 
 def predictions(outputs: np.ndarray, losses: Sequence[Loss]) -> np.ndarray:

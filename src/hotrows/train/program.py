@@ -5,7 +5,8 @@
     onnx_program(program)                   the bytes of an ONNX file
 
 The program reads, beside dense values, for each pack the vectors of its features side by side, and for
-each sequence that the model keeps apart its vectors, padded, with their lengths. Who runs it looks them up.
+each sequence that the model keeps apart its vectors, padded, with their lengths. Whoever runs it
+looks them up.
 """
 
 from __future__ import annotations

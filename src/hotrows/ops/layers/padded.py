@@ -131,24 +131,25 @@ def recurrent(
     """
     from torch._higher_order_ops.scan import scan
 
-    u, c = weight.chunk(3), bias.chunk(3)  # [H, H] and [H] of r, z, n
+    size = weight.shape[1]
 
     def step(h: Tensor, now: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        x = now[0].chunk(3, 1)  # [B, H] of r, z, n
-        r = torch.sigmoid(x[0] + functional.linear(h, u[0], c[0]))
-        z = torch.zeros_like(r)
-        if kind != "agru":
-            z = torch.sigmoid(x[1] + functional.linear(h, u[1], c[1]))
+        x_r, x_z, x_n = now[0].chunk(3, 1)  # [B, H]
         if reset == "after":
-            n = torch.tanh(x[2] + r * functional.linear(h, u[2], c[2]))
+            of_r, of_z, of_n = functional.linear(h, weight, bias).chunk(3, 1)
         else:
-            n = torch.tanh(x[2] + functional.linear(r * h, u[2], c[2]))
+            of_r, of_z = functional.linear(h, weight[: 2 * size], bias[: 2 * size]).chunk(2, 1)
+        r, z = torch.sigmoid(x_r + of_r), torch.sigmoid(x_z + of_z)
+        if reset == "after":
+            n = torch.tanh(x_n + r * of_n)
+        else:
+            n = torch.tanh(x_n + functional.linear(r * h, weight[2 * size :], bias[2 * size :]))
         new = h + share_of(kind, z, now[1] if len(now) > 1 else None) * (n - h)
         return new, new.clone()
 
     steps = [lists.apart(parts).transpose(0, 1)]  # [T, B, 3H]
     if attention is not None:
         steps.append(lists.apart(attention).t()[:, :, None])  # [T, B, 1]
-    start = parts.new_zeros(lists.lengths.shape[0], weight.shape[1])
+    start = parts.new_zeros(lists.lengths.shape[0], size)
     _, states = scan(step, start, tuple(steps))
     return states.transpose(0, 1).flatten(0, 1)
