@@ -136,6 +136,7 @@ class EvolvingInterest(nn.Module):
             interest = torch.cat([interest, total, total * target], 1)
         if not self.training or not self.auxiliary:
             return interest, None
+        assert isinstance(offsets, Tensor), "lists are padded in programs alone, which do not train"
         return interest, self.auxiliary * self._auxiliary_loss(states, past, offsets)
 
     def _auxiliary_loss(self, states: Tensor, past: Tensor, offsets: Tensor) -> Tensor:
