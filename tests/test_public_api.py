@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PUBLIC = {
     "hotrows": """
-        FTRL SGD Adagrad Adam Batch Caching Callback Classifier Constant Cross Dense Embedding Label
+        FTRL SGD Adagrad Adam Batch Caching Callback Classifier Constant Cross Dense
+        DenseAdam DenseAdamW DenseSGD Dynamic Embedding Label
         Loader Normal PackPlan Plan RowWiseAdagrad Schema Sequence Sparse Table Time TrainConfig Trainer
         Uniform Vectors accelerate explain load_run lookahead prefetch prepare restore
     """,

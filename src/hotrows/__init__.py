@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from hotrows.config import TrainConfig
     from hotrows.data.encode.prepare import prepare
     from hotrows.data.load.loader import Loader
+    from hotrows.dynamic import Dynamic
     from hotrows.engine.caching import Caching
     from hotrows.engine.embedding import Embedding
     from hotrows.engine.vectors import Vectors
-    from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
+    from hotrows.optim import FTRL, SGD, Adagrad, Adam, DenseAdam, DenseAdamW, DenseSGD, RowWiseAdagrad
     from hotrows.pipeline.prefetch import prefetch
     from hotrows.plan import PackPlan, Plan
     from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
@@ -59,6 +60,10 @@ __all__ = [
     "Constant",
     "Cross",
     "Dense",
+    "DenseAdam",
+    "DenseAdamW",
+    "DenseSGD",
+    "Dynamic",
     "Embedding",
     "Label",
     "Loader",
@@ -94,10 +99,20 @@ __getattr__, __dir__ = lazy_names(
         "hotrows.config": ["TrainConfig"],
         "hotrows.data.encode.prepare": ["prepare"],
         "hotrows.data.load.loader": ["Loader"],
+        "hotrows.dynamic": ["Dynamic"],
         "hotrows.engine.caching": ["Caching"],
         "hotrows.engine.embedding": ["Embedding"],
         "hotrows.engine.vectors": ["Vectors"],
-        "hotrows.optim": ["FTRL", "SGD", "Adagrad", "Adam", "RowWiseAdagrad"],
+        "hotrows.optim": [
+            "FTRL",
+            "SGD",
+            "Adagrad",
+            "Adam",
+            "DenseAdam",
+            "DenseAdamW",
+            "DenseSGD",
+            "RowWiseAdagrad",
+        ],
         "hotrows.pipeline.prefetch": ["prefetch"],
         "hotrows.plan": ["PackPlan", "Plan"],
         "hotrows.schema": ["Dense", "Label", "Schema", "Sequence", "Sparse", "Time"],

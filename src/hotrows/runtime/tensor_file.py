@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from hotrows.json_file import JsonFile
 
-_SIZES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
+_SIZES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I64": 8}
 EXPORT_FILE = JsonFile("export again", newest=2, signed=2, oldest=1)
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 

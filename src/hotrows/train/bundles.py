@@ -54,6 +54,12 @@ def write_bundle(
     kind: one of `PROGRAMS`; table_dtype: one of `table_rows.DTYPES`.
     """
     run_folder.open_encoder(predictor.run)  # refuses a run whose data came encoded
+    dynamic = [f.name for f in predictor.schema.id_features if f.dynamic is not None]
+    if dynamic:
+        raise ValueError(
+            f"features {', '.join(dynamic)} are dynamic, and bundles have rows of vocabularies alone; use "
+            f"--format safetensors"
+        )
     embedding, model = predictor.embedding, predictor.model
     plain = PlainModel(model, embedding.packs, len(predictor.schema.dense))
     sums = {PROGRAMS[kind]: _write_program(folder / PROGRAMS[kind], plain, kind)}
