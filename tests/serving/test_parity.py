@@ -16,6 +16,7 @@ ROWS = raw_rows(3000)
 
 
 @pytest.mark.parametrize("model", sorted(models.BY_NAME))
+@pytest.mark.usefixtures("one_trace")
 def test_every_model_scores_as_it_predicts_in_every_format(clicks_encoded, tmp_path, model):
     run = trained(clicks_encoded, tmp_path / "run", model)
     predictor = load_run(run)

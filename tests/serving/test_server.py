@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -213,23 +212,27 @@ def test_the_command_answers_what_it_took_and_ends(din_bundle, scorer):
         port = free.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": str(Path(hotrows.__file__).parents[1])}
     command = [sys.executable, "-m", "hotrows", "serve", str(din_bundle), "--port", str(port)]
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-    try:
-        url = f"http://127.0.0.1:{port}"
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{url}/healthz", timeout=10)
-                break
-            except urllib.error.URLError:
-                assert process.poll() is None, process.stderr.read()
-                threading.Event().wait(0.1)
-        body = json.dumps([{"user": 3}]).encode()
-        request = urllib.request.Request(f"{url}/score", body, {"content-type": "application/json"})
-        (score,) = json.load(urllib.request.urlopen(request, timeout=60))["scores"]
-        assert score == pytest.approx(float(scorer.score([{"user": 3}])[0]), rel=1e-6)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) in (0, -signal.SIGTERM)
-        assert re.search(rf"click at http://127.0.0.1:{port}/score", process.stderr.read())
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_for(f"{url}/healthz", process)
+            body = json.dumps([{"user": 3}]).encode()
+            request = urllib.request.Request(f"{url}/score", body, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                (score,) = json.load(answer)["scores"]
+            assert score == pytest.approx(float(scorer.score([{"user": 3}])[0]), rel=1e-6)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) in (0, -signal.SIGTERM)
+            assert f"click at http://127.0.0.1:{port}/score" in process.stderr.read()
+        finally:
+            process.kill()
+
+
+def wait_for(url, process):
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(url, timeout=10).close()
+            return
+        except urllib.error.URLError:
+            assert process.poll() is None, process.stderr.read()
+            threading.Event().wait(0.1)

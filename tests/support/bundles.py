@@ -17,7 +17,7 @@ SMALL = {
     "wide_deep": {"dim": 4, "hidden": [8], "crosses": [["user", "item"]], "cross_rows": 50},
     "din": {"dim": 4, "attention": [8], "hidden": [8]},
     "dien": {"dim": 4, "form": "code", "attention": [8], "hidden": [8]},
-    "can": {"dim": 4, "base": "dien", "sizes": [4, 3, 2], "orders": 2, "hidden": [8]},
+    "can": {"dim": 4, "sizes": [4, 3, 2], "orders": 2, "hidden": [8]},
     "mmoe": {"dim": 4, "num_experts": 2, "expert_hidden": [8], "tower_hidden": [8]},
 }
 
@@ -27,9 +27,9 @@ def trained(encoded, run, model, **options):
     config = TrainConfig(
         model=model,
         model_options=SMALL.get(model, {"dim": 4, "hidden": [8]}) | options,
-        steps=6,
+        steps=8,
         batch_size=32,
-        row_optimizer=Adagrad(lr=0.5),
+        row_optimizer=Adagrad(lr=0.1),
         dense_lr=0.05,
         seed=3,
         linear_paths="plain",

@@ -141,7 +141,7 @@ class RequestEncoder:
         for first, *others in self._equal_lengths:
             lengths = request.lengths(first)
             for other in others:
-                if not np.array_equal(*np.broadcast_arrays(lengths, request.lengths(other))):
+                if not (lengths == request.lengths(other)).all():
                     raise ValueError(
                         f"the lists {first!r} and {other!r} belong together and differ in length in a "
                         f"row; give both the same number of values"

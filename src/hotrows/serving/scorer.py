@@ -195,7 +195,8 @@ def _cut(request: Request) -> Sequence[Request]:
 
 
 def _piece(request: Request, first: int, end: int) -> Request:
-    ids, offsets = {}, {}
+    ids: dict[str, np.ndarray] = {}
+    offsets: dict[str, np.ndarray | None] = {}
     for name, values in request.ids.items():
         ends = request.offsets[name]
         if ends is None:

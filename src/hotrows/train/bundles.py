@@ -57,8 +57,8 @@ def write_bundle(
     dynamic = [f.name for f in predictor.schema.id_features if f.dynamic is not None]
     if dynamic:
         raise ValueError(
-            f"features {', '.join(dynamic)} are dynamic, and bundles have rows of vocabularies alone; use "
-            f"--format safetensors"
+            f"features {', '.join(dynamic)} are dynamic, and a bundle has rows of vocabularies alone; "
+            f"use --format safetensors"
         )
     embedding, model = predictor.embedding, predictor.model
     plain = PlainModel(model, embedding.packs, len(predictor.schema.dense))
