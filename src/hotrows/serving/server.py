@@ -157,9 +157,9 @@ class _Server:
 
     async def _body(self, request: Any) -> bytes:
         most, parts, size = self._limits.body, [], 0
-        told = request.headers.get("content-length", "0")
-        if told.isdecimal() and int(told[:20]) > most:
-            raise _Refused(413, f"expected a body of at most {most:,} bytes, found {int(told[:20]):,}")
+        length = request.headers.get("content-length", "0")
+        if length.isdecimal() and int(length[:20]) > most:
+            raise _Refused(413, f"expected a body of at most {most:,} bytes, found {int(length[:20]):,}")
         async for part in request.stream():
             size += len(part)
             if size > most:

@@ -67,7 +67,7 @@ class PlainModel(nn.Module):
 
 
 def torch_program(plain: PlainModel) -> torch.export.ExportedProgram:
-    """The program of a model, for any number of samples, and of places in its sequences, from 1 on."""
+    """The program of a model, for any number of samples, and of places in its sequences from 2 on."""
     samples, places = torch.export.Dim("samples", min=1), torch.export.Dim("places", min=2)
     dynamic = tuple(
         {0: samples, 1: places} if entry.kind == "sequence" else {0: samples} for entry in plain.inputs
@@ -82,7 +82,8 @@ def torch_program(plain: PlainModel) -> torch.export.ExportedProgram:
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
-            return program.run_decompositions(_PLAIN_OPS)
+            has_own_ops = any(node.target in _PLAIN_OPS for node in program.graph.nodes)
+            return program.run_decompositions(_PLAIN_OPS) if has_own_ops else program
     except Exception as error:  # of any kind, as a model of one's own is any code
         raise ValueError(f"{name} is not taken by torch.export: {_line(error)}; {_KNOWN}") from error
 
@@ -98,7 +99,7 @@ def onnx_program(plain: PlainModel, program: torch.export.ExportedProgram) -> An
             "--format onnx needs onnx and onnxscript: pip install 'hotrows[export]'"
         ) from None
     try:
-        with _quiet():
+        with _quiet(), torch.no_grad():
             onnx_model = torch.onnx.export(
                 program, dynamo=True, verbose=False, opset_version=OPSET, optimize=True
             )
