@@ -69,7 +69,7 @@ def test_what_all_rows_share_is_given_once_and_looked_up_once(scorer, monkeypatc
         lambda rows, ids: looked_up.append(len(ids)) or read(rows, ids),
     )
     shared = scorer.score(candidates, shared={"user": 3, "history": history, "tags": [1, 2]})
-    assert sum(looked_up) < 25 * 4 + len(history) * 2 + 4
+    assert sum(looked_up) == 25 + 25 + 1 + 2 + len(history)  # vector and bias of the items, user, tags
     in_full = list(looked_up)
     looked_up.clear()
     assert scorer.score(apart).tobytes() == shared.tobytes()
@@ -100,6 +100,11 @@ def test_a_table_of_any_length_is_scored_in_pieces(scorer, monkeypatch):
         ([{"usr": 3}], None, "no column 'usr' is read; did you mean 'user'?"),
         ([{"user": 3}], {"itm": 3}, "no column 'itm' is read; did you mean 'item'?"),
         ([{"user": 3}], {"user": 3}, "'user' is shared and a column of the rows; give it once"),
+        (
+            pa.table({"usr": [3]}),
+            None,
+            "the rows have none of the columns that are read: price, user, item",
+        ),
         ([{"price": "much"}], None, "the request row 0, column 'price': expected a number, found 'much'"),
         ([{"user": {"a": 1}}], None, "column 'user': expected ids"),
     ],

@@ -1,7 +1,7 @@
 """Requests: raw rows, encoded into ids and numbers; what all rows of a request share is encoded once.
 
-A user with 500 candidates sends one history 500 times, or once as `shared`. Lists that are equal in all
-rows of a request are recognized, and encoded and looked up as one list.
+A user with 500 candidates sends one history 500 times, or once as `shared`. Columns that are equal in all
+rows of a request are recognized, and encoded and looked up as one row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from hotrows.data.encode.encoding import Encoder
 from hotrows.data.raw.arrow import ArrowCells, as_table, pyarrow
 from hotrows.data.raw.cells import Reading, columns_of
 from hotrows.data.raw.columns import Columns
-from hotrows.schema import Schema, is_list
+from hotrows.schema import Schema
 from hotrows.table import Cross
 
 MOST_ROWS = 65_536  # of one request: longer inputs are cut
@@ -26,8 +26,9 @@ MOST_ROWS = 65_536  # of one request: longer inputs are cut
 class Request:
     """The ids and dense values of B rows.
 
-    ids: by feature; offsets: of a feature with lists [B + 1], or [2] where all B rows have the one list;
-    None: one id a row. dense: [B, num_dense] float32, transformed.
+    ids: by feature, [N], or [1] where all B rows have the one id; offsets: of a feature with lists
+    [B + 1], or [2] where all B rows have the one list; None: one id a row.
+    dense: [B, num_dense] float32, transformed.
     """
 
     size: int
@@ -53,7 +54,6 @@ class RequestEncoder:
         self.schema: Schema = encoder.schema
         self._encoder, self._crosses, self._equal_lengths = encoder, crosses, equal_lengths
         self._columns = dict.fromkeys(self.schema.column_of(f) for f in self.schema.features)
-        self._lists = {self.schema.column_of(f) for f in self.schema.id_features if is_list(f)}
         self._how = Reading(self.schema, encoder.threads, False, encoder.text_rule)
 
     def encode(self, rows: Any, shared: Mapping[str, Any] | None = None) -> list[Request]:
@@ -72,7 +72,13 @@ class RequestEncoder:
         counts = {name: names.count(name) for name in self._columns}
         if twice := sorted(name for name, count in counts.items() if count > 1):
             raise ValueError(f"the rows have the column {twice[0]!r} twice; rename one")
-        table = table.select([name for name in self._columns if name in names]).combine_chunks()
+        read = [name for name in self._columns if name in names]
+        if not read and not shared:
+            raise ValueError(
+                f"the rows have none of the columns that are read: {', '.join(self._columns)}; they have "
+                f"{', '.join(names) or 'none'}"
+            )
+        table = table.select(read).combine_chunks()
         parts = (table.slice(first, MOST_ROWS) for first in range(0, table.num_rows, MOST_ROWS))
         return [self._request(part, shared) for part in parts]
 
@@ -95,26 +101,15 @@ class RequestEncoder:
 
     def _request(self, table: Any, shared: Mapping[str, Any]) -> Request:
         pa, size = pyarrow(), table.num_rows
-        once = {}
-        for name, value in shared.items():
-            column = as_table({name: [value]}).column(0)
-            if name in self._lists:
-                once[name] = column
-            elif name in self._columns:
-                table = table.append_column(name, pa.concat_arrays([column.chunk(0)] * size))
-        for name in self._lists & set(table.column_names):
+        of_all = {name: [value] for name, value in shared.items() if name in self._columns}
+        once = dict(zip(of_all, as_table(of_all).columns, strict=True))
+        for name in table.column_names if size > 1 else ():
             column = table.column(name).combine_chunks()
-            if size > 1 and column.slice(1).equals(column.slice(0, size - 1)):
-                once[name] = column.slice(0, 1)
-                table = table.drop_columns([name])
-        if not table.num_columns:
-            table = pa.table({"": pa.nulls(size)})
-        columns = self._read(table)
+            if column.slice(1).equals(column.slice(0, size - 1)):
+                once[name], table = column.slice(0, 1), table.drop_columns([name])
+        columns = self._read(table if table.num_columns else pa.table({"": pa.nulls(size)}))
         if once:
-            of_all = self._read(pa.table(once))
-            pairs = zip(self.schema.id_features, columns.ids, of_all.ids, strict=True)
-            ids = tuple(o if self.schema.column_of(f) in once else c for f, c, o in pairs)
-            columns = Columns(columns.first_row, size, ids, columns.dense, None, columns.where)
+            columns = self._joined(columns, self._read(pa.table(once)), set(once))
         encoded = self._encoder.encode_columns(columns)
         features = [feature.name for feature in self.schema.id_features]
         request = Request(
@@ -125,6 +120,16 @@ class RequestEncoder:
         )
         self._check_lengths(request)
         return request
+
+    def _joined(self, columns: Columns, once: Columns, names: set[str]) -> Columns:
+        """Columns of all rows, those of `names` from the one row that all have in common."""
+        pairs = zip(self.schema.id_features, columns.ids, once.ids, strict=True)
+        ids = tuple(one if self.schema.column_of(f) in names else each_row for f, each_row, one in pairs)
+        dense = columns.dense.copy()
+        for into, feature, value in zip(dense, self.schema.dense, once.dense, strict=True):
+            if self.schema.column_of(feature) in names:
+                into[:] = value
+        return Columns(columns.first_row, columns.num_rows, ids, dense, None, columns.where)
 
     def _read(self, table: Any) -> Columns:
         (batch,) = table.combine_chunks().to_batches()
@@ -149,11 +154,11 @@ class RequestEncoder:
 
 
 def bucket_of(ids: Sequence[np.ndarray], rows: int) -> np.ndarray:
-    """The bucket below `rows` of each sample's ids [B]: what `planning.crosses` has for tensors.
+    """The bucket below `rows` of each sample's ids, [B] or [1]: what `planning.crosses` has for tensors.
 
     ids = [[3, 4], [4, 3]], rows = 1000  ->  [133, 418]
     """
-    bits = np.zeros(len(ids[0]), np.uint64)
+    bits = np.zeros(1, np.uint64)
     for feature_ids in ids:
         x = bits + (feature_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -199,10 +199,10 @@ def _piece(request: Request, first: int, end: int) -> Request:
     offsets: dict[str, np.ndarray | None] = {}
     for name, values in request.ids.items():
         ends = request.offsets[name]
-        if ends is None:
-            ids[name], offsets[name] = values[first:end], None
-        elif len(ends) == 2:
+        if len(values if ends is None else ends) == (1 if ends is None else 2):  # of all rows
             ids[name], offsets[name] = values, ends
+        elif ends is None:
+            ids[name], offsets[name] = values[first:end], None
         else:
             ids[name] = values[ends[first] : ends[end]]
             offsets[name] = ends[first : end + 1] - ends[first]
