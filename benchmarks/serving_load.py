@@ -1,10 +1,10 @@
-"""How many requests a second does `hotrows serve` answer over loopback, and what does it do under overload?
+"""How many requests a second does `hotrows serve` answer over loopback, and what under overload?
 
     python -m benchmarks.serving_load
 
-A DeepFM of the shape of `benchmarks.serving`, one user and 100 candidates a request, as JSON. Connections
-that stay open send one request after the other, 8 s each: 1, 4 and 16 of them, then 64 at a server where 8
-requests may wait. Server and clients share the cores of this machine.
+A DeepFM of the shape of `benchmarks.serving`, one user and 100 candidates a request, as JSON.
+Connections that stay open send one request after the other, 8 s each: 1, 4 and 16 of them, then 64 at a
+server where 8 requests may wait. Server and clients share the cores of this machine.
 """
 
 import http.client

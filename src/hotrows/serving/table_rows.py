@@ -69,7 +69,7 @@ class TableRows:
         if dtype not in DTYPES:
             raise ValueError(f"{path}: a table is one of {', '.join(DTYPES)}, not {dtype!r}")
         try:
-            self._stored = np.load(path, mmap_mode="r" if rows else None, allow_pickle=False)
+            self._stored = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
         except (ValueError, EOFError) as error:
             raise ValueError(f"{path} is damaged: {error}; export again") from None
         if (self._stored.dtype, self._stored.shape) != stored_shape(dtype, rows, dim):
@@ -81,7 +81,7 @@ class TableRows:
 
     def __getitem__(self, ids: np.ndarray) -> np.ndarray:
         """[n] ids -> [n, D] float32."""
-        return decode(self._stored[ids], self.dtype, self.dim)
+        return decode(self._stored.take(ids, 0), self.dtype, self.dim)
 
 
 def _packed(codes: np.ndarray) -> np.ndarray:

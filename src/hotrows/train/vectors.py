@@ -86,7 +86,7 @@ def write_vectors(table: Any, path: Path) -> None:
             flat = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
             values = [_shown(value) for value in table.column("value").to_pylist()]
             with replaced(path.with_suffix(".values.json")) as names, open(part, "wb") as file:
-                np.save(file, flat, allow_pickle=False)
+                np.save(file, flat)
                 names.write_text(json.dumps(values) + "\n")
         elif suffix == ".arrow":
             with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
