@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from hotrows.nn.jagged_products import Lists
 from hotrows.ops.layers.row_products import JoinedRows
 
 
@@ -20,7 +21,7 @@ class LookedUpVectors(Protocol):
     def stack(self, role: str = "vector", features: Sequence[str] | None = None) -> Tensor:
         """The vectors of a role, side by side: [B, F, D]."""
 
-    def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, Tensor]:
+    def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, Lists]:
         """The vectors of a sequence that the model keeps apart, [N, D], and their offsets, [B + 1]."""
 
     def lengths(self, feature: str) -> Tensor:
