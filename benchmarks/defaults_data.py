@@ -21,6 +21,7 @@ from hotrows.schema import Dense, Schema, Sparse
 
 FOLDER = DATA / "defaults"
 SPLIT = "fraction:0.8,0.1,0.1"
+TEST_ROWS = 100_000  # of a drawn set: of a few thousand with rare ones, chance decides over .01 of AUC
 
 
 def load(name: str, seed: int, raw: Path = RAW) -> EncodedData:
@@ -50,32 +51,34 @@ def _drawn(
 ) -> Callable[[Path, int, Path], EncodedData]:
     """Rows whose label follows single features and pairs of them.
 
-    base: logit of a sample that nothing is known of; ids: values of each id feature, the first ones
-    the most frequent; dense: how many numbers there are, of all scales.
+    rows: to train and validate on, 9 to 1. base: logit of a sample that nothing is known of; ids:
+    values of each id feature, the first ones the most frequent; dense: how many numbers there are,
+    of all scales.
     """
 
     def make(folder: Path, seed: int, raw: Path) -> EncodedData:
         import pyarrow as pa
 
-        rng = np.random.default_rng([seed, rows])
+        rng, size = np.random.default_rng([seed, rows]), rows + TEST_ROWS
         columns: dict[str, np.ndarray] = {}
-        logit = np.full(rows, base)
+        logit = np.full(size, base)
         hidden = []
         for f, number in enumerate(ids):
-            values = np.minimum(rng.zipf(1.3, rows) - 1, number - 1)
+            values = np.minimum(rng.zipf(1.3, size) - 1, number - 1)
             columns[f"id_{f}"] = values
             logit += rng.normal(0, 0.5, number)[values]
             hidden.append(rng.normal(0, 0.5, number)[values])
         for f in range(dense):
-            values = rng.normal(size=rows)
+            values = rng.normal(size=size)
             columns[f"number_{f}"] = values * 10.0 ** (f % 4 - 1)
             logit += rng.normal(0, 0.5) * values
             hidden.append(rng.normal(0, 0.5) * values)
         logit += sum(a * b for a, b in itertools.pairwise(hidden))
-        columns["label"] = (rng.random(rows) < 1 / (1 + np.exp(-logit))).astype(np.int8)
+        columns["label"] = (rng.random(size) < 1 / (1 + np.exp(-logit))).astype(np.int8)
         features = [Sparse(f"id_{f}") for f in range(len(ids))]
         features += [Dense(f"number_{f}", transform="standard") for f in range(dense)]
-        return prepare(pa.table(columns), Schema(tuple(features)), folder, split=SPLIT, seed=seed)
+        table, schema = pa.table(columns), Schema(tuple(features))
+        return prepare(table[:rows], schema, folder, test=table[rows:], split="fraction:0.9,0.1,0")
 
     return make
 

@@ -15,7 +15,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PUBLIC = {
     "hotrows": """
         FTRL SGD Adagrad Adam Batch Caching Callback Classifier Constant Cross Dense
-        DenseAdam DenseAdamW DenseSGD Embedding Label
+        DenseAdam DenseAdamW DenseSGD Dynamic Embedding Label
         Loader Normal PackPlan Plan RowWiseAdagrad Schema Sequence Sparse Table Time TrainConfig Trainer
         Uniform Vectors accelerate explain load_run lookahead prefetch prepare restore
     """,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from hotrows.config import TrainConfig
     from hotrows.data.encode.prepare import prepare
     from hotrows.data.load.loader import Loader
+    from hotrows.dynamic import Dynamic
     from hotrows.engine.caching import Caching
     from hotrows.engine.embedding import Embedding
     from hotrows.engine.vectors import Vectors
@@ -61,6 +62,7 @@ __all__ = [
     "DenseAdam",
     "DenseAdamW",
     "DenseSGD",
+    "Dynamic",
     "Embedding",
     "Label",
     "Loader",
@@ -96,6 +98,7 @@ __getattr__, __dir__ = lazy_names(
         "hotrows.config": ["TrainConfig"],
         "hotrows.data.encode.prepare": ["prepare"],
         "hotrows.data.load.loader": ["Loader"],
+        "hotrows.dynamic": ["Dynamic"],
         "hotrows.engine.caching": ["Caching"],
         "hotrows.engine.embedding": ["Embedding"],
         "hotrows.engine.vectors": ["Vectors"],

@@ -3,6 +3,7 @@
 import datetime
 import json
 import random
+import re
 
 import numpy as np
 import pandas as pd
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hotrows import cli
+from hotrows import cli, losses
 from hotrows.data import draft_schema, prepare
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 
@@ -161,6 +162,30 @@ def test_words_for_missing_numbers_and_spaces_around_values(tmp_path):
     assert data.parts["train"].clicks == (50,) and data.parts["train"].missing["age"] == 23
 
 
+@pytest.mark.parametrize(
+    ("values", "loss"),
+    [
+        (lambda rng: rng.integers(1, 6, 1000), "squared"),  # stars
+        (lambda rng: rng.normal(20, 5, 1000), "squared"),
+        (lambda rng: rng.integers(0, 11, 1000), "squared"),  # points from 0 to 10
+        (lambda rng: rng.poisson(0.7, 1000), "poisson"),  # visits
+        (lambda rng: rng.poisson(4, 1000), "poisson"),
+        (lambda rng: np.r_[rng.normal(20, 1, 970), rng.normal(20, 500, 30)], r"huber:1\.[0-9]"),
+        (lambda rng: rng.lognormal(3, 1.5, 1000), r"huber:[0-9]{2}"),  # prices
+    ],
+)
+def test_a_label_of_numbers_has_a_loss_that_fits_and_a_note_that_it_is_a_guess(values, loss):
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"user": rng.integers(9, size=1000), "amount": values(rng)})
+    draft = draft_schema(frame, label="amount")
+    label = draft.schema.label
+    assert isinstance(label, Label) and label.name == "amount" and label.at_least is None
+    assert re.fullmatch(loss, str(label.loss))
+    (note,) = [note for note in draft.notes if note.startswith("label: ")]
+    assert f"loss={label.loss!r} is a guess" in note and "at_least=" in note
+    assert losses.parse(label.loss).labels.wrong(frame["amount"].to_numpy()).sum() == 0
+
+
 def test_beside_a_label_that_was_named_other_labels_are_features_and_noted():
     draft = draft_schema(clicks(), label="click")
     assert draft.schema.features == (*FEATURES, Sparse("converted"))
@@ -172,7 +197,7 @@ def test_labels_by_name_by_value_and_by_word():
         {"user": np.arange(100) % 7, "bit": np.arange(100) % 2, "rating": np.arange(100) % 5 + 1}
     )
     assert draft_schema(frame).schema.label == "bit"
-    assert draft_schema(frame, label="rating").schema.label == Label("rating", at_least=4)
+    assert draft_schema(frame, label="rating").schema.label == Label("rating", loss="squared")
     assert draft_schema(frame.assign(y=["no", "yes"] * 50)).schema.label == Label("y", positive=("yes",))
     last = frame.drop(columns="rating").assign(bit2=frame["bit"])
     assert draft_schema(last).schema.label == "bit2"

@@ -140,3 +140,31 @@ def test_an_empty_part_has_no_batch(data):
 def test_a_batch_size_of_zero_is_refused(data):
     with pytest.raises(ValueError, match="batch_size must be at least 1, not 0"):
         Loader(data.parts["train"], 0, shuffle=False)
+
+
+@pytest.mark.parametrize("pool_blocks", [3, 100])
+def test_a_shuffle_that_keeps_groups_permutes_groups_and_the_rows_within(
+    tmp_path, monkeypatch, pool_blocks
+):
+    """In every pool of 64-row blocks a group's rows are neighbours; all rows come, in another order each
+    epoch, and ranks share them as ever."""
+    monkeypatch.setattr(order.pools, "__defaults__", (0, 64, pool_blocks))
+    number = torch.arange(ROWS)
+    user = number * 7919 % 50
+    batch = Batch(("user",), user, number.float()[:, None], (number % 2).float(), groups=user)
+    schema = Schema((Dense("x"), Sparse("user", rows=50)), group="user")
+    part = write_encoded(tmp_path / "grouped", schema, {"train": [batch]}).parts["train"]
+    loader = Loader(part, 128, shuffle=True, seed=3, keep_groups=True)
+    first, second = (numbers(loader.batches(epoch)) for epoch in (0, 1))
+    assert sorted(first) == sorted(second) == list(range(ROWS)) and first != second
+    groups = user[torch.tensor(first)]
+    most = -(-ROWS // (64 * pool_blocks)) * 50
+    assert len(groups.unique_consecutive()) <= most < len(user.unique_consecutive())
+    assert (torch.tensor(first)[groups == 4].diff() < 0).any()  # not as they stand in the data
+    assert groups.unique_consecutive()[:50].tolist() != sorted(groups.unique_consecutive()[:50].tolist())
+    ranks = [
+        Loader(part, 128, shuffle=True, seed=3, keep_groups=True, rank=rank, num_ranks=2).batches(0, 2)
+        for rank in (0, 1)
+    ]
+    together = [numbers(pair) for pair in zip(*ranks, strict=True)]
+    assert [n for pair in together for n in pair] == first[256:]

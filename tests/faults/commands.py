@@ -42,6 +42,10 @@ _PRELOADED = (
     "torch.distributed",
     "pyarrow.parquet",
     "fsspec",
+    "rich.progress",
+    "rich.table",
+    "numpy.ctypeslib",
+    "numpy.ma",
 )
 _Before = Callable[[], object]
 

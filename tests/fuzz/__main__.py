@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import json
 import logging
 import math
@@ -22,7 +23,7 @@ from tests.fuzz import CASE_SECONDS, TARGETS, case_of, run_case
 from tests.fuzz.case import Broken, Case
 from tests.support.scratch import folder_in_memory
 
-BATCH = 200  # cases of a process
+BATCH = 2_000  # cases of a process
 MEMORY = 3 << 30  # bytes of address space that a batch may take beside what it began with
 
 
@@ -98,6 +99,7 @@ def run_cases(target: str, cases: Iterator[tuple[int, Callable[[], Case]]], num:
 
 
 def _work(target: str, cases: Iterator[tuple[int, Callable[[], Case]]], to: Any) -> None:
+    gc.freeze()  # else each collection looks at all that was imported
     logging.getLogger("hotrows").setLevel(logging.ERROR)
     warnings.simplefilter("error")
     (pages,) = Path("/proc/self/statm").read_text().split()[:1]

@@ -76,6 +76,35 @@ def test_a_schema_says_what_is_learned_from(frame):
     assert np.array_equal(classifier.predict_proba(rows), classifier.predict_proba(frame))
 
 
+def test_rows_of_no_weight_teach_nothing_and_weights_count_as_often(frame):
+    """Rows whose labels are turned round weigh nothing: what is learned is that of the others."""
+    wrong = frame["item"].isin(["i3", "i15"])
+    labels = np.where(wrong, np.where(frame["answer"] == "no", "yes", "no"), frame["answer"])
+    rows = frame.drop(columns="answer")
+    answers = Classifier(**SMALL, epochs=3).fit(rows, labels, sample_weight=np.where(wrong, 0.0, 1.0))
+    misled = Classifier(**SMALL, epochs=3).fit(rows, labels)
+    only = rows[wrong.to_numpy()]
+    assert answers.score(only, labels[wrong]) < 0.6 < misled.score(only, labels[wrong])
+    twice = Classifier(**SMALL, epochs=3).fit(rows, labels, sample_weight=[2] * 1500)
+    assert twice.result_.validation.log_loss == pytest.approx(
+        misled.result_.validation.log_loss, abs=0.02
+    )
+    assert "weight" not in twice.schema_.to_json().split('"weight": null')[0]
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ([1.0] * 3, "expected 1,500 weights, one for each row, not (3,)"),
+        ([1.0] * 1499 + [-1], "expected weights of at least 0, found -1.0 for row 1,499"),
+        ([float("nan")] * 1500, "expected weights of at least 0, found nan for row 0"),
+    ],
+)
+def test_wrong_weights_are_refused(frame, weights, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Classifier("lr").fit(frame, "answer", sample_weight=weights)
+
+
 def test_parameters_are_got_set_and_cloned():
     classifier = Classifier("fm", model_options={"dim": 8}, epochs=2)
     assert classifier.get_params() == {

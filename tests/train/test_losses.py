@@ -16,7 +16,7 @@ from hotrows.config import TrainConfig
 from hotrows.metrics import Metrics
 from hotrows.optim import Adagrad
 from hotrows.schema import Label, Schema, Sparse
-from hotrows.train import Trainer, load_run, pictures, train
+from hotrows.train import Trainer, load_run, pictures, run_data, train
 from hotrows.train.recommender import Recommender
 from tests.support.runs import same_bits
 
@@ -176,15 +176,26 @@ def test_bpr_ranks_within_groups(tmp_path, caplog):
     encoded = data.prepare(
         table(), schema("rating", "bpr"), tmp_path / "enc", split="position:0.8,0.1,0.1"
     )
-    config = dataclasses.replace(CONFIG, model="fm", shuffle=False, epochs=6)
-    with caplog.at_level(logging.WARNING, "hotrows"):
-        result = train(encoded, config, tmp_path / "run")
-    assert "scatters groups" not in caplog.text
-    assert result.test.decides == "ndcg@10"
-    assert result.test.value("ndcg@10") > 0.9
-    with caplog.at_level(logging.WARNING, "hotrows"):
-        Trainer(encoded, dataclasses.replace(config, shuffle=True), tmp_path / "shuffled")
-    assert "sort the rows by 'user'" in caplog.text
+    for shuffle in (True, False):
+        config = dataclasses.replace(CONFIG, model="fm", shuffle=shuffle, epochs=6)
+        with caplog.at_level(logging.WARNING, "hotrows"):
+            result = train(encoded, config, tmp_path / f"run-{shuffle}")
+        assert "far from one another" not in caplog.text
+        assert result.test.decides == "ndcg@10"
+        assert result.test.value("ndcg@10") > 0.9
+
+
+def test_bpr_of_large_data_wants_rows_sorted_by_group(tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(run_data, "POOL_ROWS", 500)
+    rows = table()
+    mixed = rows.take(np.random.default_rng(0).permutation(len(rows)))
+    for name, ordered in (("sorted", rows), ("mixed", mixed)):
+        encoded = data.prepare(
+            ordered, schema("rating", "bpr"), tmp_path / name, split="position:0.8,0.1,0.1"
+        )
+        with caplog.at_level(logging.WARNING, "hotrows"):
+            Trainer(encoded, dataclasses.replace(CONFIG, model="fm"), tmp_path / f"{name}-run")
+        assert ("sort the rows by 'user'" in caplog.text) == (name == "mixed")
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,10 @@ from hotrows.checkpoint import files
 from hotrows.checkpoint.files import FileSum
 from hotrows.checkpoint.manifest import (
     DENSE,
+    KEYS,
     NAME,
     Chain,
+    Manifest,
     SavedPiece,
     SavedTable,
     chain,
@@ -65,7 +67,7 @@ def merge(
             file = f"table-{k}.records"
             sums[file] = files.write_file(part / file, counted(_records(tables[table.name], table)))
             pieces.append(SavedPiece(table.name, table.rows, (0, table.layout.dim), file, 0))
-        for name in DENSE:
+        for name in _dense(manifest):
             content = files.read_file(folder / name, manifest.files[name])
             sums[name] = files.write_file(part / name, [content])
         full = replace(manifest, pieces=tuple(pieces), files=sums, num_ranks=1, placements=None)
@@ -102,7 +104,7 @@ def export_tables(
                 "dtype": table.layout.dtype, "optimizer": table.optimizer,
                 "file": table_file(table.name), "tensors": list(tensors),
             })  # fmt: skip
-        names = DENSE if state else DENSE[:1]
+        names = _dense(manifest) if state else DENSE[:1]
         for name in names:
             content = files.read_file(folder / name, manifest.files[name])
             table_files.sums[name] = files.write_file(part / name, [content])
@@ -113,6 +115,11 @@ def export_tables(
         }  # fmt: skip
         table_files.describe(EXPORT, fields)
     return out
+
+
+def _dense(manifest: Manifest) -> tuple[str, ...]:
+    """The files of a checkpoint beside its records."""
+    return (*DENSE, KEYS) if KEYS in manifest.files else DENSE
 
 
 def _opened(folder: Path) -> Chain:

@@ -20,6 +20,7 @@ from hotrows.checkpoint import files, sources
 from hotrows.checkpoint.files import bytes_of, damaged
 from hotrows.checkpoint.manifest import (
     DENSE,
+    KEYS,
     Chain,
     Manifest,
     SavedPiece,
@@ -68,6 +69,7 @@ def load(
         together(ranks, lambda: _fill_memory(in_files(checkpoints), embedding))
     if embedding.cached_tables and not _is_in_files(embedding):
         embedding.cached_tables.forget_plans()
+    together(ranks, lambda: _read_keys(folder, manifest, embedding))
     state = together(ranks, lambda: _read_dense(folder, manifest, model))
     of_rows = {name: state.tensors.pop(name) for name in list(state.tensors) if name.startswith(PREFIX)}
     embedding.packed.dense_rows.load(of_rows)
@@ -293,7 +295,21 @@ def _fill_store(
                 store.retain([*earlier, store.generations[-1]])
 
 
-# ---- the dense part
+# ---- keys, and the dense part
+
+
+def _read_keys(folder: Path, manifest: Manifest, embedding: Embedding) -> None:
+    """Reads the key tables of dynamic features."""
+    if embedding.dynamic is None and KEYS not in manifest.files:
+        return
+    if embedding.dynamic is None or KEYS not in manifest.files:
+        saved, model = ("ids", "keys") if embedding.dynamic else ("keys", "ids")
+        raise ValueError(
+            f"checkpoint {folder} has rows by {saved}, and the features of the model have {model}; use "
+            f"the schema that the run was trained with"
+        )
+    content = files.read_file(folder / KEYS, manifest.files[KEYS])
+    embedding.dynamic.load(tensors_from_bytes(content))
 
 
 def _read_dense(folder: Path, manifest: Manifest, model: nn.Module) -> State:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -104,16 +105,9 @@ class PackedTables:
         self._read_through: ReadThrough | None = None
         if caching is not None:
             self.cached = CachedTables(
-                caching,
-                self.shards,
-                self.groups,
-                self._initial_values,
-                self.stores,
-                seed,
-                read_only,
-                device,
-                threads,
-            )
+                caching, self.shards, self.groups, self._initial_values, self.stores, seed, read_only,
+                device, threads,
+            )  # fmt: skip
             layouts = [values.layout for values in self._initial_values]
             self._read_through = ReadThrough(self.cached.groups, layouts, device, self.dense_rows)
 
@@ -180,6 +174,24 @@ class PackedTables:
             return self.stores[p].records
         g, i = self._place[p]
         return self.cached.groups[g].cache.arenas[i]
+
+    def begin(self, plan: Plan) -> None:
+        """Gives rows that stand for new keys the first values of these: before they are looked up."""
+        for g, (host, new) in enumerate(zip(plan.host.new_rows, plan.new_rows, strict=True)):
+            packs = self.groups[g].packs
+            records = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
+            if not len(host.rows):
+                continue
+            if self.touched:
+                self.touched[g][host.rows] = True
+            if not self._is_resident(plan, g):
+                assert self._read_through is not None
+                self._read_through.write(g, host.rows, torch.cat(records, 1))
+                continue
+            for p, of_pack in zip(packs, records, strict=True):
+                ops.copy_rows(self._device.put(of_pack), None, self._records(p), new.slots)
+            if self.cached:
+                self.cached.groups[g].cache.mark_changed(host.slots)
 
     # ---- update
 
@@ -276,7 +288,7 @@ class PackedTables:
 
     def note_touched(self) -> None:
         """Makes `touched` say from here on, for each group, which rows of this rank change: [rows]."""
-        self.touched = tuple(torch.zeros(group.rows, dtype=torch.bool) for group in self.groups)
+        self.touched = tuple(torch.from_numpy(np.zeros(group.rows, bool)) for group in self.groups)
 
     # ---- weight decay by count
 
@@ -328,9 +340,13 @@ class PackedTables:
             return torch.cat(list(self.weight_chunks(table)))
         return self.stores[p].views.weights[first:end]
 
-    def weight_chunks(self, table: str) -> Iterator[Tensor]:
-        """The weights of a table, [m, dim] as stored, some rows at a time, in host memory."""
+    def weight_chunks(self, table: str, num_rows: int | None = None) -> Iterator[Tensor]:
+        """The weights of a table, [m, dim] as stored, some rows at a time, in host memory.
+
+        num_rows: of the first ids (default: all).
+        """
         p, first, end = self._rows_of(table)
+        end = end if num_rows is None else first + num_rows
         for begin, stop in chunks(end - first):
             if self._read_through:
                 records = self._read_through.records(p, torch.arange(first + begin, first + stop))
@@ -344,23 +360,14 @@ class PackedTables:
     def _rows_of(self, table: str) -> tuple[int, int, int]:
         """The pack of a table, its first row there, and the row after its last."""
         assert self._ranks.num_ranks == 1, "a rank has only its share of a table"
-        names = [member.name for pack in self.packs for member in pack.tables]
-        for p, pack in enumerate(self.packs):
-            for t, member in enumerate(pack.tables):
-                if member.name == table:
-                    return p, pack.first_rows[t], pack.first_rows[t + 1]
-        raise KeyError(f"no table {table!r}; tables: {names}")
+        return packing.rows_of(self.packs, table)
 
     def describe(self) -> str:
         """The packs and their tables as text, and what fast memory holds."""
         lines = [packing.describe(self.packs)]
         for cached in self.cached.groups if self.cached else ():
-            group, cache = cached.group, cached.cache
-            names = ", ".join(self.packs[p].name for p in group.packs)
-            lines.append(
-                f"{names}: {cache.num_slots:,} of {group.rows:,} rows in fast memory "
-                f"({cache.num_bytes / 2**20:,.1f} of {group.rows * group.stride / 2**20:,.1f} MiB)"
-            )
+            names = ", ".join(self.packs[p].name for p in cached.group.packs)
+            lines.append(f"{names}: {cached.describe()}")
         return "\n".join(lines)
 
     def close(self) -> None:
@@ -387,6 +394,11 @@ def _initial_values(shard: RankShard, seed: int) -> InitialValues:
         for piece in shard.slices
     ]
     assert first.optimizer is not None
+    present = tuple(
+        (piece.first_row, piece.first_row + min(shard.tables[piece.table].reserved or rows, rows))
+        for piece in shard.slices
+        if (rows := piece.num_rows)
+    )
     return InitialValues(
         layout=packing.layout_in(shard),
         first_rows=torch.tensor([*(piece.first_row for piece in shard.slices), shard.rows]),
@@ -394,6 +406,7 @@ def _initial_values(shard: RankShard, seed: int) -> InitialValues:
         initializer=first.initializer,
         state=tuple(optim.initial_state(first.optimizer, shard.dim)),
         step=optim.initial_step(first.optimizer),
+        present=present if any(table.reserved is not None for table in shard.tables) else None,
     )
 
 

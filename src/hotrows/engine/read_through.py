@@ -79,6 +79,10 @@ class ReadThrough:
         g, i = self._place[p]
         return self._of_packs(g, self._cache(g).read(rows))[i][1]
 
+    def write(self, g: int, rows: Int64[Tensor, "m"], records: UInt8[Tensor, "m _"]) -> None:
+        """Makes records in host memory the present ones of `rows` of a group."""
+        self._cache(g).write(rows, records)
+
     def update(self, g: int, plan: Plan, update: Update) -> None:
         """Updates the rows that a plan reads of a group, and writes them back.
 

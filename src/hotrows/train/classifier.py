@@ -65,24 +65,26 @@ class Classifier:
         self._predictor: Predictor | None = None
         self._check()
 
-    def fit(self, X: Any, y: Any, callbacks: Sequence[Callback] = ()) -> Classifier:
+    def fit(
+        self, X: Any, y: Any, callbacks: Sequence[Callback] = (), sample_weight: Any = None
+    ) -> Classifier:
         """Trains on a frame: pandas, Polars, Arrow, or a dict of columns.
 
         y: a label for each row, of two values, the greater of which is predicted; or the name of its
-        column in X. callbacks: as `Trainer.fit` takes them.
+        column in X. callbacks: as `Trainer.fit` takes them. sample_weight: how much each row counts in
+        the loss and in metrics, numbers of at least 0 (default: 1, or the schema's weights).
         """
         table, labels = _rows_and_labels(X, y)
         self.classes_ = np.unique(labels)
         if len(self.classes_) != 2:
             raise ValueError(f"expected labels of two values, found {len(self.classes_):,} in y")
-        name = "label"
-        while name in table.column_names:
-            name += "_"
-        positive = pyarrow().array((labels == self.classes_[1]).astype(np.int8))
-        table = table.append_column(name, positive)
+        table, name = _with_column(table, "label", (labels == self.classes_[1]).astype(np.int8))
         draft = Draft(self.schema, ()) if self.schema else draft_schema(table, name)
         self.schema_, self.notes_ = draft.schema, draft.notes
         schema = dataclasses.replace(self.schema_, label=name, columns=None)
+        if sample_weight is not None:
+            table, weight = _with_column(table, "weight", _weights(sample_weight, len(labels)))
+            schema = dataclasses.replace(schema, weight=weight)
         config = TrainConfig(**self.settings)
         held_out = Fraction(str(self.validation))
         split = f"stratified:{1 - held_out},{held_out},0"
@@ -171,6 +173,25 @@ class Classifier:
         folder = tempfile.mkdtemp(prefix="hotrows-run-")
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return Path(folder)
+
+
+def _with_column(table: Any, name: str, values: np.ndarray) -> tuple[Any, str]:
+    """The table with one more column, and the name that it got there."""
+    while name in table.column_names:
+        name += "_"
+    return table.append_column(name, pyarrow().array(values)), name
+
+
+def _weights(values: Any, num_rows: int) -> np.ndarray:
+    """The weights of the rows, [N] float32."""
+    weights = np.asarray(values, np.float32)
+    if weights.shape != (num_rows,):
+        raise ValueError(f"expected {num_rows:,} weights, one for each row, not {weights.shape}")
+    wrong = ~(np.isfinite(weights) & (weights >= 0))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(f"expected weights of at least 0, found {weights[row]} for row {row:,}")
+    return weights
 
 
 def _rows_and_labels(X: Any, y: Any) -> tuple[Any, np.ndarray]:

@@ -19,6 +19,7 @@ from hotrows.data.description import row_counts
 from hotrows.data.hot_cold.profile import Profile
 from hotrows.data.hot_cold.schedule import SEQUENTIAL, HotColdLoader, Position, advance, next_block
 from hotrows.data.raw.columns import missing_labels
+from hotrows.data.stored.order import BLOCK_ROWS, POOL_ROWS
 from hotrows.distributed.comm import Ranks
 from hotrows.losses import Loss
 from hotrows.schema import vocabulary_of
@@ -39,6 +40,12 @@ class TrainingBatches:
         assert config.epochs is not None, "settle the config first"
         self.total_steps = config.steps or config.epochs * len(self.loader)
         self._scheduled = config.hot_cold == "scheduled"
+
+    def keep_groups(self) -> None:
+        """Lets rows of a group follow one another in shuffled epochs."""
+        loader = self.loader
+        for part in (loader.hot, loader.cold) if isinstance(loader, HotColdLoader) else (loader,):
+            part.keep_groups = True
 
     def first_state(self) -> RunState:
         """The state of a run that has trained on nothing."""
@@ -80,6 +87,17 @@ def _loader(data: EncodedData, config: TrainConfig, ranks: Ranks) -> Loader | Ho
     return Loader(data.parts["train"], config.batch_size, **how)
 
 
+def groups_are_scattered(data: EncodedData) -> bool:
+    """Whether rows of a group come in batches far apart though each pool keeps them together: of several
+    pools, in whose data they are not neighbours, or of regrouped data."""
+    part = data.parts["train"]
+    if data.halves is not None or part.rows <= POOL_ROWS:
+        return data.halves is not None
+    groups = next(Loader(part, BLOCK_ROWS).batches(0)).groups
+    assert groups is not None, "tasks of an order are checked to have groups"
+    return len(groups.unique_consecutive()) > 2 * len(groups.unique())
+
+
 def check_labels(data: EncodedData, tasks: Tasks, losses: Sequence[Loss]) -> None:
     """Raises ValueError for the first label that the loss it is trained with does not admit."""
     for task, loss in zip(task_numbers(tasks), losses, strict=True):
@@ -98,7 +116,7 @@ def check_labels(data: EncodedData, tasks: Tasks, losses: Sequence[Loss]) -> Non
         for part in data.parts.values():
             first = 0
             for rows in part.mapped(0, part.rows):
-                values = rows.labels.reshape(len(rows), -1)[:, task]
+                values = rows.labels.reshape(len(rows), len(data.schema.labels))[:, task]
                 wrong = np.flatnonzero(loss.labels.wrong(values) & ~missing_labels(values))
                 if len(wrong):
                     raise ValueError(

@@ -21,6 +21,7 @@ from hotrows.config import TrainConfig
 from hotrows.costs import placement
 from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData
+from hotrows.data.stored.order import POOL_ROWS
 from hotrows.distributed.all_or_none import of_rank_0
 from hotrows.distributed.comm import Note, OneRank, Ranks
 from hotrows.distributed.dense_gradients import SharedGradients
@@ -34,7 +35,7 @@ from hotrows.train.cuda_graph import CapturedStep
 from hotrows.train.defaults import settle
 from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
-from hotrows.train.run_data import TrainingBatches, check_labels, hot_ids, id_counts
+from hotrows.train.run_data import TrainingBatches, check_labels, groups_are_scattered, hot_ids, id_counts
 from hotrows.train.step import Step
 
 log = logging.getLogger("hotrows")
@@ -75,7 +76,7 @@ class StepTrainer:
             model=model,
         )
         check_labels(data, self.recommender.tasks, self.recommender.losses)
-        self._warn_of_scattered_groups()
+        self._keep_groups()
         self.recommender.begin_at(of_rank_0(self.ranks, data.label_means))
         self.model, self.embedding = self.recommender.model, self.recommender.embedding
         self.cached_tables = self.embedding.cached_tables
@@ -85,19 +86,28 @@ class StepTrainer:
         self._shared = SharedGradients(self.model, self.ranks)
         self._plain_step = Step(self.recommender, self.dense_optimizer, self.config, self._shared)
         self.step: Callable[..., Tensor] = self._plain_step
+        if self.config.cuda_graph and self.embedding.dynamic is not None:
+            raise ValueError(
+                "a captured step gives new keys no rows: train dynamic features without cuda_graph"
+            )
         if self.config.cuda_graph:
             self.step = CapturedStep(self._plain_step)
         self.state = self.batches.first_state()
         self.choices: dict[str, str] = {}
         self._runner: Runner | None = None
 
-    def _warn_of_scattered_groups(self) -> None:
+    def _keep_groups(self) -> None:
+        """Keeps the samples of a group in one batch for a loss that compares them; warns where shuffling
+        scatters them all the same."""
         orders = [loss.name for loss in self.recommender.losses if loss.is_order]
-        if orders and self.config.shuffle and self.batches.total_steps > 1 and self.ranks.rank == 0:
+        if not orders or not self.config.shuffle:
+            return
+        self.batches.keep_groups()
+        if self.ranks.rank == 0 and groups_are_scattered(self.data):
             log.warning(
-                f"the loss {orders[0]} compares samples of a group within a batch, and shuffling "
-                f"scatters groups over batches: sort the rows by {self.data.schema.group!r}, prepare "
-                f"them with a split by position, and train with shuffle=False (--no-shuffle)"
+                f"the loss {orders[0]} compares samples of a group within a batch, and rows of a group "
+                f"are far from one another in the data, which is shuffled {POOL_ROWS:,} rows at a time: "
+                f"sort the rows by {self.data.schema.group!r}, and prepare them with a split by position"
             )
 
     @property

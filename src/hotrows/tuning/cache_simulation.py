@@ -135,8 +135,7 @@ def simulate(
     batches: number of batches of the first epoch; None: all.
     progress: called with the stage, the number done and their total.
     """
-    if not data.parts["train"].rows:
-        raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
+    data.check_counts("a simulation")
     config = TrainConfig(
         model=model,
         model_options=dict(model_options or {}),
@@ -210,6 +209,8 @@ def _read_trace(
     One thread reads batches and resolves ids, the calling one finds distinct rows.
     """
     assert config.batch_size is not None and config.model is not None
+    if not data.parts["train"].rows:
+        raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
     with torch.random.fork_rng(devices=[]):
         model = models.build(config.model, data.schema, **config.model_options)
     tables = stored_tables(model, config.table_dtype, config.row_optimizer)

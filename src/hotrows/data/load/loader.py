@@ -28,6 +28,8 @@ class Loader:
     """Batches of `batch_size` samples; the last of an epoch may be smaller.
 
     shuffle: whether to permute every epoch, by `seed` and the number of the epoch (default: no).
+    keep_groups: whether rows of a group of the schema follow one another in a shuffled epoch, those of
+        a pool at a time (default: no).
     rank, num_ranks: of several processes, each reads its share of every batch; together they read
         the batches of one process, in its order. A rank's share of a small last batch may be empty.
     """
@@ -41,6 +43,7 @@ class Loader:
         seed: int = 0,
         rank: int = 0,
         num_ranks: int = 1,
+        keep_groups: bool = False,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, not {batch_size}")
@@ -54,6 +57,7 @@ class Loader:
         self.seed = seed
         self.rank = rank
         self.num_ranks = num_ranks
+        self.keep_groups = keep_groups
         part.check_start()
 
     def __len__(self) -> int:
@@ -74,6 +78,7 @@ class Loader:
             "batch_size": self.batch_size,
             "shuffle": self.shuffle,
             "seed": self.seed,
+            **({"keep_groups": True} if self.keep_groups else {}),
         }
 
     def batches(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
@@ -83,7 +88,7 @@ class Loader:
         share = Share(self.part.rows, self.batch_size, self.rank, self.num_ranks)
         first_place = first_batch * self.batch_size
         if self.shuffle:
-            pieces = self.part.shuffled(share, first_place, self.seed, epoch)
+            pieces = self.part.shuffled(share, first_place, self.seed, epoch, self.keep_groups)
         else:
             pieces = self.part.in_order(share, first_place)
         left = None

@@ -29,7 +29,7 @@ from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.gather import Room, interleave, joined_offsets
 from hotrows.data.stored.order import Share, pools_of
 from hotrows.data.stored.part import NAMES, Part, chosen, shared
-from hotrows.data.stored.rows import Rows, gathered, width_of
+from hotrows.data.stored.rows import Rows, gathered, id_type
 from hotrows.json_file import value_of
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.runtime.suggestions import did_you_mean
@@ -45,7 +45,8 @@ def open_parquet(
 
     train, validation, test: paths, globs, folders (`key=value` in them is a column), URLs, or lists
     of these. The features must declare their `rows`; their columns hold whole numbers below it, or
-    lists of them. Features that need statistics or vocabularies require `prepare`.
+    lists of them; those of dynamic features any whole numbers, which are their keys. Features that
+    need statistics or vocabularies require `prepare`.
     """
     _check_schema(schema)
     paths = dict(zip(NAMES, map(_as_list, (train, validation, test)), strict=True))
@@ -98,14 +99,17 @@ class ParquetPart(Part):
         for i, rows in zip(groups, pieces, strict=True):
             yield shared(rows, share, bounds[i], max(first_place, bounds[i]))
 
-    def shuffled(self, share: Share, first_place: int, seed: int, epoch: int) -> Iterator[Rows]:
+    def shuffled(
+        self, share: Share, first_place: int, seed: int, epoch: int, keep_groups: bool = False
+    ) -> Iterator[Rows]:
         bounds = self._bounds()
         pools = list(pools_of(bounds, seed, epoch, first_place))
         numbers = {first: i for i, first in enumerate(bounds)}
         groups = [[self.groups[numbers[first]] for first, _ in pool.blocks] for pool in pools]
         room = Room()
         for pool, rows in zip(pools, prefetch(self._read(groups), 1), strict=True):
-            yield gathered([rows], chosen(pool, share, first_place), room)
+            by = rows.groups if keep_groups else None
+            yield gathered([rows], chosen(pool, share, first_place, by), room)
 
     def _labels(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         schema, several = self.schema, len(self.schema.labels) > 1
@@ -179,7 +183,7 @@ def _joined(schema: Schema, groups: Sequence[RowGroup], handles: Handles, room: 
 def _empty(schema: Schema, rows: int, room: Room) -> Rows:
     """Allocates rows to fill; of lists only the type of their ids."""
     num_labels, features = len(schema.labels), schema.id_features
-    pairs = enumerate((0 if is_list(f) else rows, width_of(schema.rows_of(f.name))) for f in features)
+    pairs = enumerate((0 if is_list(f) else rows, id_type(schema, f)) for f in features)
     return Rows(
         ids=tuple(room.array(f"ids {f}", (size,), width) for f, (size, width) in pairs),
         offsets=(None,) * len(features),
@@ -199,7 +203,7 @@ def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
     if schema.dense:
         interleave([columns.dense(feature) for feature in schema.dense], to.dense)
     several = len(schema.labels) > 1
-    for label, into in zip(schema.labels, to.labels.reshape(len(to), -1).T, strict=True):
+    for label, into in zip(schema.labels, to.labels.reshape(len(to), len(schema.labels)).T, strict=True):
         values = columns.label(label, several)
         into[:] = values
         if schema.has_numbers and label.values.binary:

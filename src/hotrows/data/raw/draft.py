@@ -2,7 +2,8 @@
 
 Each column is looked at in this order, and the first that fits decides:
 
-    label       two values, 0 and 1 above all, and a name such as `click` or `target`
+    label       two values, 0 and 1 above all, and a name such as `click` or `target`; of more numbers a
+                loss is proposed
     left out    one value in all rows; another value in every row, as row numbers have
     time        the first column of dates, of times, or of seconds since 1970 by their magnitude
     dense       numbers; whole ones where they look like amounts
@@ -16,6 +17,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -148,14 +150,18 @@ def _label_of(column: Column, source: str, notes: list[str]) -> Label:
         if len(words) == 1:
             notes.append(f"label: {name!r} is {words[0]:g} in all rows looked at")
         return Label(name)
-    if column.kind == "number" and len(words) > 1:
+    if column.kind == "number" and len(words) == 2:
+        notes.append(f"label: {name!r} counts as 1 from {words[1]:g} on (at_least)")
+        return Label(name, at_least=float(words[1]))
+    if column.kind == "number" and len(words) > 2:
+        loss, why = _loss_of(column)
         middle = 4 if 4 < words[-1] <= 5 else quantiles(column.counts, 0.5)[0]
-        least = words[1] if len(words) == 2 else next(x for x in words if x >= max(middle, words[1]))
+        least = next(x for x in words if x >= max(middle, words[1]))
         notes.append(
-            f"label: {name!r} counts as 1 from {least:g} on (at_least); loss='squared' instead would "
-            f"learn the number itself"
+            f"label: {name!r} is learned as a number, and loss={loss!r} is a guess ({why}); "
+            f"at_least={least:g} instead of a loss would learn whether it is that much"
         )
-        return Label(name, at_least=float(least))
+        return Label(name, loss=loss)
     if column.kind == "text" and len(words) == 2:
         known = [word for word in words if word.strip().lower() in _POSITIVE]
         positive = known[0] if len(known) == 1 else min(words, key=lambda word: column.counts[word])
@@ -166,6 +172,20 @@ def _label_of(column: Column, source: str, notes: list[str]) -> Label:
         f"{source}, column {name!r}: expected a label of two values or of numbers, found "
         f"{column.kind} with {len(words):,} values; write a schema with Label({name!r}, positive=(...))"
     )
+
+
+def _loss_of(column: Column) -> tuple[str, str]:
+    """The loss by which a label of more than two numbers is learned, and why."""
+    middle, high = quantiles(column.counts, 0.5, 0.99)
+    if column.is_whole and min(column.counts) == 0 and 2 * middle < high:
+        return "poisson", "whole numbers from 0 on, small ones above all: counts"
+    errors = Counter[float]()
+    for x, count in column.counts.items():
+        errors[abs(x - middle)] += count
+    usual, large = quantiles(errors, 0.5, 0.99)
+    if 0 < 10 * usual < large:
+        return f"huber:{2 * usual:.2g}", "some are far from all others; beyond this error it is linear"
+    return "squared", "none are far from all others"
 
 
 class _Drafting:

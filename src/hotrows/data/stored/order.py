@@ -9,6 +9,9 @@ a pool are permuted. A part of one pool is shuffled completely. Where a file has
     permuted              5 0 7 2 | 6 1 3 4         two pools of four blocks
     rows of a pool        permuted; pool after pool is the order of the epoch
 
+Where groups stay together, the rows of a group follow one another within a pool, in a random order, and
+so do the groups.
+
 Ranks share every batch, so that together they read the rows of one process, in its order:
 
     places of the epoch   0 1 2 3 4 5 6 7 8 9       batches of 8, three ranks
@@ -52,9 +55,17 @@ class Pool:
     def rows(self) -> int:
         return sum(end - first for first, end in self.blocks)
 
-    def order(self) -> np.ndarray:
-        """Returns the pool's rows, counted through its blocks, in their new order: [rows] int64."""
-        return permutation(self.rows, *self.seed)
+    def order(self, groups: np.ndarray | None = None) -> np.ndarray:
+        """Returns the pool's rows, counted through its blocks, in their new order: [rows] int64.
+
+        groups: [rows] integers, for rows of a group to follow one another: groups come in the order of
+        their first rows.
+        """
+        order = permutation(self.rows, *self.seed)
+        if groups is None:
+            return order
+        _, first, group = np.unique(groups[order], return_index=True, return_inverse=True)
+        return order[np.argsort(first[group], kind="stable")]
 
 
 def pools(
