@@ -121,7 +121,9 @@ def model_of(name: str, data: Workload, dropout: float | None = None) -> nn.Modu
     shape = SHAPES[name]
     dropout = shape.dropout if dropout is None else dropout
     features = FeatureMap("criteo_x1", tempfile.mkdtemp())
-    features.features = OrderedDict((f"I{n}", {"source": "", "type": "numeric"}) for n in range(data.num_dense))
+    features.features = OrderedDict(
+        (f"I{n}", {"source": "", "type": "numeric"}) for n in range(data.num_dense)
+    )
     for f, rows in enumerate(data.num_rows):
         features.features[f"C{f}"] = {"source": "", "type": "categorical", "vocab_size": rows}
     features.labels = ["label"]
@@ -266,8 +268,8 @@ def _copy_mlp(mlp: nn.Module, saved: dict[str, Tensor]) -> None:
 
 
 def _places_of_pairs(num_vectors: int, dim: int) -> Tensor:
-    """Where each input of our top layers is among FuxiCTR's: its pairs are i < j with the dense vector last,
-    then that vector; ours the dense vector, then pairs with it first."""
+    """Where each input of our top layers is among FuxiCTR's: its pairs are i < j with the dense vector
+    last, then that vector; ours the dense vector, then pairs with it first."""
     num = num_vectors + 1
     pairs = {pair: n for n, pair in enumerate((i, j) for i in range(num) for j in range(i + 1, num))}
     theirs = [num_vectors, *range(num_vectors)]  # our vectors by their numbers

@@ -1,7 +1,8 @@
 """The engine on BARS' recipe: FuxiCTR's DeepFM, Wide & Deep and DLRM as models of one's own.
 
 FuxiCTR multiplies each dense value with a vector of its own, and its L2 term covers these too; so do
-these models. Rows train under `DenseAdam`. Batches come from prepared data, shuffled, as in `hotrows train`.
+these models. Rows train under `DenseAdam`, and the norm of all gradients is clipped, as there. Batches
+come from prepared data, shuffled, as in `hotrows train`.
 """
 
 from __future__ import annotations
@@ -100,9 +101,10 @@ def trainer_of(
     data = _encoded(workload, schema, parts)
     torch.manual_seed(0)
     config = TrainConfig(
-        row_optimizer=hotrows.DenseAdam(lr=shape.lr, weight_decay=shape.l2),
+        row_optimizer=hotrows.DenseAdam(lr=shape.lr, l2=shape.l2),
         dense_lr=shape.lr,
         clip_norm=shape.clip_norm,
+        clip_rows=True,
         batch_size=len(parts["train"][0].labels),
         steps=len(parts["train"]),
         **settings,
@@ -133,9 +135,7 @@ def train_epoch(args: Namespace, parts: dict[str, list[Batch]], warm_up: int) ->
     }  # fmt: skip
 
 
-def _encoded(
-    workload: Workload, schema: hotrows.Schema, parts: dict[str, list[Batch]]
-) -> EncodedData:
+def _encoded(workload: Workload, schema: hotrows.Schema, parts: dict[str, list[Batch]]) -> EncodedData:
     """The batches as prepared data; made once."""
     sizes = {name: [len(batch.labels) for batch in batches] for name, batches in parts.items()}
     path = Path(DATA) / f"bars-{zlib.crc32(repr((workload, sizes)).encode()):08x}"

@@ -144,9 +144,11 @@ class PackedTables:
         is_resident = self._is_resident(plan, self._place[p][0])
         if p in self.dense_rows:
             trains = is_resident and torch.is_grad_enabled()
+            if self.cached and not is_resident and torch.is_grad_enabled():
+                self.dense_rows.catch_up_stored(self.cached.groups[self._place[p][0]], part.rows)
             records = self._records(p) if trains else self._copies(p, part.rows)
             slots = part.slots if trains else torch.arange(part.num_rows)
-            self.dense_rows.catch_up(p, records, part.rows, slots)
+            self.dense_rows.catch_up(p, records, part.rows, slots, are_copies=not trains)
         elif is_resident:
             records, slots = self._records(p), part.slots
         else:
@@ -265,14 +267,16 @@ class PackedTables:
         if optimizer.weight_decay:
             scale = self._decay_scale(p, part.rows)
             decay = 1.0 if scale is None else scale[:, None]
-            places = torch.arange(part.num_rows, dtype=torch.int32, device=part.rows.device)
-            rows_once = PackPlan(
-                part.rows, part.slots, places, places, part.starts, num_bags=part.num_rows
-            )
-            packs = (*plan.packs[:p], rows_once, *plan.packs[p + 1 :])
-            weights = self.pool(p, dataclasses.replace(plan, packs=packs))  # [U, d]
-            sums += optimizer.weight_decay * decay * weights
+            sums += optimizer.weight_decay * decay * self.row_weights(p, plan)
         return self._ranks.all_reduce((sums * sums).sum(1)).wait() / dim
+
+    def row_weights(self, p: int, plan: Plan) -> Float32[Tensor, "{plan.packs[p].num_rows} d"]:
+        """The present weights of the rows that a plan reads of pack p."""
+        part = plan.packs[p]
+        places = torch.arange(part.num_rows, dtype=torch.int32, device=part.rows.device)
+        rows_once = PackPlan(part.rows, part.slots, places, places, part.starts, num_bags=part.num_rows)
+        packs = (*plan.packs[:p], rows_once, *plan.packs[p + 1 :])
+        return self.pool(p, dataclasses.replace(plan, packs=packs))
 
     def note_update(self, plan: Plan) -> None:
         """Notes which rows and slots change, where a captured step replays `update` itself."""
