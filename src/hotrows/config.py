@@ -168,7 +168,6 @@ class TrainConfig:
         least=0,
         most=1024,
         changes="no bit",
-        option="",
     )
     fast_memory: int | None = setting(
         None,
@@ -195,7 +194,6 @@ class TrainConfig:
         "Order of regrouped data: hot and cold batches in blocks whose length follows the loss on the "
         "validation part (scheduled), or all cold, then all hot ones of an epoch (sequential)",
         choices=HOT_COLD,
-        option="",
     )
     in_flight: int = setting(
         4,
@@ -211,7 +209,6 @@ class TrainConfig:
         least=1,
         changes="no bit",
         unit="bytes",
-        option="",
     )
     memory_split: str = setting(
         "reads",
@@ -219,7 +216,6 @@ class TrainConfig:
         "or evenly",
         choices=SPLITS,
         changes="no bit",
-        option="",
     )
     linear_paths: str = setting(
         "auto",

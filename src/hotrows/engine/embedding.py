@@ -387,10 +387,13 @@ class Embedding:
         """
         return self.packed.weight_chunks(table, num_rows)
 
-    def num_rows(self) -> dict[str, int]:
-        """By table, the rows that it needs: all, or of one without a capacity those used so far."""
+    def num_rows(self, keys: Mapping[str, Tensor] | None = None) -> dict[str, int]:
+        """By table, the rows that it needs: all, or of dynamic ids those used so far.
+
+        keys: the state of `dynamic`, where it is known.
+        """
         rows = {table.name: table.rows for table in self.tables}
-        return rows if self.dynamic is None else rows | self.dynamic.num_rows(self.tables)
+        return rows if self.dynamic is None else rows | self.dynamic.num_rows(self.tables, keys)
 
     @property
     def wants_catch_up(self) -> bool:

@@ -85,6 +85,9 @@ class Reports:
         scale = lr_scale(state, config)
         rates = {"lr": config.row_optimizer.lr * scale, "dense_lr": config.dense_lr * scale}
         fields = {"epoch": self._epoch, **self._meter.shown, **rates, **of_rank}
+        dynamic = self._steps.embedding.dynamic
+        if dynamic is not None:
+            fields["keys"] = dynamic.growth()
         self._log.write("train", state.step, fields)
 
     def write_evaluation(self, metrics: Metrics) -> None:
