@@ -112,6 +112,10 @@ class TrainConfig:
     clip_norm: float | None = setting(
         None, "Largest norm of the dense gradients", unset="no limit", above=0
     )
+    clip_rows: bool = setting(
+        False,
+        "Let clip_norm limit all gradients, of rows and L2 terms too, as PyTorch's clip_grad_norm_ does",
+    )
     precision: str = setting(
         "float32", "Number format of matrices in the dense part; else float32", choices=PRECISIONS
     )
@@ -368,6 +372,8 @@ def _check_together(config: TrainConfig) -> None:
             "cuda_graph needs device='cuda', and the dense optimizer adam or sgd: PyTorch's Adagrad "
             "cannot be captured"
         )
+    if config.clip_rows and (config.clip_norm is None or config.device != "cpu"):
+        raise ValueError("clip_rows needs clip_norm, and device='cpu': a GPU would be waited for")
     if config.planning == "device" and config.device == "cpu":
         raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
     if config.row_optimizer is not None and type(config.row_optimizer) not in optim.BY_NAME.values():
@@ -386,7 +392,7 @@ GROUPS = {
     "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "seed"),
     "Model": ("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
     "Optimisation": (
-        *("row_optimizer", "dense_optimizer", "dense_lr", "clip_norm", "warmup_steps"),
+        *("row_optimizer", "dense_optimizer", "dense_lr", "clip_norm", "clip_rows", "warmup_steps"),
         *("decay_factor", "decay_patience"),
     ),
     "Evaluation and checkpoints": (

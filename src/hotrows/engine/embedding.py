@@ -32,6 +32,7 @@ from hotrows.batch import Batch
 from hotrows.distributed.comm import Note, OneRank, Ranks
 from hotrows.engine import first_layer
 from hotrows.engine.caching import Caching
+from hotrows.engine.clipping import Clip, clip_factor, scaled
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.micro_batches import WIRE_DTYPES, MicroBatches
 from hotrows.engine.packed_tables import PackedTables
@@ -338,12 +339,16 @@ class Embedding:
         vectors: Vectors,
         lr_scale: float = 1.0,
         hyperparameters: Float64[Tensor, "packs _"] | None = None,
-    ) -> None:
+        clip: Clip | None = None,
+    ) -> float:
         """Sums the leaves' gradients per row and applies each pack's row optimizer, in place.
 
         A leaf without a gradient (the loss did not use it) leaves its pack as it was; between ranks it
         counts as zeros. lr_scale: the factor of a schedule for every learning rate. hyperparameters:
-        those of the step with this scale, where they are known already.
+        those of the step with this scale, where they are known already. clip: the largest norm of the
+        gradients of rows and of the dense part together (`count_squares` comes before the first one).
+
+        Returns what the gradients of rows were multiplied with, and those of the dense part are to be.
         """
         if hyperparameters is None:
             hyperparameters = self.hyperparameters(plan.step, lr_scale)
@@ -355,7 +360,14 @@ class Embedding:
             plan = first_layer.planned_by_rows(plan, vectors.by_rows)
         if self.dynamic is not None:
             self.dynamic.trained()
+        factor = 1.0
+        if clip is not None:
+            factor = clip_factor(self.packed, plan, grads, clip, self.ranks)
+            grads, hyperparameters = scaled(self.packed, grads, hyperparameters, factor)
         self.packed.update(plan, grads, hyperparameters)
+        if clip is not None:
+            self.packed.dense_rows.share_squares(self.ranks)
+        return factor
 
     @property
     def note(self) -> Note | None:
@@ -412,6 +424,16 @@ class Embedding:
         num_ids: by table, the ids from this one on are new and have missed none; None: there are none.
         """
         self.packed.catch_up(num_ids)
+        self.packed.dense_rows.share_squares(self.ranks)
+
+    def count_squares(self) -> None:
+        """Prepares for `update` with a clip, where L2 terms count in the norm: one pass over the tables
+        of this rank, unless a checkpoint has said what it would find. Collective."""
+        dense = self.packed.dense_rows
+        if not dense.counts_squares:
+            caches = [group.cache for group in self.cached_tables.groups] if self.cached_tables else []
+            dense.count_squares(self.groups, self.stores, caches)
+            dense.share_squares(self.ranks)
 
     def describe(self) -> str:
         """The packs and their tables as text, and what fast memory holds."""

@@ -154,9 +154,11 @@ class PackedTables:
         part, is_resident = plan.packs[p], self._is_resident(plan, self._place[p][0])
         if p in self.dense_rows:
             trains = is_resident and torch.is_grad_enabled()
+            if self.cached and not is_resident and torch.is_grad_enabled():
+                self.dense_rows.catch_up_stored(self.cached.groups[self._place[p][0]], part.rows)
             records = self._records(p) if trains else self._copies(p, part.rows)
             slots = part.slots if trains else torch.arange(part.num_rows)
-            self.dense_rows.catch_up(p, records, part.rows, slots)
+            self.dense_rows.catch_up(p, records, part.rows, slots, are_copies=not trains)
             return records, self._layouts[p], slots
         if is_resident:
             return self._records(p), self._layouts[p], part.slots
