@@ -17,8 +17,8 @@ from hotrows.metrics import Metrics
 
 # How `after_evaluation` chooses, for terminal and picture, to be filled with what it compares.
 BEST_RULE = (
-    "best: in the first epoch (of lr with decayed weights in all) the latest evaluation at most one standard "
-    "error worse than the best {}, later on only a better one"
+    "best: in the first epoch (of lr with decayed weights in all) the latest evaluation at most one "
+    "standard error worse than the best {}, later on only a better one"
 )
 
 

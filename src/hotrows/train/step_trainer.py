@@ -35,13 +35,7 @@ from hotrows.train.cuda_graph import CapturedStep
 from hotrows.train.defaults import settle
 from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
-from hotrows.train.run_data import (
-    TrainingBatches,
-    check_labels,
-    groups_are_scattered,
-    hot_ids,
-    id_counts,
-)
+from hotrows.train.run_data import TrainingBatches, check_labels, groups_are_scattered, hot_ids, id_counts
 from hotrows.train.step import Step
 
 log = logging.getLogger("hotrows")
@@ -106,9 +100,9 @@ class StepTrainer:
         self.batches.keep_groups()
         if self.ranks.rank == 0 and groups_are_scattered(self.data):
             log.warning(
-                f"the loss {orders[0]} compares samples of a group within a batch, and rows of a group are "
-                f"far from one another in the data, which is shuffled {POOL_ROWS:,} rows at a time: sort "
-                f"the rows by {self.data.schema.group!r}, and prepare them with a split by position"
+                f"the loss {orders[0]} compares samples of a group within a batch, and rows of a group "
+                f"are far from one another in the data, which is shuffled {POOL_ROWS:,} rows at a time: "
+                f"sort the rows by {self.data.schema.group!r}, and prepare them with a split by position"
             )
 
     @property

@@ -163,9 +163,7 @@ def shared(rows: Rows, share: Share, start: int, first_place: int) -> Rows:
     return rows[first_place - start :] if isinstance(places, range) else rows.take(places - start)
 
 
-def chosen(
-    pool: Pool, share: Share, first_place: int, groups: np.ndarray | None = None
-) -> np.ndarray:
+def chosen(pool: Pool, share: Share, first_place: int, groups: np.ndarray | None = None) -> np.ndarray:
     """Returns the numbers of the pool's rows that a rank reads from place `first_place` on, in order;
     groups: as `Pool.order` takes them."""
     places = share.among(max(first_place, pool.first), pool.first + pool.rows)
