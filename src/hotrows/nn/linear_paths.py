@@ -167,7 +167,7 @@ def _fastest(runs: Mapping[str, Callable[[], Tensor]], seconds: float, tolerance
     return best if gains else products.PLAIN
 
 
-def _time(run: Callable[[], Tensor]) -> float:
+def _time(run: Callable[[], object]) -> float:
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin
