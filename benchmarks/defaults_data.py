@@ -51,8 +51,9 @@ def _drawn(
 ) -> Callable[[Path, int, Path], EncodedData]:
     """Rows whose label follows single features and pairs of them.
 
-    rows: to train and validate on, 9 to 1. base: logit of a sample that nothing is known of; ids: values
-    of each id feature, the first ones the most frequent; dense: how many numbers, of all scales.
+    rows: to train and validate on, 9 to 1. base: logit of a sample that nothing is known of; ids:
+    values of each id feature, the first ones the most frequent; dense: how many numbers there are,
+    of all scales.
     """
 
     def make(folder: Path, seed: int, raw: Path) -> EncodedData:

@@ -17,7 +17,6 @@ import importlib
 import json
 import sys
 import time
-import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +26,7 @@ if __package__ in (None, ""):  # run as a file: the source tree stands in for th
 import torch
 
 from benchmarks.gpu_parts import limits
-from benchmarks.gpu_parts.part import ChecksFailed, Findings, Setting
+from benchmarks.gpu_parts.part import Findings, Setting, run_part
 from benchmarks.harness import RESULTS
 from benchmarks.pictures import OUT as PICTURES
 
@@ -86,26 +85,15 @@ def _run(name: str, setting: Setting, out: Path | None, earlier: dict, args) -> 
 
     What it leaves is freed: arms of `cache` are processes of their own that need all of the device.
     """
-    print(f"\n{name}: {PARTS[name].question}", flush=True)
     path = None if out is None else out / f"gpu-{name}.json"
     findings = Findings(name, PARTS[name].question, setting, path, args.commit)
     findings.go_on_from(earlier)
-    begin, error, complete = time.monotonic(), None, True
-    try:
-        module = importlib.import_module(f"benchmarks.gpu_parts.{name}")
-        complete = module.run(findings, setting) is not False
-    except ChecksFailed as failed:
-        error = str(failed)
-    except Exception as failed:
-        traceback.print_exc()
-        error, complete = f"{type(failed).__name__}: {failed}", False
-    findings.finish(error, complete)
-    state = error or ("done" if complete else "cut: run it again to go on")
-    print(f"{name}: {state}, {time.monotonic() - begin:.0f} s", flush=True)
+    module = importlib.import_module(f"benchmarks.gpu_parts.{name}")
+    well = run_part(findings, module.run)
     gc.collect()
     if setting.on_gpu:
         torch.cuda.empty_cache()
-    return error is None and set(findings.checks.values()) <= {"passed"}
+    return well
 
 
 def _known(name: str, out: Path | None) -> dict:

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from benchmarks.gpu_parts import lookup
 from benchmarks.gpu_parts.workloads import BOTTOM, NUM_DENSE, TOP, ZIPF
 from benchmarks.harness import RESULTS, ROOT
+from benchmarks.markdown import put, table
 from hotrows.costs.frequencies import Frequencies
 
 PAGE = ROOT / "docs" / "gpu.md"
-BEGIN, END = "<!-- {}: begin -->", "<!-- {}: end -->"
 
 COPY = 4300e9  # B/s read and written
 MATRIX = 788e12  # FLOP/s, bfloat16
@@ -33,12 +33,7 @@ NOT_YET = "not measured yet: no GPU so far"
 
 def write_page() -> None:
     """Puts the tables in their places in docs/gpu.md."""
-    text = PAGE.read_text()
-    for name, make in TABLES.items():
-        begin, end = BEGIN.format(name), END.format(name)
-        before, after = text.split(begin)
-        text = f"{before}{begin}\n{make()}\n{end}{after.split(end)[1]}"
-    PAGE.write_text(text)
+    put(PAGE, {name: make() for name, make in TABLES.items()})
 
 
 def lookup_limits() -> str:
@@ -61,7 +56,7 @@ def lookup_limits() -> str:
         lines.append(
             _lookup_line(f"backward + update, {said}", num_bytes, UPDATE_AIM, published.get(name))
         )
-    return _table(["", "MB", "limit, ms", "aim, ms", "FBGEMM on an H100, ms"], lines)
+    return table(["", "MB", "limit, ms", "aim, ms", "FBGEMM on an H100, ms"], lines)
 
 
 def _lookup_line(name: str, size: float, aim: float = 0, published: float | None = None) -> list[str]:
@@ -95,7 +90,7 @@ def step_limits() -> str:
         speed = f"{BATCH / total / 1e6:,.1f}"
         lines.append([NAMES[optimizer], *map(_ms, parts.values()), _ms(total), speed])
     head = ["ms", "lookup", "matrices", "activations", "vectors", "update", "all", "M samples/s"]
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def cache_limits() -> str:
@@ -119,7 +114,7 @@ def cache_limits() -> str:
             ])  # fmt: skip
     head = ["cache", "policy", "misses a batch", "rows hit", "MB each way", "link, ms",
             "link / step", "slots on one thread, ms"]  # fmt: skip
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def most_misses() -> tuple[float, float]:
@@ -146,7 +141,7 @@ def micro_limits() -> str:
         )
     head = ["micro-batches", "vectors and their gradients, MB", "activations, MB",
             "rows and gradients of the whole batch, MB", "all, MB"]  # fmt: skip
-    return _table(head, lines)
+    return table(head, lines)
 
 
 def aims() -> str:
@@ -178,7 +173,7 @@ def aims() -> str:
          "{plan_ms:.1f} ms on the device"),
     )  # fmt: skip
     lines = [[*said, _measured(*where)] for *said, where in ((*t[:3], t[3:]) for t in targets)]
-    return _table(["target", "aim", "limit", "measured"], lines)
+    return table(["target", "aim", "limit", "measured"], lines)
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -216,7 +211,3 @@ def _measured(part: str, arm: str, words: str) -> str:
 
 def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.2f}"
-
-
-def _table(head: list[str], lines: list[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *lines))

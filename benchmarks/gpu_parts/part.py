@@ -1,4 +1,6 @@
-"""What a part of the GPU benchmark is given, and how it keeps what it finds.
+"""What a part of a benchmark in parts is given, and how it keeps what it finds.
+
+`benchmarks.gpu` and `benchmarks.papers` have such parts.
 
 A part first checks that results are right, then measures. What it finds is written whenever
 something is added, so that a run which is cut keeps what it has, and the next one goes on there.
@@ -123,13 +125,36 @@ class Findings:
         self._write()
 
     def _write(self) -> None:
-        if self.path is None:
-            return
-        write_to(self.path, {
+        if self.path is not None:
+            write_to(self.path, self.record())
+
+    def record(self) -> dict:
+        """All that the part has found so far, and where."""
+        return {
             "question": self.question, "part": self.name, "complete": self.complete,
             "error": self.error, "setting": self.setting.facts(), **self._conditions,
             "checks": self.checks, "arms": self.arms,
-        })  # fmt: skip
+        }  # fmt: skip
+
+
+def run_part(findings: Findings, run: Callable[[Findings, Setting], bool | None]) -> bool:
+    """Runs a part; whether all went well.
+
+    run: returns False where it was cut, so that the next run goes on there.
+    """
+    print(f"\n{findings.name}: {findings.question}", flush=True)
+    begin, error, complete = time.monotonic(), None, True
+    try:
+        complete = run(findings, findings.setting) is not False
+    except ChecksFailed as failed:
+        error = str(failed)
+    except Exception as failed:
+        traceback.print_exc()
+        error, complete = f"{type(failed).__name__}: {failed}", False
+    findings.finish(error, complete)
+    state = error or ("done" if complete else "cut: run it again to go on")
+    print(f"{findings.name}: {state}, {time.monotonic() - begin:.0f} s", flush=True)
+    return error is None and set(findings.checks.values()) <= {"passed"}
 
 
 def conditions_of_device(setting: Setting, commit: str | None) -> dict:

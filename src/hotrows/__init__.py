@@ -21,16 +21,18 @@ if TYPE_CHECKING:
     from hotrows import planning as planning
     from hotrows import tuning as tuning
     from hotrows.acceleration.accelerate import accelerate, restore
+    from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
     from hotrows.acceleration.explain import explain
     from hotrows.acceleration.lookahead import lookahead
     from hotrows.batch import Batch
     from hotrows.config import TrainConfig
     from hotrows.data.encode.prepare import prepare
     from hotrows.data.load.loader import Loader
+    from hotrows.dynamic import Dynamic
     from hotrows.engine.caching import Caching
     from hotrows.engine.embedding import Embedding
     from hotrows.engine.vectors import Vectors
-    from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
+    from hotrows.optim import FTRL, SGD, Adagrad, Adam, DenseAdam, DenseAdamW, DenseSGD, RowWiseAdagrad
     from hotrows.pipeline.prefetch import prefetch
     from hotrows.plan import PackPlan, Plan
     from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
@@ -58,6 +60,11 @@ __all__ = [
     "Constant",
     "Cross",
     "Dense",
+    "DenseAdam",
+    "DenseAdamW",
+    "DenseSGD",
+    "Dynamic",
+    "DynamicEmbedding",
     "Embedding",
     "Label",
     "Loader",
@@ -87,16 +94,27 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "hotrows.acceleration.accelerate": ["accelerate", "restore"],
+        "hotrows.acceleration.dynamic_embedding": ["DynamicEmbedding"],
         "hotrows.acceleration.explain": ["explain"],
         "hotrows.acceleration.lookahead": ["lookahead"],
         "hotrows.batch": ["Batch"],
         "hotrows.config": ["TrainConfig"],
         "hotrows.data.encode.prepare": ["prepare"],
         "hotrows.data.load.loader": ["Loader"],
+        "hotrows.dynamic": ["Dynamic"],
         "hotrows.engine.caching": ["Caching"],
         "hotrows.engine.embedding": ["Embedding"],
         "hotrows.engine.vectors": ["Vectors"],
-        "hotrows.optim": ["FTRL", "SGD", "Adagrad", "Adam", "RowWiseAdagrad"],
+        "hotrows.optim": [
+            "FTRL",
+            "SGD",
+            "Adagrad",
+            "Adam",
+            "DenseAdam",
+            "DenseAdamW",
+            "DenseSGD",
+            "RowWiseAdagrad",
+        ],
         "hotrows.pipeline.prefetch": ["prefetch"],
         "hotrows.plan": ["PackPlan", "Plan"],
         "hotrows.schema": ["Dense", "Label", "Schema", "Sequence", "Sparse", "Time"],

@@ -16,6 +16,18 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True)
+class NewIds:
+    """Ids of one key table that stand for other keys from a batch on: their rows begin anew.
+
+    features: those that read the table; ids: [b] int64, distinct and ascending; keys: [b] int64.
+    """
+
+    features: tuple[str, ...]
+    ids: Tensor
+    keys: Tensor
+
+
+@dataclass(frozen=True)
 class Batch:
     """Dense values, ids and labels of B samples.
 
@@ -31,6 +43,8 @@ class Batch:
     sample_weights: [B] float32, the weight of each sample in the loss and in metrics; None: 1.
     groups: [B] int64, equal for samples of one group (a user's), for grouped AUC.
     first_sample: the number of the first sample in its part of the data, for messages.
+    new_ids: of dynamic features whose keys have become ids, what is new with this batch; None: ids are
+        as they were read, those of dynamic features keys.
     """
 
     features: tuple[str, ...]
@@ -42,6 +56,7 @@ class Batch:
     first_sample: int = 0
     sample_weights: Tensor | None = None
     groups: Tensor | None = None
+    new_ids: tuple[NewIds, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.ids.dtype != torch.int64:
@@ -83,7 +98,8 @@ def samples(batch: Batch, first: int, end: int) -> Batch:
     """Samples `first` to `end` - 1 of a batch."""
     if (first, end) == (0, batch.size):
         return batch
-    changes: dict[str, Any] = {
+    changes: dict[str, Any] = {} if batch.new_ids is None else {"new_ids": ()}
+    changes |= {
         name: value[first:end]
         for name in ("dense", "labels", "sample_weights", "groups")
         if (value := getattr(batch, name)) is not None

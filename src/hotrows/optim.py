@@ -1,8 +1,13 @@
-"""Row optimizers: the arithmetic of an update of a row that a batch has read.
+"""Row optimizers: what a training step does to the rows of tables.
 
-Each is a frozen value; the arithmetic lives in `ops.update`. All are lazy: a row that a batch does
-not read keeps its weights and its state, so weight decay and the decay of moments act on the rows
-read, when they are read. Gradients of equal rows are summed before the optimizer sees them.
+Each is a frozen value; the arithmetic lives in `ops.update` and `ops.deferred`. Gradients of equal rows
+are summed before the optimizer sees them.
+
+`SGD`, `Adagrad`, `RowWiseAdagrad`, `Adam` and `FTRL` are lazy: a row that a batch does not read keeps its
+weights and its state, so weight decay and the decay of moments act on the rows read, when they are
+read. `DenseAdam`, `DenseAdamW` and `DenseSGD` are those of `torch.optim` on a whole table: every row
+makes every step, with a gradient of zero where the batch did not read it. Such a row makes the steps that
+it missed when it is next read (`ops.deferred`), so that a step costs what the rows of its batch cost.
 
 With `decay_by_count` the weight decay of a row is divided by how often its id occurs in the training
 data: the mini-batch aware regularisation of DIN (Zhou et al. 2018, eq. 6). A frequent row, read in
@@ -140,8 +145,69 @@ class FTRL(_Checked):
         return 2 * dim
 
 
-RowOptimizer = SGD | Adagrad | RowWiseAdagrad | Adam | FTRL
-BY_NAME: dict[str, type] = {kind.kind: kind for kind in (SGD, Adagrad, RowWiseAdagrad, Adam, FTRL)}
+@dataclass(frozen=True)
+class DenseAdam(_Checked):
+    """torch.optim.Adam on whole tables: moments fade and weights move in rows that no batch reads.
+
+    weight_decay: its multiple of the weight is added to the gradient of every row, as an L2 term of the
+    loss does: l2 / 2 * |W|^2 is weight_decay=l2, and l2 * |W|^2 is weight_decay=2 * l2.
+    """
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = "dense_adam"
+    deferred: ClassVar[str] = "adam"
+    state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
+    per_row_step: ClassVar[bool] = True
+    decay_by_count: ClassVar[bool] = False
+    initial_accumulator: ClassVar[float] = 0.0
+
+    def state_width(self, dim: int) -> int:
+        return 2 * dim
+
+
+@dataclass(frozen=True)
+class DenseAdamW(DenseAdam):
+    """torch.optim.AdamW on whole tables: each step multiplies every row by 1 - lr * weight_decay."""
+
+    weight_decay: float = 1e-2
+    kind: ClassVar[str] = "dense_adamw"
+
+
+@dataclass(frozen=True)
+class DenseSGD(_Checked):
+    """torch.optim.SGD on whole tables: momentum and weight decay move rows that no batch reads."""
+
+    lr: float = 0.05
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    kind: ClassVar[str] = "dense_sgd"
+    deferred: ClassVar[str] = "sgd"
+    state_names: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
+    per_row_step: ClassVar[bool] = True
+    decay_by_count: ClassVar[bool] = False
+    initial_accumulator: ClassVar[float] = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.nesterov and not self.momentum:
+            raise ValueError("dense_sgd's nesterov needs a momentum above 0")
+
+    def state_width(self, dim: int) -> int:
+        return dim if self.momentum else 0
+
+
+DenseRowOptimizer = DenseAdam | DenseAdamW | DenseSGD
+RowOptimizer = SGD | Adagrad | RowWiseAdagrad | Adam | FTRL | DenseRowOptimizer
+BY_NAME: dict[str, type] = {
+    kind.kind: kind
+    for kind in (SGD, Adagrad, RowWiseAdagrad, Adam, FTRL, DenseAdam, DenseAdamW, DenseSGD)
+}
+Numbers = tuple[float, ...]  # of a step of a dense optimizer: 8, as `ops.deferred` takes them
 
 
 def hyper_parameters(optimizer: RowOptimizer, step: int, lr_scale: float = 1.0) -> list[float]:
@@ -150,6 +216,8 @@ def hyper_parameters(optimizer: RowOptimizer, step: int, lr_scale: float = 1.0) 
     step: updates made before this one; lr_scale: the factor of the rate by a schedule.
     """
     lr = optimizer.lr * lr_scale
+    if isinstance(optimizer, DenseRowOptimizer):
+        return list(_dense_numbers(optimizer, step + 1, lr))
     if isinstance(optimizer, SGD):
         return [lr, optimizer.weight_decay]
     if isinstance(optimizer, Adam):
@@ -160,6 +228,33 @@ def hyper_parameters(optimizer: RowOptimizer, step: int, lr_scale: float = 1.0) 
     if isinstance(optimizer, FTRL):
         return [lr, 0.0, optimizer.l1, optimizer.l2, optimizer.beta]
     return [lr, optimizer.weight_decay, optimizer.eps]
+
+
+def adam_numbers(
+    t: int, lr: float, beta1: float, beta2: float, eps: float, c: float, shrink: float = 1.0
+) -> Numbers:
+    """The numbers of Adam's step t (from 1): the gradient is g + c * w, and w *= shrink comes first."""
+    return padded(c, shrink, lr / (1 - beta1**t), beta1, beta2, eps, (1 - beta2**t) ** 0.5)
+
+
+def sgd_numbers(lr: float, momentum: float, undamped: float, nesterov: bool, c: float) -> Numbers:
+    """The numbers of a step of SGD, whose gradient is g + c * w; undamped: 1 - dampening."""
+    return padded(c, 1.0, lr, momentum, undamped, float(nesterov))
+
+
+def padded(*numbers: float) -> Numbers:
+    """The numbers of a step, 8 with zeros behind."""
+    return (*(float(number) for number in numbers), *(0.0,) * (8 - len(numbers)))
+
+
+def _dense_numbers(optimizer: DenseRowOptimizer, t: int, lr: float) -> Numbers:
+    decay = optimizer.weight_decay
+    if isinstance(optimizer, DenseSGD):
+        return sgd_numbers(lr, optimizer.momentum, 1.0, optimizer.nesterov, decay)
+    beta1, beta2, eps = optimizer.beta1, optimizer.beta2, optimizer.eps
+    if isinstance(optimizer, DenseAdamW):
+        return adam_numbers(t, lr, beta1, beta2, eps, c=0.0, shrink=1 - lr * decay)
+    return adam_numbers(t, lr, beta1, beta2, eps, c=decay)
 
 
 def hyper_tensor(
@@ -180,6 +275,11 @@ def initial_state(optimizer: RowOptimizer, dim: int) -> list[float]:
     if isinstance(optimizer, FTRL):
         return [optimizer.initial_accumulator] * dim + [0.0] * dim
     return [optimizer.initial_accumulator] * optimizer.state_width(dim)
+
+
+def initial_step(optimizer: RowOptimizer) -> int:
+    """The int32 in the record of a new row; -1: it has made no step of a dense optimizer."""
+    return -1 if isinstance(optimizer, DenseRowOptimizer) else 0
 
 
 def replaced(optimizer: RowOptimizer, changes: dict) -> RowOptimizer:

@@ -84,6 +84,19 @@ class Moves:
 
 
 @dataclass(frozen=True)
+class NewRows:
+    """The rows of a group of packs that stand for new keys: first values of the keys replace them
+    before the batch is looked up.
+
+    rows: distinct, ascending; keys: of each; slots: of each, -1 where the batch bypasses the cache.
+    """
+
+    rows: Int64[Tensor, "b"]
+    keys: Int64[Tensor, "b"]
+    slots: Int64[Tensor, "b"]
+
+
+@dataclass(frozen=True)
 class RowExchangePlan:
     """The all-to-all of a group's rows between ranks, micro-batch by micro-batch.
 
@@ -117,6 +130,7 @@ class Plan:
     moves: one per group of packs that read the same rows; empty: no row moves.
     waits_for: the number of the batch, in the order of planning, that must have left the pipeline
         before a row of this one moves; -1: none.
+    new_rows: one per group of packs, where a key of a dynamic feature is new.
 
     Between ranks, and where a batch is trained in micro-batches, `packs` are of the rows in this
     rank's store that any rank's samples read, and there are:
@@ -134,6 +148,7 @@ class Plan:
     batch_size: int
     moves: tuple[Moves, ...] = ()
     waits_for: int = -1
+    new_rows: tuple[NewRows, ...] = ()
     micro_batches: tuple[Plan, ...] = ()
     row_exchanges: tuple[RowExchangePlan, ...] = ()
     global_size: int = 0

@@ -31,11 +31,14 @@ from pathlib import Path
 from typing import Any
 
 from hotrows import losses
+from hotrows.dynamic import Dynamic, check_feature
 from hotrows.json_file import JsonFile, build, parse, shown, types_of, value_of
 
 PADDING = 0
 MISSING = 1
 FIRST_UNKNOWN = 2
+MISSING_KEY = -(1 << 63)  # a missing value among the keys of dynamic features
+GROWING = 1 << 30  # rows that a table without a capacity may grow to
 
 DENSE_TRANSFORMS = ("log", "standard", "none", "missing")
 TIME_TRANSFORMS = ("hour", "weekday", "weekend", "day")
@@ -77,6 +80,7 @@ class Sparse:
         floor(log(x)^2) above 2, floor(x) else; `bucket` the number of `boundaries` that are at most
         x. `hour` (0 to 23), `weekday` (Monday is 0), `weekend` (0, 1) and `day` (of the month) are
         made of the schema's `time`.
+    dynamic: values are keys, which get and lose rows while a model trains; None: a vocabulary.
     """
 
     name: str
@@ -91,6 +95,7 @@ class Sparse:
     max_length: int | None = None
     transform: str = "none"
     boundaries: tuple[float, ...] = ()
+    dynamic: Dynamic | None = None
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -126,6 +131,7 @@ class Sequence:
     min_count: int = 1
     max_length: int | None = None
     separator: str = "|"
+    dynamic: Dynamic | None = None
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -185,6 +191,7 @@ class Time:
 
 
 Feature = Dense | Sparse | Sequence
+IdFeature = Sparse | Sequence
 _KINDS = {"dense": Dense, "sparse": Sparse, "sequence": Sequence}
 
 
@@ -307,10 +314,18 @@ class Schema:
 
     def rows_of(self, feature: str) -> int:
         """Number of ids in the vocabulary of `feature`; an error before the data is prepared."""
-        rows = self._by_name[feature].rows
-        if rows is None:
+        declared, reserved = self._by_name[feature], self.reserved_of(feature)
+        if reserved is not None:
+            assert declared.dynamic is not None
+            return reserved + (declared.dynamic.capacity or GROWING)
+        if declared.rows is None:
             raise ValueError(f"feature {feature!r} has no `rows` yet: prepare the data, or declare rows=")
-        return rows
+        return declared.rows
+
+    def reserved_of(self, feature: str) -> int | None:
+        """Number of ids of a dynamic feature that stand for no key; None: it has a vocabulary."""
+        declared = self._by_name[feature]
+        return None if declared.dynamic is None else FIRST_UNKNOWN + declared.num_unknown
 
     def with_rows(self, rows: dict[str, int]) -> Schema:
         """Fills in the number of rows of every vocabulary: {vocabulary: rows}."""
@@ -322,6 +337,9 @@ class Schema:
 
     def to_json(self) -> str:
         features = [{"kind": type(f).__name__.lower(), **dataclasses.asdict(f)} for f in self.features]
+        for feature in features:
+            if feature.get("dynamic") is None:
+                feature.pop("dynamic", None)  # as schemas had it before: it is a part of fingerprints
         fields = {**dataclasses.asdict(self), "features": features}
         for label in fields["label"] if isinstance(self.label, tuple) else [fields["label"]]:
             if isinstance(label, dict) and label["loss"] is None:
@@ -407,6 +425,7 @@ def _check_one_of(feature: Dense | Sparse, field: str, legal: tuple[str, ...]) -
 
 
 def _check_ids(feature: Sparse | Sequence) -> None:
+    check_feature(feature)
     if feature.num_unknown < 0 or feature.min_count < 1:
         raise ValueError(
             f"feature {feature.name!r}: num_unknown must be at least 0 and min_count at least 1, "

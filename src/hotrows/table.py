@@ -48,6 +48,8 @@ class Table:
     dtype: of the stored weights, one of `TABLE_DTYPES`; float16 in host memory runs on the plain
         PyTorch ops.
     optimizer: the row optimizer (default: the one passed to `Embedding`).
+    reserved: of a table of dynamic ids, how many ids stand for no key; the rows of the others take memory
+        once they get one. None: all rows are made at first.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Table:
     initializer: Initializer = field(default_factory=Uniform)
     dtype: str = "float32"
     optimizer: RowOptimizer | None = None
+    reserved: int | None = None
 
     def __post_init__(self) -> None:
         sizes = (self.rows, self.dim)

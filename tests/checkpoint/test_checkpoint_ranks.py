@@ -426,6 +426,8 @@ def dealt(draw, rows):
     for name, num in rows.items():
         hot, sharing = draw(st.integers(0, num)), draw(st.integers(1, num_ranks))
         placement = Placement(hot, sharing, draw(st.integers(0, num_ranks - 1)))
+        if scattered := sorted(draw(st.sets(st.integers(0, num - 1)))):
+            placement = placement.with_hot(torch.tensor(scattered), num)
         sharding[name] = BY_COLUMNS if name != "c" and draw(st.booleans()) else placement
     return num_ranks, sharding
 

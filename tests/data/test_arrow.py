@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hotrows.data.raw import arrow
 from hotrows.data.raw.files import find_files
 from hotrows.data.raw.inputs import InputPosition, Reading, inputs_of, stream
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
@@ -181,6 +182,25 @@ def test_types_that_mean_the_same_give_the_same(tmp_path):
             first = pa.timestamp("s") if pa.types.is_timestamp(kind) else TABLE[name].type
             same = TABLE.set_column(index, name, TABLE[name].cast(first).cast(kind))
             assert read(same) == expected, (name, kind)
+
+
+@pytest.mark.parametrize("y", [["1", "2", None, "5e1"], ["1", "2", "3", "bad"], ["bad", "2", "3", "4"]])
+@pytest.mark.parametrize("x", [["1", " 2.50 ", None, "-"], ["1", "wrong", "3", "4"]])
+def test_few_rows_are_read_as_many_are(x, y, monkeypatch):
+    """Text columns of few values are read together, those of many one by one; so is what is wrong."""
+    ids = {"a": ["7.0", None, "-", " True "], "b": ["", "NaN", "b", "7"], "c": [1, 2, None, 4]}
+    table = pa.table({**ids, "x": x, "y": y}).slice(1)
+    schema = Schema(features=(Dense("x"), Dense("y"), *map(Sparse, "abc")), missing=("-",), strip=True)
+
+    def outcome(few):
+        monkeypatch.setattr(arrow, "_FEW", few)
+        try:
+            ((_, columns),) = stream(inputs_of(table), Reading(schema, 1, for_training=False))
+        except ValueError as error:
+            return str(error)
+        return [list(map(raw.value, range(3))) for raw in columns.ids], columns.dense.tobytes()
+
+    assert outcome(1 << 14) == outcome(0)
 
 
 def test_big_and_negative_ids_are_kept_to_the_last_digit():

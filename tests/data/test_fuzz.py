@@ -3,6 +3,8 @@
 And what it found, each with its story.
 """
 
+import math
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -21,7 +23,7 @@ from tests.fuzz.readers import make_text
 from tests.fuzz.stored import closed, opened
 
 CASES = {
-    "text": 300, "compressed": 300, "parquet": 200, "stored": 12, "manifest": 50, "state": 20,
+    "text": 300, "compressed": 300, "parquet": 200, "stored": 50, "manifest": 100, "state": 40,
     "schema": 2000, "config": 1000, "archive": 500,
 }  # fmt: skip
 
@@ -129,6 +131,14 @@ def test_ids_of_bytes_that_are_no_utf8_are_read_as_they_stand(tmp_path):
         pq.write_table(pa.table({"label": [0, 1], "item": item}), tmp_path / "raw")
         columns = read(tmp_path / "raw", Schema(features=(Sparse("item"),)))
         assert [columns.ids[0].value(row) for row in range(2)] == [b"a\xffb", b"abc"]
+
+
+def test_ids_may_be_floats_of_two_bytes(tmp_path):
+    """They ended in ArrowNotImplementedError: Arrow has no absolute value of them."""
+    item = pa.array(np.array([2, math.nan, -5], np.float16))
+    pq.write_table(pa.table({"label": [0, 1, 0], "item": item}), tmp_path / "raw")
+    columns = read(tmp_path / "raw", Schema(features=(Sparse("item"),)))
+    assert [columns.ids[0].value(row) for row in range(3)] == [b"2", b"", b"-5"]
 
 
 @pytest.mark.parametrize("change", [{"shape": []}, {"num_distinct": "x"}, {"num_distinct": -1}])

@@ -167,4 +167,4 @@ def test_a_shuffle_that_keeps_groups_permutes_groups_and_the_rows_within(
         for rank in (0, 1)
     ]
     together = [numbers(pair) for pair in zip(*ranks, strict=True)]
-    assert [number for batch in together for number in batch] == first[256:]
+    assert [n for pair in together for n in pair] == first[256:]

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from hotrows.data import EncodedData, Encoder, ValueRates, prepare
-from hotrows.data.encode.rates import ValueCounts
+from hotrows.data.encode.rates import UsualCounts, ValueCounts
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 
 SCHEMA = Schema(
@@ -85,13 +85,14 @@ def test_missing_values_are_warned_of_whether_more_or_fewer(folder):
 )
 def test_few_rows_and_small_differences_are_no_reason(num_rows, wrong, is_far):
     """Of 100,000 values none was unknown: how many unknown ones are far from that?"""
-    usual = ({"user": ValueCounts(100_000, 0, 0)},)
+    usual = UsualCounts(({"user": ValueCounts(100_000, 0, 0)},))
     assert bool(ValueRates(num_rows, {"user": ValueCounts(num_rows, 0, wrong)}, usual).far) == is_far
 
 
 def test_a_rate_between_those_of_the_parts_is_usual():
     """With min_count=1 nothing is unknown in the training part, but in the others much may be."""
-    usual = ({"user": ValueCounts(10_000, 100, 0)}, {"user": ValueCounts(1_000, 300, 300)})
+    parts = ({"user": ValueCounts(10_000, 100, 0)}, {"user": ValueCounts(1_000, 300, 300)})
+    usual = UsualCounts(parts)
 
     def far(missing, unknown):
         return ValueRates(1_000, {"user": ValueCounts(1_000, missing, unknown)}, usual).far
@@ -99,17 +100,18 @@ def test_a_rate_between_those_of_the_parts_is_usual():
     assert far(10, 0) == far(150, 150) == far(300, 340) == ()
     assert far(300, 400) == ("'user' 40.0% unknown, expected 0.0% to 30.0%",)
     assert len(far(500, 0)) == 1
-    assert ValueRates(9, {"user": ValueCounts(9, 9, 0)}, ({"user": ValueCounts()},)).far == ()
+    none = UsualCounts(({"user": ValueCounts()},))
+    assert ValueRates(9, {"user": ValueCounts(9, 9, 0)}, none).far == ()
 
 
 def test_fewer_unknown_values_than_usual_are_good_news():
-    usual = ({"user": ValueCounts(10_000, 0, 3_000)},)
+    usual = UsualCounts(({"user": ValueCounts(10_000, 0, 3_000)},))
     assert ValueRates(1_000, {"user": ValueCounts(1_000, 0, 0)}, usual).far == ()
 
 
 def test_the_farthest_features_are_named_and_the_others_counted():
     features = {f"f{n}": ValueCounts(1_000, 500 + n, 0) for n in range(14)}
-    usual = ({name: ValueCounts(1_000, 0, 0) for name in features},)
+    usual = UsualCounts(({name: ValueCounts(1_000, 0, 0) for name in features},))
     with pytest.warns(
         UserWarning, match=r"from: 'f13' 51\.3% missing, .*'f4' 50.4% missing, .*; and 4 more; is the"
     ):

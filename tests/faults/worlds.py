@@ -44,6 +44,7 @@ TIMEOUT = 20  # seconds after which a silent rank is given up
 _OF_A_RUN = ("eval", "predict", "export", "checkpoint merge", "checkpoint export")
 JOBS = (*TRAININGS, "prepare", "regroup", *_OF_A_RUN)
 DESCRIBE = ("describe", "data", "--json", "--verify")
+_MAY_STAY = ("job.json", "lock")  # where a preparation is killed as soon as its data have their name
 _NOT_COMPARED = ("samples_per_second", "seconds", "run", "time")
 
 
@@ -204,7 +205,8 @@ class World:
             scratch = self.folder / "scratch"
             shutil.rmtree(scratch, ignore_errors=True)
             return computed(_bits_of, self.here, scratch)
-        return file_sums(self.here / "out")
+        sums = file_sums(self.here / "out")
+        return {name: number for name, number in sums.items() if name not in _MAY_STAY}
 
 
 class Changes:

@@ -17,7 +17,7 @@ import random
 import shutil
 from pathlib import Path
 
-from tests.fuzz.case import Broken, Case, Hang, Target, limited, write_files
+from tests.fuzz.case import Broken, Case, Hang, Target, limited, reading_ahead, write_files
 from tests.fuzz.foreign import make_archive, make_config, run_archive, run_config
 from tests.fuzz.readers import make_compressed, make_parquet, make_text, run_compressed, run_text
 from tests.fuzz.stored import (
@@ -60,7 +60,7 @@ def run_case(target: str, case: Case, folder: Path) -> None:
     os.chdir(folder)  # names in messages and identities are the same wherever it runs
     try:
         write_files(case.files)
-        with limited(CASE_SECONDS):
+        with limited(CASE_SECONDS), reading_ahead(case.how.get("ahead", False)):
             TARGETS[target].run(case)
     except Hang:
         raise Broken(f"took more than {CASE_SECONDS:.0f} seconds") from None

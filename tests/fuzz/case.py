@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from hotrows.data.raw import reading, typed_files
+from hotrows.pipeline.prefetch import prefetch
 from hotrows.runtime import native
 
 MESSAGE = 2_000  # letters of the longest message
@@ -79,6 +81,17 @@ def outcome(action: Callable[[], Any], *names: str) -> tuple[str, Any]:
         if not any(name in message for name in names):
             raise Broken(f"message names none of {names}: {message}") from error
         return "refused", message
+
+
+@contextmanager
+def reading_ahead(on_a_thread: bool) -> Iterator[None]:
+    """With raw files read on a thread, or, several times faster for these few rows, by the caller's."""
+
+    def ahead(items: Any, depth: int) -> Any:
+        return prefetch(items, depth if on_a_thread else 0)
+
+    with mock.patch.object(reading, "prefetch", ahead), mock.patch.object(typed_files, "prefetch", ahead):
+        yield
 
 
 @contextmanager

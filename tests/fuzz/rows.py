@@ -125,7 +125,7 @@ def some_text(choose: random.Random, schema: Schema) -> bytes:
     """Rows as delimited text, most of which can be read."""
     names = schema.columns or (*schema.raw_columns, "u0")
     rows = [] if schema.columns else [names]
-    for _ in range(choose.choice([1, 3, 10, 40])):
+    for _ in range(choose.choice([1, 2, 3, 3, 5, 10, 40])):
         rows.append([some_value(choose, schema, name) for name in names])
     end = choose.choice(["\n", "\n", "\r\n"])
     lines = (schema.delimiter.join(_quoted(value, schema, choose) for value in row) for row in rows)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hotrows import SGD, Table, ops
+from hotrows.json_file import build
 from hotrows.planning.packing import pack_tables
 from hotrows.planning.sharding import (
     BY_COLUMNS,
@@ -58,8 +59,44 @@ def test_tables_of_fewer_columns_than_ranks_are_dealt_by_rows():
     assert placements["wide"] == BY_COLUMNS and placements["narrow"] == by_rows(3, 1)
 
 
+def test_hot_ids_may_stand_anywhere():
+    place = Placement(num_ranks=2, first_rank=1).with_hot(torch.tensor([3, 8]), 10)
+    assert place == Placement(2, 2, 1, runs=((3, 4), (8, 9)))
+    sharding = Sharding(3, (10,), (place,))
+    ids = [[i for piece in sharding.slices(rank) for i in piece.ids] for rank in range(3)]
+    assert ids == [[3, 8], [3, 8, 0, 2, 5, 7], [3, 8, 1, 4, 6, 9]]
+    assert sharding.num_shared == 2 and sharding.owner_starts == (2, 2, 6, 10)
+
+
+@pytest.mark.parametrize(
+    ("hot", "ids", "expected"),
+    [
+        (0, [0, 1, 2], Placement(3)),
+        (2, [2], Placement(3)),  # the first two were shared before
+        (2, [1, 4], Placement(3, runs=((0, 2), (4, 5)))),
+        (9, [1, 4], Placement(6)),  # more than the table has
+    ],
+)
+def test_hot_ids_that_are_the_first_ones_stay_a_number(hot, ids, expected):
+    assert Placement(hot).with_hot(torch.tensor(ids), 6) == expected
+
+
+def test_of_very_many_runs_of_hot_ids_the_longest_are_shared(monkeypatch):
+    monkeypatch.setattr("hotrows.planning.sharding.MOST_RUNS", 2)
+    place = Placement().with_hot(torch.tensor([1, 4, 5, 8, 11, 12, 13]), 20)
+    assert place == Placement(5, runs=((4, 6), (11, 14)))
+
+
+def test_a_placement_is_written_as_before_unless_it_has_runs():
+    fields = {"hot": 2, "num_ranks": 1, "first_rank": 0, "columns": False}
+    assert Placement(2).to_json() == fields
+    scattered = Placement(2, runs=((3, 5),))
+    assert scattered.to_json() == {**fields, "runs": [[3, 5]]}
+    assert build(Placement, scattered.to_json()) == scattered
+
+
 @st.composite
-def shardings(draw):
+def shardings(draw, runs=False):
     num_ranks = draw(st.integers(1, 6))
     rows = draw(st.lists(st.integers(1, 40), min_size=1, max_size=4))
     placement = st.builds(
@@ -69,13 +106,18 @@ def shardings(draw):
         first_rank=st.integers(0, num_ranks - 1),
     )
     placements = [draw(st.one_of(placement, st.just(replicated(n)))) for n in rows]
+    if runs:
+        hot_ids = [draw(st.sets(st.integers(0, n - 1), min_size=1)) for n in rows]
+        placements = [
+            place.with_hot(torch.tensor(sorted(ids)), n)
+            for place, ids, n in zip(placements, hot_ids, rows, strict=True)
+        ]
     return Sharding(num_ranks, tuple(rows), tuple(placements))
 
 
-@given(shardings())
+@given(shardings() | shardings(runs=True))
 def test_every_row_is_shared_or_on_one_rank_where_its_number_says(sharding):
     """Pieces, row numbers and the routes that ids take are three views of one thing."""
-    routes = sharding.routes()
     owners = {}
     for rank in range(sharding.num_ranks):
         pieces = sharding.slices(rank)
@@ -92,11 +134,13 @@ def test_every_row_is_shared_or_on_one_rank_where_its_number_says(sharding):
                 )
     assert owners.keys() == {(t, i) for t, rows in enumerate(sharding.rows) for i in range(rows)}
     for t, rows in enumerate(sharding.rows):
-        ids = torch.arange(rows)
-        resolved, *_ = ops.resolve(
-            ids, None, rows, torch.tensor([0]), torch.tensor([0]), torch.tensor([rows]), 1,
-            routes[t : t + 1],
-        )  # fmt: skip
+        resolved = sharding.rows_among_ranks(torch.arange(rows) + sum(sharding.rows[:t]))
+        if not sharding.has_runs:
+            by_route, *_ = ops.resolve(
+                torch.arange(rows), None, rows, torch.tensor([0]), torch.tensor([0]),
+                torch.tensor([rows]), 1, sharding.routes()[t : t + 1],
+            )  # fmt: skip
+            assert torch.equal(by_route, resolved)
         for i, row in enumerate(resolved.tolist()):
             held = owners[t, i]
             if held[0][0] is None:

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather as feather
+import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -109,9 +110,10 @@ def test_every_format_gives_the_same(encoded, file, vectors, tmp_path):
     feather.write_feather(
         pa.table({"user": [0.0, 1.0, 2.0, 3.0], "v": fixed}), tmp_path / "u.arrow", compression="zstd"
     )
+    orc.write_table(pa.table({"user": [0, 1, 2, 3], "v": lists}), tmp_path / "u.orc")
     found = [
         weights_at_first(encoded, tmp_path / end, "user", pretrained={"user": str(tmp_path / f"u.{end}")})
-        for end in ("npy", "safetensors", "parquet", "arrow")
+        for end in ("npy", "safetensors", "parquet", "arrow", "orc")
     ]
     assert torch.equal(found[0][0][id_of(encoded, 3, "user")], torch.from_numpy(vectors[3]))
     for weights, said in found[1:]:
@@ -203,8 +205,9 @@ def bad_files(folder, vectors):
     yield "one.npy", np.zeros(4, np.float32), "expected vectors of floats"
     yield "object.npy", np.array([None]), "is no npy file of numbers"
     yield "weight.safetensors", {"weight": vectors}, r"expected the tensors values, .*begin with that run"
-    yield "text.txt", b"blue,1,2,3,4\n", "is no npy, safetensors, Arrow or Parquet file"
-    yield "cut.parquet", b"PAR1" + b"x" * 20, "is no npy, safetensors, Arrow or Parquet file"
+    yield "text.txt", b"blue,1,2,3,4\n", "is no npy, safetensors, Parquet, Arrow or ORC file"
+    yield "cut.parquet", b"PAR1" + b"x" * 20, "is no whole Parquet file .*; write it again"
+    yield "empty.parquet", pa.table({"a": VALUES, "w": lists})[:0], "a column of lists .*, found no row"
     yield "absent.npy", None, "there is no such file of pretrained values"
 
 

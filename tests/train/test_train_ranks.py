@@ -12,12 +12,15 @@ import pytest
 import torch
 
 from hotrows import checkpoint
+from hotrows.batch import Batch
 from hotrows.config import TrainConfig
-from hotrows.data import prepare, profile, regroup
+from hotrows.data import prepare, profile, regroup, write_encoded
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.optim import Adagrad, Adam
 from hotrows.planning.routing import RankSignals
+from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import Interrupted, Trainer, load_run, metrics_log
+from hotrows.train.step import Step
 from tests.support.runs import schema, write_rows
 from tests.support.sharded import whole_weights
 
@@ -148,6 +151,66 @@ def test_hot_and_cold_batches_on_ranks(encoded, tmp_path):
     expected = trainer, trainer.fit()
     trainers, results = fit(laid_out, config, tmp_path / "run", 2)
     assert_like(trainers, results, expected)
+
+
+SCATTERED, MOST = (5, 8, 41, 90, 93), 5 * 32  # hot ids that are not the first ones; bytes of both tables
+
+
+@pytest.fixture(scope="module")
+def scattered(tmp_path_factory):
+    """Regrouped data whose few hot ids are spread over tables of 97 rows."""
+    schema = Schema((Dense("x"), Sparse("a", rows=97), Sparse("b", rows=97)), name="scattered")
+    random, hot = torch.Generator().manual_seed(0), torch.tensor(SCATTERED)
+
+    def part(num):
+        ids = torch.where(
+            torch.rand(2, num, generator=random) < 0.8,
+            hot[torch.randint(5, (2, num), generator=random)],
+            torch.randint(97, (2, num), generator=random),
+        )
+        x = torch.rand(num, 1, generator=random)
+        return [Batch(("a", "b"), ids.flatten(), x, (ids[0] % 2 + x[:, 0] > 1).float())]
+
+    parts = {"train": part(600), "validation": part(100), "test": part(100)}
+    folder = tmp_path_factory.mktemp("scattered")
+    plain = write_encoded(folder / "enc", schema, parts)
+    found = profile(plain, bytes_per_row={"a": 16, "b": 16}, fast_memory=MOST, sample=0.5)
+    found = dataclasses.replace(found, hot={name: hot.numpy() for name in "ab"})
+    return regroup(plain, found, folder / "hot", force=True)
+
+
+@pytest.mark.parametrize("fast_memory", [None, 1600])
+def test_just_the_hot_rows_are_on_every_rank_wherever_they_stand(scattered, tmp_path, fast_memory):
+    """Once all rows up to the last hot one were: here 94 of a table for 5, whatever the budget."""
+    config = dataclasses.replace(CONFIG, sharding="rows", fast_memory=fast_memory)
+    trainer = Trainer(scattered, config, tmp_path / "alone")
+    expected = trainer, trainer.fit()
+    trainers, results = fit(scattered, config, tmp_path / "run", 2)
+    assert_like(trainers, results, expected)
+    for trainer in trainers:
+        for shard in trainer.embedding.shards:
+            shared = [i for piece in shard.slices if piece.shared for i in piece.ids]
+            assert shared == list(SCATTERED) * len(shard.tables)
+    again, _ = fit(scattered, config, tmp_path / "run", 2, resume=True)
+    before, after = (whole_weights([of.embedding for of in run]) for run in (trainers, again))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    alone_again = Trainer(scattered, config, tmp_path / "run", resume=True)
+    for name, weights in before.items():
+        assert torch.equal(alone_again.embedding.weights(name), weights)
+
+
+def test_batches_of_scattered_hot_rows_request_nothing_of_other_ranks(scattered, tmp_path, monkeypatch):
+    requested, step = [], Step.__call__
+
+    def noting(of, plan, batch, *rest):
+        hot = bool(torch.isin(batch.ids, torch.tensor(SCATTERED)).all())
+        requested.append((hot, any(any(rows.crosses_ranks) for rows in plan.row_exchanges)))
+        return step(of, plan, batch, *rest)
+
+    monkeypatch.setattr(Step, "__call__", noting)
+    fit(scattered, dataclasses.replace(CONFIG, sharding="rows"), tmp_path / "run", 2)
+    assert {hot for hot, _ in requested} == {True, False}
+    assert all(crosses != hot for hot, crosses in requested)
 
 
 @pytest.mark.parametrize("after", [1, 4, 9])

@@ -16,11 +16,11 @@ from hotrows import ops
 from hotrows.acceleration.bags import LookupCall, bags_of, gradient_factors
 from hotrows.acceleration.cached_group import CachedRows, CachedTableGroup
 from hotrows.acceleration.cached_tables import CachedTable
-from hotrows.acceleration.history import WIDTH
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter
 from hotrows.acceleration.table import RowTable
 from hotrows.acceleration.table_plan import TablePlan
 from hotrows.ops.deferred import Target
+from hotrows.ops.deferred.history import WIDTH
 from hotrows.plan import PackPlan
 
 _ID_TYPES = (torch.int64, torch.int32)

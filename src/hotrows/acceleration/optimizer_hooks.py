@@ -17,15 +17,13 @@ from torch.optim import Optimizer
 
 from hotrows.acceleration import ddp
 from hotrows.acceleration.gradient import PackGradient, RowGradient
-from hotrows.acceleration.history import StepHistory
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter
 from hotrows.acceleration.rules import BY_OPTIMIZER
 from hotrows.acceleration.table import RowTable, counted_squares
 from hotrows.acceleration.table_plan import TablePlan
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
-
-MAX_DEFERRED_STEPS = 1 << 14  # that rows may be behind: a step's cost grows with their number
+from hotrows.ops.deferred.history import MAX_DEFERRED_STEPS, StepHistory
 
 
 def share_histories(tables: Iterable[RowTable]) -> None:

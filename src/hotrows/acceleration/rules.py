@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from hotrows.optim import Numbers, adam_numbers, padded, sgd_numbers
+
 Group = Mapping[str, Any]
-Numbers = tuple[float, ...]
 
 BY_OPTIMIZER = "by_optimizer"  # the kind of rule that runs the optimizer itself on the rows
 
@@ -60,11 +61,6 @@ def rule_of(optimizer: Optimizer, group: Group, weight: Tensor, sparse: bool) ->
     return _RULES[kind](group) or Rule(BY_OPTIMIZER, ())
 
 
-def decays(numbers: Numbers) -> bool:
-    """Whether a step with these numbers moves a row whose gradient is zero and that never moved."""
-    return numbers[0] != 0 or numbers[1] != 1
-
-
 def _sgd(group: Group) -> Rule | None:
     if group["maximize"]:
         return None
@@ -74,7 +70,8 @@ def _sgd(group: Group) -> Rule | None:
 def _sgd_numbers(group: Group, t: int, c: float) -> Numbers:
     # The first gradient fills the buffer undamped.
     damped = 1 - group["dampening"] if t > 1 else 1.0
-    return _numbers(group, c, group["lr"], group["momentum"], damped, float(group["nesterov"]))
+    decay = c + group["weight_decay"]
+    return sgd_numbers(group["lr"], group["momentum"], damped, group["nesterov"], decay)
 
 
 def _adagrad(group: Group) -> Rule | None:
@@ -103,25 +100,20 @@ def _adam(group: Group) -> Rule | None:
 
 
 def _adam_numbers(group: Group, t: int, c: float) -> Numbers:
-    lr, (beta1, beta2) = float(group["lr"]), group["betas"]
-    rate, root = lr / (1 - beta1**t), (1 - beta2**t) ** 0.5
+    lr, decay, (beta1, beta2) = float(group["lr"]), group["weight_decay"], group["betas"]
     if group.get("decoupled_weight_decay"):
-        return _padded(c, 1 - lr * group["weight_decay"], rate, beta1, beta2, group["eps"], root)
-    return _numbers(group, c, rate, beta1, beta2, group["eps"], root)
+        return adam_numbers(t, lr, beta1, beta2, group["eps"], c, 1 - lr * decay)
+    return adam_numbers(t, lr, beta1, beta2, group["eps"], c + decay)
 
 
 def _sparse_adam(group: Group, t: int, c: float) -> Numbers:
     beta1, beta2 = group["betas"]
     rate = float(group["lr"]) * (1 - beta2**t) ** 0.5 / (1 - beta1**t)
-    return _padded(c, 1.0, rate, beta1, beta2, group["eps"], 1.0)
+    return padded(c, 1.0, rate, beta1, beta2, group["eps"], 1.0)
 
 
 def _numbers(group: Group, c: float, *settings: float) -> Numbers:
-    return _padded(c + group["weight_decay"], 1.0, *settings)
-
-
-def _padded(*numbers: float) -> Numbers:
-    return (*(float(number) for number in numbers), *(0.0,) * (8 - len(numbers)))
+    return padded(c + group["weight_decay"], 1.0, *settings)
 
 
 _RULES: dict[type, Callable[[Group], Rule | None]] = {

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from hotrows.acceleration.history import StepHistory
 from hotrows.acceleration.rules import BY_OPTIMIZER, DeferredStep, Rule, stepped
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
+from hotrows.ops.deferred.history import StepHistory
 
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 EXACT = 1 << 12  # weights of a table up to which sums over it bring every row up to date first

@@ -10,14 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
+from safetensors.torch import load as tensors_from_bytes
 
 from hotrows import optim
 from hotrows.checkpoint import files
 from hotrows.checkpoint.files import FileSum
 from hotrows.checkpoint.manifest import (
     DENSE,
+    KEYS,
     NAME,
     Chain,
+    Manifest,
     SavedPiece,
     SavedTable,
     chain,
@@ -27,6 +31,8 @@ from hotrows.checkpoint.manifest import (
 from hotrows.checkpoint.reshard import ColumnSlice
 from hotrows.checkpoint.sources import SavedRecords, chunks_of, fill, in_files
 from hotrows.checkpoint.table_files import Progress, TableFiles, table_file
+from hotrows.engine.dense_rows import catch_up_all, saved_histories
+from hotrows.ops.deferred.history import StepHistory
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.runtime.tensor_file import DTYPES, Stored
 from hotrows.version import VERSION
@@ -61,7 +67,7 @@ def merge(
             file = f"table-{k}.records"
             sums[file] = files.write_file(part / file, counted(_records(tables[table.name], table)))
             pieces.append(SavedPiece(table.name, table.rows, (0, table.layout.dim), file, 0))
-        for name in DENSE:
+        for name in _dense(manifest):
             content = files.read_file(folder / name, manifest.files[name])
             sums[name] = files.write_file(part / name, [content])
         full = replace(manifest, pieces=tuple(pieces), files=sums, num_ranks=1, placements=None)
@@ -77,24 +83,28 @@ def export_tables(
 
     out: a new folder: `checkpoint.json`, `model.safetensors`, and `tables/<table>.safetensors` with
     "weight" [rows, dim], as stored; with `state` the optimizer's numbers too, [rows, dim] or [rows].
+    Rows under a dense optimizer are up to date.
     """
     folder, out = Path(folder), Path(out)
     checkpoints = _opened(folder)
     manifest, tables = checkpoints[-1][1], in_files(checkpoints)
     num_rows = sum(table.rows for table in manifest.tables)
+    trainer = tensors_from_bytes(files.read_file(folder / DENSE[1], manifest.files[DENSE[1]]))
+    histories = saved_histories(trainer, [table.name for table in manifest.tables])
     with new_folder(out) as part:
         table_files, described = TableFiles(part, num_rows, progress), []
         for table in manifest.tables:
             columns = _columns(table) if state else _columns(table)[:1]
             tensors = {name: stored for name, stored, _ in columns}
-            chunks = [_chunks(tables[table.name], table, column) for column in columns]
+            history = histories.get(table.name)
+            chunks = [_chunks(tables[table.name], table, column, history) for column in columns]
             table_files.write(table.name, tensors, chunks)
             described.append({
                 "name": table.name, "rows": table.rows, "dim": table.layout.dim,
                 "dtype": table.layout.dtype, "optimizer": table.optimizer,
                 "file": table_file(table.name), "tensors": list(tensors),
             })  # fmt: skip
-        names = DENSE if state else DENSE[:1]
+        names = _dense(manifest) if state else DENSE[:1]
         for name in names:
             content = files.read_file(folder / name, manifest.files[name])
             table_files.sums[name] = files.write_file(part / name, [content])
@@ -105,6 +115,11 @@ def export_tables(
         }  # fmt: skip
         table_files.describe(EXPORT, fields)
     return out
+
+
+def _dense(manifest: Manifest) -> tuple[str, ...]:
+    """The files of a checkpoint beside its records."""
+    return (*DENSE, KEYS) if KEYS in manifest.files else DENSE
 
 
 def _opened(folder: Path) -> Chain:
@@ -145,7 +160,8 @@ def _columns(table: SavedTable) -> list[Column]:
     columns = [("weight", Stored(DTYPES[layout.dtype], (rows, layout.dim)), 0)]
     first = layout.state_offset
     kind = optim.BY_NAME.get(table.optimizer)  # None: the table has no optimizer
-    for name in kind.state_names if kind else ():  # type: ignore[attr-defined]
+    has_state = kind is not None and layout.state_width > 0
+    for name in kind.state_names if has_state else ():  # type: ignore[union-attr]
         shape = (rows,) if kind is optim.RowWiseAdagrad else (rows, layout.dim)
         columns.append((name, Stored("F32", shape), first))
         first += columns[-1][1].num_bytes // rows
@@ -154,9 +170,17 @@ def _columns(table: SavedTable) -> list[Column]:
     return columns
 
 
-def _chunks(saved: Sequence[SavedRecords], table: SavedTable, column: Column) -> Iterator[np.ndarray]:
-    """The bytes of a column of the records, [n, bytes of a row] uint8 at a time."""
+def _chunks(
+    saved: Sequence[SavedRecords], table: SavedTable, column: Column, history: StepHistory | None
+) -> Iterator[np.ndarray]:
+    """The bytes of a column of the records, [n, bytes of a row] uint8 at a time.
+
+    history: of a table under a dense optimizer.
+    """
     _, stored, first = column
     width = stored.num_bytes // table.rows
     for records in _records(saved, table):
+        if history is not None:
+            kind = optim.BY_NAME[table.optimizer].deferred  # type: ignore[attr-defined]
+            catch_up_all(kind, history, torch.from_numpy(records), table.layout.as_ints())
         yield records[:, first : first + width]

@@ -26,6 +26,7 @@ from hotrows.table import TABLE_DTYPES
 
 NAME = "manifest.json"
 DENSE = ("model.safetensors", "trainer.safetensors")
+KEYS = "keys.safetensors"  # the key tables of dynamic features
 FILE = JsonFile(REMEDY, "load it with the version of hotrows that wrote it", newest=3, signed=3, oldest=2)
 
 
@@ -220,9 +221,14 @@ def _check_pieces(manifest: Manifest) -> None:
         _check_end_to_end(name, manifest.files[name].bytes, sorted(in_file))
     by_table = itertools.groupby(sorted(manifest.pieces, key=_table), _table)
     for table, pieces in by_table:
-        for a, b in itertools.combinations(pieces, 2):
-            if a.columns[0] < b.columns[1] and b.columns[0] < a.columns[1] and _share_ids(a, b):
-                raise ValueError(f"two of its pieces of table {table!r} hold the same ids")
+        begun: list[SavedPiece] = []  # whose ids have not ended; lists of ids are not looked into
+        regular = (piece for piece in pieces if piece.listed is None and piece.num_ids > 0)
+        for a in sorted(regular, key=lambda piece: piece.first_id):
+            begun = [b for b in begun if b.ids[-1] >= a.first_id]
+            for b in begun:
+                if a.columns[0] < b.columns[1] and b.columns[0] < a.columns[1] and _share_ids(a, b):
+                    raise ValueError(f"two of its pieces of table {table!r} hold the same ids")
+            begun.append(a)
 
 
 def _table(piece: SavedPiece) -> str:
@@ -230,9 +236,7 @@ def _table(piece: SavedPiece) -> str:
 
 
 def _share_ids(a: SavedPiece, b: SavedPiece) -> bool:
-    """Whether two pieces, of regular ids, have some in common; lists of ids are not looked into."""
-    if a.listed is not None or b.listed is not None:
-        return False
+    """Whether two pieces, of regular ids, have some in common."""
     if a.id_step == b.id_step and (a.first_id - b.first_id) % a.id_step:
         return False  # as ranks deal them; `common_range` takes longer to say so
     return len(common_range(a.ids, b.ids)) > 0

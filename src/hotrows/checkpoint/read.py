@@ -15,10 +15,12 @@ import torch
 from safetensors.torch import load as tensors_from_bytes
 from torch import nn
 
+from hotrows import optim
 from hotrows.checkpoint import files, sources
 from hotrows.checkpoint.files import bytes_of, damaged
 from hotrows.checkpoint.manifest import (
     DENSE,
+    KEYS,
     Chain,
     Manifest,
     SavedPiece,
@@ -31,7 +33,9 @@ from hotrows.checkpoint.write import State, placements_of
 from hotrows.distributed.all_or_none import together
 from hotrows.distributed.comm import Ranks
 from hotrows.engine.cached_tables import CachedTables
+from hotrows.engine.dense_rows import PREFIX
 from hotrows.engine.embedding import Embedding
+from hotrows.optim import DenseRowOptimizer
 from hotrows.record import RankShard, TableSlice, layout_of
 from hotrows.storage.file_store import FileStore
 
@@ -65,7 +69,11 @@ def load(
         together(ranks, lambda: _fill_memory(in_files(checkpoints), embedding))
     if embedding.cached_tables and not _is_in_files(embedding):
         embedding.cached_tables.forget_plans()
-    return together(ranks, lambda: _read_dense(folder, manifest, model))
+    together(ranks, lambda: _read_keys(folder, manifest, embedding))
+    state = together(ranks, lambda: _read_dense(folder, manifest, model))
+    of_rows = {name: state.tensors.pop(name) for name in list(state.tensors) if name.startswith(PREFIX)}
+    embedding.packed.dense_rows.load(of_rows)
+    return state
 
 
 def read_state(folder: Path | str) -> dict[str, Any]:
@@ -137,11 +145,23 @@ def _check_tables(folder: Path, manifest: Manifest, embedding: Embedding) -> Non
                 f"model's are {layout_of(tables[name]).to_json()}; use the dim, dtype and row optimizer "
                 f"of the run"
             )
+        optimizer = tables[name].optimizer
+        kind = "" if optimizer is None else optimizer.kind
+        if _is_dense(table.optimizer) != _is_dense(kind):
+            raise ValueError(
+                f"checkpoint {folder}: rows of table {name!r} were trained by {table.optimizer}, and the "
+                f"model's by {kind}, which counts the steps of a row in another way; use the row "
+                f"optimizer of the run"
+            )
         if table.rows > tables[name].rows:
             raise ValueError(
                 f"checkpoint {folder}: table {name!r} has {table.rows:,} rows, the model's only "
                 f"{tables[name].rows:,}; a table may grow but not shrink: use the schema of the run"
             )
+
+
+def _is_dense(kind: str) -> bool:
+    return issubclass(optim.BY_NAME.get(kind, object), DenseRowOptimizer)
 
 
 def _verify(checkpoints: Chain, ranks: Ranks) -> None:
@@ -275,7 +295,21 @@ def _fill_store(
                 store.retain([*earlier, store.generations[-1]])
 
 
-# ---- the dense part
+# ---- keys, and the dense part
+
+
+def _read_keys(folder: Path, manifest: Manifest, embedding: Embedding) -> None:
+    """Reads the key tables of dynamic features."""
+    if embedding.dynamic is None and KEYS not in manifest.files:
+        return
+    if embedding.dynamic is None or KEYS not in manifest.files:
+        saved, model = ("ids", "keys") if embedding.dynamic else ("keys", "ids")
+        raise ValueError(
+            f"checkpoint {folder} has rows by {saved}, and the features of the model have {model}; use "
+            f"the schema that the run was trained with"
+        )
+    content = files.read_file(folder / KEYS, manifest.files[KEYS])
+    embedding.dynamic.load(tensors_from_bytes(content))
 
 
 def _read_dense(folder: Path, manifest: Manifest, model: nn.Module) -> State:

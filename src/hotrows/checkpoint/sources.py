@@ -19,6 +19,7 @@ from hotrows.checkpoint.manifest import Chain, Manifest
 from hotrows.checkpoint.reshard import ColumnSlice, Ids, Places, common, copy_records
 from hotrows.distributed.comm import Seat
 from hotrows.engine.embedding import Embedding
+from hotrows.json_file import build
 from hotrows.planning.sharding import Placement
 from hotrows.record import RankShard, TableSlice, layout_of
 from hotrows.storage.store import Store
@@ -159,7 +160,7 @@ def _as_then(manifest: Manifest, embedding: Embedding, rank: int) -> Embedding:
         caching=embedding.cached_tables.caching,
         read_only=True,
         ranks=Seat(rank, manifest.num_ranks),
-        sharding={name: Placement(**fields) for name, fields in placements.items()},
+        sharding={name: build(Placement, fields) for name, fields in placements.items()},
     )
 
 

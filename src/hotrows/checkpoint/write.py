@@ -10,11 +10,12 @@ meanwhile; all of them, or those of the rows touched.
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,15 @@ from torch import Tensor, nn
 from hotrows import ops
 from hotrows.checkpoint import files
 from hotrows.checkpoint.files import FileSum, bytes_of
-from hotrows.checkpoint.manifest import NAME, Manifest, SavedPiece, SavedTable, manifest_crc32, to_json
+from hotrows.checkpoint.manifest import (
+    KEYS,
+    NAME,
+    Manifest,
+    SavedPiece,
+    SavedTable,
+    manifest_crc32,
+    to_json,
+)
 from hotrows.checkpoint.pointer import FOLDER
 from hotrows.distributed.all_or_none import gathered, of_rank_0
 from hotrows.distributed.comm import Ranks
@@ -50,12 +59,12 @@ class State:
 class RecordsFile:
     """The content of one file of records: pieces, end to end.
 
-    records: [n, stride] uint8; ids: [n] int64, where ids are listed, for the file `listed`.
+    records: [n, stride] uint8 each, in order; ids: [n] int64, where they are listed in the file `listed`.
     """
 
     file: str
     pieces: tuple[SavedPiece, ...]
-    records: Tensor
+    records: tuple[Tensor, ...]
     listed: str | None = None
     ids: Tensor | None = None
 
@@ -103,7 +112,12 @@ def take(
     """
     dense: dict[str, Mapping[str, Tensor]] = {}
     if embedding.ranks.rank == 0:
-        dense = {"model.safetensors": model.state_dict(), "trainer.safetensors": state.tensors}
+        trainer = {**state.tensors, **embedding.packed.dense_rows.tensors()}
+        dense = {"model.safetensors": model.state_dict(), "trainer.safetensors": trainer}
+    keys = None if embedding.dynamic is None else embedding.dynamic.state()
+    if keys is not None:
+        dense[KEYS] = keys
+    num_rows = embedding.num_rows(keys)
     stores = embedding.cached_tables.checkpoint() if embedding.cached_tables else []
     kinds = [table.optimizer.kind if table.optimizer else "" for table in embedding.tables]
     return Snapshot(
@@ -111,11 +125,11 @@ def take(
         fingerprint=fingerprint,
         fields=dict(state.fields),
         tables=tuple(
-            SavedTable(table.name, table.rows, layout_of(table), kind)
+            SavedTable(table.name, num_rows[table.name], layout_of(table), kind)
             for table, kind in zip(embedding.tables, kinds, strict=True)
         ),
         placements=placements_of(embedding),
-        records=_records_files(embedding, touched=base is not None, copied=copied),
+        records=_records_files(embedding, num_rows, touched=base is not None, copied=copied),
         tensors={
             file: tensors_to_bytes({name: t.detach().cpu().contiguous() for name, t in tensors.items()})
             for file, tensors in dense.items()
@@ -152,7 +166,7 @@ def placements_of(embedding: Embedding) -> dict[str, Any] | None:
     if embedding.ranks.num_ranks == 1:
         return None
     return {
-        table.name: asdict(placement)
+        table.name: placement.to_json()
         for pack in embedding.packs
         for table, placement in zip(pack.tables, pack.placements, strict=True)
     }
@@ -188,7 +202,8 @@ def _write_records(folder: Path, snapshot: Snapshot) -> _Written:
     sums = {}
     for content in snapshot.records:
         (folder / content.file).parent.mkdir(exist_ok=True)
-        sums[content.file] = files.write_file(folder / content.file, _bytes_of(content.records))
+        parts = itertools.chain.from_iterable(map(_bytes_of, content.records))
+        sums[content.file] = files.write_file(folder / content.file, parts)
         if content.listed is not None and content.ids is not None:
             sums[content.listed] = files.write_file(folder / content.listed, [bytes_of(content.ids)])
     for parent in {(folder / content.file).parent for content in snapshot.records}:
@@ -232,8 +247,13 @@ def _publish(folder: Path, written: Sequence[_Written]) -> FileSum:
 # ---- records
 
 
-def _records_files(embedding: Embedding, touched: bool, copied: bool) -> tuple[RecordsFile, ...]:
-    """The files that this rank writes; rank 0 also writes the rows that all ranks hold."""
+def _records_files(
+    embedding: Embedding, num_rows: Mapping[str, int], touched: bool, copied: bool
+) -> tuple[RecordsFile, ...]:
+    """The files that this rank writes; rank 0 also writes the rows that all ranks hold.
+
+    num_rows: of each table, those that it needs.
+    """
     contents: list[RecordsFile] = []
     for p, store in enumerate(embedding.stores):
         shard, name = embedding.shards[p], embedding.packs[p].name
@@ -248,23 +268,24 @@ def _records_files(embedding: Embedding, touched: bool, copied: bool) -> tuple[R
                 rows = _touched(embedding, p, pieces)
                 contents.append(_listed(file, shard, pieces, rows, store.records))
             else:
-                contents.append(_all_rows(file, shard, pieces, store.records, copied))
+                contents.append(_all_rows(file, shard, pieces, num_rows, store.records, copied))
     return tuple(content for content in contents if content.pieces)
 
 
 def _all_rows(
-    file: str, shard: RankShard, pieces: Sequence[TableSlice], records: Tensor, copied: bool
-) -> RecordsFile:
-    """All rows of pieces that are adjacent in `records`, [R, stride] uint8."""
-    saved, offset = [], 0
+    file: str, shard: RankShard, pieces: Sequence[TableSlice], num_rows: Mapping[str, int],
+    records: Tensor, copied: bool,
+) -> RecordsFile:  # fmt: skip
+    """All rows that tables need of pieces in `records`, [R, stride] uint8."""
+    saved, parts, offset = [], [], 0
     for piece in pieces:
         name, rank = shard.tables[piece.table].name, None if piece.shared else shard.rank
-        num, first_id, step = piece.num_rows, piece.first_id, piece.id_step
+        num, first_id, step = min(piece.num_rows, num_rows[name]), piece.first_id, piece.id_step
         saved.append(SavedPiece(name, num, shard.columns, file, offset, first_id, step, rank=rank))
+        rows = records[piece.first_row : piece.first_row + num]
+        parts.append(_mapped_memory(*rows.shape).copy_(rows) if copied else rows)
         offset += num * records.shape[1]
-    first = pieces[0].first_row if pieces else 0
-    rows = records[first : first + sum(piece.num_rows for piece in pieces)]
-    return RecordsFile(file, tuple(saved), _mapped_memory(*rows.shape).copy_(rows) if copied else rows)
+    return RecordsFile(file, tuple(saved), tuple(parts))
 
 
 def _mapped_memory(num_rows: int, stride: int) -> Tensor:
@@ -306,4 +327,4 @@ def _listed(
     elif done:
         copies.copy_(records[torch.cat(list(rows)).to(records.device)])
     all_ids = torch.cat(ids) if ids else torch.empty(0).long()
-    return RecordsFile(file, tuple(saved), copies, listed, all_ids)
+    return RecordsFile(file, tuple(saved), (copies,), listed, all_ids)

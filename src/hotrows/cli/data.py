@@ -135,6 +135,12 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
 @click.option("--validation", multiple=True, metavar="RAW", help="Rows that validate.")
 @click.option("--test", multiple=True, metavar="RAW", help="Rows that test.")
 @click.option("--min-count", type=COUNT, help="Rarer values are unknown. [as the schema says]")
+@click.option(
+    "--dynamic",
+    multiple=True,
+    metavar="FEATURE",
+    help="Values are keys, which get and lose rows in training: 'item capacity=1000000 evict=lru'.",
+)
 @click.option("--like", type=FOLDER, metavar="DATA", help="Encode as DATA was, for its models.")
 @click.option("--extend", type=FOLDER, metavar="DATA", help="Keep DATA's ids and add new ones.")
 @option("--seed", type=INTEGER, default=0, help="Seed of a split that draws.")
@@ -146,6 +152,7 @@ def prepare_command(
     out: Path,
     split: str | None,
     min_count: int | None,
+    dynamic: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Encode raw files for training.
@@ -161,6 +168,8 @@ def prepare_command(
     columns = None if schema is None else schemas.load(schema)
     if columns is not None and min_count is not None:
         columns = schemas.with_min_count(columns, min_count)
+    if columns is not None:
+        columns = schemas.with_dynamic(columns, dynamic)
 
     def prepare(progress: Callable[..., None]) -> EncodedData:
         from hotrows import data

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import torch
+
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.costs import workload
@@ -32,7 +34,7 @@ from hotrows.models import Model
 from hotrows.planning import packing
 from hotrows.planning.planner import Planner
 from hotrows.planning.remote_pooling import summed_columns
-from hotrows.planning.sharding import Placement, uniform
+from hotrows.planning.sharding import MOST_RUNS, Placement, uniform
 from hotrows.runtime.machine import total_memory
 from hotrows.schema import is_list, vocabulary_of
 
@@ -58,7 +60,8 @@ class ShardingPlan:
     reasons: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        sharding = {name: placement.to_json() for name, placement in self.sharding.items()}
+        return {**dataclasses.asdict(self), "sharding": sharding}
 
 
 def place(
@@ -147,11 +150,15 @@ class _Choice:
         self.reasons.append("hot rows of regrouped data: on every rank")
         changed = dict(sharding)
         for table in self.tables:
-            ids = hot.get(vocabularies.get(table.features[0], ""))
+            ids = hot.get(vocabularies.get(table.features[0], ""), ())
             place = sharding[table.name]
-            if ids is not None and len(ids) and not place.columns:
-                most = max(place.hot, int(ids.max()) + 1)
-                changed[table.name] = dataclasses.replace(place, hot=min(most, table.rows))
+            if len(ids) and not place.columns:
+                changed[table.name] = placed = place.with_hot(torch.from_numpy(ids), table.rows)
+                if placed.hot < len(ids):
+                    self.reasons.append(
+                        f"table {table.name}: {placed.hot:,} of {len(ids):,} hot rows on every rank, "
+                        f"the longest {MOST_RUNS:,} runs of ids"
+                    )
         return changed
 
     def balanced_parts(self) -> tuple[int, ...]:

@@ -82,6 +82,7 @@ def of_data(
     model: its name, with model_options, or the model itself; None: the schema's default.
     """
     train = data.parts["train"]
+    data.check_counts("a prediction")
     if data.source is not None or not train.rows:
         raise ValueError(
             f"{data.path} has no counts of ids in a training part, which a prediction needs: "

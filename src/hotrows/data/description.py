@@ -23,7 +23,7 @@ from hotrows.data.encode.oddities import oddities
 from hotrows.data.encode.vocabulary_file import open_values
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.part import Part
-from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.rows import Rows, missing_id
 from hotrows.schema import FIRST_UNKNOWN, MISSING, Schema, Sequence, Sparse
 
 HOTTEST = (0.001, 0.01, 0.1)
@@ -223,7 +223,11 @@ def _missing_together(schema: Schema, rows: Rows) -> tuple[tuple[str, ...], ...]
     names, patterns = [], []
     for f, feature in enumerate(schema.id_features):
         bounds = rows.offsets[f]
-        absent = rows.ids[f] == MISSING if bounds is None else np.diff(bounds.astype(np.int64)) == 0
+        absent = (
+            rows.ids[f] == missing_id(feature)
+            if bounds is None
+            else np.diff(bounds.astype(np.int64)) == 0
+        )
         if absent.any():
             names.append(feature.name)
             patterns.append(absent)
@@ -322,7 +326,8 @@ def _stability(train: np.ndarray, other: np.ndarray) -> float:
 def _vocabulary_use(
     data: EncodedData, name: str, readers: list[Sparse | Sequence], counts: np.ndarray, dim: int
 ) -> VocabularyUse:
-    rows = data.schema.rows_of(readers[0].name)
+    grows = readers[0].dynamic is not None and readers[0].dynamic.capacity is None
+    rows = len(counts) if grows else data.schema.rows_of(readers[0].name)
     hottest_first = np.sort(counts)[::-1]
     served = np.cumsum(hottest_first) / max(1, hottest_first.sum())
     most = {share: max(1, int(share * rows)) for share in HOTTEST}

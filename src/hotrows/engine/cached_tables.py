@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hotrows.engine.caching import CacheTraffic, Caching
-from hotrows.plan import Moves, PackPlan, Plan
+from hotrows.plan import Moves, NewRows, PackPlan, Plan
 from hotrows.planning.packing import Group
 from hotrows.planning.policy import Hot, Policy
 from hotrows.planning.slot_budget import divide
@@ -58,9 +58,17 @@ class CachedGroup:
 
     # ---- planning
 
-    def take(self, part: PackPlan) -> Allocation:
-        """Plans the moves of the next batch, from the plan of one of the group's packs."""
-        return self.slots.allocate(part.rows)
+    def take(self, part: PackPlan, new: NewRows | None) -> tuple[Allocation, NewRows | None]:
+        """Plans the moves of the next batch, from the plan of one of the group's packs.
+
+        Returns the slots of the rows that it reads, and of those that stand for new keys.
+        """
+        if new is None:
+            return self.slots.allocate(part.rows), None
+        rows = torch.cat([part.rows, new.rows]).unique()
+        taken = self.slots.allocate(rows)
+        slots, of_new = (taken.slots[torch.searchsorted(rows, r)] for r in (part.rows, new.rows))
+        return dataclasses.replace(taken, slots=slots), dataclasses.replace(new, slots=of_new)
 
     def traffic(self, part: PackPlan, moves: Moves) -> CacheTraffic:
         """Counts what a batch moves; rows that bypass the cache come in twice and go out once."""
@@ -71,6 +79,14 @@ class CachedGroup:
             rows_in=rows_in + bypassing,
             bytes_in=(rows_in + 2 * bypassing) * self.group.stride,
             bytes_out=(rows_out + bypassing) * self.group.stride,
+        )
+
+    def describe(self) -> str:
+        """How many of the group's rows fast memory holds."""
+        rows, bytes_ = self.group.rows, self.group.rows * self.group.stride
+        return (
+            f"{self.cache.num_slots:,} of {rows:,} rows in fast memory "
+            f"({self.cache.num_bytes / 2**20:,.1f} of {bytes_ / 2**20:,.1f} MiB)"
         )
 
     def forget_plans(self) -> None:
@@ -192,10 +208,12 @@ class CachedTables:
     def take(self, plan: Plan) -> Plan:
         """The plan of the next batch with its slots, and with the rows that it moves."""
 
-        def take(cached: CachedGroup) -> Allocation:
-            return cached.take(plan.packs[cached.group.packs[0]])
+        def take(g: int) -> tuple[Allocation, NewRows | None]:
+            part = plan.packs[self.groups[g].group.packs[0]]
+            return self.groups[g].take(part, plan.new_rows[g] if plan.new_rows else None)
 
-        packs, taken = list(plan.packs), self._threads.map(take, self.groups)
+        packs, results = list(plan.packs), self._threads.map(take, range(len(self.groups)))
+        taken = [places for places, _ in results]
         for cached, places in zip(self.groups, taken, strict=True):
             for p in cached.group.packs:
                 packs[p] = dataclasses.replace(packs[p], slots=places.slots)
@@ -204,6 +222,7 @@ class CachedTables:
             packs=tuple(packs),
             moves=tuple(places.moves for places in taken),
             waits_for=max(places.waits_for for places in taken),
+            new_rows=tuple(new for _, new in results if new is not None),
         )
 
     def traffic(self, plan: Plan) -> CacheTraffic:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,6 +31,7 @@ from hotrows import optim
 from hotrows.batch import Batch
 from hotrows.distributed.comm import Note, OneRank, Ranks
 from hotrows.engine.caching import Caching
+from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.micro_batches import WIRE_DTYPES, MicroBatches
 from hotrows.engine.packed_tables import PackedTables
 from hotrows.engine.vectors import Vectors
@@ -116,6 +117,7 @@ class Embedding:
     seed: of the initial values of rows and of stochastic rounding, keyed by table name and id.
     sequences: features whose vectors are not pooled. pooling: `sum` or `mean` by feature.
     crosses: features made of the ids of others, which tables read like any.
+    dynamic: the key tables of dynamic features; None: all ids are ids.
     caching: rows are behind a cache; None: every row is in memory. read_only: a file store is not
         opened for training: `CachedTables.view` says what is read.
     execution: the fields of `Execution`: ranks, sharding, micro_batches, device and more.
@@ -130,6 +132,7 @@ class Embedding:
         sequences: Sequence[str] = (),
         pooling: Mapping[str, str] | None = None,
         crosses: Sequence[Cross] = (),
+        dynamic: DynamicIds | None = None,
         caching: Caching | None = None,
         read_only: bool = False,
         **execution: Any,
@@ -142,10 +145,14 @@ class Embedding:
                 f"{self.ranks.num_ranks} ranks train together on processors alone so far: leave out "
                 f"device={self.device.name!r}, or start one rank"
             )
+        self.dynamic = dynamic
         default = optimizer or Adagrad()
         self.tables = tuple(
             dataclasses.replace(table, optimizer=table.optimizer or default) for table in tables
         )
+        if dynamic is not None:
+            can_grow = self.device.on_host and (caching is None or caching.path is None)
+            dynamic.check(self.tables, crosses, self.ranks.num_ranks, can_grow)
         self.packs = pack_tables(self.tables, sequences, run.placements(self.tables), run.pack_parts)
         self.threads = Threads(num_threads(run.planning_threads, self.device.on_host))
         self.planner = Planner(
@@ -161,6 +168,7 @@ class Embedding:
         if run.planning == "device" and not self.device.on_host:
             self._device_planner = DevicePlanner(self.planner, self.device)
         self._warned = False
+        self._begun: Plan | None = None  # the last plan whose new rows have their first values
         self.packed = PackedTables(
             self.packs,
             self.ranks,
@@ -187,8 +195,14 @@ class Embedding:
         tables = model.tables
         if table_dtype is not None:
             tables = tuple(dataclasses.replace(table, dtype=table_dtype) for table in tables)
+        dynamic = DynamicIds.of_schema(schema, tables)
         return cls(
-            tables, sequences=model.sequences, crosses=model.crosses, pooling=schema.pooling, **settings
+            tables,
+            sequences=model.sequences,
+            crosses=model.crosses,
+            pooling=schema.pooling,
+            dynamic=dynamic,
+            **settings,
         )
 
     # ---- planning
@@ -203,10 +217,23 @@ class Embedding:
     def plan(self, batch: Batch, step: int = 0, signals: int = 0) -> Plan:
         """All that the batch's ids decide. step: how many updates will have been made before it.
 
+        Where features are dynamic, batches to train on are resolved first (`resolved`); any other is
+        planned with the ids that its keys have as of the batches trained.
         Between ranks: collective; each brings its own samples of the batch. signals: see
         `planning.routing.RankSignals`.
         """
+        if self.dynamic is not None and batch.new_ids is None:
+            batch = self.dynamic.find(batch)
         return self.planner.plan(batch, step, signals)
+
+    def resolved(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yields batches to train on, all and in order, with ids in place of keys of dynamic features.
+
+        `hotrows.engine.stages` does it by itself.
+        """
+        if self.dynamic is None:
+            return iter(batches)
+        return (batch for _, batch in self.dynamic.resolved(enumerate(batches)))
 
     def plan_ahead(self, batch: Batch, step: int = 0, signals: int = 0) -> Plan:
         """The plan of a batch to be uploaded: where the device plans, `upload` makes its packs."""
@@ -219,6 +246,8 @@ class Embedding:
         reason = self._device_planner.refusal(batch)
         if self.cached_tables:
             reason = "slots of a cache are mapped there"
+        elif self.dynamic is not None:
+            reason = "features are dynamic"
         elif self.packed.touched:
             reason = "increments of checkpoints note there which rows have changed (full_every)"
         if reason is not None and not self._warned:
@@ -252,6 +281,9 @@ class Embedding:
 
         micro_batch: which of the plan's, where it has several; they are looked up in turn.
         """
+        if plan.new_rows and plan is not self._begun:
+            self._begun = plan
+            self.packed.begin(plan)
         grad, part = torch.is_grad_enabled(), plan
         if plan.micro_batches:
             part = plan.micro_batches[micro_batch]
@@ -273,10 +305,12 @@ class Embedding:
         lr_scale: the factor of a schedule for every learning rate.
         """
         rows: list[list[float]] = []
-        for pack in self.packs:
+        for p, pack in enumerate(self.packs):
             optimizer = pack.tables[0].optimizer
             assert optimizer is not None
-            rows.append([step, *optim.hyper_parameters(optimizer, step, lr_scale)])
+            dense = self.packed.dense_rows
+            numbers = optim.hyper_parameters(optimizer, dense.now if p in dense else step, lr_scale)
+            rows.append([step, *numbers])
         width = max(map(len, rows), default=0)
         padded = [row + [0.0] * (width - len(row)) for row in rows]
         block = self.device.staging(len(rows), width, dtype=torch.float64)
@@ -304,6 +338,8 @@ class Embedding:
         else:
             grads = [leaf.grad for leaf in vectors.leaves]
         self.packed.update(plan, grads, hyperparameters)
+        if self.dynamic is not None:
+            self.dynamic.trained()
 
     @property
     def note(self) -> Note | None:
@@ -328,12 +364,38 @@ class Embedding:
 
     def weights(self, table: str) -> Float[Tensor, "rows D"]:
         """The weights of a table as stored, where they are in host memory a view of the records, else a
-        copy there. Of one rank; with several, see `shards` and `stores`."""
+        copy there; under a dense optimizer an up-to-date copy. Of one rank; with several, see `shards`
+        and `stores`."""
         return self.packed.weights(table)
 
-    def weight_chunks(self, table: str) -> Iterator[Tensor]:
-        """The weights of a table, [m, dim] as stored, some rows at a time, in host memory."""
-        return self.packed.weight_chunks(table)
+    def weight_chunks(self, table: str, num_rows: int | None = None) -> Iterator[Tensor]:
+        """The weights of a table, [m, dim] as stored, some rows at a time, in host memory.
+
+        num_rows: of the first ids (default: all).
+        """
+        return self.packed.weight_chunks(table, num_rows)
+
+    def num_rows(self, keys: Mapping[str, Tensor] | None = None) -> dict[str, int]:
+        """By table, the rows that it needs: all, or of dynamic ids those used so far.
+
+        keys: the state of `dynamic`, where it is known.
+        """
+        rows = {table.name: table.rows for table in self.tables}
+        return rows if self.dynamic is None else rows | self.dynamic.num_rows(self.tables, keys)
+
+    @property
+    def wants_catch_up(self) -> bool:
+        """Whether `catch_up` would save time: rows under a dense optimizer are up to so many steps behind
+        that every batch pays for it."""
+        return self.packed.dense_rows.is_due
+
+    def catch_up(self, num_ids: Mapping[str, int] | None = None) -> None:
+        """Lets every row under a dense optimizer make the steps that it missed, in one pass over the
+        tables of this rank; changes results by rounding at most.
+
+        num_ids: by table, the ids from this one on are new and have missed none; None: there are none.
+        """
+        self.packed.catch_up(num_ids)
 
     def describe(self) -> str:
         """The packs and their tables as text, and what fast memory holds."""

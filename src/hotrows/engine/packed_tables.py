@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from hotrows import ops, optim
 from hotrows.distributed.comm import Ranks
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.caching import Caching
+from hotrows.engine.dense_rows import DenseRows
 from hotrows.engine.read_through import ReadThrough
 from hotrows.optim import RowOptimizer, RowWiseAdagrad
 from hotrows.plan import PackPlan, Plan
@@ -66,7 +68,8 @@ class PackedTables:
     plan.
 
     groups: packs that read equal rows; shards: what this rank holds of each pack; stores: the memory
-    of each pack, none where rows are in files; touched: see `note_touched`.
+    of each pack, none where rows are in files; dense_rows: those under dense optimizers; touched: see
+    `note_touched`.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class PackedTables:
         }
         self._initial_values = tuple(_initial_values(shard, seed) for shard in self.shards)
         self._layouts = [values.layout.as_ints() for values in self._initial_values]
+        self.dense_rows = DenseRows(self.packs, self.shards, self._layouts, device)
         self._random_keys = [
             (device.put(values.first_rows), device.put(values.pieces)) for values in self._initial_values
         ]
@@ -101,18 +105,11 @@ class PackedTables:
         self._read_through: ReadThrough | None = None
         if caching is not None:
             self.cached = CachedTables(
-                caching,
-                self.shards,
-                self.groups,
-                self._initial_values,
-                self.stores,
-                seed,
-                read_only,
-                device,
-                threads,
-            )
+                caching, self.shards, self.groups, self._initial_values, self.stores, seed, read_only,
+                device, threads,
+            )  # fmt: skip
             layouts = [values.layout for values in self._initial_values]
-            self._read_through = ReadThrough(self.cached.groups, layouts, device)
+            self._read_through = ReadThrough(self.cached.groups, layouts, device, self.dense_rows)
 
     def _memory(self, caching: Caching | None) -> tuple[MemoryStore, ...]:
         """All rows in memory: on the device, or on the host behind a cache; none of those in files."""
@@ -144,12 +141,26 @@ class PackedTables:
     def pool(self, p: int, plan: Plan) -> Float32[Tensor, "{plan.packs[p].num_bags} D"]:
         """The bags of pack p."""
         part, layout = plan.packs[p], self._layouts[p]
-        if self._is_resident(plan, self._place[p][0]):
+        is_resident = self._is_resident(plan, self._place[p][0])
+        if p in self.dense_rows:
+            trains = is_resident and torch.is_grad_enabled()
+            records = self._records(p) if trains else self._copies(p, part.rows)
+            slots = part.slots if trains else torch.arange(part.num_rows)
+            self.dense_rows.catch_up(p, records, part.rows, slots)
+        elif is_resident:
             records, slots = self._records(p), part.slots
         else:
             assert self._read_through is not None
             records, layout, slots = self._read_through.lookup(p, plan)
         return ops.pool(records, layout, slots, part.inverse, part.bag_starts, part.weights)
+
+    def _copies(self, p: int, rows: Int64[Tensor, "U"]) -> UInt8[Tensor, "U _"]:
+        """The present records of `rows`, distinct and ascending, in host memory."""
+        if self._read_through is not None:
+            return self._read_through.records(p, rows)
+        records = torch.empty(rows.numel(), self._layouts[p][5], dtype=torch.uint8)
+        ops.copy_rows(self.stores[p].records, rows, records, None)
+        return records
 
     def _is_resident(self, plan: Plan, g: int) -> bool:
         """Whether every row of the plan's batch has a slot in group g."""
@@ -163,6 +174,24 @@ class PackedTables:
             return self.stores[p].records
         g, i = self._place[p]
         return self.cached.groups[g].cache.arenas[i]
+
+    def begin(self, plan: Plan) -> None:
+        """Gives rows that stand for new keys the first values of these: before they are looked up."""
+        for g, (host, new) in enumerate(zip(plan.host.new_rows, plan.new_rows, strict=True)):
+            packs = self.groups[g].packs
+            records = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
+            if not len(host.rows):
+                continue
+            if self.touched:
+                self.touched[g][host.rows] = True
+            if not self._is_resident(plan, g):
+                assert self._read_through is not None
+                self._read_through.write(g, host.rows, torch.cat(records, 1))
+                continue
+            for p, of_pack in zip(packs, records, strict=True):
+                ops.copy_rows(self._device.put(of_pack), None, self._records(p), new.slots)
+            if self.cached:
+                self.cached.groups[g].cache.mark_changed(host.slots)
 
     # ---- update
 
@@ -178,6 +207,7 @@ class PackedTables:
         """
         squares = [self._mean_squares(p, plan, leaves[p]) for p in range(len(self.packs))]
         gradients = _Gradients(leaves, hyperparameters, squares)
+        self.dense_rows.begin_step(hyperparameters)
         works = []
         for g, group in enumerate(self.groups):
             is_resident = self._is_resident(plan, g)
@@ -192,6 +222,7 @@ class PackedTables:
                     records = self._records(p)
                     works.append(partial(self._update, gradients, p, records, part, part.slots))
         self.streams.run_all(works, [*gradients.tensors, *held_by_streams(plan)])
+        self.dense_rows.end_step()
 
     def _update(
         self,
@@ -205,6 +236,9 @@ class PackedTables:
         """Updates rows of pack p, those at `places` of the plan, whose records are at `slots`."""
         grad, squares = gradients.leaves[p], gradients.mean_squares[p]
         if grad is None:
+            return
+        if p in self.dense_rows:
+            self.dense_rows.update(p, records, part, grad, slots)
             return
         optimizer = _optimizer(self.packs[p])
         num_hyperparameters = 1 + len(optim.hyper_parameters(optimizer, 0))
@@ -254,7 +288,7 @@ class PackedTables:
 
     def note_touched(self) -> None:
         """Makes `touched` say from here on, for each group, which rows of this rank change: [rows]."""
-        self.touched = tuple(torch.zeros(group.rows, dtype=torch.bool) for group in self.groups)
+        self.touched = tuple(torch.from_numpy(np.zeros(group.rows, bool)) for group in self.groups)
 
     # ---- weight decay by count
 
@@ -288,44 +322,52 @@ class PackedTables:
 
     # ---- all rows; the pipeline is paused
 
+    def catch_up(self, num_ids: Mapping[str, int] | None = None) -> None:
+        """Lets every row under a dense optimizer make the steps that it missed, and forgets these.
+
+        num_ids: see `DenseRows.catch_up_tables`.
+        """
+        caches = [cached.cache for cached in self.cached.groups] if self.cached else []
+        for g in self.dense_rows.catch_up_tables(self.groups, self.stores, caches, num_ids):
+            if self.touched:
+                self.touched[g].fill_(True)
+
     def weights(self, table: str) -> Float[Tensor, "rows D"]:
         """The weights of a table as stored, where they are in host memory a view of the records, else a
         copy there."""
-        if self.cached or not self._device.on_host:
-            return torch.cat(list(self.weight_chunks(table)))
         p, first, end = self._rows_of(table)
+        if self.cached or not self._device.on_host or p in self.dense_rows:
+            return torch.cat(list(self.weight_chunks(table)))
         return self.stores[p].views.weights[first:end]
 
-    def weight_chunks(self, table: str) -> Iterator[Tensor]:
-        """The weights of a table, [m, dim] as stored, some rows at a time, in host memory."""
+    def weight_chunks(self, table: str, num_rows: int | None = None) -> Iterator[Tensor]:
+        """The weights of a table, [m, dim] as stored, some rows at a time, in host memory.
+
+        num_rows: of the first ids (default: all).
+        """
         p, first, end = self._rows_of(table)
+        end = end if num_rows is None else first + num_rows
         for begin, stop in chunks(end - first):
             if self._read_through:
                 records = self._read_through.records(p, torch.arange(first + begin, first + stop))
             else:
                 records = self.stores[p].copy_out(first + begin, first + stop)
+            if p in self.dense_rows:
+                records = records.clone()  # not what is stored
+                self.dense_rows.catch_up_all(p, records)
             yield views(records, self._layouts[p]).weights
 
     def _rows_of(self, table: str) -> tuple[int, int, int]:
         """The pack of a table, its first row there, and the row after its last."""
         assert self._ranks.num_ranks == 1, "a rank has only its share of a table"
-        names = [member.name for pack in self.packs for member in pack.tables]
-        for p, pack in enumerate(self.packs):
-            for t, member in enumerate(pack.tables):
-                if member.name == table:
-                    return p, pack.first_rows[t], pack.first_rows[t + 1]
-        raise KeyError(f"no table {table!r}; tables: {names}")
+        return packing.rows_of(self.packs, table)
 
     def describe(self) -> str:
         """The packs and their tables as text, and what fast memory holds."""
         lines = [packing.describe(self.packs)]
         for cached in self.cached.groups if self.cached else ():
-            group, cache = cached.group, cached.cache
-            names = ", ".join(self.packs[p].name for p in group.packs)
-            lines.append(
-                f"{names}: {cache.num_slots:,} of {group.rows:,} rows in fast memory "
-                f"({cache.num_bytes / 2**20:,.1f} of {group.rows * group.stride / 2**20:,.1f} MiB)"
-            )
+            names = ", ".join(self.packs[p].name for p in cached.group.packs)
+            lines.append(f"{names}: {cached.describe()}")
         return "\n".join(lines)
 
     def close(self) -> None:
@@ -352,12 +394,19 @@ def _initial_values(shard: RankShard, seed: int) -> InitialValues:
         for piece in shard.slices
     ]
     assert first.optimizer is not None
+    present = tuple(
+        (piece.first_row, piece.first_row + min(shard.tables[piece.table].reserved or rows, rows))
+        for piece in shard.slices
+        if (rows := piece.num_rows)
+    )
     return InitialValues(
         layout=packing.layout_in(shard),
         first_rows=torch.tensor([*(piece.first_row for piece in shard.slices), shard.rows]),
         pieces=torch.tensor(pieces, dtype=torch.int64).view(-1, 5),
         initializer=first.initializer,
         state=tuple(optim.initial_state(first.optimizer, shard.dim)),
+        step=optim.initial_step(first.optimizer),
+        present=present if any(table.reserved is not None for table in shard.tables) else None,
     )
 
 

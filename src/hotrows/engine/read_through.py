@@ -8,7 +8,7 @@ holds them from the lookup to the update, where they fit there at once.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 import torch
 from torch import Tensor
@@ -31,12 +31,18 @@ class ReadThrough:
     """Lookups and updates of rows that have no slots.
 
     groups: of all packs; layouts: of the records of each pack; device: where lookups are computed.
+    unsplit: packs whose rows of a batch are updated at once, since what rows catch up together
+        decides on their rounding.
     """
 
     def __init__(
-        self, groups: Sequence[CachedGroup], layouts: Sequence[RecordLayout], device: Device
+        self,
+        groups: Sequence[CachedGroup],
+        layouts: Sequence[RecordLayout],
+        device: Device,
+        unsplit: Container[int] = (),
     ) -> None:
-        self._groups, self._layouts, self._device = groups, layouts, device
+        self._groups, self._layouts, self._device, self._unsplit = groups, layouts, device, unsplit
         self._place = {  # of each pack: its group, and its place there
             p: (g, i) for g, cached in enumerate(groups) for i, p in enumerate(cached.group.packs)
         }
@@ -73,6 +79,10 @@ class ReadThrough:
         g, i = self._place[p]
         return self._of_packs(g, self._cache(g).read(rows))[i][1]
 
+    def write(self, g: int, rows: Int64[Tensor, "m"], records: UInt8[Tensor, "m _"]) -> None:
+        """Makes records in host memory the present ones of `rows` of a group."""
+        self._cache(g).write(rows, records)
+
     def update(self, g: int, plan: Plan, update: Update) -> None:
         """Updates the rows that a plan reads of a group, and writes them back.
 
@@ -85,7 +95,9 @@ class ReadThrough:
         cache, put = self._cache(g), self._device.put
         first = self._groups[g].group.packs[0]
         all_rows, host_rows = plan.packs[first], plan.host.packs[first].rows
-        for begin, end in chunks(all_rows.num_rows, _chunk_rows(cache)):
+        splits = not any(p in self._unsplit for p in self._groups[g].group.packs)
+        size = _chunk_rows(cache) if splits else max(all_rows.num_rows, 1)
+        for begin, end in chunks(all_rows.num_rows, size):
             records = put(cache.read(host_rows[begin:end]))
             slots = put(torch.arange(end - begin))
             rows, starts = all_rows.rows[begin:end], all_rows.starts[begin : end + 1]

@@ -71,9 +71,11 @@ def training_stages(
     """The stages of training on `batches`.
 
     future: the batches once more, for looking ahead; where they can be read only once, leave it out,
-    and those looked at are held in memory. padded: plans go to the device with tensors of equal sizes
-    (`Embedding.upload`).
+    and those looked at are held in memory, as those with dynamic features always are. padded: plans
+    go to the device with tensors of equal sizes (`Embedding.upload`).
     """
+    if embedding.dynamic is not None:  # in one order, by the one who reads furthest ahead
+        batches, future = embedding.dynamic.resolved(batches), None
     run = _Stages(embedding, padded)
     plan: Callable[[Work], None]
     if embedding.cached_tables is None:

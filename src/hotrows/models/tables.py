@@ -54,6 +54,7 @@ def tables_of(
             role=role,
             initializer=initializer,
             optimizer=optimizer,
+            reserved=schema.reserved_of(names[0]),
         )
         for vocabulary, names in readers.items()
     )

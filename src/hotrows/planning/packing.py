@@ -138,6 +138,16 @@ def group_packs(packs: Sequence[Pack], rank: int = 0, num_ranks: int = 1) -> tup
     )
 
 
+def rows_of(packs: Sequence[Pack], table: str) -> tuple[int, int, int]:
+    """The pack of a table, its first row there, and the row after its last."""
+    for p, pack in enumerate(packs):
+        for t, member in enumerate(pack.tables):
+            if member.name == table:
+                return p, pack.first_rows[t], pack.first_rows[t + 1]
+    names = [member.name for pack in packs for member in pack.tables]
+    raise KeyError(f"no table {table!r}; tables: {names}")
+
+
 def layout_in(shard: RankShard) -> RecordLayout:
     """The layout of a shard's records: they hold its columns alone."""
     return layout_of(replace(shard.tables[0], dim=shard.dim))

@@ -7,20 +7,21 @@ features, say) read equal row numbers, so one PackPlan serves them all.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from hotrows import ops
-from hotrows.batch import Batch, split
+from hotrows.batch import Batch, NewIds, split
 from hotrows.distributed.comm import OneRank, Ranks
-from hotrows.plan import PackPlan, Plan
+from hotrows.plan import NewRows, PackPlan, Plan
 from hotrows.planning.crosses import append_crosses
 from hotrows.planning.packing import Pack
 from hotrows.planning.remote_pooling import RowsAndSums, summed_columns, with_sums
 from hotrows.planning.routing import route
+from hotrows.planning.sharding import Sharding
 from hotrows.planning.threads import Threads
 from hotrows.shapes import Float32, Int32, Int64
 from hotrows.table import Cross
@@ -67,6 +68,10 @@ class Planner:
         signals: `RankSignals` of this rank; the plan has those of all ranks.
         """
         batch = append_crosses(batch, self.crosses)
+        plan = self._plan(batch, step, signals)
+        return replace(plan, new_rows=self._new_rows(batch)) if batch.new_ids else plan
+
+    def _plan(self, batch: Batch, step: int, signals: int) -> Plan:
         reads = self.reads_of(batch.features)
         groups = list(leaders_of(reads))
         group_of_pack = [groups.index(pack_reads.signature) for pack_reads in reads]
@@ -84,18 +89,26 @@ class Planner:
         return route(read, sizes, shardings, group_of_pack, self.ranks, step, signals)
 
     def rows(self, batch: Batch) -> list[Tensor]:
-        """The rows that a batch reads, [N] int64 with repeats, for each group of packs: a look ahead.
+        """The rows that a batch needs, [N] int64 with repeats, for each group of packs: a look ahead.
 
         Groups come in the order of `packing.group_packs`. Ids are checked as by `plan`.
         """
         assert not self.routes, "between ranks, rows are those of a plan: see `rows_of`"
         batch = append_crosses(batch, self.crosses)
         leaders = leaders_of(self.reads_of(batch.features))
-        return self._threads.map(lambda r: _resolve(r, batch)[0], list(leaders.values()))
+        rows = self._threads.map(lambda r: _resolve(r, batch)[0], list(leaders.values()))
+        return with_new(rows, self._new_rows(batch) if batch.new_ids else ())
 
     def rows_of(self, plan: Plan) -> list[Tensor]:
-        """The distinct rows that a plan reads, for each group of packs."""
-        return [pack.rows for pack in {id(pack): pack for pack in plan.packs}.values()]
+        """The rows that a plan needs, for each group of packs."""
+        rows = [pack.rows for pack in {id(pack): pack for pack in plan.packs}.values()]
+        return with_new(rows, plan.new_rows)
+
+    def _new_rows(self, batch: Batch) -> tuple[NewRows, ...]:
+        """The rows of every group's tables that stand for new keys, whichever features read them."""
+        reads = self.reads_of(batch.features)
+        leaders = {r.signature: pack for r, pack in zip(reads, self.packs, strict=True)}
+        return tuple(_new_rows_of(pack, batch.new_ids or ()) for pack in leaders.values())
 
     def volumes(self, p: int, batch: Batch, feature: str) -> tuple[int, int]:
         """The distinct rows that a list feature reads of pack p, and the sums that would replace them."""
@@ -165,6 +178,7 @@ class Reads:
     signature: equal for packs that read equal row numbers.
     features: positions in the batch; first_rows, num_rows: of the table that each reads.
     routes: [K, 4 + P], where the rows of each table are among ranks; None: all in this process.
+    scattered: numbers the rows among ranks instead of routes, where hot ids are not the first ones.
     """
 
     names: tuple[str, ...]
@@ -174,11 +188,31 @@ class Reads:
     num_columns: int
     signature: tuple
     routes: Int64[Tensor, "K _"] | None = None
+    scattered: Sharding | None = None
 
 
 def leaders_of(reads: Sequence[Reads]) -> dict[tuple, Reads]:
     """By signature, one of the packs that read equal rows, in order of appearance."""
     return {pack_reads.signature: pack_reads for pack_reads in reads}
+
+
+def with_new(rows: Sequence[Tensor], new_rows: Sequence[NewRows]) -> list[Tensor]:
+    """The rows of each group, followed by those that stand for new keys."""
+    if not new_rows:
+        return list(rows)
+    return [torch.cat([read, new.rows]) for read, new in zip(rows, new_rows, strict=True)]
+
+
+def _new_rows_of(pack: Pack, new_ids: Sequence[NewIds]) -> NewRows:
+    none = torch.empty(0, dtype=torch.int64)
+    rows, keys = [none], [none]
+    for table, first_row in zip(pack.tables, pack.first_rows, strict=False):
+        for new in new_ids:
+            if table.features[0] in new.features:
+                rows.append(new.ids + first_row)
+                keys.append(new.keys)
+    all_rows = torch.cat(rows)
+    return NewRows(all_rows, torch.cat(keys), all_rows)
 
 
 def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> Reads:
@@ -193,6 +227,7 @@ def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> Reads:
     num_rows = [pack.tables[table].rows for _, table in reads]
     sharding = pack.sharding(num_ranks)
     routed = num_ranks > 1 and not sharding.columns
+    scattered = routed and sharding.has_runs
     return Reads(
         names=names,
         features=torch.tensor(positions, dtype=torch.int64),
@@ -200,7 +235,8 @@ def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> Reads:
         num_rows=torch.tensor(num_rows, dtype=torch.int64),
         num_columns=len(pack.columns),
         signature=(*map(tuple, (positions, first_rows, num_rows)), len(pack.columns), pack.placements),
-        routes=sharding.routes()[[table for _, table in reads]] if routed else None,
+        routes=sharding.routes()[[table for _, table in reads]] if routed and not scattered else None,
+        scattered=sharding if scattered else None,
     )
 
 
@@ -217,6 +253,8 @@ def _resolve(
     )  # fmt: skip
     if int(bad) >= 0:
         raise outside(int(bad), reads, batch, source)
+    if reads.scattered is not None:
+        rows = reads.scattered.rows_among_ranks(rows)
     return rows, source, bag_starts
 
 

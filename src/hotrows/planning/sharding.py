@@ -2,9 +2,12 @@
 
 A `Placement` assigns the ids of a table to ranks. Ids are in order of falling frequency, so the first
 ones are the hot ones: every rank may hold them, and all other ids are dealt over ranks like cards.
+Where a profile finds other ids hot, these are listed as runs of ids.
 
     10 ids, hot=2, num_ranks=2, first_rank=1, three ranks
     every rank  0 1        rank 1  2 4 6 8        rank 2  3 5 7 9
+    the same, but runs=((3, 4), (8, 9))
+    every rank  3 8        rank 1  0 2 5 7        rank 2  1 4 6 9
 
 The rows of a pack are then numbered rank by rank: rows that a batch requests of one rank are adjacent
 once its rows are sorted, and a rank's own rows are one range.
@@ -20,7 +23,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,16 +38,41 @@ from hotrows.table import Table
 class Placement:
     """Where the rows of a table are.
 
-    hot: number of the first ids that every rank holds; their gradients are summed over all ranks.
-    num_ranks: number of ranks that share all other ids, from `first_rank` on: id hot + j is the
+    hot: number of ids that every rank holds; their gradients are summed over all ranks.
+    num_ranks: number of ranks that share all other ids, from `first_rank` on: the j-th of these is the
         (j // num_ranks)-th row of rank first_rank + j % num_ranks (modulo all ranks).
     columns: every rank holds its share of the columns of all rows.
+    runs: the ids that every rank holds as runs (first, end), ascending; empty: the first `hot` ids.
     """
 
     hot: int = 0
     num_ranks: int = 1
     first_rank: int = 0
     columns: bool = False
+    runs: tuple[tuple[int, int], ...] = field(default=(), hash=False)  # hashed for every batch
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields; `runs` only where there are any, so that records without it stay as they were."""
+        fields = asdict(self)
+        runs = fields.pop("runs")
+        return {**fields, "runs": [list(run) for run in runs]} if runs else fields
+
+    def with_hot(self, ids: Int64[Tensor, "_"], rows: int) -> Placement:
+        """The placement that lets every rank hold `ids`, ascending, too; rows: of the table.
+
+        At most `MOST_RUNS` runs of ids, the longest ones: each is a piece of the table in checkpoints.
+        """
+        assert not self.runs and not self.columns
+        ids = torch.cat([torch.arange(min(self.hot, rows)), ids]).unique()
+        breaks = torch.cat([torch.tensor([True]), ids.diff() != 1])
+        firsts = ids[breaks]  # of each run
+        lengths = torch.cat([breaks.nonzero().squeeze(1), torch.tensor([len(ids)])]).diff()
+        longest = torch.argsort(lengths, descending=True, stable=True)[:MOST_RUNS].sort().values
+        runs = torch.stack([firsts, firsts + lengths], 1)[longest]
+        hot = int(lengths[longest].sum())
+        if len(runs) == 1 and int(firsts[0]) == 0:
+            return replace(self, hot=hot)
+        return replace(self, hot=hot, runs=tuple((first, end) for first, end in runs.tolist()))
 
 
 def by_rows(num_ranks: int, first_rank: int = 0) -> Placement:
@@ -62,6 +91,7 @@ def replicated(rows: int) -> Placement:
 
 
 BY_COLUMNS = Placement(columns=True)
+MOST_RUNS = 4096  # of the hot ids of a table
 
 
 def uniform(kind: str, tables: Sequence[Table], num_ranks: int) -> dict[str, Placement]:
@@ -138,25 +168,81 @@ class Sharding:
         if self.columns:
             firsts = _starts(self.rows)
             return tuple(TableSlice(t, firsts[t], rows) for t, rows in enumerate(self.rows))
-        shared = [
-            TableSlice(t, first, hot, shared=True)
-            for t, (first, hot) in enumerate(zip(_starts(self.hot), self.hot, strict=False))
-            if hot
-        ]
-        owned, first = [], self.num_shared
-        for t, num in enumerate(self._owned(rank)):
+        shared, owned = [], []
+        first_shared, first_owned = 0, self.num_shared
+        for t, segments in enumerate(self._segments):
             placement = self.placements[t]
-            turn = (rank - placement.first_rank) % self.num_ranks
-            owned.append(TableSlice(t, first, num, self.hot[t] + turn, placement.num_ranks))
-            first += num
+            turn, num_ranks = (rank - placement.first_rank) % self.num_ranks, placement.num_ranks
+            for first_id, end, is_hot, before in segments:
+                if is_hot:
+                    num = end - first_id
+                    shared.append(TableSlice(t, first_shared, num, first_id, shared=True))
+                    first_shared += num
+                    continue
+                skipped = (turn - before) % num_ranks  # ids of the segment until this rank's turn
+                num = _dealt(end - first_id, num_ranks, skipped) if turn < num_ranks else 0
+                owned.append(TableSlice(t, first_owned, num, first_id + skipped, num_ranks))
+                first_owned += num
         return (*shared, *(piece for piece in owned if piece.num_rows))
+
+    @functools.cached_property
+    def _segments(self) -> tuple[list[tuple[int, int, bool, int]], ...]:
+        """The ids of each table in order, hot and cold in turn: first id, end, whether they are hot, and
+        the number of cold ids before them."""
+        tables = []
+        for rows, hot, placement in zip(self.rows, self.hot, self.placements, strict=True):
+            segments, id_, cold = [], 0, 0
+            runs = placement.runs or ((0, hot),)
+            for first, end in (*runs, (rows, rows)):
+                segments += [(id_, first, False, cold)] if id_ < first else []
+                cold += max(first - id_, 0)
+                segments += [(first, end, True, cold)] if first < end else []
+                id_ = end
+            tables.append(segments)
+        return tuple(tables)
+
+    @property
+    def has_runs(self) -> bool:
+        """Whether hot ids of a table are not its first ones, so that `rows_among_ranks` numbers rows."""
+        return any(placement.runs for placement in self.placements)
+
+    @functools.cached_property
+    def _segment_table(self) -> tuple[Tensor, Tensor]:
+        """The first row of each segment of the pack as on one rank [S], and per segment [S, 5]: its
+        table, whether it is hot, number of ranks that share its rows, the first of these, and what a
+        row adds to be the shared row or the number of the cold id in its table."""
+        firsts, table, first_row, shared = [], [], 0, 0
+        for t, segments in enumerate(self._segments):
+            placement = self.placements[t]
+            for first_id, end, is_hot, before in segments:
+                firsts.append(first_row + first_id)
+                to = shared if is_hot else before
+                ranks = [placement.num_ranks, placement.first_rank]
+                table.append([t, int(is_hot), *ranks, to - first_row - first_id])
+                shared += end - first_id if is_hot else 0
+            first_row += self.rows[t]
+        return torch.tensor(firsts), torch.tensor(table)
+
+    def rows_among_ranks(self, rows: Int64[Tensor, "N"]) -> Int64[Tensor, "N"]:
+        """The numbers that rows of the pack, numbered as on one rank, have among ranks."""
+        firsts, segments = self._segment_table
+        segment = segments[torch.searchsorted(firsts, rows, right=True) - 1]  # [N, 5]
+        table, is_hot, sharing, first_rank, added = segment.unbind(1)
+        j = rows + added
+        rank = (first_rank + j % sharing) % self.num_ranks
+        return torch.where(is_hot.bool(), j, self._first_owned[rank, table] + j // sharing)
+
+    @functools.cached_property
+    def _first_owned(self) -> Int64[Tensor, "{self.num_ranks} {len(self.rows)}"]:
+        """The row of the first id of each table that a rank alone holds."""
+        owned = torch.tensor([self._owned(rank) for rank in range(self.num_ranks)])  # [P, T]
+        before = owned.cumsum(1) - owned
+        return torch.tensor(self.owner_starts[:-1])[:, None] + before
 
     def routes(self) -> Int64[Tensor, "{len(self.rows)} {self.num_ranks}+4"]:
         """A row per table for `ops.resolve`: number of hot ids, row of the first hot id, number of
         ranks that share all other ids, the first of these, and by rank the row of its first own id."""
-        owned = torch.tensor([self._owned(rank) for rank in range(self.num_ranks)])  # [P, T]
-        before = owned.cumsum(1) - owned
-        first_owned = torch.tensor(self.owner_starts[:-1])[:, None] + before  # [P, T]
+        assert not self.has_runs
         table = torch.tensor(
             [
                 [hot, first, placement.num_ranks, placement.first_rank]
@@ -165,7 +251,7 @@ class Sharding:
                 )
             ]
         )
-        return torch.cat([table, first_owned.t()], 1).contiguous()
+        return torch.cat([table, self._first_owned.t()], 1).contiguous()
 
     def _owned(self, rank: int) -> tuple[int, ...]:
         """The number of ids of each table that a rank alone holds."""

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-_SIZES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
+_SIZES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I64": 8}
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 

@@ -78,6 +78,7 @@ class Cache:
         self._row_of = torch.full((num_slots,), -1)
         self._state = torch.zeros(num_slots, dtype=torch.uint8)
         self._transfers: dict[int, Transfer] = {}  # collected, and not yet written back
+        self._staged: dict[int, Transfer] = {}  # collected, and not yet inserted
         self._residents: tuple[Tensor, Tensor] | None = None  # rows that have slots, sorted; slots
         # Slots are written on another lane than made them: should the cache be dropped in the middle
         # of something, their memory waits for it.
@@ -125,7 +126,7 @@ class Cache:
         self._state[vacated] = _SAME
         self._residents = None
         transfer = Transfer(moves, device_moves, staged, leaving, mark)
-        self._transfers[id(transfer)] = transfer
+        self._transfers[id(transfer)] = self._staged[id(transfer)] = transfer
         return transfer
 
     def _without_unchanged(
@@ -151,6 +152,7 @@ class Cache:
                 self._copy_in(device_moves.slots_in, staged)
 
         mark = self._device.launch(MOVE, copy, holds=_blocks(device_moves))
+        self._staged.pop(id(transfer), None)
         self._row_of[moves.slots_in] = moves.rows_in
         self._residents = None
         return mark
@@ -221,6 +223,7 @@ class Cache:
     def clear(self) -> None:
         """Forgets every row; what was not flushed is lost."""
         self._transfers.clear()
+        self._staged.clear()
         self._device.synchronize()
         self._row_of.fill_(-1)
         self._state.zero_()
@@ -248,6 +251,11 @@ class Cache:
         self._state[slots[resident]] = _CHANGED
         if absent.any():
             self.store.write(rows[absent], records[absent])
+        for transfer in list(self._staged.values()):  # read from the store before this write
+            incoming = transfer.moves.rows_in
+            places = torch.searchsorted(rows, incoming).clamp(max=max(len(rows) - 1, 0))
+            written = (rows[places] == incoming).nonzero().squeeze(1) if len(rows) else places[:0]
+            transfer.staged[self._device.put(written)] = self._device.put(records[places[written]])
 
     def read_on_device(self, rows: Tensor, device_rows: Tensor) -> Tensor:
         """[m, stride] on the device: the present records of `rows` (host), `device_rows` (device)."""

@@ -24,6 +24,7 @@ from hotrows.runtime.device import HOST, Device, aligned
 from hotrows.table import Constant, Initializer, Normal
 
 _CHUNK = 1 << 20  # rows
+_MAP_NORESERVE = 0x4000  # of Linux, where Python has no name for it
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class InitialValues:
     """The initial values of the rows of a store, drawn from the random stream of their table.
 
     first_rows: [K + 1], pieces: [K, 5] int64, the tables that the store consists of, as in
-    `ops.initialize`; state: S numbers of a new row.
+    `ops.initialize`; state: S numbers of a new row; step: its int32, where records have one. present:
+    (begin, end) of the rows that a store begins with, where others come with their keys; None: all.
     """
 
     layout: RecordLayout
@@ -39,6 +41,8 @@ class InitialValues:
     pieces: Tensor
     initializer: Initializer
     state: tuple[float, ...]
+    step: int = 0
+    present: tuple[tuple[int, int], ...] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -51,24 +55,48 @@ class InitialValues:
             records, self.layout.as_ints(), rows, self.first_rows, self.pieces, kind, scale,
             list(self.state),
         )  # fmt: skip
+        if self.step and len(records):
+            step = views(records, self.layout.as_ints()).step
+            assert step is not None
+            step.fill_(self.step)
+
+    def of_keys(self, rows: Tensor, keys: Tensor) -> Tensor:
+        """[b, stride]: new records of rows that stand for keys of dynamic features.
+
+        A key has the first values that the row of an id equal to it has in a table without keys.
+        """
+        records = torch.empty(len(rows), self.layout.stride, dtype=torch.uint8)
+        pieces = self.pieces[torch.searchsorted(self.first_rows, rows, right=True) - 1].clone()
+        pieces[:, 1], pieces[:, 2] = keys, 1  # each row is a piece that begins with its key
+        numbers = torch.arange(len(rows) + 1)
+        kind, scale = _kind(self.initializer)
+        ops.initialize(
+            records, self.layout.as_ints(), numbers[:-1], numbers, pieces, kind, scale, list(self.state)
+        )
+        return records
 
 
 class MemoryStore:
     """All records of a pack in memory, [R, stride] bytes: on huge pages where there are any, or on a
-    device."""
+    device. Where rows come with their keys, only those that have come take memory."""
 
     def __init__(self, initial_values: InitialValues, device: Device = HOST) -> None:
         self.layout, self.device = initial_values.layout, device
         num_rows = initial_values.num_rows
-        self.records = empty_records(num_rows, self.layout.stride, device)
-        for begin in range(0, num_rows, _CHUNK):
-            rows = torch.arange(begin, min(begin + _CHUNK, num_rows))
-            if device.on_host:
-                initial_values.fill(self.records[begin : begin + len(rows)], rows)
-            else:  # made on the host, so that they have the same bits everywhere
-                records = empty_records(len(rows), self.layout.stride)
-                initial_values.fill(records, rows)
-                self.copy_in(begin, records)
+        present = initial_values.present
+        if present is None or not device.on_host:
+            self.records = empty_records(num_rows, self.layout.stride, device)
+        else:
+            self.records = _reserved_records(num_rows, self.layout.stride)
+        for first, end in present or ((0, num_rows),):
+            for begin in range(first, end, _CHUNK):
+                rows = torch.arange(begin, min(begin + _CHUNK, end))
+                if device.on_host:
+                    initial_values.fill(self.records[begin : begin + len(rows)], rows)
+                else:  # made on the host, so that they have the same bits everywhere
+                    records = empty_records(len(rows), self.layout.stride)
+                    initial_values.fill(records, rows)
+                    self.copy_in(begin, records)
 
     @classmethod
     def empty(cls, layout: RecordLayout, num_rows: int) -> MemoryStore:
@@ -147,6 +175,24 @@ def empty_records(num_rows: int, stride: int, device: Device = HOST) -> Tensor:
             f"(store='file:PATH' with fast_memory), or use a smaller dim, a row optimizer with less "
             f"state, or a larger min_count when preparing the data"
         ) from error
+    return _on_huge_pages(records)
+
+
+def _reserved_records(num_rows: int, stride: int) -> Tensor:
+    """[num_rows, stride] bytes of address space, zeros, which take memory as they are written."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", _MAP_NORESERVE)
+    try:
+        memory = mmap.mmap(-1, num_rows * stride, flags=flags)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{num_rows:,} rows of {stride} bytes, to which a table without a capacity may grow, are "
+            f"more than this system lets a process reserve ({error}); give it a capacity=ROWS"
+        ) from error
+    return _on_huge_pages(torch.frombuffer(memory, dtype=torch.uint8).view(num_rows, stride))
+
+
+def _on_huge_pages(records: Tensor) -> Tensor:
+    """The records, whose memory the system is advised to take in huge pages."""
     library = native.load()
     if library is not None and records.numel():
         library.hotrows_advise_huge_pages(native.pointer(records), ctypes.c_int64(records.numel()))

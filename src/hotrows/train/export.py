@@ -3,7 +3,8 @@
     OUT/export.json                     model, options, schema, crosses; the loss of each label; tables by
                                         role, features, rows and dim; a checksum of every file
     OUT/model.safetensors               the dense part, by parameter
-    OUT/tables/<table>.safetensors      one tensor, "weight": [rows, dim], as it is stored
+    OUT/tables/<table>.safetensors      "weight": [rows, dim], as it is stored; of a dynamic feature also
+                                        "ids" [n], ascending, and "keys" [n]: whose row each of them is
 
     weight = safetensors.torch.load_file("OUT/tables/C1.safetensors")["weight"]
     vectors = torch.nn.functional.embedding(ids, weight)
@@ -15,7 +16,7 @@ store may be larger than memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from hotrows.train.predictor import Predictor, load_run
 from hotrows.version import VERSION
 
 _MODEL = "model.safetensors"
+_FIELDS = ("name", "role", "features", "rows", "dim", "dtype")
 
 
 def export(
@@ -71,16 +73,22 @@ def _write_tables(
     folder: Path, predictor: Predictor, progress: Callable[[str, int, int], None]
 ) -> TableFiles:
     embedding = predictor.embedding
-    written = TableFiles(folder, sum(table.rows for table in embedding.tables), progress)
+    num_rows = embedding.num_rows()
+    written = TableFiles(folder, sum(num_rows.values()), progress)
     for table in embedding.tables:
-        weight = Stored(DTYPES[table.dtype], (table.rows, table.dim))
-        chunks = (_bytes_of(weights) for weights in embedding.weight_chunks(table.name))
-        written.write(table.name, {"weight": weight}, [chunks])
+        rows = num_rows[table.name]
+        weight = Stored(DTYPES[table.dtype], (rows, table.dim))
+        chunks = (_bytes_of(weights) for weights in embedding.weight_chunks(table.name, rows))
+        live = None if embedding.dynamic is None else embedding.dynamic.live(table)
+        numbers = {} if live is None else dict(zip(("ids", "keys"), live, strict=True))
+        tensors = {name: Stored("I64", (len(tensor),)) for name, tensor in numbers.items()}
+        others = [[_bytes_of(tensor[:, None])] for tensor in numbers.values()]
+        written.write(table.name, {"weight": weight, **tensors}, [chunks, *others])
     return written
 
 
 def _bytes_of(weights: Tensor) -> np.ndarray:
-    """[n, dim] weights as [n, bytes of a row] uint8."""
+    """[n, dim] numbers as [n, bytes of a row] uint8."""
     return weights.contiguous().view(torch.uint8).numpy()
 
 
@@ -97,7 +105,7 @@ def _description(predictor: Predictor, which: str) -> dict[str, Any]:
             label: {"loss": str(loss), "prediction": loss.link}
             for label, loss in zip(predictor.labels, predictor.losses, strict=True)
         },
-        "tables": list(_tables(predictor.embedding.tables)),
+        "tables": list(_tables(predictor.embedding.tables, predictor.embedding.num_rows())),
         "crosses": [
             {"of": cross.features, "rows": cross.rows, "name": cross.name}
             for cross in predictor.model.crosses
@@ -106,7 +114,7 @@ def _description(predictor: Predictor, which: str) -> dict[str, Any]:
     }
 
 
-def _tables(tables: tuple[Table, ...]) -> Iterator[dict[str, Any]]:
+def _tables(tables: tuple[Table, ...], num_rows: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     for table in tables:
-        fields = ("name", "role", "features", "rows", "dim", "dtype")
-        yield {**{name: getattr(table, name) for name in fields}, "file": table_file(table.name)}
+        fields = {name: getattr(table, name) for name in _FIELDS} | {"rows": num_rows[table.name]}
+        yield {**fields, "file": table_file(table.name)}

@@ -1,8 +1,8 @@
 """Pretrained tables: initial values of rows, read from a file by the raw values that ids stand for.
 
-    vectors.parquet, .arrow    a column of values, and a column of lists of dim numbers
-    vectors.safetensors        `values` [N], whole numbers, and `vectors` [N, dim]
-    vectors.npy                [N, dim]: row i is the vector of the value i
+    vectors.parquet, .arrow, .orc    a column of values, and a column of lists of dim numbers
+    vectors.safetensors              `values` [N], whole numbers, and `vectors` [N, dim]
+    vectors.npy                      [N, dim]: row i is the vector of the value i
 
 A value is looked up in the vocabulary of its table as one of raw rows is. Rows whose value is not in
 the file keep what the table's initializer gives them.
@@ -11,6 +11,7 @@ the file keep what the table's initializer gives them.
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,9 @@ from hotrows import checkpoint, optim
 from hotrows.checkpoint.reshard import ColumnSlice, Places
 from hotrows.data import EncodedData, Encoder
 from hotrows.data.encode.encoding import stored_values
-from hotrows.data.raw.arrow import first_line, pyarrow
+from hotrows.data.raw import typed_files
+from hotrows.data.raw.arrow import first_line, is_list, pyarrow
+from hotrows.data.raw.files import File
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import SGD
 from hotrows.record import layout_of
@@ -34,7 +37,7 @@ from hotrows.schema import FIRST_UNKNOWN, Schema, Sparse, vocabulary_of
 from hotrows.storage.store import MemoryStore
 from hotrows.table import Table
 
-_ROWS_READ_BY = {b"PAR1": "parquet", b"ARRO": "arrow", b"\x93NUM": "npy"}
+_NPY = b"\x93NUMPY"
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ def fill(embedding: Embedding, data: EncodedData, files: Mapping[str, str]) -> l
                 f"{file}: vectors of {vectors.shape[1]} numbers, and the rows of table {table.name!r} "
                 f"have {table.dim}; train with that dim (--option dim={vectors.shape[1]}), or cut them"
             )
+        if embedding.dynamic is not None and embedding.dynamic.live(table) is not None:
+            raise ValueError(
+                f"{file}: table {table.name!r} is read by dynamic features, whose rows begin with the "
+                f"first values of their keys; give pretrained values to tables with vocabularies"
+            )
         ids = _ids_of(data, table, values, file)
         places = np.flatnonzero(ids >= 0)
         places = places[np.argsort(ids[places], kind="stable")]
@@ -115,6 +123,7 @@ class _Vectors:
         self._vectors = vectors
         assert table.optimizer is not None
         self._state = torch.tensor(optim.initial_state(table.optimizer, table.dim))
+        self._step = optim.initial_step(table.optimizer)
 
     def take(self, places: Places) -> np.ndarray:
         vectors = torch.from_numpy(np.ascontiguousarray(self._vectors[places], np.float32))
@@ -122,6 +131,8 @@ class _Vectors:
         store.records.zero_()
         store.views.weights.copy_(vectors)
         store.views.state.copy_(self._state.expand_as(store.views.state))
+        if store.views.step is not None:
+            store.views.step.fill_(self._step)
         return store.records.numpy()
 
 
@@ -129,13 +140,16 @@ def read(path: Path) -> tuple[Any, np.ndarray]:
     """The values of a file, an Arrow array [N], and their vectors, [N, dim] floats."""
     try:
         with open(path, "rb") as opened:
-            kind = _ROWS_READ_BY.get(opened.read(4), "safetensors")
-        values, vectors = {"npy": _npy, "safetensors": _safetensors}.get(kind, _arrow)(path)
+            begin = opened.read(8)
+        if kind := typed_files.kind_of(begin):
+            values, vectors = _typed(path, kind)
+        else:
+            values, vectors = (_npy if begin.startswith(_NPY) else _safetensors)(path)
     except FileNotFoundError:
         raise ValueError(f"{path}: there is no such file of pretrained values") from None
-    except (pyarrow().ArrowException, SafetensorError) as error:
+    except SafetensorError as error:
         raise ValueError(
-            f"{path} is no npy, safetensors, Arrow or Parquet file that can be read "
+            f"{path} is no npy, safetensors, Parquet, Arrow or ORC file that can be read "
             f"({first_line(error)}); write it again"
         ) from None
     if vectors.ndim != 2 or vectors.dtype.kind != "f" or len(vectors) != len(values):
@@ -172,21 +186,18 @@ def _safetensors(path: Path) -> tuple[Any, np.ndarray]:
     return pyarrow().array(values.reshape(-1)), tensors["vectors"]
 
 
-def _arrow(path: Path) -> tuple[Any, np.ndarray]:
+def _typed(path: Path, kind: str) -> tuple[Any, np.ndarray]:
     pa = pyarrow()
-    if path.read_bytes()[:4] == b"PAR1":
-        from pyarrow import parquet
-
-        table = parquet.read_table(path, partitioning=None)
-    else:
-        table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    file = File(str(path), str(path))
+    table, _ = typed_files.first_rows_of_file(file, kind, lambda columns: sys.maxsize)
     types = {field.name: field.type for field in table.schema}
-    lists = [name for name, type_ in types.items() if _is_list(pa, type_)]
+    lists = [name for name, type_ in types.items() if is_list(type_)]
     others = [name for name in types if name not in lists]
     if len(lists) != 1 or len(others) != 1:
         shown = ", ".join(f"{name} {type_}" for name, type_ in types.items())
         raise ValueError(
-            f"{path}: expected a column of values and a column of lists of numbers, found {shown[:200]}"
+            f"{path}: expected a column of values and a column of lists of numbers, found "
+            f"{shown[:200] or 'no row'}"
         )
     column = table.column(lists[0]).combine_chunks()
     column = pa.concat_arrays(column.chunks) if isinstance(column, pa.ChunkedArray) else column
@@ -203,13 +214,6 @@ def _arrow(path: Path) -> tuple[Any, np.ndarray]:
         raise ValueError(f"{path}, column {lists[0]!r}: {flat.null_count:,} numbers are missing")
     vectors = flat.to_numpy(zero_copy_only=False).reshape(len(column), -1 if len(column) else 0)
     return table.column(others[0]), vectors
-
-
-def _is_list(pa: Any, type_: Any) -> bool:
-    return any(
-        is_kind(type_)
-        for is_kind in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    )
 
 
 def _ids_of(data: EncodedData, table: Table, values: Any, file: str) -> np.ndarray:

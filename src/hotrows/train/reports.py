@@ -87,6 +87,9 @@ class Reports:
         scale = lr_scale(state, config)
         rates = {"lr": config.row_optimizer.lr * scale, "dense_lr": config.dense_lr * scale}
         fields = {"epoch": self._epoch, **self._meter.shown, **rates, **of_rank}
+        dynamic = self._steps.embedding.dynamic
+        if dynamic is not None:
+            fields["keys"] = dynamic.growth()
         self._log.write("train", state.step, fields)
         if is_first and self._steps.ranks.rank == 0:
             advise_bfloat16(self._steps, self._meter.shown["samples_per_second"])

@@ -91,6 +91,8 @@ class RunCheckpoints:
             return
         folder = checkpoint.folder_of(Path(steps.config.start_from), "best")
         stored = checkpoint.load(folder, steps.embedding, steps.model, steps.data.lineage)
+        saved = checkpoint.read_manifest(folder).tables
+        steps.embedding.catch_up({table.name: table.rows for table in saved})  # by that run's numbers
         for name in ("random_state", "device_random_state"):
             stored.tensors.pop(name, None)
         load_optimizer(steps.dense_optimizer, stored.tensors)

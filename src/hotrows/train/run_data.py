@@ -116,7 +116,7 @@ def check_labels(data: EncodedData, tasks: Tasks, losses: Sequence[Loss]) -> Non
         for part in data.parts.values():
             first = 0
             for rows in part.mapped(0, part.rows):
-                values = rows.labels.reshape(len(rows), -1)[:, task]
+                values = rows.labels.reshape(len(rows), len(data.schema.labels))[:, task]
                 wrong = np.flatnonzero(loss.labels.wrong(values) & ~missing_labels(values))
                 if len(wrong):
                     raise ValueError(

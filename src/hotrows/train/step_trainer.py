@@ -86,10 +86,15 @@ class StepTrainer:
         self._shared = SharedGradients(self.model, self.ranks)
         self._plain_step = Step(self.recommender, self.dense_optimizer, self.config, self._shared)
         self.step: Callable[..., Tensor] = self._plain_step
+        if self.config.cuda_graph and self.embedding.dynamic is not None:
+            raise ValueError(
+                "a captured step gives new keys no rows: train dynamic features without cuda_graph"
+            )
         if self.config.cuda_graph:
             self.step = CapturedStep(self._plain_step)
         self.state = self.batches.first_state()
         self.choices: dict[str, str] = {}
+        self._runner: Runner | None = None
 
     def _keep_groups(self) -> None:
         """Keeps the samples of a group in one batch for a loss that compares them; warns where shuffling
@@ -139,7 +144,7 @@ class StepTrainer:
         trace: whether the runner notes when each stage ran.
         """
         future = (batch for _, batch in self.batches.after(self.state)) if self.cached_tables else None
-        return stages.start(
+        self._runner = stages.start(
             self.embedding,
             self.batches.after(self.state),
             future,
@@ -148,9 +153,14 @@ class StepTrainer:
             signals=signals,
             padded=self.config.cuda_graph,
         )
+        return self._runner
 
     def train(self, work: Work, scale: float = 1.0) -> Tensor:
         """Trains on a batch of the runner; returns its loss. scale: of both learning rates."""
+        if self.embedding.wants_catch_up:
+            assert self._runner is not None
+            with self._runner.paused(trained=False):
+                self.embedding.catch_up()
         loss = self.step(work.item.plan, work.item.batch, scale)
         self.state = self.batches.advance(self.state)
         return loss

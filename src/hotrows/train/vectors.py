@@ -36,27 +36,33 @@ def vectors_of(
 ) -> Any:
     """The vectors of a feature as an Arrow table with the columns `id`, `value` and `vector`.
 
-    values: raw values by vocabulary; None: the data came encoded, so that ids are the values.
+    values: raw values by vocabulary; None: the data came encoded, so that ids are the values. Of a
+    dynamic feature there is a row for each live key, whose value is the key, an int64.
     role: which of the feature's tables (default: `vector`, or the only one that there is).
     """
     import pyarrow as pa
 
     table = _table(embedding.tables, schema, feature, role)
     declared = next(known for known in schema.id_features if known.name == feature)
-    first, end = 0, table.rows
-    if values is not None:
+    num_rows = embedding.num_rows()[table.name]
+    first, end = 0, num_rows
+    live = None if embedding.dynamic is None else embedding.dynamic.live(table)
+    if live is None and values is not None:
         first = FIRST_UNKNOWN + declared.num_unknown
         end = min(end, first + len(values[vocabulary_of(declared)]))
-    ids = pa.array(np.arange(first, end))
-    weights = torch.empty(table.rows, table.dim)
+    ids, keys = (torch.arange(first, end), None) if live is None else live
+    weights = torch.empty(num_rows, table.dim)
     done = 0
-    for chunk in embedding.weight_chunks(table.name):
+    for chunk in embedding.weight_chunks(table.name, num_rows):
         weights[done : done + len(chunk)] = chunk
         done += len(chunk)
-    flat = pa.array(weights[first:end].reshape(-1).numpy())
+    flat = pa.array(weights[ids].reshape(-1).numpy())
+    value = pa.array((ids if keys is None else keys).numpy())
+    if keys is None and values is not None:
+        value = _text(values[vocabulary_of(declared)], end - first)
     columns = {
-        "id": ids,
-        "value": ids if values is None else _text(values[vocabulary_of(declared)], end - first),
+        "id": pa.array(ids.numpy()),
+        "value": value,
         "vector": pa.FixedSizeListArray.from_arrays(flat, table.dim),
     }
     return pa.table(columns)

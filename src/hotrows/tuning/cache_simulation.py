@@ -81,6 +81,8 @@ class Simulation:
 
     lookups, rows: lookups and distinct rows of a batch.
     untouched: rows of a batch that no batch has read before.
+    pinned_rows: bound of the rows that batches in flight pin: with as many slots none is drained;
+    pinned_bytes: of their records.
     batches: number of batches replayed; skipped: batches of these that no figure counts.
     measured: results, by policy and size.
     """
@@ -94,6 +96,8 @@ class Simulation:
     lookups: float
     rows: float
     untouched: float
+    pinned_rows: int
+    pinned_bytes: int
     table_rows: int
     table_bytes: int
     measured: tuple[PolicyResult, ...]
@@ -121,7 +125,7 @@ def simulate(
     fast_memory: Sequence[int] = (),
     policies: Mapping[str, Policy] = POLICIES,
     batches: int | None = None,
-    in_flight: int = 1,
+    in_flight: int = TrainConfig.in_flight,
     seed: int = 0,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Simulation:
@@ -135,8 +139,7 @@ def simulate(
     batches: number of batches of the first epoch; None: all.
     progress: called with the stage, the number done and their total.
     """
-    if not data.parts["train"].rows:
-        raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
+    data.check_counts("a simulation")
     config = TrainConfig(
         model=model,
         model_options=dict(model_options or {}),
@@ -151,6 +154,8 @@ def simulate(
     least = sum(group.stride for group in groups)
     sizes = sorted(set(fast_memory or (max(int(s * table_bytes), least) for s in SHARES)))
     chosen = {**policies, **{name: POLICIES[name] for name in BOUNDS if name not in policies}}
+    most_rows = [max(batch[g].rows.numel() for batch in trace.batches) for g in range(len(groups))]
+    pinned = [(2 * in_flight - 1) * rows for rows in most_rows]
     results = []
     for n, (name, size) in enumerate((name, size) for name in chosen for size in sizes):
         report("simulating", n, len(chosen) * len(sizes))
@@ -166,6 +171,8 @@ def simulate(
         lookups=trace.mean(lambda read: read.num_lookups),
         rows=trace.mean(lambda read: read.rows.numel()),
         untouched=trace.mean(lambda read: read.num_untouched),
+        pinned_rows=sum(pinned),
+        pinned_bytes=sum(rows * group.stride for rows, group in zip(pinned, groups, strict=True)),
         table_rows=sum(group.rows for group in groups),
         table_bytes=table_bytes,
         measured=tuple(results),
@@ -210,6 +217,8 @@ def _read_trace(
     One thread reads batches and resolves ids, the calling one finds distinct rows.
     """
     assert config.batch_size is not None and config.model is not None
+    if not data.parts["train"].rows:
+        raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
     with torch.random.fork_rng(devices=[]):
         model = models.build(config.model, data.schema, **config.model_options)
     tables = stored_tables(model, config.table_dtype, config.row_optimizer)

@@ -6,7 +6,7 @@ An encoder is stored with the data it encoded, and encodes raw rows for predicti
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from hotrows.batch import Batch
+from hotrows.data.encode.keys import keys_of
 from hotrows.data.encode.rates import RateCounter, ValueRates, usual_of
 from hotrows.data.encode.transform import Transform
 from hotrows.data.encode.vocabulary import open_vocabularies
@@ -22,14 +23,14 @@ from hotrows.data.encode.vocabulary_file import Values, open_values
 from hotrows.data.raw.canonical import TEXT_RULE
 from hotrows.data.raw.columns import Columns, RawIds, missing_labels, no_labels
 from hotrows.data.raw.inputs import Reading, inputs_of, stream
-from hotrows.data.raw.values import hash_values
+from hotrows.data.raw.values import hash_values, no_values
 from hotrows.data.stored.encoded import EncodedData, Statistics, StoredVocabulary
 from hotrows.data.stored.gather import ends_of
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows
 from hotrows.runtime.machine import num_threads
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import FIRST_UNKNOWN, Schema, Sequence, Sparse, vocabulary_of
+from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
 
 
 class Encoder:
@@ -57,7 +58,12 @@ class Encoder:
         self.statistics = dict(statistics)
         readers = readers_of(schema)
         num_unknown = {name: features[0].num_unknown for name, features in readers.items()}
-        rows = {name: FIRST_UNKNOWN + num_unknown[name] + len(values[name]) for name in readers}
+        rows = {
+            name: FIRST_UNKNOWN + num_unknown[name] + len(values[name])
+            if first.dynamic is None
+            else schema.rows_of(first.name)
+            for name, (first, *_) in readers.items()
+        }
         self.schema = schema.with_rows(rows)
         self._vocabularies = open_vocabularies(
             [values[name] for name in readers],
@@ -119,9 +125,12 @@ class Encoder:
 
     def encode_columns(self, columns: Columns) -> Rows:
         """Encodes the rows of a chunk; ids are int64."""
-        ids = self._vocabularies.encode(columns.ids)
-        for feature, raw, encoded in zip(self.schema.id_features, columns.ids, ids, strict=True):
-            if feature.num_unknown == 0:
+        features = self.schema.id_features
+        ids = self._vocabularies.encode(without_keys(self.schema, columns.ids))
+        for f, (feature, raw, encoded) in enumerate(zip(features, columns.ids, ids, strict=True)):
+            if feature.dynamic is not None:
+                ids[f] = keys_of(raw)
+            elif feature.num_unknown == 0:
                 _check_known(feature, raw, encoded, columns)
         labels = columns.labels
         if labels is None:
@@ -205,19 +214,26 @@ def batch_of(rows: Rows, schema: Schema, first_sample: int = 0, has_labels: bool
     )
 
 
-def readers_of(schema: Schema) -> dict[str, list[Sparse | Sequence]]:
+def readers_of(schema: Schema) -> dict[str, list[IdFeature]]:
     """Lists the features that read each vocabulary; an error if they disagree about it."""
-    readers: dict[str, list[Sparse | Sequence]] = {}
+    readers: dict[str, list[IdFeature]] = {}
     for feature in schema.id_features:
         readers.setdefault(vocabulary_of(feature), []).append(feature)
     for name, (first, *others) in readers.items():
         for other in others:
-            if (first.min_count, first.num_unknown) != (other.min_count, other.num_unknown):
-                raise ValueError(
-                    f"features {first.name!r} and {other.name!r} share vocabulary {name!r} but "
-                    f"differ in min_count or num_unknown; give both the same"
-                )
+            for what in ("min_count", "num_unknown", "dynamic"):
+                if getattr(first, what) != getattr(other, what):
+                    raise ValueError(
+                        f"features {first.name!r} and {other.name!r} share vocabulary {name!r} but "
+                        f"differ in {what}; give both the same"
+                    )
     return readers
+
+
+def without_keys(schema: Schema, columns: Sequence[RawIds]) -> list[RawIds]:
+    """The columns that vocabularies count and encode: those of dynamic features have no values."""
+    pairs = zip(schema.id_features, columns, strict=True)
+    return [raw if f.dynamic is None else no_values(len(raw), raw.offsets) for f, raw in pairs]
 
 
 def owners_of(schema: Schema) -> list[int]:
@@ -226,7 +242,7 @@ def owners_of(schema: Schema) -> list[int]:
     return [places[vocabulary_of(feature)] for feature in schema.id_features]
 
 
-def _check_known(feature: Sparse | Sequence, raw: RawIds, ids: np.ndarray, columns: Columns) -> None:
+def _check_known(feature: IdFeature, raw: RawIds, ids: np.ndarray, columns: Columns) -> None:
     """Raises an error for a value that the vocabulary lacks; for num_unknown=0."""
     unknown = np.flatnonzero(ids < 0)
     if not len(unknown):

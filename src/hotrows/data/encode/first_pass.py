@@ -12,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.encode.encoding import owners_of, readers_of, stored_encoders, stored_values
+from hotrows.data.encode.encoding import (
+    owners_of,
+    readers_of,
+    stored_encoders,
+    stored_values,
+    without_keys,
+)
 from hotrows.data.encode.job import Job, Progress, StageProgress, stage_progress, write_state
 from hotrows.data.encode.split import Sharing
 from hotrows.data.encode.transform import ColumnMoments
@@ -123,7 +129,7 @@ def _count(
             write_state(folder, _count_state(counted, counts, sharing))
             saved = time.monotonic()
         training = job.parts(position, columns, sharing) == 0
-        counts.add(columns.ids, training)
+        counts.add(without_keys(job.schema, columns.ids), training)
         moments.add(columns.dense[standard], training, job.threads)
         counted.rows += columns.num_rows
         counted.training_rows += int(training.sum())

@@ -16,6 +16,7 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from hotrows.schema import FIRST_UNKNOWN, Schema
 
 FAR = 0.05
 CHANCE = 1e-6
+KINDS = ("unknown", "missing")
 _NAMED = 10  # features that one warning names
 
 
@@ -52,16 +54,33 @@ class ValueCounts:
 
 
 @dataclass(frozen=True)
+class UsualCounts:
+    """These counts of every part of the prepared data that has rows."""
+
+    parts: tuple[Mapping[str, ValueCounts], ...] = ()
+
+    @cached_property
+    def ranges(self) -> dict[tuple[str, str], tuple[float, float]]:
+        """By feature and kind the lowest and the highest rate; see above for what they count."""
+        rates: dict[tuple[str, str], list[float]] = {}
+        for name, counts in ((name, counts) for part in self.parts for name, counts in part.items()):
+            for kind in KINDS if counts.values else ():
+                rate = (getattr(counts, kind) + 1) / (counts.values + 2)
+                rates.setdefault((name, kind), []).append(rate)
+        return {key: (min(of_parts), max(of_parts)) for key, of_parts in rates.items()}
+
+
+@dataclass(frozen=True)
 class ValueRates:
     """Missing and unknown values of some rows by feature.
 
-    usual: these counts of every part of the prepared data that has rows; examples: a value of each
+    usual: of the prepared data, if there is any; examples: a value of each
     feature that is unknown, as it was found, where that is known.
     """
 
     rows: int
     features: Mapping[str, ValueCounts]
-    usual: tuple[Mapping[str, ValueCounts], ...] = ()
+    usual: UsualCounts = UsualCounts()
     examples: Mapping[str, bytes] = field(default_factory=dict)
 
     @staticmethod
@@ -102,14 +121,13 @@ class ValueRates:
     def _far(self) -> Iterator[tuple[float, float, str]]:
         """Yields rate, nearest usual rate and description of every rate that is far."""
         for name, counts in self.features.items():
-            for kind in ("unknown", "missing"):
-                usual = [some[name] for some in self.usual if some[name].values]
-                nearest = _nearest(counts, usual, kind)
+            for kind in KINDS:
+                nearest = _nearest(counts, kind, self.usual.ranges.get((name, kind)))
                 if nearest is None:
                     continue
                 example = self.examples.get(name) if kind == "unknown" else None
                 such_as = f" (such as {show(example)})" if example else ""
-                rates = sorted(some.rate(kind) for some in usual)
+                rates = sorted(p[name].rate(kind) for p in self.usual.parts if p[name].values)
                 expected = " to ".join(dict.fromkeys(f"{rate:.1%}" for rate in (rates[0], rates[-1])))
                 text = f"{name!r} {counts.rate(kind):.1%} {kind}{such_as}, expected {expected}"
                 yield counts.rate(kind), nearest, text
@@ -118,7 +136,7 @@ class ValueRates:
 class RateCounter:
     """Counts the missing and unknown values of rows as they are encoded."""
 
-    def __init__(self, schema: Schema, usual: tuple[Mapping[str, ValueCounts], ...]) -> None:
+    def __init__(self, schema: Schema, usual: UsualCounts) -> None:
         self._schema = schema
         self._usual = usual
         self._rows = 0
@@ -141,9 +159,9 @@ class RateCounter:
         return ValueRates(self._rows, features, self._usual, dict(self._examples))
 
 
-def usual_of(parts: Iterable[Part]) -> tuple[Mapping[str, ValueCounts], ...]:
+def usual_of(parts: Iterable[Part]) -> UsualCounts:
     """The counts of every part that has rows."""
-    return tuple(_counts_of(part, part.rows) for part in parts if part.rows)
+    return UsualCounts(tuple(_counts_of(part, part.rows) for part in parts if part.rows))
 
 
 def _counts_of(counted: Part | Written, rows: int) -> dict[str, ValueCounts]:
@@ -155,17 +173,18 @@ def _counts_of(counted: Part | Written, rows: int) -> dict[str, ValueCounts]:
     return counts
 
 
-def _nearest(counts: ValueCounts, usual: list[ValueCounts], kind: str) -> float | None:
-    """The usual rate from which a rate is far; None if it is not."""
-    if not counts.values or not usual:
+def _nearest(counts: ValueCounts, kind: str, usual: tuple[float, float] | None) -> float | None:
+    """The usual rate from which a rate is far; None if it is not. usual: the lowest and the highest."""
+    if not counts.values or usual is None:
         return None
     rate = counts.rate(kind)
-    expected = [(getattr(some, kind) + 1) / (some.values + 2) for some in usual]
-    nearest = min(max(rate, min(expected)), max(expected))
+    nearest = min(max(rate, usual[0]), usual[1])
     if kind == "unknown" and rate < nearest:
         return None
+    if abs(rate - nearest) <= FAR:
+        return None
     is_chance = counts.values * _divergence(rate, nearest) <= -math.log(CHANCE)
-    return None if is_chance or abs(rate - nearest) <= FAR else nearest
+    return None if is_chance else nearest
 
 
 def _divergence(p: float, q: float) -> float:

@@ -67,7 +67,8 @@ def write_encoded(out: Path | str, schema: Schema, parts: Mapping[str, Iterable[
                 writer.append(rows)
                 row += batch.size
                 for f, owner in enumerate(owners if name == "train" else ()):
-                    counts[owner].add(rows.values(f))
+                    if schema.id_features[f].dynamic is None:
+                        counts[owner].add(rows.values(f))
             written[name] = writer.close()
         write_manifest(folder, schema, written, _save_counts(folder, schema, counts))
     return EncodedData.open(out)
@@ -80,7 +81,7 @@ def _checked(schema: Schema, part: str, first_row: int, batch: Batch) -> Rows:
     columns = _columns(batch, offsets)
     for feature, ids, bounds in zip(schema.id_features, columns, offsets, strict=True):
         wrong = np.flatnonzero((ids < 0) | (ids >= schema.rows_of(feature.name)))
-        if len(wrong):
+        if len(wrong) and feature.dynamic is None:
             n = int(wrong[0])
             row = first_row + (n if bounds is None else int(np.searchsorted(bounds, n, "right")) - 1)
             raise ValueError(

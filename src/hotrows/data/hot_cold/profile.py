@@ -149,6 +149,7 @@ def profile(
     share to measure; confidence: of the intervals.
     progress: called with the stage ("counting" or "measuring"), features done, and features in all.
     """
+    data.check_counts("a profile")
     _check(data, bytes_per_row, fast_memory, sample, confidence)
     part = data.parts["train"]
     counted, measured = (Sample(part, blocks) for blocks in two_samples(part.rows, sample, seed))

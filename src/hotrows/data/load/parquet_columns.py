@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -17,7 +17,7 @@ from hotrows.data.raw.files import File
 from hotrows.data.raw.typed_files import open_parquet_file
 from hotrows.data.raw.values import hash_values
 from hotrows.data.stored.gather import ends_of, take_lists
-from hotrows.schema import Dense, Label, Sparse, column_of
+from hotrows.schema import MISSING_KEY, Dense, Label, Sparse, column_of
 from hotrows.schema import Sequence as ListFeature
 
 _MOST_IDLE = 32
@@ -170,6 +170,8 @@ class RowGroupColumns:
             return place if offsets is None else int(np.searchsorted(offsets, place, "right")) - 1
 
         column, limit = column_of(feature), feature.rows
+        if feature.dynamic is not None:
+            return self._keys_of(array, column, row_of)
         assert limit is not None
         expected = f"an id from 0 to {limit - 1:,}"
         if not self._pa.types.is_integer(array.type):
@@ -182,6 +184,20 @@ class RowGroupColumns:
         if len(ids) and int(unsigned.max()) >= min(limit, np.iinfo(ids.dtype).max + 1):
             raise self._wrong(column, row_of(int(np.argmax((ids < 0) | (ids >= limit)))), expected)
         return ids
+
+    def _keys_of(self, array: Any, column: str, row_of: Callable[[int], int]) -> np.ndarray:
+        """The keys of a dynamic feature, [N] int64; nothing is the missing key."""
+        expected = f"a whole number from {MISSING_KEY + 1} to {-MISSING_KEY - 1}"
+        if not self._pa.types.is_integer(array.type):
+            raise self._wrong(column, row_of(0), f"{expected}, not {array.type}")
+        absent = array.is_null().to_numpy(zero_copy_only=False)
+        numbers = array.fill_null(0).to_numpy()
+        keys = np.where(absent, MISSING_KEY, numbers.astype(np.int64))
+        if wrong := np.flatnonzero(
+            (keys == MISSING_KEY) & ~absent | (numbers > -MISSING_KEY - 1)
+        ).tolist():
+            raise self._wrong(column, row_of(wrong[0]), expected)
+        return keys
 
     def _numbers(self, column: str) -> np.ndarray:
         """Returns [rows] floats, NaN where missing."""

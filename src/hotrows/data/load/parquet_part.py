@@ -29,7 +29,7 @@ from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.gather import Room, interleave, joined_offsets
 from hotrows.data.stored.order import Share, pools_of
 from hotrows.data.stored.part import NAMES, Part, chosen, shared
-from hotrows.data.stored.rows import Rows, gathered, width_of
+from hotrows.data.stored.rows import Rows, gathered, id_type
 from hotrows.json_file import value_of
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.runtime.suggestions import did_you_mean
@@ -45,7 +45,8 @@ def open_parquet(
 
     train, validation, test: paths, globs, folders (`key=value` in them is a column), URLs, or lists
     of these. The features must declare their `rows`; their columns hold whole numbers below it, or
-    lists of them. Features that need statistics or vocabularies require `prepare`.
+    lists of them; those of dynamic features any whole numbers, which are their keys. Features that
+    need statistics or vocabularies require `prepare`.
     """
     _check_schema(schema)
     paths = dict(zip(NAMES, map(_as_list, (train, validation, test)), strict=True))
@@ -182,7 +183,7 @@ def _joined(schema: Schema, groups: Sequence[RowGroup], handles: Handles, room: 
 def _empty(schema: Schema, rows: int, room: Room) -> Rows:
     """Allocates rows to fill; of lists only the type of their ids."""
     num_labels, features = len(schema.labels), schema.id_features
-    pairs = enumerate((0 if is_list(f) else rows, width_of(schema.rows_of(f.name))) for f in features)
+    pairs = enumerate((0 if is_list(f) else rows, id_type(schema, f)) for f in features)
     return Rows(
         ids=tuple(room.array(f"ids {f}", (size,), width) for f, (size, width) in pairs),
         offsets=(None,) * len(features),
@@ -202,7 +203,7 @@ def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
     if schema.dense:
         interleave([columns.dense(feature) for feature in schema.dense], to.dense)
     several = len(schema.labels) > 1
-    for label, into in zip(schema.labels, to.labels.reshape(len(to), -1).T, strict=True):
+    for label, into in zip(schema.labels, to.labels.reshape(len(to), len(schema.labels)).T, strict=True):
         values = columns.label(label, several)
         into[:] = values
         if schema.has_numbers and label.values.binary:

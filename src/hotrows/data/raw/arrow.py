@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +23,7 @@ from hotrows.data.raw.layout import check_present
 from hotrows.data.raw.values import MISSING_TIME
 
 ROWS_PER_CHUNK = 1 << 16
+_FEW = 1 << 14  # values: reading them takes less time than a call for every column
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
@@ -65,25 +67,30 @@ class ArrowCells:
         return bool(self.batch.schema.get_all_field_indices(column))
 
     def raw(self, column: str) -> RawIds:
-        return self.how.text(self._single(column))
+        few = self._few_ids
+        return few[column] if column in few else self.how.text(self._single(column))
 
     def lists(self, column: str, separator: str) -> RawIds:
         array = self.batch.column(column)
-        if not _is_list(array.type):
+        if not is_list(array.type):
             words = () if self.how.keeps_lone_missing else self.how.schema.missing
             cells = self._blanked(self._text(array, column), words)
             cut = values.cut_lists(cells, separator, self.how.threads)
             return self.how.text(self._trimmed(cut))
-        if _is_list(array.type.value_type):
+        if is_list(array.type.value_type):
             raise self._unfit(column, "a list of values", "lists of lists are not read")
         offsets, flat = _unnested(array)
         return self.how.text(self._trimmed(self._text(flat, column), offsets))
 
     def numbers(self, columns: Sequence[str]) -> tuple[np.ndarray, Bad | None]:
         numbers = np.full((len(columns), self.num_rows), np.nan)
+        texts, joined = self._few_texts(columns)
+        parsed, wrong = values.parse_numbers(joined, self.how.threads)
+        rows_of_texts = parsed.reshape(len(texts), self.num_rows)
+        few = dict(zip(texts, rows_of_texts, strict=True)) if wrong is None else {}
         problems = []
         for into, column in zip(numbers, columns, strict=True):
-            into[:], bad = self._numbers(column)
+            into[:], bad = (few[column], None) if column in few else self._numbers(column)
             if bad is not None:
                 problems.append(Bad(bad, column, "number"))
         return numbers, min(problems, key=lambda bad: bad.row, default=None)
@@ -120,6 +127,27 @@ class ArrowCells:
             value = array.cast(pyarrow().int64())[row].as_py()
         return "nothing" if value is None else show(str(value).encode())
 
+    @cached_property
+    def _few_ids(self) -> dict[str, RawIds]:
+        """The ids of all text columns by name, where there are few values."""
+        schema, rows = self.how.schema, self.num_rows
+        single = [f for f in schema.sparse if not f.many and f.transform == "none"]
+        texts, joined = self._few_texts([schema.column_of(feature) for feature in single])
+        ids = self.how.text(joined)
+        spans = (slice(i * rows, (i + 1) * rows) for i in range(len(texts)))
+        cut = (RawIds(ids.text, ids.starts[span], ids.lengths[span]) for span in spans)
+        return dict(zip(texts, cut, strict=True))
+
+    def _few_texts(self, columns: Sequence[str]) -> tuple[list[str], RawIds]:
+        """Those of the columns that are of text, and their values, column after column; none where
+        there are many values."""
+        pa = pyarrow()
+        texts = {c: self.batch.column(c) for c in columns if self.has(c)}
+        texts = {column: array for column, array in texts.items() if array.type == pa.string()}
+        if len(texts) * self.num_rows > _FEW or len(texts) < 2:
+            return [], values.no_values(0)
+        return list(texts), self._trimmed(_spans(pa.concat_arrays(texts.values())))
+
     def _numbers(self, column: str) -> tuple[np.ndarray, int | None]:
         pa, array = pyarrow(), self.batch.column(column)
         if pa.types.is_dictionary(array.type):
@@ -139,7 +167,7 @@ class ArrowCells:
     def _single(self, column: str) -> RawIds:
         """The values of a column, one per row, as they were found."""
         array = self.batch.column(column)
-        if _is_list(array.type):
+        if is_list(array.type):
             raise self._unfit(column, "a single value", "declare a Sequence, or Sparse(many=True)")
         return self._trimmed(self._text(array, column))
 
@@ -177,6 +205,8 @@ class ArrowCells:
     def _whole(self, array: Any, column: str) -> Any:
         """Casts floats to whole numbers: frames store whole numbers with missing values as floats."""
         pa = pyarrow()
+        if pa.types.is_float16(array.type):  # which Arrow does not calculate with
+            array = array.cast(pa.float32())
         array = pa.compute.if_else(pa.compute.is_nan(array), None, array)
         try:
             integers = array.cast(pa.int64())
@@ -325,7 +355,8 @@ def _spans(array: Any) -> RawIds:
     return RawIds(np.frombuffer(text, np.uint8)[first:end], bounds[:-1].astype(np.uint32), lengths)
 
 
-def _is_list(kind: Any) -> bool:
+def is_list(kind: Any) -> bool:
+    """Whether an Arrow type is one of lists."""
     types = pyarrow().types
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from hotrows.data.raw.arrow import pyarrow
+from hotrows.data.raw.arrow import is_list, pyarrow
 from hotrows.data.raw.inputs import TextInput, TypedInput, inputs_of
 from hotrows.data.raw.layout import cut_line
 from hotrows.data.raw.reading import first_chunk
@@ -174,7 +174,7 @@ def _of_array(name: str, array: Any) -> RawColumn:
     if types.is_date(kind) or types.is_timestamp(kind):
         ticks = array.cast(pa.timestamp("s", getattr(kind, "tz", None)), safe=False).cast(pa.int64())
         return RawColumn(name, "time", ticks.to_pylist())
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+    if is_list(kind):
         if types.is_nested(kind.value_type):
             return RawColumn(name, "other", [])
         lists = array.to_pylist()

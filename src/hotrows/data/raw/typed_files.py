@@ -77,8 +77,9 @@ def first_rows_of_file(file: File, kind: str, limit: Callable[[int], int]) -> tu
     opened = open_typed_file(file, kind)
     names, columns = opened.names, _with_names_of_path(opened, file)
     rows, batches = limit(len(columns)), []
+    at_once = min(rows + 1, ROWS_PER_CHUNK)
     with _explained(f"{file.name} is damaged"):
-        every = (b for g in range(opened.num_groups) for b in opened.batches(g, names, rows + 1))
+        every = (b for g in range(opened.num_groups) for b in opened.batches(g, names, at_once))
         for batch in every:
             batches.append(with_partitions(batch, columns, file))
             if sum(batch.num_rows for batch in batches) > rows:

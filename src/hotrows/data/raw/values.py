@@ -32,10 +32,10 @@ _ISO = re.compile(
 _DIRECTIVES = {"Y": "[0-9]{4}"} | dict.fromkeys("ymdHMS", "[0-9]{2}")
 
 
-def no_values(num_rows: int) -> RawIds:
-    """A column whose every value is missing."""
-    nothing = np.zeros(num_rows, np.uint32)
-    return RawIds(np.zeros(0, np.uint8), nothing, nothing)
+def no_values(num_values: int, offsets: np.ndarray | None = None) -> RawIds:
+    """A column whose every value is missing; offsets: of its lists, None: one value per row."""
+    nothing = np.zeros(num_values, np.uint32)
+    return RawIds(np.zeros(0, np.uint8), nothing, nothing, offsets)
 
 
 def blank(values: RawIds, strip: bool, missing: Sequence[str], threads: int) -> None:

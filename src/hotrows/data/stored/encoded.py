@@ -104,6 +104,16 @@ class EncodedData:
         """Number of all-hot training rows; None if the data is not regrouped."""
         return None if self.halves is None else self.halves[0].rows
 
+    def check_counts(self, purpose: str) -> None:
+        """Raises ValueError where features are dynamic, whose ids no one knows before training."""
+        for feature in self.schema.id_features:
+            if feature.dynamic is not None:
+                raise ValueError(
+                    f"{purpose} needs the counts of ids, and feature {feature.name!r} of {self.path} is "
+                    f"dynamic: its ids come and go while a model trains; prepare the data with a "
+                    f"vocabulary for it"
+                )
+
     def hot_and_cold(self) -> tuple[Part, Part]:
         """The all-hot and the cold rows of the training part; their `missing` counts ids alone."""
         if self.halves is None:

@@ -9,6 +9,7 @@ import numpy as np
 
 from hotrows.data.raw.columns import MISSING_LABEL
 from hotrows.data.stored.gather import Gathering, Room
+from hotrows.schema import MISSING, MISSING_KEY, IdFeature, Schema
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,16 @@ def gathered(pieces: Sequence[Rows], order: np.ndarray, room: Room) -> Rows:
         if getattr(first, name) is not None
     }
     return Rows(ids=tuple(ids), offsets=tuple(offsets), **others)
+
+
+def missing_id(feature: IdFeature) -> int:
+    """What stands for a missing value of a feature in data."""
+    return MISSING if feature.dynamic is None else MISSING_KEY
+
+
+def id_type(schema: Schema, feature: IdFeature) -> np.dtype:
+    """The stored integer of a feature: the narrowest one that holds its ids, int64 for keys."""
+    return np.dtype(np.int64) if feature.dynamic is not None else width_of(schema.rows_of(feature.name))
 
 
 def width_of(rows: int) -> np.dtype:

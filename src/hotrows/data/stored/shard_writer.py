@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw.columns import missing_labels, no_labels
-from hotrows.data.stored.rows import Rows, width_of
+from hotrows.data.stored.rows import Rows, id_type, missing_id
 from hotrows.data.stored.sections import write_sections
 from hotrows.data.stored.shard_reader import check_rows, open_shard
 from hotrows.runtime.atomic_files import replaced
-from hotrows.schema import FIRST_UNKNOWN, MISSING, Schema, is_list
+from hotrows.schema import FIRST_UNKNOWN, Schema, is_list
 
 ROWS_PER_SHARD = 1 << 19
 
@@ -154,7 +154,7 @@ class _ShardBuilder:
         self.size = 0
         self._capacity = rows
         features = schema.id_features
-        sizes = [(0 if is_list(f) else rows, width_of(schema.rows_of(f.name))) for f in features]
+        sizes = [(0 if is_list(f) else rows, id_type(schema, f)) for f in features]
         self._offsets = [np.zeros(rows + 1, np.int64) if is_list(f) else None for f in features]
         self._ids = [np.empty(size, width) for size, width in sizes]
         self._dense = np.empty((rows, len(schema.dense)), np.float32)
@@ -247,10 +247,12 @@ def tally_of(rows: Rows, missing: np.ndarray, schema: Schema) -> Tally:
         clicks=np.count_nonzero(labels == 1, axis=0),
         labelled=np.count_nonzero(~missing_labels(labels), axis=0),
         dense_missing=np.count_nonzero(missing, axis=1),
-        missing=_counts(np.count_nonzero(ids == MISSING) for ids in values),
+        missing=_counts(
+            np.count_nonzero(ids == missing_id(f)) for ids, f in zip(values, features, strict=True)
+        ),
         unknown=_counts(
-            np.count_nonzero((ids >= FIRST_UNKNOWN) & (ids < end))
-            for ids, end in zip(values, ends, strict=True)
+            np.count_nonzero((ids >= FIRST_UNKNOWN) & (ids < end)) if f.dynamic is None else 0
+            for ids, end, f in zip(values, ends, features, strict=True)
         ),
         values=_counts(map(len, values)),
         empty=_counts(0 if o is None else np.sum(o[1:] == o[:-1]) for o in rows.offsets),

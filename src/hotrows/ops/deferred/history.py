@@ -11,10 +11,12 @@ behind from `first_decay` on.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
-from hotrows.acceleration.rules import Numbers, decays
+from hotrows.optim import Numbers
 
 WIDTH = 8
+MAX_DEFERRED_STEPS = 1 << 14  # that rows may be behind: a step's cost grows with their number
 
 
 class StepHistory:
@@ -40,8 +42,22 @@ class StepHistory:
         if self.num_recorded == len(self.steps):
             self.steps = torch.cat([self.steps, torch.empty_like(self.steps)])
         self.steps[self.num_recorded] = torch.tensor(numbers, dtype=torch.float64)
-        if self._first_decay is None and decays(numbers):
+        if self._first_decay is None and _decays(numbers):
             self._first_decay = self.now
+
+    @property
+    def recorded(self) -> Tensor:
+        """[n, 8] float64: the numbers of steps `first` to `now` - 1."""
+        return self.steps[: self.num_recorded]
+
+    @classmethod
+    def from_numbers(cls, first: int, recorded: Tensor) -> StepHistory:
+        """Returns the history whose steps from `first` on have these numbers, [n, 8] float64."""
+        history = cls(first)
+        for numbers in recorded.tolist():
+            history.record(tuple(numbers))
+            history.now += 1
+        return history
 
     def forget(self) -> None:
         """Drops all recorded steps: every row has made them."""
@@ -53,3 +69,8 @@ class StepHistory:
         copy.first, copy.steps = self.first, self.steps.clone()
         copy._first_decay = self._first_decay
         return copy
+
+
+def _decays(numbers: Numbers) -> bool:
+    """Whether a step with these numbers moves a row whose gradient is zero and that never moved."""
+    return numbers[0] != 0 or numbers[1] != 1

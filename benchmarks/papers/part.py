@@ -1,0 +1,95 @@
+"""What a page is made of: parts of minutes, each a question, what answers it and a table."""
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks import gpu_parts
+from benchmarks.gpu_parts.part import Findings
+from benchmarks.harness import ROOT, write_to
+
+LONGEST = 900  # seconds of one arm
+
+
+@dataclass(frozen=True)
+class Setting(gpu_parts.part.Setting):
+    """How a part is run. device: `cpu` or `cuda`. small: shrunk to seconds; its figures mean nothing."""
+
+    device: str = "cpu"
+
+    def facts(self) -> dict:
+        return {"device": self.device, "small": self.small}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a page, which takes some minutes.
+
+    run: adds arms to findings; it leaves out those that findings `has`, and returns False where it was
+        cut. table: the Markdown of the arms found, which stands on the page between the markers
+        `<!-- NAME: begin -->` and `<!-- NAME: end -->`. devices: those it can run on.
+    """
+
+    question: str
+    run: Callable[[Findings, Setting], bool | None]
+    table: Callable[[dict[str, dict]], str]
+    devices: tuple[str, ...] = ("cpu",)
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper, its page docs/papers/NAME.md and its parts, which run in this order."""
+
+    name: str
+    title: str
+    parts: Mapping[str, Part] = field(default_factory=dict)
+
+    @property
+    def page(self) -> Path:
+        return ROOT / "docs" / "papers" / f"{self.name}.md"
+
+
+@dataclass
+class PartFindings(Findings):
+    """The findings of one part, kept with those of the other parts in the one file of a paper."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._load = round(os.getloadavg()[0], 1)
+
+    def record(self) -> dict:
+        """load: programs that wanted a core when the part began; figures of a busy machine are ratios."""
+        return {**super().record(), "load": self._load}
+
+    def _write(self) -> None:
+        if self.path is not None:
+            write_to(self.path, read(self.path) | {self.name: self.record()})
+
+
+def read(path: Path) -> dict[str, dict]:
+    """The records of all parts of a paper that ran, by name."""
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def in_a_process(arm: str, request: dict, setting: Setting) -> dict:
+    """The figures of `benchmarks.arms.ARM`, whose `measure(request)` runs in a process of its own.
+
+    In this process where the run is small. An arm that goes wrong is an `error` among its figures.
+    """
+    module = f"benchmarks.arms.{arm}"
+    if setting.small:
+        return importlib.import_module(module).measure(request)
+    command = [sys.executable, "-W", "ignore", "-m", module, json.dumps(request)]
+    try:
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LONGEST)
+    except subprocess.TimeoutExpired:
+        return {"error": f"took more than {LONGEST} s"}
+    if done.returncode:
+        print(done.stderr[-2000:])
+        return {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
+    return json.loads(done.stdout.splitlines()[-1])

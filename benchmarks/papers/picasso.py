@@ -1,0 +1,5 @@
+"""PICASSO: what the paper claims, measured. The page is docs/papers/picasso.md."""
+
+from benchmarks.papers.part import Paper
+
+PAPER = Paper("picasso", "PICASSO (ICDE 2022)")

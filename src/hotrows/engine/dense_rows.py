@@ -1,0 +1,267 @@
+"""DenseRows: the packs of a rank whose row optimizer is dense, and the steps that their rows miss.
+
+    step t     lookup      rows of the batch make the steps that they missed, in their slots
+               update      they make step t with their gradients; all other rows are one more behind
+    reading    evaluation, prediction and export catch up copies of rows: what is stored stays
+    storing    a checkpoint has rows as they are stored, with the number of steps that each has made
+               (int32; -1: no gradient has reached it), and the numbers of the steps since `first`
+
+Since nothing but training writes rows, evaluations and checkpoints change no bit of it. Rows catch up
+table by table, in the order of the batch, in memory and behind a cache alike. Every
+`MAX_DEFERRED_STEPS` steps all rows catch up (`PackedTables.catch_up`), and the numbers are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hotrows.ops import deferred
+from hotrows.ops.deferred import Target
+from hotrows.ops.deferred.history import MAX_DEFERRED_STEPS, StepHistory
+from hotrows.optim import DenseRowOptimizer
+from hotrows.plan import PackPlan
+from hotrows.planning.packing import Group, Pack
+from hotrows.record import RankShard, views
+from hotrows.runtime.device import Device
+from hotrows.shapes import Float32, Float64, Int64, UInt8
+from hotrows.storage.cache import Cache, chunks
+from hotrows.storage.store import MemoryStore
+
+PREFIX = "rows."  # of the names of `tensors`
+
+
+@dataclass(frozen=True)
+class _DensePack:
+    """A pack under a dense optimizer. bounds: [K + 1], the rows where its slices of tables begin and end;
+    tables: [K], of each slice."""
+
+    optimizer: DenseRowOptimizer
+    layout: list[int]
+    bounds: Int64[Tensor, "_"]
+    tables: tuple[str, ...]
+
+
+class DenseRows:
+    """Catches up and updates rows under dense optimizers.
+
+    packs, shards, layouts: of all packs of a rank; those under lazy optimizers are left alone. Raises
+    ValueError where a table cannot have such an optimizer.
+    """
+
+    def __init__(
+        self,
+        packs: Sequence[Pack],
+        shards: Sequence[RankShard],
+        layouts: Sequence[list[int]],
+        device: Device,
+    ) -> None:
+        self._shards = shards
+        self._packs: dict[int, _DensePack] = {}
+        for p, (pack, shard) in enumerate(zip(packs, shards, strict=True)):
+            optimizer = pack.tables[0].optimizer
+            if isinstance(optimizer, DenseRowOptimizer):
+                _check(pack, optimizer, device)
+                bounds = [*(piece.first_row for piece in shard.slices), shard.rows]
+                tables = tuple(shard.tables[piece.table].name for piece in shard.slices)
+                self._packs[p] = _DensePack(optimizer, layouts[p], torch.tensor(bounds), tables)
+        self._all_tables = sorted(table.name for pack in packs for table in pack.tables)
+        self._table_packs = {table.name: p for p, pack in enumerate(packs) for table in pack.tables}
+        self._begin_at(0)
+
+    def _begin_at(self, now: int) -> None:
+        """Lets packs of equal optimizers share a history without steps: every row has made `now`."""
+        by_optimizer = {pack.optimizer: StepHistory(now) for pack in self._packs.values()}
+        self._histories = {p: by_optimizer[pack.optimizer] for p, pack in self._packs.items()}
+
+    def __contains__(self, p: object) -> bool:
+        return p in self._packs
+
+    @property
+    def _distinct(self) -> list[StepHistory]:
+        return list({id(history): history for history in self._histories.values()}.values())
+
+    @property
+    def now(self) -> int:
+        """The number of steps that have been made."""
+        return max((history.now for history in self._distinct), default=0)
+
+    @property
+    def num_recorded(self) -> int:
+        """The number of steps that a row may be behind."""
+        return max((history.num_recorded for history in self._distinct), default=0)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether all rows should catch up: each batch pays for the number of steps on record."""
+        return self.num_recorded >= MAX_DEFERRED_STEPS
+
+    # ---- rows
+
+    def catch_up(
+        self, p: int, records: UInt8[Tensor, "C _"], rows: Int64[Tensor, "U"], slots: Int64[Tensor, "U"]
+    ) -> None:
+        """Lets records at `slots`, those of `rows` (ascending), make the steps that they missed."""
+        if rows.numel() and self._histories[p].num_recorded:
+            kind = self._packs[p].optimizer.deferred
+            deferred.catch_up(kind, self._targets(p, records), slots, self._bounds(p, rows))
+
+    def catch_up_all(self, p: int, records: UInt8[Tensor, "n _"]) -> None:
+        """Lets every one of some records, adjacent rows of one table, make the steps that it missed."""
+        pack = self._packs[p]
+        catch_up_all(pack.optimizer.deferred, self._histories[p], records, pack.layout)
+
+    def update(
+        self,
+        p: int,
+        records: UInt8[Tensor, "C _"],
+        part: PackPlan,
+        grad: Float32[Tensor, "M D"],
+        slots: Int64[Tensor, "{part.num_rows}"],
+    ) -> None:
+        """Makes the step that `begin_step` has recorded, of the rows of a batch."""
+        if not part.num_rows:
+            return
+        targets, bounds = self._targets(p, records), self._bounds(p, part.rows)
+        scales = torch.ones(len(self._packs[p].tables), dtype=torch.float64)
+        deferred.update(
+            self._packs[p].optimizer.deferred, targets, slots, bounds, part.order, part.starts, part.bags,
+            part.weights, grad, scales,
+        )  # fmt: skip
+
+    def catch_up_tables(
+        self,
+        groups: Sequence[Group],
+        stores: Sequence[MemoryStore],
+        caches: Sequence[Cache],
+        num_ids: Mapping[str, int] | None,
+    ) -> list[int]:
+        """Lets every row make the steps that it missed, and forgets these; returns the groups that
+        have such rows.
+
+        stores: of all packs, where there are no caches, one for each group. num_ids: by table, the ids
+        from this one on are new and have missed none; None: there are none.
+        """
+        changed = [g for g, group in enumerate(groups) if any(p in self for p in group.packs)]
+        for g in changed:
+            shard = self._shards[groups[g].packs[0]]
+            for piece in shard.slices:
+                limit = (num_ids or {}).get(shard.tables[piece.table].name, piece.ids.stop)
+                old = range(piece.first_id, min(limit, piece.ids.stop), piece.id_step)
+                for begin, end in chunks(len(old)):
+                    rows = slice(piece.first_row + begin, piece.first_row + end)
+                    if caches:
+                        self._catch_up_cached(groups[g], caches[g], torch.arange(rows.start, rows.stop))
+                        continue
+                    for p in filter(self._packs.__contains__, groups[g].packs):
+                        self.catch_up_all(p, stores[p].records[rows])
+        self._begin_at(self.now)
+        return changed
+
+    def _catch_up_cached(self, group: Group, cache: Cache, rows: Int64[Tensor, "n"]) -> None:
+        records = cache.read(rows)
+        moved = torch.zeros(len(rows), dtype=torch.bool)
+        for p, part in zip(group.packs, records.split(list(group.strides), 1), strict=True):
+            if p in self._packs:
+                last = self._target(p, part).last
+                before = last.clone()
+                self.catch_up_all(p, part)
+                moved |= last != before
+        cache.write(rows[moved], records[moved])
+
+    def _bounds(self, p: int, rows: Int64[Tensor, "U"]) -> Int64[Tensor, "_"]:
+        return torch.searchsorted(rows, self._packs[p].bounds)
+
+    def _target(self, p: int, records: Tensor) -> Target:
+        return _target(self._histories[p], records, self._packs[p].layout)
+
+    def _targets(self, p: int, records: Tensor) -> list[Target]:
+        """One target for each slice of a table, so that no row's group depends on other tables."""
+        return [self._target(p, records)] * len(self._packs[p].tables)
+
+    # ---- steps
+
+    def begin_step(self, hyperparameters: Float64[Tensor, "packs _"]) -> None:
+        """Records the numbers of a step, [step, 8 numbers] by pack."""
+        recorded: set[int] = set()
+        for p, history in self._histories.items():
+            if id(history) not in recorded:
+                history.record(tuple(hyperparameters[p, 1:9].tolist()))
+                recorded.add(id(history))
+
+    def end_step(self) -> None:
+        """Says that the step has been made: rows that were not in its batch are behind."""
+        for history in self._distinct:
+            history.now += 1
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The steps on record, for a checkpoint: their numbers, and by table which of them are its."""
+        if not self._packs:
+            return {}
+        histories = self._distinct
+        places = {p: histories.index(history) for p, history in self._histories.items()}
+        by_table = [places.get(self._table_packs[name], -1) for name in self._all_tables]
+        by_history = {f"{PREFIX}steps.{h}": history.recorded for h, history in enumerate(histories)}
+        first = torch.tensor([history.first for history in histories])
+        return {f"{PREFIX}first": first, f"{PREFIX}tables": torch.tensor(by_table), **by_history}
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes over the steps of a checkpoint of equal tables; none: no step has been made."""
+        self._begin_at(0)
+        if not self._packs or f"{PREFIX}first" not in tensors:
+            return
+        saved = saved_histories(tensors, self._all_tables)
+        for p in self._packs:
+            names = [name for name, of_pack in self._table_packs.items() if of_pack == p]
+            if len({id(saved[name]) for name in names}) > 1:
+                raise ValueError(
+                    f"tables {', '.join(names)} had row optimizers of their own when the checkpoint was "
+                    f"written; give them those again"
+                )
+            self._histories[p] = saved[names[0]]
+
+
+def saved_histories(tensors: Mapping[str, Tensor], tables: Sequence[str]) -> dict[str, StepHistory]:
+    """Returns the steps on record of each table under a dense optimizer, from `DenseRows.tensors`.
+
+    tables: the names of all tables. What one history was is one object again.
+    """
+    if f"{PREFIX}first" not in tensors:
+        return {}
+    first = tensors[f"{PREFIX}first"].tolist()
+    histories = [StepHistory.from_numbers(n, tensors[f"{PREFIX}steps.{h}"]) for h, n in enumerate(first)]
+    places = zip(sorted(tables), tensors[f"{PREFIX}tables"].tolist(), strict=True)
+    return {name: histories[h] for name, h in places if h >= 0}
+
+
+def catch_up_all(
+    kind: str, history: StepHistory, records: UInt8[Tensor, "n _"], layout: list[int]
+) -> None:
+    """Lets every one of some records make the steps that it missed. kind: as in `ops.deferred`."""
+    if len(records) and history.num_recorded:
+        deferred.catch_up_all(kind, _target(history, records, layout))
+
+
+def _target(history: StepHistory, records: UInt8[Tensor, "n _"], layout: list[int]) -> Target:
+    stored, dim = views(records, layout), layout[0]
+    states = stored.state.split(dim, 1) if stored.state.shape[1] else ()
+    assert stored.step is not None
+    steps = history.steps, history.first, history.now, history.first_decay
+    return Target(stored.weights, tuple(states), stored.step, *steps)
+
+
+def _check(pack: Pack, optimizer: DenseRowOptimizer, device: Device) -> None:
+    table, kind = pack.tables[0], optimizer.kind
+    if table.dtype != "float32":
+        raise ValueError(
+            f"table {table.name!r}: {kind} needs float32 weights, not {table.dtype}: most steps of a row "
+            f"are tiny, and would be lost in rounding; choose float32, or a lazy row optimizer"
+        )
+    if not device.on_host:
+        raise ValueError(
+            f"table {table.name!r}: {kind} runs on processors so far; leave out "
+            f"device={device.name!r}, or choose a lazy row optimizer such as adam"
+        )

@@ -1,0 +1,162 @@
+"""Dynamic features: the engine trains as the specification with rows in dicts does, bit for bit."""
+
+import dataclasses
+from contextlib import closing
+
+import pytest
+import torch
+
+from hotrows import Adam, Batch, Cross, DenseAdam, Embedding, Table
+from hotrows.dynamic import Dynamic
+from hotrows.engine.caching import Caching
+from hotrows.engine.stages import start
+from hotrows.schema import MISSING_KEY
+from tests.support import dynamic as support
+from tests.support.cached import fast_memory
+
+
+def train_in_stages(embedding, batches, plan_depth=2, end=None):
+    with closing(start(embedding, enumerate(batches), plan_depth=plan_depth)) as runner:
+        for step, work in enumerate(runner):
+            if step == end:
+                break
+            support.train(embedding, work.item.batch, work.item.plan)
+    return embedding
+
+
+def train_in_line(embedding, batches):
+    for step, batch in enumerate(embedding.resolved(batches)):
+        support.train(embedding, batch, embedding.plan(batch, step))
+    return embedding
+
+
+@pytest.mark.parametrize("name", support.POLICIES)
+def test_training_in_memory_equals_rows_in_dicts(name):
+    schema, batches = support.schema(support.POLICIES[name]), support.stream()
+    expected = support.specification(name)
+    support.assert_equal(train_in_line(support.engine(schema), batches), expected)
+    support.assert_equal(train_in_stages(support.engine(schema, planning_threads=2), batches), expected)
+
+
+@pytest.mark.pairs
+@pytest.mark.parametrize("store", ["memory", "file"])
+@pytest.mark.parametrize("share", [0, 0.05, 0.3])
+@pytest.mark.parametrize("plan_depth", [0, 2])
+@pytest.mark.parametrize("name", ["lru", "ahead"])
+def test_a_cache_changes_no_bit(name, plan_depth, share, store, tmp_path):
+    """share 0: every batch bypasses the cache."""
+    schema, batches = support.schema(support.POLICIES[name]), support.stream()
+    size = fast_memory(support.engine(schema), share)
+    caching = Caching(size, store if store == "memory" else f"file:{tmp_path}/rows")
+    embedding = support.engine(schema, caching=caching)
+    support.assert_equal(train_in_stages(embedding, batches, plan_depth), support.specification(name))
+    embedding.close()
+
+
+@pytest.mark.parametrize("share", [None, 0.05, 0.3])
+def test_micro_batches_change_sums_alone(share):
+    schema, batches = support.schema(support.POLICIES["lru"]), support.stream()
+    caching = None if share is None else Caching(fast_memory(support.engine(schema), share))
+    whole = train_in_stages(support.engine(schema), batches)
+    parts = train_in_stages(support.engine(schema, caching=caching, micro_batches=3), batches)
+    assert torch.equal(*(e.dynamic.state()["item/keys"] for e in (whole, parts)))
+    for table in whole.tables:
+        torch.testing.assert_close(parts.weights(table.name), whole.weights(table.name))
+
+
+def test_rounding_is_keyed_by_ids_and_steps_are_counted_from_a_birth():
+    options = {"optimizer": Adam(lr=0.01, per_row_step=True), "dtype": "bfloat16"}
+    schema, batches = support.schema(support.POLICIES["lru"]), support.stream(12)
+    expected = support.DictTraining(schema, **options).run(batches)
+    support.assert_equal(train_in_stages(support.engine(schema, **options), batches), expected)
+
+
+def test_where_nothing_is_evicted_a_key_trains_as_an_id_does():
+    """Keys 3 and up as ids of a table, and as keys: a row of the same bits for each."""
+    draw = torch.Generator().manual_seed(0)
+    batches = [
+        Batch(("item",), torch.randint(3, 90, (15,), generator=draw), torch.zeros(15, 1))
+        for _ in range(10)
+    ]
+    declared = [Table("item", 100, 6, ("item",))]
+    static = Embedding(declared, seed=5)
+    for step, batch in enumerate(batches):
+        support.train(static, batch, static.plan(batch, step))
+    of = support.Schema(features=(support.Sparse("item", dynamic=Dynamic(capacity=97)),))
+    dynamic = Embedding(declared, seed=5, dynamic=support.DynamicIds.of_schema(of, declared))
+    train_in_stages(dynamic, batches)
+    state = dynamic.dynamic.state()
+    keys, ids = state["item/keys"], state["item/ids"]
+    assert set(keys.tolist()) == set(torch.cat([batch.ids for batch in batches]).tolist())
+    assert torch.equal(dynamic.stores[0].records[ids], static.stores[0].records[keys])
+
+
+def test_keys_of_batches_that_were_not_trained_are_unknown():
+    schema, batches = support.schema(support.POLICIES["all"]), support.stream(6)
+    embedding = support.engine(schema)
+    looked_at = []
+    with closing(start(embedding, enumerate(batches))) as runner:
+        for number, work in enumerate(runner):
+            ids = embedding.dynamic.find(batches[number]).ids.view(4, -1)
+            looked_at.append((ids[1] < 4).sum().item())
+            vectors = embedding.lookup(embedding.plan(batches[number]))
+            assert all(vector.isfinite().all() for vector in vectors.leaves)
+            support.train(embedding, work.item.batch, work.item.plan)
+            ids = embedding.dynamic.find(batches[number]).ids.view(4, -1)
+            assert (ids[1] >= 4).all(), "trained, so known"
+            present = batches[number].ids.view(4, -1)[3] != MISSING_KEY
+            assert ((ids[3] == 1) != present).all()
+    assert looked_at[0] == 12 > looked_at[-1] > 0
+
+
+def test_training_that_was_left_goes_on_where_it_was():
+    """Batches that were planned and not trained come again."""
+    schema, batches = support.schema(support.POLICIES["lru"]), support.stream()
+    embedding = train_in_stages(support.engine(schema), batches, end=9)
+    with closing(start(embedding, list(enumerate(batches))[9:])) as runner:
+        for work in runner:
+            support.train(embedding, work.item.batch, work.item.plan)
+    support.assert_equal(embedding, support.specification("lru"))
+
+
+def test_keys_in_lists_of_one_get_the_ids_of_single_keys():
+    batch = support.stream(1)[0]
+    lists = dataclasses.replace(batch, offsets=torch.arange(4 * batch.size + 1))
+    schema = support.schema(support.POLICIES["all"])
+    (expected,), (resolved,) = (list(support.engine(schema).resolved([b])) for b in (batch, lists))
+    assert torch.equal(expected.ids, resolved.ids)
+    assert torch.equal(resolved.ids.view(4, -1)[2], batch.ids.view(4, -1)[2]), "shops have no keys"
+
+
+def test_what_dynamic_features_cannot_do_is_refused():
+    schema = support.schema(support.POLICIES["all"])
+    with pytest.raises(ValueError, match="'user\\*shop' is made of the dynamic feature 'user'"):
+        support.engine(schema, crosses=(Cross(("user", "shop"), 10),))
+    tables = [Table("both", 500, 4, ("user", "shop"))]
+    with pytest.raises(ValueError, match="'both' is read by features of several vocabularies"):
+        Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
+    for option, match in (
+        (Dynamic(keep="file:rows"), "not kept aside so far"),
+        (Dynamic(evict="time:60"), "batches have no event time so far"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            support.engine(support.schema(option))
+    with pytest.raises(ValueError, match="'user': a table without a capacity grows in host memory alone"):
+        support.engine(support.schema(Dynamic()), caching=Caching(1 << 20, "file:somewhere"))
+    tables = [Table("user", 500, 4, ("user",), optimizer=Adam(decay_by_count=True))]
+    with pytest.raises(ValueError, match="decay_by_count needs the counts of ids"):
+        Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
+    tables = [Table("user", 500, 4, ("user",), optimizer=DenseAdam())]
+    with pytest.raises(ValueError, match="dense meaning updates all rows .* give them a lazy one"):
+        Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
+
+
+def test_a_table_without_a_capacity_takes_memory_as_it_grows():
+    schema = support.schema(Dynamic(evict="idle:4"))
+    batches = support.stream()
+    expected = support.DictTraining(schema).run(batches)
+    embedding = support.engine(schema)
+    assert embedding.num_bytes > 100 << 30
+    train_in_stages(embedding, batches)
+    support.assert_equal(embedding, expected)
+    assert all(rows < 200 for rows in embedding.num_rows().values())

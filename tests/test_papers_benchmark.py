@@ -1,0 +1,97 @@
+"""Every part of the papers' pages runs at tiny sizes; the pages show the figures of the results."""
+
+import json
+
+import pytest
+from benchmarks.papers import __main__ as command
+from benchmarks.papers.__main__ import PAPERS, main, tables
+from benchmarks.papers.part import Paper, Part, read
+
+PARTS = [(paper, part) for paper in PAPERS for part in PAPERS[paper].parts]
+
+
+@pytest.fixture(autouse=True)
+def one_thread(threads):
+    threads(1)
+
+
+@pytest.mark.parametrize(("paper", "part"), PARTS)
+def test_every_part_runs_and_its_table_can_be_made(paper, part, tmp_path):
+    assert main([paper, "--only", part, "--quick", "--out", str(tmp_path)]) == 0
+    record = read(tmp_path / f"papers-{paper}.json")[part]
+    assert record["complete"] and record["arms"] and record["error"] is None
+    assert set(record["checks"].values()) <= {"passed"}
+    assert PAPERS[paper].parts[part].table(record["arms"]).startswith(("|", "!["))
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_page_has_the_tables_of_the_results(paper):
+    page = PAPERS[paper].page.read_text()
+    for name, table in tables(PAPERS[paper]).items():
+        place = f"<!-- {name}: begin -->\n{table}\n<!-- {name}: end -->"
+        assert place in page, f"run `python -m benchmarks.papers {paper} --page`"
+
+
+def paper_of(run) -> dict[str, Paper]:
+    part = Part("Does it go on?", run, lambda arms: f"| {len(arms)} |")
+    return {"some": Paper("some", "A paper", {"speed": part})}
+
+
+def test_a_cut_part_goes_on_and_one_that_has_run_is_not_run_again(tmp_path, monkeypatch, capsys):
+    measured = []
+
+    def one_arm_a_run(findings, setting):
+        for arm in ("a", "b"):
+            if not findings.has(arm):
+                measured.append(arm)
+                findings.add(arm, {"speed": 1.0})
+                return arm == "b"
+        return True
+
+    monkeypatch.setattr(command, "PAPERS", paper_of(one_arm_a_run))
+    arguments = ["--quick", "--out", str(tmp_path)]
+    for _ in range(3):
+        assert main(arguments) == 0
+    assert measured == ["a", "b"]
+    record = json.loads((tmp_path / "papers-some.json").read_text())["speed"]
+    assert record["complete"] and list(record["arms"]) == ["a", "b"]
+    assert record["setting"] == {"device": "cpu", "small": True} and record["load"] >= 0
+    main([*arguments, "--again"])
+    assert measured == ["a", "b", "a"]
+    capsys.readouterr()
+    main([*arguments, "--list"])
+    assert "cut, 1 arms" in capsys.readouterr().out
+
+
+def test_a_part_that_goes_wrong_says_so_and_the_next_one_runs(tmp_path, monkeypatch):
+    def wrong(findings, setting):
+        raise ValueError("no such thing")
+
+    papers = paper_of(wrong)
+    papers["some"].parts["right"] = Part("?", lambda f, s: f.add("a", {"x": 1}), lambda arms: "| a |")
+    monkeypatch.setattr(command, "PAPERS", papers)
+    assert main(["--quick", "--out", str(tmp_path)]) == 1
+    records = read(tmp_path / "papers-some.json")
+    assert records["speed"]["error"] == "ValueError: no such thing" and records["right"]["complete"]
+
+
+def test_nothing_is_written_of_quick_runs_unless_told_where(tmp_path, monkeypatch):
+    monkeypatch.setattr(command, "RESULTS", tmp_path)
+    monkeypatch.setattr(command, "PAPERS", paper_of(lambda f, s: f.add("a", {"x": 1})))
+    assert main(["--quick"]) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_part_is_not_run_on_a_device_that_it_does_not_know(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(command, "PAPERS", paper_of(lambda f, s: f.add("a", {"x": 1})))
+    assert main(["--quick", "--device", "cuda", "--out", str(tmp_path)]) == 0
+    assert "some speed: runs on cpu, not on cuda" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arguments", [["spanish"], ["fae", "--only", "nothing"]])
+def test_unknown_papers_and_parts_are_refused_with_those_there_are(arguments, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert "there are" in capsys.readouterr().err
