@@ -15,6 +15,7 @@ from torch import nn
 from hotrows import data, models
 from hotrows.config import TrainConfig
 from hotrows.data import Loader
+from hotrows.dynamic import Dynamic
 from hotrows.metrics import Metrics
 from hotrows.models import Model
 from hotrows.optim import Adagrad
@@ -191,6 +192,8 @@ def test_weights_of_single_features_take_steps_of_their_own(model, decay, rows, 
     assert (settled.epochs, settled.dense_lr) == (epochs, 0.01)
     uncounted = settle(TrainConfig(model=model, batch_size=100), of_size(rows, vocabularies={}))
     assert uncounted.row_optimizer == Adagrad(**steps)
+    keys = of_size(rows, schema=Schema((Sparse("user", dynamic=Dynamic(9)), ITEM), "click"))
+    assert settle(TrainConfig(model=model, batch_size=100), keys).row_optimizer == Adagrad(**steps)
     asked = TrainConfig(model=model, epochs=2, dense_lr=0.1, row_optimizer=Adagrad(lr=0.3))
     settled = settle(asked, of_size(rows))
     assert (settled.epochs, settled.dense_lr, settled.row_optimizer) == (2, 0.1, Adagrad(lr=0.3))
@@ -249,10 +252,10 @@ def test_of_decayed_weights_a_later_evaluation_is_better_unless_chance_cannot_ex
     assert state.best_step == best_step
 
 
-def of_size(rows, vocabularies=("user",)):
+def of_size(rows, vocabularies=("user",), schema=SCHEMAS["ids alone"]):
     """Stands in for data with so many training samples."""
     parts = {"train": SimpleNamespace(rows=rows)}
-    return SimpleNamespace(parts=parts, schema=SCHEMAS["ids alone"], vocabularies=vocabularies)
+    return SimpleNamespace(parts=parts, schema=schema, vocabularies=vocabularies)
 
 
 @pytest.mark.parametrize(

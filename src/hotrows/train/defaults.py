@@ -56,13 +56,15 @@ def _linear_rows(data: EncodedData, batch_size: int, decay: float) -> optim.Adag
     that of one sample's gradient, 1 / batch_size: else the first step would be as long for a sample that
     was expected, as most are where labels are rare, as for a surprising one. Decay is that of an L2
     term, decay / 2 times the squares of all weights, beside the log loss summed over an epoch; it needs
-    counts of ids, which data read as it is stored lacks. See docs/defaults.md.
+    counts of ids, which data read as it is stored lacks, and dynamic features. See docs/defaults.md.
     """
+    is_dynamic = any(feature.dynamic is not None for feature in data.schema.id_features)
+    is_counted = bool(data.vocabularies) and not is_dynamic
     return optim.Adagrad(
         1 / len(data.schema.features),
         initial_accumulator=1 / batch_size**2,
-        weight_decay=decay / batch_size if data.vocabularies else 0.0,
-        decay_by_count=bool(data.vocabularies),
+        weight_decay=decay / batch_size if is_counted else 0.0,
+        decay_by_count=is_counted,
     )
 
 
