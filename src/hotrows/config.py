@@ -87,7 +87,7 @@ class TrainConfig:
     epochs: int | None = setting(
         None,
         "How often all training samples are read",
-        unset="1, of lr 1 to 20 by the data's size",
+        unset="1, of lr and fm 1 to 20 by the data's size",
         least=1,
         most=10**9,
         resumable=True,
@@ -107,7 +107,7 @@ class TrainConfig:
     )
     dense_optimizer: str = setting("adam", "Optimizer of the dense part", choices=DENSE_OPTIMIZERS)
     dense_lr: float | None = setting(
-        None, "Learning rate of the dense part", unset="0.001, of lr 0.01", above=0
+        None, "Learning rate of the dense part", unset="0.001, of lr and fm 0.01", above=0
     )
     clip_norm: float | None = setting(
         None, "Largest norm of the dense gradients", unset="no limit", above=0
