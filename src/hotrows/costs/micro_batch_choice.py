@@ -63,6 +63,6 @@ def choose_micro_batches(
     for num, predicted in seconds.items():
         if predicted < seconds[best] * (1 - _LEAST_GAIN):
             best = num
-    predicted = ", ".join(f"{num}: {1e3 * value:.2f} ms" for num, value in seconds.items())
+    steps = ", ".join(f"{num}: {1e3 * value:.2f} ms" for num, value in seconds.items())
     why = f"vectors of {fitting:,} samples fit into memory; " if least > 1 else ""
-    return best, f"{best} micro-batches: {why}predicted steps {predicted}"
+    return best, f"{best} micro-batches: {why}predicted steps {steps}"
