@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from hotrows import models as models
     from hotrows import nn as nn
     from hotrows import planning as planning
+    from hotrows import serving as serving
     from hotrows import tuning as tuning
     from hotrows.acceleration.accelerate import accelerate, restore
+    from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
     from hotrows.acceleration.explain import explain
     from hotrows.acceleration.lookahead import lookahead
     from hotrows.batch import Batch
@@ -63,6 +65,7 @@ __all__ = [
     "DenseAdamW",
     "DenseSGD",
     "Dynamic",
+    "DynamicEmbedding",
     "Embedding",
     "Label",
     "Loader",
@@ -92,6 +95,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "hotrows.acceleration.accelerate": ["accelerate", "restore"],
+        "hotrows.acceleration.dynamic_embedding": ["DynamicEmbedding"],
         "hotrows.acceleration.explain": ["explain"],
         "hotrows.acceleration.lookahead": ["lookahead"],
         "hotrows.batch": ["Batch"],
