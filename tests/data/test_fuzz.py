@@ -152,6 +152,20 @@ def test_ids_may_be_floats_of_two_bytes(tmp_path):
     assert [columns.ids[0].value(row) for row in range(3)] == [b"2", b"", b"-5"]
 
 
+@BOTH
+def test_text_of_a_dictionary_that_is_no_utf8_is_shown_in_a_message(tmp_path, monkeypatch, plain):
+    """The message about a time that cannot be read failed itself: ArrowInvalid, "Failed to parse"."""
+    if plain:
+        use_plain_python(monkeypatch)
+    when = pa.array(["2024-01-01", "2024-01X02"]).dictionary_encode()
+    pq.write_table(pa.table({"label": [0, 1], "when": when}), tmp_path / "raw", compression="none")
+    content = (tmp_path / "raw").read_bytes()
+    (tmp_path / "raw").write_bytes(content.replace(b"X", b"\xa0"))
+    schema = Schema(features=(), time=Time("when", "%Y-%m-%d"))
+    with pytest.raises(ValueError, match=r"raw row 1, column 'when': .* found '2024-01\\\\xa002'"):
+        read(tmp_path / "raw", schema)
+
+
 @pytest.mark.parametrize("change", [{"shape": []}, {"num_distinct": "x"}, {"num_distinct": -1}])
 def test_a_vocabulary_that_makes_no_sense_is_refused(tmp_path, change):
     """Counts without a dimension came out as "len() of unsized object"; a text as the number of distinct
