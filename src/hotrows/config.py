@@ -164,7 +164,6 @@ class TrainConfig:
         least=0,
         most=1024,
         changes="no bit",
-        option="",
     )
     fast_memory: int | None = setting(
         None,
@@ -191,7 +190,6 @@ class TrainConfig:
         "Order of regrouped data: hot and cold batches in blocks whose length follows the loss on the "
         "validation part (scheduled), or all cold, then all hot ones of an epoch (sequential)",
         choices=HOT_COLD,
-        option="",
     )
     in_flight: int = setting(
         4,
@@ -207,7 +205,6 @@ class TrainConfig:
         least=1,
         changes="no bit",
         unit="bytes",
-        option="",
     )
     memory_split: str = setting(
         "reads",
@@ -215,7 +212,6 @@ class TrainConfig:
         "or evenly",
         choices=SPLITS,
         changes="no bit",
-        option="",
     )
     linear_paths: str = setting(
         "auto",

@@ -23,7 +23,7 @@ from tests.fuzz.readers import make_text
 from tests.fuzz.stored import closed, opened
 
 CASES = {
-    "text": 300, "compressed": 300, "parquet": 200, "stored": 12, "manifest": 50, "state": 20,
+    "text": 300, "compressed": 300, "parquet": 200, "stored": 50, "manifest": 100, "state": 40,
     "schema": 2000, "config": 1000, "archive": 500,
 }  # fmt: skip
 

@@ -49,8 +49,9 @@ _EVICTIONS = ("none", "lru", "lfu", "ahead", "idle", "time")
 
 
 def key_table(dynamic: Dynamic, num_unknown: int = 1) -> KeyTable:
-    """An empty `KeyTable`."""
-    return ReferenceKeyTable(dynamic, num_unknown)
+    """An empty `KeyTable`: the native one, or without the native core its reference."""
+    kind = ReferenceKeyTable if native.load() is None else NativeKeyTable
+    return kind(dynamic, num_unknown)
 
 
 class NativeKeyTable(KeyTable):
