@@ -220,6 +220,7 @@ def test_the_command_answers_what_it_took_and_ends(din_bundle, scorer):
         port = free.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": str(Path(hotrows.__file__).parents[1])}
     command = [sys.executable, "-m", "hotrows", "serve", str(din_bundle), "--port", str(port)]
+    command += ["--most-seconds", "60"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
             url = f"http://127.0.0.1:{port}"
