@@ -80,13 +80,13 @@ def main() -> None:
         write("fae-accuracy", facts | conditions(args.threads) | {"layout": layout, "arms": arms})
 
 
-def encoded(threads: int) -> EncodedData:
+def encoded(threads: int, rows: int = ROWS) -> EncodedData:
     """The data, made once."""
-    out = FOLDER / f"fae-{ROWS}"
+    out = FOLDER / f"fae-{rows}"
     if not out.exists():
         FOLDER.mkdir(exist_ok=True)
         with tempfile.TemporaryDirectory(dir=FOLDER) as raw:
-            text = synth_criteo(ROWS, Path(raw))
+            text = synth_criteo(rows, Path(raw))
             schema = schemas.with_min_count(schemas.BY_NAME["criteo"], MIN_COUNT)
             prepare([text], schema, out, split="position:0.8,0.1,0.1", threads=threads)
     return EncodedData.open(out)

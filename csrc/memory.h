@@ -1,10 +1,12 @@
-// Memory that is accounted for: zeroed blocks, given back to the system at once, under a common limit.
+// Memory that is accounted for: zeroed blocks, given back to the system at once, under a common limit;
+// and vectors in large pages.
 #pragma once
 
 #include "core.h"
 
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <utility>
 
@@ -39,7 +41,14 @@ class Zeroed {
   T* as() const { return static_cast<T*>(data_); }
   int64_t size() const { return size_; }
 
+  // Gives whole pages back to the system early: bytes `begin` to `end` are never read again.
+  void give_back(int64_t begin, int64_t end) {
+    begin = (begin + kPage - 1) / kPage * kPage, end = end / kPage * kPage;
+    if (mapped() && begin < end) ::madvise(as<char>() + begin, static_cast<size_t>(end - begin), MADV_DONTNEED);
+  }
+
  private:
+  static constexpr int64_t kPage = 64 << 10;  // as large as any system's
   static constexpr int64_t kMapped = 256 << 10;
   static constexpr int64_t kHuge = 4 << 20;
 
@@ -63,6 +72,35 @@ class Zeroed {
   void* data_ = nullptr;
   int64_t size_ = 0;
 };
+
+// Allocates large pages, for memory that is read at random.
+template <class T>
+struct LargePages {
+  using value_type = T;
+  static constexpr size_t kPage = size_t{1} << 21;
+  LargePages() = default;
+  template <class U>
+  LargePages(const LargePages<U>&) {}
+  T* allocate(size_t n) {
+    if (!is_large(n)) return std::allocator<T>().allocate(n);
+    const size_t bytes = (n * sizeof(T) + kPage - 1) / kPage * kPage;
+    void* p = std::aligned_alloc(kPage, bytes);
+    if (p == nullptr) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+    ::madvise(p, bytes, MADV_HUGEPAGE);
+#endif
+    return static_cast<T*>(p);
+  }
+  void deallocate(T* p, size_t n) {
+    if (!is_large(n)) return std::allocator<T>().deallocate(p, n);
+    std::free(p);
+  }
+  static bool is_large(size_t n) { return n * sizeof(T) >= kPage; }
+  bool operator==(const LargePages&) const { return true; }
+  bool operator!=(const LargePages&) const { return false; }
+};
+template <class T>
+using Large = std::vector<T, LargePages<T>>;
 
 // How many bytes are in use, of how many that may be. Threads share it.
 class Budget {

@@ -12,52 +12,20 @@
 // row used by batch j is listed at batch j + past + 1, when the past no longer pins it.
 // Everything that a row leads to is prefetched some rows ahead; what is written is random, what is
 // read in bulk lies in a row.
-#include <cstdlib>
 #include <memory>
 #include <tuple>
 
-#include "core.h"
-
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
+#include "memory.h"
 
 namespace {
 
+using hotrows::Large;
 using hotrows::prefetch;
 using hotrows::prefetch_for_write;
 
 constexpr int64_t kBlock = 64, kFar = 32, kNear = 16;  // rows prefetched ahead
 constexpr int kMetBits = 14;
 constexpr int32_t kUnknown = -1;
-
-// Asks for large pages: the table is read at random.
-template <class T>
-struct LargePages {
-  using value_type = T;
-  static constexpr size_t kPage = size_t{1} << 21;
-  LargePages() = default;
-  template <class U>
-  LargePages(const LargePages<U>&) {}
-  T* allocate(size_t n) {
-    if (n * sizeof(T) <= kPage) return std::allocator<T>().allocate(n);
-    const size_t bytes = (n * sizeof(T) + kPage - 1) / kPage * kPage;
-    void* p = std::aligned_alloc(kPage, bytes);
-    if (p == nullptr) throw std::bad_alloc();
-#ifdef MADV_HUGEPAGE
-    madvise(p, bytes, MADV_HUGEPAGE);
-#endif
-    return static_cast<T*>(p);
-  }
-  void deallocate(T* p, size_t n) {
-    if (n * sizeof(T) <= kPage) return std::allocator<T>().deallocate(p, n);
-    std::free(p);
-  }
-  bool operator==(const LargePages&) const { return true; }
-  bool operator!=(const LargePages&) const { return false; }
-};
-template <class T>
-using Large = std::vector<T, LargePages<T>>;
 
 // Values by row, by linear probing; rows and values stand apart, so that probing stays in one line.
 // Multiplying by the golden ratio spreads rows that lie close more evenly than chance would, and a

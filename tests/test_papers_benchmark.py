@@ -27,8 +27,7 @@ def test_every_part_runs_and_its_table_can_be_made(paper, part, tmp_path):
 @pytest.mark.parametrize("paper", PAPERS)
 def test_the_page_has_the_tables_of_the_results(paper):
     page = PAPERS[paper].page.read_text()
-    records = read(command.RESULTS / f"papers-{paper}.json")
-    for name, table in tables(PAPERS[paper], records).items():
+    for name, table in tables(PAPERS[paper]).items():
         place = f"<!-- {name}: begin -->\n{table}\n<!-- {name}: end -->"
         assert place in page, f"run `python -m benchmarks.papers {paper} --page`"
 
@@ -80,6 +79,14 @@ def test_nothing_is_written_of_quick_runs_unless_told_where(tmp_path, monkeypatc
     monkeypatch.setattr(command, "RESULTS", tmp_path)
     monkeypatch.setattr(command, "PAPERS", paper_of(lambda f, s: f.add("a", {"x": 1})))
     assert main(["--quick"]) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_part_is_not_run_on_a_device_that_it_does_not_know(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(command, "PAPERS", paper_of(lambda f, s: f.add("a", {"x": 1})))
+    assert main(["--quick", "--device", "cuda", "--out", str(tmp_path)]) == 0
+    assert "some speed: runs on cpu, not on cuda" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 

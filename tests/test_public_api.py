@@ -14,10 +14,10 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PUBLIC = {
     "hotrows": """
-        FTRL SGD Adagrad Adam Batch Caching Callback Classifier Constant Cross Dense
-        DenseAdam DenseAdamW DenseSGD Dynamic Embedding Label
-        Loader Normal PackPlan Plan RowWiseAdagrad Schema Sequence Sparse Table Time TrainConfig Trainer
-        Uniform Vectors accelerate explain load_run lookahead prefetch prepare restore
+        FTRL SGD Adagrad Adam Batch Caching Callback Classifier Constant Cross Dense DenseAdam
+        DenseAdamW DenseSGD Dynamic DynamicEmbedding Embedding Label Loader Normal PackPlan Plan
+        RowWiseAdagrad Schema Sequence Sparse Table Time TrainConfig Trainer Uniform Vectors
+        accelerate explain load_run lookahead prefetch prepare restore
     """,
     "hotrows.data": """
         Description Draft EncodedData Encoder HotColdLoader Loader Part Profile ValueRates
@@ -37,13 +37,13 @@ PUBLIC = {
     "hotrows.serving": "Limits Request Scorer application",
     "hotrows.checkpoint": """
         Manifest Pointer State Writer chain checkpoints_of export_tables fill_tables folder_of generations
-        load merge problems point pointed read_manifest read_state retained save summary
+        key_tables load merge problems point pointed read_manifest read_state retained save summary
     """,
 }
 # Modules whose names are public as the page that shows them says.
 MODULES = {
     *("hotrows.metrics", "hotrows.planning.policy", "hotrows.models.tables"),
-    *("hotrows.datasets.schemas", "hotrows.datasets.synthetic"),
+    *("hotrows.datasets.schemas", "hotrows.datasets.synthetic", "hotrows.datasets.product"),
     *("hotrows.distributed.process_group", "hotrows.distributed.dense_gradients"),
 }
 

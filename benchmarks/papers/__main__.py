@@ -25,6 +25,7 @@ from benchmarks.papers.part import Paper, PartFindings, Setting, read
 from benchmarks.pictures import OUT as PICTURES
 
 PAPERS = {paper.name: paper for paper in (picasso.PAPER, scratchpipe.PAPER, fae.PAPER)}
+DEVICES = ("cpu", "cuda")
 NOT_YET = "Not measured yet: `python -m benchmarks.papers {} --only {}`."
 
 
@@ -36,21 +37,30 @@ def main(argv: list[str] | None = None) -> int:
     setting = Setting(args.device, args.quick, pictures=PICTURES if out == RESULTS else out)
     wrong = 0
     for paper in papers:
-        path = None if out is None else out / f"papers-{paper.name}.json"
+        path = None if out is None else results_of(paper, setting.device, out)
         if args.list:
-            print(listed(paper, read(path or RESULTS / f"papers-{paper.name}.json"), setting))
+            print(listed(paper, read(path or results_of(paper, setting.device)), setting))
             continue
         for name in () if args.page else args.only or paper.parts:
             if name in paper.parts:
                 wrong += not _run(paper, name, setting, path, args.again)
         if path is not None and out == RESULTS:
-            put(paper.page, tables(paper, read(path)))
+            put(paper.page, tables(paper))
     return wrong
+
+
+def results_of(paper: Paper, device: str, folder: Path | None = None) -> Path:
+    """The file of a paper's results on a device."""
+    name = f"papers-{paper.name}" + ("" if device == "cpu" else f"-{device}")
+    return (folder or RESULTS) / f"{name}.json"
 
 
 def _run(paper: Paper, name: str, setting: Setting, path: Path | None, again: bool) -> bool:
     """Runs a part unless it has run; whether all went well."""
     part = paper.parts[name]
+    if setting.device not in part.devices:
+        print(f"{paper.name} {name}: runs on {', '.join(part.devices)}, not on {setting.device}")
+        return True
     findings = PartFindings(name, part.question, setting, path)
     earlier = {} if path is None or again else read(path).get(name, {})
     if has_run(earlier, findings.record()):
@@ -67,14 +77,14 @@ def has_run(earlier: dict, now: dict) -> bool:
     return bool(same and earlier["complete"])
 
 
-def tables(paper: Paper, records: dict[str, dict]) -> dict[str, str]:
-    """The table of each part, and under it where and when it was measured."""
+def tables(paper: Paper) -> dict[str, str]:
+    """The tables of each part, one for each device, and under them where and when they were measured."""
+    by_device = [read(results_of(paper, device)) for device in DEVICES]
     made = {}
     for name, part in paper.parts.items():
-        record = records.get(name, {"arms": {}})
-        made[name] = NOT_YET.format(paper.name, name)
-        if record["arms"]:
-            made[name] = f"{part.table(record['arms'])}\n\n{_measured(record)}"
+        records = [records[name] for records in by_device if records.get(name, {}).get("arms")]
+        found = [f"{part.table(record['arms'])}\n\n{_measured(record)}" for record in records]
+        made[name] = "\n\n".join(found) or NOT_YET.format(paper.name, name)
     return made
 
 
@@ -106,7 +116,7 @@ def listed(paper: Paper, records: dict[str, dict], setting: Setting) -> str:
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="benchmarks.papers", description=__doc__.splitlines()[0])
     parser.add_argument("papers", nargs="*", metavar="PAPER", help=", ".join(PAPERS))
-    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--device", default="cpu", choices=DEVICES)
     parser.add_argument("--quick", action="store_true", help="tiny sizes; nothing is written")
     parser.add_argument("--only", nargs="+", metavar="PART", help="only these parts")
     parser.add_argument("--again", action="store_true", help="run parts that have run")

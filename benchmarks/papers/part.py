@@ -32,12 +32,13 @@ class Part:
 
     run: adds arms to findings; it leaves out those that findings `has`, and returns False where it was
         cut. table: the Markdown of the arms found, which stands on the page between the markers
-        `<!-- NAME: begin -->` and `<!-- NAME: end -->`.
+        `<!-- NAME: begin -->` and `<!-- NAME: end -->`. devices: those it can run on.
     """
 
     question: str
     run: Callable[[Findings, Setting], bool | None]
     table: Callable[[dict[str, dict]], str]
+    devices: tuple[str, ...] = ("cpu",)
 
 
 @dataclass(frozen=True)

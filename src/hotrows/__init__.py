@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hotrows import serving as serving
     from hotrows import tuning as tuning
     from hotrows.acceleration.accelerate import accelerate, restore
+    from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
     from hotrows.acceleration.explain import explain
     from hotrows.acceleration.lookahead import lookahead
     from hotrows.batch import Batch
@@ -64,6 +65,7 @@ __all__ = [
     "DenseAdamW",
     "DenseSGD",
     "Dynamic",
+    "DynamicEmbedding",
     "Embedding",
     "Label",
     "Loader",
@@ -93,6 +95,7 @@ __getattr__, __dir__ = lazy_names(
     __name__,
     {
         "hotrows.acceleration.accelerate": ["accelerate", "restore"],
+        "hotrows.acceleration.dynamic_embedding": ["DynamicEmbedding"],
         "hotrows.acceleration.explain": ["explain"],
         "hotrows.acceleration.lookahead": ["lookahead"],
         "hotrows.batch": ["Batch"],

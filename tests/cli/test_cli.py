@@ -232,3 +232,15 @@ def test_new_rows_go_on_with_the_model_of_a_run(hotrows):
     ours, theirs = (json.loads(Path(f"runs/{run}/config.json").read_text()) for run in ("grown", "a"))
     for name in ("model", "model_options", "row_optimizer", "dense_optimizer"):
         assert ours[name] == theirs[name]
+
+
+def test_train_says_what_batches_in_flight_pin(hotrows):
+    run = ["--model", "deepfm", "--batch-size", "64", *SMALL, "--steps", "6", "--run", "runs/pins"]
+    told = hotrows("train", "enc", *run, "--fast-memory", "64KiB", "--plan-depth", "0")
+    assert told.code == 0, told.err
+    pinned = (
+        r"fast memory: [\d,]+ slots; 4 batches in flight pinned at most [\d,]+ rows, and \d of 6 batches"
+    )
+    assert re.search(pinned, told.err)
+    config = json.loads(Path("runs/pins/config.json").read_text())
+    assert config["plan_depth"] == 0

@@ -3,6 +3,7 @@
 And what it found, each with its story.
 """
 
+import json
 import math
 
 import numpy as np
@@ -18,12 +19,13 @@ from hotrows.data.raw.typed_files import open_parquet_file
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests import fuzz
 from tests.data.raw import use_plain_python
+from tests.fuzz.__main__ import record
 from tests.fuzz.case import Broken, Target, outcome
 from tests.fuzz.readers import make_text
 from tests.fuzz.stored import closed, opened
 
 CASES = {
-    "text": 300, "compressed": 300, "parquet": 200, "stored": 12, "manifest": 50, "state": 20,
+    "text": 300, "compressed": 300, "parquet": 200, "stored": 50, "manifest": 100, "state": 40,
     "schema": 2000, "config": 1000, "archive": 500,
 }  # fmt: skip
 
@@ -62,6 +64,15 @@ def test_other_errors_and_other_messages_are_noticed(error):
 
     with pytest.raises(Broken):
         outcome(raises, "raw")
+
+
+def test_a_record_keeps_every_run_and_sums_its_cases_up(tmp_path):
+    record(tmp_path / "fuzz.json", {"text": 20, "state": 10}, {"seed": 0, "found": []})
+    record(tmp_path / "fuzz.json", {"text": 5}, {"seed": 10, "found": []})
+    recorded = json.loads((tmp_path / "fuzz.json").read_text())
+    assert [run["seed"] for run in recorded["runs"]] == [0, 10]
+    assert recorded["all"] == 35
+    assert recorded["cases"] == dict.fromkeys(fuzz.TARGETS, 0) | {"text": 25, "state": 10}
 
 
 # ---- what was found

@@ -130,6 +130,9 @@ def test_keys_in_lists_of_one_get_the_ids_of_single_keys():
 
 def test_what_dynamic_features_cannot_do_is_refused():
     schema = support.schema(support.POLICIES["all"])
+    embedding, (batch,) = support.engine(schema), support.stream(1)
+    with pytest.raises(ValueError, match=r"loop over embedding.resolved\(batches\)"):
+        support.train(embedding, batch, embedding.plan(batch))
     with pytest.raises(ValueError, match="'user\\*shop' is made of the dynamic feature 'user'"):
         support.engine(schema, crosses=(Cross(("user", "shop"), 10),))
     tables = [Table("both", 500, 4, ("user", "shop"))]

@@ -35,6 +35,7 @@ from hotrows.runtime import native
 from hotrows.train import pictures
 
 _LIBC = "cannot allocate memory for thread-local data: ABORT"
+_SOURCE = Path(hotrows.__file__).parents[1]
 LIMIT = 120.0  # seconds after which a command counts as hanging
 _PRELOADED = (
     "torch.utils.tensorboard",
@@ -162,6 +163,7 @@ class Command:
         os.environ.update(environment, OMP_WAIT_POLICY="passive")
         if is_real:
             before()
+            os.environ["PYTHONPATH"] = str(_SOURCE)  # not what else is installed
             os.set_inheritable(ready, False)
             os.execv(sys.executable, [sys.executable, "-m", "hotrows", *self.words])
         sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115

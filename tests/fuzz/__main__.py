@@ -19,11 +19,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hotrows.runtime.atomic_files import write_json
+from hotrows.runtime.machine import environment
+from hotrows.schema import Schema
 from tests.fuzz import CASE_SECONDS, TARGETS, case_of, run_case
 from tests.fuzz.case import Broken, Case
 from tests.support.scratch import folder_in_memory
 
-BATCH = 2_000  # cases of a process
+BATCH = 5_000  # cases of a process
 MEMORY = 3 << 30  # bytes of address space that a batch may take beside what it began with
 
 
@@ -41,8 +44,10 @@ def main() -> int:
     parser.add_argument("--target", choices=TARGETS, action="append")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--go-on", action="store_true", help="names every new finding, to the end")
+    parser.add_argument("--record", type=Path, help="adds the counts of this run to a JSON")
     arguments = parser.parse_args()
-    end, seeds = time.monotonic() + arguments.seconds, arguments.seed
+    begun = time.monotonic()
+    end, seeds = begun + arguments.seconds, arguments.seed
     kinds: set[str] = set()
     targets = arguments.target or list(TARGETS)
     last = arguments.seed + -(-arguments.count // len(targets))
@@ -60,7 +65,22 @@ def main() -> int:
         seeds += BATCH
         done = (seeds - arguments.seed) * len(targets)
         print(f"{done:,} cases: {seeds - arguments.seed:,} each of {', '.join(targets)}", flush=True)
+    if arguments.record is not None:
+        record(
+            arguments.record,
+            dict.fromkeys(targets, seeds - arguments.seed),
+            {"seed": arguments.seed, "minutes": round((time.monotonic() - begun) / 60, 1)}
+            | {"environment": environment(), "found": sorted(kinds)},
+        )
     return 1 if kinds else 0
+
+
+def record(path: Path, cases: dict[str, int], fields: dict[str, Any]) -> None:
+    """Adds a run to those in a file, its cases by target and `fields`, and sums the cases up."""
+    runs = json.loads(path.read_text())["runs"] if path.exists() else []
+    runs.append({**fields, "cases": cases})
+    summed = {target: sum(run["cases"].get(target, 0) for run in runs) for target in TARGETS}
+    write_json(path, {"runs": runs, "cases": summed, "all": sum(summed.values())})
 
 
 def run_batch(target: str, seeds: range) -> Finding | None:
@@ -122,7 +142,8 @@ def keep(finding: Finding) -> None:
     for name, content in case.files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
-    (folder / "how.json").write_text(json.dumps({**case.how, "damaged": case.damaged}, indent=1))
+    how = {**case.how, "damaged": case.damaged}
+    (folder / "how.json").write_text(json.dumps(how, indent=1, default=Schema.to_json))
     print(f"{finding.target}, seed {finding.seed}: {finding.why}")
     size = len(case.files.get(case.damaged, b""))
     print(f"the smallest input found has {size:,} bytes and is in {folder}")

@@ -85,8 +85,8 @@ def make_stored(choose: random.Random) -> Case:
 def _some_uses(choose: random.Random) -> dict[str, Any]:
     """What a case does with a folder beside opening and checking it: most inputs do little of it, as
     preparing and encoding take a hundred times longer than reading."""
-    uses: list[Any] = ["describe"] * (choose.random() < 0.2) + ["encode"] * (choose.random() < 0.1)
-    if choose.random() < 0.02:
+    uses: list[Any] = ["describe"] * (choose.random() < 0.05) + ["encode"] * (choose.random() < 0.03)
+    if choose.random() < 0.005:
         uses.append({choose.choice(["like", "extend"]): "enc"})
     return {"uses": uses, "plain": choose.random() < 0.3, "shuffle": choose.random() < 0.5}
 

@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from hotrows.dynamic import Dynamic
 from hotrows.planning.key_table import COUNTERS
+from hotrows.planning.keys import NativeKeyTable, key_table
 from hotrows.planning.keys_reference import MOST_COUNTED, ReferenceKeyTable
+from hotrows.runtime import native
 
 LEAST, MOST = -(2**63), 2**63 - 1
-KINDS = [ReferenceKeyTable]
+KINDS = [ReferenceKeyTable] if native.load() is None else [ReferenceKeyTable, NativeKeyTable]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -170,6 +172,13 @@ def test_looking_forward_ends_with_the_window(kind):
 
 
 @every_kind
+def test_after_the_end_batches_come_one_by_one(kind):
+    table = kind(Dynamic(capacity=2, evict="ahead", window=3))
+    replay(table, [(1, 2)])
+    assert table.resolve(ints(3)).died_keys.tolist() == [1]
+
+
+@every_kind
 def test_admission_after_reads_counts_occurrences(kind):
     table = kind(Dynamic(admit="after:3"))
     resolved = replay(table, [(1, 1, 2), (2, 1), (2,), (1,)])
@@ -248,6 +257,10 @@ def test_a_state_is_refused_where_it_does_not_fit(kind):
         kind(Dynamic(capacity=2), num_unknown=2).load(table.state())
     with pytest.raises(ValueError, match="num_unknown=2, not 1"):
         kind(Dynamic()).load(table.state())
+    damaged = table.state() | {"ids": ints(4, 6, 5)}
+    with pytest.raises(ValueError, match="saved ids of keys do not rise"):
+        table.load(damaged)
+    assert live(table) == {1: 4, 2: 5, 3: 6}
 
 
 KEYS = [-1, 0, 1, MOST, LEAST, *range(10, 40)]
@@ -322,6 +335,74 @@ def test_keys_are_found_as_of_the_batches_trained(kind, dynamic, trace, in_fligh
     expected = live(table)
     ids = table.find(ints(*KEYS)).tolist()
     assert {key: id for key, id in zip(KEYS, ids, strict=True) if id >= table.first_id} == expected
+
+
+needs_native = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
+
+
+@needs_native
+@given(dynamic=dynamics(), trace=traces(), num_unknown=st.integers(1, 3), in_flight=st.integers(0, 4))
+@settings(deadline=None, max_examples=300)
+def test_the_native_table_equals_the_reference(dynamic, trace, num_unknown, in_flight):
+    reference, fast = ReferenceKeyTable(dynamic, num_unknown), NativeKeyTable(dynamic, num_unknown)
+    expected, real = (replay(table, *trace, in_flight=in_flight) for table in (reference, fast))
+    assert [in_full(resolved) for resolved in real] == [in_full(resolved) for resolved in expected]
+    assert plain(fast.state()) == plain(reference.state())
+    assert fast.growth() == reference.growth()
+
+
+LARGE = [
+    Dynamic(capacity=9000, evict="lru"),
+    Dynamic(capacity=9000, evict="lru", admit="after:2"),
+    Dynamic(capacity=9000, evict="lfu:10", admit="after:2,sketch"),
+    Dynamic(capacity=9000, evict="lfu"),
+    Dynamic(capacity=9000, evict="ahead", admit="ahead:2", window=6),
+    Dynamic(capacity=9000, evict="idle:20"),
+    Dynamic(evict="idle:12"),
+    Dynamic(evict="time:300", admit="probability:0.5"),
+    Dynamic(),
+]
+
+
+@needs_native
+@pytest.mark.parametrize("dynamic", LARGE, ids=lambda d: f"{d.evict} {d.admit} {d.capacity}")
+def test_a_native_table_that_grows_and_turns_over_equals_the_reference(dynamic):
+    """Enough keys that lines move, samples bound the order, and sketches turn."""
+    generator = torch.Generator().manual_seed(5)
+    reference, fast = ReferenceKeyTable(dynamic), NativeKeyTable(dynamic)
+    batches = []
+    for number in range(60):
+        hot = (torch.rand(500, generator=generator) ** 4 * 20_000).long()
+        fresh = torch.randint(0, 40_000, (500,), generator=generator) + 2000 * number
+        batches.append([*hot.tolist(), *fresh.tolist()])
+    times = [50 * number - 400 * (number % 7 == 0) for number in range(60)]
+    expected, real = (replay(table, batches, times, in_flight=2) for table in (reference, fast))
+    for ours, theirs in zip(real, expected, strict=True):
+        assert in_full(ours) == in_full(theirs)
+    assert plain(fast.state()) == plain(reference.state())
+    resumed = NativeKeyTable(dynamic)
+    resumed.load(reference.state())
+    assert plain(resumed.state()) == plain(reference.state())
+
+
+@needs_native
+def test_keys_of_one_home_find_room():
+    """Hashes can be inverted: keys may be chosen that all stand in the last line, and run past it."""
+    keys = [unmixed(2**64 - 1 - n * 2**8) for n in range(4000)]
+    table = key_table(Dynamic())
+    assert replay(table, [keys])[0].ids.tolist() == list(range(3, 4003))
+    assert table.find(ints(*keys)).tolist() == list(range(3, 4003))
+
+
+def unmixed(hashed):
+    """The key whose `mix64` is `hashed`, as an int64."""
+    mask, x = 2**64 - 1, hashed
+    for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
+        y = x
+        while (more := x ^ (y >> shift)) != y:
+            y = more
+        x = y * pow(factor, -1, 2**64) & mask
+    return x - 2**64 if x >= 2**63 else x
 
 
 def test_counters_are_named():

@@ -130,6 +130,14 @@ def test_where_pins_leave_too_few_the_pipeline_drains_and_the_next_batch_waits_t
 
 
 @every_map
+@pytest.mark.parametrize(("num_slots", "drained"), [(4, 1), (9, 0), (10, 0)])
+def test_with_as_many_slots_as_are_pinned_at_most_no_batch_is_drained(kind, num_slots, drained):
+    slots = kind(num_slots, LRU, in_flight=3)
+    replay(slots, [(1, 2), (3, 4), (5, 6), (5, 6), (5, 6), (5, 6)])
+    assert (slots.num_drained, slots.most_rows, slots.most_pinned) == (drained, 2, 5 * 2)
+
+
+@every_map
 def test_a_batch_of_more_rows_than_slots_passes_through(kind):
     taken = replay(kind(2, LRU, in_flight=2), [(1, 5), (1, 2, 3), (1, 5)])
     assert taken[1].slots.tolist() == [0, -1, -1]

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import random
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from hotrows.batch import Batch
 from hotrows.data import prepare
 from hotrows.dynamic import Dynamic
 from hotrows.schema import Dense, Schema, Sequence, Sparse
-from hotrows.train import Interrupted, Trainer, load_run
+from hotrows.train import Callback, Interrupted, Trainer, load_run
 from hotrows.train.export import export
+from tests.support.choice import everything
 from tests.support.runs import CONFIG, assert_same_run, interrupt_after, same_bits, write_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -70,6 +72,42 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, whole, tmp_path, o
     assert_same_run(run, result, whole)
     if not options:
         assert same_bits(run, whole[0])
+
+
+class Killed(Callback):
+    """Ends training after a step, without a checkpoint."""
+
+    def __init__(self, steps):
+        self.left = steps
+
+    def after_step(self, trainer, progress):
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("killed")
+
+
+@pytest.mark.parametrize("evict", ["lru", "idle:3", "ahead"])
+def test_a_run_that_is_killed_after_any_step_ends_with_the_same_bits(tmp_path, evict):
+    """With `--all` 200 kills of each policy; many come before the first checkpoint of a process."""
+    raw = write_rows(tmp_path / "raw.csv", 400)
+    dynamic = Dynamic(
+        capacity=18, admit="ahead:2" if evict == "ahead" else "after:2", evict=evict, window=3
+    )
+    data = prepare([raw], schema(dynamic), tmp_path / "enc", split="position:0.6,0.2,0.2")
+    config = dataclasses.replace(SMALL, batch_size=16, checkpoint_every=3, plan_depth=2)
+    whole = tmp_path / "whole"
+    Trainer(data, config, whole).fit()
+    draw, kills, number = random.Random(0), 0, 0
+    while kills < (200 if everything() else 6):
+        run, number, result = tmp_path / f"run-{number}", number + 1, None
+        while result is None:
+            try:
+                callbacks = [Killed(draw.randint(1, 9))]
+                trainer = Trainer(data, config, run, resume=run.exists())
+                result = trainer.fit(callbacks=callbacks)
+            except RuntimeError:
+                kills += 1
+        assert same_bits(run, whole)
 
 
 def test_a_run_predicts_for_keys_that_it_never_saw(encoded, whole):
@@ -140,3 +178,34 @@ def test_static_schemas_are_written_as_before(encoded):
     fields = json.loads(dataclasses.replace(encoded.schema).to_json())
     assert [("dynamic" in f) for f in fields["features"]] == [False, True, False]
     assert Schema.from_json(encoded.schema.to_json()) == encoded.schema
+
+
+def test_the_growth_of_tables_is_logged_and_shown(whole, capsys):
+    from hotrows import cli
+
+    def shown_by(*arguments):
+        with suppress(SystemExit):
+            cli.main(["tables", str(whole[0]), *arguments])
+        return capsys.readouterr().out
+
+    lines = [json.loads(line) for line in (whole[0] / "metrics.jsonl").read_text().splitlines()]
+    growth = [line["keys"]["a"] for line in lines if line["kind"] == "train"][-1]
+    assert growth["live"] == growth["rows"] == 20 == growth["admitted"] - growth["evicted"]
+    shown = json.loads(shown_by("--json"))
+    assert [table["name"] for table in shown["tables"]] == ["a", "b", "a.linear", "b.linear"]
+    (keys,) = shown["keys"]
+    assert keys["ages"] == sorted(keys["ages"]) and keys["ages"][0] == 0
+    assert {name: keys[name] for name in growth} == growth
+    assert "oldest" in shown_by()
+
+
+def test_features_are_made_dynamic_on_the_command_line():
+    from hotrows.datasets import schemas
+
+    dynamic = schemas.with_dynamic(schemas.criteo, ["C1 capacity=100 evict=lfu:5", "C2"])
+    declared = {feature.name: feature.dynamic for feature in dynamic.id_features}
+    assert declared["C1"] == Dynamic(100, evict="lfu:5") and declared["C2"] == Dynamic()
+    assert declared["C3"] is None
+    for text in ("none", "C1 rows=3", "C1 capacity=many", "C1 evict=never"):
+        with pytest.raises(ValueError, match="dynamic"):
+            schemas.with_dynamic(schemas.criteo, [text])

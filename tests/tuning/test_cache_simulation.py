@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hotrows import data
+from hotrows.config import TrainConfig
 from hotrows.data import Loader
 from hotrows.datasets import schemas, synthetic
 from hotrows.planning.policy import LRU, Newest
@@ -32,6 +33,7 @@ def simulation(encoded):
         batch_size=64,
         fast_memory=[8_000, 11_000],
         batches=32,
+        in_flight=1,
     )
 
 
@@ -68,6 +70,18 @@ def test_every_policy_stands_at_every_size_and_none_beats_belady(simulation):
         assert (small.fast_memory, large.fast_memory) == (8_000, 11_000)
         assert large.slots == (11_000 // STRIDE,) and large.misses < small.misses
         assert large.share == pytest.approx(large.slots[0] / simulation.table_rows)
+
+
+def test_the_rows_that_batches_in_flight_pin_are_bounded(encoded, simulation):
+    most = simulation.pinned_rows  # of one batch in flight: its own
+    assert simulation.rows <= most <= 64 * 26
+    assert simulation.pinned_bytes == most * STRIDE
+    one, four = (
+        simulate(encoded, model="dlrm", batch_size=64, batches=32, fast_memory=[10**5], **settings)
+        for settings in ({"in_flight": 1}, {})
+    )
+    assert four.in_flight == TrainConfig().in_flight == 4  # as training has it
+    assert four.pinned_rows == 7 * one.pinned_rows
 
 
 def test_rows_never_read_before_cost_no_read(simulation):

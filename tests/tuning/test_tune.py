@@ -237,7 +237,7 @@ def slow_unless(monkeypatch):
     return install
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.pairs), 2])
 def test_the_faster_of_two_is_told_and_every_rank_is_told_the_same(encoded, slow_unless, num_ranks):
     slow_unless(lambda config: config.plan_depth == 4, seconds=0.1)  # longer than a busy machine's steps
 
@@ -254,7 +254,7 @@ def test_the_faster_of_two_is_told_and_every_rank_is_told_the_same(encoded, slow
     assert len(loses.before) < 5  # more windows would be a waste
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("num_ranks", [pytest.param(1, marks=pytest.mark.pairs), 2])
 def test_tuning_takes_what_is_faster(encoded, slow_unless, monkeypatch, num_ranks):
     slow_unless(lambda config: config.plan_depth == 4, seconds=0.03)  # longer than a busy machine's steps
     monkeypatch.setattr("hotrows.tuning.tune.time", SimpleNamespace(perf_counter=lambda: 0.0))  # no limit

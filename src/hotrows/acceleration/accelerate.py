@@ -26,6 +26,7 @@ from torch.optim import Optimizer
 from hotrows.acceleration import ddp, gradient_ops, l2_terms, lookup_handlers  # noqa: F401  (they register)
 from hotrows.acceleration.batch_arguments import CallRecorder
 from hotrows.acceleration.cached_tables import CachedTable, cache_tables, why_not_cached
+from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
 from hotrows.acceleration.function import capture
 from hotrows.acceleration.gradient import RowGradient
 from hotrows.acceleration.optimizer_hooks import OptimizerHooks, gradient_of, share_histories
@@ -96,6 +97,9 @@ def accelerate(
     embeddings = find_embeddings(model, optimizers)
     tables = _tables(embeddings, lazy, _caching(fast_memory, store))
     share_histories(tables)
+    for module in model.modules():
+        if isinstance(module, DynamicEmbedding):
+            module.follow(*optimizers)
     state = Acceleration(model, optimizers, tables, embeddings, packing)
     model.__dict__[_STATE] = state
     model.__class__ = _accelerated(type(model))

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from hotrows.acceleration.cached_group import CachedRows, CachedTableGroup
+from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
 from hotrows.acceleration.rules import BY_OPTIMIZER, Rule
 from hotrows.acceleration.table import RowTable, TableArguments
 from hotrows.engine.caching import Caching
@@ -39,6 +40,8 @@ def why_not_cached(modules: Sequence[nn.Module], weight: Tensor, rule: Rule) -> 
     if not weight.numel():
         return "it is empty"
     for module in modules:
+        if isinstance(module, DynamicEmbedding):
+            return "its rows come and go with keys"
         if getattr(module, "scale_grad_by_freq", False):
             return "scale_grad_by_freq makes dense gradients"
         if getattr(module, "mode", None) == "max":

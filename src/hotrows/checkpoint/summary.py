@@ -7,9 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load as tensors_from_bytes
+from torch import Tensor
+
 from hotrows.checkpoint import files
 from hotrows.checkpoint.convert import EXPORT, verify
 from hotrows.checkpoint.manifest import (
+    KEYS,
     NAME,
     Manifest,
     SavedTable,
@@ -20,6 +24,9 @@ from hotrows.checkpoint.manifest import (
 )
 from hotrows.checkpoint.pointer import FOLDER, pointed
 from hotrows.checkpoint.table_files import export_problems
+from hotrows.planning.key_table import COUNTERS
+
+_SHOWN = ("counters", "last_use", "waiting_keys")  # of the state of a key table
 
 
 def summary(folder: Path | str, verified: bool = False) -> dict[str, Any]:
@@ -96,6 +103,35 @@ def checkpoints_of(run: Path | str) -> list[dict[str, Any]]:
         for name, manifest in manifests.items()
     ]
     return sorted(rows, key=lambda row: (row["step"], row["name"]))
+
+
+def key_tables(folder: Path | str) -> list[dict[str, Any]]:
+    """The key tables of a checkpoint with dynamic features, for JSON.
+
+    live: keys with a row; rows: used at most so far; admitted, evicted: keys so far; refused: keys for
+    which there was no room; waiting: keys that are read and not admitted; ages: of live keys, the batches
+    since the last one that read them, [0, 50, 90, 100] percent of the keys have at most these.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    if KEYS not in manifest.files:
+        return []
+    tensors = tensors_from_bytes(files.read_file(folder / KEYS, manifest.files[KEYS]))
+    names = dict.fromkeys(name.rpartition("/")[0] for name in tensors)
+    return [_key_table(name, {what: tensors[f"{name}/{what}"] for what in _SHOWN}) for name in names]
+
+
+def _key_table(name: str, state: dict[str, Tensor]) -> dict[str, Any]:
+    counters = dict(zip(COUNTERS, state["counters"].tolist(), strict=True))
+    ages = (counters["batches"] - 1 - state["last_use"]).sort().values
+    places = [round(share * (len(ages) - 1)) for share in (0, 0.5, 0.9, 1)] if len(ages) else []
+    return {
+        "name": name,
+        "live": len(ages),
+        **{what: counters[what] for what in ("rows", "admitted", "evicted", "refused")},
+        "waiting": len(state["waiting_keys"]),
+        "ages": ages[places].tolist(),
+    }
 
 
 def _table(manifest: Manifest, table: SavedTable) -> dict[str, Any]:

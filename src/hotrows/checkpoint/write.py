@@ -114,9 +114,10 @@ def take(
     if embedding.ranks.rank == 0:
         trainer = {**state.tensors, **embedding.packed.dense_rows.tensors()}
         dense = {"model.safetensors": model.state_dict(), "trainer.safetensors": trainer}
-    if embedding.dynamic is not None:
-        dense[KEYS] = embedding.dynamic.state()
-    num_rows = embedding.num_rows()
+    keys = None if embedding.dynamic is None else embedding.dynamic.state()
+    if keys is not None:
+        dense[KEYS] = keys
+    num_rows = embedding.num_rows(keys)
     stores = embedding.cached_tables.checkpoint() if embedding.cached_tables else []
     kinds = [table.optimizer.kind if table.optimizer else "" for table in embedding.tables]
     return Snapshot(

@@ -31,6 +31,7 @@ from hotrows.checkpoint.write import Snapshot, State, take, write
 from hotrows.distributed.all_or_none import of_rank_0, together
 from hotrows.distributed.job import RankLost
 from hotrows.engine.embedding import Embedding
+from hotrows.record import layout_of
 from hotrows.runtime.locks import LockLost
 from hotrows.runtime.machine import available_memory
 
@@ -149,8 +150,10 @@ class Writer:
         stores, groups = self.embedding.stores, self.embedding.groups
         touched = [int(rows.sum()) for rows in self.embedding.packed.touched] if self._last else []
         pairs = zip(touched, groups, strict=False)
+        rows = self.embedding.num_rows()
+        unused = sum((t.rows - rows[t.name]) * layout_of(t).stride for t in self.embedding.tables)
         return _Sizes(
-            full=sum(store.num_bytes for store in stores),
+            full=sum(store.num_bytes for store in stores) - (unused if stores else 0),
             touched=sum(rows * (group.stride + 8 * len(group.packs)) for rows, group in pairs),
             machine=platform.node(),
             available=available_memory(),

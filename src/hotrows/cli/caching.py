@@ -158,7 +158,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     help="Such as 64MiB; may be repeated. [1, 2, 5, 10, 20 and 50 % of the tables]",
 )
 @click.option("--batches", type=COUNT, help="How many are replayed. [an epoch]")
-@setting_option("in_flight", default=1, show_default=True, help="Batches that may move rows at once.")
+@setting_option("in_flight", filled=True)
 @setting_option("seed", filled=True, show_default=True, help="Seed of the order of samples.")
 @click.option("--samples-per-second", type=POSITIVE, help="Of training with all rows in memory.")
 @option(
@@ -219,6 +219,11 @@ def simulate_command(
         f"{simulation.rows:,.0f} distinct rows a batch of {simulation.batch_size:,}, "
         f"{simulation.untouched:,.0f} of them never read before; means of batches "
         f"{simulation.skipped:,} to {simulation.batches:,}"
+    )
+    click.echo(
+        f"{simulation.in_flight} batches in flight pin at most {simulation.pinned_rows:,} rows "
+        f"({format_bytes(simulation.pinned_bytes)}); where fast memory holds fewer, batches wait for one "
+        f"another"
     )
     if drawn:
         click.echo(f"picture    {drawn}")

@@ -109,6 +109,41 @@ def export_command(place: Path, out: Path, which: str, state: bool) -> None:
     click.echo(f"{out}: {len(list((out / 'tables').iterdir())):,} tables, {_size(out)}")
 
 
+@command("tables", "hotrows tables runs/a", "hotrows tables runs/a --json")
+@click.argument("place", metavar="RUN", type=FOLDER)
+@_WHICH
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def tables_command(place: Path, which: str, as_json: bool) -> None:
+    """Show the tables of a run, and its keys.
+
+    Of each table its rows and bytes; of dynamic features the keys that have a row, how many got and lost
+    one so far, how many found no room or wait to be admitted, and the age of the keys: the batches since
+    they were last read.
+    """
+    from hotrows import checkpoint
+
+    folder = _folder(place, which)
+    tables, keys = checkpoint.summary(folder)["tables"], checkpoint.key_tables(folder)
+    if as_json:
+        click.echo(json.dumps({"tables": tables, "keys": keys}, indent=2))
+        return
+    if tables:
+        print_table(_tables(tables))
+    if keys:
+        click.echo()
+        print_table(_keys(keys))
+
+
+def _keys(key_tables: list[dict[str, Any]]) -> Table:
+    counts = ("live", "rows", "admitted", "evicted", "refused", "waiting")
+    ages = ("youngest", "median age", "90 %", "oldest")
+    shown = new_table("keys", *counts, *ages, left=("keys",))
+    for table in key_tables:
+        numbers = [*(table[name] for name in counts), *table["ages"]]
+        shown.add_row(table["name"], *(f"{number:,}" for number in numbers))
+    return shown
+
+
 def _folder(place: Path, which: str) -> Path:
     """The checkpoint that is meant."""
     from hotrows import checkpoint

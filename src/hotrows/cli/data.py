@@ -47,32 +47,47 @@ _SCHEMA = Name(data_set_names, "FILE", lambda text: True)  # `schemas.load` says
     "synth",
     "hotrows synth criteo --rows 1000000 --out raw",
     "hotrows synth criteo --rows 100000 --out small --cardinality-scale 0.01",
+    "hotrows synth product --fields 1000 --rows 100000 --out raw",
 )
-@click.argument("kind", type=click.Choice(["criteo"]))
+@click.argument("kind", type=click.Choice(["criteo", "product"]))
 @click.option("--rows", type=COUNT, required=True, help="How many rows.")
 @click.option("--out", type=FOLDER, required=True, help="Where train.txt goes.")
+@click.option("--fields", type=COUNT, help="Of product: how many columns of ids, 4 to 4096. [200]")
 @option("--seed", type=INTEGER, default=0, help="Another seed, other rows.")
-@option(
+@click.option(
     "--cardinality-scale",
     type=POSITIVE,
-    default=1.0,
-    help="Multiplies how many values each field can take.",
+    help="Of criteo: multiplies how many values each field can take. [1.0]",
 )
-def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale: float) -> None:
+def synth_command(
+    kind: str, rows: int, out: Path, fields: int | None, seed: int, cardinality_scale: float | None
+) -> None:
     """Make synthetic raw data.
 
-    Rows as skewed and as learnable as Criteo's, in Criteo's raw format.
+    criteo: rows as skewed and as learnable as Criteo's, in Criteo's raw format. product: rows of many
+    fields, ids and lists of ids, with their schema (schema.json) and the settings of a model whose
+    vectors are of many dims (wide_deep.json) beside them.
     """
+    for of_kind, name, value in (
+        ("product", "--fields", fields),
+        ("criteo", "--cardinality-scale", cardinality_scale),
+    ):
+        if value is not None and kind != of_kind:
+            raise click.UsageError(f"{name} is of synth {of_kind}, not of synth {kind}: leave it out")
     with bar() as progress:
-        from hotrows.datasets import synthetic
 
-        path = synthetic.synth_criteo(
-            rows,
-            out,
-            seed=seed,
-            cardinality_scale=cardinality_scale,
-            progress=lambda done, total: progress("making rows", done, total),
-        )
+        def report(done: int, total: int) -> None:
+            progress("making rows", done, total)
+
+        if kind == "product":
+            from hotrows.datasets import product
+
+            path = product.synth_product(rows, out, num_fields=fields or 200, seed=seed, progress=report)
+        else:
+            from hotrows.datasets import synthetic
+
+            scale = 1.0 if cardinality_scale is None else cardinality_scale
+            path = synthetic.synth_criteo(rows, out, seed=seed, cardinality_scale=scale, progress=report)
     click.echo(path)
 
 
@@ -135,6 +150,12 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
 @click.option("--validation", multiple=True, metavar="RAW", help="Rows that validate.")
 @click.option("--test", multiple=True, metavar="RAW", help="Rows that test.")
 @click.option("--min-count", type=COUNT, help="Rarer values are unknown. [as the schema says]")
+@click.option(
+    "--dynamic",
+    multiple=True,
+    metavar="FEATURE",
+    help="Values are keys, which get and lose rows in training: 'item capacity=1000000 evict=lru'.",
+)
 @click.option("--like", type=FOLDER, metavar="DATA", help="Encode as DATA was, for its models.")
 @click.option("--extend", type=FOLDER, metavar="DATA", help="Keep DATA's ids and add new ones.")
 @option("--seed", type=INTEGER, default=0, help="Seed of a split that draws.")
@@ -146,6 +167,7 @@ def prepare_command(
     out: Path,
     split: str | None,
     min_count: int | None,
+    dynamic: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Encode raw files for training.
@@ -161,6 +183,8 @@ def prepare_command(
     columns = None if schema is None else schemas.load(schema)
     if columns is not None and min_count is not None:
         columns = schemas.with_min_count(columns, min_count)
+    if columns is not None:
+        columns = schemas.with_dynamic(columns, dynamic)
 
     def prepare(progress: Callable[..., None]) -> EncodedData:
         from hotrows import data

@@ -29,6 +29,7 @@ from hotrows.distributed import job
 
 if TYPE_CHECKING:
     from hotrows import data
+    from hotrows.engine.cached_tables import CachedTables
     from hotrows.schema import Schema
     from hotrows.train.progress import Result
 
@@ -197,11 +198,26 @@ def _train(
             _print_reasons(trainer.steps.placing.reasons, run)
             for covered in trainer.checkpoints.coverage:
                 print(covered, file=sys.stderr)
-        return run, trainer.fit()
+        result = trainer.fit()
+        if ranks.rank == 0 and trainer.cached_tables:
+            print(_pins(trainer.cached_tables), file=sys.stderr)
+        return run, result
     except KeyboardInterrupt as stopped:
         named = f" --model {shlex.quote(model)}" if ":" in model else ""
         again = f"{_command_line(**source)} --run {run} --resume{named}"
         raise KeyboardInterrupt(f"{stopped or 'interrupted'}; go on with: {again}") from None
+
+
+def _pins(cached_tables: CachedTables) -> str:
+    """What batches in flight have pinned, beside the slots that there are."""
+    slots = [group.slots for group in cached_tables.groups]
+    drained = max(one.num_drained for one in slots)
+    advice = "" if not drained else "; a lower --in-flight pins fewer, a larger --fast-memory has more"
+    return (
+        f"fast memory: {sum(one.num_slots for one in slots):,} slots; {slots[0].in_flight} batches in "
+        f"flight pinned at most {sum(one.most_pinned for one in slots):,} rows, and {drained:,} of "
+        f"{slots[0].num_allocated:,} batches waited for all before them{advice}"
+    )
 
 
 def _counts(schema: Schema) -> str:

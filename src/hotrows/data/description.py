@@ -326,7 +326,8 @@ def _stability(train: np.ndarray, other: np.ndarray) -> float:
 def _vocabulary_use(
     data: EncodedData, name: str, readers: list[Sparse | Sequence], counts: np.ndarray, dim: int
 ) -> VocabularyUse:
-    rows = data.schema.rows_of(readers[0].name)
+    grows = readers[0].dynamic is not None and readers[0].dynamic.capacity is None
+    rows = len(counts) if grows else data.schema.rows_of(readers[0].name)
     hottest_first = np.sort(counts)[::-1]
     served = np.cumsum(hottest_first) / max(1, hottest_first.sum())
     most = {share: max(1, int(share * rows)) for share in HOTTEST}

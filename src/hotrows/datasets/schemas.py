@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import runpy
+from collections.abc import Iterable
 from pathlib import Path
 
 from hotrows import datasets
+from hotrows.dynamic import Dynamic
+from hotrows.json_file import build
 from hotrows.runtime.suggestions import did_you_mean
-from hotrows.schema import Dense, Schema
+from hotrows.schema import Dense, Schema, vocabulary_of
 
 BY_NAME = {data_set.name: data_set.schema for data_set in datasets.ALL}
 criteo = BY_NAME["criteo"]
@@ -21,12 +24,43 @@ avazu = BY_NAME["avazu"]
 
 
 def with_min_count(schema: Schema, min_count: int) -> Schema:
-    """Sets one `min_count` for every feature that carries ids."""
+    """Sets one `min_count` for every feature that has a vocabulary."""
     features = tuple(
-        feature if isinstance(feature, Dense) else dataclasses.replace(feature, min_count=min_count)
+        feature
+        if isinstance(feature, Dense) or feature.dynamic is not None
+        else dataclasses.replace(feature, min_count=min_count)
         for feature in schema.features
     )
     return dataclasses.replace(schema, features=features)
+
+
+def with_dynamic(schema: Schema, declared: Iterable[str]) -> Schema:
+    """Makes features dynamic, each with all of its vocabulary.
+
+    declared: the name of a feature, then fields of `hotrows.Dynamic`: "item capacity=1000 evict=lru".
+    """
+    for text in declared:
+        name, *fields = text.split()
+        pairs = dict(field.partition("=")[::2] for field in fields)
+        known = {field.name for field in dataclasses.fields(Dynamic)}
+        features = {feature.name: feature for feature in schema.id_features}
+        if name not in features or pairs.keys() - known:
+            raise ValueError(
+                f"a dynamic feature is declared by its name and {', '.join(sorted(known))}, such as "
+                f"'{next(iter(features), 'item')} capacity=1000000 evict=lru', not {text!r}"
+            )
+        numbers = {what: int(value) for what, value in pairs.items() if value.isdigit()}
+        dynamic, vocabulary = build(Dynamic, {**pairs, **numbers}), vocabulary_of(features[name])
+        schema = dataclasses.replace(
+            schema,
+            features=tuple(
+                dataclasses.replace(feature, dynamic=dynamic, min_count=1)
+                if not isinstance(feature, Dense) and vocabulary_of(feature) == vocabulary
+                else feature
+                for feature in schema.features
+            ),
+        )
+    return schema
 
 
 def load(name_or_path: str | Path) -> Schema:

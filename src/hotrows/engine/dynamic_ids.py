@@ -22,8 +22,8 @@ from torch import Tensor
 from hotrows.batch import Batch, NewIds
 from hotrows.dynamic import Dynamic
 from hotrows.optim import DenseRowOptimizer, RowOptimizer
+from hotrows.planning.key_table import COUNTERS
 from hotrows.planning.keys import KeyTable, Resolved, key_table
-from hotrows.planning.keys_reference import COUNTERS
 from hotrows.schema import MISSING, MISSING_KEY, Schema, vocabulary_of
 from hotrows.table import Cross, Table
 
@@ -105,7 +105,8 @@ class DynamicIds:
         for step, batch in batches:
             self._is_ahead = True
             for name, table in self.tables.items():
-                table.feed(self._keys(batch, name))
+                if table.dynamic.batches_ahead:
+                    table.feed(_present(self._keys(batch, name)))
             coming.append((step, batch))
             if len(coming) > ahead:
                 step, batch = coming.popleft()
@@ -127,8 +128,12 @@ class DynamicIds:
         return dataclasses.replace(resolved, new_ids=tuple(ids for ids in new if len(ids.ids)))
 
     def trained(self) -> None:
-        """Says that the oldest batch that is resolved and not trained has been trained."""
+        """Says that the oldest batch that is resolved and not trained is trained now."""
         for table in self.tables.values():
+            if table.num_trained == table.num_resolved:
+                raise ValueError(
+                    "a batch is trained whose keys have no ids: loop over embedding.resolved(batches)"
+                )
             table.trained()
 
     def _forget_plans(self) -> None:
@@ -153,10 +158,21 @@ class DynamicIds:
         state = self.tables[name].state()
         return state["ids"], state["keys"]
 
-    def num_rows(self, tables: Sequence[Table]) -> dict[str, int]:
-        """By table of dynamic ids, the rows that batches trained so far have used, with reserved ones."""
+    def growth(self) -> dict[str, dict[str, int]]:
+        """By vocabulary, as of the batches planned: live keys, rows used at most so far, and how many
+        keys were admitted, evicted, and refused since there was no room."""
+        return {name: {"live": keys.num_live, **keys.growth()} for name, keys in self.tables.items()}
+
+    def num_rows(
+        self, tables: Sequence[Table], state: Mapping[str, Tensor] | None = None
+    ) -> dict[str, int]:
+        """By table of dynamic ids, the rows that batches trained so far have used, with reserved ones.
+
+        state: of this moment, where it is known.
+        """
+        state, rows = state or self.state(), COUNTERS.index("rows")
         used = {
-            name: keys.first_id + int(keys.state()["counters"][COUNTERS.index("rows")])
+            name: keys.first_id + int(state[f"{name}/counters"][rows])
             for name, keys in self.tables.items()
         }
         read = {table.name: self.features.get(table.features[0]) for table in tables}
@@ -182,19 +198,18 @@ class DynamicIds:
     # ---- the ids of a batch
 
     def _keys(self, batch: Batch, name: str) -> Tensor:
-        """The keys of all features of a vocabulary, end to end, without missing values."""
-        keys = torch.cat([batch.ids[span] for span in self._spans(batch, name)])
-        return keys[keys != MISSING_KEY]
+        """The keys of all features of a vocabulary, end to end."""
+        parts = [batch.ids[span] for span in self._spans(batch, name)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _with_ids(self, batch: Batch, ids_of: Callable[[str, Tensor], Tensor]) -> Batch:
         """A batch with ids_of(vocabulary, keys) in place of all keys that are not missing."""
         all_ids = batch.ids.clone()
         for name in self.tables:
-            spans = self._spans(batch, name)
-            keys = torch.cat([batch.ids[span] for span in spans])
-            ids = torch.full_like(keys, MISSING)
-            present = keys != MISSING_KEY
-            ids[present] = ids_of(name, keys[present])
+            spans, keys = self._spans(batch, name), self._keys(batch, name)
+            ids = ids_of(name, _present(keys))
+            if len(ids) < len(keys):
+                ids = torch.full_like(keys, MISSING).masked_scatter_(keys != MISSING_KEY, ids)
             for span, part in zip(spans, ids.split([s.stop - s.start for s in spans]), strict=True):
                 all_ids[span] = part
         return dataclasses.replace(batch, ids=all_ids)
@@ -211,6 +226,12 @@ class DynamicIds:
         if batch.offsets is None:
             return [slice(f * size, (f + 1) * size) for f in places]
         return [slice(int(batch.offsets[f * size]), int(batch.offsets[(f + 1) * size])) for f in places]
+
+
+def _present(keys: Tensor) -> Tensor:
+    """Keys without missing values."""
+    missing = keys == MISSING_KEY
+    return keys[~missing] if missing.any() else keys
 
 
 def _check_declared(name: str, dynamic: Dynamic, can_grow: bool) -> None:

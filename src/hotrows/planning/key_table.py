@@ -74,7 +74,9 @@ class KeyTable(ABC):
         """
         with self._lock:
             if self.num_fed == self.num_resolved:
+                ended = self._ended
                 self.feed(keys)
+                self._ended = ended
             assert not self.wants(), "resolve() needs the batches of the window fed, or end()"
             resolved = self._resolve(keys.contiguous(), time)
             self.num_resolved += 1
@@ -187,3 +189,6 @@ def _check(state: dict[str, Tensor], dynamic: Dynamic, num_unknown: int) -> None
             f"{num_live:,} keys are live, and a capacity of {dynamic.capacity:,} rows cannot hold them; "
             f"declare capacity={num_live} or more"
         )
+    ids = state["ids"]
+    if num_live and (int(ids[0]) < 2 + num_unknown or not bool((ids[1:] > ids[:-1]).all())):
+        raise ValueError("the saved ids of keys do not rise: the state is damaged; load an older one")

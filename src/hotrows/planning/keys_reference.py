@@ -8,12 +8,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from itertools import filterfalse
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotrows.dynamic import MOST_SKETCHED, Dynamic
+from hotrows.dynamic import MOST_ROWS, MOST_SKETCHED, Dynamic
 from hotrows.ops.rows.reference_random import mix64, random_bits
 from hotrows.planning.key_table import COUNTERS, KeyTable, Resolved
 
@@ -62,7 +63,8 @@ class ReferenceKeyTable(KeyTable):
         died = self._evicted(batch, read, len(new))
         died_keys = [self._die(row) for row in died]
         born_keys = new[: self._room(len(new))]
-        born = [self._give_birth(key, batch, read[key]) for key in born_keys]
+        free = filterfalse(self._keys.__contains__, range(MOST_ROWS))  # from the lowest
+        born = [self._give_birth(key, next(free), batch, read[key]) for key in born_keys]
         self._add("refused", len(new) - len(born))
         ids = self._ids(keys, self._rows)
         return Resolved(
@@ -70,8 +72,8 @@ class ReferenceKeyTable(KeyTable):
         )
 
     def _touch(self, row: int, batch: int, reads: int) -> None:
-        count = self._counts[row] >> (self._epoch(batch) - self._epoch(self._last_use[row]))
-        self._set_read(row, batch, count + READ * reads)
+        halvings = self._epoch(batch) - self._epoch(self._last_use[row])
+        self._set_read(row, batch, (self._counts[row] >> halvings) + READ * reads)
 
     def _set_read(self, row: int, batch: int, count: int) -> None:
         self._put(self._last_use, row, batch)
@@ -89,8 +91,8 @@ class ReferenceKeyTable(KeyTable):
         if admission.kind == "ahead":
             return [key for key in unknown if reads_ahead[key] >= admission.reads]
         if admission.kind == "after":
-            count = self._sketched if admission.sketch else self._counted
-            return [key for key in unknown if count(key, read[key]) >= admission.reads]
+            add = self._sketched if admission.sketch else self._counted
+            return [key for key in unknown if add(key, read[key]) >= admission.reads]
         return unknown
 
     def _counted(self, key: int, reads: int) -> int:
@@ -159,9 +161,7 @@ class ReferenceKeyTable(KeyTable):
         self._add("evicted", 1)
         return key
 
-    def _give_birth(self, key: int, batch: int, reads: int) -> int:
-        """Gives the key the lowest row that is free."""
-        row = next(row for row in range(len(self._rows) + 1) if row not in self._keys)
+    def _give_birth(self, key: int, row: int, batch: int, reads: int) -> int:
         self._put(self._rows, key, row)
         self._put(self._keys, row, key)
         self._put(self._waiting, key, None)

@@ -43,6 +43,7 @@ class SlotMap(ABC):
     past_pins, future_pins: the number of batches before and after whose rows are not evicted; k - 1 by
     default, and for tests alone below that, where slots would be reused too early.
     num_fed, num_allocated: batches so far; hits, misses: distinct rows of batches so far.
+    num_drained: batches so far that waited for all before them; most_rows: of a batch so far.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class SlotMap(ABC):
         self._future = in_flight - 1 if future_pins is None else future_pins
         self._window = Window(policy, num_slots, in_flight, self._future, lookahead_bytes)
         self.num_fed = self.num_allocated = self.hits = self.misses = 0
+        self.num_drained = self.most_rows = 0
         self._ended = False
         self._last_wait = -1
         self._queue: deque[Tensor] = deque()  # batches fed that the window does not reach yet
@@ -75,6 +77,11 @@ class SlotMap(ABC):
     @abstractmethod
     def num_bytes(self) -> int:
         """Bytes of metadata."""
+
+    @property
+    def most_pinned(self) -> int:
+        """A bound of the rows pinned at once: so many slots never drain a batch of those so far."""
+        return (self._past + 1 + self._future) * self.most_rows
 
     @property
     def window(self) -> int | None:
@@ -113,6 +120,8 @@ class SlotMap(ABC):
         misses = int((slots < 0).sum()) if moves.bypasses_cache else moves.rows_in.numel()
         self.misses += misses
         self.hits += rows.numel() - misses
+        self.num_drained += drained
+        self.most_rows = max(self.most_rows, rows.numel())
         self._window.after(rows.numel(), misses)
         self.num_allocated += 1
         self._look_ahead()

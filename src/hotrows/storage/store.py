@@ -175,10 +175,7 @@ def empty_records(num_rows: int, stride: int, device: Device = HOST) -> Tensor:
             f"(store='file:PATH' with fast_memory), or use a smaller dim, a row optimizer with less "
             f"state, or a larger min_count when preparing the data"
         ) from error
-    library = native.load()
-    if library is not None and records.numel():
-        library.hotrows_advise_huge_pages(native.pointer(records), ctypes.c_int64(records.numel()))
-    return records
+    return _on_huge_pages(records)
 
 
 def _reserved_records(num_rows: int, stride: int) -> Tensor:
@@ -191,7 +188,15 @@ def _reserved_records(num_rows: int, stride: int) -> Tensor:
             f"{num_rows:,} rows of {stride} bytes, to which a table without a capacity may grow, are "
             f"more than this system lets a process reserve ({error}); give it a capacity=ROWS"
         ) from error
-    return torch.frombuffer(memory, dtype=torch.uint8).view(num_rows, stride)
+    return _on_huge_pages(torch.frombuffer(memory, dtype=torch.uint8).view(num_rows, stride))
+
+
+def _on_huge_pages(records: Tensor) -> Tensor:
+    """The records, whose memory the system is advised to take in huge pages."""
+    library = native.load()
+    if library is not None and records.numel():
+        library.hotrows_advise_huge_pages(native.pointer(records), ctypes.c_int64(records.numel()))
+    return records
 
 
 def _on_own_pages(size: int) -> Tensor:

@@ -81,6 +81,8 @@ class Simulation:
 
     lookups, rows: lookups and distinct rows of a batch.
     untouched: rows of a batch that no batch has read before.
+    pinned_rows: bound of the rows that batches in flight pin: with as many slots none is drained;
+    pinned_bytes: of their records.
     batches: number of batches replayed; skipped: batches of these that no figure counts.
     measured: results, by policy and size.
     """
@@ -94,6 +96,8 @@ class Simulation:
     lookups: float
     rows: float
     untouched: float
+    pinned_rows: int
+    pinned_bytes: int
     table_rows: int
     table_bytes: int
     measured: tuple[PolicyResult, ...]
@@ -121,7 +125,7 @@ def simulate(
     fast_memory: Sequence[int] = (),
     policies: Mapping[str, Policy] = POLICIES,
     batches: int | None = None,
-    in_flight: int = 1,
+    in_flight: int = TrainConfig.in_flight,
     seed: int = 0,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Simulation:
@@ -135,7 +139,6 @@ def simulate(
     batches: number of batches of the first epoch; None: all.
     progress: called with the stage, the number done and their total.
     """
-    data.check_counts("a simulation")
     config = TrainConfig(
         model=model,
         model_options=dict(model_options or {}),
@@ -147,9 +150,9 @@ def simulate(
     report, config = progress or (lambda stage, done, total: None), settle(config, data)
     groups, trace = _read_trace(data, config, batches, report)
     table_bytes = sum(group.rows * group.stride for group in groups)
-    least = sum(group.stride for group in groups)
-    sizes = sorted(set(fast_memory or (max(int(s * table_bytes), least) for s in SHARES)))
+    sizes = sorted(set(fast_memory or _shares_of(table_bytes, groups)))
     chosen = {**policies, **{name: POLICIES[name] for name in BOUNDS if name not in policies}}
+    pinned = [(2 * in_flight - 1) * rows for rows in trace.most_rows]
     results = []
     for n, (name, size) in enumerate((name, size) for name in chosen for size in sizes):
         report("simulating", n, len(chosen) * len(sizes))
@@ -165,10 +168,18 @@ def simulate(
         lookups=trace.mean(lambda read: read.num_lookups),
         rows=trace.mean(lambda read: read.rows.numel()),
         untouched=trace.mean(lambda read: read.num_untouched),
+        pinned_rows=sum(pinned),
+        pinned_bytes=sum(rows * group.stride for rows, group in zip(pinned, groups, strict=True)),
         table_rows=sum(group.rows for group in groups),
         table_bytes=table_bytes,
         measured=tuple(results),
     )
+
+
+def _shares_of(table_bytes: int, groups: Sequence[Group]) -> list[int]:
+    """Sizes in bytes, none of which holds less than a row of each group."""
+    least = sum(group.stride for group in groups)
+    return [max(int(share * table_bytes), least) for share in SHARES]
 
 
 @dataclass
@@ -195,6 +206,12 @@ class _Trace:
     def skipped(self) -> int:
         return len(self.batches) // 4
 
+    @property
+    def most_rows(self) -> list[int]:
+        """The most distinct rows that a batch reads, by group."""
+        by_group = zip(*self.batches, strict=True)
+        return [max(read.rows.numel() for read in reads) for reads in by_group]
+
     def mean(self, count: Callable[[_Read], int]) -> float:
         """Mean of a count per batch, all groups together, over the batches that are not skipped."""
         counted = self.batches[self.skipped :]
@@ -209,6 +226,7 @@ def _read_trace(
     One thread reads batches and resolves ids, the calling one finds distinct rows.
     """
     assert config.batch_size is not None and config.model is not None
+    data.check_counts("a simulation")
     if not data.parts["train"].rows:
         raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
     with torch.random.fork_rng(devices=[]):

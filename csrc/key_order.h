@@ -1,0 +1,187 @@
+// Which rows go first, without an order of all rows: the lowest ones are collected now and then.
+//
+//   bound     all rows that come before it have been handed out, or are collected, or were read since
+//   runs      collected rows, each run in order; the least head of all runs is next
+//
+// Collecting scans the rows once for those before a next bound, so chosen from a sample that about one row
+// in 32 comes before it. The scan goes on by some rows a batch, ahead of need. A collected row that was
+// read since, that is, whose weight and last use are others now, is skipped when it is met; one that was
+// read and still comes before the bound must be pushed anew. Which row is next is a function of the rows
+// alone, whenever they were collected.
+#pragma once
+
+#include "memory.h"
+
+namespace hotrows {
+
+// A row on its way out: the one of the least weight first, then the one read longest ago, then the lowest.
+struct Leaving {
+  uint64_t weight;
+  uint32_t last_use, row;  // last_use: the lower half of the number of a batch
+};
+
+class EvictionOrder {
+ public:
+  // The batch that is resolved now; ages are counted from it.
+  void set_now(uint32_t now) { now_ = now; }
+
+  bool before(const Leaving& a, const Leaving& b) const {
+    if (a.weight != b.weight) return a.weight < b.weight;
+    if (a.last_use != b.last_use) return now_ - a.last_use > now_ - b.last_use;
+    return a.row < b.row;
+  }
+
+  // Takes the row that goes first, if it comes before `limit`. weigh(row, &leaving) says what a row
+  // weighs, or false where it may not go. most: no row that may go comes after it.
+  template <class Weigh>
+  bool next(Weigh weigh, uint32_t num_rows, const Leaving& limit, const Leaving& most, Leaving* leaving) {
+    while (true) {
+      if (skip_stale(weigh) && (!is_scanning_ || is_below(heads_[0].item, bound_))) {
+        if (!before(heads_[0].item, limit)) return false;
+        *leaving = heads_[0].item;
+        pop_head();
+        return true;
+      }
+      if (has_bound_ && !before(bound_, limit)) return false;
+      if (!is_scanning_) start(weigh, num_rows, before(limit, most) ? limit : lowest(), most);
+      scan(weigh, num_rows);
+    }
+  }
+
+  // Collects ahead of need: starts a scan where the bound comes before `needed`, up to `least` at least, or
+  // where few rows are left that were collected (keeps_some), and scans `pace` rows.
+  template <class Weigh>
+  void prepare(Weigh weigh, uint32_t num_rows, int64_t pace, bool keeps_some, const Leaving& needed,
+               const Leaving& least, const Leaving& most) {
+    const int64_t share = share_of(num_rows);
+    if (num_pushed_ > num_rows / 4 + kFew) clear();
+    const bool lacks = (keeps_some && num_items_ < share / 2) || (before(lowest(), needed) && !is_below(needed, bound_));
+    if (!is_scanning_ && lacks) start(weigh, num_rows, least, most);
+    if (is_scanning_) scan(weigh, pace);
+  }
+
+  // No row comes before it.
+  Leaving lowest() const { return {0, now_ + 1, 0}; }
+
+  // Rows to scan for each row that goes, so that the next ones are collected in time.
+  static constexpr int64_t kRowsPerLeaving = 128;
+  static constexpr int64_t kFew = 4096;
+
+  // Whether a row that is read or new must be pushed.
+  bool collects(const Leaving& row) const { return is_scanning_ ? is_below(row, next_) : is_below(row, bound_); }
+
+  void push(std::vector<Leaving> run) {
+    num_pushed_ += static_cast<int64_t>(run.size());
+    add(std::move(run));
+  }
+
+  void clear() {
+    heads_.clear();
+    has_bound_ = is_scanning_ = false;
+    num_items_ = num_pushed_ = 0;
+  }
+
+  int64_t num_bytes() const {
+    size_t bytes = heads_.capacity() * sizeof(Head);
+    for (const Head& head : heads_) bytes += head.run.capacity() * sizeof(Leaving);
+    return static_cast<int64_t>(bytes);
+  }
+
+ private:
+  static constexpr int64_t kSample = 1024;
+  static constexpr uint32_t kShare = 32;
+
+  struct Head {
+    Leaving item;  // the least of the run that is left
+    std::vector<Leaving> run;
+    size_t after;
+  };
+
+  struct Later {
+    const EvictionOrder* order;
+    bool operator()(const Head& a, const Head& b) const { return order->before(b.item, a.item); }
+  };
+
+  static int64_t share_of(uint32_t num_rows) { return std::max<int64_t>(num_rows / kShare, kFew); }
+
+  bool is_below(const Leaving& row, const Leaving& bound) const {
+    return (&bound != &bound_ || has_bound_) && before(row, bound);
+  }
+
+  void add(std::vector<Leaving> run) {
+    if (run.empty()) return;
+    std::sort(run.begin(), run.end(), [this](const Leaving& a, const Leaving& b) { return before(a, b); });
+    num_items_ += static_cast<int64_t>(run.size());
+    heads_.push_back({run.front(), std::move(run), 1});
+    std::push_heap(heads_.begin(), heads_.end(), Later{this});
+  }
+
+  template <class Weigh>
+  bool skip_stale(Weigh weigh) {
+    while (!heads_.empty()) {
+      const Leaving& item = heads_[0].item;
+      Leaving now;
+      if (weigh(item.row, &now) && now.weight == item.weight && now.last_use == item.last_use) return true;
+      pop_head();
+    }
+    return false;
+  }
+
+  void pop_head() {
+    --num_items_;
+    std::pop_heap(heads_.begin(), heads_.end(), Later{this});
+    Head& head = heads_.back();
+    if (head.after == head.run.size()) {
+      heads_.pop_back();
+      return;
+    }
+    head.item = head.run[head.after++];
+    std::push_heap(heads_.begin(), heads_.end(), Later{this});
+  }
+
+  // Chooses the next bound, `least` or after it.
+  template <class Weigh>
+  void start(Weigh weigh, uint32_t num_rows, const Leaving& least, const Leaving& most) {
+    std::vector<Leaving> sample;
+    const uint32_t stride = static_cast<uint32_t>(num_rows / kSample + 1);
+    for (uint32_t row = sampled_++ % stride; row < num_rows; row += stride) {
+      Leaving leaving;
+      if (weigh(row, &leaving) && !is_below(leaving, bound_)) sample.push_back(leaving);
+    }
+    next_ = most;
+    if (num_rows > kFew && sample.size() > kShare) {
+      const auto place = sample.begin() + static_cast<int64_t>(std::min<size_t>(sample.size() - 1, kSample / kShare));
+      std::nth_element(sample.begin(), place, sample.end(),
+                       [this](const Leaving& a, const Leaving& b) { return before(a, b); });
+      next_ = *place;
+    }
+    if (before(next_, least)) next_ = least;
+    is_scanning_ = true;
+    cursor_ = 0;
+    end_ = num_rows;
+  }
+
+  template <class Weigh>
+  void scan(Weigh weigh, int64_t count) {
+    std::vector<Leaving> run;
+    const uint32_t end = static_cast<uint32_t>(std::min<int64_t>(int64_t{cursor_} + count, end_));
+    for (; cursor_ < end; ++cursor_) {
+      Leaving leaving;
+      if (weigh(cursor_, &leaving) && before(leaving, next_) && !is_below(leaving, bound_)) run.push_back(leaving);
+    }
+    add(std::move(run));
+    if (cursor_ < end_) return;
+    bound_ = next_;
+    has_bound_ = true;
+    is_scanning_ = false;
+  }
+
+  uint32_t now_ = 0;
+  std::vector<Head> heads_;  // a heap, the least one first
+  int64_t num_items_ = 0, num_pushed_ = 0;  // collected; pushed since all was cleared
+  Leaving bound_{}, next_{};  // next_: of the scan that is under way, up to row end_
+  bool has_bound_ = false, is_scanning_ = false;
+  uint32_t cursor_ = 0, end_ = 0, sampled_ = 0;
+};
+
+}  // namespace hotrows

@@ -1,0 +1,356 @@
+// Records by key: any int64 is a key, and a record has a place, a number from 0 up, while its key is in.
+//
+//   lines     64 B each: twelve tags (a byte of the hash), twelve places, and how many keys passed by
+//             since the line was full; a key stands in the first line from its home on that had room
+//   records   in segments of 128 Ki; they never move but in the first segment, which doubles
+//   free      places below the highest one that are free: bits, and bits of words that have any
+//
+// The home of a key is the upper half of its hash, scaled to the number of lines, so that homes rise with
+// hashes. At 82 % full, lines become a quarter more: with each key that comes in one line of old ones is
+// moved, in the order of homes, and its memory given back. A key whose old home was moved is looked for in
+// the new lines alone, any other in the old ones alone: there is no pause, and never a second probe.
+// A line and a record are each a cache miss, so `find_all` prefetches both some keys ahead.
+#pragma once
+
+#include "memory.h"
+
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
+namespace hotrows {
+
+// Numbers from 0 up that are in use; the lowest free one is given out first.
+class Places {
+ public:
+  uint32_t take() {
+    if (num_free_ == 0) return end_++;
+    --num_free_;
+    uint64_t place = 0;
+    for (int level = kLevels - 1; level >= 0; --level) {
+      place = place * 64 + static_cast<uint64_t>(__builtin_ctzll(levels_[level][place]));
+    }
+    uint64_t bit = place;
+    for (auto& level : levels_) {
+      level[bit / 64] &= ~(uint64_t{1} << bit % 64);
+      if (level[bit / 64] != 0) break;
+      bit /= 64;
+    }
+    return static_cast<uint32_t>(place);
+  }
+
+  void give_back(uint32_t place) {
+    ++num_free_;
+    uint64_t bit = place;
+    for (auto& level : levels_) {
+      if (level.size() <= bit / 64) level.resize(bit / 64 + 1);
+      const uint64_t word = level[bit / 64];
+      level[bit / 64] = word | uint64_t{1} << bit % 64;
+      if (word != 0) break;
+      bit /= 64;
+    }
+  }
+
+  // Takes a number above all that were in use; those between become free.
+  void take_at(uint32_t place) {
+    while (end_ < place) give_back(end_++);
+    end_ = place + 1;
+  }
+
+  bool is_free(uint32_t place) const {
+    return num_free_ != 0 && place / 64 < levels_[0].size() && levels_[0][place / 64] >> place % 64 & 1;
+  }
+
+  uint32_t end() const { return end_; }  // no number above is in use
+  uint32_t size() const { return end_ - num_free_; }
+  int64_t num_bytes() const {
+    size_t words = 0;
+    for (const auto& level : levels_) words += level.capacity();
+    return static_cast<int64_t>(words * sizeof(uint64_t));
+  }
+
+ private:
+  static constexpr int kLevels = 6;  // 64^6 is more than 2^32
+
+  std::vector<uint64_t> levels_[kLevels];  // a bit is set where the number, or some of its 64, is free
+  uint32_t end_ = 0, num_free_ = 0;
+};
+
+template <class Record>
+class Segments {
+ public:
+  Record& operator[](uint32_t place) const { return starts_[place >> kBits][place & (kSize - 1)]; }
+
+  // Makes records up to `end` that are zero.
+  void reserve(uint32_t end) {
+    while (capacity_ < end) {
+      if (capacity_ < kSize) {
+        if (segments_.empty()) segments_.emplace_back();
+        capacity_ = std::max<uint32_t>(capacity_ * 2, 64);
+        segments_[0].resize(capacity_);
+      } else {
+        segments_.emplace_back(kSize);
+        capacity_ += kSize;
+      }
+      starts_.resize(segments_.size());
+      starts_.back() = segments_.back().data();
+    }
+  }
+
+  int64_t num_bytes() const { return static_cast<int64_t>(capacity_ * sizeof(Record)); }
+
+ private:
+  static constexpr int kBits = 17;
+  static constexpr uint32_t kSize = 1 << kBits;
+
+  std::vector<Large<Record>> segments_;
+  std::vector<Record*> starts_;
+  uint32_t capacity_ = 0;
+};
+
+struct Line {
+  static constexpr int kSlots = 12;
+  uint8_t tags[kSlots];  // 0: the slot is free
+  uint32_t passed;       // keys that stand in a line behind, since they found no room up to this one
+  uint32_t places[kSlots];
+
+  // A bit for each slot with this tag.
+  uint32_t matches(uint8_t tag) const {
+    constexpr uint32_t kAll = (1 << kSlots) - 1;
+#ifdef __SSE2__
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(tags));
+    const __m128i same = _mm_cmpeq_epi8(bytes, _mm_set1_epi8(static_cast<char>(tag)));
+    return static_cast<uint32_t>(_mm_movemask_epi8(same)) & kAll;
+#else
+    uint32_t bits = 0;
+    for (int slot = 0; slot < kSlots; ++slot) bits |= static_cast<uint32_t>(tags[slot] == tag) << slot;
+    return bits & kAll;
+#endif
+  }
+};
+static_assert(sizeof(Line) == 64, "a cache line");
+
+// Homes, and spare lines behind the last one for keys that pass it.
+struct Lines {
+  Lines() = default;
+  Lines(int64_t num_homes, int64_t num_spare)
+      : memory((num_homes + num_spare) * static_cast<int64_t>(sizeof(Line))), homes(num_homes), spare(num_spare) {}
+
+  Line& operator[](int64_t i) const { return memory.as<Line>()[i]; }
+  int64_t size() const { return homes + spare; }
+  int64_t home(uint64_t hash) const { return static_cast<int64_t>((hash >> 32) * static_cast<uint64_t>(homes) >> 32); }
+
+  Zeroed memory;
+  int64_t homes = 0, spare = 0;
+};
+
+// Record: has an int64_t key. most: keys that the lines never need to be made for more of.
+template <class Record>
+class KeyedRecords {
+ public:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  explicit KeyedRecords(int64_t most = INT32_MAX) : most_(most), lines_(kFirst, kSpare) {}
+
+  Record& operator[](uint32_t place) const { return records_[place]; }
+  uint32_t size() const { return places_.size(); }
+  uint32_t end() const { return places_.end(); }
+  bool is_free(uint32_t place) const { return places_.is_free(place); }
+
+  // The place of a key, or kNone.
+  uint32_t find(int64_t key) const { return find(mix64(static_cast<uint64_t>(key)), key); }
+
+  // Calls visit(i, place) for each key in order; kNone where it is not in. `visit` may insert keys for which
+  // room was reserved.
+  template <class Visit>
+  void find_all(const int64_t* keys, int64_t n, Visit visit) const {
+    uint64_t hashes[kRing];
+    uint32_t first[kRing];
+    for (int64_t i = 0; i < n + kFar; ++i) {
+      if (i < n) {
+        hashes[i % kRing] = mix64(static_cast<uint64_t>(keys[i]));
+        prefetch_line(hashes[i % kRing]);
+      }
+      const int64_t near = i - kNear;
+      if (near >= 0 && near < n) {
+        first[near % kRing] = first_match(hashes[near % kRing]);
+        if (first[near % kRing] != kNone) prefetch_for_write(&records_[first[near % kRing]]);
+      }
+      const int64_t now = i - kFar;
+      if (now < 0) continue;
+      uint32_t place = first[now % kRing];
+      if (place == kNone || records_[place].key != keys[now]) place = find(hashes[now % kRing], keys[now]);
+      visit(now, place);
+    }
+  }
+
+  // Makes room for keys to come, and moves lines in proportion to their number.
+  void reserve(int64_t more) {
+    records_.reserve(static_cast<uint32_t>(std::max<int64_t>(end(), size() + more)));
+    while (size() + more > room(lines_)) {
+      if (old_.homes) move(old_.homes);
+      const int64_t factor = lines_.homes < kDoubles ? 8 : 5;
+      const int64_t wanted = std::max(lines_.homes * factor / 4, homes_for(std::min(size() + more, most_)));
+      grow(std::max(std::min(wanted, homes_for(most_)), homes_for(size() + more)), lines_.spare);
+    }
+    if (old_.homes) move(more + 1);
+  }
+
+  // Puts in a key that is not in; `reserve` has made room.
+  uint32_t insert(int64_t key) {
+    const uint32_t place = places_.take();
+    put(key, place);
+    return place;
+  }
+
+  // Puts in a key at a place above all others.
+  void insert_at(int64_t key, uint32_t place) {
+    places_.take_at(place);
+    records_.reserve(place + 1);
+    put(key, place);
+  }
+
+  void prefetch(int64_t key) const { prefetch_line(mix64(static_cast<uint64_t>(key))); }
+
+  void erase(uint32_t place) {
+    const uint64_t hash = mix64(static_cast<uint64_t>(records_[place].key));
+    take_out(lines_for(hash), hash, place);
+    places_.give_back(place);
+  }
+
+  int64_t num_bytes() const {
+    const int64_t moved = moved_ * static_cast<int64_t>(sizeof(Line));  // given back, but for a page or so
+    return lines_.memory.size() + old_.memory.size() - moved + records_.num_bytes() + places_.num_bytes();
+  }
+
+ private:
+  static constexpr int64_t kFirst = 4, kSpare = 8, kDoubles = 4096;
+  static constexpr int64_t kRing = 128, kFar = 64, kNear = 32;
+  static constexpr int64_t kGiveBack = 1 << 15;  // lines, of 2 MiB together
+
+  static uint8_t tag_of(uint64_t hash) { return std::max<uint8_t>(static_cast<uint8_t>(hash), 1); }
+  static int64_t room(const Lines& lines) { return lines.homes * Line::kSlots * 82 / 100; }
+  static int64_t homes_for(int64_t keys) { return keys * 100 / (Line::kSlots * 82) + 1; }
+
+  const Lines& lines_for(uint64_t hash) const {
+    return old_.homes != 0 && old_.home(hash) >= moved_ ? old_ : lines_;
+  }
+
+  void prefetch_line(uint64_t hash) const {
+    const Lines& lines = lines_for(hash);
+    hotrows::prefetch(&lines[lines.home(hash)]);
+  }
+
+  uint32_t first_match(uint64_t hash) const {
+    const Lines& lines = lines_for(hash);
+    const Line& line = lines[lines.home(hash)];
+    const uint32_t bits = line.matches(tag_of(hash));
+    return bits ? line.places[__builtin_ctz(bits)] : kNone;
+  }
+
+  uint32_t find(uint64_t hash, int64_t key) const {
+    const Lines& lines = lines_for(hash);
+    for (int64_t i = lines.home(hash);; ++i) {
+      for (uint32_t bits = lines[i].matches(tag_of(hash)); bits; bits &= bits - 1) {
+        const uint32_t place = lines[i].places[__builtin_ctz(bits)];
+        if (records_[place].key == key) return place;
+      }
+      if (lines[i].passed == 0) return kNone;
+    }
+  }
+
+  void put(int64_t key, uint32_t place) {
+    records_[place] = Record();
+    records_[place].key = key;
+    const uint64_t hash = mix64(static_cast<uint64_t>(key));
+    while (!put(lines_for(hash), hash, place)) {  // past the last line: keys that lie together on purpose
+      if (old_.homes) move(old_.homes);
+      grow(lines_.homes, lines_.spare * 2);
+      move(old_.homes);
+    }
+  }
+
+  static bool put(const Lines& lines, uint64_t hash, uint32_t place) {
+    const int64_t home = lines.home(hash);
+    int64_t i = home;
+    while (i < lines.size() && lines[i].matches(0) == 0) ++i;
+    if (i == lines.size()) return false;
+    for (int64_t full = home; full < i; ++full) ++lines[full].passed;
+    const int slot = __builtin_ctz(lines[i].matches(0));
+    lines[i].tags[slot] = tag_of(hash);
+    lines[i].places[slot] = place;
+    return true;
+  }
+
+  static void take_out(const Lines& lines, uint64_t hash, uint32_t place) {
+    for (int64_t i = lines.home(hash);; ++i) {
+      for (uint32_t bits = lines[i].matches(tag_of(hash)); bits; bits &= bits - 1) {
+        const int slot = __builtin_ctz(bits);
+        if (lines[i].places[slot] != place) continue;
+        lines[i].tags[slot] = 0;
+        return;
+      }
+      --lines[i].passed;
+    }
+  }
+
+  void grow(int64_t homes, int64_t spare) {
+    old_ = std::move(lines_);
+    lines_ = Lines(homes, spare);
+    moved_ = 0;
+  }
+
+  // Moves the keys of some more homes to the new lines.
+  void move(int64_t count) {
+    const int64_t end = std::min(moved_ + count, old_.homes);
+    for (int64_t i = moved_; i < std::min(moved_ + kNear / 8, end); ++i) prefetch_records(i);
+    for (; moved_ < end; ++moved_) {
+      if (moved_ + kNear / 8 < old_.homes) prefetch_records(moved_ + kNear / 8);
+      move_home();
+      if ((moved_ + 1) % kGiveBack == 0) {
+        old_.memory.give_back((moved_ + 1 - kGiveBack) * static_cast<int64_t>(sizeof(Line)),
+                              (moved_ + 1) * static_cast<int64_t>(sizeof(Line)));
+      }
+    }
+    if (moved_ == old_.homes) {
+      old_ = Lines();
+      moved_ = 0;
+    }
+  }
+
+  void prefetch_records(int64_t i) const {
+    for (uint32_t bits = ~old_[i].matches(0) & 0xFFF; bits; bits &= bits - 1) {
+      hotrows::prefetch(&records_[old_[i].places[__builtin_ctz(bits)]]);
+    }
+  }
+
+  // Keys of earlier homes have all moved, so that those that passed this line are of its own.
+  void move_home() {
+    for (int64_t i = moved_;; ++i) {
+      for (uint32_t bits = ~old_[i].matches(0) & 0xFFF; bits; bits &= bits - 1) {
+        const uint32_t place = old_[i].places[__builtin_ctz(bits)];
+        const uint64_t hash = mix64(static_cast<uint64_t>(records_[place].key));
+        if (old_.home(hash) != moved_) continue;
+        take_out(old_, hash, place);
+        while (!put(lines_, hash, place)) spread(lines_.spare * 2);
+      }
+      if (old_[moved_].passed == 0) return;
+    }
+  }
+
+  // Gives the new lines more spare ones.
+  void spread(int64_t spare) {
+    Lines wider(lines_.homes, spare);
+    std::memcpy(wider.memory.template as<char>(), lines_.memory.template as<char>(),
+                static_cast<size_t>(lines_.memory.size()));
+    lines_ = std::move(wider);
+  }
+
+  int64_t most_;
+  Lines lines_, old_;
+  int64_t moved_ = 0;  // homes of old lines whose keys are in the new ones
+  Segments<Record> records_;
+  Places places_;
+};
+
+}  // namespace hotrows

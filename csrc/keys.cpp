@@ -1,0 +1,784 @@
+// Which keys are live, and which row each has: the state behind planning/keys.py, in which the rules
+// stand; keys_reference.py is the specification.
+//
+//   rows      key, last use, and reads or next use: 16 B each, found by key in 6.5 to 7.5 B (keyed_records.h)
+//   order     the rows that go first (key_order.h)
+//   waiting   reads of each key that is not admitted yet, where these are counted exactly
+//   sketches  or by two count-min sketches
+//   window    keys of the batches known ahead, their uses in a ring
+//   journals  what each batch in flight changed, oldest first: the state as of the batches trained is read
+//             off with the changes of later ones left out
+#include <deque>
+#include <memory>
+#include <unordered_map>
+
+#include "key_order.h"
+#include "keyed_records.h"
+
+namespace {
+
+using hotrows::EvictionOrder;
+using hotrows::KeyedRecords;
+using hotrows::Leaving;
+using hotrows::mix64;
+
+enum Admission : int64_t { kFirst, kAfter, kSketched, kProbability, kAhead };
+enum Eviction : int64_t { kNone, kLru, kLfu, kFarthest, kIdle, kTime };
+
+struct Settings {
+  int64_t capacity, num_unknown, admission, reads, probability, sketch_width, eviction, limit;
+};
+
+struct Totals {
+  int64_t rows, admitted, evicted, refused, sketch_place, time;
+};
+
+struct Row {
+  int64_t key;
+  uint32_t last_use;  // the lower half of the number of a batch
+  uint32_t extra;     // lfu: reads, in sixteenths; ahead: the next batch that reads it, see `known`; else 0
+};
+
+struct Waiting {
+  int64_t key;
+  uint32_t reads, unused;
+};
+
+// A key of the window. reads: in all its batches. first, last: numbers of uses. newest: batch of the last.
+struct Ahead {
+  int64_t key, reads;
+  uint32_t first, last, newest, unused;
+};
+
+struct Use {
+  uint32_t place, batch, next, reads;  // place: of the key in the window; next: its next use, if it has one
+};
+
+struct Point {
+  int64_t batch, time;
+};
+
+constexpr uint32_t kRead = 16, kMostCounted = UINT32_MAX;
+constexpr int64_t kNear = 16;
+constexpr int kSketchRows = 4;
+constexpr int64_t kMostSketched = 255;
+
+// What undoes a batch. touched: rows as they were before it read them.
+struct Journal {
+  struct Touched {
+    uint32_t row, last_use, extra;
+  };
+  struct Died {
+    uint32_t row;
+    Row was;
+  };
+  struct Count {
+    int64_t key;
+    uint32_t reads;
+  };
+  struct Cell {
+    int64_t cell;
+    uint8_t was;
+  };
+  std::vector<Touched> touched;
+  std::vector<Died> died;
+  std::vector<uint32_t> born;
+  std::vector<int64_t> born_keys;
+  std::vector<Count> waiting;
+  std::vector<Cell> cells;
+  struct Turn {
+    size_t num_cells;  // noted before
+    std::shared_ptr<hotrows::Zeroed> forgotten;
+  };
+  std::vector<Turn> turns;
+  std::deque<Point> clock;
+  Totals totals{};
+};
+
+// The keys of a batch that are not live, each once, in the order of their first occurrence.
+class NewKeys {
+ public:
+  void clear(int64_t n) {
+    keys.clear(), reads.clear();
+    size_t size = 64;
+    while (size < 2 * static_cast<size_t>(n)) size *= 2;
+    if (size > table_.size()) table_.resize(size);
+    mask_ = size - 1;
+    std::fill(table_.begin(), table_.begin() + static_cast<int64_t>(size), kNone);
+  }
+
+  uint32_t add(int64_t key) {
+    size_t i = mix64(static_cast<uint64_t>(key)) & mask_;
+    while (table_[i] != kNone && keys[table_[i]] != key) i = (i + 1) & mask_;
+    if (table_[i] == kNone) {
+      table_[i] = static_cast<uint32_t>(keys.size());
+      keys.push_back(key), reads.push_back(0);
+    }
+    ++reads[table_[i]];
+    return table_[i];
+  }
+
+  std::vector<int64_t> keys, reads;
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  std::vector<uint32_t> table_;
+  size_t mask_ = 0;
+};
+
+class KeyTable {
+ public:
+  explicit KeyTable(const Settings& settings) : s_(settings), first_id_(2 + settings.num_unknown) { clear(0); }
+
+  // Adds the next batch to the window.
+  void feed(const int64_t* keys, int64_t n) {
+    const uint32_t batch = static_cast<uint32_t>(windowed_++);
+    window_.reserve(n);
+    fed_.clear();
+    window_.find_all(keys, n, [&](int64_t i, uint32_t place) {
+      const bool is_new = place == window_.kNone;
+      if (is_new) place = window_.insert(keys[i]);
+      Ahead& key = window_[place];
+      ++key.reads;
+      if (!is_new && key.newest == batch) {
+        ++uses_[key.last - uses_begin_].reads;
+        return;
+      }
+      const uint32_t use = uses_begin_ + static_cast<uint32_t>(uses_.size());
+      if (is_new) {
+        key.first = use;
+        fed_.push_back(keys[i]);
+      } else {
+        uses_[key.last - uses_begin_].next = use;
+      }
+      uses_.push_back({place, batch, 0, 1});
+      key.last = use, key.newest = batch;
+    });
+    batch_ends_.push_back(uses_begin_ + static_cast<uint32_t>(uses_.size()));
+    reads_fed_.push_back(n);
+    if (s_.eviction != kFarthest) return;
+    rows_.find_all(fed_.data(), static_cast<int64_t>(fed_.size()), [&](int64_t, uint32_t row) {
+      if (row == rows_.kNone || rows_[row].extra) return;
+      rows_[row].extra = known(batch);
+      --num_unread_;
+    });
+  }
+
+  // Returns whether the batch is the one that was fed.
+  bool resolve(const int64_t* keys, int64_t n, bool has_time, int64_t time, int64_t* ids) {
+    now_ = static_cast<uint32_t>(resolved_);
+    order_.set_now(now_);
+    journals_.emplace_back();
+    journal().totals = totals_;
+    journal().clock = s_.eviction == kTime ? clock_ : std::deque<Point>();
+    if (!batch_ends_.empty() && reads_fed_.front() != n) return false;
+    if (has_time) advance_clock(time);
+    read_live(keys, n, ids);
+    if (!note_next_uses()) return false;
+    admit();
+    evict();
+    give_birth();
+    tend_order();
+    for (int64_t i = 0; i < n; ++i) {
+      if (ids[i] >= 0) continue;
+      const int64_t id = new_ids_[static_cast<size_t>(~ids[i])];
+      ids[i] = id ? id : unknown(keys[i]);
+    }
+    close_window();
+    ++resolved_;
+    return true;
+  }
+
+  void trained() { journals_.pop_front(); }
+
+  // ids: of live keys as of the batches trained, and unknown ones.
+  void find(const int64_t* keys, int64_t n, int64_t* ids) const {
+    std::unordered_map<int64_t, int64_t> then;  // keys whose id changed in flight: the id before; 0: none
+    for (const Journal& journal : journals_) {
+      for (const auto& died : journal.died) then.emplace(died.was.key, died.row + first_id_);
+      for (const int64_t key : journal.born_keys) then.emplace(key, 0);
+    }
+    rows_.find_all(keys, n, [&](int64_t i, uint32_t row) {
+      ids[i] = row == rows_.kNone ? 0 : row + first_id_;
+      if (!then.empty()) {
+        const auto changed = then.find(keys[i]);
+        if (changed != then.end()) ids[i] = changed->second;
+      }
+      if (ids[i] == 0) ids[i] = unknown(keys[i]);
+    });
+  }
+
+  const Totals& totals() const { return totals_; }
+  const std::vector<uint32_t>& born() const { return journals_.back().born; }
+  const std::vector<Journal::Died>& died() const { return journals_.back().died; }
+  const std::vector<int64_t>& born_keys() const { return journals_.back().born_keys; }
+  int64_t first_id() const { return first_id_; }
+
+  // The state as of the batches trained; see KeyTable.state.
+  const Totals& trained_totals() const { return journals_.empty() ? totals_ : journals_.front().totals; }
+  const std::deque<Point>& trained_clock() const { return journals_.empty() ? clock_ : journals_.front().clock; }
+
+  void read_rows(int64_t* keys, int64_t* ids, int64_t* last_use, int64_t* counts) const {
+    const std::vector<Then> changed = rows_then();
+    auto then = changed.begin();
+    const int64_t newest = resolved_ - 1;
+    int64_t count = 0;
+    for (uint32_t place = 0; place < rows_.end(); ++place) {
+      Row row = rows_[place];
+      bool is_live = !rows_.is_free(place);
+      if (then != changed.end() && then->place == place) {
+        row = {then->has_key ? then->row.key : row.key, then->row.last_use, then->row.extra};
+        is_live = then++->is_live;
+      }
+      if (!is_live) continue;
+      keys[count] = row.key;
+      ids[count] = place + first_id_;
+      last_use[count] = newest - static_cast<uint32_t>(static_cast<uint32_t>(newest) - row.last_use);
+      counts[count++] = s_.eviction == kLfu ? row.extra : 0;
+    }
+  }
+
+  // Returns how many keys are waiting; with null, an upper bound alone.
+  int64_t read_waiting(int64_t* keys, int64_t* counts) const {
+    std::unordered_map<int64_t, uint32_t> then;
+    for (const Journal& journal : journals_)
+      for (const auto& count : journal.waiting) then.emplace(count.key, count.reads);
+    if (keys == nullptr) return waiting_.size() + static_cast<int64_t>(then.size());
+    int64_t n = 0;
+    for (const auto& [key, reads] : then) {
+      if (reads) keys[n] = key, counts[n++] = reads;
+    }
+    for (uint32_t place = 0; place < waiting_.end(); ++place) {
+      if (waiting_.is_free(place) || then.count(waiting_[place].key)) continue;
+      keys[n] = waiting_[place].key, counts[n++] = waiting_[place].reads;
+    }
+    return n;
+  }
+
+  // sketch: [2, 4, width].
+  void read_sketch(uint8_t* sketch) const {
+    const size_t size = static_cast<size_t>(sketch_size());
+    uint8_t* const older = sketch + size;
+    std::memcpy(sketch, newer_->as<uint8_t>(), size);
+    std::memcpy(older, older_->as<uint8_t>(), size);
+    for (auto journal = journals_.rbegin(); journal != journals_.rend(); ++journal) {
+      size_t left = journal->cells.size();
+      const auto restore = [&](size_t until) {
+        while (left > until) --left, sketch[journal->cells[left].cell] = journal->cells[left].was;
+      };
+      for (auto turn = journal->turns.rbegin(); turn != journal->turns.rend(); ++turn) {
+        restore(turn->num_cells);
+        std::memcpy(sketch, older, size);
+        std::memcpy(older, turn->forgotten->as<uint8_t>(), size);
+      }
+      restore(0);
+    }
+  }
+
+  void load(int64_t resolved, const Totals& totals, int64_t n, const int64_t* keys, const int64_t* ids,
+            const int64_t* last_use, const int64_t* counts) {
+    clear(resolved);
+    totals_ = totals;
+    rows_.reserve(n);
+    for (int64_t i = 0; i < n; ++i) {
+      const uint32_t row = static_cast<uint32_t>(ids[i] - first_id_);
+      if (i + kNear < n) rows_.prefetch(keys[i + kNear]);
+      rows_.insert_at(keys[i], row);
+      rows_[row].last_use = static_cast<uint32_t>(last_use[i]);
+      if (s_.eviction == kLfu) rows_[row].extra = static_cast<uint32_t>(counts[i]);
+    }
+    num_unread_ = n;
+  }
+
+  void load_waiting(int64_t n, const int64_t* keys, const int64_t* counts) {
+    if (s_.admission != kAfter) return;
+    waiting_.reserve(n);
+    for (int64_t i = 0; i < n; ++i) waiting_[waiting_.insert(keys[i])].reads = static_cast<uint32_t>(counts[i]);
+  }
+
+  void load_sketch(const uint8_t* sketch) {
+    std::memcpy(newer_->as<uint8_t>(), sketch, static_cast<size_t>(sketch_size()));
+    std::memcpy(older_->as<uint8_t>(), sketch + sketch_size(), static_cast<size_t>(sketch_size()));
+  }
+
+  void load_clock(int64_t n, const int64_t* batches, const int64_t* times) {
+    if (s_.eviction != kTime) return;
+    for (int64_t i = 0; i < n; ++i) clock_.push_back({batches[i], times[i]});
+  }
+
+  int64_t num_bytes() const {
+    int64_t bytes = rows_.num_bytes() + order_.num_bytes() + waiting_.num_bytes() + window_.num_bytes();
+    bytes += 2 * sketch_size() + static_cast<int64_t>(uses_.size() * sizeof(Use) + clock_.size() * sizeof(Point));
+    for (const Journal& journal : journals_) {
+      bytes += static_cast<int64_t>(journal.touched.capacity() * sizeof(Journal::Touched) +
+                                    journal.died.capacity() * sizeof(Journal::Died) + journal.born.capacity() * 12 +
+                                    journal.waiting.capacity() * sizeof(Journal::Count) +
+                                    journal.cells.capacity() * sizeof(Journal::Cell));
+    }
+    return bytes;
+  }
+
+ private:
+  Journal& journal() { return journals_.back(); }
+  static uint32_t known(uint32_t batch) { return batch | uint32_t{1} << 31; }
+  int64_t sketch_size() const { return kSketchRows * s_.sketch_width; }
+  int64_t unknown(int64_t key) const {
+    const uint64_t hash = s_.num_unknown == 1 ? 0 : mix64(static_cast<uint64_t>(key));
+    return 2 + static_cast<int64_t>(hash % static_cast<uint64_t>(s_.num_unknown));
+  }
+
+  void clear(int64_t resolved) {
+    resolved_ = windowed_ = resolved;
+    totals_ = Totals();
+    rows_ = KeyedRecords<Row>(s_.capacity);
+    waiting_ = KeyedRecords<Waiting>();
+    window_ = KeyedRecords<Ahead>();
+    order_.clear();
+    newer_ = std::make_shared<hotrows::Zeroed>(sketch_size());
+    older_ = std::make_shared<hotrows::Zeroed>(sketch_size());
+    uses_.clear(), batch_ends_.clear(), reads_fed_.clear(), journals_.clear(), clock_.clear();
+    uses_begin_ = 0;
+    num_unread_ = num_unread_now_ = 0;
+  }
+
+  // Rows of batches before the first point kept have expired.
+  void advance_clock(int64_t time) {
+    if (s_.eviction != kTime || (!clock_.empty() && time <= totals_.time)) return;
+    clock_.push_back({clock_.empty() ? 0 : resolved_, time});
+    totals_.time = time;
+    while (static_cast<__int128>(time) - clock_.front().time >= s_.limit) clock_.pop_front();
+  }
+
+  // Finds the keys of a batch and notes live ones as read; ids: of the others, ~number among the new keys.
+  void read_live(const int64_t* keys, int64_t n, int64_t* ids) {
+    new_.clear(n);
+    auto& touched = journal().touched;
+    rows_.find_all(keys, n, [&](int64_t i, uint32_t place) {
+      if (place == rows_.kNone) {
+        ids[i] = ~static_cast<int64_t>(new_.add(keys[i]));
+        return;
+      }
+      ids[i] = place + first_id_;
+      Row& row = rows_[place];
+      if (row.last_use != now_) {
+        touched.push_back({place, row.last_use, row.extra});
+        if (s_.eviction == kLfu) row.extra = decayed(row);
+        row.last_use = now_;
+      }
+      if (s_.eviction == kLfu) add_read(row, 1);
+    });
+  }
+
+  static void add_read(Row& row, int64_t reads) {
+    row.extra = static_cast<uint32_t>(std::min<int64_t>(int64_t{row.extra} + kRead * reads, kMostCounted));
+  }
+
+  uint64_t epoch(uint32_t last_use) const {
+    return s_.limit ? static_cast<uint64_t>(resolved_ - static_cast<int64_t>(now_ - last_use)) / s_.limit : 0;
+  }
+
+  uint32_t decayed(const Row& row) const {
+    const uint64_t halvings = s_.limit ? epoch(now_) - epoch(row.last_use) : 0;
+    return halvings < 32 ? row.extra >> halvings : 0;
+  }
+
+  // Under `ahead`: what the rows read now are read next by; false where the batch is not the one fed.
+  bool note_next_uses() {
+    new_ahead_.assign(new_.keys.size(), {});
+    num_unread_now_ = 0;
+    if (batch_ends_.empty()) return true;
+    int64_t num_keys = static_cast<int64_t>(new_.keys.size());
+    bool is_fed = true;
+    window_.find_all(new_.keys.data(), num_keys, [&](int64_t i, uint32_t place) {
+      is_fed = is_fed && place != window_.kNone && uses_[window_[place].first - uses_begin_].batch == now_;
+      if (is_fed) new_ahead_[i] = {window_[place].reads, next_use(window_[place])};
+    });
+    fed_.clear();
+    for (const auto& touched : journal().touched) fed_.push_back(rows_[touched.row].key);
+    num_keys += static_cast<int64_t>(fed_.size());
+    if (!is_fed || batch_ends_.front() - uses_begin_ != static_cast<uint32_t>(num_keys)) return false;
+    window_.find_all(fed_.data(), static_cast<int64_t>(fed_.size()), [&](int64_t i, uint32_t place) {
+      is_fed = is_fed && place != window_.kNone && uses_[window_[place].first - uses_begin_].batch == now_;
+      if (!is_fed || s_.eviction != kFarthest) return;
+      Row& row = rows_[journal().touched[static_cast<size_t>(i)].row];
+      num_unread_ -= row.extra == 0;
+      row.extra = next_use(window_[place]);
+      num_unread_ += row.extra == 0;
+      num_unread_now_ += row.extra == 0;
+    });
+    return is_fed;
+  }
+
+  // Of a key that this batch reads: the next batch that does, as `known`, or 0.
+  uint32_t next_use(const Ahead& key) const {
+    return key.first == key.last ? 0 : known(uses_[uses_[key.first - uses_begin_].next - uses_begin_].batch);
+  }
+
+  // Leaves in `admitted_` which of the new keys get a row if there is room.
+  void admit() {
+    admitted_.clear();
+    const size_t n = new_.keys.size();
+    if (s_.admission == kAfter) count_waiting();
+    for (size_t i = 0; i < n; ++i) {
+      if (is_admitted(i)) admitted_.push_back(static_cast<uint32_t>(i));
+    }
+  }
+
+  bool is_admitted(size_t i) {
+    switch (s_.admission) {
+      case kAfter: return waiting_reads_[i] >= s_.reads;
+      case kSketched: return count_in_sketch(new_.keys[i], new_.reads[i]) >= s_.reads;
+      case kProbability: return hotrows::random_bits(new_.keys[i], 0) >> 11 < static_cast<uint64_t>(s_.probability);
+      case kAhead: return new_ahead_[i].reads >= s_.reads;
+      default: return true;
+    }
+  }
+
+  void count_waiting() {
+    const int64_t n = static_cast<int64_t>(new_.keys.size());
+    waiting_reads_.resize(new_.keys.size());
+    waiting_.reserve(n);
+    waiting_.find_all(new_.keys.data(), n, [&](int64_t i, uint32_t place) {
+      const bool is_new = place == waiting_.kNone;
+      if (is_new) place = waiting_.insert(new_.keys[i]);
+      Waiting& key = waiting_[place];
+      journal().waiting.push_back({key.key, is_new ? 0 : key.reads});
+      key.reads = static_cast<uint32_t>(std::min<int64_t>(int64_t{key.reads} + new_.reads[i], kMostCounted));
+      waiting_reads_[i] = key.reads;
+    });
+  }
+
+  int64_t count_in_sketch(int64_t key, int64_t reads) {
+    if (totals_.sketch_place + reads > s_.sketch_width / 2) {
+      journal().turns.push_back({journal().cells.size(), older_});
+      older_ = newer_;
+      newer_ = std::make_shared<hotrows::Zeroed>(sketch_size());
+      totals_.sketch_place = 0;
+    }
+    totals_.sketch_place += reads;
+    const uint64_t bits = hotrows::random_bits(static_cast<uint64_t>(key), 1);
+    int64_t cells[kSketchRows], least = kMostSketched, older = kMostSketched;
+    for (int row = 0; row < kSketchRows; ++row) {
+      const uint32_t at = static_cast<uint32_t>(bits) + row * static_cast<uint32_t>(bits >> 32);
+      cells[row] = row * s_.sketch_width + static_cast<int64_t>(uint64_t{at} * s_.sketch_width >> 32);
+      least = std::min<int64_t>(least, newer_->as<uint8_t>()[cells[row]]);
+      older = std::min<int64_t>(older, older_->as<uint8_t>()[cells[row]]);
+    }
+    const int64_t count = std::min(least + reads, kMostSketched);
+    for (const int64_t cell : cells) {
+      uint8_t& counter = newer_->as<uint8_t>()[cell];
+      if (counter >= count) continue;
+      journal().cells.push_back({cell, counter});
+      counter = static_cast<uint8_t>(count);
+    }
+    return count + older;
+  }
+
+  // Says what a row weighs, unless it is free, was read by this batch, or is read by one to come.
+  bool weigh(uint32_t place, Leaving* leaving) const {
+    const Row& row = rows_[place];
+    if (row.last_use == now_ || rows_.is_free(place) || (s_.eviction == kFarthest && row.extra)) return false;
+    *leaving = {s_.eviction == kLfu ? weight(row) : 0, row.last_use, place};
+    return true;
+  }
+
+  // reads * 2^epoch: exponent, then mantissa.
+  uint64_t weight(const Row& row) const {
+    if (row.extra == 0) return 0;
+    const int zeros = __builtin_clz(row.extra);
+    return (epoch(row.last_use) + static_cast<uint64_t>(32 - zeros)) << 32 | row.extra << zeros;
+  }
+
+  auto weigher() const {
+    return [this](uint32_t place, Leaving* leaving) { return weigh(place, leaving); };
+  }
+
+  // The row that goes last.
+  Leaving most() const {
+    if (s_.eviction == kLfu) return {UINT64_MAX, now_, UINT32_MAX};
+    return {0, now_ - 1, UINT32_MAX};
+  }
+
+  // The first batch whose rows have not expired.
+  int64_t oldest() const {
+    if (s_.eviction == kIdle) return resolved_ - s_.limit + 1;
+    return s_.eviction == kTime && !clock_.empty() ? clock_.front().batch : 0;
+  }
+
+  int64_t room() const { return s_.capacity - static_cast<int64_t>(rows_.size()); }
+
+  void evict() {
+    if (s_.eviction == kNone) return;
+    auto& died = journal().died;
+    Leaving leaving;
+    if (oldest() > 0) {
+      const Leaving expired{0, static_cast<uint32_t>(oldest()), 0};
+      const Leaving limit = order_.before(expired, most()) ? expired : most();
+      while (order_.next(weigher(), rows_.end(), limit, most(), &leaving)) let_die(leaving.row);
+    }
+    const int64_t num_expired = static_cast<int64_t>(died.size());
+    const int64_t others = static_cast<int64_t>(rows_.size() - journal().touched.size()) - num_expired;
+    const int64_t num_more = std::min(static_cast<int64_t>(admitted_.size()) - room() - num_expired, others);
+    int64_t left = std::max<int64_t>(num_more, 0);
+    const int64_t in_order = s_.eviction == kFarthest ? std::min(left, num_unread_ - num_unread_now_) : left;
+    left -= in_order;
+    for (int64_t i = 0; i < in_order && order_.next(weigher(), rows_.end(), most(), most(), &leaving); ++i) {
+      let_die(leaving.row);
+    }
+    for (size_t batch = batch_ends_.size(); left > 0 && --batch > 0;) left -= evict_read_in(batch, left);
+    bury();
+  }
+
+  void let_die(uint32_t place) {
+    Row& row = rows_[place];
+    journal().died.push_back({place, row});
+    if (s_.eviction == kFarthest) num_unread_ -= row.extra == 0;
+    row.last_use = now_;
+  }
+
+  // Evicts up to `most` of the rows that a batch of the window reads next; returns how many.
+  int64_t evict_read_in(size_t batch, int64_t most) {
+    std::vector<Leaving> rows;
+    for (uint32_t use = batch_ends_[batch - 1]; use != batch_ends_[batch]; ++use) {
+      const Ahead& key = window_[uses_[use - uses_begin_].place];
+      if (key.first != use) continue;
+      const uint32_t place = rows_.find(key.key);
+      if (place != rows_.kNone) rows.push_back({0, rows_[place].last_use, place});
+    }
+    most = std::min(most, static_cast<int64_t>(rows.size()));
+    std::partial_sort(rows.begin(), rows.begin() + most, rows.end(),
+                      [this](const Leaving& a, const Leaving& b) { return order_.before(a, b); });
+    for (int64_t i = 0; i < most; ++i) let_die(rows[static_cast<size_t>(i)].row);
+    return most;
+  }
+
+  void bury() {
+    auto& died = journal().died;
+    std::sort(died.begin(), died.end(), [](const auto& a, const auto& b) { return a.row < b.row; });
+    for (size_t i = 0; i < died.size(); ++i) {
+      if (i + kNear < died.size()) rows_.prefetch(died[i + kNear].was.key);
+      rows_.erase(died[i].row);
+    }
+    totals_.evicted += static_cast<int64_t>(died.size());
+  }
+
+  void give_birth() {
+    const size_t n = static_cast<size_t>(std::clamp<int64_t>(room(), 0, static_cast<int64_t>(admitted_.size())));
+    new_ids_.assign(new_.keys.size(), 0);
+    rows_.reserve(static_cast<int64_t>(n));
+    for (size_t i = 0; i < n; ++i) {
+      if (i + kNear < n) rows_.prefetch(new_.keys[admitted_[i + kNear]]);
+      const uint32_t number = admitted_[i];
+      const int64_t key = new_.keys[number];
+      const uint32_t place = rows_.insert(key);
+      Row& row = rows_[place];
+      row.last_use = now_;
+      if (s_.eviction == kLfu) add_read(row, new_.reads[number]);
+      if (s_.eviction == kFarthest) {
+        row.extra = new_ahead_[number].next;
+        num_unread_ += row.extra == 0;
+      }
+      if (s_.admission == kAfter) waiting_.erase(waiting_.find(key));
+      new_ids_[number] = place + first_id_;
+      journal().born.push_back(place);
+      journal().born_keys.push_back(key);
+      totals_.rows = std::max(totals_.rows, int64_t{place} + 1);
+    }
+    totals_.admitted += static_cast<int64_t>(n);
+    totals_.refused += static_cast<int64_t>(admitted_.size() - n);
+  }
+
+  // Collects the rows that go next ahead of need, and those read now that come before them.
+  void tend_order() {
+    if (s_.eviction == kNone) return;
+    const bool is_full = room() < s_.capacity / 32;
+    const int64_t num_going = static_cast<int64_t>(journal().died.size() + (is_full ? journal().born.size() : 0));
+    const int64_t ahead = std::max<int64_t>((resolved_ - oldest()) / 8, 1);
+    const bool expires = (s_.eviction == kIdle || s_.eviction == kTime) && oldest() + ahead > 0;
+    Leaving needed = order_.lowest(), least = needed;
+    if (expires) {
+      needed.last_use = static_cast<uint32_t>(std::min(oldest() + ahead / 2, resolved_));
+      least.last_use = static_cast<uint32_t>(std::min(oldest() + ahead, resolved_));
+    }
+    const int64_t pace = num_going * EvictionOrder::kRowsPerLeaving + EvictionOrder::kFew +
+                         (expires ? rows_.end() / std::max<int64_t>(ahead / 2, 1) : 0);
+    order_.prepare(weigher(), rows_.end(), pace, is_full && num_going > 0, needed, least, most());
+    if (s_.eviction != kLfu) return;
+    std::vector<Leaving> run;
+    const auto add = [&](uint32_t place) {
+      const Leaving row{weight(rows_[place]), now_, place};
+      if (order_.collects(row)) run.push_back(row);
+    };
+    for (const auto& touched : journal().touched) add(touched.row);
+    for (const uint32_t place : journal().born) add(place);
+    order_.push(std::move(run));
+  }
+
+  // The uses of the batch that was resolved are to come no more.
+  void close_window() {
+    if (batch_ends_.empty()) return;
+    for (; uses_begin_ != batch_ends_.front(); ++uses_begin_) {
+      const Use& use = uses_.front();
+      Ahead& key = window_[use.place];
+      key.reads -= use.reads;
+      if (key.first == key.last) {
+        window_.erase(use.place);
+      } else {
+        key.first = use.next;
+      }
+      uses_.pop_front();
+    }
+    batch_ends_.pop_front();
+    reads_fed_.pop_front();
+  }
+
+  struct Then {
+    uint32_t place;
+    Row row;
+    bool has_key, is_live;
+  };
+
+  // Rows that batches in flight changed, ascending, as they were before the first of these.
+  std::vector<Then> rows_then() const {
+    std::vector<Then> rows;
+    for (const Journal& journal : journals_) {
+      for (const auto& old : journal.touched) rows.push_back({old.row, {0, old.last_use, old.extra}, false, true});
+      for (const auto& old : journal.died) rows.push_back({old.row, old.was, true, true});
+      for (const uint32_t place : journal.born) rows.push_back({place, {}, true, false});
+    }
+    std::stable_sort(rows.begin(), rows.end(), [](const Then& a, const Then& b) { return a.place < b.place; });
+    size_t count = 0;
+    for (const Then& row : rows) {
+      if (count == 0 || rows[count - 1].place != row.place) {
+        rows[count++] = row;
+      } else if (!rows[count - 1].has_key && row.has_key && row.is_live) {
+        rows[count - 1].row.key = row.row.key, rows[count - 1].has_key = true;  // it has gone since
+      }
+    }
+    rows.resize(count);
+    return rows;
+  }
+
+  struct Next {
+    int64_t reads;
+    uint32_t next;
+  };
+
+  const Settings s_;
+  const int64_t first_id_;
+  int64_t resolved_ = 0, windowed_ = 0;  // numbers of the next batches
+  uint32_t now_ = 0;
+  Totals totals_{};
+  KeyedRecords<Row> rows_;
+  EvictionOrder order_;
+  int64_t num_unread_ = 0, num_unread_now_ = 0;  // ahead: rows that no batch to come reads; read by this one
+
+  KeyedRecords<Waiting> waiting_;
+  std::shared_ptr<hotrows::Zeroed> newer_, older_;
+  std::deque<Point> clock_;
+
+  KeyedRecords<Ahead> window_;
+  std::deque<Use> uses_;
+  uint32_t uses_begin_ = 0;               // number of the first use; numbers go round at 2^32
+  std::deque<uint32_t> batch_ends_;       // of the batches of the window: number of the use after the last
+  std::deque<int64_t> reads_fed_;
+
+  std::deque<Journal> journals_;
+  NewKeys new_;
+  std::vector<Next> new_ahead_;
+  std::vector<uint32_t> admitted_;
+  std::vector<int64_t> waiting_reads_, new_ids_, fed_;
+};
+
+KeyTable* table_of(void* handle) { return static_cast<KeyTable*>(handle); }
+
+}  // namespace
+
+// settings [8]: capacity, num_unknown, admission, reads, probability of 2^53, sketch width, eviction, limit.
+HOTROWS_API void* hotrows_keys_new(const int64_t* settings) {
+  Settings values;
+  static_assert(sizeof(values) == 8 * sizeof(int64_t), "all of them");
+  std::memcpy(&values, settings, sizeof(values));
+  return new KeyTable(values);
+}
+
+HOTROWS_API void hotrows_keys_free(void* handle) { delete table_of(handle); }
+
+HOTROWS_API void hotrows_keys_feed(void* handle, const int64_t* keys, int64_t n) { table_of(handle)->feed(keys, n); }
+
+// ids [n]; time: null where there is no new one; counts [2]: births and deaths. Returns 0, or -1 where this
+// is not the batch that was fed.
+HOTROWS_API int64_t hotrows_keys_resolve(void* handle, const int64_t* keys, int64_t n, const int64_t* time,
+                                         int64_t* ids, int64_t* counts) {
+  KeyTable& table = *table_of(handle);
+  if (!table.resolve(keys, n, time != nullptr, time ? *time : 0, ids)) return -1;
+  counts[0] = static_cast<int64_t>(table.born().size());
+  counts[1] = static_cast<int64_t>(table.died().size());
+  return 0;
+}
+
+// The births [b] and deaths [d] of the batch resolved last.
+HOTROWS_API void hotrows_keys_changes(void* handle, int64_t* born, int64_t* born_keys, int64_t* died,
+                                      int64_t* died_keys) {
+  const KeyTable& table = *table_of(handle);
+  for (const uint32_t row : table.born()) *born++ = row + table.first_id();
+  for (const int64_t key : table.born_keys()) *born_keys++ = key;
+  for (const auto& row : table.died()) *died++ = row.row + table.first_id(), *died_keys++ = row.was.key;
+}
+
+HOTROWS_API void hotrows_keys_find(void* handle, const int64_t* keys, int64_t n, int64_t* ids) {
+  table_of(handle)->find(keys, n, ids);
+}
+
+HOTROWS_API void hotrows_keys_trained(void* handle) { table_of(handle)->trained(); }
+
+// totals [6], as of the batches resolved, or those trained: rows, admitted, evicted, refused, place in the
+// sketch, time.
+HOTROWS_API void hotrows_keys_totals(void* handle, int64_t trained, int64_t* totals) {
+  const KeyTable& table = *table_of(handle);
+  std::memcpy(totals, trained ? &table.trained_totals() : &table.totals(), sizeof(Totals));
+}
+
+// All as of the batches trained. Each [number of live keys], by ascending id.
+HOTROWS_API void hotrows_keys_read_rows(void* handle, int64_t* keys, int64_t* ids, int64_t* last_use,
+                                        int64_t* counts) {
+  table_of(handle)->read_rows(keys, ids, last_use, counts);
+}
+
+// Returns how many there are, in no order; with null pointers, an upper bound of it.
+HOTROWS_API int64_t hotrows_keys_read_waiting(void* handle, int64_t* keys, int64_t* counts) {
+  return table_of(handle)->read_waiting(keys, counts);
+}
+
+HOTROWS_API void hotrows_keys_read_sketch(void* handle, uint8_t* sketch) { table_of(handle)->read_sketch(sketch); }
+
+// Returns the number of points; with null pointers nothing else.
+HOTROWS_API int64_t hotrows_keys_read_clock(void* handle, int64_t* batches, int64_t* times) {
+  const auto& clock = table_of(handle)->trained_clock();
+  for (const Point& point : clock) {
+    if (batches) *batches++ = point.batch, *times++ = point.time;
+  }
+  return static_cast<int64_t>(clock.size());
+}
+
+// Replaces all; the rest of the state comes with the functions below.
+HOTROWS_API void hotrows_keys_load(void* handle, int64_t num_batches, const int64_t* totals, int64_t n,
+                                   const int64_t* keys, const int64_t* ids, const int64_t* last_use,
+                                   const int64_t* counts) {
+  const Totals values{totals[0], totals[1], totals[2], totals[3], totals[4], totals[5]};
+  table_of(handle)->load(num_batches, values, n, keys, ids, last_use, counts);
+}
+
+HOTROWS_API void hotrows_keys_load_waiting(void* handle, int64_t n, const int64_t* keys, const int64_t* counts) {
+  table_of(handle)->load_waiting(n, keys, counts);
+}
+
+HOTROWS_API void hotrows_keys_load_sketch(void* handle, const uint8_t* sketch) {
+  table_of(handle)->load_sketch(sketch);
+}
+
+HOTROWS_API void hotrows_keys_load_clock(void* handle, int64_t n, const int64_t* batches, const int64_t* times) {
+  table_of(handle)->load_clock(n, batches, times);
+}
+
+HOTROWS_API int64_t hotrows_keys_num_bytes(void* handle) { return table_of(handle)->num_bytes(); }
