@@ -19,7 +19,7 @@ def din_run(clicks_encoded, tmp_path_factory):
 
 @pytest.fixture
 def one_trace(monkeypatch):
-    """Makes the programs of a model once in a test, however often and in whatever format it is exported."""
+    """Makes the programs of a model once in a test, however often it is exported."""
     programs = {}
 
     def once(make):
