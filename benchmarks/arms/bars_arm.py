@@ -70,6 +70,7 @@ def _print(args: Namespace, epoch: dict, other_cores: float) -> None:
     packages = ("torch",) if args.library == "hotrows" else ("torch", "fuxictr")
     figures = {
         "samples_per_s": args.epoch_steps * args.batch_size / seconds,
+        "samples_per_cpu_second": args.epoch_steps * args.batch_size / epoch["cpu_time"],
         "ms": epoch["train_seconds"] / args.epoch_steps * 1e3,
         "peak_rss_mb": arm.peak_rss_mb(),
         "other_cores": other_cores,
@@ -97,7 +98,7 @@ def _fuxictr(args: Namespace, parts: dict[str, list[Batch]]) -> dict:
         hotrows.accelerate(model, model.optimizer)
     model.train()
     losses = [model.train_step(batch).item() for batch in columns["train"][:WARM_UP]]
-    begin = time.perf_counter()
+    begin, cpu = time.perf_counter(), time.process_time()
     losses += [model.train_step(batch).item() for batch in columns["train"][WARM_UP:]]
     trained = time.perf_counter()
     if args.library == "accelerate":
@@ -108,7 +109,8 @@ def _fuxictr(args: Namespace, parts: dict[str, list[Batch]]) -> dict:
     end = time.perf_counter()
     return {
         "train_seconds": trained - begin, "catch_up_seconds": caught_up - trained,
-        "evaluation_seconds": end - caught_up, "losses": losses, "auc": float(metrics["AUC"]),
+        "evaluation_seconds": end - caught_up, "cpu_time": time.process_time() - cpu,
+        "losses": losses, "auc": float(metrics["AUC"]),
     }  # fmt: skip
 
 

@@ -118,11 +118,11 @@ def train_epoch(args: Namespace, parts: dict[str, list[Batch]], warm_up: int) ->
     keep_freed_memory()
     steps = trainer_of(SHAPES[args.model], args.workload, parts, linear_paths="measured")
     steps.choose_linear_paths()
-    losses, begin, count = [], 0.0, 0
+    losses, begin, cpu, count = [], 0.0, 0.0, 0
     with closing(steps.start()) as runner:
         for work in runner:
             if count == warm_up:
-                begin = time.perf_counter()
+                begin, cpu = time.perf_counter(), time.process_time()
             losses.append(float(steps.train(work)))
             count += 1
     trained = time.perf_counter()
@@ -132,7 +132,8 @@ def train_epoch(args: Namespace, parts: dict[str, list[Batch]], warm_up: int) ->
     end = time.perf_counter()
     return {
         "train_seconds": trained - begin, "catch_up_seconds": caught_up - trained,
-        "evaluation_seconds": end - caught_up, "losses": losses, "auc": metrics.auc,
+        "evaluation_seconds": end - caught_up, "cpu_time": time.process_time() - cpu,
+        "losses": losses, "auc": metrics.auc,
     }  # fmt: skip
 
 
