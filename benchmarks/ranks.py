@@ -43,6 +43,10 @@ ARMS = {
         "torchrec", "torchrec_ranks", "--ranks 2 --pipeline sparse-dist", "table-wise"
     ),
     "plain-ranks": Arm(OURS, "plain_ranks", "--ranks 2", "table-wise"),
+    "plain-ranks-histories": Arm(OURS, "plain_ranks_sequences", "--ranks 2", "table-wise, padded"),
+    "plain-ranks-decomposed": Arm(
+        OURS, "plain_ranks_sequences", "--ranks 2 --first decomposed", "no [q, k, q - k, q * k] is made"
+    ),
     "tensorflow-ps": Arm("tensorflow", "tensorflow_servers", "--histories padded"),
     "tensorflow-ps-packed": Arm(
         "tensorflow", "tensorflow_servers", "--histories packed", "histories without padding"
@@ -55,6 +59,7 @@ ARMS = {
 FIELDS = ("hotrows-ranks", "hotrows")
 HISTORIES = ("hotrows-ranks", "hotrows-histories")
 TORCHREC = ("torchrec-ranks", "torchrec-ranks-pipeline")
+PADDED = ("plain-ranks-histories", "plain-ranks-decomposed")
 TENSORFLOW = ("tensorflow-ps", "tensorflow-ps-packed")
 ABLATION = ("all-on", "without-packing", "without-interleaving", "without-caching")
 
@@ -69,10 +74,16 @@ COMPARISONS = {
         f"{DEEPFM} adagrad", (*TORCHREC, "plain-ranks", "tensorflow-ps"), "hotrows", FIELDS
     ),
     "din": Comparison(
-        "--model din --dim 16 --batch-size 8192", TENSORFLOW, "hotrows-histories", HISTORIES
+        "--model din --dim 16 --batch-size 8192", (*PADDED, *TENSORFLOW), "hotrows-histories", HISTORIES
     ),
     "dien": Comparison(
-        "--model dien --dim 16 --batch-size 8192", TENSORFLOW, "hotrows-histories", HISTORIES
+        "--model dien --dim 16 --batch-size 8192", (*PADDED, *TENSORFLOW), "hotrows-histories", HISTORIES
+    ),
+    "din-model-parallel": Comparison(
+        "--model din --dim 16 --batch-size 8192", PADDED, "hotrows-ranks", ("hotrows-ranks",)
+    ),
+    "dien-model-parallel": Comparison(
+        "--model dien --dim 16 --batch-size 8192", PADDED, "hotrows-ranks", ("hotrows-ranks",)
     ),
     "461-tables": Comparison(
         f"{TABLES} B461L", (*TORCHREC, "plain-ranks", "tensorflow-ps"), "hotrows", FIELDS

@@ -32,6 +32,10 @@ CRITEO_KAGGLE = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194,
     27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )
+CRITEO_X1 = (  # of BARS' Criteo_x1, reserved ids included: 2.09 million in all
+    1462, 560, 413424, 248543, 307, 23, 12192, 635, 5, 54712, 5350, 409749, 3182,
+    29, 12500, 365811, 12, 4934, 2096, 6, 397981, 20, 17, 88608, 98, 64073,
+)
 # fmt: on
 CRITEO_TENTH = tuple(rows // 10 if rows > 10_000 else rows for rows in CRITEO_KAGGLE)
 CRITEO_CUT = tuple(min(rows, 1000) for rows in CRITEO_KAGGLE)  # next to nothing but the dense part
@@ -52,6 +56,7 @@ WORKLOADS = {
     "criteo": Workload(CRITEO_KAGGLE, num_dense=13, batch_size=8192, num_batches=128),
     "criteo-tenth": Workload(CRITEO_TENTH, num_dense=13, batch_size=8192, num_batches=128),
     "criteo-cut": Workload(CRITEO_CUT, num_dense=13, batch_size=8192, num_batches=128),
+    "criteo-x1": Workload(CRITEO_X1, num_dense=13, batch_size=4096, num_batches=400),
     "B461": Workload((10_000,) * 461, num_dense=0, batch_size=2048, num_batches=16),
     "B461L": Workload((10_000,) * 461, num_dense=0, batch_size=8192, num_batches=8),
     "B": Workload((10_000,) * 1000, num_dense=0, batch_size=2048, num_batches=16),

@@ -37,16 +37,17 @@ inline void multiply_block(const float* x, Steps of_x, const float* w, int64_t w
 
 #if defined(__AVX512F__)
 constexpr int kRows = 8, kColumns = 3;  // of 32 registers 24 hold sums
+constexpr int kWideRows = 6;            // of four columns
 #else
 constexpr int kRows = 4, kColumns = 2;  // of 16 registers 8
 #endif
 
-template <int COLUMNS>
+template <int COLUMNS, int ROWS = kRows>
 inline void multiply_columns(const float* x, Steps of_x, const float* w, int64_t w_stride, int64_t rows,
                              int64_t inner, float* y, int64_t y_stride, bool add) {
   int64_t r = 0;
-  for (; r + kRows <= rows; r += kRows)
-    multiply_block<kRows, COLUMNS>(x + r * of_x.row, of_x, w, w_stride, inner, y + r * y_stride, y_stride, add);
+  for (; r + ROWS <= rows; r += ROWS)
+    multiply_block<ROWS, COLUMNS>(x + r * of_x.row, of_x, w, w_stride, inner, y + r * y_stride, y_stride, add);
   for (; r + 4 <= rows; r += 4)
     multiply_block<4, COLUMNS>(x + r * of_x.row, of_x, w, w_stride, inner, y + r * y_stride, y_stride, add);
   for (; r < rows; ++r)
@@ -58,6 +59,10 @@ inline void multiply(const float* x, Steps of_x, const float* w, int64_t w_strid
                      int64_t inner, int64_t columns, float* y, int64_t y_stride, bool add) {
   int64_t c = 0;
   const auto left = [&] { return (columns - c) / kLanes; };
+#if defined(__AVX512F__)
+  for (; left() == 4 || left() >= 8; c += 4 * kLanes)
+    multiply_columns<4, kWideRows>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
+#endif
   for (; left() >= kColumns && left() != 4; c += kColumns * kLanes)  // four are two and two, not three and one
     multiply_columns<kColumns>(x, of_x, w + c, w_stride, rows, inner, y + c, y_stride, add);
   for (; left() >= 2; c += 2 * kLanes)

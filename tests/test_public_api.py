@@ -34,6 +34,7 @@ PUBLIC = {
         pool_jagged pool_padded products_per_sample samples_of share_statistics softmax_jagged to_padded
         use_linear_paths weighted_sum
     """,
+    "hotrows.serving": "Limits Request Scorer application",
     "hotrows.checkpoint": """
         Manifest Pointer State Writer chain checkpoints_of export_tables fill_tables folder_of generations
         key_tables load merge problems point pointed read_manifest read_state retained save summary
@@ -42,7 +43,7 @@ PUBLIC = {
 # Modules whose names are public as the page that shows them says.
 MODULES = {
     *("hotrows.metrics", "hotrows.planning.policy", "hotrows.models.tables"),
-    *("hotrows.datasets.schemas", "hotrows.datasets.synthetic"),
+    *("hotrows.datasets.schemas", "hotrows.datasets.synthetic", "hotrows.datasets.product"),
     *("hotrows.distributed.process_group", "hotrows.distributed.dense_gradients"),
 }
 

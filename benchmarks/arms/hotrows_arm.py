@@ -1,7 +1,7 @@
 """hotrows: its training step; batches are planned on a background thread, or in line."""
 
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import torch
@@ -43,6 +43,8 @@ DENSE_OPTIMIZERS = {
 class SmallMLP(nn.Module):
     """All vectors side by side, then a small MLP: workload B's model."""
 
+    first_layer_roles = ("vector",)
+
     def __init__(self, schema: hotrows.Schema) -> None:
         super().__init__()
         self.tables = tuple(hotrows.Table(f.name, f.rows or 1, DIM, (f.name,)) for f in schema.sparse)
@@ -50,11 +52,15 @@ class SmallMLP(nn.Module):
         self.layers = Perceptrons((len(self.tables) * DIM, *MLP))
 
     def forward(self, vectors: hotrows.Vectors, dense: Tensor) -> Tensor:
-        return self.layers(vectors.stack().flatten(1)).squeeze(1)
+        return self.layers(vectors.joined(dense)).squeeze(1)
 
 
 def main() -> None:
-    args = arm.parse(plan=("ahead", "inline"))
+    args = arm.parse(**{"plan": ("ahead", "inline"), "first-layer": ("rows", "vectors")})
+    arm.report(args, make_step(args), "torch")
+
+
+def make_step(args: Namespace) -> Callable[[int], float | None]:
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     core = native.load()
@@ -63,10 +69,12 @@ def main() -> None:
     data = batches_of(args)
     model = model_of(args, schema_of(args.workload))
     optimizer = ROW_OPTIMIZERS[args.optimizer](lr=LEARNING_RATE)
-    embedding = hotrows.Embedding(model.tables, optimizer=optimizer)
+    roles = getattr(model, "first_layer_roles", ()) if args.precision == "float32" else ()
+    roles = () if args.embedding_only or args.first_layer == "vectors" else roles
+    embedding = hotrows.Embedding(model.tables, optimizer=optimizer, first_layer_roles=roles)
     planned = _planned(args, data, embedding)
     step = _embedding_step if args.embedding_only else _training_step
-    arm.report(args, step(args, model, embedding, planned), "torch")
+    return step(args, model, embedding, planned)
 
 
 def schema_of(workload: Workload) -> hotrows.Schema:

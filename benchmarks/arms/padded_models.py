@@ -68,14 +68,14 @@ class Padded(nn.Module):
     def __init__(self, name: str, features: Features, dim: int, **options: Any) -> None:
         super().__init__()
         self.features = features
-        self.tables = nn.ModuleDict({field: _table(rows, dim) for field, rows in features.rows.items()})
+        self.tables = nn.ModuleDict({field: table(rows, dim) for field, rows in features.rows.items()})
         width = len(features.fields) * dim + features.num_dense
         self.model = {"din": DIN, "dien": DIEN, "can": CAN}[name](dim, width, **options)
         if isinstance(self.model, CAN):
             rows, sizes = features.rows[features.target], self.model.sizes
             num_weights = sum(a * b for a, b in pairwise(sizes))
-            self.tables[f"{features.target}|co_action_weights"] = _table(rows, num_weights)
-            self.tables[f"{features.target}|co_action_inputs"] = _table(rows, sizes[0])
+            self.tables[f"{features.target}|co_action_weights"] = table(rows, num_weights)
+            self.tables[f"{features.target}|co_action_inputs"] = table(rows, sizes[0])
 
     def forward(self, batch: Batch) -> Tensor:
         fields, target = self.features.fields, self.features.target
@@ -84,13 +84,13 @@ class Padded(nn.Module):
             name: of_target if name == target else self.tables[name](batch.ids[name]) for name in fields
         }
         others = torch.cat([*(vectors[name] for name in fields), batch.dense], 1)
-        padded = _padded(past, batch)
+        padded = padded_vectors(past, batch)
         if not isinstance(self.model, CAN):
             return self.model(others, of_target, padded, batch.lengths)
         weights = self.tables[f"{target}|co_action_weights"](batch.ids[target])
         history = batch.items[len(batch.lengths) :]
         values = self.tables[f"{target}|co_action_inputs"](history)
-        return self.model(others, padded, weights, _padded(values, batch))
+        return self.model(others, padded, weights, padded_vectors(values, batch))
 
 
 def perceptrons(sizes: Sequence[int], activation: type[nn.Module]) -> nn.Sequential:
@@ -220,14 +220,14 @@ def _mask(past: Tensor, lengths: Tensor) -> Tensor:
     return torch.arange(past.shape[1]) < lengths[:, None]
 
 
-def _padded(values: Tensor, batch: Batch) -> Tensor:
+def padded_vectors(values: Tensor, batch: Batch) -> Tensor:
     """[N, D] vectors of the histories as [B, L, D], with zeros behind the last."""
     size, longest = len(batch.lengths), max(int(batch.lengths[0]), 1)
     padded = values.new_zeros(size * longest, values.shape[1]).index_copy(0, batch.places, values)
     return padded.view(size, longest, -1)
 
 
-def _table(rows: int, dim: int) -> nn.Embedding:
+def table(rows: int, dim: int) -> nn.Embedding:
     table = nn.Embedding(rows, dim, sparse=True)
     nn.init.uniform_(table.weight, -0.01, 0.01)
     return table

@@ -130,6 +130,7 @@ class Pending:
 
     shape: torch.Size  # of what this rank sends
     sizes: list[int]  # elements that come from each rank
+    sent_sizes: list[int] | None = None  # elements that go to each rank; None: as many to each
     work: dist.Work | None = None
     sent: Tensor | None = None  # kept until it is
     out: Tensor | None = None
@@ -143,7 +144,7 @@ class Send(torch.autograd.Function):
         ctx.pending = pending
         pending.sent, pending.out = looked_up, looked_up.new_empty(sum(pending.sizes))
         pending.work = dist.all_to_all_single(
-            pending.out, looked_up.flatten(), pending.sizes, async_op=True
+            pending.out, looked_up.flatten(), pending.sizes, pending.sent_sizes, async_op=True
         )
         return looked_up.new_empty(0)
 
@@ -169,7 +170,7 @@ class Receive(torch.autograd.Function):
         pending = ctx.pending
         pending.sent, pending.out = grad.contiguous(), grad.new_empty(pending.shape.numel())
         pending.work = dist.all_to_all_single(
-            pending.out, pending.sent, None, pending.sizes, async_op=True
+            pending.out, pending.sent, pending.sent_sizes, pending.sizes, async_op=True
         )
         return grad.new_empty(0), None
 

@@ -1,10 +1,12 @@
 """PyTorch as it comes: an `nn.EmbeddingBag` with sparse gradients per field, a sparse optimizer."""
 
+from argparse import Namespace
+
 import torch
 from torch import Tensor, nn
 
 from benchmarks.arms import arm
-from benchmarks.arms.torch_step import make_step
+from benchmarks.arms.torch_step import Step, make_step
 from benchmarks.workload import DIM, LEARNING_RATE, batches
 
 OPTIMIZERS = {"adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD, "adam": torch.optim.SparseAdam}
@@ -27,6 +29,10 @@ class Bags(nn.Module):
 
 def main() -> None:
     args = arm.parse()
+    arm.report(args, step_of(args), "torch")
+
+
+def step_of(args: Namespace) -> Step:
     torch.set_num_threads(args.threads)
     data = batches(args.workload, args.batch_size)
     ids = [torch.from_numpy(batch.ids) for batch in data]
@@ -42,7 +48,7 @@ def main() -> None:
         columns = ids[k % len(ids)]
         return tables(columns), first and first(columns).sum((1, 2))
 
-    arm.report(args, make_step(args, data, lookup, optimizer), "torch")
+    return make_step(args, data, lookup, optimizer)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ from hotrows.train.evaluate import evaluate
 from hotrows.train.recommender import Recommender
 
 RATIO = 12  # fast memory over slow memory, as in docs/papers/scratchpipe.md
-ROWS = 200_000  # of the data, 160,000 of them to train on
+ROWS = 100_000  # of the data, 80,000 of them to train on
 SHARE = 0.2  # of the tables' bytes that fast memory has
 
 

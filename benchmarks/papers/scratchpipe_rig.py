@@ -43,7 +43,7 @@ class Rig:
     dim: int = 128
     lookups: int = 20  # of a sample in a table
     batch: int = 512
-    seconds: float = 6.0  # of an arm at most, without its beginning
+    seconds: float = 4.0  # of an arm at most, without its beginning
     steps: int = 400  # of the stream
 
     @property

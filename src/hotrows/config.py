@@ -87,7 +87,7 @@ class TrainConfig:
     epochs: int | None = setting(
         None,
         "How often all training samples are read",
-        unset="1, of lr 1 to 20 by the data's size",
+        unset="1, of lr and fm 1 to 20 by the data's size",
         least=1,
         most=10**9,
         resumable=True,
@@ -107,10 +107,14 @@ class TrainConfig:
     )
     dense_optimizer: str = setting("adam", "Optimizer of the dense part", choices=DENSE_OPTIMIZERS)
     dense_lr: float | None = setting(
-        None, "Learning rate of the dense part", unset="0.001, of lr 0.01", above=0
+        None, "Learning rate of the dense part", unset="0.001, of lr and fm 0.01", above=0
     )
     clip_norm: float | None = setting(
         None, "Largest norm of the dense gradients", unset="no limit", above=0
+    )
+    clip_rows: bool = setting(
+        False,
+        "Let clip_norm limit all gradients, of rows and L2 terms too, as PyTorch's clip_grad_norm_ does",
     )
     precision: str = setting(
         "float32", "Number format of matrices in the dense part; else float32", choices=PRECISIONS
@@ -224,8 +228,8 @@ class TrainConfig:
     micro_batches: int = setting(
         1,
         "Parts of a batch that are computed in turn, with one update in all; rows of the next part are "
-        "exchanged between ranks meanwhile",
-        least=1,
+        "exchanged between ranks meanwhile; 0: as many as gain by the cost model, 1 within a machine",
+        least=0,
         most=4096,
         changes="rounding",
     )
@@ -368,6 +372,8 @@ def _check_together(config: TrainConfig) -> None:
             "cuda_graph needs device='cuda', and the dense optimizer adam or sgd: PyTorch's Adagrad "
             "cannot be captured"
         )
+    if config.clip_rows and (config.clip_norm is None or config.device != "cpu"):
+        raise ValueError("clip_rows needs clip_norm, and device='cpu': a GPU would be waited for")
     if config.planning == "device" and config.device == "cpu":
         raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
     if config.row_optimizer is not None and type(config.row_optimizer) not in optim.BY_NAME.values():
@@ -386,7 +392,7 @@ GROUPS = {
     "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "seed"),
     "Model": ("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
     "Optimisation": (
-        *("row_optimizer", "dense_optimizer", "dense_lr", "clip_norm", "warmup_steps"),
+        *("row_optimizer", "dense_optimizer", "dense_lr", "clip_norm", "clip_rows", "warmup_steps"),
         *("decay_factor", "decay_patience"),
     ),
     "Evaluation and checkpoints": (

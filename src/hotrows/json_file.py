@@ -167,7 +167,9 @@ def _is_legal(value: Any, kind: Any) -> bool:
     if kind is int:
         return type(value) is int and abs(value) < 1 << 63
     if kind is str:
-        return type(value) is str and not any("\ud800" <= c <= "\udfff" for c in value)
+        return type(value) is str and (
+            value.isascii() or not any("\ud800" <= c <= "\udfff" for c in value)
+        )
     return typing.get_origin(kind) is None and isinstance(value, kind)
 
 

@@ -149,8 +149,9 @@ class FTRL(_Checked):
 class DenseAdam(_Checked):
     """torch.optim.Adam on whole tables: moments fade and weights move in rows that no batch reads.
 
-    weight_decay: its multiple of the weight is added to the gradient of every row, as an L2 term of the
-    loss does: l2 / 2 * |W|^2 is weight_decay=l2, and l2 * |W|^2 is weight_decay=2 * l2.
+    l2: of a term l2 / 2 * |W|^2 of the loss over the whole table (whose value is not in the loss shown):
+        l2 times its weight is in the gradient of every row.
+    weight_decay: its multiple of the weight is added to the gradient as well, behind clipping.
     """
 
     lr: float = 1e-3
@@ -158,6 +159,7 @@ class DenseAdam(_Checked):
     beta2: float = 0.999
     eps: float = 1e-8
     weight_decay: float = 0.0
+    l2: float = 0.0
     kind: ClassVar[str] = "dense_adam"
     deferred: ClassVar[str] = "adam"
     state_names: ClassVar[tuple[str, ...]] = ("first_moment", "second_moment")
@@ -171,7 +173,10 @@ class DenseAdam(_Checked):
 
 @dataclass(frozen=True)
 class DenseAdamW(DenseAdam):
-    """torch.optim.AdamW on whole tables: each step multiplies every row by 1 - lr * weight_decay."""
+    """torch.optim.AdamW on whole tables: each step multiplies every row by 1 - lr * weight_decay.
+
+    l2: of a term of the loss, as in `DenseAdam`.
+    """
 
     weight_decay: float = 1e-2
     kind: ClassVar[str] = "dense_adamw"
@@ -179,12 +184,16 @@ class DenseAdamW(DenseAdam):
 
 @dataclass(frozen=True)
 class DenseSGD(_Checked):
-    """torch.optim.SGD on whole tables: momentum and weight decay move rows that no batch reads."""
+    """torch.optim.SGD on whole tables: momentum and weight decay move rows that no batch reads.
+
+    l2: of a term of the loss, as in `DenseAdam`.
+    """
 
     lr: float = 0.05
     momentum: float = 0.0
     nesterov: bool = False
     weight_decay: float = 0.0
+    l2: float = 0.0
     kind: ClassVar[str] = "dense_sgd"
     deferred: ClassVar[str] = "sgd"
     state_names: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
@@ -250,11 +259,11 @@ def padded(*numbers: float) -> Numbers:
 def _dense_numbers(optimizer: DenseRowOptimizer, t: int, lr: float) -> Numbers:
     decay = optimizer.weight_decay
     if isinstance(optimizer, DenseSGD):
-        return sgd_numbers(lr, optimizer.momentum, 1.0, optimizer.nesterov, decay)
+        return sgd_numbers(lr, optimizer.momentum, 1.0, optimizer.nesterov, decay + optimizer.l2)
     beta1, beta2, eps = optimizer.beta1, optimizer.beta2, optimizer.eps
     if isinstance(optimizer, DenseAdamW):
-        return adam_numbers(t, lr, beta1, beta2, eps, c=0.0, shrink=1 - lr * decay)
-    return adam_numbers(t, lr, beta1, beta2, eps, c=decay)
+        return adam_numbers(t, lr, beta1, beta2, eps, c=optimizer.l2, shrink=1 - lr * decay)
+    return adam_numbers(t, lr, beta1, beta2, eps, c=decay + optimizer.l2)
 
 
 def hyper_tensor(

@@ -3,6 +3,7 @@
 And what it found, each with its story.
 """
 
+import json
 import math
 
 import numpy as np
@@ -18,6 +19,7 @@ from hotrows.data.raw.typed_files import open_parquet_file
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests import fuzz
 from tests.data.raw import use_plain_python
+from tests.fuzz.__main__ import record
 from tests.fuzz.case import Broken, Target, outcome
 from tests.fuzz.readers import make_text
 from tests.fuzz.stored import closed, opened
@@ -62,6 +64,15 @@ def test_other_errors_and_other_messages_are_noticed(error):
 
     with pytest.raises(Broken):
         outcome(raises, "raw")
+
+
+def test_a_record_keeps_every_run_and_sums_its_cases_up(tmp_path):
+    record(tmp_path / "fuzz.json", {"text": 20, "state": 10}, {"seed": 0, "found": []})
+    record(tmp_path / "fuzz.json", {"text": 5}, {"seed": 10, "found": []})
+    recorded = json.loads((tmp_path / "fuzz.json").read_text())
+    assert [run["seed"] for run in recorded["runs"]] == [0, 10]
+    assert recorded["all"] == 35
+    assert recorded["cases"] == dict.fromkeys(fuzz.TARGETS, 0) | {"text": 25, "state": 10}
 
 
 # ---- what was found
@@ -139,6 +150,20 @@ def test_ids_may_be_floats_of_two_bytes(tmp_path):
     pq.write_table(pa.table({"label": [0, 1, 0], "item": item}), tmp_path / "raw")
     columns = read(tmp_path / "raw", Schema(features=(Sparse("item"),)))
     assert [columns.ids[0].value(row) for row in range(3)] == [b"2", b"", b"-5"]
+
+
+@BOTH
+def test_text_of_a_dictionary_that_is_no_utf8_is_shown_in_a_message(tmp_path, monkeypatch, plain):
+    """The message about a time that cannot be read failed itself: ArrowInvalid, "Failed to parse"."""
+    if plain:
+        use_plain_python(monkeypatch)
+    when = pa.array(["2024-01-01", "2024-01X02"]).dictionary_encode()
+    pq.write_table(pa.table({"label": [0, 1], "when": when}), tmp_path / "raw", compression="none")
+    content = (tmp_path / "raw").read_bytes()
+    (tmp_path / "raw").write_bytes(content.replace(b"X", b"\xa0"))
+    schema = Schema(features=(), time=Time("when", "%Y-%m-%d"))
+    with pytest.raises(ValueError, match=r"raw row 1, column 'when': .* found '2024-01\\\\xa002'"):
+        read(tmp_path / "raw", schema)
 
 
 @pytest.mark.parametrize("change", [{"shape": []}, {"num_distinct": "x"}, {"num_distinct": -1}])

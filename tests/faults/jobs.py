@@ -125,6 +125,7 @@ def _rank(
     from hotrows.train import pictures
 
     out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.write(out, b"\n")  # takes room for what it says, before the disk is full
     os.dup2(out, 1)
     os.dup2(out, 2)
     sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115

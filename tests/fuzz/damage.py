@@ -77,16 +77,11 @@ def damaged_json(value: Any, choose: random.Random, most: int = 2) -> Any:
 
 
 def _places(parent: Any) -> Iterator[tuple[Any, Any]]:
-    keys = (
-        list(parent)
-        if isinstance(parent, dict)
-        else range(len(parent))
-        if isinstance(parent, list)
-        else ()
-    )
+    keys = list(parent) if isinstance(parent, dict) else range(len(parent))
     for key in keys:
         yield parent, key
-        yield from _places(parent[key])
+        if isinstance(parent[key], dict | list):
+            yield from _places(parent[key])
 
 
 def as_json(value: Any, choose: random.Random) -> bytes:

@@ -57,8 +57,8 @@ def test_options_that_a_model_cannot_use_are_refused(name, options, said):
 
 
 def test_an_option_that_a_model_does_not_have_is_refused_with_those_that_it_has():
-    with pytest.raises(ValueError, match="DNN has no option 'dims'; it has dim, hidden, dropout"):
-        models.build("dnn", SCHEMA, dims=8)
+    with pytest.raises(ValueError, match="DNN has no option 'width'; it has dim, hidden, dropout"):
+        models.build("dnn", SCHEMA, width=8)
     with pytest.raises(ValueError, match="LR has no option 'dim'; it has none"):
         models.build("lr", SCHEMA, dim=8)
 
@@ -72,6 +72,9 @@ def test_an_option_that_a_model_does_not_have_is_refused_with_those_that_it_has(
         ("dnn", {"hidden": 8}, r"hidden must be Sequence\[int\], such as \(400, 400, 400\), not 8"),
         ("dnn", {"hidden": ["a"]}, r"hidden must be Sequence\[int\], .*not \['a'\]"),
         ("dnn", {"hidden": "x"}, r"hidden must be Sequence\[int\], .*not 'x'"),
+        ("dnn", {"dims": 8}, r"dims must be Mapping\[str, int\] \| None, not 8"),
+        ("dnn", {"dims": {"user": "x"}}, r"dims must be Mapping\[str, int\] .*not \{'user': 'x'\}"),
+        ("dnn", {"dims": {"nobody": 8}}, "dims names 'nobody', which is no vocabulary of the schema"),
         ("dnn", {"dropout": None}, "dropout must be float, such as 0.0, not None"),
         ("dnn", {"batch_norm": "yes"}, "batch_norm must be bool, such as False, not 'yes'"),
         ("dcnv2", {"rank": "all"}, r"DCNv2's option rank must be int \| None, not 'all'"),

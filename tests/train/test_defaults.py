@@ -15,11 +15,14 @@ from torch import nn
 from hotrows import data, models
 from hotrows.config import TrainConfig
 from hotrows.data import Loader
+from hotrows.dynamic import Dynamic
+from hotrows.metrics import Metrics
 from hotrows.models import Model
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import Trainer, load_run, run_folder, train
 from hotrows.train.defaults import settle
+from hotrows.train.run_state import RunState, after_evaluation
 from hotrows.train.step_trainer import StepTrainer
 from tests.models.looked_up import SMALL, schema_of
 from tests.support.clicks import SCHEMA, table
@@ -178,22 +181,81 @@ def test_a_run_from_another_keeps_the_bias_that_was_learned(tmp_path):
 # ---- sizes
 
 
+@pytest.mark.parametrize(("model", "decay"), [("lr", 3), ("fm", 10)])
 @pytest.mark.parametrize(("rows", "epochs"), [(8_000, 20), (10**6, 4), (10**8, 1)])
-def test_logistic_regression_takes_steps_of_its_own(rows, epochs):
-    """Shorter ones where there are more features, and for samples that were expected."""
-    settled = settle(TrainConfig(model="lr", batch_size=100), of_size(rows))
-    assert settled.row_optimizer == Adagrad(lr=1 / 2, initial_accumulator=1e-4)
+def test_weights_of_single_features_take_steps_of_their_own(model, decay, rows, epochs):
+    """Shorter ones where there are more features, and for samples that were expected; they decay."""
+    settled = settle(TrainConfig(model=model, batch_size=100), of_size(rows))
+    steps = {"lr": 1 / 2, "initial_accumulator": 1e-4}
+    decays = {"weight_decay": decay / 100, "decay_by_count": True}
+    assert settled.row_optimizer == Adagrad(**steps, **decays)
     assert (settled.epochs, settled.dense_lr) == (epochs, 0.01)
-    asked = TrainConfig(model="lr", epochs=2, dense_lr=0.1, row_optimizer=Adagrad(lr=0.3))
+    uncounted = settle(TrainConfig(model=model, batch_size=100), of_size(rows, vocabularies={}))
+    assert uncounted.row_optimizer == Adagrad(**steps)
+    keys = of_size(rows, schema=Schema((Sparse("user", dynamic=Dynamic(9)), ITEM), "click"))
+    assert settle(TrainConfig(model=model, batch_size=100), keys).row_optimizer == Adagrad(**steps)
+    asked = TrainConfig(model=model, epochs=2, dense_lr=0.1, row_optimizer=Adagrad(lr=0.3))
     settled = settle(asked, of_size(rows))
     assert (settled.epochs, settled.dense_lr, settled.row_optimizer) == (2, 0.1, Adagrad(lr=0.3))
     other = settle(TrainConfig(), of_size(rows))
     assert (other.epochs, other.dense_lr, other.row_optimizer) == (1, 0.001, Adagrad())
 
 
-def of_size(rows):
+def test_logistic_regression_ends_near_the_minimum_that_its_rule_declares(tmp_path):
+    """log loss summed over samples, and 3 / 2 times the squares of the weights of ids."""
+    rng = np.random.default_rng(0)
+    users, items = rng.integers(40, size=2000), rng.zipf(1.5, 2000) % 50
+    logits = rng.normal(0, 1, 40)[users] + rng.normal(0, 1, 50)[items] - 1
+    clicks = (rng.random(2000) < 1 / (1 + np.exp(-logits))).astype(np.float64)
+    rows = {"user": users, "item": items, "click": clicks.astype(int)}
+    schema = Schema((Sparse("user"), Sparse("item")), "click")
+    enc = data.prepare(rows, schema, tmp_path / "enc", split="fraction:1,0,0")
+    trainer = Trainer(enc, TrainConfig(model="lr", linear_paths="plain"), tmp_path / "run")
+    trainer.fit()
+    of_users, of_items, bias = _minimum(torch.as_tensor(users), torch.as_tensor(items), clicks)
+    expected = of_users[users] + of_items[items] + bias
+    chances = load_run(tmp_path / "run").predict({"user": users, "item": items})
+    got = np.log(chances / (1 - chances))
+    assert np.corrcoef(got, expected)[0, 1] > 0.995
+    assert np.abs(got - expected).mean() < 0.15
+
+
+def _minimum(users, items, clicks):
+    """The weights at the minimum, by L-BFGS."""
+    weights = [torch.zeros(size, dtype=torch.float64, requires_grad=True) for size in (40, 50, 1)]
+    optimizer = torch.optim.LBFGS(weights, max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure():
+        optimizer.zero_grad()
+        logits = weights[0][users] + weights[1][items] + weights[2]
+        loss = nn.functional.binary_cross_entropy_with_logits(
+            logits, torch.as_tensor(clicks), reduction="sum"
+        )
+        loss = loss + 1.5 * sum(of_ids.square().sum() for of_ids in weights[:2])
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    return [of_ids.detach().numpy() for of_ids in weights]
+
+
+@pytest.mark.parametrize(("model", "best_step"), [("lr", 500), ("fm", 200)])
+def test_of_decayed_weights_a_later_evaluation_is_better_unless_chance_cannot_explain_it(
+    model, best_step
+):
+    """Logistic regression has one minimum; FM learns by heart in later epochs."""
+    config = settle(TrainConfig(model=model, batch_size=100), of_size(8_000))
+    state = RunState()
+    for step, auc in ((100, 0.70), (200, 0.72), (300, 0.715), (400, 0.719), (500, 0.718), (600, 0.6)):
+        metrics = Metrics(1000, auc, 0.5, 0.2, 0.2, 1.0, 0.0)
+        state = after_evaluation(dataclasses.replace(state, step=step), metrics, config, epoch_steps=100)
+    assert state.best_step == best_step
+
+
+def of_size(rows, vocabularies=("user",), schema=SCHEMAS["ids alone"]):
     """Stands in for data with so many training samples."""
-    return SimpleNamespace(parts={"train": SimpleNamespace(rows=rows)}, schema=SCHEMAS["ids alone"])
+    parts = {"train": SimpleNamespace(rows=rows)}
+    return SimpleNamespace(parts=parts, schema=schema, vocabularies=vocabularies)
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,21 @@ def test_how_ranks_are_driven_changes_rounding_alone(encoded, alone, tmp_path, c
     assert_like(trainers, results, alone)
 
 
+@pytest.mark.parametrize(("here", "expected"), [("2", [1]), ("1", [1, 2, 4, 8])])
+def test_the_number_of_micro_batches_is_chosen_and_kept_with_its_reason(
+    encoded, alone, tmp_path, monkeypatch, here, expected
+):
+    """Ranks of one machine have nothing to hide behind; between machines the cost model decides."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    config = dataclasses.replace(CONFIG, micro_batches=0)
+    trainers, results = fit(encoded, config, tmp_path / "run", 2)
+    assert_like(trainers, results, alone)
+    plan = json.loads((tmp_path / "run" / "placing.json").read_text())["2"]
+    assert plan["micro_batches"] in expected
+    said = "ranks of one machine" if here == "2" else "predicted steps 1: "
+    assert any("micro-batch" in reason and said in reason for reason in plan["reasons"])
+
+
 def test_micro_batches_on_one_rank(encoded, alone, tmp_path):
     trainer = Trainer(encoded, dataclasses.replace(CONFIG, micro_batches=4), tmp_path / "run")
     assert_like([trainer], [trainer.fit()], alone)

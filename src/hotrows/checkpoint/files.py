@@ -66,12 +66,18 @@ def check_size(path: Path, expected: FileSum) -> None:
 def verify(path: Path, expected: FileSum) -> None:
     """Reads all of a file and compares its checksum."""
     check_size(path, expected)
-    checksum = 0
+    if sum_of(path).crc32 != expected.crc32:
+        raise damaged(path, "its checksum is wrong")
+
+
+def sum_of(path: Path) -> FileSum:
+    """Reads all of a file: its size and checksum."""
+    size, checksum = 0, 0
     with open(path, "rb") as file:
         while chunk := file.read(CHUNK):
             checksum = zlib.crc32(chunk, checksum)
-    if checksum != expected.crc32:
-        raise damaged(path, "its checksum is wrong")
+            size += len(chunk)
+    return FileSum(size, checksum)
 
 
 def chunks(memory: memoryview) -> Iterator[memoryview]:

@@ -15,11 +15,10 @@ import numpy as np
 
 from hotrows.checkpoint import files
 from hotrows.checkpoint.files import FileSum
-from hotrows.json_file import JsonFile, value_of
+from hotrows.json_file import value_of
 from hotrows.runtime.atomic_files import json_text
-from hotrows.runtime.tensor_file import Stored, header
+from hotrows.runtime.tensor_file import EXPORT_FILE, Stored, header
 
-_FILE = JsonFile("export again", newest=2, signed=2, oldest=1)
 Progress = Callable[[str, int, int], None]
 
 
@@ -53,8 +52,7 @@ class TableFiles:
 
     def describe(self, name: str, fields: Mapping[str, Any]) -> None:
         """Writes the JSON file of the export, with the sums of its files."""
-        sums = {file: asdict(of_file) for file, of_file in self.sums.items()}
-        (self._folder / name).write_text(json_text(_FILE.sign({**fields, "files": sums})))
+        describe(self._folder / name, fields, self.sums)
 
     def _content(
         self, tensors: Mapping[str, Stored], chunks: Sequence[Iterable[np.ndarray]]
@@ -68,11 +66,17 @@ class TableFiles:
                     self._progress("exporting", self._done, self._num_rows)
 
 
+def describe(path: Path, fields: Mapping[str, Any], sums: Mapping[str, FileSum]) -> None:
+    """Writes the JSON file of an export, with the sums of its files."""
+    by_file = {file: asdict(of_file) for file, of_file in sums.items()}
+    path.write_text(json_text(EXPORT_FILE.sign({**fields, "files": by_file})))
+
+
 def export_problems(path: Path) -> Iterator[str]:
     """Says of each damaged file of an export, which the file `path` describes, what is wrong with it."""
     try:
-        fields = _FILE.read(path)
-        with _FILE.naming(path):
+        fields = EXPORT_FILE.read(path)
+        with EXPORT_FILE.naming(path):
             sums = value_of(dict[str, FileSum], fields.get("files", {}), "files of an export")
     except ValueError as error:
         yield str(error)

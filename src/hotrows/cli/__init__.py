@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 import click
 
 import hotrows
-from hotrows.cli import caching, checkpoints, data, datasets, doctor, runs, training, tuning
+from hotrows.cli import caching, checkpoints, data, datasets, doctor, runs, serving, training, tuning
 from hotrows.distributed import job
 
 
@@ -173,8 +173,8 @@ _COMMANDS = (
     *(caching.profile_command, caching.regroup_command, caching.simulate_command),
     *(training.train_command, tuning.tune_command),
     *(runs.eval_command, runs.predict_command),
-    *(runs.export_command, checkpoints.tables_command, checkpoints.checkpoint_group),
-    doctor.doctor_command,
+    *(runs.export_command, serving.serve_command, checkpoints.tables_command),
+    *(checkpoints.checkpoint_group, doctor.doctor_command),
 )
 for _command in _COMMANDS:
     cli.add_command(_command)

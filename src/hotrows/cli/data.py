@@ -47,32 +47,47 @@ _SCHEMA = Name(data_set_names, "FILE", lambda text: True)  # `schemas.load` says
     "synth",
     "hotrows synth criteo --rows 1000000 --out raw",
     "hotrows synth criteo --rows 100000 --out small --cardinality-scale 0.01",
+    "hotrows synth product --fields 1000 --rows 100000 --out raw",
 )
-@click.argument("kind", type=click.Choice(["criteo"]))
+@click.argument("kind", type=click.Choice(["criteo", "product"]))
 @click.option("--rows", type=COUNT, required=True, help="How many rows.")
 @click.option("--out", type=FOLDER, required=True, help="Where train.txt goes.")
+@click.option("--fields", type=COUNT, help="Of product: how many columns of ids, 4 to 4096. [200]")
 @option("--seed", type=INTEGER, default=0, help="Another seed, other rows.")
-@option(
+@click.option(
     "--cardinality-scale",
     type=POSITIVE,
-    default=1.0,
-    help="Multiplies how many values each field can take.",
+    help="Of criteo: multiplies how many values each field can take. [1.0]",
 )
-def synth_command(kind: str, rows: int, out: Path, seed: int, cardinality_scale: float) -> None:
+def synth_command(
+    kind: str, rows: int, out: Path, fields: int | None, seed: int, cardinality_scale: float | None
+) -> None:
     """Make synthetic raw data.
 
-    Rows as skewed and as learnable as Criteo's, in Criteo's raw format.
+    criteo: rows as skewed and as learnable as Criteo's, in Criteo's raw format. product: rows of many
+    fields, ids and lists of ids, with their schema (schema.json) and the settings of a model whose
+    vectors are of many dims (wide_deep.json) beside them.
     """
+    for of_kind, name, value in (
+        ("product", "--fields", fields),
+        ("criteo", "--cardinality-scale", cardinality_scale),
+    ):
+        if value is not None and kind != of_kind:
+            raise click.UsageError(f"{name} is of synth {of_kind}, not of synth {kind}: leave it out")
     with bar() as progress:
-        from hotrows.datasets import synthetic
 
-        path = synthetic.synth_criteo(
-            rows,
-            out,
-            seed=seed,
-            cardinality_scale=cardinality_scale,
-            progress=lambda done, total: progress("making rows", done, total),
-        )
+        def report(done: int, total: int) -> None:
+            progress("making rows", done, total)
+
+        if kind == "product":
+            from hotrows.datasets import product
+
+            path = product.synth_product(rows, out, num_fields=fields or 200, seed=seed, progress=report)
+        else:
+            from hotrows.datasets import synthetic
+
+            scale = 1.0 if cardinality_scale is None else cardinality_scale
+            path = synthetic.synth_criteo(rows, out, seed=seed, cardinality_scale=scale, progress=report)
     click.echo(path)
 
 

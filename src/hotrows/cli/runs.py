@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows.cli.options import FILE, FOLDER, bar, command, run_options
+from hotrows.cli.options import FILE, FOLDER, Place, bar, command, run_options
 from hotrows.cli.predictions import FORMATS, predictions_to
 from hotrows.runtime.units import format_bytes
 
@@ -105,23 +105,81 @@ def predict_command(
 
 
 @command(
-    "export", "hotrows export runs/a --out model", "hotrows export runs/a --out model --checkpoint last"
+    "export",
+    "hotrows export runs/a --out model",
+    "hotrows export runs/a --out model --checkpoint last",
+    "hotrows export runs/a --format onnx --table-dtype int8 --out bundle",
+    "hotrows export runs/a --vectors item --out items.npy",
 )
 @run_options
-@click.option("--out", type=FOLDER, required=True, help="A new folder for the model.")
-def export_command(run: Path, out: Path, **how: Any) -> None:
+@click.option(
+    "--out",
+    type=Place(path_type=Path),
+    required=True,
+    help="A new folder for the model; of --vectors a file.",
+)
+@click.option(
+    "--format",
+    type=click.Choice(["safetensors", "onnx", "pt2"]),
+    default="safetensors",
+    help="Weights alone, or a bundle with a program.",
+)
+@click.option(
+    "--table-dtype",
+    type=click.Choice(["float32", "float16", "int8", "int4"]),
+    help="Of the tables of a bundle. [float32]",
+)
+@click.option(
+    "--vectors",
+    metavar="FEATURE",
+    help="Write the vectors of a feature's values alone: --out FILE.npy, .arrow or .parquet.",
+)
+def export_command(
+    run: Path, out: Path, format: str, table_dtype: str | None, vectors: str | None, **how: Any
+) -> None:
     """Write a trained model as plain files.
 
     Safetensors and JSON that PyTorch reads without hotrows: the dense part of RUN, and a file of
-    weights for each of its tables.
+    weights for each of its tables. With --format onnx or pt2 a bundle, which turns raw rows into scores:
+    see `hotrows serve`.
     """
+    if vectors is not None:
+        if format != "safetensors" or table_dtype is not None:
+            raise click.UsageError("--vectors writes vectors alone: without --format and --table-dtype")
+        _export_vectors(run, out, vectors, **how)
+        return
     with bar() as progress:
         from hotrows.train.export import export
 
-        export(run, out, progress=progress, **how)
+        export(run, out, progress=progress, format=format, table_dtype=table_dtype, **how)
     files = list((out / "tables").iterdir())
     size = format_bytes(sum(file.stat().st_size for file in files))
-    click.echo(f"{out}: model.safetensors and {len(files):,} tables, {size}")
+    program = "model.safetensors" if format == "safetensors" else f"model.{format}"
+    click.echo(f"{out}: {program} and {len(files):,} tables, {size}{_errors(out)}")
+
+
+def _errors(out: Path) -> str:
+    """What a bundle's logits differ by from the run's; of weights alone nothing."""
+    fields = json.loads((out / "export.json").read_text())
+    if "largest_difference" not in fields:
+        return ""
+    largest = max(table["largest_error"] for table in fields["tables"])
+    logits = fields["largest_difference"]
+    return f"; weights differ by at most {largest:.2g}, logits of random ids by {logits:.2g}"
+
+
+def _export_vectors(run: Path, out: Path, feature: str, **how: Any) -> None:
+    from hotrows.train import load_run
+    from hotrows.train.vectors import write_vectors
+
+    predictor = load_run(run, **how)
+    try:
+        table = predictor.vectors(feature)
+    finally:
+        predictor.embedding.close()
+    write_vectors(table, out)
+    dim = table.schema.field("vector").type.list_size
+    click.echo(f"{out}: {table.num_rows:,} vectors of {dim:,} numbers")
 
 
 def print_metrics(part: str, metrics: Metrics, err: bool = False) -> None:

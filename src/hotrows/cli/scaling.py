@@ -99,6 +99,8 @@ def _workload(folder: Path, work: Mapping[str, Any]) -> Workload:
 
 def _with_step(shape: Workload, batch_size: int | None, how: Mapping[str, Any]) -> Workload:
     """Returns the workload with the sizes that options have set in place of its own."""
+    if how["micro_batches"] == 0:
+        raise click.UsageError("micro_batches must be at least 1 to be predicted: give it a number")
     sizes = {
         "batch_size": batch_size,
         "wire_bytes": int(how["wire_bytes"]) if how["wire_bytes"] else None,

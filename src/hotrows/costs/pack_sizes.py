@@ -2,8 +2,9 @@
 
 The sizing rules of PICASSO (section 3), each computed from measured volumes and bounds alone. `volume`
 is the paper's CalcVParam, `group_capacity` its Capacity_g, `micro_batch_size` its BS_micro. Packs are
-split by `volume` and `balance` (`hotrows.costs.placement`); sizes of groups and of micro-batches are
-set by hand so far, and these rules are there to be measured against that.
+split by `volume` and `balance` (`hotrows.costs.placement`), and batches by `micro_batch_size`
+(`micro_batch_choice`). Sizes of groups are set by hand so far, and that rule is there to be measured
+against it.
 """
 
 from __future__ import annotations

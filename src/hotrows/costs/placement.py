@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -25,12 +25,15 @@ from hotrows.costs import workload
 from hotrows.costs.choose_sharding import choose_sharding
 from hotrows.costs.machines import MACHINES
 from hotrows.costs.measure_machine import kept_machine
+from hotrows.costs.micro_batch_choice import choose_micro_batches
 from hotrows.costs.pack_sizes import balance, volume
 from hotrows.costs.step_cost import Machine
+from hotrows.costs.volumes import StepWork, TableLoad
 from hotrows.data import EncodedData, Loader
 from hotrows.data.hot_cold.profile import Profile
 from hotrows.distributed.comm import Ranks, Seat
 from hotrows.models import Model
+from hotrows.nn.statistics import OverRanks
 from hotrows.planning import packing
 from hotrows.planning.planner import Planner
 from hotrows.planning.remote_pooling import summed_columns
@@ -51,6 +54,7 @@ class ShardingPlan:
     sharding: placement of each table; empty on one rank.
     summed: list features whose vectors are summed on the ranks that own their rows.
     pack_parts: number of packs for the tables of each set of equal attributes, in order.
+    micro_batches: number of micro-batches where the config leaves it open; None: the config's.
     reasons: a sentence on each choice.
     """
 
@@ -58,6 +62,7 @@ class ShardingPlan:
     summed: tuple[str, ...] = ()
     pack_parts: tuple[int, ...] = (1,)
     reasons: tuple[str, ...] = ()
+    micro_batches: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         sharding = {name: placement.to_json() for name, placement in self.sharding.items()}
@@ -84,7 +89,9 @@ def place(
     plan = None
     if ranks.rank == 0:
         sharding = choice.sharding(machine)
-        plan = ShardingPlan(sharding, choice.summed(sharding), parts, tuple(choice.reasons))
+        num = None if config.micro_batches else choice.micro_batches(sharding, machine)
+        summed = choice.summed(sharding)
+        plan = ShardingPlan(sharding, summed, parts, tuple(choice.reasons), num)
     return ranks.gather_objects(plan)[0]
 
 
@@ -126,8 +133,31 @@ class _Choice:
         sharding = uniform(kind, self.tables, self.ranks.num_ranks) if kind else self._by_cost(machine)
         return sharding if self.data.halves is None else self._with_hot(sharding)
 
-    def _by_cost(self, machine: Machine) -> dict[str, Placement]:
-        config, num_ranks = self.config, self.ranks.num_ranks
+    def micro_batches(self, sharding: Mapping[str, Placement], machine: Machine) -> int:
+        """How many micro-batches gain, as far as it can be predicted."""
+        reason = ""
+        if self._ranks_here() == self.ranks.num_ranks:
+            reason = "ranks of one machine exchange on the cores that they would hide behind"
+        elif any(isinstance(layer, OverRanks) for layer in self.model.modules()):
+            reason = "layers learn from statistics of the batch at hand"
+        elif self.data.source is not None or not self.data.vocabularies:
+            reason = "the data has no counts of ids"
+        if reason:
+            self.reasons.append(f"1 micro-batch: {reason}")
+            return 1
+        loads, step = self._work()
+        placements = [sharding[load.name] for load in loads]
+        memory = (1 - _OF_MEMORY) / 2 * total_memory() / self._ranks_here()
+        num, why = choose_micro_batches(machine, loads, placements, self.ranks.num_ranks, step, memory)
+        self.reasons.append(why)
+        return num
+
+    def _ranks_here(self) -> int:
+        """How many ranks share this machine."""
+        return int(os.environ.get("LOCAL_WORLD_SIZE", self.ranks.num_ranks))
+
+    def _work(self) -> tuple[Sequence[TableLoad], StepWork]:
+        config = self.config
         assert config.batch_size is not None
         job = workload.of_data(
             self.data,
@@ -137,11 +167,15 @@ class _Choice:
             batch_size=config.batch_size,
         )
         wire = 4 if config.wire_dtype == "float32" else 2
-        step = dataclasses.replace(job.step, wire_bytes=wire, micro_batches=config.micro_batches)
-        memory = _OF_MEMORY * total_memory() / int(os.environ.get("LOCAL_WORLD_SIZE", num_ranks))
-        choice = choose_sharding(job.loads, machine, num_ranks, step, memory - step.dense_bytes)
+        num = max(config.micro_batches, 1)
+        return job.loads, dataclasses.replace(job.step, wire_bytes=wire, micro_batches=num)
+
+    def _by_cost(self, machine: Machine) -> dict[str, Placement]:
+        num_ranks, (loads, step) = self.ranks.num_ranks, self._work()
+        memory = _OF_MEMORY * total_memory() / self._ranks_here()
+        choice = choose_sharding(loads, machine, num_ranks, step, memory - step.dense_bytes)
         self.reasons += choice.reasons
-        return {load.name: place for load, place in zip(job.loads, choice.placements, strict=True)}
+        return {load.name: place for load, place in zip(loads, choice.placements, strict=True)}
 
     def _with_hot(self, sharding: dict[str, Placement]) -> dict[str, Placement]:
         """Replicates the hot rows of regrouped data, so that all-hot batches exchange no row."""
@@ -190,7 +224,7 @@ class _Choice:
     def _first_batches(self, num_ranks: int = 1) -> list[Batch]:
         config = self.config
         assert config.batch_size is not None
-        size = max(1, config.batch_size // num_ranks // config.micro_batches)
+        size = max(1, config.batch_size // num_ranks // max(config.micro_batches, 1))
         loader = Loader(self.data.parts["train"], size, shuffle=config.shuffle, seed=config.seed)
         return list(islice(loader.batches(0), _MEASURED_BATCHES))
 

@@ -1,17 +1,22 @@
 """Data: raw rows into encoded shards, and shards into batches."""
 
-from hotrows.data.description import Description, describe
-from hotrows.data.encode.encoding import Encoder
-from hotrows.data.encode.prepare import prepare
-from hotrows.data.encode.rates import ValueRates
-from hotrows.data.encode.writing import write_encoded
-from hotrows.data.hot_cold.profile import Profile, profile
-from hotrows.data.hot_cold.regroup import regroup
-from hotrows.data.hot_cold.schedule import HotColdLoader
-from hotrows.data.load.loader import Loader
-from hotrows.data.load.parquet_part import open_parquet, open_source
-from hotrows.data.raw.draft import Draft, draft_schema
-from hotrows.data.stored.encoded import EncodedData, Part
+from typing import TYPE_CHECKING
+
+from hotrows.runtime.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from hotrows.data.description import Description, describe
+    from hotrows.data.encode.encoding import Encoder
+    from hotrows.data.encode.prepare import prepare
+    from hotrows.data.encode.rates import ValueRates
+    from hotrows.data.encode.writing import write_encoded
+    from hotrows.data.hot_cold.profile import Profile, profile
+    from hotrows.data.hot_cold.regroup import regroup
+    from hotrows.data.hot_cold.schedule import HotColdLoader
+    from hotrows.data.load.loader import Loader
+    from hotrows.data.load.parquet_part import open_parquet, open_source
+    from hotrows.data.raw.draft import Draft, draft_schema
+    from hotrows.data.stored.encoded import EncodedData, Part
 
 __all__ = [
     "Description",
@@ -32,3 +37,21 @@ __all__ = [
     "regroup",
     "write_encoded",
 ]
+
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "hotrows.data.description": ["Description", "describe"],
+        "hotrows.data.encode.encoding": ["Encoder"],
+        "hotrows.data.encode.prepare": ["prepare"],
+        "hotrows.data.encode.rates": ["ValueRates"],
+        "hotrows.data.encode.writing": ["write_encoded"],
+        "hotrows.data.hot_cold.profile": ["Profile", "profile"],
+        "hotrows.data.hot_cold.regroup": ["regroup"],
+        "hotrows.data.hot_cold.schedule": ["HotColdLoader"],
+        "hotrows.data.load.loader": ["Loader"],
+        "hotrows.data.load.parquet_part": ["open_parquet", "open_source"],
+        "hotrows.data.raw.draft": ["Draft", "draft_schema"],
+        "hotrows.data.stored.encoded": ["EncodedData", "Part"],
+    },
+)

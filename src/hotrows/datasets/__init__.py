@@ -22,6 +22,7 @@ from hotrows.datasets.taobao_userbehavior import taobao_userbehavior
 from hotrows.runtime.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from hotrows.datasets import product as product
     from hotrows.datasets import schemas as schemas
     from hotrows.datasets import synthetic as synthetic
 

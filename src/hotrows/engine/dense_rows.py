@@ -13,12 +13,14 @@ table by table, in the order of the batch, in memory and behind a cache alike. E
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from hotrows.distributed.comm import Ranks
+from hotrows.engine.cached_tables import CachedGroup
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import MAX_DEFERRED_STEPS, StepHistory
@@ -32,17 +34,21 @@ from hotrows.storage.cache import Cache, chunks
 from hotrows.storage.store import MemoryStore
 
 PREFIX = "rows."  # of the names of `tensors`
+Stores = Sequence[MemoryStore]
+Caches = Sequence[Cache]
 
 
 @dataclass(frozen=True)
 class _DensePack:
     """A pack under a dense optimizer. bounds: [K + 1], the rows where its slices of tables begin and end;
-    tables: [K], of each slice."""
+    tables: [K], of each slice, by their places among all. counts: [K], 0 for rows that an earlier rank
+    holds too, else 1."""
 
     optimizer: DenseRowOptimizer
     layout: list[int]
     bounds: Int64[Tensor, "_"]
-    tables: tuple[str, ...]
+    tables: Int64[Tensor, "_"]
+    counts: Float64[Tensor, "_"]
 
 
 class DenseRows:
@@ -60,15 +66,15 @@ class DenseRows:
         device: Device,
     ) -> None:
         self._shards = shards
+        self._all_tables = sorted(table.name for pack in packs for table in pack.tables)
+        self._squares: Tensor | None = None  # [tables] of all ranks, as stored; None: not counted
+        self._change = torch.zeros(len(self._all_tables), dtype=torch.float64)  # on this rank since
         self._packs: dict[int, _DensePack] = {}
         for p, (pack, shard) in enumerate(zip(packs, shards, strict=True)):
             optimizer = pack.tables[0].optimizer
             if isinstance(optimizer, DenseRowOptimizer):
                 _check(pack, optimizer, device)
-                bounds = [*(piece.first_row for piece in shard.slices), shard.rows]
-                tables = tuple(shard.tables[piece.table].name for piece in shard.slices)
-                self._packs[p] = _DensePack(optimizer, layouts[p], torch.tensor(bounds), tables)
-        self._all_tables = sorted(table.name for pack in packs for table in pack.tables)
+                self._packs[p] = self._pack(optimizer, shard, layouts[p])
         self._table_packs = {table.name: p for p, pack in enumerate(packs) for table in pack.tables}
         self._begin_at(0)
 
@@ -76,6 +82,13 @@ class DenseRows:
         """Lets packs of equal optimizers share a history without steps: every row has made `now`."""
         by_optimizer = {pack.optimizer: StepHistory(now) for pack in self._packs.values()}
         self._histories = {p: by_optimizer[pack.optimizer] for p, pack in self._packs.items()}
+
+    def _pack(self, optimizer: DenseRowOptimizer, shard: RankShard, layout: list[int]) -> _DensePack:
+        bounds = [*(piece.first_row for piece in shard.slices), shard.rows]
+        tables = [self._all_tables.index(shard.tables[piece.table].name) for piece in shard.slices]
+        counts = [float(not piece.shared or shard.rank == 0) for piece in shard.slices]
+        tensors = torch.tensor(bounds), torch.tensor(tables).long(), torch.tensor(counts).double()
+        return _DensePack(optimizer, layout, *tensors)
 
     def __contains__(self, p: object) -> bool:
         return p in self._packs
@@ -102,17 +115,29 @@ class DenseRows:
     # ---- rows
 
     def catch_up(
-        self, p: int, records: UInt8[Tensor, "C _"], rows: Int64[Tensor, "U"], slots: Int64[Tensor, "U"]
+        self,
+        p: int,
+        records: UInt8[Tensor, "C _"],
+        rows: Int64[Tensor, "U"],
+        slots: Int64[Tensor, "U"],
+        are_copies: bool = False,
     ) -> None:
         """Lets records at `slots`, those of `rows` (ascending), make the steps that they missed."""
         if rows.numel() and self._histories[p].num_recorded:
             kind = self._packs[p].optimizer.deferred
-            deferred.catch_up(kind, self._targets(p, records), slots, self._bounds(p, rows))
+            squares = None if are_copies else self._changes(p)
+            deferred.catch_up(kind, self._targets(p, records), slots, self._bounds(p, rows), squares)
+            self._note(p, squares)
 
-    def catch_up_all(self, p: int, records: UInt8[Tensor, "n _"]) -> None:
-        """Lets every one of some records, adjacent rows of one table, make the steps that it missed."""
+    def catch_up_all(
+        self, p: int, records: UInt8[Tensor, "n _"], squares: Float64[Tensor, "1"] | None = None
+    ) -> None:
+        """Lets every one of some records, adjacent rows of one table, make the steps that it missed.
+
+        squares: the change of the sum of their squared weights is added to it.
+        """
         pack = self._packs[p]
-        catch_up_all(pack.optimizer.deferred, self._histories[p], records, pack.layout)
+        catch_up_all(pack.optimizer.deferred, self._histories[p], records, pack.layout, squares)
 
     def update(
         self,
@@ -127,17 +152,15 @@ class DenseRows:
             return
         targets, bounds = self._targets(p, records), self._bounds(p, part.rows)
         scales = torch.ones(len(self._packs[p].tables), dtype=torch.float64)
+        squares = self._changes(p)
         deferred.update(
             self._packs[p].optimizer.deferred, targets, slots, bounds, part.order, part.starts, part.bags,
-            part.weights, grad, scales,
+            part.weights, grad, scales, squares,
         )  # fmt: skip
+        self._note(p, squares)
 
     def catch_up_tables(
-        self,
-        groups: Sequence[Group],
-        stores: Sequence[MemoryStore],
-        caches: Sequence[Cache],
-        num_ids: Mapping[str, int] | None,
+        self, groups: Sequence[Group], stores: Stores, caches: Caches, num_ids: Mapping[str, int] | None
     ) -> list[int]:
         """Lets every row make the steps that it missed, and forgets these; returns the groups that
         have such rows.
@@ -147,30 +170,96 @@ class DenseRows:
         """
         changed = [g for g, group in enumerate(groups) if any(p in self for p in group.packs)]
         for g in changed:
-            shard = self._shards[groups[g].packs[0]]
-            for piece in shard.slices:
-                limit = (num_ids or {}).get(shard.tables[piece.table].name, piece.ids.stop)
-                old = range(piece.first_id, min(limit, piece.ids.stop), piece.id_step)
-                for begin, end in chunks(len(old)):
-                    rows = slice(piece.first_row + begin, piece.first_row + end)
-                    if caches:
-                        self._catch_up_cached(groups[g], caches[g], torch.arange(rows.start, rows.stop))
-                        continue
-                    for p in filter(self._packs.__contains__, groups[g].packs):
-                        self.catch_up_all(p, stores[p].records[rows])
+            cache = caches[g] if caches else None
+            for k, rows, records, parts in self._chunks(groups[g], stores, cache, num_ids):
+                moved = torch.zeros(len(rows), dtype=torch.bool)
+                for p, part in parts.items():
+                    squares, last = self._changes(p), self._target(p, part).last
+                    before = last.clone()
+                    self.catch_up_all(p, part, None if squares is None else squares[k : k + 1])
+                    self._note(p, squares)
+                    moved |= last != before
+                if cache is not None and records is not None:
+                    cache.write(rows[moved], records[moved])
         self._begin_at(self.now)
+        if num_ids is not None:
+            self._squares = None  # new rows are not in it
         return changed
 
-    def _catch_up_cached(self, group: Group, cache: Cache, rows: Int64[Tensor, "n"]) -> None:
-        records = cache.read(rows)
-        moved = torch.zeros(len(rows), dtype=torch.bool)
+    def _chunks(
+        self, group: Group, stores: Stores, cache: Cache | None, num_ids: Mapping[str, int] | None = None
+    ) -> Iterator[tuple[int, Tensor, Tensor | None, dict[int, Tensor]]]:
+        """Yields adjacent rows of a slice, some at a time: the slice, its rows, of a cached group a copy
+        of its records, and the records of each pack under a dense optimizer."""
+        packs, shard = [p for p in group.packs if p in self], self._shards[group.packs[0]]
+        for k, piece in enumerate(shard.slices if packs else ()):
+            limit = (num_ids or {}).get(shard.tables[piece.table].name, piece.ids.stop)
+            old = range(piece.first_id, min(limit, piece.ids.stop), piece.id_step)
+            for begin, end in chunks(len(old)):
+                rows = torch.arange(piece.first_row + begin, piece.first_row + end)
+                if cache is None:
+                    first, stop = piece.first_row + begin, piece.first_row + end
+                    yield k, rows, None, {p: stores[p].records[first:stop] for p in packs}
+                    continue
+                records = cache.read(rows)
+                parts = zip(group.packs, records.split(list(group.strides), 1), strict=True)
+                yield k, rows, records, {p: part for p, part in parts if p in packs}
+
+    # ---- sums of squared weights, for L2 terms in a clipped norm
+
+    @property
+    def counts_squares(self) -> bool:
+        """Whether the sums of squared weights are followed."""
+        return self._squares is not None
+
+    def count_squares(self, groups: Sequence[Group], stores: Stores, caches: Caches) -> None:
+        """Begins to follow the sums of squared weights, in one pass over the tables; the pipeline is
+        paused. stores, caches: as in `catch_up_tables`."""
+        self._squares, self._change = torch.zeros_like(self._change), torch.zeros_like(self._change)
+        for g, group in enumerate(groups):
+            for k, _, _, parts in self._chunks(group, stores, caches[g] if caches else None):
+                for p, part in parts.items():
+                    squares = self._changes(p)
+                    if squares is not None:
+                        squares[k] = self._target(p, part).weights.double().square().sum()
+                        self._note(p, squares)
+
+    def catch_up_stored(self, cached: CachedGroup, rows: Int64[Tensor, "U"]) -> None:
+        """Lets rows that a batch trains without slots make the steps that they missed, where sums of
+        squares are followed: so these are the ones that they would be in slots."""
+        if self._squares is None:
+            return
+        records, places, group = cached.cache.read(rows), torch.arange(len(rows)), cached.group
         for p, part in zip(group.packs, records.split(list(group.strides), 1), strict=True):
             if p in self._packs:
-                last = self._target(p, part).last
-                before = last.clone()
-                self.catch_up_all(p, part)
-                moved |= last != before
-        cache.write(rows[moved], records[moved])
+                self.catch_up(p, part, rows, places)
+        cached.cache.write(rows, records)
+
+    def l2_squares(self, ranks: Ranks) -> Float64[Tensor, "1"]:
+        """The sum over all tables of l2^2 |W|^2, rows counted as they are stored; collective."""
+        self.share_squares(ranks)
+        total = torch.zeros(1, dtype=torch.float64)
+        for t, name in enumerate(self._all_tables if self._squares is not None else ()):
+            pack = self._packs.get(self._table_packs[name])
+            if pack is not None and self._squares is not None:
+                total += pack.optimizer.l2**2 * self._squares[t]
+        return total
+
+    def share_squares(self, ranks: Ranks) -> None:
+        """Adds what has changed on each rank to the sums of all; collective."""
+        if self._squares is not None:
+            self._squares = self._squares + ranks.all_reduce(self._change).wait()
+            self._change = torch.zeros_like(self._change)
+
+    def _changes(self, p: int) -> Float64[Tensor, "_"] | None:
+        """[K] zeros for the changes of the sums of squares of a pack's slices; None: not followed."""
+        if self._squares is None or not self._packs[p].optimizer.l2:
+            return None
+        return torch.zeros(len(self._packs[p].tables), dtype=torch.float64)
+
+    def _note(self, p: int, squares: Float64[Tensor, "_"] | None) -> None:
+        if squares is not None:
+            self._change.index_add_(0, self._packs[p].tables, squares * self._packs[p].counts)
 
     def _bounds(self, p: int, rows: Int64[Tensor, "U"]) -> Int64[Tensor, "_"]:
         return torch.searchsorted(rows, self._packs[p].bounds)
@@ -206,13 +295,18 @@ class DenseRows:
         by_table = [places.get(self._table_packs[name], -1) for name in self._all_tables]
         by_history = {f"{PREFIX}steps.{h}": history.recorded for h, history in enumerate(histories)}
         first = torch.tensor([history.first for history in histories])
-        return {f"{PREFIX}first": first, f"{PREFIX}tables": torch.tensor(by_table), **by_history}
+        squares = {} if self._squares is None else {f"{PREFIX}squares": self._squares + self._change}
+        return {
+            f"{PREFIX}first": first, f"{PREFIX}tables": torch.tensor(by_table), **by_history, **squares,
+        }  # fmt: skip
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes over the steps of a checkpoint of equal tables; none: no step has been made."""
         self._begin_at(0)
+        self._squares, self._change = None, torch.zeros_like(self._change)
         if not self._packs or f"{PREFIX}first" not in tensors:
             return
+        self._squares = tensors.get(f"{PREFIX}squares")
         saved = saved_histories(tensors, self._all_tables)
         for p in self._packs:
             names = [name for name, of_pack in self._table_packs.items() if of_pack == p]
@@ -238,11 +332,15 @@ def saved_histories(tensors: Mapping[str, Tensor], tables: Sequence[str]) -> dic
 
 
 def catch_up_all(
-    kind: str, history: StepHistory, records: UInt8[Tensor, "n _"], layout: list[int]
+    kind: str,
+    history: StepHistory,
+    records: UInt8[Tensor, "n _"],
+    layout: list[int],
+    squares: Float64[Tensor, "1"] | None = None,
 ) -> None:
-    """Lets every one of some records make the steps that it missed. kind: as in `ops.deferred`."""
+    """Lets every one of some records make the steps that it missed; see `ops.deferred.catch_up_all`."""
     if len(records) and history.num_recorded:
-        deferred.catch_up_all(kind, _target(history, records, layout))
+        deferred.catch_up_all(kind, _target(history, records, layout), squares)
 
 
 def _target(history: StepHistory, records: UInt8[Tensor, "n _"], layout: list[int]) -> Target:

@@ -106,7 +106,7 @@ class DynamicIds:
             self._is_ahead = True
             for name, table in self.tables.items():
                 if table.dynamic.batches_ahead:
-                    table.feed(self._present(self._keys(batch, name)))
+                    table.feed(_present(self._keys(batch, name)))
             coming.append((step, batch))
             if len(coming) > ahead:
                 step, batch = coming.popleft()
@@ -128,8 +128,12 @@ class DynamicIds:
         return dataclasses.replace(resolved, new_ids=tuple(ids for ids in new if len(ids.ids)))
 
     def trained(self) -> None:
-        """Says that the oldest batch that is resolved and not trained has been trained."""
+        """Says that the oldest batch that is resolved and not trained is trained now."""
         for table in self.tables.values():
+            if table.num_trained == table.num_resolved:
+                raise ValueError(
+                    "a batch is trained whose keys have no ids: loop over embedding.resolved(batches)"
+                )
             table.trained()
 
     def _forget_plans(self) -> None:
@@ -198,17 +202,12 @@ class DynamicIds:
         parts = [batch.ids[span] for span in self._spans(batch, name)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _present(self, keys: Tensor) -> Tensor:
-        """Keys without missing values."""
-        missing = keys == MISSING_KEY
-        return keys[~missing] if missing.any() else keys
-
     def _with_ids(self, batch: Batch, ids_of: Callable[[str, Tensor], Tensor]) -> Batch:
         """A batch with ids_of(vocabulary, keys) in place of all keys that are not missing."""
         all_ids = batch.ids.clone()
         for name in self.tables:
             spans, keys = self._spans(batch, name), self._keys(batch, name)
-            ids = ids_of(name, self._present(keys))
+            ids = ids_of(name, _present(keys))
             if len(ids) < len(keys):
                 ids = torch.full_like(keys, MISSING).masked_scatter_(keys != MISSING_KEY, ids)
             for span, part in zip(spans, ids.split([s.stop - s.start for s in spans]), strict=True):
@@ -227,6 +226,12 @@ class DynamicIds:
         if batch.offsets is None:
             return [slice(f * size, (f + 1) * size) for f in places]
         return [slice(int(batch.offsets[f * size]), int(batch.offsets[(f + 1) * size])) for f in places]
+
+
+def _present(keys: Tensor) -> Tensor:
+    """Keys without missing values."""
+    missing = keys == MISSING_KEY
+    return keys[~missing] if missing.any() else keys
 
 
 def _check_declared(name: str, dynamic: Dynamic, can_grow: bool) -> None:

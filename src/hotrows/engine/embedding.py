@@ -30,7 +30,9 @@ from torch import Tensor
 from hotrows import optim
 from hotrows.batch import Batch
 from hotrows.distributed.comm import Note, OneRank, Ranks
+from hotrows.engine import first_layer
 from hotrows.engine.caching import Caching
+from hotrows.engine.clipping import Clip, clip_factor, scaled
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.micro_batches import WIRE_DTYPES, MicroBatches
 from hotrows.engine.packed_tables import PackedTables
@@ -43,6 +45,7 @@ from hotrows.planning.packing import pack_tables
 from hotrows.planning.planner import Planner
 from hotrows.planning.sharding import Placement, uniform
 from hotrows.planning.threads import Threads, num_threads
+from hotrows.runtime import native
 from hotrows.runtime.device import HOST, Device, find
 from hotrows.runtime.transfer import Uploaded
 from hotrows.schema import Schema
@@ -59,6 +62,7 @@ class Declares(Protocol):
     tables: tuple[Table, ...]
     sequences: tuple[str, ...]
     crosses: tuple[Cross, ...]
+    # Optional: first_layer_roles, as `hotrows.models.Model` has it.
 
 
 @dataclass(frozen=True)
@@ -77,6 +81,8 @@ class Execution:
     device: where fast memory is: `cpu`, or `cuda`, of one rank. streams: CUDA streams on which packs
         are looked up and updated in parallel; with several, a micro-batch is looked up while the
         model trains on the one before.
+    first_layer_roles: roles whose vectors the model reads through `Vectors.joined` alone: on the host and
+        one rank, a batch that reads its rows often gives it their distinct rows.
     planning_threads: threads that plan groups of packs in parallel; None: 1 on the host, and beside a
         device all cores but two, at most 8. planning: where batches that are trained through the
         stages are planned: on the `host`, or on the `device` where it can.
@@ -90,6 +96,7 @@ class Execution:
     wire_dtype: str = "float32"
     device: str | Device = HOST
     streams: int = 1
+    first_layer_roles: Collection[str] = ()
     planning_threads: int | None = None
     planning: str = "host"
 
@@ -181,6 +188,7 @@ class Embedding:
         )
         self.groups, self.shards = self.packed.groups, self.packed.shards
         self.stores, self.cached_tables = self.packed.stores, self.packed.cached
+        self._may_go_by_rows = self._packs_by_rows(run.first_layer_roles)
         self._micro_batches = MicroBatches(self.packed, self.ranks, self.device, run.wire_dtype)
 
     @classmethod
@@ -202,8 +210,13 @@ class Embedding:
             crosses=model.crosses,
             pooling=schema.pooling,
             dynamic=dynamic,
-            **settings,
+            **{"first_layer_roles": getattr(model, "first_layer_roles", ()), **settings},
         )
+
+    def _packs_by_rows(self, roles: Collection[str]) -> tuple[int, ...]:
+        if not self.device.on_host or native.load() is None:
+            return ()
+        return tuple(p for p, pack in enumerate(self.packs) if first_layer.can_go_by_rows(pack, roles))
 
     # ---- planning
 
@@ -284,13 +297,16 @@ class Embedding:
         if plan.new_rows and plan is not self._begun:
             self._begun = plan
             self.packed.begin(plan)
-        grad, part = torch.is_grad_enabled(), plan
+        grad, part, by_rows = torch.is_grad_enabled(), plan, frozenset[int]()
         if plan.micro_batches:
             part = plan.micro_batches[micro_batch]
             leaves = self._micro_batches.lookup(plan, micro_batch)
         else:
-            leaves = self.packed.lookup(plan)
-        return Vectors(self.packs, part, tuple(leaf.requires_grad_(grad) for leaf in leaves))
+            by_rows = frozenset(
+                p for p in self._may_go_by_rows if first_layer.pays(self.packs[p], plan.packs[p])
+            )
+            leaves = self.packed.lookup(plan, by_rows)
+        return Vectors(self.packs, part, tuple(leaf.requires_grad_(grad) for leaf in leaves), by_rows)
 
     def send_gradients(self, plan: Plan, micro_batch: int, vectors: Vectors) -> None:
         """Sends the gradients of a micro-batch's vectors to the ranks that have its rows, in order.
@@ -323,12 +339,16 @@ class Embedding:
         vectors: Vectors,
         lr_scale: float = 1.0,
         hyperparameters: Float64[Tensor, "packs _"] | None = None,
-    ) -> None:
+        clip: Clip | None = None,
+    ) -> float:
         """Sums the leaves' gradients per row and applies each pack's row optimizer, in place.
 
         A leaf without a gradient (the loss did not use it) leaves its pack as it was; between ranks it
         counts as zeros. lr_scale: the factor of a schedule for every learning rate. hyperparameters:
-        those of the step with this scale, where they are known already.
+        those of the step with this scale, where they are known already. clip: the largest norm of the
+        gradients of rows and of the dense part together (`count_squares` comes before the first one).
+
+        Returns what the gradients of rows were multiplied with, and those of the dense part are to be.
         """
         if hyperparameters is None:
             hyperparameters = self.hyperparameters(plan.step, lr_scale)
@@ -337,9 +357,17 @@ class Embedding:
             grads = self._micro_batches.gradients(plan, vectors.leaves)
         else:
             grads = [leaf.grad for leaf in vectors.leaves]
-        self.packed.update(plan, grads, hyperparameters)
+            plan = first_layer.planned_by_rows(plan, vectors.by_rows)
         if self.dynamic is not None:
             self.dynamic.trained()
+        factor = 1.0
+        if clip is not None:
+            factor = clip_factor(self.packed, plan, grads, clip, self.ranks)
+            grads, hyperparameters = scaled(self.packed, grads, hyperparameters, factor)
+        self.packed.update(plan, grads, hyperparameters)
+        if clip is not None:
+            self.packed.dense_rows.share_squares(self.ranks)
+        return factor
 
     @property
     def note(self) -> Note | None:
@@ -396,6 +424,16 @@ class Embedding:
         num_ids: by table, the ids from this one on are new and have missed none; None: there are none.
         """
         self.packed.catch_up(num_ids)
+        self.packed.dense_rows.share_squares(self.ranks)
+
+    def count_squares(self) -> None:
+        """Prepares for `update` with a clip, where L2 terms count in the norm: one pass over the tables
+        of this rank, unless a checkpoint has said what it would find. Collective."""
+        dense = self.packed.dense_rows
+        if not dense.counts_squares:
+            caches = [group.cache for group in self.cached_tables.groups] if self.cached_tables else []
+            dense.count_squares(self.groups, self.stores, caches)
+            dense.share_squares(self.ranks)
 
     def describe(self) -> str:
         """The packs and their tables as text, and what fast memory holds."""

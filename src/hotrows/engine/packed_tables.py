@@ -10,9 +10,8 @@ through the cache (`read_through`).
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -130,9 +129,12 @@ class PackedTables:
 
     # ---- lookup
 
-    def lookup(self, plan: Plan) -> list[Tensor]:
-        """The bags of each pack, [M, D] float32."""
-        works = [partial(self.pool, p, plan) for p in range(len(self.packs))]
+    def lookup(self, plan: Plan, by_rows: Collection[int] = ()) -> list[Tensor]:
+        """The bags of each pack, [M, D] float32; of the packs `by_rows` their distinct rows, [U, D]."""
+        works = [
+            partial(self.rows, p, plan) if p in by_rows else partial(self.pool, p, plan)
+            for p in range(len(self.packs))
+        ]
         if all(self._is_resident(plan, g) for g in range(len(self.groups))):
             return self.streams.run_all(works, held_by_streams(plan))
         # The host reads rows from the store, and waits for the device as it does.
@@ -140,19 +142,28 @@ class PackedTables:
 
     def pool(self, p: int, plan: Plan) -> Float32[Tensor, "{plan.packs[p].num_bags} D"]:
         """The bags of pack p."""
-        part, layout = plan.packs[p], self._layouts[p]
-        is_resident = self._is_resident(plan, self._place[p][0])
+        part = plan.packs[p]
+        return ops.pool(*self._read(p, plan), part.inverse, part.bag_starts, part.weights)
+
+    def rows(self, p: int, plan: Plan) -> Float32[Tensor, "{plan.packs[p].num_rows} D"]:
+        """The distinct rows of pack p, ascending."""
+        return ops.collect(*self._read(p, plan))
+
+    def _read(self, p: int, plan: Plan) -> tuple[Tensor, list[int], Tensor]:
+        """The records of the batch's rows in pack p: (records [C, _], their layout, slots [U])."""
+        part, is_resident = plan.packs[p], self._is_resident(plan, self._place[p][0])
         if p in self.dense_rows:
             trains = is_resident and torch.is_grad_enabled()
+            if self.cached and not is_resident and torch.is_grad_enabled():
+                self.dense_rows.catch_up_stored(self.cached.groups[self._place[p][0]], part.rows)
             records = self._records(p) if trains else self._copies(p, part.rows)
             slots = part.slots if trains else torch.arange(part.num_rows)
-            self.dense_rows.catch_up(p, records, part.rows, slots)
-        elif is_resident:
-            records, slots = self._records(p), part.slots
-        else:
-            assert self._read_through is not None
-            records, layout, slots = self._read_through.lookup(p, plan)
-        return ops.pool(records, layout, slots, part.inverse, part.bag_starts, part.weights)
+            self.dense_rows.catch_up(p, records, part.rows, slots, are_copies=not trains)
+            return records, self._layouts[p], slots
+        if is_resident:
+            return self._records(p), self._layouts[p], part.slots
+        assert self._read_through is not None
+        return self._read_through.lookup(p, plan)
 
     def _copies(self, p: int, rows: Int64[Tensor, "U"]) -> UInt8[Tensor, "U _"]:
         """The present records of `rows`, distinct and ascending, in host memory."""
@@ -265,13 +276,7 @@ class PackedTables:
         if optimizer.weight_decay:
             scale = self._decay_scale(p, part.rows)
             decay = 1.0 if scale is None else scale[:, None]
-            places = torch.arange(part.num_rows, dtype=torch.int32, device=part.rows.device)
-            rows_once = PackPlan(
-                part.rows, part.slots, places, places, part.starts, num_bags=part.num_rows
-            )
-            packs = (*plan.packs[:p], rows_once, *plan.packs[p + 1 :])
-            weights = self.pool(p, dataclasses.replace(plan, packs=packs))  # [U, d]
-            sums += optimizer.weight_decay * decay * weights
+            sums += optimizer.weight_decay * decay * self.rows(p, plan)
         return self._ranks.all_reduce((sums * sums).sum(1)).wait() / dim
 
     def note_update(self, plan: Plan) -> None:

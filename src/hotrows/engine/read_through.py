@@ -100,8 +100,9 @@ class ReadThrough:
         for begin, end in chunks(all_rows.num_rows, size):
             records = put(cache.read(host_rows[begin:end]))
             slots = put(torch.arange(end - begin))
-            rows, starts = all_rows.rows[begin:end], all_rows.starts[begin : end + 1]
+            rows = all_rows.rows[begin:end]
             for p, pack_records in self._of_packs(g, records):
+                starts = plan.packs[p].starts[begin : end + 1]
                 part = dataclasses.replace(plan.packs[p], rows=rows, slots=slots, starts=starts)
                 update(p, pack_records, part, slots, slice(begin, end))
             cache.write(host_rows[begin:end], records.cpu())

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from hotrows.engine import first_layer
+from hotrows.ops.layers.row_products import JoinedRows, RowReads
 from hotrows.plan import Plan
 from hotrows.shapes import Float, Int64
 
@@ -21,11 +23,15 @@ class Vectors:
 
     leaves: one per pack, [M, D] float32, in the order of the plan's packs. A leaf with sequences is
     split once, so that its gradient is put together in one pass.
+    by_rows: packs whose leaf is the distinct rows of the batch, [U, D]; `joined` alone reads them.
     """
 
-    def __init__(self, packs: Sequence[Pack], plan: Plan, leaves: tuple[Tensor, ...]) -> None:
+    def __init__(
+        self, packs: Sequence[Pack], plan: Plan, leaves: tuple[Tensor, ...], by_rows: Collection[int] = ()
+    ) -> None:
         self.leaves = leaves
         self.packs = packs
+        self.by_rows = by_rows
         self._plan = plan
         self._on_host = plan.on_host or plan
         self._columns: dict[int, tuple[Tensor, ...]] = {}
@@ -36,7 +42,9 @@ class Vectors:
         feature, role = (key, "vector") if isinstance(key, str) else key
         p, column = self._find(feature, role)
         if p not in self._columns:
-            self._columns[p] = self._pooled(p).unbind(1)
+            pooled = self._pooled(p)
+            compiling = torch.compiler.is_compiling()
+            self._columns[p] = pooled.unbind(1) if compiling else _Columns.apply(pooled)
         return self._columns[p][column]
 
     def stack(
@@ -57,6 +65,27 @@ class Vectors:
             raise ValueError(f"no table has the role {role!r}; roles: {self._roles()}")
         parts = [self._columns_of(*span) for span in _spans(columns)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def joined(
+        self, dense: Float[Tensor, "B d"], role: str = "vector"
+    ) -> Float[Tensor, "B W"] | JoinedRows:
+        """All vectors of a role, of any dims, and the dense values side by side: what an `MLP` reads.
+
+        In the order of the packs. Where a pack was looked up by its distinct rows, a `JoinedRows`.
+        """
+        parts: list[tuple[Tensor, RowReads | None]] = []
+        for p, pack in enumerate(self.packs):
+            mine = [c for c, (_, table) in enumerate(pack.columns) if pack.tables[table].role == role]
+            if p in self.by_rows:
+                parts.append((self.leaves[p], first_layer.reads_of(pack, self._plan, p)))
+            elif mine:
+                spans = _spans([(p, column) for column in mine])
+                parts += [(self._columns_of(*span).flatten(1), None) for span in spans]
+        if dense.shape[1] or not parts:
+            parts.append((dense, None))
+        if any(reads is not None for _, reads in parts):
+            return JoinedRows(parts)
+        return parts[0][0] if len(parts) == 1 else torch.cat([values for values, _ in parts], 1)
 
     def _columns_of(self, p: int, first: int, end: int) -> Tensor:
         """[B, F, D]: consecutive vectors of a pack."""
@@ -86,6 +115,12 @@ class Vectors:
     def _pooled(self, p: int) -> Float[Tensor, "B F D"]:
         """The pooled vectors of a pack."""
         leaf, size, pack = self.leaves[p], self._plan.batch_size, self.packs[p]
+        if p in self.by_rows:
+            role = pack.tables[0].role
+            raise ValueError(
+                f"the model names role {role!r} in `first_layer_roles`, and so reads it through "
+                f"vectors.joined alone; take it from there to read its vectors otherwise"
+            )
         num_columns = len(pack.columns)
         pooled = self._split(p)[0] if pack.sequences else leaf
         return pooled.view(size, num_columns, leaf.shape[1])
@@ -110,6 +145,29 @@ class Vectors:
 
     def _roles(self) -> list[str]:
         return sorted({table.role for pack in self.packs for table in pack.tables})
+
+
+class _Columns(torch.autograd.Function):
+    """`unbind(1)` whose backward makes no zeros for the columns that a model does not read by name."""
+
+    @staticmethod
+    def forward(ctx, pooled: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.shape = pooled.shape
+        return pooled.unbind(1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads: Tensor | None) -> Tensor | None:
+        read = {column: grad for column, grad in enumerate(grads) if grad is not None}
+        if not read:
+            return None
+        if len(read) == len(grads):
+            return torch.stack(list(read.values()), 1)
+        out = next(iter(read.values())).new_zeros(ctx.shape)
+        for column, grad in read.items():
+            out[:, column] = grad
+        return out
 
 
 def of_leaves(packs: Sequence[Pack], leaves: tuple[Tensor, ...], batch_size: int) -> Vectors:

@@ -24,6 +24,8 @@ from hotrows.models.interest_model import InterestModel
 from hotrows.models.interests import AttentionInterest, EvolvingInterest, PooledInterest
 from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import CoAction
+from hotrows.nn.jagged_products import Lists
+from hotrows.ops.layers.padded import PaddedLists
 from hotrows.schema import Schema
 from hotrows.table import Uniform
 
@@ -73,17 +75,24 @@ class CAN(InterestModel):
     def more(self, vectors: LookedUpVectors) -> list[Tensor]:
         weights = [vectors[giver, WEIGHTS] for giver, _ in self.pairs]
         feeds = [self._feed(vectors, name) for _, name in self.pairs]
+        if isinstance(feeds[0][1], PaddedLists):  # which have no offsets to go on with
+            pairs = zip(weights, feeds, strict=True)
+            return [self.co_action(of_pair, *feed) for of_pair, feed in pairs]
         begins = itertools.accumulate((len(values) for values, _ in feeds[:-1]), initial=0)
-        offsets = [starts + begin for (_, starts), begin in zip(feeds, begins, strict=True)]
-        ends = [starts[:-1] for starts in offsets[:-1]]  # the next one's first is their last
+        starts = [lists for _, lists in feeds if isinstance(lists, Tensor)]
+        offsets = [first + begin for first, begin in zip(starts, begins, strict=True)]
+        ends = [first[:-1] for first in offsets[:-1]]  # the next one's first is their last
         inputs = torch.cat([values for values, _ in feeds])
         together = self.co_action(torch.cat(weights), inputs, torch.cat([*ends, offsets[-1]]))
         return list(together.chunk(len(self.pairs)))
 
-    def _feed(self, vectors: LookedUpVectors, name: str) -> tuple[Tensor, Tensor]:
+    def _feed(self, vectors: LookedUpVectors, name: str) -> tuple[Tensor, Lists]:
         if name in self.sequences:
             return vectors.sequence(name, INPUTS)
         values = vectors[name, INPUTS]
+        lists = vectors.sequence(self.sequences[0])[1]
+        if isinstance(lists, PaddedLists):
+            return values, lists.of_ones()
         return values, torch.arange(len(values) + 1, device=values.device)
 
     def _checked(self, pairs: Sequence[Sequence[str]] | None) -> tuple[tuple[str, str], ...]:

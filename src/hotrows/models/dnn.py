@@ -8,20 +8,21 @@ With a history among the features, pooled by its mean, this is the ranking netwo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from hotrows.models import tables
 from hotrows.models.model import Model
-from hotrows.models.vectors import LookedUpVectors
+from hotrows.models.vectors import LookedUpVectors, joined
 from hotrows.nn import MLP
 from hotrows.schema import Schema
 
 
 class DNN(Model):
-    """hidden: sizes of the hidden layers."""
+    """hidden: sizes of the hidden layers. dims: dim of a vocabulary's vectors where it is not `dim`."""
+
+    first_layer_roles = (tables.VECTOR,)
 
     def __init__(
         self,
@@ -30,12 +31,13 @@ class DNN(Model):
         hidden: Sequence[int] = (400, 400, 400),
         dropout: float = 0.0,
         batch_norm: bool = False,
+        dims: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         tables.check(schema, "DNN")
-        self.tables = tables.vector_tables(schema, dim)
-        width = len(schema.id_features) * dim + len(schema.dense)
+        self.tables = tables.vector_tables(schema, dim, dims=dims)
+        width = tables.width_of(self.tables) + len(schema.dense)
         self.deep = MLP((width, *hidden, 1), dropout=dropout, batch_norm=batch_norm)
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
-        return self.deep(torch.cat([vectors.stack().flatten(1), dense], dim=1)).squeeze(1).float()
+        return self.deep(joined(vectors, dense)).squeeze(1).float()

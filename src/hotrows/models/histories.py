@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from hotrows.models.vectors import LookedUpVectors
+from hotrows.nn.jagged_products import Lists
+from hotrows.ops.layers.padded import PaddedLists
 from hotrows.schema import Schema, Sequence, vocabulary_of
 
 
@@ -28,9 +30,11 @@ class History:
         """[B, D], the targets' vectors side by side."""
         return _joined([vectors[name, role] for name in self.targets])
 
-    def past(self, vectors: LookedUpVectors, role: str = "vector") -> tuple[Tensor, Tensor, Tensor]:
+    def past(self, vectors: LookedUpVectors, role: str = "vector") -> tuple[Tensor, Lists, Tensor | None]:
         """[N, D], the vectors of the elements, their offsets [B + 1], and in host memory lengths [B]."""
         pairs = [vectors.sequence(name, role) for name in self.sequences]
+        if isinstance(pairs[0][1], PaddedLists):  # whose lengths are equal: who pads them sees to it
+            return _joined([values for values, _ in pairs]), pairs[0][1], None
         lengths = vectors.lengths(self.sequences[0])
         for name in self.sequences[1:]:
             if not torch.equal(lengths, vectors.lengths(name)):

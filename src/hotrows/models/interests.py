@@ -24,6 +24,7 @@ from hotrows.nn import (
     pool_jagged,
     samples_of,
 )
+from hotrows.nn.jagged_products import Lists
 
 Interest = tuple[Tensor, Tensor | None]
 EVOLUTIONS = ("augru", "augru_code", "agru", "aigru")
@@ -37,7 +38,7 @@ class PooledInterest(nn.Module):
         self.num_outputs, self.pooling = dim, pooling
 
     def forward(
-        self, target: Tensor, past: Tensor, offsets: Tensor, lengths: Tensor | None = None
+        self, target: Tensor, past: Tensor, offsets: Lists, lengths: Tensor | None = None
     ) -> Interest:
         return pool_jagged(past, offsets, self.pooling), None
 
@@ -65,7 +66,7 @@ class AttentionInterest(nn.Module):
             self.projection = nn.Sequential(BatchNorm(dim), MLP((dim, dim)))
 
     def forward(
-        self, target: Tensor, past: Tensor, offsets: Tensor, lengths: Tensor | None = None
+        self, target: Tensor, past: Tensor, offsets: Lists, lengths: Tensor | None = None
     ) -> Interest:
         return self.projection(self.attention(target, past, offsets)), None
 
@@ -121,7 +122,7 @@ class EvolvingInterest(nn.Module):
         self.tells = None if auxiliary_hidden is None else _Tells(dim, auxiliary_hidden)
 
     def forward(
-        self, target: Tensor, past: Tensor, offsets: Tensor, lengths: Tensor | None = None
+        self, target: Tensor, past: Tensor, offsets: Lists, lengths: Tensor | None = None
     ) -> Interest:
         states = self.extraction(past, offsets, lengths)
         weights = self.attention.scores(self.query(target), states, offsets)
@@ -135,6 +136,7 @@ class EvolvingInterest(nn.Module):
             interest = torch.cat([interest, total, total * target], 1)
         if not self.training or not self.auxiliary:
             return interest, None
+        assert isinstance(offsets, Tensor), "lists are padded in programs alone, which do not train"
         return interest, self.auxiliary * self._auxiliary_loss(states, past, offsets)
 
     def _auxiliary_loss(self, states: Tensor, past: Tensor, offsets: Tensor) -> Tensor:

@@ -10,14 +10,13 @@ sample. The sizes by default are those of DeepRec's model zoo.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from hotrows.models import tables
 from hotrows.models.model import Model
-from hotrows.models.vectors import LookedUpVectors
+from hotrows.models.vectors import LookedUpVectors, joined
 from hotrows.nn import ExpertMixture, GroupedMLP
 from hotrows.schema import Schema
 
@@ -27,7 +26,7 @@ class MMoE(Model):
 
     num_experts: how many; expert_hidden: sizes of their layers, the last is their output.
     gate_hidden: sizes of a gate's hidden layers, none by default; tower_hidden: of a tower's.
-    dropout: of all hidden layers.
+    dropout: of all hidden layers. dims: dim of a vocabulary's vectors where it is not `dim`.
     """
 
     labels: tuple[str, ...]
@@ -42,6 +41,7 @@ class MMoE(Model):
         gate_hidden: Sequence[int] = (),
         tower_hidden: Sequence[int] = (256, 192, 128, 64),
         dropout: float = 0.0,
+        dims: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         tables.check(schema, "MMoE")
@@ -57,13 +57,14 @@ class MMoE(Model):
             raise ValueError(
                 f"MMoE needs labels of the schema, each once: some of {', '.join(names)}, not {labels!r}"
             )
-        self.tables = tables.vector_tables(schema, dim)
-        width = len(schema.id_features) * dim + len(schema.dense)
+        self.tables = tables.vector_tables(schema, dim, dims=dims)
+        width = tables.width_of(self.tables) + len(schema.dense)
         self.mixture = ExpertMixture(
             width, len(self.labels), num_experts, expert_hidden, gate_hidden, dropout=dropout
         )
         self.towers = GroupedMLP(len(self.labels), (expert_hidden[-1], *tower_hidden, 1), dropout=dropout)
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
-        x = torch.cat([vectors.stack().flatten(1), dense], dim=1)
+        x = joined(vectors, dense)
+        assert isinstance(x, Tensor)
         return self.towers(self.mixture(x)).squeeze(2).t().float()  # [B, T]

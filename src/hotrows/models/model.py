@@ -18,6 +18,8 @@ class Model(nn.Module):
         sequences are pooled by their mean and are among the features of one vector.
     crosses: features hashed from the ids of others, which tables name among their features.
     labels: the labels it predicts, one logit each; None: a single one, which the run names.
+    first_layer_roles: roles whose vectors it reads through `vectors.joined` alone, whose only reader
+        is an `MLP`.
 
     and in `forward(vectors, dense)`, with vectors of the batch by feature and role and dense
     [B, num_dense] float32, returns logits: [B] float32, or [B, T] where it has labels. In training
@@ -28,6 +30,7 @@ class Model(nn.Module):
     sequences: tuple[str, ...] = ()
     crosses: tuple[Cross, ...] = ()
     labels: tuple[str, ...] | None = None
+    first_layer_roles: tuple[str, ...] = ()
 
     @torch.no_grad()
     def begin_at(self, logits: Tensor) -> None:

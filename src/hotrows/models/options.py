@@ -57,6 +57,10 @@ def _fits(value: Any, wanted: Any) -> bool:
         return any(_fits(value, member) for member in inner)
     if origin is Sequence:
         return isinstance(value, Sequence) and all(_fits(element, inner[0]) for element in value)
+    if origin is Mapping:
+        return isinstance(value, Mapping) and all(
+            _fits(key, inner[0]) and _fits(element, inner[1]) for key, element in value.items()
+        )
     if isinstance(value, bool) and wanted in (int, float):
         return False
     if isinstance(value, float) and not math.isfinite(value):

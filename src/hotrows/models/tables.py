@@ -9,7 +9,8 @@ scale of 1 / sqrt(rows), as in DLRM, would give each table a pack of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from hotrows.optim import RowOptimizer
 from hotrows.schema import Schema, is_list, vocabulary_of
@@ -20,9 +21,21 @@ LINEAR = "linear"
 FIRST_VECTORS = Uniform(0.001)
 
 
-def vector_tables(schema: Schema, dim: int, optimizer: RowOptimizer | None = None) -> tuple[Table, ...]:
-    """One vector of `dim` per feature."""
-    return tables_of(schema, None, dim, VECTOR, FIRST_VECTORS, optimizer)
+def vector_tables(
+    schema: Schema, dim: int, optimizer: RowOptimizer | None = None, dims: Mapping[str, int] | None = None
+) -> tuple[Table, ...]:
+    """One vector per feature, of `dim`, or of what `dims` says of its vocabulary; narrow ones first."""
+    tables = tables_of(schema, None, dim, VECTOR, FIRST_VECTORS, optimizer)
+    unknown = sorted(set(dims or ()) - {table.name for table in tables})
+    if unknown:
+        raise ValueError(f"dims names {unknown[0]!r}, which is no vocabulary of the schema")
+    sized = [replace(table, dim=(dims or {}).get(table.name, dim)) for table in tables]
+    return tuple(sorted(sized, key=lambda table: table.dim))
+
+
+def width_of(tables: Sequence[Table]) -> int:
+    """The number of columns of all their vectors side by side."""
+    return sum(table.dim * len(table.features) for table in tables)
 
 
 def linear_tables(schema: Schema, optimizer: RowOptimizer | None = None) -> tuple[Table, ...]:

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from hotrows.nn.jagged_products import Lists
+from hotrows.ops.layers.row_products import JoinedRows
 
 
 class LookedUpVectors(Protocol):
@@ -17,8 +21,19 @@ class LookedUpVectors(Protocol):
     def stack(self, role: str = "vector", features: Sequence[str] | None = None) -> Tensor:
         """The vectors of a role, side by side: [B, F, D]."""
 
-    def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, Tensor]:
+    def sequence(self, feature: str, role: str = "vector") -> tuple[Tensor, Lists]:
         """The vectors of a sequence that the model keeps apart, [N, D], and their offsets, [B + 1]."""
 
     def lengths(self, feature: str) -> Tensor:
         """The number of elements of each sample in a sequence, in host memory: [B] int64."""
+
+
+def joined(vectors: LookedUpVectors, dense: Tensor) -> Tensor | JoinedRows:
+    """All vectors and dense values side by side, [B, W]: what an `MLP` reads.
+
+    A model that calls it for the vectors, and reads them in no other way, says so by
+    `first_layer_roles = ("vector",)`: its first product may then go by distinct rows.
+    """
+    if hasattr(vectors, "joined"):
+        return vectors.joined(dense)
+    return torch.cat([vectors.stack().flatten(1), dense], dim=1)

@@ -9,14 +9,13 @@ the vectors under the row optimizer of the run. The paper's deep part trains und
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-import torch
 from torch import Tensor
 
 from hotrows.models import tables
 from hotrows.models.model import Model
-from hotrows.models.vectors import LookedUpVectors
+from hotrows.models.vectors import LookedUpVectors, joined
 from hotrows.nn import MLP, linear_from_zero
 from hotrows.optim import FTRL
 from hotrows.schema import Schema
@@ -28,7 +27,10 @@ class WideDeep(Model):
     crosses: features whose combinations have weights of their own in the wide part, such as
         [["user", "item"]]; cross_rows: buckets that the combinations of each are hashed to.
     l1, l2, wide_lr: of the wide part's FTRL.
+    dims: dim of a vocabulary's vectors where it is not `dim`.
     """
+
+    first_layer_roles = (tables.VECTOR,)
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class WideDeep(Model):
         l1: float = 0.0,
         l2: float = 0.0,
         wide_lr: float = 0.05,
+        dims: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
         tables.check(schema, "WideDeep")
@@ -51,17 +54,18 @@ class WideDeep(Model):
             )
         ftrl = FTRL(lr=wide_lr, l1=l1, l2=l2)
         self.crosses = tables.crosses_of(schema, crosses, cross_rows)
+        vectors = tables.vector_tables(schema, dim, dims=dims)
         self.tables = (
-            *tables.vector_tables(schema, dim),
+            *vectors,
             *tables.linear_tables(schema, ftrl),
             *tables.cross_tables(self.crosses, ftrl),
         )
-        width = len(schema.id_features) * dim + len(schema.dense)
+        width = tables.width_of(vectors) + len(schema.dense)
         self.wide = linear_from_zero(len(schema.dense)) if schema.dense else None
         self.deep = MLP((width, *hidden, 1), dropout=dropout)
 
     def forward(self, vectors: LookedUpVectors, dense: Tensor) -> Tensor:
-        deep = self.deep(torch.cat([vectors.stack().flatten(1), dense], dim=1))
+        deep = self.deep(joined(vectors, dense))
         wide = vectors.stack(tables.LINEAR).sum((1, 2))
         if self.wide is not None:
             wide = wide + self.wide(dense).squeeze(1)

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hotrows.nn.jagged_products import widened
-from hotrows.ops.layers import co_action
+from hotrows.nn.jagged_products import Lists, widened
+from hotrows.ops.layers import co_action, padded
+from hotrows.ops.layers.padded import PaddedLists
 
 
 class CoAction(nn.Module):
@@ -38,7 +39,10 @@ class CoAction(nn.Module):
             )
         self.sizes, self.orders, self.shared_orders = tuple(sizes), orders, shared_orders
 
-    def forward(self, weights: Tensor, inputs: Tensor, offsets: Tensor) -> Tensor:
+    def forward(self, weights: Tensor, inputs: Tensor, offsets: Lists) -> Tensor:
+        network = self.sizes, self.orders, self.shared_orders
+        if isinstance(offsets, PaddedLists):
+            return padded.co_action(widened(weights), widened(inputs), offsets, *network)
         width = self.num_parameters(self.sizes, self.orders, self.shared_orders)
         if weights.shape != (len(offsets) - 1, width):
             raise ValueError(
@@ -48,9 +52,7 @@ class CoAction(nn.Module):
         if inputs.ndim != 2 or inputs.shape[1] != self.sizes[0]:
             raise ValueError(f"inputs must be [N, {self.sizes[0]}], not {list(inputs.shape)}")
         with torch.autocast(inputs.device.type, enabled=False):
-            return _CoAction.apply(
-                widened(weights), widened(inputs), offsets, self.sizes, self.orders, self.shared_orders
-            )
+            return _CoAction.apply(widened(weights), widened(inputs), offsets, *network)
 
     def extra_repr(self) -> str:
         return f"sizes={self.sizes}, orders={self.orders}, shared_orders={self.shared_orders}"

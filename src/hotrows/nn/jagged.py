@@ -10,19 +10,23 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hotrows.nn.jagged_products import weighted_sum
+from hotrows.nn.jagged_products import Lists, weighted_sum
+from hotrows.ops.layers import padded as padded_ops
 from hotrows.ops.layers.jagged import samples_of
+from hotrows.ops.layers.padded import PaddedLists
 
 POOLINGS = ("sum", "mean", "max")
 
 
-def pool_jagged(vectors: Tensor, offsets: Tensor, pooling: str = "mean") -> Tensor:
+def pool_jagged(vectors: Tensor, offsets: Lists, pooling: str = "mean") -> Tensor:
     """[B, D]: the sum, mean or maximum of each sample's vectors; zeros where it has none.
 
     vectors = [[1.], [3.], [5.]], offsets = [0, 2, 2, 3], mean  ->  [[2.], [0.], [5.]]
     """
     if pooling not in POOLINGS:
         raise ValueError(f"pooling must be one of {', '.join(POOLINGS)}, not {pooling!r}")
+    if isinstance(offsets, PaddedLists):
+        return pool_padded(offsets.apart(vectors), offsets.mask, pooling)
     if pooling == "max":
         pooled = vectors.new_zeros(len(offsets) - 1, vectors.shape[1])
         index = samples_of(offsets, len(vectors))[:, None].expand_as(vectors)
@@ -31,20 +35,24 @@ def pool_jagged(vectors: Tensor, offsets: Tensor, pooling: str = "mean") -> Tens
     return pooled / offsets.diff().clamp(min=1)[:, None] if pooling == "mean" else pooled
 
 
-def last_of(states: Tensor, offsets: Tensor) -> Tensor:
+def last_of(states: Tensor, offsets: Lists) -> Tensor:
     """[B, H]: the vector at each sample's last position; zeros where it has none.
 
     states = [[1.], [3.], [5.]], offsets = [0, 2, 2, 3]  ->  [[3.], [0.], [5.]]
     """
+    if isinstance(offsets, PaddedLists):
+        return padded_ops.last(states, offsets)
     return _LastOf.apply(states, offsets)
 
 
-def to_padded(vectors: Tensor, offsets: Tensor, length: int | None = None) -> tuple[Tensor, Tensor]:
+def to_padded(vectors: Tensor, offsets: Lists, length: int | None = None) -> tuple[Tensor, Tensor]:
     """[B, L, D] vectors with zeros behind the last of each sample, and [B, L] bool, True where one is.
 
     length: L, the longest list by default, for which a GPU is waited for; of longer lists the last L
     vectors stay.
     """
+    if isinstance(offsets, PaddedLists):
+        return padded_ops.latest(vectors, offsets, offsets.longest if length is None else length)
     lengths = offsets.diff()
     if length is None:
         length = int(lengths.max()) if len(lengths) else 0

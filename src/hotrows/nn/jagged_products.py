@@ -11,20 +11,24 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from hotrows.ops.layers import attention
+from hotrows.ops.layers import attention, padded
+from hotrows.ops.layers.padded import PaddedLists
 
+Lists = Tensor | PaddedLists  # offsets, or in an exported program how lists are padded
 _NARROW = (torch.bfloat16, torch.float16)
 
 
-def softmax_jagged(scores: Tensor, offsets: Tensor) -> Tensor:
+def softmax_jagged(scores: Tensor, offsets: Lists) -> Tensor:
     """The softmax over each sample's scores: [N] -> [N].
 
     scores = [0., 0., 5.], offsets = [0, 2, 2, 3]  ->  [0.5, 0.5, 1.]
     """
+    if isinstance(offsets, PaddedLists):
+        return padded.softmax(widened(scores), offsets)
     return _SoftmaxJagged.apply(widened(scores), offsets)
 
 
-def weighted_sum(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
+def weighted_sum(weights: Tensor, values: Tensor, offsets: Lists) -> Tensor:
     """Each sample's sum of weights[n] values[n]: [N], [N, D] -> [B, D]; zeros for an empty list.
 
     weights = [2., 3.], values = [[1., 0.], [0., 1.]], offsets = [0, 2, 2]  ->  [[2., 3.], [0., 0.]]
@@ -34,10 +38,12 @@ def weighted_sum(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
             "weighted_sum needs one weight for each vector, "
             f"not {list(weights.shape)} for {list(values.shape)}"
         )
+    if isinstance(offsets, PaddedLists):
+        return padded.weighted_sum(widened(weights), widened(values), offsets)
     return _WeightedSum.apply(widened(weights), widened(values), offsets)
 
 
-def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+def jagged_dot(queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
     """The product of each key with its sample's query: [B, D], [N, D] -> [N].
 
     queries = [[1., 2.]], keys = [[3., 4.], [5., 6.]], offsets = [0, 2]  ->  [11., 17.]
@@ -47,6 +53,8 @@ def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
             "jagged_dot needs queries and keys of one width, "
             f"not {list(queries.shape)} and {list(keys.shape)}"
         )
+    if isinstance(offsets, PaddedLists):
+        return padded.dot(widened(queries), widened(keys), offsets)
     return _JaggedDot.apply(widened(queries), widened(keys), offsets)
 
 

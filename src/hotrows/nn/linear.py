@@ -53,13 +53,13 @@ class PathLinear(nn.Linear):
 def can_chain(x: Tensor, layers: Iterable[nn.Module]) -> bool:
     """Whether `chain` computes what the layers would, one after the other, on this input."""
     return (
-        x.device.type == "cpu"
+        not torch.compiler.is_compiling()
+        and x.device.type == "cpu"
         and x.numel() > 0
         and (x.dtype == torch.float32 or _autocast())
         and _compute_dtype() in DTYPES.values()
         and all(isinstance(layer, PathLinear) for layer in layers)
         and all(p.dtype == torch.float32 for layer in layers for p in layer.parameters())
-        and not torch.compiler.is_compiling()
     )
 
 

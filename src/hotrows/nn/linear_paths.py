@@ -10,6 +10,7 @@ was measured on it, for the next run of such a model (`kept_linear_paths`).
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -25,6 +26,7 @@ from hotrows.runtime.measurements import Measurement
 _MOST_SAMPLES = 8192  # enough to leave the caches; more would only take longer
 _LEAST_GAIN = 0.03  # a path wins where it saves this share of the plain one's time, noise aside
 _ROUNDS = range(4, 30)
+_MOST_PRODUCTS, _LEAST_SAMPLES = 1 << 29, 256  # of a comparison of number formats
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
@@ -90,6 +92,41 @@ def products_per_sample(model: nn.Module) -> int:
     return sum(layer.in_features * layer.out_features for layer in _linears(model))
 
 
+def kept_seconds_by_format(model: nn.Module, batch_size: int) -> dict[str, float]:
+    """Returns how long the products of a step, forward and backward, take by number format; as first
+    measured on this machine, with `torch.autocast` where it is not float32.
+
+    batch_size: samples of a step; fewer are measured where it would take long. Takes some tenths of a
+    second, once.
+    """
+    per_sample = products_per_sample(model)
+    size = min(batch_size, max(_MOST_PRODUCTS // max(per_sample, 1), _LEAST_SAMPLES))
+    layers = sorted((m.in_features, m.out_features) for m in _linears(model))
+    measurement = Measurement("number formats", {"layers": layers, "samples": size})
+    kept = measurement.read() or measurement.write(_seconds_by_format(model, size))
+    return {name: seconds * batch_size / size for name, seconds in kept.items()}
+
+
+def _seconds_by_format(model: nn.Module, size: int) -> dict[str, float]:
+    """The sum of the shortest times of the model's layers, whose copies take turns in both formats."""
+    generator = torch.Generator().manual_seed(0)
+    totals = dict.fromkeys(DTYPES, 0.0)
+    for layer in map(copy.deepcopy, _linears(model)):
+        x = torch.randn(size, layer.in_features, generator=generator, requires_grad=True)
+
+        def run(dtype: torch.dtype, layer: nn.Linear = layer, x: Tensor = x) -> None:
+            with torch.enable_grad(), torch.autocast("cpu", dtype=dtype, enabled=dtype != x.dtype):
+                y = layer(x)
+            y.backward(torch.ones_like(y))
+
+        times: dict[str, list[float]] = {name: [] for name in DTYPES}
+        for _ in range(_ROUNDS.start):
+            for name, dtype in DTYPES.items():
+                times[name].append(_time(partial(run, dtype)))
+        totals = {name: totals[name] + min(times[name]) for name in DTYPES}
+    return totals
+
+
 def _linears(model: nn.Module) -> Iterator[nn.Linear]:
     for module in model.modules():
         if isinstance(module, nn.Linear) and type(module) in (nn.Linear, PathLinear):
@@ -130,7 +167,7 @@ def _fastest(runs: Mapping[str, Callable[[], Tensor]], seconds: float, tolerance
     return best if gains else products.PLAIN
 
 
-def _time(run: Callable[[], Tensor]) -> float:
+def _time(run: Callable[[], object]) -> float:
     begin = time.perf_counter()
     run()
     return time.perf_counter() - begin

@@ -13,6 +13,7 @@ from hotrows.nn.dice import Dice
 from hotrows.nn.dropout import Dropout
 from hotrows.nn.linear import can_chain, chain
 from hotrows.nn.prelu import PReLU
+from hotrows.ops.layers.row_products import JoinedRows
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -83,16 +84,33 @@ class MLP(nn.Module):
             nn.init.xavier_normal_(layer.weight)
             nn.init.zeros_(layer.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self._is_chain() and can_chain(x, self.layers):
-            return chain(x, self.layers, [name == "relu" for name in self.activations])
-        last = len(self.layers) - 1
-        for place, (layer, after) in enumerate(zip(self.layers, self.after, strict=True)):
-            norm = self.norms[place] if self.norms and place < last else None
-            x = perceptron(x, layer, norm, after)
-            if place < last:
+    def forward(self, x: Tensor | JoinedRows) -> Tensor:
+        """x: [B, sizes[0]], or the rows that it is made of."""
+        if not isinstance(x, JoinedRows):
+            return self._layers_from(x, 0)
+        layer = self.layers[0]
+        assert isinstance(layer, nn.Linear)
+        return self._layers_from(self._after(x.product(layer.weight) + layer.bias, 0), 1)
+
+    def _layers_from(self, x: Tensor, first: int) -> Tensor:
+        """The layers from that place on."""
+        layers = list(self.layers)
+        if first == len(layers):
+            return x
+        if self._is_chain() and can_chain(x, layers[first:]):
+            return chain(x, layers[first:], [name == "relu" for name in self.activations[first:]])
+        for place in range(first, len(layers)):
+            norm = self.norms[place] if self.norms and place < len(layers) - 1 else None
+            x = perceptron(x, layers[place], norm, self.after[place])
+            if place < len(layers) - 1:
                 x = self.dropout(x)
         return x
+
+    def _after(self, x: Tensor, place: int) -> Tensor:
+        """What follows the linear layer at that place."""
+        if place == len(self.layers) - 1:
+            return self.after[place](x)
+        return self.dropout(self.after[place](self.norms[place](x) if self.norms else x))
 
     def _is_chain(self) -> bool:
         drops = self.training and self.dropout.p > 0

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from hotrows.ops.layers import recurrent
+from hotrows.nn.jagged_products import Lists
+from hotrows.ops.layers import padded, recurrent
+from hotrows.ops.layers.padded import PaddedLists
 from hotrows.ops.layers.recurrent import KINDS, RESETS
 
 
@@ -40,17 +42,21 @@ class _Cell(nn.Module):
             nn.init.constant_(self.bias_ih[: 2 * self.hidden_size], self.gate_bias)
 
     def _states(
-        self, x: Tensor, attention: Tensor | None, offsets: Tensor, kind: str, lengths: Tensor | None
+        self, x: Tensor, attention: Tensor | None, offsets: Lists, kind: str, lengths: Tensor | None
     ) -> Tensor:
         if x.ndim != 2 or x.shape[1] != self.input_size:
             raise ValueError(f"x must be [N, {self.input_size}], one row a position, not {list(x.shape)}")
         if attention is not None and attention.shape != x.shape[:1]:
             raise ValueError(
-                f"attention must be [N], one weight for each of the {len(x)} positions, "
+                f"attention must be [N], one weight for each of the {x.shape[0]} positions, "
                 f"not {list(attention.shape)}"
             )
         dtype = self.weight_hh.dtype
         attention = None if attention is None else attention.to(dtype)
+        if isinstance(offsets, PaddedLists):
+            parts = nn.functional.linear(x.to(dtype), self.weight_ih, self.bias_ih)
+            hidden = self.weight_hh, self.bias_hh
+            return padded.recurrent(parts, attention, offsets, *hidden, kind, self.reset)
         weights = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
         return _Recurrence.apply(x.to(dtype), attention, offsets, *weights, kind, self.reset, lengths)
 
@@ -71,7 +77,7 @@ class GRU(_Cell):
     list is, in host memory where that is known there; without it a GPU is waited for.
     """
 
-    def forward(self, x: Tensor, offsets: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, offsets: Lists, lengths: Tensor | None = None) -> Tensor:
         return self._states(x, None, offsets, "gru", lengths)
 
 
@@ -104,7 +110,7 @@ class AttentionalGRU(_Cell):
         self.kind = kind
 
     def forward(
-        self, x: Tensor, attention: Tensor, offsets: Tensor, lengths: Tensor | None = None
+        self, x: Tensor, attention: Tensor, offsets: Lists, lengths: Tensor | None = None
     ) -> Tensor:
         return self._states(x, attention, offsets, self.kind, lengths)
 

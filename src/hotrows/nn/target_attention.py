@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hotrows.nn.jagged_products import softmax_jagged, weighted_sum, widened
+from hotrows.nn.jagged_products import Lists, softmax_jagged, weighted_sum, widened
 from hotrows.nn.mlp import MLP, activation_layer
-from hotrows.ops.layers import attention
+from hotrows.ops.layers import attention, padded
+from hotrows.ops.layers.padded import PaddedLists
 
 
 class TargetAttention(nn.Module):
@@ -50,10 +51,10 @@ class TargetAttention(nn.Module):
         self.normalize = normalize
         self.scale = scale if scale is not None else dim**-0.5 if normalize else 1.0
 
-    def forward(self, queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+    def forward(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
         return weighted_sum(self.scores(queries, keys, offsets), keys, offsets)
 
-    def scores(self, queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+    def scores(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
         """The weight of each key, after normalisation: [N]."""
         hidden = self.activation(self.first(queries, keys, offsets))  # [N, H]
         scores = widened(self.get_submodule("rest")(hidden)).flatten() * self.scale  # [N]
@@ -76,14 +77,17 @@ class TargetProjection(nn.Module):
         nn.init.xavier_normal_(self.weight)
         nn.init.zeros_(self.bias)
 
-    def forward(self, queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
+    def forward(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
         dim = self.weight.shape[1] // 4
         if queries.dim() != 2 or keys.dim() != 2 or {queries.shape[1], keys.shape[1]} != {dim}:
             raise ValueError(
                 f"TargetAttention of dim={dim} needs queries [B, {dim}] and keys [N, {dim}], "
                 f"not {list(queries.shape)} and {list(keys.shape)}"
             )
-        return _TargetProjection.apply(widened(queries), widened(keys), offsets, self.weight, self.bias)
+        queries, keys = widened(queries), widened(keys)
+        if isinstance(offsets, PaddedLists):
+            return padded.target_projection(queries, keys, offsets, self.weight, self.bias)
+        return _TargetProjection.apply(queries, keys, offsets, self.weight, self.bias)
 
 
 class _TargetProjection(torch.autograd.Function):

@@ -51,6 +51,7 @@ pool = torch.ops.hotrows.pool
 sum_gradients = torch.ops.hotrows.sum_gradients
 initialize = torch.ops.hotrows.initialize
 copy_rows = torch.ops.hotrows.copy_rows
+collect = cpu.collect  # of rows in host memory
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy
-import torch
 
 from hotrows.runtime import native
 from hotrows.version import VERSION
@@ -23,6 +22,8 @@ from hotrows.version import VERSION
 
 def environment() -> dict[str, Any]:
     """Versions, processor, cores, memory, native core, GPU and commit; plain values for JSON."""
+    import torch
+
     return {
         "hotrows": VERSION,
         "commit": _commit(),
@@ -42,6 +43,8 @@ def environment() -> dict[str, Any]:
 
 def _gpu() -> dict[str, Any]:
     """The first GPU: its name, memory and compute capability, and the versions of CUDA and Triton."""
+    import torch
+
     if not torch.cuda.is_available():
         return {"gpu": None}
     try:

@@ -2,7 +2,8 @@
 
 The core is a plain C library, built once per instruction set. The lowest build is loaded first; it
 reports what the processor supports, and the best build for it is loaded next. Calls go through
-ctypes, which lets other Python threads run meanwhile.
+ctypes, which lets other Python threads run meanwhile. PyTorch is imported by callers that have tensors:
+encoders and bundles work without it.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import sys
 import warnings
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
 
 _FOLDER = "_native"
 _AS_THEY_ARE = (ctypes.c_float, ctypes.c_double, ctypes.c_void_p, ctypes.Array)
@@ -60,10 +64,14 @@ def core() -> ctypes.CDLL:
     return library
 
 
-def takes(*tensors: Tensor | None, dtypes: Collection[torch.dtype] = (torch.float32,)) -> bool:
-    """Whether the core can compute on these tensors: on the CPU, of `dtypes`, in no compiled graph."""
+def takes(*tensors: Tensor | None, dtypes: Collection[torch.dtype] | None = None) -> bool:
+    """Whether the core can compute on these tensors: on the CPU, of `dtypes` (default: float32), in no
+    compiled graph."""
+    import torch
+
     if torch.compiler.is_compiling():
         return False
+    dtypes = (torch.float32,) if dtypes is None else dtypes
     on_core = all(t is None or (t.device.type == "cpu" and t.dtype in dtypes) for t in tensors)
     return on_core and load() is not None
 
@@ -92,9 +100,9 @@ def call(library: ctypes.CDLL, name: str, *arguments) -> int:
 
 
 def _converted(argument):
-    if argument is None or isinstance(argument, Tensor):
-        return pointer(argument)
     if isinstance(argument, np.ndarray):
         assert argument.flags.c_contiguous
         return ctypes.c_void_p(argument.ctypes.data)
+    if argument is None or hasattr(argument, "data_ptr"):  # a tensor
+        return pointer(argument)
     return argument if isinstance(argument, _AS_THEY_ARE) else ctypes.c_int64(argument)

@@ -1,4 +1,5 @@
-"""Headers of safetensors files, after which tensors larger than memory are written in chunks."""
+"""Headers of safetensors files, after which tensors larger than memory are written in chunks; and the
+kind of JSON file that describes an export."""
 
 from __future__ import annotations
 
@@ -7,7 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hotrows.json_file import JsonFile
+
 _SIZES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I64": 8}
+EXPORT_FILE = JsonFile("export again", newest=2, signed=2, oldest=1)
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
 

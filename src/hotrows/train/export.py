@@ -1,13 +1,18 @@
-"""export: a trained model in files that any PyTorch user can read without hotrows.
+"""export: a trained model in files, to read without hotrows, or to serve without PyTorch.
 
     OUT/export.json                     model, options, schema, crosses; the loss of each label; tables by
                                         role, features, rows and dim; a checksum of every file
+
+--format safetensors, which any PyTorch user reads without hotrows:
+
     OUT/model.safetensors               the dense part, by parameter
     OUT/tables/<table>.safetensors      "weight": [rows, dim], as it is stored; of a dynamic feature also
                                         "ids" [n], ascending, and "keys" [n]: whose row each of them is
 
     weight = safetensors.torch.load_file("OUT/tables/C1.safetensors")["weight"]
     vectors = torch.nn.functional.embedding(ids, weight)
+
+--format onnx or pt2, which `hotrows.serving.Scorer` reads: a bundle, see `hotrows.serving.bundle`.
 
 Optimizer state stays in the run. Tables are written some rows at a time, so that one in a file
 store may be larger than memory.
@@ -27,15 +32,18 @@ from torch import Tensor
 
 from hotrows.checkpoint import files
 from hotrows.checkpoint.files import FileSum
-from hotrows.checkpoint.table_files import TableFiles, table_file
+from hotrows.checkpoint.table_files import TableFiles, describe, table_file
 from hotrows.models.model import Model
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.runtime.tensor_file import DTYPES, Stored
+from hotrows.serving.table_rows import DTYPES as ROW_DTYPES
 from hotrows.table import Table
+from hotrows.train.bundles import check_bundle, write_bundle
 from hotrows.train.predictor import Predictor, load_run
 from hotrows.version import VERSION
 
-_MODEL = "model.safetensors"
+FORMATS = ("safetensors", "onnx", "pt2")
+_MODEL, _MANIFEST = "model.safetensors", "export.json"
 _FIELDS = ("name", "role", "features", "rows", "dim", "dtype")
 
 
@@ -44,23 +52,44 @@ def export(
     out: Path | str,
     which: str = "best",
     *,
+    format: str = "safetensors",
+    table_dtype: str | None = None,
     model: str | type[Model] | Model | None = None,
     trust: bool = False,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
 ) -> Path:
     """Writes the model of a run's `best` or `last` checkpoint into the new folder `out`.
 
+    format: safetensors, weights alone; onnx or pt2, a bundle with a program, to be served.
+    table_dtype: of the tables of a bundle: float32 (default), float16, int8 or int4; the errors are in
+    its `export.json`. Weights alone are written as they are stored.
     model, trust: of a model of one's own, see `load_run`.
     progress: called with "exporting", the rows written and the rows of all tables.
     """
+    if format not in FORMATS:
+        raise ValueError(f"format must be one of {', '.join(FORMATS)}, not {format!r}")
+    if table_dtype is not None and (format == "safetensors" or table_dtype not in ROW_DTYPES):
+        raise ValueError(
+            f"table_dtype must be one of {', '.join(ROW_DTYPES)}, for format onnx or pt2, not "
+            f"{table_dtype!r} for {format}"
+        )
     with new_folder(Path(out)) as folder:
         predictor = load_run(run, which, model=model, trust=trust)
         try:
-            table_files = _write_tables(folder, predictor, progress)
+            fields = _description(predictor, which)
+            if format == "safetensors":
+                table_files = _write_tables(folder, predictor, progress)
+                table_files.sums[_MODEL] = _write_model(folder, predictor.model)
+                table_files.describe(_MANIFEST, {**fields, "parameters": _MODEL})
+            else:
+                dtype = table_dtype or "float32"
+                bundle, sums = write_bundle(folder, predictor, format, dtype, progress)
+                describe(folder / _MANIFEST, {**fields, **bundle}, sums)
+                difference = check_bundle(folder, predictor)
+                fields = {**fields, **bundle, "largest_difference": difference}
+                describe(folder / _MANIFEST, fields, sums)
         finally:
             predictor.embedding.close()
-        table_files.sums[_MODEL] = _write_model(folder, predictor.model)
-        table_files.describe("export.json", _description(predictor, which))
     return Path(out)
 
 
@@ -100,7 +129,6 @@ def _description(predictor: Predictor, which: str) -> dict[str, Any]:
         "checkpoint": which,
         "model": config.model,
         "model_options": config.model_options,
-        "parameters": _MODEL,
         "losses": {
             label: {"loss": str(loss), "prediction": loss.link}
             for label, loss in zip(predictor.labels, predictor.losses, strict=True)

@@ -102,12 +102,13 @@ class Recommender:
             read_only=read_only,
             ranks=self.ranks,
             sharding=placing.sharding or "rows",
-            micro_batches=config.micro_batches,
+            micro_batches=config.micro_batches or placing.micro_batches or 1,
             pack_parts=placing.pack_parts,
             summed=placing.summed,
             wire_dtype=config.wire_dtype,
             device=self.device,
             streams=config.streams,
+            first_layer_roles=_first_layer_roles(self.model, config),
             planning_threads=config.planning_threads,
             planning=config.planning,
         )
@@ -138,7 +139,8 @@ class Recommender:
         if self._measures(num_samples):
             for precision in sorted({self.config.precision, "float32"}):
                 dtype = getattr(torch, precision)
-                per_step = -(-self.config.batch_size // self.ranks.num_ranks // self.config.micro_batches)
+                num_parts = self.ranks.num_ranks * max(self.config.micro_batches, 1)
+                per_step = -(-self.config.batch_size // num_parts)
                 choices |= kept_linear_paths(self.model, per_step, dtype)
         nn.use_linear_paths(self.model, choices)
         return choices
@@ -203,6 +205,12 @@ class Recommender:
             return self.losses[0].predictions(outputs)
         tasks = zip(self.losses, outputs.unbind(1), strict=True)
         return torch.stack([loss.predictions(of_task) for loss, of_task in tasks], 1)
+
+
+def _first_layer_roles(model: models.Model, config: TrainConfig) -> tuple[str, ...]:
+    """Roles that a first layer may read by distinct rows: products in float32, of no compiled graph."""
+    plain = config.precision == "float32" and not config.compile
+    return getattr(model, "first_layer_roles", ()) if plain else ()
 
 
 def _check_equal(model: models.Model, ranks: Ranks) -> None:

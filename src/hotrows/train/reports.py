@@ -13,6 +13,7 @@ from hotrows.metrics import Metrics
 from hotrows.pipeline.schedule import Work
 from hotrows.train.display import display
 from hotrows.train.metrics_log import METRICS, MetricsLog
+from hotrows.train.precision import advise_bfloat16
 from hotrows.train.progress import Meter, Progress
 from hotrows.train.run_state import lr_scale
 from hotrows.train.step_trainer import StepTrainer
@@ -74,6 +75,7 @@ class Reports:
         if not self._meter.interval.steps:
             return
         state, config = self._steps.state, self._steps.config
+        is_first = self._meter.total.steps == self._meter.interval.steps
         of_rank = self._meter.close_interval(cached=self._steps.cached_tables is not None)
         loss = self._meter.shown["loss"]
         if not math.isfinite(loss):
@@ -89,6 +91,8 @@ class Reports:
         if dynamic is not None:
             fields["keys"] = dynamic.growth()
         self._log.write("train", state.step, fields)
+        if is_first and self._steps.ranks.rank == 0:
+            advise_bfloat16(self._steps, self._meter.shown["samples_per_second"])
 
     def write_evaluation(self, metrics: Metrics) -> None:
         """Writes and shows the metrics of the validation part; the state knows of them already."""

@@ -21,6 +21,7 @@ from hotrows.batch import Batch, split
 from hotrows.config import TrainConfig
 from hotrows.distributed.comm import Note, OneRank
 from hotrows.distributed.dense_gradients import SharedGradients
+from hotrows.engine.clipping import Clip
 from hotrows.plan import Plan
 from hotrows.train.compile import compiled
 from hotrows.train.recommender import Recommender
@@ -88,13 +89,23 @@ class Step:
                 self.embedding.send_gradients(plan, number, vectors)
             losses.append(loss.detach() if part.size else torch.zeros_like(loss.detach()))
         with self._noted("update"):
-            self.embedding.update(plan, vectors, hyperparameters=numbers)
+            factor = self.embedding.update(plan, vectors, hyperparameters=numbers, clip=self._clip())
         with self._noted("dense step"):
-            self._dense_step()
+            self._dense_step(factor)
         return losses[0] if last == 0 else torch.stack(losses).sum()
 
-    def _dense_step(self) -> None:
-        if self.config.clip_norm is not None:
+    def _clip(self) -> Clip | None:
+        """The largest norm of all gradients, where rows count in it."""
+        if not self.config.clip_rows or self.config.clip_norm is None:
+            return None
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        return Clip(self.config.clip_norm, float(torch.nn.utils.get_total_norm(grads)) ** 2)
+
+    def _dense_step(self, factor: float) -> None:
+        """Steps the dense part. factor: of its gradients, where they are clipped with those of rows."""
+        if factor != 1:
+            torch._foreach_mul_([p.grad for p in self.model.parameters() if p.grad is not None], factor)
+        if self.config.clip_norm is not None and not self.config.clip_rows:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)

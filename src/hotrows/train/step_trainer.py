@@ -144,6 +144,8 @@ class StepTrainer:
         trace: whether the runner notes when each stage ran.
         """
         future = (batch for _, batch in self.batches.after(self.state)) if self.cached_tables else None
+        if self.config.clip_rows:
+            self.embedding.count_squares()
         self._runner = stages.start(
             self.embedding,
             self.batches.after(self.state),

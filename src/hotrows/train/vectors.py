@@ -12,7 +12,9 @@ ids (padding, missing, unknown) have no value and no row.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ import torch
 
 from hotrows.data.encode.vocabulary_file import Values
 from hotrows.engine.embedding import Embedding
+from hotrows.runtime.atomic_files import replaced
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, Schema, vocabulary_of
 from hotrows.table import Table
@@ -66,6 +69,34 @@ def vectors_of(
         "vector": pa.FixedSizeListArray.from_arrays(flat, table.dim),
     }
     return pa.table(columns)
+
+
+def write_vectors(table: Any, path: Path) -> None:
+    """Writes vectors, as `vectors_of` gives them, into a file: .arrow and .parquet have all columns; .npy
+    has the vectors [n, dim] alone, and FILE.values.json beside it the value of each."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    suffix = path.suffix.lower()
+    if suffix not in (".npy", ".arrow", ".parquet"):
+        raise ValueError(f"vectors are written as FILE.npy, .arrow or .parquet, not {path.name!r}")
+    with replaced(path) as part:
+        if suffix == ".npy":
+            column = table.column("vector").combine_chunks()
+            flat = column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+            values = [_shown(value) for value in table.column("value").to_pylist()]
+            with replaced(path.with_suffix(".values.json")) as names, open(part, "wb") as file:
+                np.save(file, flat)
+                names.write_text(json.dumps(values) + "\n")
+        elif suffix == ".arrow":
+            with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
+        else:
+            parquet.write_table(table, str(part))
+
+
+def _shown(value: Any) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _table(tables: tuple[Table, ...], schema: Schema, feature: str, role: str | None) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from dataclasses import replace
 
 from tests.faults import cases, jobs, network, torchruns
@@ -90,4 +91,4 @@ def _claim(case, *arguments) -> None:
     try:
         case(*arguments)
     except AssertionError as error:
-        raise Failed("lost", str(error)) from error
+        raise Failed("lost", f"{traceback.format_exc(limit=-2)}\n{error}") from error

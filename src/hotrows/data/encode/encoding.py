@@ -9,12 +9,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
-from hotrows.batch import Batch
 from hotrows.data.encode.keys import keys_of
 from hotrows.data.encode.rates import RateCounter, ValueRates, usual_of
 from hotrows.data.encode.transform import Transform
@@ -31,6 +29,9 @@ from hotrows.data.stored.rows import Rows
 from hotrows.runtime.machine import num_threads
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, vocabulary_of
+
+if TYPE_CHECKING:
+    from hotrows.batch import Batch
 
 
 class Encoder:
@@ -146,7 +147,7 @@ class Encoder:
         )
 
 
-class EncodedBatches(Iterator[Batch]):
+class EncodedBatches(Iterator["Batch"]):
     """The batches of raw rows, in order, and the rates of their missing and unknown values.
 
     kept: the columns that are kept, as an Arrow table for each batch, to be taken from the left.
@@ -196,6 +197,10 @@ def stored_encoders(
 
 def batch_of(rows: Rows, schema: Schema, first_sample: int = 0, has_labels: bool = True) -> Batch:
     """Copies encoded rows into a batch."""
+    import torch
+
+    from hotrows.batch import Batch
+
     features = schema.id_features
     ids = [rows.values(f) for f in range(len(features))]
     lengths = [np.ones(len(rows), np.int64) if o is None else np.diff(o) for o in rows.offsets]

@@ -119,6 +119,8 @@ class ArrowCells:
 
     def shown(self, row: int, column: str) -> str:
         array = self.batch.column(column)
+        if pyarrow().types.is_dictionary(array.type):
+            array = array.dictionary_decode()
         if _is_text(array.type):
             return show(self._single(column).value(row))
         try:

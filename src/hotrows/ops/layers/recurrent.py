@@ -112,7 +112,7 @@ def recurrent_reference(
         else:
             n = torch.tanh(x[2] + (r * h) @ u[2].t() + c[2])
         gates[places] = torch.cat([r, z, n], 1)  # [S, 3H]
-        states[places] = h + _share(kind, z, a) * (n - h)
+        states[places] = h + share_of(kind, z, a) * (n - h)
     return states, gates, inner
 
 
@@ -140,7 +140,7 @@ def recurrent_backward_reference(
         h = torch.zeros_like(r) if is_first else states[places - 1]
         a = None if attention is None else attention[places, None]
         g = carried[places] + grad_states[places]
-        share = _share(kind, z, a)
+        share = share_of(kind, z, a)
         share_z, share_a = _share_derivatives(kind, z, a)
         grad_share = g * (n - h)
         if grad_attention is not None:
@@ -181,7 +181,7 @@ def _steps(offsets: Tensor, lengths: Tensor | None) -> Iterator[tuple[Tensor, bo
         yield starts[:count] + step, step == 0
 
 
-def _share(kind: str, z: Tensor, a: Tensor | None) -> Tensor:
+def share_of(kind: str, z: Tensor, a: Tensor | None) -> Tensor:
     """The weight of the candidate in the new state, [S, H]; that of the old state is 1 minus it."""
     if a is None:
         return 1 - z

@@ -74,6 +74,18 @@ def pool(records, layout, slots, inverse, bag_starts, weights):
     return out
 
 
+def collect(records, layout, slots):
+    if native.load() is None or dtype_of(layout) == torch.float16:
+        return reference.collect(records, layout, slots)
+    out = torch.empty(slots.numel(), layout[0])
+    none = torch.empty(0, dtype=torch.int32)
+    call(
+        core(), "pool", records, _layout(records, layout), slots, slots.numel(), none, 0, None, None, 0,
+        out, out,
+    )  # fmt: skip
+    return out
+
+
 def sum_gradients(grad, order, starts, bags, weights):
     grad = grad.contiguous()
     num_rows = starts.numel() - 1

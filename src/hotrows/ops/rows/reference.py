@@ -136,6 +136,13 @@ def pool(
     return out.index_add_(0, bags_of(bag_starts), rows)
 
 
+def collect(
+    records: UInt8[Tensor, "C _"], layout: list[int], slots: Int64[Tensor, "U"]
+) -> Float32[Tensor, "U D"]:
+    """The rows at these slots, in float32."""
+    return views(records, layout).weights[slots].float()
+
+
 def bags_of(bag_starts: Int32[Tensor, "_"]) -> Int64[Tensor, "N"]:
     """Starts [M + 1] to the bag of each id."""
     lengths = bag_starts.long().diff()

@@ -1,0 +1,156 @@
+"""How long does a request take that a bundle scores: one user, 500 candidates, one core, without PyTorch?
+
+    python -m benchmarks.serving [MODEL ...]        of deepfm, dlrm, din
+
+Each model is trained for an epoch on rows made here (of Criteo's shape, 13 numbers and 26 ids; for DIN
+a user, an item and a history of 50), exported with tables in every dtype, and scored in a process of
+its own, where importing PyTorch fails: time to import and to score first, then 300 requests. Their AUC
+on held-out rows says what fewer bits cost.
+"""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+REQUESTS, CANDIDATES, PAST = 300, 500, 50
+DTYPES = ("float32", "float16", "int8", "int4")
+MODELS = ("deepfm", "dlrm", "din")
+ROWS, HELD_OUT = 40_000, 10_000
+
+
+def main(models: list[str]) -> None:
+    from benchmarks.harness import RESULTS, conditions, write
+
+    path = RESULTS / "serving.json"
+    figures = json.loads(path.read_text())["figures"] if path.exists() else {}
+    for model in models:
+        with tempfile.TemporaryDirectory() as folder:
+            figures[model] = measure(model, Path(folder))
+        print(model, json.dumps(figures[model], indent=1))
+        note = "the cores were shared with other programs while this was measured"
+        sizes = {"requests": REQUESTS, "candidates": CANDIDATES, "past": PAST, "note": note}
+        write("serving", {**sizes, "figures": figures, **conditions(1)})
+
+
+def measure(model: str, folder: Path) -> dict:
+    import torch
+
+    import hotrows
+    from hotrows.train.export import export
+
+    torch.set_num_threads(1)
+    schema, train = schema_of(model), table_of(model, ROWS, 0)
+    data = hotrows.prepare(train, schema, folder / "enc", split="position:0.9")
+    config = hotrows.TrainConfig(model=model, epochs=1, batch_size=1024)
+    hotrows.Trainer(data, config, folder / "run").fit()
+    result = {}
+    for dtype in DTYPES:
+        bundle = export(folder / "run", folder / dtype, format="onnx", table_dtype=dtype)
+        said = json.loads((bundle / "export.json").read_text())
+        command = [sys.executable, "-m", "benchmarks.serving", "--score", model, str(bundle)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        size = sum(file.stat().st_size for file in (bundle / "tables").iterdir())
+        error = max(table["largest_error"] for table in said["tables"])
+        result[dtype] = {"table_bytes": size, "largest_error": error, **json.loads(done.stdout)}
+    return result
+
+
+def score(model: str, bundle: str) -> None:
+    """In a process of its own: the times and the AUC of a bundle, as JSON."""
+    sys.modules["torch"] = None  # type: ignore[assignment]
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    begin = time.perf_counter()
+    from hotrows.serving import Scorer
+
+    scorer = Scorer(bundle)
+    requests = [request_of(model, seed) for seed in range(20)]
+    rows, shared = requests[0]
+    made = time.perf_counter()
+    scorer.score(rows, shared)
+    first = time.perf_counter() - begin
+    seconds, user_seconds = [], []
+    for number in range(REQUESTS):
+        rows, shared = requests[number % len(requests)]
+        begin, used = time.perf_counter(), time.thread_time()
+        scorer.score(rows, shared)
+        seconds.append(time.perf_counter() - begin)
+        user_seconds.append(time.thread_time() - used)
+    held_out = table_of(model, HELD_OUT, 1)
+    scores = np.concatenate(
+        [scorer.score(held_out.slice(first_row, 2000)) for first_row in range(0, HELD_OUT, 2000)]
+    )
+    figures = {
+        "import_and_first_score_s": round(first, 3),
+        **{f"p{q}_ms": round(1e3 * float(np.percentile(seconds[20:], q)), 2) for q in (50, 99)},
+        "p50_cpu_ms": round(1e3 * float(np.median(user_seconds[20:])), 2),
+        "auc": round(auc_of(scores, held_out["click"].to_numpy()), 6),
+        "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+    }
+    assert made < begin
+    print(json.dumps(figures))
+
+
+def schema_of(model: str):
+    from hotrows import Dense, Schema, Sequence, Sparse
+
+    if model == "din":
+        past = Sequence("history", vocabulary="item", max_length=PAST)
+        return Schema((Dense("age"), Sparse("user"), Sparse("item"), past), label="click")
+    features = (*(Dense(f"I{n}") for n in range(13)), *(Sparse(f"C{n}") for n in range(26)))
+    return Schema(features, label="click")
+
+
+def table_of(model: str, rows: int, seed: int):
+    """Rows with a click that depends on their first ids, or on what the history has in common."""
+    import pyarrow as pa
+
+    random = np.random.default_rng(seed)
+    if model == "din":
+        kind, item = random.integers(0, 20, rows), random.integers(0, 20_000, rows)
+        history = random.integers(0, 1000, (rows, PAST)) * 20 + kind[:, None]
+        click = random.random(rows) < np.where(item % 20 == kind, 0.8, 0.2)
+        offsets = pa.array(np.arange(rows + 1) * PAST, pa.int32())
+        return pa.table(
+            {
+                "click": click.astype(np.int8), "age": random.normal(40, 9, rows),
+                "user": random.integers(0, 50_000, rows), "item": item,
+                "history": pa.ListArray.from_arrays(offsets, pa.array(history.reshape(-1))),
+            }
+        )  # fmt: skip
+    ids = (random.zipf(1.2, (rows, 26)) % 20_000).astype(np.int64)
+    signal = ((ids % 7 - 3) * np.linspace(0.4, 0, 26)).sum(1)
+    click = random.random(rows) < 1 / (1 + np.exp(-signal))
+    columns = {f"I{n}": random.exponential(3, rows) for n in range(13)}
+    columns |= {f"C{n}": ids[:, n] for n in range(26)}
+    return pa.table({"click": click.astype(np.int8), **columns})
+
+
+def request_of(model: str, seed: int):
+    """Candidates as an Arrow table, and what is shared: of Criteo's shape half of the columns."""
+    table = table_of(model, CANDIDATES, 100 + seed).drop_columns(["click"])
+    names = ["age", "user", "history"] if model == "din" else table.column_names[::2]
+    shared = {name: table[name][0].as_py() for name in names}
+    return table.drop_columns(names), shared
+
+
+def auc_of(scores: np.ndarray, labels: np.ndarray) -> float:
+    """The probability that a click is scored above another row; ties count as one half."""
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum() - (counts - 1) / 2)[place]
+    positives = int(labels.sum())
+    above = ranks[labels == 1].sum() - positives * (positives + 1) / 2
+    return float(above / (positives * (len(labels) - positives)))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--score"]:
+        score(*sys.argv[2:])
+    else:
+        main(sys.argv[1:] or list(MODELS))

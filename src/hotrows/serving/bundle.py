@@ -1,0 +1,184 @@
+"""Bundle: the folder of a model that serves, and what its `export.json` says.
+
+    OUT/export.json            the fields of `Bundle`, with size and checksum of every file
+    OUT/model.onnx, model.pt2  the program: vectors and dense values in, logits out
+    OUT/tables/<table>.npy     the rows of a table, mapped into memory; see `table_rows`
+    OUT/encoders/              vocabularies and statistics, which turn raw rows into ids
+
+Nothing in it is unpickled or run but the program: ONNX Runtime computes the graph of a `model.onnx`.
+PyTorch's reader of a `model.pt2` evaluates expressions of the file, so only a trusted one is opened.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from hotrows import losses
+from hotrows.json_file import build, value_of
+from hotrows.losses import Loss
+from hotrows.runtime.tensor_file import EXPORT_FILE
+from hotrows.table import Cross
+
+MANIFEST, ENCODERS = "export.json", "encoders"
+PROGRAMS = {"onnx": "model.onnx", "pt2": "model.pt2"}
+INPUT_KINDS = ("dense", "pooled", "sequence", "lengths")
+_CHUNK = 16 << 20
+
+
+@dataclass(frozen=True)
+class ProgramInput:
+    """A tensor that a program takes, by name.
+
+    kind: `dense` [B, num_dense]; `pooled` [B, F, D], a vector for each of F reads; `sequence` [B, T, D],
+    the vectors of the one feature read, zeros behind each list; `lengths` [B] int64, of the lists of a
+    feature.
+    reads: (feature, table), the table empty for lengths.
+    """
+
+    name: str
+    kind: str
+    reads: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class StoredTable:
+    """A table of a bundle: rows and dim, and how its rows are stored.
+
+    dtype: one of `table_rows.DTYPES`. largest_error, rms_error: of weights as they are read back,
+    against those of the run: the largest difference, and the root of the mean square.
+    """
+
+    name: str
+    role: str
+    features: tuple[str, ...]
+    rows: int
+    dim: int
+    dtype: str
+    file: str
+    largest_error: float = 0.0
+    rms_error: float = 0.0
+
+
+@dataclass(frozen=True)
+class StoredLoss:
+    """The loss of a label, and what the output of the model then predicts: see `hotrows.losses`."""
+
+    loss: str
+    prediction: str
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """The size of a file in bytes, and the crc32 of all of them."""
+
+    bytes: int
+    crc32: int
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What `export.json` of a bundle says, checked; path: of the folder.
+
+    program: its file; inputs: the tensors it takes, in order; equal_lengths: groups of sequences whose
+    lists are of equal length in each sample; losses: by label, in the order of the outputs.
+    """
+
+    path: Path
+    program: str
+    inputs: tuple[ProgramInput, ...]
+    tables: tuple[StoredTable, ...]
+    crosses: tuple[Cross, ...]
+    equal_lengths: tuple[tuple[str, ...], ...]
+    losses: dict[str, StoredLoss]
+    files: dict[str, StoredFile]
+
+    @property
+    def format(self) -> str:
+        """`onnx` or `pt2`."""
+        return next(name for name, file in PROGRAMS.items() if file == self.program)
+
+    def loss_of_labels(self) -> tuple[Loss, ...]:
+        return tuple(losses.parse(label.loss) for label in self.losses.values())
+
+    def verify(self, name: str) -> None:
+        """Compares a file with its checksum; ValueError where it was damaged."""
+        path, expected = self.path / name, self.files[name]
+        checksum = 0
+        with open(path, "rb") as file:
+            while chunk := file.read(_CHUNK):
+                checksum = zlib.crc32(chunk, checksum)
+        if checksum != expected.crc32:
+            raise _damaged(path, "its checksum is wrong")
+
+
+def table_file(table: str) -> str:
+    """The file of a table, whose name comes from a column's and may hold any character."""
+    return f"tables/{quote(table, safe=' ')}.npy"
+
+
+def open_bundle(path: Path | str) -> Bundle:
+    """Reads and checks what a bundle says of itself, and the sizes of its files; ValueError names what
+    does not fit."""
+    path = Path(path)
+    if not (path / MANIFEST).exists():
+        raise ValueError(f"{path} is no export: it has no {MANIFEST}; name a folder of `hotrows export`")
+    fields = EXPORT_FILE.read(path / MANIFEST)
+    if "program" not in fields:
+        raise ValueError(
+            f"{path} is an export of weights alone (--format safetensors), and has no program to serve; "
+            f"export the run with --format onnx"
+        )
+    with EXPORT_FILE.naming(path / MANIFEST):
+        wanted = {name: fields[name] for name in _FIELDS if name in fields}
+        bundle = build(Bundle, {"path": path, **wanted}, "bundle")
+        _check(bundle)
+    for name, expected in bundle.files.items():
+        _check_size(path / name, expected)
+    return bundle
+
+
+def fields_of(bundle: Bundle) -> dict[str, Any]:
+    """The fields of a bundle for its `export.json`."""
+    fields = dataclasses.asdict(bundle)
+    return {name: fields[name] for name in _FIELDS}
+
+
+_FIELDS = tuple(field.name for field in dataclasses.fields(Bundle) if field.name != "path")
+
+
+def _check(bundle: Bundle) -> None:
+    tables = {table.name: table for table in bundle.tables}
+    files = {bundle.program, *(table.file for table in bundle.tables)}
+    if bundle.program not in PROGRAMS.values() or not files <= set(bundle.files):
+        raise ValueError(f"expected files that it lists, found {sorted(files - set(bundle.files))}")
+    if any(Path(name).is_absolute() or ".." in Path(name).parts for name in bundle.files):
+        raise ValueError("a file is outside of the folder")
+    for entry in bundle.inputs:
+        names = [table for _, table in entry.reads] if entry.kind in ("pooled", "sequence") else []
+        if entry.kind not in INPUT_KINDS or not set(names) <= set(tables):
+            raise ValueError(f"input {entry.name!r} reads no table of it")
+        if len({tables[name].dim for name in names}) > 1:
+            raise ValueError(f"input {entry.name!r} reads tables of several widths")
+    bundle.loss_of_labels()
+
+
+def _check_size(path: Path, expected: StoredFile) -> None:
+    if not path.is_file():
+        raise _damaged(path, "the file is missing")
+    if (size := path.stat().st_size) != expected.bytes:
+        raise _damaged(path, f"it has {size:,} bytes instead of {expected.bytes:,}")
+
+
+def _damaged(path: Path, why: str) -> ValueError:
+    return ValueError(f"{path} is damaged: {why}; export again")
+
+
+def files_of(sums: Mapping[str, Any]) -> dict[str, StoredFile]:
+    """Sizes and checksums, by file, as they are in `export.json`."""
+    return value_of(dict[str, StoredFile], dict(sums), "files")

@@ -1,0 +1,57 @@
+"""The numbers of a server, in the text format that Prometheus reads."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+
+
+class ServerMetrics:
+    """Counts of one process since its start; written by one thread, the server's event loop."""
+
+    def __init__(self) -> None:
+        self._answers: Counter[int] = Counter()
+        self._buckets = [0] * (len(_SECONDS) + 1)
+        self._seconds, self._rows = 0.0, 0
+
+    def count(self, status: int, seconds: float, rows: int) -> None:
+        """An answer: its HTTP status, how long the request took, and the rows that were scored."""
+        self._answers[status] += 1
+        self._rows += rows
+        if status == 200:
+            self._seconds += seconds
+            self._buckets[bisect_left(_SECONDS, seconds)] += 1
+
+    def page(self, waiting: int, groups: int) -> str:
+        """waiting: requests that wait now; groups: how often the program has run."""
+        return "\n".join(self._lines(waiting, groups)) + "\n"
+
+    def _lines(self, waiting: int, groups: int) -> Iterator[str]:
+        yield from _head("requests_total", "counter", "Requests to /score by the status of their answer.")
+        for status, count in sorted(self._answers.items()):
+            yield f'hotrows_requests_total{{status="{status}"}} {count}'
+        yield from _single("rows_total", "counter", "Rows that were scored.", self._rows)
+        yield from _single(
+            "program_runs_total", "counter", "Runs of the program, of one or more requests.", groups
+        )
+        yield from _single("requests_waiting", "gauge", "Requests that wait for the program.", waiting)
+        name, total = "request_seconds", 0
+        yield from _head(name, "histogram", "Time from a request's arrival to its scores.")
+        for bound, count in zip((*_SECONDS, "+Inf"), self._buckets, strict=True):
+            total += count
+            yield f'hotrows_{name}_bucket{{le="{bound}"}} {total}'
+        yield f"hotrows_{name}_sum {self._seconds:.6f}"
+        yield f"hotrows_{name}_count {total}"
+
+
+def _head(name: str, kind: str, text: str) -> Iterator[str]:
+    yield f"# HELP hotrows_{name} {text}"
+    yield f"# TYPE hotrows_{name} {kind}"
+
+
+def _single(name: str, kind: str, text: str, value: int) -> Iterator[str]:
+    yield from _head(name, kind, text)
+    yield f"hotrows_{name} {value}"

@@ -1,0 +1,167 @@
+"""Requests: raw rows, encoded into ids and numbers; what all rows of a request share is encoded once.
+
+A user with 500 candidates sends one history 500 times, or once as `shared`. Columns that are equal in all
+rows of a request are recognized, and encoded and looked up as one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hotrows.data.encode.encoding import Encoder
+from hotrows.data.raw.arrow import ArrowCells, as_table, pyarrow
+from hotrows.data.raw.cells import Reading, columns_of
+from hotrows.data.raw.columns import Columns
+from hotrows.schema import Schema
+from hotrows.table import Cross
+
+MOST_ROWS = 65_536  # of one request: longer inputs are cut
+
+
+@dataclass(frozen=True)
+class Request:
+    """The ids and dense values of B rows.
+
+    ids: by feature, [N], or [1] where all B rows have the one id; offsets: of a feature with lists
+    [B + 1], or [2] where all B rows have the one list; None: one id a row.
+    dense: [B, num_dense] float32, transformed.
+    """
+
+    size: int
+    ids: Mapping[str, np.ndarray]
+    offsets: Mapping[str, np.ndarray | None]
+    dense: np.ndarray
+
+    def lengths(self, feature: str) -> np.ndarray:
+        """[B], or [1] where all rows have one list: how many ids each has."""
+        offsets = self.offsets[feature]
+        return np.ones(self.size, np.int64) if offsets is None else np.diff(offsets)
+
+
+class RequestEncoder:
+    """Encodes raw rows as the training data was.
+
+    encoder: of the prepared data; crosses, equal_lengths: of the bundle.
+    """
+
+    def __init__(
+        self, encoder: Encoder, crosses: Sequence[Cross] = (), equal_lengths: Sequence[Sequence[str]] = ()
+    ) -> None:
+        self.schema: Schema = encoder.schema
+        self._encoder, self._crosses, self._equal_lengths = encoder, crosses, equal_lengths
+        self._columns = dict.fromkeys(self.schema.column_of(f) for f in self.schema.features)
+        self._how = Reading(self.schema, encoder.threads, False, encoder.text_rule)
+
+    def encode(self, rows: Any, shared: Mapping[str, Any] | None = None) -> list[Request]:
+        """Raw rows as requests of at most MOST_ROWS rows, in order.
+
+        rows: a list of objects, or what `Encoder.encode` takes as a table: Arrow, frames, dicts of
+        columns. shared: values by column that all rows have. Columns that are left out are missing; names
+        of `shared` and of a list of objects that no feature reads are refused, as a misspelt one would
+        change scores in silence.
+        """
+        table, shared = self._table(rows), shared or {}
+        self.check_names(shared)
+        if twice := sorted(set(shared) & set(table.column_names)):
+            raise ValueError(f"{twice[0]!r} is shared and a column of the rows; give it once")
+        names = table.column_names
+        counts = {name: names.count(name) for name in self._columns}
+        if twice := sorted(name for name, count in counts.items() if count > 1):
+            raise ValueError(f"the rows have the column {twice[0]!r} twice; rename one")
+        read = [name for name in self._columns if name in names]
+        if not read and not shared:
+            raise ValueError(
+                f"the rows have none of the columns that are read: {', '.join(self._columns)}; they have "
+                f"{', '.join(names) or 'none'}"
+            )
+        table = table.select(read).combine_chunks()
+        parts = (table.slice(first, MOST_ROWS) for first in range(0, table.num_rows, MOST_ROWS))
+        return [self._request(part, shared) for part in parts]
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Refuses names of columns that are not read; ValueError names the first one."""
+        self._encoder.check_columns(names)
+
+    def _table(self, rows: Any) -> Any:
+        if not isinstance(rows, list | tuple):
+            return as_table(rows)
+        wrong = next((row for row in rows if not isinstance(row, Mapping)), None)
+        if wrong is not None or not rows:
+            what = "no row" if not rows else type(wrong).__name__
+            raise ValueError(f"expected rows, an object of columns each, found {what}")
+        names = dict.fromkeys(name for row in rows for name in row)
+        self.check_names(names)
+        if not names:  # rows that have all values missing
+            names = dict.fromkeys(list(self._columns)[:1])
+        return as_table({name: [row.get(name) for row in rows] for name in names})
+
+    def _request(self, table: Any, shared: Mapping[str, Any]) -> Request:
+        pa, size = pyarrow(), table.num_rows
+        of_all = {name: [value] for name, value in shared.items() if name in self._columns}
+        once = dict(zip(of_all, as_table(of_all).columns, strict=True))
+        for name in table.column_names if size > 1 else ():
+            column = table.column(name).combine_chunks()
+            if column.slice(1).equals(column.slice(0, size - 1)):
+                once[name], table = column.slice(0, 1), table.drop_columns([name])
+        columns = self._read(table if table.num_columns else pa.table({"": pa.nulls(size)}))
+        if once:
+            columns = self._joined(columns, self._read(pa.table(once)), set(once))
+        encoded = self._encoder.encode_columns(columns)
+        features = [feature.name for feature in self.schema.id_features]
+        request = Request(
+            size,
+            dict(zip(features, encoded.ids, strict=True)) | self._crossed(features, encoded.ids),
+            dict(zip(features, encoded.offsets, strict=True)) | {x.name: None for x in self._crosses},
+            encoded.dense,
+        )
+        self._check_lengths(request)
+        return request
+
+    def _joined(self, columns: Columns, once: Columns, names: set[str]) -> Columns:
+        """Columns of all rows, those of `names` from the one row that all have in common."""
+        pairs = zip(self.schema.id_features, columns.ids, once.ids, strict=True)
+        ids = tuple(one if self.schema.column_of(f) in names else each_row for f, each_row, one in pairs)
+        dense = columns.dense.copy()
+        for into, feature, value in zip(dense, self.schema.dense, once.dense, strict=True):
+            if self.schema.column_of(feature) in names:
+                into[:] = value
+        return Columns(columns.first_row, columns.num_rows, ids, dense, None, columns.where)
+
+    def _read(self, table: Any) -> Columns:
+        (batch,) = table.combine_chunks().to_batches()
+        return columns_of(ArrowCells(batch, "the request", 0, self._how), self._how)
+
+    def _crossed(self, features: Sequence[str], ids: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        by_name = dict(zip(features, ids, strict=True))
+        return {
+            cross.name: bucket_of([by_name[name] for name in cross.features], cross.rows)
+            for cross in self._crosses
+        }
+
+    def _check_lengths(self, request: Request) -> None:
+        for first, *others in self._equal_lengths:
+            lengths = request.lengths(first)
+            for other in others:
+                if not (lengths == request.lengths(other)).all():
+                    raise ValueError(
+                        f"the lists {first!r} and {other!r} belong together and differ in length in a "
+                        f"row; give both the same number of values"
+                    )
+
+
+def bucket_of(ids: Sequence[np.ndarray], rows: int) -> np.ndarray:
+    """The bucket below `rows` of each sample's ids, [B] or [1]: what `planning.crosses` has for tensors.
+
+    ids = [[3, 4], [4, 3]], rows = 1000  ->  [133, 418]
+    """
+    bits = np.zeros(1, np.uint64)
+    for feature_ids in ids:
+        x = bits + (feature_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        bits = x ^ (x >> np.uint64(31))
+    return bits.view(np.int64) % rows

@@ -1,0 +1,229 @@
+"""Scorer: a bundle that turns raw rows into scores, with NumPy, ONNX Runtime and the native core.
+
+    raw rows -> ids (encoders) -> vectors (mapped tables) -> logits (program) -> predictions
+
+PyTorch is not imported, but for a bundle whose program is a `.pt2`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotrows.data.encode.encoding import Encoder
+from hotrows.losses import Loss
+from hotrows.serving.bundle import ENCODERS, Bundle, ProgramInput, open_bundle
+from hotrows.serving.programs import Program, open_program
+from hotrows.serving.requests import Request, RequestEncoder
+from hotrows.serving.table_rows import TableRows
+
+_ROWS_AT_ONCE = 4096  # samples that the program computes at a time
+_PLACES_AT_ONCE = 1 << 18  # of their sequences, padded: what is computed of each takes memory
+_LEAST_PLACES = 2  # of sequences: what programs are written for
+
+
+class Scorer:
+    """Scores raw rows by a bundle.
+
+    bundle: a folder of `hotrows export --format onnx` or pt2. threads: of the program and of encoding;
+    memory: bytes up to which vocabularies are copied into memory (default: 1 GiB). trust: whether a
+    program may be opened whose reader runs what the file says (pt2). verify: compare tables with their
+    checksums, for which they are read whole; all other files always are.
+    """
+
+    def __init__(
+        self,
+        bundle: Path | str,
+        *,
+        threads: int = 1,
+        memory: int | None = None,
+        trust: bool = False,
+        verify: bool = False,
+    ) -> None:
+        self.bundle: Bundle = open_bundle(bundle)
+        tables = {table.name: table for table in self.bundle.tables}
+        in_tables = {table.file for table in tables.values()}
+        for name in self.bundle.files:
+            if verify or name not in in_tables:
+                self.bundle.verify(name)
+        path = self.bundle.path
+        encoder = Encoder.open(path / ENCODERS, threads, memory)
+        self.requests = RequestEncoder(encoder, self.bundle.crosses, self.bundle.equal_lengths)
+        self.schema = encoder.schema
+        self._tables = {
+            name: TableRows(path / table.file, table.dtype, table.rows, table.dim)
+            for name, table in tables.items()
+        }
+        _check_rows(self.bundle, encoder)
+        self._pooling = encoder.schema.pooling
+        self._losses = self.bundle.loss_of_labels()
+        self._sequences = [e.reads[0][0] for e in self.bundle.inputs if e.kind == "lengths"]
+        self._program: Program = open_program(self.bundle, threads, trust)
+
+    def __repr__(self) -> str:
+        return f"Scorer({self.bundle.path}, {self.bundle.format} of {', '.join(self.bundle.losses)})"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the labels that are predicted, in the order of the scores."""
+        return tuple(self.bundle.losses)
+
+    def score(self, rows: Any, shared: Mapping[str, Any] | None = None) -> np.ndarray:
+        """Predictions of raw rows, [N] float32, of several labels [N, T]: probabilities, or numbers.
+
+        rows, shared: as `RequestEncoder.encode` takes them. ValueError names a value that is wrong, or
+        the first row whose score is no finite number.
+        """
+        return self.predictions(self.logits(rows, shared))
+
+    def logits(self, rows: Any, shared: Mapping[str, Any] | None = None) -> np.ndarray:
+        """Outputs of the model for raw rows, [N] or [N, T] float32."""
+        logits = self.logits_of(self.requests.encode(rows, shared))
+        return np.concatenate(logits) if logits else np.zeros(0, np.float32)
+
+    def predictions(self, outputs: np.ndarray) -> np.ndarray:
+        """What outputs of the model, [N] or [N, T], predict of the labels, in their units."""
+        return predictions(outputs, self._losses)
+
+    def logits_of(self, requests: Sequence[Request]) -> list[np.ndarray]:
+        """The outputs of the model for requests, each by itself; they are computed together."""
+        outputs: list[np.ndarray] = []
+        group: list[Request] = []
+        for piece in (piece for request in requests for piece in self._cut(request)):
+            if group and sum(r.size for r in group) + piece.size > self._rows_at_once([*group, piece]):
+                outputs.append(self._run(group))
+                group = []
+            group.append(piece)
+        if group:
+            outputs.append(self._run(group))
+        joined = np.concatenate(outputs) if outputs else np.zeros(0, np.float32)
+        return np.split(joined, np.cumsum([request.size for request in requests])[:-1])
+
+    def places_of(self, request: Request) -> int:
+        """The rows of a request times its longest sequence: what the program computes and pads to."""
+        return request.size * self._longest([request])
+
+    def _longest(self, requests: Sequence[Request]) -> int:
+        """The length of the longest sequence that the program reads, at least _LEAST_PLACES."""
+        longest = [int(r.lengths(name).max(initial=0)) for r in requests for name in self._sequences]
+        return max([_LEAST_PLACES, *longest])
+
+    def _rows_at_once(self, requests: Sequence[Request]) -> int:
+        if not self._sequences:
+            return _ROWS_AT_ONCE
+        return max(1, min(_ROWS_AT_ONCE, _PLACES_AT_ONCE // self._longest(requests)))
+
+    def _cut(self, request: Request) -> Sequence[Request]:
+        """A request in pieces that the program computes at once."""
+        most = self._rows_at_once([request])
+        if request.size <= most:
+            return [request]
+        firsts = range(0, request.size, most)
+        return [_piece(request, first, min(first + most, request.size)) for first in firsts]
+
+    def _run(self, requests: Sequence[Request]) -> np.ndarray:
+        ends = np.cumsum([0, *(request.size for request in requests)])
+        spans = [slice(*span) for span in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+        pairs = list(zip(spans, requests, strict=True))
+        places, size = self._longest(requests), int(ends[-1])
+        return self._program(
+            {entry.name: self._input(entry, pairs, size, places) for entry in self.bundle.inputs}
+        )
+
+    def _input(
+        self, entry: ProgramInput, pairs: Sequence[tuple[slice, Request]], size: int, places: int
+    ) -> np.ndarray:
+        if entry.kind == "dense":
+            return np.concatenate([request.dense for _, request in pairs])
+        if entry.kind == "lengths":
+            lengths = np.empty(size, np.int64)
+            for span, request in pairs:
+                lengths[span] = request.lengths(entry.reads[0][0])
+            return lengths
+        dim = self._tables[entry.reads[0][1]].dim
+        if entry.kind == "sequence":
+            (feature, table), padded = entry.reads[0], np.zeros((size, places, dim), np.float32)
+            for span, request in pairs:
+                _pad(padded[span], request.lengths(feature), self._tables[table][request.ids[feature]])
+            return padded
+        vectors = np.empty((size, len(entry.reads), dim), np.float32)
+        for place, (feature, table) in enumerate(entry.reads):
+            for span, request in pairs:
+                vectors[span, place] = self._pooled(request, feature, self._tables[table])
+        return vectors
+
+    def _pooled(self, request: Request, feature: str, table: TableRows) -> np.ndarray:
+        """[B, D], or [1, D] where all rows have one list: a vector for each row."""
+        rows, offsets = table[request.ids[feature]], request.offsets[feature]  # [N, D]
+        if offsets is None:
+            return rows
+        lengths = np.diff(offsets)
+        if self._pooling.get(feature) == "mean":
+            shares = np.float32(1) / np.maximum(lengths, 1).astype(np.float32)
+            rows = rows * np.repeat(shares, lengths)[:, None]
+        pooled = np.zeros((len(lengths), table.dim), np.float32)
+        if len(rows):
+            pooled[lengths > 0] = np.add.reduceat(rows, offsets[:-1][lengths > 0] - offsets[0], axis=0)
+        return pooled
+
+
+def _check_rows(bundle: Bundle, encoder: Encoder) -> None:
+    """Refuses a bundle with a table that has fewer rows than a feature that reads it has ids."""
+    rows = {feature.name: encoder.schema.rows_of(feature.name) for feature in encoder.schema.id_features}
+    rows |= {cross.name: cross.rows for cross in bundle.crosses}
+    stored = {table.name: table.rows for table in bundle.tables}
+    for entry in bundle.inputs:
+        for feature, table in entry.reads:
+            if feature not in rows or (table and stored[table] < rows[feature]):
+                raise ValueError(
+                    f"{bundle.path} does not fit its encoders: feature {feature!r} has "
+                    f"{rows.get(feature, 0):,} ids; export again"
+                )
+
+
+def predictions(outputs: np.ndarray, losses: Sequence[Loss]) -> np.ndarray:
+    """What outputs of the model, [N] or [N, T], predict of the labels, in their units."""
+    wrong = np.argwhere(~np.isfinite(outputs))
+    if len(wrong):
+        raise ValueError(
+            f"the score of row {int(wrong[0, 0]) + 1:,} is no finite number: training diverged, or the "
+            f"row has numbers that training never saw"
+        )
+    if outputs.ndim == 1:
+        return _predictions(outputs, losses[0])
+    return np.stack([_predictions(outputs[:, t], loss) for t, loss in enumerate(losses)], 1)
+
+
+def _predictions(outputs: np.ndarray, loss: Loss) -> np.ndarray:
+    if type(loss).calibrated is not Loss.calibrated:
+        outputs = np.asarray(loss.calibrated(outputs), np.float32)  # type: ignore[arg-type]
+    if loss.link == "sigmoid":
+        powers = np.exp(-np.abs(outputs))  # at most 1: nothing overflows
+        return (np.where(outputs >= 0, 1, powers) / (1 + powers)).astype(np.float32)
+    return np.exp(outputs) if loss.link == "exp" else outputs
+
+
+def _piece(request: Request, first: int, end: int) -> Request:
+    ids: dict[str, np.ndarray] = {}
+    offsets: dict[str, np.ndarray | None] = {}
+    for name, values in request.ids.items():
+        ends = request.offsets[name]
+        if len(values if ends is None else ends) == (1 if ends is None else 2):  # of all rows
+            ids[name], offsets[name] = values, ends
+        elif ends is None:
+            ids[name], offsets[name] = values[first:end], None
+        else:
+            ids[name] = values[ends[first] : ends[end]]
+            offsets[name] = ends[first : end + 1] - ends[first]
+    return Request(end - first, ids, offsets, request.dense[first:end])
+
+
+def _pad(padded: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> None:
+    """Fills [B, T, D] zeros with the rows [N, D] of lists, one list for all B where there is but one."""
+    if len(lengths) == 1:
+        padded[:, : len(rows)] = rows
+    else:
+        padded[np.arange(padded.shape[1]) < lengths[:, None]] = rows

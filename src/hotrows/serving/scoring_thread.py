@@ -1,0 +1,123 @@
+"""The thread that scores: it takes all requests that wait, and computes them together.
+
+While the program runs requests gather, so that groups grow with the load and nobody waits for company.
+A full queue refuses at once, and a request whose time is over is dropped unread: under any load the work
+that is begun is work that somebody still wants.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hotrows.serving.requests import Request
+from hotrows.serving.scorer import Scorer
+
+log = logging.getLogger("hotrows")
+
+_MOST_TOGETHER = 64  # requests in one run of the program
+
+
+class Overloaded(Exception):
+    """There is no time, or no place, for one more request."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    encode: Callable[[], list[Request]]
+    deadline: float
+    result: Future[np.ndarray] = field(default_factory=Future)
+
+
+class ScoringThread:
+    """Scores requests, in the order of their arrival.
+
+    most_waiting: requests that may wait; one more is refused.
+    """
+
+    def __init__(self, scorer: Scorer, most_waiting: int) -> None:
+        self._scorer = scorer
+        self._jobs: queue.Queue[_Job | None] = queue.Queue(most_waiting)
+        self._closed = False
+        self.groups = 0
+        self._thread = threading.Thread(target=self._run, name="hotrows scoring", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return self._jobs.qsize()
+
+    def submit(self, encode: Callable[[], list[Request]], deadline: float) -> Future[np.ndarray]:
+        """The scores of a request, to come; Overloaded where none can wait any more.
+
+        encode: makes the request of its body, on the thread; what it raises is the result. deadline: of
+        `time.monotonic`; what has not begun by then is Overloaded.
+        """
+        job = _Job(encode, deadline)
+        try:
+            if self._closed:
+                raise queue.Full
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            raise Overloaded("the server has more requests than it can answer; come back later") from None
+        return job.result
+
+    def close(self) -> None:
+        """Refuses new requests, scores those that wait, and ends the thread."""
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+            self._thread.join()
+
+    def _run(self) -> None:
+        job = self._jobs.get()
+        while job is not None:
+            jobs, last = [job], False
+            while len(jobs) < _MOST_TOGETHER and not last:
+                try:
+                    following = self._jobs.get_nowait()
+                except queue.Empty:
+                    break
+                if following is None:
+                    last = True
+                else:
+                    jobs.append(following)
+            self._score(jobs)
+            job = None if last else self._jobs.get()
+
+    def _score(self, jobs: list[_Job]) -> None:
+        encoded = [(job, requests) for job in jobs if (requests := _encoded(job)) is not None]
+        try:
+            logits = self._scorer.logits_of([request for _, requests in encoded for request in requests])
+        except Exception as error:
+            log.exception("a group of requests could not be scored")
+            for job, _ in encoded:
+                job.result.set_exception(error)
+            return
+        self.groups += bool(encoded)
+        for job, requests in encoded:
+            own_logits = [logits.pop(0) for _ in requests]
+            try:
+                job.result.set_result(self._scorer.predictions(np.concatenate(own_logits)))
+            except ValueError as error:
+                job.result.set_exception(error)
+
+
+def _encoded(job: _Job) -> list[Request] | None:
+    """The request of a job; None where it has none, and its result says why."""
+    if not job.result.set_running_or_notify_cancel():
+        return None
+    try:
+        if time.monotonic() > job.deadline:
+            raise Overloaded("the request waited longer than a request may take; come back later")
+        return job.encode()
+    except Exception as error:
+        job.result.set_exception(error)
+        return None

@@ -1,0 +1,98 @@
+"""Rows of a table in a file that is mapped into memory: as they are, or in fewer bits, row by row.
+
+    float32   [R, D]                       as trained; bfloat16 becomes float32, exactly
+    float16   [R, D]                       rounded to nearest
+    int8      [R, 8 + D] uint8             step and least weight of the row, float32; then a byte a weight
+    int4      [R, 8 + ceil(D / 2)] uint8   the same; then four bits a weight, the first in the low ones
+
+A weight is least + step * code, step = (greatest - least) / levels: within half a step of the trained
+one. The files are NumPy's own (.npy). A table that fewer bits would not make smaller stays float32, such
+as the one weight a row of a linear part.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+DTYPES = ("float32", "float16", "int8", "int4")
+_LEVELS = {"int8": 255, "int4": 15}
+_SCALE = 8  # bytes of step and least weight
+_FLOAT16_MAX = 65504.0
+
+
+def smallest_dtype(dtype: str, dim: int) -> str:
+    """The dtype to store rows of `dim` weights in: `dtype`, or float32 where that is no larger."""
+    return dtype if _width(dtype, dim) < 4 * dim else "float32"
+
+
+def stored_shape(dtype: str, rows: int, dim: int) -> tuple[np.dtype, tuple[int, int]]:
+    """The dtype and shape of the array that holds a table."""
+    if dtype in _LEVELS:
+        return np.dtype(np.uint8), (rows, _width(dtype, dim))
+    return np.dtype(dtype), (rows, dim)
+
+
+def encode(weights: np.ndarray, dtype: str) -> np.ndarray:
+    """[n, D] float32 weights as they are stored."""
+    if dtype not in _LEVELS:
+        if dtype == "float16" and np.abs(weights).max(initial=0.0) > _FLOAT16_MAX:
+            raise ValueError("a weight is beyond float16, whose largest is 65,504; store float32 or int8")
+        return weights.astype(dtype)
+    levels = _LEVELS[dtype]
+    least = weights.min(1, keepdims=True, initial=np.inf)
+    step = (weights.max(1, keepdims=True, initial=-np.inf) - least) / np.float32(levels)
+    codes = np.rint((weights - least) / np.where(step > 0, step, 1)).clip(0, levels).astype(np.uint8)
+    scale = np.concatenate([step, least], 1).astype("<f4").view(np.uint8)  # [n, 8]
+    return np.concatenate([scale, _packed(codes) if dtype == "int4" else codes], 1)
+
+
+def decode(stored: np.ndarray, dtype: str, dim: int) -> np.ndarray:
+    """[n, D] float32 weights of stored rows."""
+    if dtype not in _LEVELS:
+        return stored.astype(np.float32, copy=False)
+    scale = np.ascontiguousarray(stored[:, :_SCALE]).view("<f4")  # [n, 2]
+    codes = stored[:, _SCALE:]
+    if dtype == "int4":
+        codes = np.stack([codes & 15, codes >> 4], 2).reshape(len(codes), -1)[:, :dim]
+    return codes.astype(np.float32) * scale[:, :1] + scale[:, 1:]
+
+
+class TableRows:
+    """The rows of a table, mapped from its file: nothing is read until an id asks for it.
+
+    path: of a file that `encode` filled; dtype, rows, dim: of the table, which the file must fit.
+    """
+
+    def __init__(self, path: Path, dtype: str, rows: int, dim: int) -> None:
+        if dtype not in DTYPES:
+            raise ValueError(f"{path}: a table is one of {', '.join(DTYPES)}, not {dtype!r}")
+        try:
+            self._stored = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{path} is damaged: {error}; export again") from None
+        if (self._stored.dtype, self._stored.shape) != stored_shape(dtype, rows, dim):
+            raise ValueError(
+                f"{path} is damaged: expected {stored_shape(dtype, rows, dim)}, found "
+                f"{(self._stored.dtype, self._stored.shape)}; export again"
+            )
+        self.dtype, self.rows, self.dim = dtype, rows, dim
+
+    def __getitem__(self, ids: np.ndarray) -> np.ndarray:
+        """[n] ids -> [n, D] float32."""
+        return decode(self._stored.take(ids, 0), self.dtype, self.dim)
+
+
+def _packed(codes: np.ndarray) -> np.ndarray:
+    """[n, D] codes below 16 as [n, ceil(D / 2)] bytes."""
+    if codes.shape[1] % 2:
+        codes = np.concatenate([codes, np.zeros((len(codes), 1), np.uint8)], 1)
+    return codes[:, ::2] | codes[:, 1::2] << 4
+
+
+def _width(dtype: str, dim: int) -> int:
+    """Bytes of a stored row."""
+    return {"float32": 4 * dim, "float16": 2 * dim, "int8": _SCALE + dim}.get(
+        dtype, _SCALE + -(-dim // 2)
+    )

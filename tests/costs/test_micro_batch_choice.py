@@ -1,0 +1,49 @@
+"""How many micro-batches are chosen: by memory, then by what is predicted to gain."""
+
+import dataclasses
+
+from hotrows.costs.frequencies import Frequencies
+from hotrows.costs.machines import MACHINES
+from hotrows.costs.micro_batch_choice import choose_micro_batches, step_seconds
+from hotrows.costs.step_cost import Link, step_cost
+from hotrows.costs.volumes import StepWork, TableLoad
+from hotrows.planning.sharding import Placement
+
+RANKS = 8
+LOADS = [TableLoad("t", 10**6, 128, 1024, 1.0, Frequencies.zipf(10**6, 0.5))]
+PLACES = [Placement(num_ranks=RANKS)]
+STEP = StepWork(65_536, flops_per_sample=1e6, dense_parameters=1e5)
+
+
+def chosen(machine, memory=1e12, step=STEP):
+    return choose_micro_batches(machine, LOADS, PLACES, RANKS, step, memory)
+
+
+def with_link(bandwidth, latency=1e-5):
+    return dataclasses.replace(MACHINES["cpu-10g"], outer=Link(latency, bandwidth), inner=None)
+
+
+def test_a_link_as_slow_as_the_work_is_hidden_and_a_fast_one_needs_no_hiding():
+    num, why = chosen(with_link(1e9))
+    assert num > 1 and why.startswith(f"{num} micro-batches: predicted steps 1: ")
+    assert chosen(with_link(1e15, latency=0.0))[0] == 1
+
+
+def test_messages_that_cost_more_than_is_hidden_are_not_sent_apart():
+    assert chosen(with_link(1e9, latency=1.0))[0] == 1
+
+
+def test_one_micro_batch_costs_what_the_step_costs_and_several_send_repeated_rows():
+    machine = with_link(1e9)
+    whole = step_cost(machine, LOADS, PLACES, RANKS, STEP)
+    assert step_seconds(machine, LOADS, PLACES, RANKS, STEP, 1) == whole.critical
+    four = dataclasses.replace(STEP, micro_batches=4)
+    hidden = step_cost(machine, LOADS, PLACES, RANKS, four).critical
+    assert step_seconds(machine, LOADS, PLACES, RANKS, STEP, 4) > hidden
+
+
+def test_a_batch_is_cut_until_its_vectors_fit():
+    bytes_of_sample = 8 * 128
+    num, why = chosen(with_link(1e15, latency=0.0), memory=bytes_of_sample * 1000)
+    assert num == 9  # 8,192 samples of a rank, a thousand at a time
+    assert "vectors of 1,000 samples fit into memory" in why

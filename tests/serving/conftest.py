@@ -1,0 +1,40 @@
+import pytest
+
+from hotrows.data import prepare
+from hotrows.train import program
+from hotrows.train.export import export
+from tests.support.bundles import trained
+from tests.support.clicks import SCHEMA, table
+
+
+@pytest.fixture(scope="session")
+def clicks_encoded(tmp_path_factory):
+    return prepare(table(400), SCHEMA, tmp_path_factory.mktemp("clicks") / "enc", split="position:0.8")
+
+
+@pytest.fixture(scope="session")
+def din_run(clicks_encoded, tmp_path_factory):
+    return trained(clicks_encoded, tmp_path_factory.mktemp("din") / "run", "din")
+
+
+@pytest.fixture
+def one_trace(monkeypatch):
+    """Makes the programs of a model once in a test, however often it is exported."""
+    programs = {}
+
+    def once(make):
+        def program_of(plain, *others):
+            key = make.__name__, type(plain.model).__name__
+            if key not in programs:
+                programs[key] = make(plain, *others)
+            return programs[key]
+
+        return program_of
+
+    for make in (program.torch_program, program.onnx_program):
+        monkeypatch.setattr(f"hotrows.train.bundles.{make.__name__}", once(make))
+
+
+@pytest.fixture(scope="session")
+def din_bundle(din_run, tmp_path_factory):
+    return export(din_run, tmp_path_factory.mktemp("din_bundle") / "bundle", format="onnx")

@@ -1,0 +1,29 @@
+"""A bundle scores raw rows as the run that it was exported from predicts them."""
+
+import pytest
+
+from hotrows import load_run, models
+from hotrows.serving import Scorer
+from hotrows.train.export import export
+from tests.support.bundles import expected_logits, furthest, raw_rows, trained
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread", "no_pictures"),
+    pytest.mark.filterwarnings("ignore:values differ from those"),
+]
+
+ROWS = raw_rows(3000)
+
+
+@pytest.mark.parametrize("model", sorted(models.BY_NAME))
+@pytest.mark.usefixtures("one_trace")
+def test_every_model_scores_as_it_predicts_in_every_format(clicks_encoded, tmp_path, model):
+    run = trained(clicks_encoded, tmp_path / "run", model)
+    predictor = load_run(run)
+    expected = expected_logits(predictor, ROWS)
+    assert expected.std() > 0.01
+    for kind in ("onnx", "pt2"):
+        scorer = Scorer(export(run, tmp_path / kind, format=kind), trust=True)
+        assert furthest(scorer.logits(ROWS), expected) <= 1e-6, kind
+        assert scorer.score(ROWS) == pytest.approx(predictor.predict(ROWS), rel=1e-5, abs=1e-7)
+    predictor.embedding.close()

@@ -1,0 +1,247 @@
+"""The server over loopback: scores of JSON and Arrow, together and in turn; limits, overload, the end."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from fastapi.testclient import TestClient
+
+import hotrows
+from hotrows.serving import Limits, Scorer, application
+from hotrows.serving.server import ARROW
+from tests.support.bundles import raw_rows
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread", "no_pictures"),
+    pytest.mark.filterwarnings("ignore:values differ from those"),
+]
+
+ROWS = raw_rows(12)
+JSON_ROWS = ROWS.to_pylist()
+
+
+@pytest.fixture(scope="module")
+def scorer(din_bundle):
+    return Scorer(din_bundle)
+
+
+@pytest.fixture
+def client(scorer):
+    with TestClient(application(scorer, Limits(body=20_000, rows=50, seconds=20, waiting=4))) as client:
+        yield client
+
+
+def arrow_bytes(table):
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def send_arrow(client, body):
+    return client.post("/score", content=body, headers={"content-type": ARROW})
+
+
+def test_json_and_arrow_have_the_scores_of_the_scorer(client, scorer):
+    expected = pytest.approx(scorer.score(ROWS).tolist(), rel=1e-6)
+    assert client.post("/score", json=JSON_ROWS).json() == {"labels": ["click"], "scores": expected}
+    answer = send_arrow(client, arrow_bytes(ROWS))
+    assert answer.headers["content-type"] == ARROW
+    assert pa.ipc.open_stream(answer.content).read_all().to_pydict() == {"click": expected}
+    shared = {"user": 3, "history": [1, 2]}
+    answer = client.post("/score", json={"shared": shared, "rows": [{"item": 4}, {"item": 5}]})
+    expected = scorer.score([{"item": 4}, {"item": 5}], shared)
+    assert answer.json()["scores"] == pytest.approx(expected.tolist(), rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "body, status, why",
+    [
+        (b"", 400, "the body is no JSON"),
+        (b"{", 400, "the body is no JSON"),
+        (b"\xff\xfe", 400, "the body is no JSON"),
+        (b"[" * 5000, 400, "the body is no JSON"),
+        (b'[{"price": NaN}]', 400, "expected finite numbers"),
+        (b'[{"user": 1' + b"0" * 400 + b"}]", 400, "expected numbers of 64 bits"),
+        (b"3", 422, "expected a list of rows"),
+        (b'{"row": []}', 422, "expected a list of rows, or an object of rows and shared"),
+        (b'{"rows": [], "shared": [1]}', 422, "and shared as an object"),
+        (b"[]", 422, "expected 1 to 50 rows, found 0"),
+        (b"[1, 2]", 422, "expected rows, an object of columns each, found int"),
+        (b"[" + b"{}," * 50 + b"{}]", 413, "expected 1 to 50 rows, found 51"),
+        (b'[{"usr": 3}]', 422, "no column 'usr' is read; did you mean 'user'?"),
+        (b'[{"price": "much"}]', 422, "expected a number, found 'much'"),
+        (b'[{"user": {"a": [1]}}]', 422, "column 'user': expected ids"),
+        (b'[{"user": [1]}]', 422, "expected a single value"),
+        (b'[{"history": [[1]]}]', 422, "lists of lists are not read"),
+        (b'[{"history": 3}, {"history": [3]}]', 422, "is no column of values"),
+        (b'[{"price": 1e39}]', 422, "expected a number"),
+        (b" " * 20_001, 413, "expected a body of at most 20,000 bytes, found 20,001"),
+    ],
+)
+def test_hostile_json_gets_one_clear_line(client, body, status, why):
+    answer = client.post("/score", content=body, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["detail"].count("\n")) == (status, 0)
+    assert why in answer.json()["detail"]
+
+
+def test_hostile_arrow_gets_one_clear_line(client):
+    good = arrow_bytes(ROWS)
+    bodies = [
+        b"",
+        b"no arrow",
+        good[:200],
+        good[:-40],
+        *(good[:n] + b"\xff" * 8 + good[n + 8 :] for n in (8, 300)),
+    ]
+    for body in bodies:
+        answer = send_arrow(client, body)
+        assert answer.status_code in (400, 422) and answer.json()["detail"].count("\n") == 0, body[:20]
+    answer = send_arrow(client, arrow_bytes(pa.table({"usr": [1]})))
+    assert (answer.status_code, answer.json()["detail"]) == (
+        422, "no column 'usr' is read; did you mean 'user'?",
+    )  # fmt: skip
+    assert client.post("/score", json=JSON_ROWS).status_code == 200
+
+
+def test_long_lists_of_many_rows_are_refused_before_they_are_padded(scorer):
+    with TestClient(application(scorer, Limits(seconds=60, places=20))) as client:
+        long = client.post("/score", json={"shared": {"history": [1] * 5}, "rows": [{}] * 5})
+        short = client.post("/score", json={"shared": {"history": [1] * 5}, "rows": [{}] * 4})
+    assert (long.status_code, short.status_code) == (413, 200)
+    assert "expected at most 20 rows times values of the longest list, 25 came" in long.json()["detail"]
+
+
+def test_another_type_or_a_long_body_in_pieces_is_refused(client):
+    answer = client.post("/score", content=b"a,b", headers={"content-type": "text/csv"})
+    assert answer.status_code == 415 and "found 'text/csv'" in answer.json()["detail"]
+    answer = client.post("/score", content=iter([b" " * 15_000] * 3))
+    assert answer.status_code == 413 and "found more" in answer.json()["detail"]
+
+
+class Gate:
+    """Stops the scorer's program until it is opened."""
+
+    def __init__(self, scorer, monkeypatch):
+        self.began, self.opened, self.sizes = threading.Event(), threading.Event(), []
+        compute = scorer.logits_of
+        monkeypatch.setattr(scorer, "logits_of", lambda requests: self._wait(compute, requests))
+
+    def _wait(self, compute, requests):
+        self.sizes.append(len(requests))
+        self.began.set()
+        assert self.opened.wait(60)
+        return compute(requests)
+
+
+def in_threads(calls):
+    results = [None] * len(calls)
+
+    def run(number):
+        results[number] = calls[number]()
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(len(calls))]
+    return results, threads
+
+
+def test_requests_that_wait_are_scored_together_and_others_shed(client, scorer, monkeypatch):
+    gate = Gate(scorer, monkeypatch)
+    results, threads = in_threads([lambda: client.post("/score", json=JSON_ROWS[:2])] * 5)
+    threads[0].start()
+    assert gate.began.wait(60)
+    for thread in threads[1:]:
+        thread.start()
+    server = next(route.endpoint.__self__ for route in client.app.routes if route.path == "/score")
+    for _ in range(6000):
+        if server.thread.waiting == 4:
+            break
+        threading.Event().wait(0.01)
+    shed = client.post("/score", json=JSON_ROWS)
+    assert (shed.status_code, shed.headers["retry-after"]) == (503, "1")
+    assert "more requests than it can answer" in shed.json()["detail"]
+    assert client.get("/healthz").json()["status"] == "ok"
+    gate.opened.set()
+    for thread in threads:
+        thread.join(60)
+    assert {answer.status_code for answer in results} == {200}
+    assert gate.sizes == [1, 4]
+    page = client.get("/metrics").text
+    for line in (
+        'hotrows_requests_total{status="200"} 5', 'hotrows_requests_total{status="503"} 1',
+        "hotrows_rows_total 10", "hotrows_program_runs_total 2", "hotrows_requests_waiting 0",
+        "hotrows_request_seconds_count 5", 'hotrows_request_seconds_bucket{le="+Inf"} 5',
+    ):  # fmt: skip
+        assert line in page.splitlines(), line
+
+
+def test_one_bad_request_of_a_group_fails_alone(scorer, monkeypatch):
+    gate = Gate(scorer, monkeypatch)
+    with TestClient(application(scorer, Limits(seconds=60))) as client:
+        bodies = [JSON_ROWS, [{"usr": 1}], JSON_ROWS, [{"price": "much"}]]
+        results, threads = in_threads(
+            [lambda body=body: client.post("/score", json=body) for body in bodies]
+        )
+        for thread in threads:
+            thread.start()
+        gate.opened.set()
+        for thread in threads:
+            thread.join(60)
+    assert [answer.status_code for answer in results] == [200, 422, 200, 422]
+
+
+def test_a_request_takes_no_longer_than_it_may(scorer, monkeypatch):
+    gate = Gate(scorer, monkeypatch)
+    with TestClient(application(scorer, Limits(seconds=0.05))) as client:
+        late = client.post("/score", json=JSON_ROWS)
+        gate.opened.set()
+    assert (late.status_code, late.json()["detail"]) == (503, "no score after 0.05 s; come back later")
+
+
+def test_a_mistake_of_ours_is_answered_500_and_the_server_goes_on(client, scorer, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(scorer.requests, "encode", lambda *rows: {}[1])
+        answer = client.post("/score", json=JSON_ROWS)
+    assert answer.status_code == 500 and "server's log says why" in answer.json()["detail"]
+    assert client.post("/score", json=JSON_ROWS).status_code == 200
+
+
+def test_the_command_answers_what_it_took_and_ends(din_bundle, scorer):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "PYTHONPATH": str(Path(hotrows.__file__).parents[1])}
+    command = [sys.executable, "-m", "hotrows", "serve", str(din_bundle), "--port", str(port)]
+    command += ["--most-seconds", "60"]
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            wait_for(f"{url}/healthz", process)
+            body = json.dumps([{"user": 3}]).encode()
+            request = urllib.request.Request(f"{url}/score", body, {"content-type": "application/json"})
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                (score,) = json.load(answer)["scores"]
+            assert score == pytest.approx(float(scorer.score([{"user": 3}])[0]), rel=1e-6)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) in (0, -signal.SIGTERM)
+            assert f"click at http://127.0.0.1:{port}/score" in process.stderr.read()
+        finally:
+            process.kill()
+
+
+def wait_for(url, process):
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(url, timeout=10).close()
+            return
+        except urllib.error.URLError:
+            assert process.poll() is None, process.stderr.read()
+            threading.Event().wait(0.1)

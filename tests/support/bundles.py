@@ -1,0 +1,67 @@
+"""Bundles to test: runs of small models on clicks with histories, exported, and raw rows for them."""
+
+from unittest import mock
+
+import numpy as np
+import pyarrow as pa
+
+from hotrows.config import TrainConfig
+from hotrows.optim import Adagrad
+from hotrows.train import Trainer
+from tests.support.clicks import table
+
+SMALL = {
+    "lr": {},
+    "fm": {"dim": 4},
+    "dlrm": {"dim": 4, "bottom": [8], "top": [8]},
+    "wide_deep": {"dim": 4, "hidden": [8], "crosses": [["user", "item"]], "cross_rows": 50},
+    "din": {"dim": 4, "attention": [8], "hidden": [8]},
+    "dien": {"dim": 4, "form": "code", "attention": [8], "hidden": [8]},
+    "can": {"dim": 4, "sizes": [4, 3, 2], "orders": 2, "hidden": [8]},
+    "mmoe": {"dim": 4, "num_experts": 2, "expert_hidden": [8], "tower_hidden": [8]},
+}
+
+
+def trained(encoded, run, model, **options):
+    """A run of a few steps, whose logits are far from 0."""
+    config = TrainConfig(
+        model=model,
+        model_options=SMALL.get(model, {"dim": 4, "hidden": [8]}) | options,
+        steps=8,
+        batch_size=32,
+        row_optimizer=Adagrad(lr=0.1),
+        dense_lr=0.05,
+        seed=3,
+        linear_paths="plain",
+    )
+    with mock.patch("hotrows.train.pictures.draw_run", lambda run: None):
+        Trainer(encoded, config, run).fit()
+    return run
+
+
+def raw_rows(rows, seed=5):
+    """Rows with values that training never saw, empty lists, and all that may be missing missing."""
+    random = np.random.default_rng(seed)
+    features = ["price", "user", "item", "tags", "history"]
+    columns = table(rows, seed).select(features).to_pydict()
+    for name, odd in {"price": [None], "user": [None, 10**6], "item": [None, -3]}.items():
+        columns[name] = [
+            odd[random.integers(len(odd))] if random.random() < 0.15 else value for value in columns[name]
+        ]
+    for name in ("tags", "history"):
+        columns[name] = [
+            [None, [], [*value, 10**6, None]][random.integers(3)] if random.random() < 0.15 else value
+            for value in columns[name]
+        ]
+    lists = pa.list_(pa.int64())
+    types = {"price": pa.float64(), "tags": lists, "history": lists}
+    return pa.table({n: pa.array(column, types.get(n, pa.int64())) for n, column in columns.items()})
+
+
+def expected_logits(predictor, rows):
+    return np.concatenate([z.numpy() for _, z in predictor.logits(predictor.encoder.encode(rows))])
+
+
+def furthest(logits, expected):
+    """The largest difference of logits, relative to those above 1."""
+    return float((np.abs(logits - expected) / np.maximum(np.abs(expected), 1)).max())
