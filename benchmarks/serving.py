@@ -3,9 +3,9 @@
     python -m benchmarks.serving [MODEL ...]        of deepfm, dlrm, din
 
 Each model is trained for an epoch on rows made here (of Criteo's shape, 13 numbers and 26 ids; for DIN
-a user, an item and a history of 50), exported with tables in every dtype, and scored in a process of
-its own, where importing PyTorch fails: time to import and to score first, then 200 requests. Their AUC
-on held-out rows says what fewer bits cost.
+a user, an item and a history of 50), exported with tables of float32, int8 and int4, and scored in a
+process of its own, where importing PyTorch fails: time to import and to score first, then 200 requests.
+Their AUC on held-out rows says what fewer bits cost.
 """
 
 import json
