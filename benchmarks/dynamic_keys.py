@@ -132,7 +132,7 @@ def _measure(arm, num_keys: int) -> dict[str, float]:
     figures["pause"] = max(times) / 1e6
     generator = np.random.default_rng(3)
     drawn = generator.integers(0, len(keys), LOOKUPS)
-    popular = np.minimum(generator.zipf(1.05, LOOKUPS), len(keys)) - 1
+    popular = _zipf(generator.random(LOOKUPS), len(keys))
     figures["hit"] = sum(_timed(arm, _batches(keys[drawn]))) / LOOKUPS
     figures["zipf"] = sum(_timed(arm, _batches(keys[popular]))) / LOOKUPS
     figures["bytes"] = arm.num_bytes() / len(keys)
@@ -163,6 +163,13 @@ def _timed(arm, batches: list) -> list[int]:
         arm.resolve(batch)
         times.append(time.thread_time_ns() - start)
     return times
+
+
+def _zipf(uniform, num_keys: int, exponent: float = 1.05) -> np.ndarray:
+    """Ranks from 0 of a Zipf distribution that ends at num_keys, by the inverse of its continuous form."""
+    rest = 1 - exponent
+    ranks = ((num_keys**rest - 1) * uniform + 1) ** (1 / rest)
+    return np.clip(ranks.astype(np.int64) - 1, 0, num_keys - 1)
 
 
 def _scattered(numbers) -> np.ndarray:
