@@ -166,9 +166,9 @@ def _timed(arm, batches: list) -> list[int]:
 
 
 def _zipf(uniform, num_keys: int, exponent: float = 1.05) -> np.ndarray:
-    """Ranks from 0 of a Zipf distribution that ends at num_keys, by the inverse of its continuous form."""
-    rest = 1 - exponent
-    ranks = ((num_keys**rest - 1) * uniform + 1) ** (1 / rest)
+    """Ranks from 0, by Zipf up to num_keys: the inverse of its continuous form."""
+    power = 1 - exponent
+    ranks = ((num_keys**power - 1) * uniform + 1) ** (1 / power)
     return np.clip(ranks.astype(np.int64) - 1, 0, num_keys - 1)
 
 
