@@ -1,6 +1,6 @@
 """How well does a model predict whose tables keep a part of the keys? Ways to choose it, side by side.
 
-    python -m benchmarks.dynamic [movielens] [drift] [--seeds 10] [--quick]
+    python -m benchmarks.dynamic [movielens] [drift] [--seeds 0 1 2] [--samples 1000000] [--quick]
 
 A stream of samples is read once, in order, in ten parts; after each of the first nine, the model predicts
 the next one. The figure is the mean AUC of these nine; `online` is the AUC of all batches together, each
@@ -18,6 +18,7 @@ born and die, popularity moves, and tastes stay.
 """
 
 import argparse
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.harness import conditions, write
+from benchmarks.harness import RESULTS, conditions, write
 from hotrows import Adagrad, Batch, Constant, Dynamic, Embedding, Normal, Table
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.metrics import auc
@@ -65,21 +66,30 @@ class Samples:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("streams", nargs="*", default=list(STREAMS), metavar="STREAM")
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(10), help="added to those measured")
+    parser.add_argument("--samples", type=int, default=1_000_000)
     parser.add_argument(
         "--quick", action="store_true", help="one seed of few samples; nothing is written"
     )
     args = parser.parse_args()
     torch.set_num_threads(1)
     for name in args.streams:
-        figures: list[dict] = []
-        for seed in range(1 if args.quick else args.seeds):
-            samples = STREAMS[name](seed, 60_000 if args.quick else 1_000_000)
+        setting = {"samples": args.samples, "batch": BATCH, "dim": DIM, "ways": WAYS}
+        figures = [] if args.quick else earlier(name, setting)
+        for seed in args.seeds[:1] if args.quick else args.seeds:
+            samples = STREAMS[name](seed, 60_000 if args.quick else args.samples)
+            figures = [figure for figure in figures if figure["seed"] != seed]
             figures += measure(samples, seed, (0.1,) if args.quick else SHARES)
             show(name, figures)
-        if not args.quick:
-            setting = {"batch": BATCH, "dim": DIM, "window": WINDOW, "seeds": args.seeds, "ways": WAYS}
-            write(f"dynamic-{name}", {**conditions(1), **setting, "figures": figures})
+            if not args.quick:
+                write(f"dynamic-{name}", {**conditions(1), **setting, "figures": figures})
+
+
+def earlier(name: str, setting: dict) -> list[dict]:
+    """The figures of other seeds that were measured by the same setting."""
+    path = RESULTS / f"dynamic-{name}.json"
+    result = json.loads(path.read_text()) if path.exists() else {}
+    return result["figures"] if setting.items() <= result.items() else []
 
 
 def measure(samples: Samples, seed: int, shares: tuple[float, ...]) -> list[dict]:
@@ -212,7 +222,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def show(name: str, figures: list[dict]) -> None:
-    """Prints mean and 95 % interval over seeds, and how much of the gap of LRU looking forward closes."""
+    """Prints mean and 95 % interval over seeds."""
     print(f"\n{name}: {len({f['seed'] for f in figures})} seeds; next-tenth AUC, online AUC")
     for share in sorted({f["share"] for f in figures}):
         for way in dict.fromkeys(f["way"] for f in figures if f["share"] == share):

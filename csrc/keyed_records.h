@@ -241,11 +241,14 @@ class KeyedRecords {
     hotrows::prefetch(&lines[lines.home(hash)]);
   }
 
+  // The place of the first key with the hash's tag: of this key nearly always, where it is in.
   uint32_t first_match(uint64_t hash) const {
     const Lines& lines = lines_for(hash);
-    const Line& line = lines[lines.home(hash)];
-    const uint32_t bits = line.matches(tag_of(hash));
-    return bits ? line.places[__builtin_ctz(bits)] : kNone;
+    for (int64_t i = lines.home(hash);; ++i) {
+      const uint32_t bits = lines[i].matches(tag_of(hash));
+      if (bits) return lines[i].places[__builtin_ctz(bits)];
+      if (lines[i].passed == 0) return kNone;
+    }
   }
 
   uint32_t find(uint64_t hash, int64_t key) const {

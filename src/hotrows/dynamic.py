@@ -71,7 +71,8 @@ class Dynamic:
         if self.keep is not None and not re.fullmatch(r"file:.+", str(self.keep)):
             raise ValueError(f"keep of dynamic ids must be None or 'file:PATH', not {self.keep!r}")
         assert self.admission, "an error of admit= comes first"
-        if self.capacity is None and self.eviction.kind in ("lru", "lfu", "ahead"):
+        _, eviction = self.admission, self.eviction  # both are parsed, and refused, at once
+        if self.capacity is None and eviction.kind in ("lru", "lfu", "ahead"):
             raise ValueError(f"evict={self.evict!r} needs capacity=ROWS: without one nothing is evicted")
 
     @cached_property

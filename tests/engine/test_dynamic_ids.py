@@ -10,9 +10,11 @@ from hotrows import Adam, Batch, Cross, DenseAdam, Embedding, Table
 from hotrows.dynamic import Dynamic
 from hotrows.engine.caching import Caching
 from hotrows.engine.stages import start
+from hotrows.record import layout_of, views
 from hotrows.schema import MISSING_KEY
 from tests.support import dynamic as support
 from tests.support.cached import fast_memory
+from tests.support.devices import KINDS, device_of
 
 
 def train_in_stages(embedding, batches, plan_depth=2, end=None):
@@ -51,6 +53,27 @@ def test_a_cache_changes_no_bit(name, plan_depth, share, store, tmp_path):
     embedding = support.engine(schema, caching=caching)
     support.assert_equal(train_in_stages(embedding, batches, plan_depth), support.specification(name))
     embedding.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_device_trains_alike_with_a_cache_and_without(kind):
+    schema, batches = support.schema(support.POLICIES["lru"]), support.stream(12)
+    expected = support.DictTraining(schema).run(batches)
+    with device_of(kind) as device:
+        resident = train_in_stages(support.engine(schema, device=device), batches)
+        rows = support.records_of(resident)
+        host = support.engine(schema)
+        for size in (8 * fast_memory(host, 0), fast_memory(host, 0.6)):
+            embedding = support.engine(schema, device=device, caching=Caching(size))
+            for name, records in support.records_of(train_in_stages(embedding, batches)).items():
+                assert torch.equal(records, rows[name])
+        state = resident.dynamic.state()
+        assert torch.equal(state["item/keys"], expected.keys["item"].state()["keys"])
+        for table in resident.tables:
+            layout = layout_of(table).as_ints()
+            for number, record in expected.records[table.name].items():
+                pair = (views(r[None], layout).weights for r in (rows[table.name][number], record))
+                torch.testing.assert_close(*pair)
 
 
 @pytest.mark.parametrize("share", [None, 0.05, 0.3])

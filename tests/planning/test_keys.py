@@ -286,7 +286,7 @@ def traces(draw):
 
 @every_kind
 @given(dynamic=dynamics(), trace=traces(), num_unknown=st.integers(1, 3))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 def test_what_is_reported_is_what_changes(kind, dynamic, trace, num_unknown):
     table, rows = kind(dynamic, num_unknown), {}
     batches, times = trace
@@ -308,7 +308,7 @@ def test_what_is_reported_is_what_changes(kind, dynamic, trace, num_unknown):
 
 @every_kind
 @given(dynamic=dynamics(), trace=traces(), stop=st.integers(0, 25), in_flight=st.integers(0, 4))
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=25)
 def test_resuming_equals_going_on(kind, dynamic, trace, stop, in_flight):
     """Batches in flight are undone exactly, and it does not matter how early keys are fed."""
     batches, times = trace
@@ -328,7 +328,7 @@ def test_resuming_equals_going_on(kind, dynamic, trace, stop, in_flight):
 
 @every_kind
 @given(dynamic=dynamics(), trace=traces(), in_flight=st.integers(1, 4))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=15)
 def test_keys_are_found_as_of_the_batches_trained(kind, dynamic, trace, in_flight):
     table = kind(dynamic)
     replay(table, *trace, in_flight=in_flight)
@@ -342,7 +342,7 @@ needs_native = pytest.mark.skipif(native.load() is None, reason="the native core
 
 @needs_native
 @given(dynamic=dynamics(), trace=traces(), num_unknown=st.integers(1, 3), in_flight=st.integers(0, 4))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=60)
 def test_the_native_table_equals_the_reference(dynamic, trace, num_unknown, in_flight):
     reference, fast = ReferenceKeyTable(dynamic, num_unknown), NativeKeyTable(dynamic, num_unknown)
     expected, real = (replay(table, *trace, in_flight=in_flight) for table in (reference, fast))
@@ -352,15 +352,12 @@ def test_the_native_table_equals_the_reference(dynamic, trace, num_unknown, in_f
 
 
 LARGE = [
-    Dynamic(capacity=9000, evict="lru"),
-    Dynamic(capacity=9000, evict="lru", admit="after:2"),
-    Dynamic(capacity=9000, evict="lfu:10", admit="after:2,sketch"),
-    Dynamic(capacity=9000, evict="lfu"),
-    Dynamic(capacity=9000, evict="ahead", admit="ahead:2", window=6),
-    Dynamic(capacity=9000, evict="idle:20"),
-    Dynamic(evict="idle:12"),
+    Dynamic(capacity=5000, evict="lru"),
+    Dynamic(capacity=2500, evict="lfu:5", admit="after:2"),
+    Dynamic(capacity=1000, evict="lfu", admit="after:2,sketch"),
+    Dynamic(capacity=5000, evict="ahead", window=4),
+    Dynamic(evict="idle:8"),
     Dynamic(evict="time:300", admit="probability:0.5"),
-    Dynamic(),
 ]
 
 
@@ -371,15 +368,14 @@ def test_a_native_table_that_grows_and_turns_over_equals_the_reference(dynamic):
     generator = torch.Generator().manual_seed(5)
     reference, fast = ReferenceKeyTable(dynamic), NativeKeyTable(dynamic)
     batches = []
-    for number in range(60):
-        hot = (torch.rand(500, generator=generator) ** 4 * 20_000).long()
-        fresh = torch.randint(0, 40_000, (500,), generator=generator) + 2000 * number
-        batches.append([*hot.tolist(), *fresh.tolist()])
-    times = [50 * number - 400 * (number % 7 == 0) for number in range(60)]
+    for number in range(24):
+        popular = (torch.rand(300, generator=generator) ** 4 * 9000).long()
+        fresh = torch.randint(0, 12_000, (500,), generator=generator) + 1000 * number
+        batches.append([*popular.tolist(), *fresh.tolist()])
+    times = [50 * number - 400 * (number % 7 == 0) for number in range(24)]
     expected, real = (replay(table, batches, times, in_flight=2) for table in (reference, fast))
-    for ours, theirs in zip(real, expected, strict=True):
-        assert in_full(ours) == in_full(theirs)
-    assert plain(fast.state()) == plain(reference.state())
+    assert [in_full(resolved) for resolved in real] == [in_full(resolved) for resolved in expected]
+    assert plain(fast.state()) == plain(reference.state()) and fast.growth()["evicted"] > 100
     resumed = NativeKeyTable(dynamic)
     resumed.load(reference.state())
     assert plain(resumed.state()) == plain(reference.state())

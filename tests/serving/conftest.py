@@ -19,16 +19,20 @@ def din_run(clicks_encoded, tmp_path_factory):
 
 @pytest.fixture
 def one_trace(monkeypatch):
-    """Traces a model once in a test, however often and in whatever format it is exported."""
-    programs, trace = {}, program.torch_program
+    """Makes the programs of a model once in a test, however often it is exported."""
+    programs = {}
 
-    def traced(plain):
-        name = type(plain.model).__name__
-        if name not in programs:
-            programs[name] = trace(plain)
-        return programs[name]
+    def once(make):
+        def program_of(plain, *others):
+            key = make.__name__, type(plain.model).__name__
+            if key not in programs:
+                programs[key] = make(plain, *others)
+            return programs[key]
 
-    monkeypatch.setattr("hotrows.train.bundles.torch_program", traced)
+        return program_of
+
+    for make in (program.torch_program, program.onnx_program):
+        monkeypatch.setattr(f"hotrows.train.bundles.{make.__name__}", once(make))
 
 
 @pytest.fixture(scope="session")

@@ -87,8 +87,9 @@ def test_requests_together_are_scored_as_each_by_itself(scorer):
 def test_a_table_of_any_length_is_scored_in_pieces(scorer, monkeypatch):
     expected = scorer.score(ROWS)
     monkeypatch.setattr("hotrows.serving.requests.MOST_ROWS", 17)
-    monkeypatch.setattr("hotrows.serving.scorer._ROWS_AT_ONCE", 6)
-    assert scorer.score(ROWS) == pytest.approx(expected, rel=1e-6)
+    for name, most in (("_ROWS_AT_ONCE", 6), ("_PLACES_AT_ONCE", 11)):
+        monkeypatch.setattr(f"hotrows.serving.scorer.{name}", most)
+        assert scorer.score(ROWS) == pytest.approx(expected, rel=1e-6)
     assert scorer.score(ROWS.slice(0, 0)).shape == (0,)
 
 

@@ -113,6 +113,14 @@ def test_hostile_arrow_gets_one_clear_line(client):
     assert client.post("/score", json=JSON_ROWS).status_code == 200
 
 
+def test_long_lists_of_many_rows_are_refused_before_they_are_padded(scorer):
+    with TestClient(application(scorer, Limits(seconds=60, places=20))) as client:
+        long = client.post("/score", json={"shared": {"history": [1] * 5}, "rows": [{}] * 5})
+        short = client.post("/score", json={"shared": {"history": [1] * 5}, "rows": [{}] * 4})
+    assert (long.status_code, short.status_code) == (413, 200)
+    assert "expected at most 20 rows times values of the longest list, 25 came" in long.json()["detail"]
+
+
 def test_another_type_or_a_long_body_in_pieces_is_refused(client):
     answer = client.post("/score", content=b"a,b", headers={"content-type": "text/csv"})
     assert answer.status_code == 415 and "found 'text/csv'" in answer.json()["detail"]
@@ -212,6 +220,7 @@ def test_the_command_answers_what_it_took_and_ends(din_bundle, scorer):
         port = free.getsockname()[1]
     environment = {**os.environ, "PYTHONPATH": str(Path(hotrows.__file__).parents[1])}
     command = [sys.executable, "-m", "hotrows", "serve", str(din_bundle), "--port", str(port)]
+    command += ["--most-seconds", "60"]
     with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
         try:
             url = f"http://127.0.0.1:{port}"

@@ -197,7 +197,7 @@ def records_of(embedding):
             if embedding.cached_tables:
                 of_tables[table.name] = embedding.packed._read_through.records(p, rows)
             else:
-                of_tables[table.name] = embedding.stores[p].records[rows]
+                of_tables[table.name] = embedding.stores[p].copy_out(first, first + len(rows)).clone()
     return of_tables
 
 

@@ -206,6 +206,6 @@ def test_features_are_made_dynamic_on_the_command_line():
     declared = {feature.name: feature.dynamic for feature in dynamic.id_features}
     assert declared["C1"] == Dynamic(100, evict="lfu:5") and declared["C2"] == Dynamic()
     assert declared["C3"] is None
-    for text in ("none", "C1 rows=3", "C1 capacity=many", "C1 evict=never"):
+    for text in ("none", "C1 rows=3", "C1 capacity=many", "C1 capacity=5 evict=never"):
         with pytest.raises(ValueError, match="dynamic"):
             schemas.with_dynamic(schemas.criteo, [text])

@@ -6,6 +6,7 @@
         pack-0.records             the records of one pack, raw: weights and optimizer state
         model.safetensors          the dense part
         trainer.safetensors        its optimizer's state, the random state
+        keys.safetensors           of dynamic features: which key has which row, as of the batches trained
 
 Each of several ranks writes its own records, `rank-1/pack-0.records`, and rank 0 those that all
 ranks have, `shared/pack-0.records`; any number of ranks with any sharding reads them (`reshard`). An

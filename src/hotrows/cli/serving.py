@@ -54,5 +54,6 @@ def serve_command(
     from hotrows.serving.server import Limits, serve
 
     scorer = Scorer(bundle, threads=threads, trust=trust)
+    scorer.logits([{}])  # the first one takes longest
     click.echo(f"{bundle}: {', '.join(scorer.labels)} at http://{host}:{port}/score", err=True)
     serve(scorer, host, port, Limits(most_bytes, most_rows, most_seconds, most_waiting))

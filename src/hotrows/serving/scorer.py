@@ -21,6 +21,7 @@ from hotrows.serving.requests import Request, RequestEncoder
 from hotrows.serving.table_rows import TableRows
 
 _ROWS_AT_ONCE = 4096  # samples that the program computes at a time
+_PLACES_AT_ONCE = 1 << 18  # of their sequences, padded: what is computed of each takes memory
 _LEAST_PLACES = 2  # of sequences: what programs are written for
 
 
@@ -59,6 +60,7 @@ class Scorer:
         _check_rows(self.bundle, encoder)
         self._pooling = encoder.schema.pooling
         self._losses = self.bundle.loss_of_labels()
+        self._sequences = [e.reads[0][0] for e in self.bundle.inputs if e.kind == "lengths"]
         self._program: Program = open_program(self.bundle, threads, trust)
 
     def __repr__(self) -> str:
@@ -88,11 +90,10 @@ class Scorer:
 
     def logits_of(self, requests: Sequence[Request]) -> list[np.ndarray]:
         """The outputs of the model for requests, each by itself; they are computed together."""
-        pieces = [piece for request in requests for piece in _cut(request)]
         outputs: list[np.ndarray] = []
         group: list[Request] = []
-        for piece in pieces:
-            if group and sum(other.size for other in group) + piece.size > _ROWS_AT_ONCE:
+        for piece in (piece for request in requests for piece in self._cut(request)):
+            if group and sum(r.size for r in group) + piece.size > self._rows_at_once([*group, piece]):
                 outputs.append(self._run(group))
                 group = []
             group.append(piece)
@@ -101,14 +102,33 @@ class Scorer:
         joined = np.concatenate(outputs) if outputs else np.zeros(0, np.float32)
         return np.split(joined, np.cumsum([request.size for request in requests])[:-1])
 
+    def places_of(self, request: Request) -> int:
+        """The rows of a request times its longest sequence: what the program computes and pads to."""
+        return request.size * self._longest([request])
+
+    def _longest(self, requests: Sequence[Request]) -> int:
+        """The length of the longest sequence that the program reads, at least _LEAST_PLACES."""
+        longest = [int(r.lengths(name).max(initial=0)) for r in requests for name in self._sequences]
+        return max([_LEAST_PLACES, *longest])
+
+    def _rows_at_once(self, requests: Sequence[Request]) -> int:
+        if not self._sequences:
+            return _ROWS_AT_ONCE
+        return max(1, min(_ROWS_AT_ONCE, _PLACES_AT_ONCE // self._longest(requests)))
+
+    def _cut(self, request: Request) -> Sequence[Request]:
+        """A request in pieces that the program computes at once."""
+        most = self._rows_at_once([request])
+        if request.size <= most:
+            return [request]
+        firsts = range(0, request.size, most)
+        return [_piece(request, first, min(first + most, request.size)) for first in firsts]
+
     def _run(self, requests: Sequence[Request]) -> np.ndarray:
         ends = np.cumsum([0, *(request.size for request in requests)])
         spans = [slice(*span) for span in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
         pairs = list(zip(spans, requests, strict=True))
-        sequences = [entry.reads[0][0] for entry in self.bundle.inputs if entry.kind == "lengths"]
-        longest = [int(r.lengths(name).max(initial=0)) for r in requests for name in sequences]
-        places = max([_LEAST_PLACES, *longest])
-        size = int(ends[-1])
+        places, size = self._longest(requests), int(ends[-1])
         return self._program(
             {entry.name: self._input(entry, pairs, size, places) for entry in self.bundle.inputs}
         )
@@ -184,14 +204,6 @@ def _predictions(outputs: np.ndarray, loss: Loss) -> np.ndarray:
         powers = np.exp(-np.abs(outputs))  # at most 1: nothing overflows
         return (np.where(outputs >= 0, 1, powers) / (1 + powers)).astype(np.float32)
     return np.exp(outputs) if loss.link == "exp" else outputs
-
-
-def _cut(request: Request) -> Sequence[Request]:
-    """A request in pieces that the program computes at once."""
-    if request.size <= _ROWS_AT_ONCE:
-        return [request]
-    firsts = range(0, request.size, _ROWS_AT_ONCE)
-    return [_piece(request, first, min(first + _ROWS_AT_ONCE, request.size)) for first in firsts]
 
 
 def _piece(request: Request, first: int, end: int) -> Request:

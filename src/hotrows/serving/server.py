@@ -43,14 +43,15 @@ ARROW = "application/vnd.apache.arrow.stream"
 class Limits:
     """What a request may be, and how many may wait.
 
-    body: bytes; rows: of one request; seconds: from arrival to scores; waiting: requests that wait
-    for the program.
+    body: bytes; rows: of one request; places: its rows times the longest sequence, to which the program
+    pads all; seconds: from arrival to scores; waiting: requests that wait for the program.
     """
 
     body: int = 8 << 20
     rows: int = 5000
     seconds: float = 2.0
     waiting: int = 256
+    places: int = 1 << 22
 
 
 class _Refused(Exception):
@@ -177,7 +178,15 @@ class _Server:
                 raise _Refused(status, f"expected 1 to {self._limits.rows:,} rows, found {len(rows):,}")
             if is_arrow:
                 self._scorer.requests.check_names(rows.column_names)
-            return self._scorer.requests.encode(rows, shared)
+            requests = self._scorer.requests.encode(rows, shared)
+            places = sum(map(self._scorer.places_of, requests))
+            if places > self._limits.places:
+                raise _Refused(
+                    413,
+                    f"expected at most {self._limits.places:,} rows times values of the longest list, "
+                    f"{places:,} came; send fewer rows, or shorter lists",
+                )
+            return requests
 
         return encode
 
