@@ -43,11 +43,10 @@ def main() -> None:
     parser = arm.parser(models=tuple(CLASSES), library=("fuxictr", "accelerate", "hotrows"))
     parser.add_argument("--epoch-steps", type=int, default=200)
     parser.add_argument("--check", action="store_true", help="print loss curves of all arms in small")
-    parser.add_argument("--eps", type=float, default=1e-8, help="of Adam, in the loss curves")
     args = arm.finish(parser.parse_args())
     torch.set_num_threads(args.threads)
     if args.check:
-        print(json.dumps(check(args.model, args.eps)))
+        print(json.dumps(check(args.model)))
         return
     data = [_scaled(batch) for batch in batches(args.workload, args.batch_size)]
     num = args.epoch_steps + WARM_UP
@@ -168,36 +167,29 @@ def columns_of(name: str, batch: Batch, dtype: torch.dtype = torch.float32) -> d
 # ---- equal loss curves
 
 
-def check(name: str, eps: float) -> dict[str, list[float]]:
+def check(name: str) -> dict[str, list[float]]:
     """Log losses of the batches of a small epoch: FuxiCTR in float64 and float32, accelerated in float64,
-    and the engine, all from the same weights and without dropout. eps: of Adam, in all of them; it
-    divides by the size of gradients, so with a small one rounding grows to steps of full length."""
+    and the engine, all from the same weights and without dropout."""
     data = [_scaled(batch) for batch in batches(SMALL, SMALL.batch_size)]
     first = model_of(name, SMALL, dropout=0.0).state_dict()
     for key, value in first.items():
         if "embedding_layers.C" in key:
             value.mul_(100)  # at 1e-4 the gradients of the pairs would be rounding alone
     curves = {
-        "fuxictr, float64": _curve(name, first, data, eps, torch.float64),
-        "fuxictr, float32": _curve(name, first, data, eps, torch.float32),
-        "accelerate, float64": _curve(name, first, data, eps, torch.float64, accelerates=True),
+        "fuxictr, float64": _curve(name, first, data, torch.float64),
+        "fuxictr, float32": _curve(name, first, data, torch.float32),
+        "accelerate, float64": _curve(name, first, data, torch.float64, accelerates=True),
     }
-    return curves | {"hotrows, float32": _curve_of_engine(name, first, data, eps)}
+    return curves | {"hotrows, float32": _curve_of_engine(name, first, data)}
 
 
 def _curve(
-    name: str,
-    first: dict[str, Tensor],
-    data: list[Batch],
-    eps: float,
-    dtype: torch.dtype,
-    accelerates: bool = False,
+    name: str, first: dict[str, Tensor], data: list[Batch], dtype: torch.dtype, accelerates: bool = False
 ) -> list[float]:
     model = model_of(name, SMALL, dropout=0.0)
     model.load_state_dict(first)
     model.to(dtype)
     model.compile("adam", "binary_crossentropy", 1e-3)
-    model.optimizer.param_groups[0]["eps"] = eps
     if accelerates:
         import hotrows
 
@@ -218,14 +210,13 @@ def _curve(
     return losses
 
 
-def _curve_of_engine(name: str, first: dict[str, Tensor], data: list[Batch], eps: float) -> list[float]:
+def _curve_of_engine(name: str, first: dict[str, Tensor], data: list[Batch]) -> list[float]:
     from benchmarks.arms import bars_engine
 
-    shape = dataclasses.replace(bars_engine.SHAPES[name], dropout=0.0, eps=eps)
+    shape = dataclasses.replace(bars_engine.SHAPES[name], dropout=0.0)
     settings = {"shuffle": False, "linear_paths": "plain", "plan_depth": 0}
     steps = bars_engine.trainer_of(shape, SMALL, {"train": data}, **settings)
     _copy_weights(first, steps)
-    steps.dense_optimizer.param_groups[0]["eps"] = eps
     losses: list[float] = []
     plain = steps.recommender.loss
 

@@ -39,7 +39,6 @@ class Shape:
     hidden: tuple[int, ...] = (400, 400, 400)
     l2: float = 1e-5
     lr: float = 1e-3
-    eps: float = 1e-8
     clip_norm: float = 10.0
 
 
@@ -102,7 +101,7 @@ def trainer_of(
     data = _encoded(workload, schema, parts)
     torch.manual_seed(0)
     config = TrainConfig(
-        row_optimizer=hotrows.DenseAdam(lr=shape.lr, eps=shape.eps, l2=shape.l2),
+        row_optimizer=hotrows.DenseAdam(lr=shape.lr, l2=shape.l2),
         dense_lr=shape.lr,
         clip_norm=shape.clip_norm,
         clip_rows=True,

@@ -26,7 +26,7 @@ from tests.fuzz import CASE_SECONDS, TARGETS, case_of, run_case
 from tests.fuzz.case import Broken, Case
 from tests.support.scratch import folder_in_memory
 
-BATCH = 5_000  # cases of a process
+BATCH = 2_000  # cases of a process
 MEMORY = 3 << 30  # bytes of address space that a batch may take beside what it began with
 
 

@@ -240,10 +240,7 @@ class Embedding:
         return self.planner.plan(batch, step, signals)
 
     def resolved(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yields batches to train on, all and in order, with ids in place of keys of dynamic features.
-
-        `hotrows.engine.stages` does it by itself.
-        """
+        """Yields batches to train on, in order, with ids for keys; see `engine.dynamic_ids`."""
         if self.dynamic is None:
             return iter(batches)
         return (batch for _, batch in self.dynamic.resolved(enumerate(batches)))
@@ -397,17 +394,11 @@ class Embedding:
         return self.packed.weights(table)
 
     def weight_chunks(self, table: str, num_rows: int | None = None) -> Iterator[Tensor]:
-        """The weights of a table, [m, dim] as stored, some rows at a time, in host memory.
-
-        num_rows: of the first ids (default: all).
-        """
+        """The weights of a table, or of its first `num_rows` ids, [m, dim] as stored, in host memory."""
         return self.packed.weight_chunks(table, num_rows)
 
     def num_rows(self, keys: Mapping[str, Tensor] | None = None) -> dict[str, int]:
-        """By table, the rows that it needs: all, or of dynamic ids those used so far.
-
-        keys: the state of `dynamic`, where it is known.
-        """
+        """By table, the rows that it needs; keys: the state of `dynamic`, where it is known."""
         rows = {table.name: table.rows for table in self.tables}
         return rows if self.dynamic is None else rows | self.dynamic.num_rows(self.tables, keys)
 

@@ -346,10 +346,7 @@ class PackedTables:
         return self.stores[p].views.weights[first:end]
 
     def weight_chunks(self, table: str, num_rows: int | None = None) -> Iterator[Tensor]:
-        """The weights of a table, [m, dim] as stored, some rows at a time, in host memory.
-
-        num_rows: of the first ids (default: all).
-        """
+        """The weights of a table, [m, dim] as stored, some rows at a time; see `Embedding`."""
         p, first, end = self._rows_of(table)
         end = end if num_rows is None else first + num_rows
         for begin, stop in chunks(end - first):

@@ -43,8 +43,8 @@ class Vectors:
         p, column = self._find(feature, role)
         if p not in self._columns:
             pooled = self._pooled(p)
-            compiling = torch.compiler.is_compiling()
-            self._columns[p] = pooled.unbind(1) if compiling else _Columns.apply(pooled)
+            trains = pooled.requires_grad and not torch.compiler.is_compiling()
+            self._columns[p] = _Columns.apply(pooled) if trains else pooled.unbind(1)
         return self._columns[p][column]
 
     def stack(
