@@ -22,7 +22,7 @@ their ids itself, so that no key is reserved. A batch is resolved as follows, wh
 All is a function of the settings and the batches in order. `keys_reference` is the specification; the
 native table holds, for the process alone,
 
-    22.5 to 24 B a live key, its 8 included, from a million keys on; 1 to 2 B more where keys are evicted
+    22.5 to 24 B a live key, its 8 included, from millions on; 1 to 2 B more where keys are evicted
     24 B a key that waits for admission, counted exactly; 8 B a row of the capacity for the sketch
     32 B a key and 16 B a batch that reads it, of the window
     12 B a key read by a batch, until that is trained
