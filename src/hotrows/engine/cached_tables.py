@@ -20,7 +20,7 @@ from torch import Tensor
 
 from hotrows.engine.caching import CacheTraffic, Caching
 from hotrows.plan import Moves, NewRows, PackPlan, Plan
-from hotrows.planning.packing import Group
+from hotrows.planning.packing import Group, Pack
 from hotrows.planning.policy import Hot, Policy
 from hotrows.planning.slot_budget import divide
 from hotrows.planning.slots import Allocation, SlotMap, slot_map
@@ -81,11 +81,12 @@ class CachedGroup:
             bytes_out=(rows_out + bypassing) * self.group.stride,
         )
 
-    def describe(self) -> str:
-        """How many of the group's rows fast memory holds."""
+    def describe(self, packs: Sequence[Pack]) -> str:
+        """How many of the group's rows fast memory holds. packs: all, of which it has some."""
+        names = ", ".join(packs[p].name for p in self.group.packs)
         rows, bytes_ = self.group.rows, self.group.rows * self.group.stride
         return (
-            f"{self.cache.num_slots:,} of {rows:,} rows in fast memory "
+            f"{names}: {self.cache.num_slots:,} of {rows:,} rows in fast memory "
             f"({self.cache.num_bytes / 2**20:,.1f} of {bytes_ / 2**20:,.1f} MiB)"
         )
 

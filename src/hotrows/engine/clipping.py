@@ -34,6 +34,15 @@ class Clip:
     squares: float
 
 
+def count_squares(tables: PackedTables, ranks: Ranks) -> None:
+    """Begins to follow |W|^2, unless a checkpoint has said what it is; collective between ranks."""
+    dense = tables.dense_rows
+    if not dense.counts_squares:
+        caches = [group.cache for group in tables.cached.groups] if tables.cached else []
+        dense.count_squares(tables.groups, tables.stores, caches)
+        dense.share_squares(ranks)
+
+
 def clip_factor(
     tables: PackedTables, plan: Plan, grads: Sequence[Tensor | None], clip: Clip, ranks: Ranks
 ) -> float:

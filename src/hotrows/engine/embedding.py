@@ -32,7 +32,7 @@ from hotrows.batch import Batch
 from hotrows.distributed.comm import Note, OneRank, Ranks
 from hotrows.engine import first_layer
 from hotrows.engine.caching import Caching
-from hotrows.engine.clipping import Clip, clip_factor, scaled
+from hotrows.engine.clipping import Clip, clip_factor, count_squares, scaled
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.micro_batches import WIRE_DTYPES, MicroBatches
 from hotrows.engine.packed_tables import PackedTables
@@ -45,7 +45,6 @@ from hotrows.planning.packing import pack_tables
 from hotrows.planning.planner import Planner
 from hotrows.planning.sharding import Placement, uniform
 from hotrows.planning.threads import Threads, num_threads
-from hotrows.runtime import native
 from hotrows.runtime.device import HOST, Device, find
 from hotrows.runtime.transfer import Uploaded
 from hotrows.schema import Schema
@@ -188,7 +187,7 @@ class Embedding:
         )
         self.groups, self.shards = self.packed.groups, self.packed.shards
         self.stores, self.cached_tables = self.packed.stores, self.packed.cached
-        self._may_go_by_rows = self._packs_by_rows(run.first_layer_roles)
+        self._may_go_by_rows = first_layer.packs_by_rows(self.packs, run.first_layer_roles, self.device)
         self._micro_batches = MicroBatches(self.packed, self.ranks, self.device, run.wire_dtype)
 
     @classmethod
@@ -212,11 +211,6 @@ class Embedding:
             dynamic=dynamic,
             **{"first_layer_roles": getattr(model, "first_layer_roles", ()), **settings},
         )
-
-    def _packs_by_rows(self, roles: Collection[str]) -> tuple[int, ...]:
-        if not self.device.on_host or native.load() is None:
-            return ()
-        return tuple(p for p, pack in enumerate(self.packs) if first_layer.can_go_by_rows(pack, roles))
 
     # ---- planning
 
@@ -420,11 +414,7 @@ class Embedding:
     def count_squares(self) -> None:
         """Prepares for `update` with a clip, where L2 terms count in the norm: one pass over the tables
         of this rank, unless a checkpoint has said what it would find. Collective."""
-        dense = self.packed.dense_rows
-        if not dense.counts_squares:
-            caches = [group.cache for group in self.cached_tables.groups] if self.cached_tables else []
-            dense.count_squares(self.groups, self.stores, caches)
-            dense.share_squares(self.ranks)
+        count_squares(self.packed, self.ranks)
 
     def describe(self) -> str:
         """The packs and their tables as text, and what fast memory holds."""

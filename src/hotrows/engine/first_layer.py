@@ -9,23 +9,33 @@ batch, by numbers of the plan alone, so that the same batch always has the same 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from hotrows.ops.layers.row_products import RowReads
 from hotrows.plan import PackPlan, Plan
+from hotrows.runtime import native
 
 if TYPE_CHECKING:
     from hotrows.planning.packing import Pack
+    from hotrows.runtime.device import Device
 
 # The share of ids that are multiplied no more, times the dim, from which it pays: adding a product to its
 # sample costs as much as multiplying some columns. Measured; see docs/speed.md.
 LEAST_SAVING = 6.0
 
 
-def can_go_by_rows(pack: Pack, roles: Collection[str]) -> bool:
+def packs_by_rows(packs: Sequence[Pack], roles: Collection[str], device: Device) -> tuple[int, ...]:
+    """The packs that may be read so, on the host with the native core. roles: those that the model
+    reads through `Vectors.joined` alone."""
+    if not device.on_host or native.load() is None:
+        return ()
+    return tuple(p for p, pack in enumerate(packs) if _can_go_by_rows(pack, roles))
+
+
+def _can_go_by_rows(pack: Pack, roles: Collection[str]) -> bool:
     """Whether all of the pack is of these roles, and each of its rows of one feature alone."""
     return (
         all(table.role in roles for table in pack.tables)

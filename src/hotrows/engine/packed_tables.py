@@ -366,11 +366,8 @@ class PackedTables:
 
     def describe(self) -> str:
         """The packs and their tables as text, and what fast memory holds."""
-        lines = [packing.describe(self.packs)]
-        for cached in self.cached.groups if self.cached else ():
-            names = ", ".join(self.packs[p].name for p in cached.group.packs)
-            lines.append(f"{names}: {cached.describe()}")
-        return "\n".join(lines)
+        groups = self.cached.groups if self.cached else ()
+        return "\n".join([packing.describe(self.packs), *(g.describe(self.packs) for g in groups)])
 
     def close(self) -> None:
         """Closes the file stores, if any; nothing may be looked up afterwards."""
