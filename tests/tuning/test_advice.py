@@ -19,7 +19,8 @@ def curve(*points, untouched=0.0, table_bytes=1 << 30):
         )
         for size, misses in points
     ]  # fmt: skip
-    return Simulation("dlrm", 100, 1, 0, 8, 2, 2600, 1000, untouched, 10**6, table_bytes, tuple(results))
+    counts = (8, 2, 2600, 1000, untouched, 1000, 128_000, 10**6, table_bytes)
+    return Simulation("dlrm", 100, 1, 0, *counts, tuple(results))
 
 
 def test_speed_is_bound_by_the_slowest_part_of_a_step():
