@@ -30,7 +30,7 @@ def campaign_of(tmp_path_factory):
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_after_a_power_failure_the_next_start_finds_the_old_state_or_the_new_one(campaign_of, name):
     campaign = campaign_of(name)
-    whole, few = everything(), {"run": 6, "run behind a cache": 6, "export": 40}.get(name, 50)
+    whole, few = everything(), {"run": 6, "run behind a cache": 6, "export": 20}.get(name, 30)
     every = 1 if whole or name == "export" else 13  # an export is fifteen calls
     campaign.run(every=every, seed=5, most=None if whole else few)
     assert not campaign.failures, campaign.summary()
