@@ -167,6 +167,22 @@ def test_files_that_are_no_parquet(tmp_path):
         read(1)
 
 
+@pytest.mark.parametrize("index", [2, -1])
+@pytest.mark.parametrize("column", ["user", "price"])
+def test_an_index_that_is_none_of_its_dictionary_is_refused(tmp_path, column, index):
+    words = ["ann", "bob"] if column == "user" else ["1.5", "2"]
+    wrong = pa.DictionaryArray.from_arrays(pa.array([0, index, None], pa.int8()), words, safe=False)
+    place = TABLE.column_names.index(column)
+    table = TABLE.set_column(place, column, wrong)
+    with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as file:
+        file.write_table(table)
+    message = (
+        rf"rows\.arrow is damaged: column .{column}. has a dictionary of 2 values and the index {index}"
+    )
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path / "rows.arrow")
+
+
 def test_types_that_mean_the_same_give_the_same(tmp_path):
     columns = {
         "user": [pa.string(), pa.large_string(), pa.binary(), pa.dictionary(pa.int8(), pa.string())],

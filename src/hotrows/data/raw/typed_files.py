@@ -81,7 +81,7 @@ def first_rows_of_file(file: File, kind: str, limit: Callable[[int], int]) -> tu
     with _explained(f"{file.name} is damaged"):
         every = (b for g in range(opened.num_groups) for b in opened.batches(g, names, at_once))
         for batch in every:
-            batches.append(with_partitions(batch, columns, file))
+            batches.append(with_partitions(_checked(batch, file), columns, file))
             if sum(batch.num_rows for batch in batches) > rows:
                 break
     if not batches:
@@ -101,8 +101,25 @@ def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, 
         first_row = 0
         for group in range(opened.num_groups):
             for batch in opened.batches(group, stored, ROWS_PER_CHUNK):
-                yield (group + 1) / opened.num_groups, first_row, with_partitions(batch, columns, file)
+                whole = with_partitions(_checked(batch, file), columns, file)
+                yield (group + 1) / opened.num_groups, first_row, whole
                 first_row += batch.num_rows
+
+
+def _checked(batch: Any, file: File) -> Any:
+    """The batch; an error where an index is none of its dictionary, which Arrow reads without a look."""
+    pa = pyarrow()
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if not pa.types.is_dictionary(column.type):
+            continue
+        size, indices = len(column.dictionary), pa.compute.min_max(column.indices).as_py()
+        wrong = [index for index in indices.values() if index is not None and not 0 <= index < size]
+        if wrong:
+            raise ValueError(
+                f"{file.name} is damaged: column {name!r} has a dictionary of {size:,} values and the "
+                f"index {wrong[0]}; write it again"
+            )
+    return batch
 
 
 def _with_names_of_path(opened: TypedFile, file: File) -> tuple[str, ...]:
