@@ -71,11 +71,11 @@ class RowGroupColumns:
                 present = set(file.schema_arrow.names)
                 stored = [name for name in names if name in present]
                 table = file.read_row_group(group.index, columns=stored)
+            self._arrays = {name: _array(self._pa, table.column(name)) for name in stored}
         except (self._pa.ArrowException, OSError) as error:
             raise ValueError(
                 f"{group.file.name} is damaged ({first_line(error)}); write it again"
             ) from error
-        self._arrays = {name: _array(self._pa, table.column(name)) for name in stored}
         for name in (name for name in names if name not in self._arrays):
             value = _value_of(self._pa, group.file.partitions[name])
             self._arrays[name] = self._pa.repeat(value, group.rows)
