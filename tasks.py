@@ -89,10 +89,10 @@ def demo(arguments: list[str]) -> int:
 
 
 def test(arguments: list[str]) -> int:
-    """All tests, file by file on two processes: many wait for processes of their own."""
+    """All tests, file by file on three processes: many wait for processes of their own, or for a disk."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of one do not hold up the other
-    both = [] if set(arguments) - {"--all"} else ["-n", "2", "--dist", "loadfile"]
-    return run(PYTHON, "-m", "pytest", *both, *arguments)
+    several = [] if set(arguments) - {"--all"} else ["-n", "3", "--dist", "loadfile"]
+    return run(PYTHON, "-m", "pytest", *several, *arguments)
 
 
 def lint(arguments: list[str]) -> int:
