@@ -101,8 +101,8 @@ def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, 
         first_row = 0
         for group in range(opened.num_groups):
             for batch in opened.batches(group, stored, ROWS_PER_CHUNK):
-                whole = with_partitions(_checked(batch, file), columns, file)
-                yield (group + 1) / opened.num_groups, first_row, whole
+                read = with_partitions(_checked(batch, file), columns, file)
+                yield (group + 1) / opened.num_groups, first_row, read
                 first_row += batch.num_rows
 
 
