@@ -189,10 +189,10 @@ class PackedTables:
     def begin(self, plan: Plan) -> None:
         """Gives rows that stand for new keys the first values of these: before they are looked up."""
         for g, (host, new) in enumerate(zip(plan.host.new_rows, plan.new_rows, strict=True)):
-            packs = self.groups[g].packs
-            records = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
             if not len(host.rows):
                 continue
+            packs = self.groups[g].packs
+            records = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
             if self.touched:
                 self.touched[g][host.rows] = True
             if not self._is_resident(plan, g):
