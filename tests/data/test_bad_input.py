@@ -94,7 +94,7 @@ def test_a_header_without_a_label(tmp_path):
 
 
 def test_a_header_is_named_in_few_words_whatever_is_in_it(tmp_path):
-    """Forty letters of a name that are no UTF-8 came out as 240; and all columns of a schema were named."""
+    """40 letters of a name that are no UTF-8 came out as 240; all the columns of a schema were named."""
     (tmp_path / "raw").write_bytes(b",".join([b"\xff\x01" * 90] * 90) + b"\n")
     many = Schema(tuple(Sparse(f"feature_{i}") for i in range(400)), delimiter=",", name="many")
     message = refused(tmp_path, many)
