@@ -206,7 +206,7 @@ def _train(
     except KeyboardInterrupt as stopped:
         named = f" --model {shlex.quote(model)}" if ":" in model else ""
         again = f"{_command_line(**source)} --run {run} --resume{named}"
-        raise KeyboardInterrupt(f"{stopped or 'interrupted'}; go on with: {again}") from None
+        raise KeyboardInterrupt(f"{str(stopped) or 'interrupted'}; go on with: {again}") from None
 
 
 def _pins(cached_tables: CachedTables) -> str:
