@@ -40,6 +40,7 @@ SCHEMAS = {
     "several labels": Schema((PRICE, USER), ("click", "buy")),
 }
 ONE_EPOCH = TrainConfig(epochs=1, linear_paths="plain")
+OPEN = TrainConfig(linear_paths="plain")
 
 
 def prepared(folder, schema, rows=200):
@@ -202,29 +203,37 @@ def test_weights_of_single_features_take_steps_of_their_own(model, decay, rows, 
 
 
 @pytest.mark.parametrize(("rows", "epochs"), [(8_000, 10), (200_000, 2)])
-def test_vectors_decay_where_samples_are_read_more_than_once(rows, epochs):
+def test_few_samples_are_read_again_while_vectors_decay(rows, epochs):
+    """Weights of single ids learn as those of lr do."""
     settled = settle(TrainConfig(batch_size=100), of_size(rows))
-    steps = {"initial_accumulator": 0.003**2}
     decays = {"weight_decay": 100 / 100, "decay_by_count": True}
     assert (settled.epochs, settled.dense_lr) == (epochs, 0.001)
-    assert settled.row_optimizer == Adagrad(**steps, **decays)
+    assert settled.row_optimizer == Adagrad(initial_accumulator=0.003**2, **decays)
+    of_lr = settle(TrainConfig("lr", batch_size=100), of_size(rows))
+    assert settled.linear_optimizer == of_lr.row_optimizer
     crossed = settle(TrainConfig("dcnv2", batch_size=100), of_size(rows))
     assert crossed == dataclasses.replace(settled, model="dcnv2", model_options={"linear": True})
     assert settle(crossed, of_size(10**8)) == crossed
-    assert (
-        settled.linear_optimizer == settle(TrainConfig("lr", batch_size=100), of_size(rows)).row_optimizer
-    )
-    uncounted = settle(TrainConfig(batch_size=100), of_size(rows, vocabularies={}))
-    assert (uncounted.epochs, uncounted.row_optimizer) == (1, Adagrad(**steps))
-    once = settle(TrainConfig(batch_size=100, epochs=1), of_size(rows))
-    assert (once.epochs, once.row_optimizer) == (1, Adagrad(**steps))
-    unjudged = settle(TrainConfig(batch_size=100), of_size(rows, validation=0))
-    assert (unjudged.epochs, unjudged.row_optimizer) == (1, Adagrad(**steps))
+    plain = settle(TrainConfig("dcnv2", {"linear": False}), of_size(rows))
+    assert plain.model_options == {"linear": False}
 
 
-@pytest.mark.parametrize(("model", "rows"), [("deepfm", 300_000), ("dcnv2", 10**8), ("dnn", 8_000)])
-def test_other_models_and_many_samples_are_read_once(model, rows):
-    settled = settle(TrainConfig(model), of_size(rows))
+@pytest.mark.parametrize(
+    ("config", "data"),
+    [
+        (TrainConfig("deepfm"), {"rows": 300_000}),
+        (TrainConfig("dcnv2"), {"rows": 10**8}),
+        (TrainConfig("dnn"), {}),
+        (TrainConfig("deepfm"), {"vocabularies": {}}),
+        (TrainConfig("deepfm"), {"validation": 0}),
+        (TrainConfig("dcnv2", epochs=1), {}),
+        (TrainConfig("dcnv2", steps=30), {}),
+    ],
+    ids=str,
+)
+def test_all_others_are_read_once_without_decay(config, data):
+    """Many samples, other models, ids that are not counted, and none that would tell when to stop."""
+    settled = settle(config, of_size(**{"rows": 8_000, **data}))
     assert (settled.epochs, settled.row_optimizer, settled.linear_optimizer) == (1, Adagrad(), Adagrad())
     assert settled.model_options == {}
 
@@ -232,11 +241,11 @@ def test_other_models_and_many_samples_are_read_once(model, rows):
 def test_a_model_that_is_made_or_was_trained_keeps_its_tables(tmp_path):
     """Few samples give DCNv2 weights of ids, but for an object, and a run from before there were any."""
     enc = prepared(tmp_path / "enc", SCHEMAS["ids alone"])
-    own = Trainer(enc, ONE_EPOCH, tmp_path / "own", model=models.DCNv2(enc.schema, hidden=[4]))
+    own = Trainer(enc, OPEN, tmp_path / "own", model=models.DCNv2(enc.schema, hidden=[4]))
     assert own.config.model_options == {} and own.steps.model.linear is None
-    named = Trainer(enc, dataclasses.replace(ONE_EPOCH, model="dcnv2"), tmp_path / "named")
+    named = Trainer(enc, dataclasses.replace(OPEN, model="dcnv2"), tmp_path / "named")
     assert named.steps.model.linear is not None
-    earlier = json.loads(settle(dataclasses.replace(ONE_EPOCH, model="dcnv2"), enc).to_json())
+    earlier = json.loads(settle(dataclasses.replace(OPEN, model="dcnv2"), enc).to_json())
     del earlier["linear_optimizer"], earlier["model_options"]
     assert settle(TrainConfig.from_fields(earlier), enc).model_options == {}
 
@@ -248,11 +257,11 @@ def test_weights_of_ids_beside_vectors_have_an_optimizer_of_their_own(tmp_path):
     def optimizers(config):
         return {t.role: t.optimizer for t in Recommender(config, enc.schema).embedding.tables}
 
-    settled = settle(ONE_EPOCH, enc)
+    settled = settle(OPEN, enc)
     assert settled.linear_optimizer != settled.row_optimizer
     expected = {"vector": settled.row_optimizer, "linear": settled.linear_optimizer}
     assert optimizers(settled) == expected
-    given = dataclasses.replace(ONE_EPOCH, row_optimizer=Adagrad(lr=0.3))
+    given = dataclasses.replace(OPEN, row_optimizer=Adagrad(lr=0.3))
     assert set(optimizers(settle(given, enc)).values()) == {Adagrad(lr=0.3)}
     stored = json.loads(settled.to_json())
     assert TrainConfig.from_fields(stored) == settled

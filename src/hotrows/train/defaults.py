@@ -11,9 +11,12 @@ from hotrows.data import EncodedData
 
 # L2 term of models whose rows weigh single features; of FM the vectors too, which learn by heart sooner.
 _DECAYS = {"lr": 3.0, "fm": 10.0}
-_DEEP = ("deepfm", "dcnv2")  # models of a deep network that learn in their own way where samples are few
+_DEEP = (
+    "deepfm",
+    "dcnv2",
+)  # models of a deep network that learn in their own way where few samples are read again
 _FEW = 250_000
-_DECAY_OF_VECTORS = 100.0  # L2 term of their vectors, where samples are read more than once
+_DECAY_OF_VECTORS = 100.0  # L2 term of their vectors
 _VECTOR_GRADIENT = 0.3  # of a logit, by an element of a vector, at most, about
 
 
@@ -25,16 +28,14 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
     num_samples = _num_training_samples(data)
     model = config.model or models.default_name(data.schema, config.label)
     batch_size = config.batch_size or _batch_size(num_samples)
-    is_linear, is_small = model in _DECAYS, model in _DEEP and num_samples <= _FEW
-    epochs, options = config.epochs or 1, config.model_options
+    epochs, dense_lr, options = config.epochs or 1, 0.001, config.model_options
     rows = linear = optim.Adagrad()
-    if is_linear:
-        epochs = config.epochs or min(max(4_000_000 // num_samples, 1), 20)
+    if model in _DECAYS:
+        epochs, dense_lr = config.epochs or min(max(4_000_000 // num_samples, 1), 20), 0.01
         rows = linear = _linear_rows(data, batch_size, _DECAYS[model])
-    elif is_small:
-        goes_on = bool(data.parts["validation"].rows) and _is_counted(data)
-        epochs = config.epochs or (min(500_000 // num_samples, 10) if goes_on else 1)
-        rows, linear = _vectors(data, batch_size, epochs), _linear_rows(data, batch_size, _DECAYS["lr"])
+    elif model in _DEEP and _are_read_again(config, data):
+        epochs = config.epochs or min(500_000 // num_samples, 10)
+        rows, linear = _vectors(batch_size), _linear_rows(data, batch_size, _DECAYS["lr"])
         is_open = config.row_optimizer is config.linear_optimizer is config.start_from is None
         if model == "dcnv2" and is_open and not is_made:
             options = {"linear": True, **options}
@@ -46,7 +47,7 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
         batch_size=batch_size,
         row_optimizer=config.row_optimizer or rows,
         linear_optimizer=config.linear_optimizer or config.row_optimizer or linear,
-        dense_lr=config.dense_lr or (0.01 if is_linear else 0.001),
+        dense_lr=config.dense_lr or dense_lr,
         pack_parts=_pack_parts(config),
         store=_absolute_store(config.store),
         pretrained={name: str(Path(file).resolve()) for name, file in config.pretrained.items()},
@@ -92,17 +93,25 @@ def _linear_rows(data: EncodedData, batch_size: int, decay: float) -> optim.Adag
     )
 
 
-def _vectors(data: EncodedData, batch_size: int, epochs: int) -> optim.Adagrad:
-    """Adagrad for the vectors that a deep network reads beside weights of single features.
+def _are_read_again(config: TrainConfig, data: EncodedData) -> bool:
+    """Whether samples are few and are to be read more than once, while vectors decay.
 
-    The sum of squares begins at that of one sample's gradient, as it does for these weights. Where
-    samples are read more than once vectors decay, and would else be learned by heart.
+    That takes counts of ids, and a validation part, which tells when to stop.
     """
-    decays = epochs > 1 and _is_counted(data)
+    has_few = data.parts["train"].rows <= _FEW and bool(data.parts["validation"].rows)
+    return has_few and _is_counted(data) and config.epochs != 1 and config.steps is None
+
+
+def _vectors(batch_size: int) -> optim.Adagrad:
+    """Adagrad for vectors that a deep network reads, beside weights of single features.
+
+    The sum of squares begins at that of one sample's gradient, as it does for these weights. Without
+    decay samples that are read again would be learned by heart.
+    """
     return optim.Adagrad(
         initial_accumulator=(_VECTOR_GRADIENT / batch_size) ** 2,
-        weight_decay=_DECAY_OF_VECTORS / batch_size if decays else 0.0,
-        decay_by_count=decays,
+        weight_decay=_DECAY_OF_VECTORS / batch_size,
+        decay_by_count=True,
     )
 
 
