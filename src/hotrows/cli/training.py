@@ -38,7 +38,7 @@ _SHOWN_REASONS = 8
 # Settings that a run which starts from another takes from it.
 _OF_WHAT_IS_TRAINED = (
     *("model", "model_options", "label", "label_weights", "loss", "frozen"),
-    *("row_optimizer", "dense_optimizer", "table_dtype"),
+    *("row_optimizer", "linear_optimizer", "dense_optimizer", "table_dtype"),
 )
 
 data_options = with_options(
@@ -248,7 +248,7 @@ def _changed(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
         changes.setdefault("dense_lr", lr)
     if kind is not None or row_changes:
         base = optim.BY_NAME[kind]() if kind else config.row_optimizer or optim.Adagrad()
-        changes["row_optimizer"] = optim.replaced(base, row_changes)
+        changes |= {"row_optimizer": optim.replaced(base, row_changes), "linear_optimizer": None}
     weights = _pairs(changes.pop("label_weights"), "--label-weight", "buy=2")
     changes["label_weights"] = {**config.label_weights, **weights}
     changes["pretrained"] = {

@@ -113,7 +113,7 @@ class Trainer:
         if model is not None:
             config = dataclasses.replace(config, model=models.name_of(model))
         self._given_model = None if isinstance(model, str) else model
-        self.config = settle(config, self.data)
+        self.config = settle(config, self.data, is_made=isinstance(model, Model))
         self.run = Path(
             run or self.ranks.gather_objects(run_folder.next_folder(str(self.config.model)))[0]
         )
