@@ -9,8 +9,9 @@ fetched for few clusters.
     in random order     a x | b w | a y | b y | a z | b x
     clusters            a x   a y   a z | b w   b x   b y        each permuted
 
-This divides a hypergraph in one pass (Alistarh, Iglesias, Vojnovic, NIPS 2015), with the balance of Fennel
-(Tsourakakis et al., WSDM 2014). A sample goes where most of its rows were seen, less a price for size:
+This divides a hypergraph in one pass (Alistarh, Iglesias, Vojnovic, NIPS 2015), with the balance of
+Fennel (Tsourakakis et al., WSDM 2014). A sample goes where most of its rows were seen, less a price for
+size:
 
     score(g) = rows of the sample seen in g - price * size(g)
 
@@ -35,6 +36,7 @@ from hotrows.runtime import native
 from hotrows.runtime.native import call
 from hotrows.schema import Schema, vocabulary_of
 
+_FEWEST_BITS = 12  # of a place in `seen`, which has half a place to one for each lookup
 _PRICE = 8  # of a full cluster, in lookups of a mean sample
 _ONE = 1 << 16  # a row, in units of scores
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -81,7 +83,7 @@ class _State:
     def empty(rows: int, lookups: int, num_clusters: int) -> _State:
         assert 1 <= num_clusters <= MOST_CLUSTERS
         most = max(-(-rows // num_clusters), 1)
-        bits = max((lookups // 2).bit_length(), 1)
+        bits = max((lookups // 2).bit_length(), _FEWEST_BITS)
         num_bytes = next(size for size in (1, 2, 4, 8) if num_clusters <= 8 * size)
         seen = np.zeros((1 << bits, num_bytes), np.uint8)
         step = _PRICE * lookups * _ONE // max(rows * most, 1)
@@ -92,7 +94,8 @@ class _State:
         return len(self.seen).bit_length() - 1
 
 
-_Column = tuple[np.ndarray, np.ndarray | None]  # ids; offsets [rows + 1] int64 from 0, None: one id per row
+# Ids, and int64 offsets from 0 on; None: one id per row.
+_Column = tuple[np.ndarray, np.ndarray | None]
 
 
 def _columns(rows: Rows) -> list[_Column]:

@@ -88,9 +88,7 @@ class Pool:
     def rows(self) -> int:
         return sum(end - first for first, end in self.blocks)
 
-    def order(
-        self, groups: np.ndarray | None = None, clusters: np.ndarray | None = None
-    ) -> np.ndarray:
+    def order(self, groups: np.ndarray | None = None, clusters: np.ndarray | None = None) -> np.ndarray:
         """Returns the pool's rows, counted through its blocks, in their new order: [rows] int64.
 
         groups: [rows] integers, for rows of a group to follow one another: groups come in the order of
