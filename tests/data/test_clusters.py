@@ -139,6 +139,18 @@ def test_batches_from_the_middle_and_of_ranks_are_those_of_one_process(part):
     assert [n for batches in pairs for n in numbers(batches)] == every[20 * 64 :]
 
 
+def test_a_second_reader_divides_no_pool_again(part, monkeypatch):
+    divided = []
+    monkeypatch.setattr(module, "clusters", lambda *given: divided.append(0) or clusters(*given))
+    monkeypatch.setattr(module, "_MOST_RECENT", 2)
+    loader = Loader(part, 64, shuffle=True, order="reuse:4")
+    pairs = zip(loader.batches(0), loader.batches(0), strict=True)
+    assert all(torch.equal(one.ids, other.ids) for one, other in pairs)
+    assert len(divided) == 3
+    list(loader.batches(0))  # the first of three is forgotten, and so on
+    assert len(divided) == 6
+
+
 def test_rows_of_a_group_stay_together_in_clusters(part):
     loader = Loader(part, 64, shuffle=True, order="reuse:4", keep_groups=True)
     batches = list(loader.batches(0))

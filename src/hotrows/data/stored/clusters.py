@@ -36,6 +36,7 @@ from hotrows.runtime import native
 from hotrows.runtime.native import call
 from hotrows.schema import Schema, vocabulary_of
 
+_MOST_RECENT = 32  # pools whose clusters are kept for the second reader, of 256 KiB each
 _FEWEST_BITS = 12  # of a place in `seen`, which has half a place to one for each lookup
 _PRICE = 8  # of a full cluster, in lookups of a mean sample
 _ONE = 1 << 16  # a row, in units of scores
@@ -45,10 +46,16 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def order_of(pool: Pool, pieces: Sequence[Rows], schema: Schema, shuffle: Shuffle) -> np.ndarray:
     """Returns the rows of a pool, which are those of the pieces, in the order in which they are read."""
     groups = [rows.groups for rows in pieces if rows.groups is not None] if shuffle.keep_groups else []
-    num = shuffle.num_clusters
-    return pool.order(
-        np.concatenate(groups) if groups else None, clusters(pieces, schema, num) if num > 1 else None
-    )
+    found = None
+    if shuffle.num_clusters > 1:
+        with shuffle.lock:
+            found = shuffle.recent.pop(pool.seed, None)
+            if found is None:
+                found = clusters(pieces, schema, shuffle.num_clusters)
+            shuffle.recent[pool.seed] = found
+            if len(shuffle.recent) > _MOST_RECENT:
+                del shuffle.recent[next(iter(shuffle.recent))]
+    return pool.order(np.concatenate(groups) if groups else None, found)
 
 
 def clusters(pieces: Sequence[Rows], schema: Schema, num_clusters: int) -> np.ndarray:
