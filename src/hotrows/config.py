@@ -126,9 +126,7 @@ class TrainConfig:
     shuffle: bool = setting(True, "Read samples in random order")
     order: str = setting(
         "shuffle",
-        "Which random order: shuffle; or reuse:CLUSTERS, which has samples that read equal rows near one "
-        "another, for a cache to fetch fewer: a batch is drawn from one of 2 to 64 clusters of 262,144 "
-        "samples (reuse: from one of 8)",
+        "Random order: shuffle, or reuse:CLUSTERS (2 to 64), of which a cache fetches fewer rows",
     )
     evaluate_every: int | None = setting(
         None, "Steps between evaluations", unset="quarters of epoch 1, ends of epochs", least=1
