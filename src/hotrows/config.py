@@ -125,8 +125,7 @@ class TrainConfig:
     seed: int = setting(0, "Seed of initial values, of dropout and of the order of samples")
     shuffle: bool = setting(True, "Read samples in random order")
     order: str = setting(
-        "shuffle",
-        "Random order: shuffle, or reuse:CLUSTERS (2 to 64), of which a cache fetches fewer rows",
+        "shuffle", "Random order: shuffle, or reuse:CLUSTERS (2 to 64) for a cache to fetch fewer rows"
     )
     evaluate_every: int | None = setting(
         None, "Steps between evaluations", unset="quarters of epoch 1, ends of epochs", least=1
