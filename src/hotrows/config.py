@@ -132,10 +132,7 @@ class TrainConfig:
     seed: int = setting(0, "Seed of initial values, of dropout and of the order of samples")
     shuffle: bool = setting(True, "Read samples in random order")
     order: str = setting(
-        "shuffle",
-        "Which random order: shuffle, or reuse:CLUSTERS, samples that read equal rows near one another, so "
-        "that a cache fetches fewer; a batch is drawn from one of 2 to 64 clusters of 262,144 samples "
-        "(reuse: 8)",
+        "shuffle", "Random order: shuffle, or reuse:CLUSTERS (2 to 64) for a cache to fetch fewer rows"
     )
     evaluate_every: int | None = setting(
         None, "Steps between evaluations", unset="quarters of epoch 1, ends of epochs", least=1
