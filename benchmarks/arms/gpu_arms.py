@@ -65,7 +65,7 @@ ON_HOST = {
     "1%": Arm("as 10%", 0.01),
     "hot": Arm("the most popular rows stay", 0.10, policy=_HOT),
     "hybridhash": Arm(
-        "PICASSO's: the rows that most batches used stay; misses cross within the step", 0.10,
+        "after PICASSO's: the rows that most batches used stay; misses cross within the step", 0.10,
         policy=Frequency(16, 16), in_flight=1, overlapped=False,
     ),
     "hot-cold": Arm(

@@ -309,7 +309,8 @@ class Trainer:
 
     def _train_step(self, runner: Runner) -> None:
         self._doing = "training"
-        begin, before = time.perf_counter(), runner.stalled.copy()
+        self._reports.begin_step(runner)
+        begin = time.perf_counter()
         work = next(runner)
         if work.item.plan.signals & RankSignals.STOP:
             raise _StopRequested
@@ -321,8 +322,7 @@ class Trainer:
         self._trace.batch = work.number
         loss = self.steps.train(work, lr_scale(self.state, self.config))
         seconds, stalled = time.perf_counter() - begin, ready - begin
-        waited = {stage: now - before.get(stage, 0.0) for stage, now in runner.stalled.items()}
-        self._reports.add_step(work, loss, seconds, stalled, waited)
+        self._reports.add_step(runner, work, loss, seconds, stalled)
         if self._reports.interval_is_over or self._evaluation_is_due():
             self._write_interval()
         progress = self._reports.show_step()
