@@ -34,9 +34,9 @@ def compile_all() -> None:
 
     driver.set_active(Compiles())
     run, JITFunction.run = JITFunction.run, compiled
-    from hotrows.ops import triton as kernels
-
     from benchmarks.gpu_parts import mover_kernel, step_cache_kernels
+
+    from hotrows.ops import triton as kernels
 
     rows = torch.arange(64)
     host, near = (torch.zeros(64, stride, dtype=torch.uint8) for stride in (516, 528))
