@@ -124,6 +124,12 @@ class TrainConfig:
     )
     seed: int = setting(0, "Seed of initial values, of dropout and of the order of samples")
     shuffle: bool = setting(True, "Read samples in random order")
+    order: str = setting(
+        "shuffle",
+        "Which random order: shuffle, or reuse:CLUSTERS, samples that read equal rows near one another, so "
+        "that a cache fetches fewer; a batch is drawn from one of 2 to 64 clusters of 262,144 samples "
+        "(reuse: 8)",
+    )
     evaluate_every: int | None = setting(
         None, "Steps between evaluations", unset="quarters of epoch 1, ends of epochs", least=1
     )
@@ -374,6 +380,11 @@ def _check_together(config: TrainConfig) -> None:
         )
     if config.clip_rows and (config.clip_norm is None or config.device != "cpu"):
         raise ValueError("clip_rows needs clip_norm, and device='cpu': a GPU would be waited for")
+    if config.order != "shuffle":
+        from hotrows.data.stored.order import parse_order
+
+        if parse_order(config.order) > 1 and not config.shuffle:
+            raise ValueError(f"order={config.order!r} is one of shuffled samples; leave shuffle on")
     if config.planning == "device" and config.device == "cpu":
         raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
     if config.row_optimizer is not None and type(config.row_optimizer) not in optim.BY_NAME.values():
@@ -389,7 +400,7 @@ def _check_together(config: TrainConfig) -> None:
 
 
 GROUPS = {
-    "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "seed"),
+    "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "order", "seed"),
     "Model": ("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
     "Optimisation": (
         *("row_optimizer", "dense_optimizer", "dense_lr", "clip_norm", "clip_rows", "warmup_steps"),

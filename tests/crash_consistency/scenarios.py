@@ -7,11 +7,13 @@ import sys
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor
 
 from hotrows import checkpoint
 from hotrows.checkpoint import State, Writer
@@ -19,7 +21,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare
 from hotrows.engine.embedding import Embedding
 from hotrows.storage.file_store import FileStore
-from hotrows.train import train
+from hotrows.train import pictures, train
 from hotrows.train.export import export
 from tests.crash_consistency.recording import say
 from tests.support.checkpoints import TABLES, dense, state
@@ -155,16 +157,18 @@ def check_run(root: Path, said: list[str], in_file: bool) -> None:
     saved = max((int(text.split()[1]) for text in said if text.startswith("saved")), default=None)
     if saved is not None:
         assert int(checkpoint.folder_of(run, "last").name.removeprefix("step-")) >= saved
-    train(
-        EncodedData.open(root.with_name("enc")),
-        _config(root, in_file),
-        run,
-        resume=(run / "config.json").exists(),
-    )
+    data, resumes = EncodedData.open(root.with_name("enc")), (run / "config.json").exists()
+    with patch.object(pictures, "draw_run"):  # which takes five times as long as the rest
+        train(data, _config(root, in_file), run, resume=resumes)
     if not in_file:
         assert same_bits(run, root.with_name("expected"))
-    pairs = zip(weights_of(run), weights_of(root.with_name("expected")), strict=True)
+    pairs = zip(weights_of(run), _expected_weights(root.with_name("expected")), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@cache
+def _expected_weights(run: Path) -> list[Tensor]:
+    return weights_of(run)
 
 
 # ---- an export, which begins anew

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from hotrows.cli.runs import print_metrics
 from hotrows.cli.streams import SECTION, stream_fit, stream_options
 from hotrows.config import GROUPS, SETTINGS, TrainConfig
 from hotrows.distributed import job
+from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:
     from hotrows import data
@@ -217,7 +218,7 @@ def _train(
     except KeyboardInterrupt as stopped:
         named = f" --model {shlex.quote(model)}" if ":" in model else ""
         again = f"{_command_line(**source)} --run {run} --resume{named}"
-        raise KeyboardInterrupt(f"{stopped or 'interrupted'}; go on with: {again}") from None
+        raise KeyboardInterrupt(f"{str(stopped) or 'interrupted'}; go on with: {again}") from None
 
 
 def _pins(cached_tables: CachedTables) -> str:
@@ -336,6 +337,20 @@ def _print_reasons(reasons: Sequence[str], run: Path) -> None:
         print(f"and {left:,} more in {run / 'placing.json'}", file=sys.stderr)
 
 
+def _utilization(run: Path) -> Iterator[str]:
+    """Yields how busy the machine was in training, where that was noted."""
+    from hotrows.train.metrics_log import read_metrics, utilization
+
+    used = utilization([line for line in read_metrics(run) if line["kind"] == "train"])
+    if not used:
+        return
+    machine, memory = used.pop("machine_busy", None), used.pop("peak_memory_bytes", None)
+    of_all = "" if machine is None else f", {machine:.0%} with anything"
+    peak = "" if memory is None else f"; peak memory {format_bytes(int(memory))}"
+    yield f"cores       {used.pop('cores_busy'):.0%} busy with it{of_all}{peak}"
+    yield f"at work     {', '.join(f'{stage} {share:.0%}' for stage, share in used.items())} of the time"
+
+
 def _print_result(result: Result, run: Path, is_stream: bool) -> None:
     from hotrows.metrics import word_of
     from hotrows.train.run_state import BEST_RULE
@@ -351,6 +366,8 @@ def _print_result(result: Result, run: Path, is_stream: bool) -> None:
         decides = word_of(result.validation.decides) or "mean score"
         click.echo(f"            {BEST_RULE.format(decides)}")
     click.echo(f"throughput  {speed}")
+    for line in _utilization(run):
+        click.echo(line)
     click.echo(f"run         {run}")
     if (run / "report.png").exists():
         click.echo(f"picture     {run / 'report.png'}")

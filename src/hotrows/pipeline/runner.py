@@ -34,12 +34,14 @@ class _Runner:
 
     stages: in order; one of them is `train`. first: the number of the first batch.
     stalled: seconds in which the caller waited, by the stage that it waited for.
+    busy: seconds in which each stage was at work; on a device, in which its work was launched.
     """
 
     def __init__(self, stages: Sequence[Stage], first: int = 0, trace: bool = False) -> None:
         self.stages = tuple(stages)
         self.train = [stage.name for stage in stages].index(TRAIN)
         self.stalled: defaultdict[str, float] = defaultdict(float)
+        self.busy = dict.fromkeys((stage.name for stage in stages), 0.0)
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS if trace else 0)
         self._first = first
         self._done = [first] * len(stages)
@@ -69,8 +71,9 @@ class _Runner:
         self._note(self.train, work.number, self._trained_since)
 
     def _note(self, s: int, batch: int, begin: float) -> None:
-        stage = self.stages[s]
-        self.events.append(Event(stage.name, stage.lane, batch, begin, time.perf_counter()))
+        stage, end = self.stages[s], time.perf_counter()
+        self.busy[stage.name] += end - begin
+        self.events.append(Event(stage.name, stage.lane, batch, begin, end))
 
 
 class Serial(_Runner):

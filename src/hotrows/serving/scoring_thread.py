@@ -7,7 +7,6 @@ that is begun is work that somebody still wants.
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -19,8 +18,6 @@ import numpy as np
 
 from hotrows.serving.requests import Request
 from hotrows.serving.scorer import Scorer
-
-log = logging.getLogger("hotrows")
 
 _MOST_TOGETHER = 64  # requests in one run of the program
 
@@ -49,6 +46,11 @@ class ScoringThread:
         self.groups = 0
         self._thread = threading.Thread(target=self._run, name="hotrows scoring", daemon=True)
         self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether requests are scored."""
+        return self._thread.is_alive()
 
     @property
     def waiting(self) -> int:
@@ -94,19 +96,26 @@ class ScoringThread:
 
     def _score(self, jobs: list[_Job]) -> None:
         encoded = [(job, requests) for job in jobs if (requests := _encoded(job)) is not None]
+        if encoded:
+            self._answer(encoded)
+
+    def _answer(self, encoded: list[tuple[_Job, list[Request]]]) -> None:
+        """Computes jobs together; where that fails, each by itself, so that only its cause is refused."""
         try:
             logits = self._scorer.logits_of([request for _, requests in encoded for request in requests])
         except Exception as error:
-            log.exception("a group of requests could not be scored")
-            for job, _ in encoded:
-                job.result.set_exception(error)
+            if len(encoded) == 1:
+                encoded[0][0].result.set_exception(error)
+            else:
+                for job_and_requests in encoded:
+                    self._answer([job_and_requests])
             return
-        self.groups += bool(encoded)
+        self.groups += 1
         for job, requests in encoded:
-            own_logits = [logits.pop(0) for _ in requests]
             try:
-                job.result.set_result(self._scorer.predictions(np.concatenate(own_logits)))
-            except ValueError as error:
+                own_logits = np.concatenate([logits.pop(0) for _ in requests])
+                job.result.set_result(self._scorer.predictions(own_logits))
+            except Exception as error:
                 job.result.set_exception(error)
 
 

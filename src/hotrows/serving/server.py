@@ -19,6 +19,7 @@ import asyncio
 import json
 import logging
 import math
+import struct
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ import numpy as np
 
 from hotrows import json_file
 from hotrows.data.raw.arrow import pyarrow
+from hotrows.serving.arrow_size import decompressed_size
 from hotrows.serving.metrics_page import ServerMetrics
 from hotrows.serving.requests import Request
 from hotrows.serving.scorer import Scorer
@@ -120,8 +122,10 @@ class _Server:
     async def health(self, request: Any) -> Any:
         from starlette.responses import JSONResponse
 
-        labels = list(self._scorer.labels)
-        return JSONResponse({"status": "ok", "bundle": self._scorer.bundle.path.name, "labels": labels})
+        labels, is_ok = list(self._scorer.labels), self.thread.is_alive
+        fields = {"bundle": self._scorer.bundle.path.name, "labels": labels}
+        status = "ok" if is_ok else "the thread that scores has ended; start the server again"
+        return JSONResponse({"status": status, **fields}, 200 if is_ok else 503)
 
     async def metrics(self, request: Any) -> Any:
         from starlette.responses import PlainTextResponse
@@ -149,7 +153,7 @@ class _Server:
         except Exception as error:
             if type(error).__name__ == "ClientDisconnect":
                 raise _Refused(400, "the body ends early") from None
-            log.exception("a request failed")
+            log.error("a request could not be scored: %s", _line_of(error))
             raise _Refused(500, "the request could not be scored; the server's log says why") from None
 
     async def _computed(self, request: Any, is_arrow: bool, deadline: float) -> np.ndarray:
@@ -172,7 +176,7 @@ class _Server:
         """What makes a request of a body, on the thread that scores."""
 
         def encode() -> list[Request]:
-            rows, shared = _arrow_rows(body) if is_arrow else _json_rows(body)
+            rows, shared = _arrow_rows(body, self._limits.body) if is_arrow else _json_rows(body)
             if not 0 < len(rows) <= self._limits.rows:
                 status = 413 if len(rows) else 422
                 raise _Refused(status, f"expected 1 to {self._limits.rows:,} rows, found {len(rows):,}")
@@ -219,13 +223,24 @@ def _json_rows(body: bytes) -> tuple[Any, Mapping[str, Any] | None]:
     return content, shared
 
 
-def _arrow_rows(body: bytes) -> tuple[Any, None]:
+def _arrow_rows(body: bytes, most: int) -> tuple[Any, None]:
+    """The rows of an Arrow stream; most: bytes that its buffers may have once they are decompressed."""
     pa = pyarrow()
     try:
+        if (size := decompressed_size(body)) > most:
+            raise _Refused(413, f"expected at most {most:,} bytes once decompressed, found {size:,}")
         table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
         table.validate(full=True)  # offsets of a hostile body may point anywhere
         return table, None
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise _Refused(
             400, f"the body is no Arrow stream: {' '.join(str(error).split())[:200]}"
         ) from None
+
+
+def _line_of(error: Exception) -> str:
+    """An error that is a mistake of the program's own, in one line: kind, message, where."""
+    trace, where = error.__traceback__, "unknown"
+    while trace is not None:
+        where, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]} ({where})"

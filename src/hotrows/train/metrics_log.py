@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,27 @@ def history(run: Path) -> Any:
     records = [dict(_flat(record)) for record in read_metrics(run)]
     names = dict.fromkeys(["kind", "step", *(name for record in records for name in record)])
     return pyarrow.table({name: [record.get(name) for record in records] for name in names})
+
+
+def utilization(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns how busy the machine was in lines of training.
+
+    The mean `cores_busy` and `machine_busy`, the largest `peak_memory_bytes`, and by stage the share of
+    the time in which it was at work. Lines of earlier releases have none of them.
+    """
+    seconds = sum(line["seconds"] for line in steps if "cores_busy" in line)
+    if not seconds:
+        return {}
+    shares = ("cores_busy", "machine_busy")
+    weighted = {name: sum(line.get(name, 0.0) * line["seconds"] for line in steps) for name in shares}
+    stages = dict.fromkeys(name for line in steps for name in line if name.startswith("busy_"))
+    at_work = {
+        name.removeprefix("busy_").replace("_", " "): sum(line.get(name, 0.0) for line in steps)
+        for name in stages
+    }
+    means = {name: value / seconds for name, value in (weighted | at_work).items() if value}
+    peak = max((line["peak_memory_bytes"] for line in steps if "peak_memory_bytes" in line), default=None)
+    return means if peak is None else means | {"peak_memory_bytes": peak}
 
 
 class MetricsLog:

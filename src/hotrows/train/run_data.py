@@ -87,7 +87,7 @@ class TrainingBatches:
 
 def _loader(data: EncodedData, config: TrainConfig, ranks: Ranks) -> Loader | HotColdLoader:
     assert config.batch_size is not None
-    how: dict[str, Any] = {"shuffle": config.shuffle, "seed": config.seed}
+    how: dict[str, Any] = {"shuffle": config.shuffle, "seed": config.seed, "order": config.order}
     how |= {"rank": ranks.rank, "num_ranks": ranks.num_ranks}
     if data.halves is not None:
         return HotColdLoader(*data.halves, config.batch_size, **how)

@@ -23,14 +23,14 @@ class StreamBatches:
 
     def __init__(self, events: EventStream, state: RunState, steps: int | None) -> None:
         self.events, self._limit = events, steps or sys.maxsize
-        self._first_step = state.step
+        self._first_step, self._end = state.step, sys.maxsize
         self._taken: deque[CutBatch] = deque()  # and not trained
         self.trained: CutBatch | None = None
 
     @property
     def total_steps(self) -> int:
-        """The steps of the run; unknown, and more than any run has, until the stream has ended."""
-        return min(self._limit, self._next_step if self.events.has_ended else sys.maxsize)
+        """The steps of the run; unknown, and more than any run has, until `wait` has seen the end."""
+        return min(self._limit, self._end)
 
     @property
     def _next_step(self) -> int:
@@ -52,7 +52,10 @@ class StreamBatches:
 
     def wait(self, seconds: float) -> bool:
         """Waits until there is a batch to train, or the stream has ended, so long at most."""
-        return bool(self._taken) or self.events.wait(seconds)
+        if not self._taken and not self.events.wait(seconds):
+            return False
+        self._end = self._next_step if self.events.has_ended else sys.maxsize
+        return True
 
     def after(self, state: RunState) -> Iterator[tuple[int, Batch]]:
         """Yields the batches still to train, each with its step."""

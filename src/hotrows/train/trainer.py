@@ -311,7 +311,8 @@ class Trainer(Requests, OnStream):
 
     def _train_step(self, runner: Runner) -> None:
         self._doing = "training"
-        begin, before = time.perf_counter(), runner.stalled.copy()
+        self.reports.begin_step(runner)
+        begin = time.perf_counter()
         work = next(runner)
         if work.item.plan.signals & RankSignals.STOP:
             raise _StopRequested
@@ -323,8 +324,7 @@ class Trainer(Requests, OnStream):
         self._trace.batch = work.number
         loss = self.steps.train(work, lr_scale(self.state, self.config))
         seconds, stalled = time.perf_counter() - begin, ready - begin
-        waited = {stage: now - before.get(stage, 0.0) for stage, now in runner.stalled.items()}
-        self.reports.add_step(work, loss, seconds, stalled, waited)
+        self.reports.add_step(runner, work, loss, seconds, stalled)
         if self.reports.interval_is_over or self._evaluation_is_due():
             self._write_interval()
         progress = self.reports.show_step()
