@@ -24,6 +24,7 @@ from hotrows.cli.options import (
     with_options,
 )
 from hotrows.cli.runs import print_metrics
+from hotrows.cli.streams import SECTION, stream_fit, stream_options
 from hotrows.config import GROUPS, SETTINGS, TrainConfig
 from hotrows.distributed import job
 from hotrows.runtime.units import format_bytes
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from hotrows.engine.cached_tables import CachedTables
     from hotrows.schema import Schema
     from hotrows.train.progress import Result
+    from hotrows.train.trainer import Trainer
 
 _SHOWN_REASONS = 8
 # Settings that a run which starts from another takes from it.
@@ -98,9 +100,12 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "hotrows train enc --config runs/a/config.json --set model_options.dim=32 --seed 2 --run runs/a2",
     "hotrows train enc --run runs/a --resume",
     "hotrows train enc2 --from runs/a --run runs/b",
+    "hotrows train enc --from runs/a --run runs/live --stream folder:clicks --max-wait 0.2",
+    "hotrows train enc --run runs/live --stream kafka://localhost:9092/clicks --alarm-calibration "
+    "0.8,1.25",
     "hotrows train 'train/*.parquet' --schema shop.json --validation val.parquet --run runs/c",
     "torchrun --nproc-per-node 2 -m hotrows train enc --model dlrm --run-dir runs/d",
-    sections=SECTIONS,
+    sections={**SECTIONS, **SECTION},
 )
 @data_options
 @click.option(
@@ -129,6 +134,7 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
 @click.option(
     "--trace", type=FILE, help="Write the times of every stage here, for Perfetto, and a picture."
 )
+@stream_options
 @setting_options()
 def train_command(
     run: Path | None,
@@ -148,6 +154,9 @@ def train_command(
 
     Evaluates on the validation part, keeps the best and the last checkpoint, and reports on the
     test part at the end. Ctrl-C saves; --resume goes on to the same bits.
+
+    With --stream it trains on events as they come, by the vocabularies of DATA: each is scored, then
+    trained on once.
     """
     source = {name: options.pop(name) for name in SOURCE_NAMES}
     if resume and run is None:
@@ -158,14 +167,15 @@ def train_command(
     resume = resume or (exists and job.restarted())
     with bar() as progress:
         resumed = run if resume and exists else None
+        fit = stream_fit(options, resumed)
         config, read = _first_config(resumed, config_file, set_texts, options["start_from"])
         options["model"] = models.confirmed(config.model, read, options["model"], trust)
         if options["start_from"] is not None:
             options["start_from"] = str(options["start_from"].resolve())
         config = config_with(config, options)
-        run, result = _train(config, run, source, progress, resume=resume, trace=trace)
+        run, result = _train(config, run, source, progress, fit, resume=resume, trace=trace)
     if job.is_first():
-        _print_result(result, run)
+        _print_result(result, run, is_stream=fit is not None)
 
 
 def _train(
@@ -173,11 +183,13 @@ def _train(
     run: Path | None,
     source: Mapping[str, Any],
     progress: Callable[..., None],
+    fit: Callable[[Trainer], Result] | None,
     **how: Any,
 ) -> tuple[Path, Result]:
     """Trains on all ranks; returns the run's folder, and how it ended.
 
-    source: arguments of `open_data`. how: further arguments of `Trainer`.
+    source: arguments of `open_data`. fit: trains (default: on the data). how: further arguments of
+    `Trainer`.
     """
     from hotrows.distributed import process_group
     from hotrows.train import run_folder
@@ -199,7 +211,7 @@ def _train(
             _print_reasons(trainer.steps.placing.reasons, run)
             for covered in trainer.checkpoints.coverage:
                 print(covered, file=sys.stderr)
-        result = trainer.fit()
+        result = trainer.fit() if fit is None else fit(trainer)
         if ranks.rank == 0 and trainer.cached_tables:
             print(_pins(trainer.cached_tables), file=sys.stderr)
         return run, result
@@ -339,17 +351,18 @@ def _utilization(run: Path) -> Iterator[str]:
     yield f"at work     {', '.join(f'{stage} {share:.0%}' for stage, share in used.items())} of the time"
 
 
-def _print_result(result: Result, run: Path) -> None:
+def _print_result(result: Result, run: Path, is_stream: bool) -> None:
     from hotrows.metrics import word_of
     from hotrows.train.run_state import BEST_RULE
 
-    for part, metrics in (("validation", result.validation), ("test", result.test)):
+    validation = "last window" if is_stream else "validation"
+    for part, metrics in ((validation, result.validation), ("test", result.test)):
         if metrics is not None:
             print_metrics(part, metrics)
     speed = f"{result.samples_per_second:,.0f} samples/s" if result.samples_per_second else ""
     early = ", stopped early" if result.stopped_early else ""
     click.echo(f"steps       {result.steps:,}, best {result.best_step:,}{early}")
-    if result.validation is not None:
+    if result.validation is not None and not is_stream:
         decides = word_of(result.validation.decides) or "mean score"
         click.echo(f"            {BEST_RULE.format(decides)}")
     click.echo(f"throughput  {speed}")
