@@ -64,9 +64,13 @@ _row_options = with_options(
 # The sections of the help of train and tune: the groups of settings, and what else belongs there.
 _FURTHER_OPTIONS = {
     "Data and run": (*SOURCE_NAMES, "run", "config_file", "set_texts", "resume", "trace"),
+    "Publishing": ("publish", "publish_every", "publish_dtype"),
     "Optimisation": ("lr", "embedding_lr", "row_options"),
 }
-SECTIONS = {title: (*names, *_FURTHER_OPTIONS.get(title, ())) for title, names in GROUPS.items()}
+SECTIONS = {
+    title: (*GROUPS.get(title, ()), *_FURTHER_OPTIONS.get(title, ()))
+    for title in {**GROUPS, **_FURTHER_OPTIONS}
+}
 
 
 def setting_options(leave_out: Sequence[str] = ()) -> Callable:
@@ -97,6 +101,7 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "hotrows train enc --config runs/a/config.json --set model_options.dim=32 --seed 2 --run runs/a2",
     "hotrows train enc --run runs/a --resume",
     "hotrows train enc2 --from runs/a --run runs/b",
+    "hotrows train enc --model dlrm --publish published --publish-every 1s",
     "hotrows train 'train/*.parquet' --schema shop.json --validation val.parquet --run runs/c",
     "torchrun --nproc-per-node 2 -m hotrows train enc --model dlrm --run-dir runs/d",
     sections=SECTIONS,
@@ -128,6 +133,25 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
 @click.option(
     "--trace", type=FILE, help="Write the times of every stage here, for Perfetto, and a picture."
 )
+@click.option(
+    "--publish",
+    metavar="FOLDER",
+    help="Write versions of the model there, or to a URL, for hotrows serve --follow.",
+)
+@click.option(
+    "--publish-every",
+    default="30s",
+    show_default=True,
+    metavar="SECONDSs|BATCHESb",
+    help="How often: 30s, 0.5s or 500b.",
+)
+@click.option(
+    "--publish-dtype",
+    type=click.Choice(["float32", "float16", "int8", "int4"]),
+    default="float32",
+    show_default=True,
+    help="Number format of published rows.",
+)
 @setting_options()
 def train_command(
     run: Path | None,
@@ -136,6 +160,9 @@ def train_command(
     resume: bool,
     trust: bool,
     trace: Path | None,
+    publish: str | None,
+    publish_every: str,
+    publish_dtype: str,
     **options: Any,
 ) -> None:
     """Train a model on prepared data.
@@ -162,7 +189,8 @@ def train_command(
         if options["start_from"] is not None:
             options["start_from"] = str(options["start_from"].resolve())
         config = config_with(config, options)
-        run, result = _train(config, run, source, progress, resume=resume, trace=trace)
+        published = None if publish is None else (publish, publish_every, publish_dtype)
+        run, result = _train(config, run, source, progress, published, resume=resume, trace=trace)
     if job.is_first():
         _print_result(result, run)
 
@@ -172,11 +200,13 @@ def _train(
     run: Path | None,
     source: Mapping[str, Any],
     progress: Callable[..., None],
+    published: tuple[str, str, str] | None,
     **how: Any,
 ) -> tuple[Path, Result]:
     """Trains on all ranks; returns the run's folder, and how it ended.
 
-    source: arguments of `open_data`. how: further arguments of `Trainer`.
+    source: arguments of `open_data`. published: where, how often and in which dtype; None: nowhere. how:
+    further arguments of `Trainer`.
     """
     from hotrows.distributed import process_group
     from hotrows.train import run_folder
@@ -198,7 +228,7 @@ def _train(
             _print_reasons(trainer.steps.placing.reasons, run)
             for covered in trainer.checkpoints.coverage:
                 print(covered, file=sys.stderr)
-        result = trainer.fit()
+        result = trainer.fit(callbacks=_publishers(published))
         if ranks.rank == 0 and trainer.cached_tables:
             print(_pins(trainer.cached_tables), file=sys.stderr)
         return run, result
@@ -206,6 +236,16 @@ def _train(
         named = f" --model {shlex.quote(model)}" if ":" in model else ""
         again = f"{_command_line(**source)} --run {run} --resume{named}"
         raise KeyboardInterrupt(f"{stopped or 'interrupted'}; go on with: {again}") from None
+
+
+def _publishers(published: tuple[str, str, str] | None) -> list[Any]:
+    """The callback that publishes, where there is something to publish to."""
+    if published is None:
+        return []
+    from hotrows.train.publishing import Publisher
+
+    to, every, dtype = published
+    return [Publisher(to, every, table_dtype=dtype)]
 
 
 def _pins(cached_tables: CachedTables) -> str:
