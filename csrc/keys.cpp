@@ -255,9 +255,10 @@ class KeyTable {
     return n;
   }
 
-  // sketch: [2, 4, width].
+  // sketch: [2, 4, width]; may be null where there is none.
   void read_sketch(uint8_t* sketch) const {
     const size_t size = static_cast<size_t>(sketch_size());
+    if (size == 0) return;
     uint8_t* const older = sketch + size;
     std::memcpy(sketch, newer_->as<uint8_t>(), size);
     std::memcpy(older, older_->as<uint8_t>(), size);
@@ -297,8 +298,10 @@ class KeyTable {
   }
 
   void load_sketch(const uint8_t* sketch) {
-    std::memcpy(newer_->as<uint8_t>(), sketch, static_cast<size_t>(sketch_size()));
-    std::memcpy(older_->as<uint8_t>(), sketch + sketch_size(), static_cast<size_t>(sketch_size()));
+    const size_t size = static_cast<size_t>(sketch_size());
+    if (size == 0) return;
+    std::memcpy(newer_->as<uint8_t>(), sketch, size);
+    std::memcpy(older_->as<uint8_t>(), sketch + size, size);
   }
 
   void load_clock(int64_t n, const int64_t* batches, const int64_t* times) {

@@ -105,6 +105,19 @@ def test_metrics_say_how_the_cache_fares(encoded, tmp_path):
     assert any(0 < line["hit_rate"] < 1 for line in steps)
     assert any(line["bytes_in"] > 0 and line["bytes_out"] > 0 for line in steps)
     assert any("waited_plan" in line or "waited_insert" in line for line in steps)
+    for line in steps:
+        assert (
+            line["cores_busy"] > 0 and 0 <= line["machine_busy"] <= 1 and line["peak_memory_bytes"] > 1e7
+        )
+        assert line["busy_train"] == pytest.approx(line["seconds"] - line["stall_seconds"])
+        assert all(
+            0 <= line[f"busy_{stage}"] <= line["seconds"] for stage in ("plan", "collect", "insert")
+        )
+    assert sum(line["busy_plan"] for line in steps) > 0
+    used = metrics_log.utilization(steps)
+    assert used["write back"] == pytest.approx(
+        sum(line["busy_write_back"] for line in steps) / sum(line["seconds"] for line in steps)
+    )
 
 
 def test_a_store_belongs_to_one_run(encoded, tmp_path):
