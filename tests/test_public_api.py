@@ -34,6 +34,10 @@ PUBLIC = {
         pool_jagged pool_padded products_per_sample samples_of share_statistics softmax_jagged to_padded
         use_linear_paths weighted_sum
     """,
+    "hotrows.streams": """
+        Alarm CutBatch DeadLetters EventSource EventStream RawEvents StreamConfig StreamState open_source
+        table_events
+    """,
     "hotrows.serving": "Limits Request Scorer application",
     "hotrows.checkpoint": """
         Manifest Pointer State Writer chain checkpoints_of export_tables fill_tables folder_of generations

@@ -116,6 +116,9 @@ class Serial(_Runner):
     def close(self) -> None:
         self._finish_training()
 
+    def wake(self) -> None:
+        pass
+
     def abandon(self) -> None:
         pass
 
@@ -212,6 +215,11 @@ class Overlapped(_Runner):
         for thread in self._threads:
             thread.join(_PATIENCE if self._lockstep and self._error else None)
 
+    def wake(self) -> None:
+        """Looks again whether the first stage has input."""
+        with self._changed:
+            self._changed.notify_all()
+
     def abandon(self) -> None:
         """Ends without waiting for other ranks; called before `close`, after an error."""
         with self._changed:
@@ -225,7 +233,9 @@ class Overlapped(_Runner):
         return self._error is not None or not is_busy
 
     def _may_plan(self) -> bool:
-        return self._end is None and self._done[0] < self._done[self._paces] + self._run_ahead
+        has_room = self._done[0] < self._done[self._paces] + self._run_ahead
+        has_input = self.stages[0].has_input
+        return self._end is None and has_room and (has_input is None or has_input())
 
     def _drained(self) -> bool:
         return self._done[-1] == self._end

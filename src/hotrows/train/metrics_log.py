@@ -15,7 +15,7 @@ from hotrows.runtime.atomic_files import write_text
 from hotrows.train.run_folder import log
 
 METRICS = "metrics.jsonl"
-_KINDS = ("train", "evaluation")
+_KINDS = ("train", "evaluation", "window")
 
 
 def read_metrics(run: Path, file: str = METRICS) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ class MetricsLog:
 
         file: another one than the run's, of one rank alone: no events are written beside it.
         """
-        limits = {"train": keep_until, "evaluation": evaluated}
+        limits = {"train": keep_until, "evaluation": evaluated, "window": keep_until}
         records = [r for r in read_metrics(run, file) if r["step"] <= limits[r["kind"]]]
         path = run / file
         path.parent.mkdir(exist_ok=True)
@@ -79,7 +79,7 @@ class MetricsLog:
         self._events = _open_events(run, keep_until) if file == METRICS else None
 
     def write(self, kind: str, step: int, fields: dict[str, Any]) -> None:
-        """kind: `train` or `evaluation`."""
+        """kind: `train`, `evaluation` or `window`."""
         with self._named():
             self._file.write(json.dumps({"kind": kind, "step": step, **fields}) + "\n")
             if self._events is not None:

@@ -34,6 +34,7 @@ def draw_run(run: Path, picture: Path | None = None) -> Path | None:
     records = metrics_log.read_metrics(run)
     steps = [r for r in records if r["kind"] == "train"]
     evaluations = [r for r in records if r["kind"] == "evaluation"]
+    windows = [r for r in records if r["kind"] == "window"]  # of a run on a stream, which has no others
     if not steps:
         return None
     figure = figures.new_figure(12.5, 8.2)
@@ -42,9 +43,9 @@ def draw_run(run: Path, picture: Path | None = None) -> Path | None:
     with figures.style():
         (loss, first), (speed, second) = figure.subplots(2, 2)
         _draw_loss(loss, steps)
-        for axes, name in zip((first, second), _drawn(evaluations), strict=False):
-            word = word_of(name)
-            _draw_metric(axes, f"{word[:1].upper()}{word[1:]} on validation", evaluations, name)
+        for axes, name in zip((first, second), _drawn(evaluations or windows), strict=False):
+            word, of_what = word_of(name), "of each window" if windows else "on validation"
+            _draw_metric(axes, f"{word[:1].upper()}{word[1:]} {of_what}", evaluations or windows, name)
         _draw_speed(speed, steps)
         for axes in (loss, first, speed, second):
             axes.set_xlim(0, steps[-1]["step"] * 1.02)

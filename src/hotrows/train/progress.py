@@ -24,7 +24,9 @@ from hotrows.train import metrics_log
 class Progress:
     """Where a run is, for a progress bar.
 
-    stage: `train` or `evaluate`; done and total: steps, or samples when evaluating.
+    stage: `train` or `evaluate`; done and total: steps, or samples when evaluating; of a stream no total
+    is
+        known: 0.
     loss, samples_per_second: of the last interval of training.
     hit_rate: the share of rows that were in fast memory already; bytes_in, bytes_out: moved per
         second; waited: the share of the interval spent waiting; waited_for: mostly for this stage.

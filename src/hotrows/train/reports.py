@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -48,7 +49,7 @@ class Reports:
 
     @property
     def epoch_steps(self) -> int:
-        return len(self._steps.batches.loader)
+        return self._steps.batches.epoch_steps
 
     def samples_per_second(self) -> float:
         """The speed of all steps, of all ranks together; collective, and called once."""
@@ -97,7 +98,7 @@ class Reports:
         if dynamic is not None:
             fields["keys"] = dynamic.growth()
         self._log.write("train", state.step, fields)
-        if is_first and self._steps.ranks.rank == 0:
+        if is_first and self._steps.ranks.rank == 0 and not self._steps.batches.is_stream:
             advise_bfloat16(self._steps, self._meter.shown["samples_per_second"])
 
     def write_evaluation(self, metrics: Metrics) -> None:
@@ -107,6 +108,11 @@ class Reports:
         fields = {"epoch": self._epoch, **metrics.to_json(), "is_best": is_best}
         self._log.write("evaluation", state.step, fields)
         self._show(self._now(validation=metrics, is_best=is_best))
+
+    def write_window(self, metrics: Metrics, fields: Mapping[str, Any]) -> None:
+        """Writes and shows the metrics of the events that were scored since the last window."""
+        self._log.write("window", self._steps.state.step, {**metrics.to_json(), **fields})
+        self._show(self._now(validation=metrics))
 
     def show_step(self) -> Progress:
         """Shows that a step was made; returns what was shown."""
@@ -119,8 +125,11 @@ class Reports:
         self._show(Progress("evaluate", done, total))
 
     def _now(self, validation: Metrics | None = None, is_best: bool = False) -> Progress:
-        step, total, shown = self._steps.state.step, self._steps.batches.total_steps, self._meter.shown
-        return Progress("train", step, total, validation=validation, is_best=is_best, **shown)
+        batches, shown = self._steps.batches, self._meter.shown
+        total = 0 if batches.is_stream else batches.total_steps
+        return Progress(
+            "train", self._steps.state.step, total, validation=validation, is_best=is_best, **shown
+        )
 
     def _show(self, now: Progress) -> None:
         self._progress(now)

@@ -33,13 +33,20 @@ class TrainingBatches:
 
     loader: reads them; total_steps: how many there are, of all epochs. Regrouped data is read block by
     block, of hot and of cold batches in turn; other data has no blocks, but for one.
+    arrived: None: no batch is waited for.
     """
+
+    is_stream, arrived = False, None
 
     def __init__(self, data: EncodedData, config: TrainConfig, ranks: Ranks) -> None:
         self.loader = _loader(data, config, ranks)
         assert config.epochs is not None, "settle the config first"
         self.total_steps = config.steps or config.epochs * len(self.loader)
         self._scheduled = config.hot_cold == "scheduled"
+
+    @property
+    def epoch_steps(self) -> int:
+        return len(self.loader)
 
     def keep_groups(self) -> None:
         """Lets rows of a group follow one another in shuffled epochs."""

@@ -41,6 +41,7 @@ from hotrows.engine.caching import FILE
 from hotrows.runtime.machine import available_memory
 from hotrows.runtime.utilization import Utilization
 from hotrows.train.defaults import settle
+from hotrows.train.run_data import TrainingBatches
 from hotrows.train.step_trainer import ChooseSharding, StepTrainer, keep_freed_memory
 
 WIN = 1.02  # a median ratio below is no win, however steady
@@ -329,6 +330,7 @@ def _step_trainer(
     else:
         steps.choose_linear_paths()
         choices[key] = steps.choices
+    assert isinstance(steps.batches, TrainingBatches)
     steps.batches.total_steps = _ENDLESS  # after the choices, which follow the length of the run
     return steps
 
