@@ -113,6 +113,7 @@ def test_the_loop_of_the_page_trains(blocks, tmp_path):
     assert names["loss"].isfinite()
 
 
+@pytest.mark.slow
 def test_the_stream_of_clicks_is_trained_while_it_is_written(tmp_path):
     told = told_by("stream.py", tmp_path)
     aucs = [float(auc) for auc in re.findall(r"clicks: AUC (0\.\d+) of the last", told)]

