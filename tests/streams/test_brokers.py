@@ -191,7 +191,8 @@ def test_entries_that_were_deleted_are_missed(server):
 
 
 class Kill(Callback):
-    """Kills a run after two steps, behind its last checkpoint; or stops it when all events are trained."""
+    """Kills a run after two steps, behind its last checkpoint; or stops it when all events are
+    trained."""
 
     def __init__(self, all_events=None):
         self.all_events = all_events
