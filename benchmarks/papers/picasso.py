@@ -1,6 +1,6 @@
 """PICASSO: what the paper claims, measured. The page is docs/papers/picasso.md."""
 
-from benchmarks.papers import fields, hybrid_hash, micro_memory, operations
+from benchmarks.papers import ablation, fields, hybrid_hash, micro_memory, operations
 from benchmarks.papers.part import Paper
 
 PARTS = {
@@ -8,5 +8,6 @@ PARTS = {
     "fields": fields.PART,
     "hits": hybrid_hash.PART,
     "memory": micro_memory.PART,
+    "ablation": ablation.PART,
 }
 PAPER = Paper("picasso", "PICASSO (ICDE 2022)", PARTS)

@@ -238,7 +238,7 @@ def test_new_rows_go_on_with_the_model_of_a_run(hotrows):
     assert grown.code == 0 and "unseen" in grown.out
     assert hotrows("train", "enc2", "--from", "runs/a", "--steps", 5, "--run", "runs/grown").code == 0
     ours, theirs = (json.loads(Path(f"runs/{run}/config.json").read_text()) for run in ("grown", "a"))
-    for name in ("model", "model_options", "row_optimizer", "dense_optimizer"):
+    for name in ("model", "model_options", "row_optimizer", "linear_optimizer", "dense_optimizer"):
         assert ours[name] == theirs[name]
 
 

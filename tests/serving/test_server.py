@@ -154,13 +154,13 @@ class Gate:
     def __init__(self, scorer, monkeypatch):
         self.began, self.opened, self.sizes = threading.Event(), threading.Event(), []
         compute = scorer.logits_of
-        monkeypatch.setattr(scorer, "logits_of", lambda requests: self._wait(compute, requests))
+        monkeypatch.setattr(scorer, "logits_of", lambda *of: self._wait(compute, *of))
 
-    def _wait(self, compute, requests):
+    def _wait(self, compute, requests, version):
         self.sizes.append(len(requests))
         self.began.set()
         assert self.opened.wait(60)
-        return compute(requests)
+        return compute(requests, version)
 
 
 def in_threads(calls):
@@ -230,10 +230,10 @@ def test_one_request_that_the_program_cannot_compute_fails_alone(scorer, monkeyp
     gate = Gate(scorer, monkeypatch)
     run = scorer._run
 
-    def breaks(requests):
+    def breaks(requests, version):
         if any(request.size == 3 for request in requests):
             raise RuntimeError("no such\nnode")
-        return run(requests)
+        return run(requests, version)
 
     monkeypatch.setattr(scorer, "_run", breaks)
     with TestClient(application(scorer, Limits(seconds=60))) as client:

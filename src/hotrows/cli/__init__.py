@@ -174,7 +174,7 @@ _COMMANDS = (
     *(caching.profile_command, caching.regroup_command, caching.simulate_command),
     *(training.train_command, tuning.tune_command),
     *(runs.eval_command, runs.predict_command),
-    *(runs.export_command, serving.serve_command, checkpoints.tables_command),
+    *(runs.export_command, serving.serve_command, serving.versions_command, checkpoints.tables_command),
     *(checkpoints.checkpoint_group, doctor.doctor_command),
 )
 for _command in _COMMANDS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,8 +33,9 @@ stream_options = with_options(
 SECTION = {"Streams": ("stream", *SETTINGS, "repeat")}
 
 
-def stream_fit(options: dict[str, Any], resumed: Path | None) -> Callable[[Trainer], Result] | None:
-    """Takes the options of streams out of those of the command; returns what trains, None: no stream.
+def stream_fit(options: dict[str, Any], resumed: Path | None) -> Callable[..., Result] | None:
+    """Takes the options of streams out of those of the command; returns what trains a trainer given
+    `callbacks`, None: no stream.
 
     resumed: a run; what the options leave out is as it was there.
     """
@@ -53,7 +54,11 @@ def stream_fit(options: dict[str, Any], resumed: Path | None) -> Callable[[Train
         config = StreamConfig.from_json({**before, **changes})
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    return lambda trainer: trainer.fit_stream(source, config, repeat=repeat)
+
+    def fit(trainer: Trainer, callbacks: Sequence[Any]) -> Result:
+        return trainer.fit_stream(source, config, repeat=repeat, callbacks=callbacks)
+
+    return fit
 
 
 def _settings_of(resumed: Path | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows import models, optim
-from hotrows.cli import config_files
+from hotrows.cli import config_files, publishing, streams
 from hotrows.cli.options import (
     FILE,
     FOLDER,
@@ -24,7 +24,6 @@ from hotrows.cli.options import (
     with_options,
 )
 from hotrows.cli.runs import print_metrics
-from hotrows.cli.streams import SECTION, stream_fit, stream_options
 from hotrows.config import GROUPS, SETTINGS, TrainConfig
 from hotrows.distributed import job
 from hotrows.runtime.units import format_bytes
@@ -34,13 +33,12 @@ if TYPE_CHECKING:
     from hotrows.engine.cached_tables import CachedTables
     from hotrows.schema import Schema
     from hotrows.train.progress import Result
-    from hotrows.train.trainer import Trainer
 
 _SHOWN_REASONS = 8
 # Settings that a run which starts from another takes from it.
 _OF_WHAT_IS_TRAINED = (
     *("model", "model_options", "label", "label_weights", "loss", "frozen"),
-    *("row_optimizer", "dense_optimizer", "table_dtype"),
+    *("row_optimizer", "linear_optimizer", "dense_optimizer", "table_dtype"),
 )
 
 data_options = with_options(
@@ -67,9 +65,13 @@ _row_options = with_options(
 # The sections of the help of train and tune: the groups of settings, and what else belongs there.
 _FURTHER_OPTIONS = {
     "Data and run": (*SOURCE_NAMES, "run", "config_file", "set_texts", "resume", "trace"),
+    "Publishing": ("publish", "publish_every", "publish_dtype"),
     "Optimisation": ("lr", "embedding_lr", "row_options"),
 }
-SECTIONS = {title: (*names, *_FURTHER_OPTIONS.get(title, ())) for title, names in GROUPS.items()}
+SECTIONS = {
+    title: (*GROUPS.get(title, ()), *_FURTHER_OPTIONS.get(title, ()))
+    for title in {**GROUPS, **_FURTHER_OPTIONS}
+}
 
 
 def setting_options(leave_out: Sequence[str] = ()) -> Callable:
@@ -103,9 +105,10 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "hotrows train enc --from runs/a --run runs/live --stream folder:clicks --max-wait 0.2",
     "hotrows train enc --run runs/live --stream kafka://localhost:9092/clicks --alarm-calibration "
     "0.8,1.25",
+    "hotrows train enc --model dlrm --publish published --publish-every 1s",
     "hotrows train 'train/*.parquet' --schema shop.json --validation val.parquet --run runs/c",
     "torchrun --nproc-per-node 2 -m hotrows train enc --model dlrm --run-dir runs/d",
-    sections={**SECTIONS, **SECTION},
+    sections={**SECTIONS, **streams.SECTION, **publishing.SECTION},
 )
 @data_options
 @click.option(
@@ -134,7 +137,8 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
 @click.option(
     "--trace", type=FILE, help="Write the times of every stage here, for Perfetto, and a picture."
 )
-@stream_options
+@streams.stream_options
+@publishing.publish_options
 @setting_options()
 def train_command(
     run: Path | None,
@@ -167,13 +171,15 @@ def train_command(
     resume = resume or (exists and job.restarted())
     with bar() as progress:
         resumed = run if resume and exists else None
-        fit = stream_fit(options, resumed)
+        fit, callbacks = streams.stream_fit(options, resumed), publishing.publishers(options)
         config, read = _first_config(resumed, config_file, set_texts, options["start_from"])
         options["model"] = models.confirmed(config.model, read, options["model"], trust)
         if options["start_from"] is not None:
             options["start_from"] = str(options["start_from"].resolve())
         config = config_with(config, options)
-        run, result = _train(config, run, source, progress, fit, resume=resume, trace=trace)
+        run, result = _train(
+            config, run, source, progress, fit, callbacks=callbacks, resume=resume, trace=trace
+        )
     if job.is_first():
         _print_result(result, run, is_stream=fit is not None)
 
@@ -183,19 +189,19 @@ def _train(
     run: Path | None,
     source: Mapping[str, Any],
     progress: Callable[..., None],
-    fit: Callable[[Trainer], Result] | None,
+    fit: Callable[..., Result] | None,
+    callbacks: Sequence[Any],
     **how: Any,
 ) -> tuple[Path, Result]:
     """Trains on all ranks; returns the run's folder, and how it ended.
 
-    source: arguments of `open_data`. fit: trains (default: on the data). how: further arguments of
-    `Trainer`.
+    source: arguments of `open_data`. fit: trains (default: on the data), given the trainer and
+    `callbacks`. how: further arguments of `Trainer`.
     """
     from hotrows.distributed import process_group
     from hotrows.train import run_folder
     from hotrows.train.defaults import settle
     from hotrows.train.display import shown_by
-    from hotrows.train.trainer import Trainer
 
     ranks = process_group.start(config.timeout)
     encoded = open_data(**source)
@@ -211,7 +217,8 @@ def _train(
             _print_reasons(trainer.steps.placing.reasons, run)
             for covered in trainer.checkpoints.coverage:
                 print(covered, file=sys.stderr)
-        result = trainer.fit() if fit is None else fit(trainer)
+        fit = fit or Trainer.fit
+        result = fit(trainer, callbacks=callbacks)
         if ranks.rank == 0 and trainer.cached_tables:
             print(_pins(trainer.cached_tables), file=sys.stderr)
         return run, result
@@ -260,7 +267,7 @@ def _changed(config: TrainConfig, options: Mapping[str, Any]) -> TrainConfig:
         changes.setdefault("dense_lr", lr)
     if kind is not None or row_changes:
         base = optim.BY_NAME[kind]() if kind else config.row_optimizer or optim.Adagrad()
-        changes["row_optimizer"] = optim.replaced(base, row_changes)
+        changes |= {"row_optimizer": optim.replaced(base, row_changes), "linear_optimizer": None}
     weights = _pairs(changes.pop("label_weights"), "--label-weight", "buy=2")
     changes["label_weights"] = {**config.label_weights, **weights}
     changes["pretrained"] = {

@@ -254,6 +254,8 @@ class Embedding:
             reason = "features are dynamic"
         elif self.packed.touched:
             reason = "increments of checkpoints note there which rows have changed (full_every)"
+        elif self.packed.observers:
+            reason = "deltas note there which rows have changed (publish)"
         if reason is not None and not self._warned:
             self._warned = True
             log.warning("planning='device': batches are planned on the host, since %s", reason)

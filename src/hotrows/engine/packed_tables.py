@@ -11,7 +11,7 @@ through the cache (`read_through`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -68,7 +68,7 @@ class PackedTables:
 
     groups: packs that read equal rows; shards: what this rank holds of each pack; stores: the memory
     of each pack, none where rows are in files; dense_rows: those under dense optimizers; touched: see
-    `note_touched`.
+    `note_touched`; observers: called with a group and its rows [U] that are about to change.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class PackedTables:
         self.shards = tuple(pack.shard(rank, num_ranks) for pack in packs)
         self.streams = Streams(device, streams)
         self.touched: tuple[Tensor, ...] = ()
+        self.observers: list[Callable[[int, Tensor], None]] = []
         self._place = {  # of each pack: its group, and its place there
             p: (g, i) for g, group in enumerate(self.groups) for i, p in enumerate(group.packs)
         }
@@ -193,8 +194,7 @@ class PackedTables:
                 continue
             packs = self.groups[g].packs
             records = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
-            if self.touched:
-                self.touched[g][host.rows] = True
+            self._note_rows(g, host.rows)
             if not self._is_resident(plan, g):
                 assert self._read_through is not None
                 self._read_through.write(g, host.rows, torch.cat(records, 1))
@@ -286,10 +286,15 @@ class PackedTables:
 
     def _note_update(self, plan: Plan, g: int) -> None:
         part = plan.host.packs[self.groups[g].packs[0]]
-        if self.touched:
-            self.touched[g][part.rows] = True
+        self._note_rows(g, part.rows)
         if self.cached and self._is_resident(plan, g):
             self.cached.groups[g].cache.mark_changed(part.slots)
+
+    def _note_rows(self, g: int, rows: Int64[Tensor, "U"]) -> None:
+        if self.touched:
+            self.touched[g][rows] = True
+        for observer in self.observers:
+            observer(g, rows)
 
     def note_touched(self) -> None:
         """Makes `touched` say from here on, for each group, which rows of this rank change: [rows]."""
@@ -358,6 +363,14 @@ class PackedTables:
                 records = records.clone()  # not what is stored
                 self.dense_rows.catch_up_all(p, records)
             yield views(records, self._layouts[p]).weights
+
+    def weights_of(self, p: int, rows: Int64[Tensor, "U"]) -> Float[Tensor, "U D"]:
+        """A copy in host memory of the weights of rows of pack p, distinct and ascending, as stored; of a
+        cache the pipeline is paused."""
+        if self._read_through is not None:
+            return views(self._read_through.records(p, rows), self._layouts[p]).weights
+        stored = self.stores[p]
+        return stored.views.weights[rows.to(stored.records.device)].cpu()
 
     def _rows_of(self, table: str) -> tuple[int, int, int]:
         """The pack of a table, its first row there, and the row after its last."""

@@ -4,8 +4,8 @@
     RecordBatch            compression, and buffers: (offset, length) in the body of the message
     a compressed buffer    int64 of its size, -1 where it is as it stands; then the bytes
 
-Arrow reserves the memory that a buffer says before it decompresses it, so that these are what a stream can
-take. Formats: Message.fbs and Schema.fbs of Arrow, and the tables of FlatBuffers.
+Arrow reserves the memory that a buffer says before it decompresses it, so that these are what a stream
+can take. Formats: Message.fbs and Schema.fbs of Arrow, and the tables of FlatBuffers.
 """
 
 from __future__ import annotations

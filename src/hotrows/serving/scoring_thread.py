@@ -27,10 +27,18 @@ class Overloaded(Exception):
 
 
 @dataclass(frozen=True)
+class Scored:
+    """The scores of a request, and the number of the version that computed all of them."""
+
+    scores: np.ndarray
+    version: int
+
+
+@dataclass(frozen=True)
 class _Job:
     encode: Callable[[], list[Request]]
     deadline: float
-    result: Future[np.ndarray] = field(default_factory=Future)
+    result: Future[Scored] = field(default_factory=Future)
 
 
 class ScoringThread:
@@ -56,7 +64,7 @@ class ScoringThread:
     def waiting(self) -> int:
         return self._jobs.qsize()
 
-    def submit(self, encode: Callable[[], list[Request]], deadline: float) -> Future[np.ndarray]:
+    def submit(self, encode: Callable[[], list[Request]], deadline: float) -> Future[Scored]:
         """The scores of a request, to come; Overloaded where none can wait any more.
 
         encode: makes the request of its body, on the thread; what it raises is the result. deadline: of
@@ -101,8 +109,9 @@ class ScoringThread:
 
     def _answer(self, encoded: list[tuple[_Job, list[Request]]]) -> None:
         """Computes jobs together; where that fails, each by itself, so that only its cause is refused."""
+        version, all_requests = self._scorer.version, [r for _, requests in encoded for r in requests]
         try:
-            logits = self._scorer.logits_of([request for _, requests in encoded for request in requests])
+            logits = self._scorer.logits_of(all_requests, version)
         except Exception as error:
             if len(encoded) == 1:
                 encoded[0][0].result.set_exception(error)
@@ -114,7 +123,7 @@ class ScoringThread:
         for job, requests in encoded:
             try:
                 own_logits = np.concatenate([logits.pop(0) for _ in requests])
-                job.result.set_result(self._scorer.predictions(own_logits))
+                job.result.set_result(Scored(self._scorer.predictions(own_logits), version.number))
             except Exception as error:
                 job.result.set_exception(error)
 

@@ -34,11 +34,12 @@ from hotrows.serving.arrow_size import decompressed_size
 from hotrows.serving.metrics_page import ServerMetrics
 from hotrows.serving.requests import Request
 from hotrows.serving.scorer import Scorer
-from hotrows.serving.scoring_thread import Overloaded, ScoringThread
+from hotrows.serving.scoring_thread import Overloaded, Scored, ScoringThread
 
 log = logging.getLogger("hotrows")
 
 ARROW = "application/vnd.apache.arrow.stream"
+VERSION = "X-Hotrows-Version"
 
 
 @dataclass(frozen=True)
@@ -109,8 +110,10 @@ class _Server:
         begin, scores = time.monotonic(), np.zeros(0, np.float32)
         headers: dict[str, str] = {}
         try:
-            is_arrow, scores = await self._scores(request, begin + self._limits.seconds)
+            is_arrow, scored = await self._scores(request, begin + self._limits.seconds)
+            scores = scored.scores
             status, kind = 200, ARROW if is_arrow else "application/json"
+            headers = {VERSION: str(scored.version)} if scored.version else {}
             content = self._arrow(scores) if is_arrow else self._json(scores)
         except _Refused as refused:
             status, kind = refused.status, "application/json"
@@ -123,17 +126,19 @@ class _Server:
         from starlette.responses import JSONResponse
 
         labels, is_ok = list(self._scorer.labels), self.thread.is_alive
-        fields = {"bundle": self._scorer.bundle.path.name, "labels": labels}
+        version = self._scorer.version
+        fields: dict[str, Any] = {"bundle": version.bundle.path.name, "labels": labels}
+        fields |= {"version": version.number} if version.number else {}
         status = "ok" if is_ok else "the thread that scores has ended; start the server again"
         return JSONResponse({"status": status, **fields}, 200 if is_ok else 503)
 
     async def metrics(self, request: Any) -> Any:
         from starlette.responses import PlainTextResponse
 
-        page = self._metrics.page(self.thread.waiting, self.thread.groups)
+        page = self._metrics.page(self.thread.waiting, self.thread.groups, self._scorer.follower)
         return PlainTextResponse(page, media_type="text/plain; version=0.0.4")
 
-    async def _scores(self, request: Any, deadline: float) -> tuple[bool, np.ndarray]:
+    async def _scores(self, request: Any, deadline: float) -> tuple[bool, Scored]:
         """Whether the body is Arrow, and the scores of its rows."""
         kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if kind not in ("application/json", ARROW):
@@ -156,7 +161,7 @@ class _Server:
             log.error("a request could not be scored: %s", _line_of(error))
             raise _Refused(500, "the request could not be scored; the server's log says why") from None
 
-    async def _computed(self, request: Any, is_arrow: bool, deadline: float) -> np.ndarray:
+    async def _computed(self, request: Any, is_arrow: bool, deadline: float) -> Scored:
         encode = self._encoding(await self._body(request), is_arrow)
         return await asyncio.wrap_future(self.thread.submit(encode, deadline))
 

@@ -116,10 +116,15 @@ def onnx_program(plain: PlainModel, program: torch.export.ExportedProgram) -> An
 
 
 def _optimize(onnx_model: Any, parameters: set[str]) -> None:
-    """Optimizes an ONNX program whose parameters stay as they are, by name: folded into others, they could
-    not be replaced as training goes on. Meanwhile they are inputs, whose values nobody knows."""
+    """Optimizes an ONNX program whose parameters stay as they are, by name.
+
+    Folded into others, they could not be replaced as training goes on. Meanwhile they are inputs, whose
+    values nobody knows.
+    """
     graph = onnx_model.model.graph
-    values = {name: graph.initializers.pop(name) for name in list(graph.initializers) if name in parameters}
+    values = {
+        name: graph.initializers.pop(name) for name in list(graph.initializers) if name in parameters
+    }
     constants = {name: value.const_value for name, value in values.items()}
     for value in values.values():
         value.const_value = None

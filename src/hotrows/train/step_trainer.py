@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
@@ -191,6 +192,10 @@ class StepTrainer:
         self.batches = StreamBatches(events, self.state, self.config.steps)
         self._plain_step.scored = scored
         return self.batches
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Between two steps: pauses the stages, so that rows behind a cache can be read."""
+        return nullcontext() if self._runner is None else self._runner.paused()
 
     def note_times(self, note: Note) -> None:
         """Calls `note` with the times of the parts of each step, and of messages between ranks."""

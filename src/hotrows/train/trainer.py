@@ -60,6 +60,16 @@ class Callback:
     metrics; one of them may stop all, and none should raise an error alone.
     """
 
+    def begin(self, trainer: Trainer) -> None:
+        """Called before the first batch is planned; a resumed run is then at its checkpoint."""
+
+    def end(self, trainer: Trainer) -> None:
+        """Called once training is over, before it goes back to the best checkpoint; not where it is
+        interrupted."""
+
+    def close(self) -> None:
+        """Called when `fit` ends, however it ends."""
+
     def after_step(self, trainer: Trainer, progress: Progress) -> None:
         """Called after each step; the loss and speed in `progress` are those of the last interval.
 
@@ -125,7 +135,7 @@ class Trainer(Requests, OnStream):
         if model is not None:
             config = dataclasses.replace(config, model=models.name_of(model))
         self._given_model = None if isinstance(model, str) else model
-        self.config = settle(config, self.data)
+        self.config = settle(config, self.data, is_made=isinstance(model, Model))
         self.run = Path(
             run or self.ranks.gather_objects(run_folder.next_folder(str(self.config.model)))[0]
         )
@@ -253,9 +263,14 @@ class Trainer(Requests, OnStream):
             if self.cached_tables:
                 stack.callback(self.cached_tables.stop_writing)
                 self.cached_tables.warm()
+            for callback in callbacks:
+                stack.callback(callback.close)
+                callback.begin(self)
             try:
                 while not self._train_block():
                     pass
+                for callback in callbacks:
+                    callback.end(self)
                 return self._finish()
             except _StopRequested:
                 raise Interrupted(

@@ -8,6 +8,7 @@ in the background without a second team of them.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -62,7 +63,7 @@ class Loader:
         self.num_ranks = num_ranks
         self.keep_groups = keep_groups
         self.order = order
-        self.num_clusters = parse_order(order)
+        self._shuffle = Shuffle(seed, num_clusters=parse_order(order))
         if self.num_clusters > 1 and not shuffle:
             raise ValueError(f"order={order!r} shuffles: give shuffle=True, or leave the order out")
         part.check_start()
@@ -76,6 +77,11 @@ class Loader:
         order += f" in {self.num_clusters} clusters" if self.num_clusters > 1 else ""
         ranks = f", rank {self.rank} of {self.num_ranks}" if self.num_ranks > 1 else ""
         return f"Loader({self.part!r}: {len(self):,} batches of {self.batch_size:,}, {order}{ranks})"
+
+    @property
+    def num_clusters(self) -> int:
+        """Clusters of a pool of a shuffled epoch; 1: the pool is permuted as it is."""
+        return self._shuffle.num_clusters
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -97,7 +103,7 @@ class Loader:
         share = Share(self.part.rows, self.batch_size, self.rank, self.num_ranks)
         first_place = first_batch * self.batch_size
         if self.shuffle:
-            shuffle = Shuffle(self.seed, self.keep_groups, self.num_clusters)
+            shuffle = replace(self._shuffle, seed=self.seed, keep_groups=self.keep_groups)
             pieces = self.part.shuffled(share, first_place, shuffle, epoch)
         else:
             pieces = self.part.in_order(share, first_place)

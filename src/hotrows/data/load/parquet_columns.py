@@ -175,7 +175,8 @@ class RowGroupColumns:
         assert limit is not None
         expected = f"an id from 0 to {limit - 1:,}"
         if not self._pa.types.is_integer(array.type):
-            raise self._wrong(column, row_of(0), f"{expected}, a whole number, not {array.type}")
+            kind = first_line(array.type)
+            raise self._wrong(column, row_of(0), f"{expected}, a whole number, not {kind}")
         if array.null_count:
             null = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
             raise self._wrong(column, row_of(null), expected)
@@ -189,7 +190,7 @@ class RowGroupColumns:
         """The keys of a dynamic feature, [N] int64; nothing is the missing key."""
         expected = f"a whole number from {MISSING_KEY + 1} to {-MISSING_KEY - 1}"
         if not self._pa.types.is_integer(array.type):
-            raise self._wrong(column, row_of(0), f"{expected}, not {array.type}")
+            raise self._wrong(column, row_of(0), f"{expected}, not {first_line(array.type)}")
         absent = array.is_null().to_numpy(zero_copy_only=False)
         numbers = array.fill_null(0).to_numpy()
         keys = np.where(absent, MISSING_KEY, numbers.astype(np.int64))
@@ -205,7 +206,7 @@ class RowGroupColumns:
         if types.is_decimal(array.type) or types.is_boolean(array.type):
             array = array.cast(self._pa.float64())
         if not (types.is_floating(array.type) or types.is_integer(array.type)):
-            raise self._wrong(column, 0, f"a number, not {array.type}")
+            raise self._wrong(column, 0, f"a number, not {first_line(array.type)}")
         if types.is_integer(array.type):
             array = array.cast(self._pa.float64(), safe=False)
         return array.to_numpy(zero_copy_only=False)

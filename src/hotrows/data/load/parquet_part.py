@@ -25,8 +25,8 @@ import numpy as np
 from hotrows.data.load.parquet_columns import Handles, RowGroup, RowGroupColumns, open_row_groups
 from hotrows.data.raw.columns import MISSING_LABEL
 from hotrows.data.raw.files import File, find_files
-from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.clusters import order_of
+from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.gather import Room, interleave, joined_offsets
 from hotrows.data.stored.order import Share, Shuffle, pools_of
 from hotrows.data.stored.part import NAMES, Part, chosen, shared
@@ -100,9 +100,7 @@ class ParquetPart(Part):
         for i, rows in zip(groups, pieces, strict=True):
             yield shared(rows, share, bounds[i], max(first_place, bounds[i]))
 
-    def shuffled(
-        self, share: Share, first_place: int, shuffle: Shuffle, epoch: int
-    ) -> Iterator[Rows]:
+    def shuffled(self, share: Share, first_place: int, shuffle: Shuffle, epoch: int) -> Iterator[Rows]:
         bounds = self._bounds()
         pools = list(pools_of(bounds, shuffle.seed, epoch, first_place))
         numbers = {first: i for i, first in enumerate(bounds)}

@@ -239,7 +239,7 @@ class ArrowCells:
         return ids
 
     def _unfit(self, column: str, expected: str, what: str) -> ValueError:
-        kind = self.batch.column(column).type
+        kind = first_line(self.batch.column(column).type)
         return ValueError(f"{self.name}, column {column!r}: expected {expected}, found {kind}; {what}")
 
 
@@ -375,7 +375,7 @@ def _is_number(kind: Any) -> bool:
     return any(test(kind) for test in tests)
 
 
-def first_line(error: Exception) -> str:
-    """The first line of an error, shortened and printable: Arrow repeats bytes of the file."""
-    lines = str(error).splitlines() or [type(error).__name__]
+def first_line(of_arrow: Any) -> str:
+    """The first line of Arrow's errors and types, short and printable: they repeat bytes of files."""
+    lines = str(of_arrow).splitlines() or [type(of_arrow).__name__]
     return "".join(c if c.isprintable() else "?" for c in lines[0][:200])

@@ -9,8 +9,9 @@ fetched for few clusters.
     in random order     a x | b w | a y | b y | a z | b x
     clusters            a x   a y   a z | b w   b x   b y        each permuted
 
-This divides a hypergraph in one pass (Alistarh, Iglesias, Vojnovic, NIPS 2015), with the balance of Fennel
-(Tsourakakis et al., WSDM 2014). A sample goes where most of its rows were seen, less a price for size:
+This divides a hypergraph in one pass (Alistarh, Iglesias, Vojnovic, NIPS 2015), with the balance of
+Fennel (Tsourakakis et al., WSDM 2014). A sample goes where most of its rows were seen, less a price for
+size:
 
     score(g) = rows of the sample seen in g - price * size(g)
 
@@ -35,6 +36,8 @@ from hotrows.runtime import native
 from hotrows.runtime.native import call
 from hotrows.schema import Schema, vocabulary_of
 
+_MOST_RECENT = 32  # pools whose clusters are kept for the second reader, of 256 KiB each
+_FEWEST_BITS = 12  # of places in `seen`, which has half a place to one for each lookup
 _PRICE = 8  # of a full cluster, in lookups of a mean sample
 _ONE = 1 << 16  # a row, in units of scores
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -43,16 +46,22 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def order_of(pool: Pool, pieces: Sequence[Rows], schema: Schema, shuffle: Shuffle) -> np.ndarray:
     """Returns the rows of a pool, which are those of the pieces, in the order in which they are read."""
     groups = [rows.groups for rows in pieces if rows.groups is not None] if shuffle.keep_groups else []
-    num = shuffle.num_clusters
-    return pool.order(
-        np.concatenate(groups) if groups else None, clusters(pieces, schema, num) if num > 1 else None
-    )
+    numbers = None
+    if shuffle.num_clusters > 1:
+        with shuffle.lock:
+            numbers = shuffle.recent.pop(pool.seed, None)
+            if numbers is None:
+                numbers = clusters(pieces, schema, shuffle.num_clusters)
+            shuffle.recent[pool.seed] = numbers
+            if len(shuffle.recent) > _MOST_RECENT:
+                del shuffle.recent[next(iter(shuffle.recent))]
+    return pool.order(np.concatenate(groups) if groups else None, numbers)
 
 
 def clusters(pieces: Sequence[Rows], schema: Schema, num_clusters: int) -> np.ndarray:
     """Returns the cluster of each row of some pieces, counted through all of them, [rows] uint8.
 
-    num_clusters: from 1 to 64; none has more rows than one more than another, but the last of them.
+    num_clusters: from 1 to 64; each has at most rows / num_clusters rows, rounded up.
     """
     rows = sum(map(len, pieces))
     lookups = sum(len(piece.values(f)) for piece in pieces for f in range(len(piece.ids)))
@@ -60,8 +69,8 @@ def clusters(pieces: Sequence[Rows], schema: Schema, num_clusters: int) -> np.nd
     names = [vocabulary_of(feature) for feature in schema.id_features]
     salts = mix64(np.array([names.index(name) + 1 for name in names], np.uint64))
     add = _reference if native.load() is None else _native
-    found = [add(state, _columns(piece), salts, len(piece)) for piece in pieces]
-    return np.concatenate(found) if found else np.empty(0, np.uint8)
+    numbers = [add(state, _columns(piece), salts, len(piece)) for piece in pieces]
+    return np.concatenate(numbers) if numbers else np.empty(0, np.uint8)
 
 
 @dataclass
@@ -81,7 +90,7 @@ class _State:
     def empty(rows: int, lookups: int, num_clusters: int) -> _State:
         assert 1 <= num_clusters <= MOST_CLUSTERS
         most = max(-(-rows // num_clusters), 1)
-        bits = max((lookups // 2).bit_length(), 1)
+        bits = max((lookups // 2).bit_length(), _FEWEST_BITS)
         num_bytes = next(size for size in (1, 2, 4, 8) if num_clusters <= 8 * size)
         seen = np.zeros((1 << bits, num_bytes), np.uint8)
         step = _PRICE * lookups * _ONE // max(rows * most, 1)
@@ -92,7 +101,8 @@ class _State:
         return len(self.seen).bit_length() - 1
 
 
-_Column = tuple[np.ndarray, np.ndarray | None]  # ids; offsets [rows + 1] int64 from 0, None: one id per row
+# Ids, and int64 offsets from 0 on; None: one id per row.
+_Column = tuple[np.ndarray, np.ndarray | None]
 
 
 def _columns(rows: Rows) -> list[_Column]:
@@ -111,30 +121,27 @@ def _native(state: _State, columns: Sequence[_Column], salts: np.ndarray, rows: 
     for f, (ids, offsets) in enumerate(columns):
         described[f, :3] = ids.ctypes.data, ids.itemsize, 0 if offsets is None else offsets.ctypes.data
     described[:, 3] = salts.view(np.int64)
-    found = np.empty(rows, np.uint8)
+    numbers = np.empty(rows, np.uint8)
     num, num_bytes = len(state.sizes), state.seen.shape[1]
     sizes = (len(columns), rows, num, num_bytes, state.bits, state.step, state.most)
-    call(native.core(), "clusters", described, *sizes, state.seen, state.sizes, found)
-    return found
+    call(native.core(), "clusters", described, *sizes, state.seen, state.sizes, numbers)
+    return numbers
 
 
 def _reference(state: _State, columns: Sequence[_Column], salts: np.ndarray, rows: int) -> np.ndarray:
     """The specification, sample by sample."""
-    found = np.empty(rows, np.uint8)
+    numbers = np.empty(rows, np.uint8)
     bit_of = np.arange(len(state.sizes))
     for row in range(rows):
-        keys = [
-            (ids[row : row + 1] if offsets is None else ids[offsets[row] : offsets[row + 1]]).astype(
-                np.uint64
-            )
-            + salt
-            for (ids, offsets), salt in zip(columns, salts, strict=True)
-        ]
-        places = np.concatenate(keys) * _GOLDEN >> np.uint64(64 - state.bits) if keys else []
+        keys = [np.empty(0, np.uint64)]
+        for (ids, offsets), salt in zip(columns, salts, strict=True):
+            first, end = (row, row + 1) if offsets is None else offsets[row : row + 2]
+            keys.append(ids[first:end].astype(np.uint64) + salt)
+        places = np.concatenate(keys) * _GOLDEN >> np.uint64(64 - state.bits)
         seen = np.unpackbits(state.seen[places], axis=1, bitorder="little")  # [N, 8 * num_bytes]
         score = seen.sum(0, dtype=np.int64)[bit_of] * _ONE - state.sizes * state.step
         best = int(np.where(state.sizes < state.most, score, np.iinfo(np.int64).min).argmax())
         state.sizes[best] += 1
         state.seen[places, best // 8] |= np.uint8(1 << best % 8)
-        found[row] = best
-    return found
+        numbers[row] = best
+    return numbers

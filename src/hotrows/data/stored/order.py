@@ -22,7 +22,8 @@ Ranks share every batch, so that together they read the rows of one process, in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 
 import numpy as np
 
@@ -44,11 +45,15 @@ class Shuffle:
     keep_groups: rows of a group of the schema follow one another, those of a pool at a time.
     num_clusters: clusters of samples that read equal rows in a pool, which is read one after the other;
         1: the pool is permuted as it is.
+    recent: clusters of the pools read last, by the seed of each, under `lock`: training behind a cache
+        reads each pool twice, once to look ahead.
     """
 
     seed: int = 0
     keep_groups: bool = False
     num_clusters: int = 1
+    recent: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict, compare=False, repr=False)
+    lock: Lock = field(default_factory=Lock, compare=False, repr=False)
 
 
 def parse_order(order: str) -> int:
@@ -88,9 +93,7 @@ class Pool:
     def rows(self) -> int:
         return sum(end - first for first, end in self.blocks)
 
-    def order(
-        self, groups: np.ndarray | None = None, clusters: np.ndarray | None = None
-    ) -> np.ndarray:
+    def order(self, groups: np.ndarray | None = None, clusters: np.ndarray | None = None) -> np.ndarray:
         """Returns the pool's rows, counted through its blocks, in their new order: [rows] int64.
 
         groups: [rows] integers, for rows of a group to follow one another: groups come in the order of

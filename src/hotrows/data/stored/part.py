@@ -107,9 +107,7 @@ class Part:
             if end > first_place:
                 yield shared(self._check(index), share, start, max(first_place, start))
 
-    def shuffled(
-        self, share: Share, first_place: int, shuffle: Shuffle, epoch: int
-    ) -> Iterator[Rows]:
+    def shuffled(self, share: Share, first_place: int, shuffle: Shuffle, epoch: int) -> Iterator[Rows]:
         """Yields the rows of a rank in a shuffled epoch, from place `first_place` on, one pool at a
         time; a pool is valid until the next one is requested."""
         room, all_pools = Room(), list(pools(self.rows, shuffle.seed, epoch, first_place))

@@ -52,7 +52,9 @@ def co_action_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of weights and inputs, from that of the result."""
     if not takes(grad, weights, inputs):
-        return by_device(co_action_backward_reference, grad, weights, inputs, offsets, sizes, orders, shared_orders)
+        return by_device(
+            co_action_backward_reference, grad, weights, inputs, offsets, sizes, orders, shared_orders
+        )
     grad, offsets = grad.contiguous(), offsets.contiguous()
     weights, inputs = weights.contiguous(), inputs.contiguous()
     grads = torch.empty_like(weights), torch.empty_like(inputs)

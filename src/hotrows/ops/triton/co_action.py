@@ -31,7 +31,12 @@ def takes(*arguments) -> bool:
 
 
 def co_action(
-    weights: Tensor, inputs: Tensor, offsets: Tensor, sizes: Sequence[int], orders: int, shared_orders: bool
+    weights: Tensor,
+    inputs: Tensor,
+    offsets: Tensor,
+    sizes: Sequence[int],
+    orders: int,
+    shared_orders: bool,
 ) -> Tensor:
     weights, inputs, offsets = weights.contiguous(), inputs.contiguous(), offsets.contiguous()
     out = weights.new_empty(len(weights), orders * sum(sizes[1:]))
@@ -50,7 +55,15 @@ def co_action_backward(
     if len(weights) > 0:
         network = _network(sizes, orders, shared_orders)
         _backward[(len(weights),)](
-            grad, weights, inputs, offsets, grad_weights, grad_inputs, len(weights), len(inputs), **network
+            grad,
+            weights,
+            inputs,
+            offsets,
+            grad_weights,
+            grad_inputs,
+            len(weights),
+            len(inputs),
+            **network,
         )
     return grad_weights, grad_inputs
 
@@ -152,9 +165,7 @@ def _power(b_x, order):
 
 
 @triton.jit
-def _network_of(
-    p_weights, i_b, order, ORDERS: tl.constexpr, SHARED: tl.constexpr, WEIGHTS: tl.constexpr
-):
+def _network_of(p_weights, i_b, order, ORDERS: tl.constexpr, SHARED: tl.constexpr, WEIGHTS: tl.constexpr):
     if SHARED:
         return p_weights + i_b * WEIGHTS
     else:

@@ -146,9 +146,7 @@ def _combine(
 
 
 @triton.jit(do_not_specialize=["num"])
-def _dice(
-    p_x, p_mean, p_rstd, p_alpha, p_out, num, H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr
-):
+def _dice(p_x, p_mean, p_rstd, p_alpha, p_out, num, H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr):
     o, m_row, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H, BM, BH)
     b_x = tl.load(p_x + o, mask=m, other=0.0)
     b_z = _standardized(b_x, p_mean, p_rstd, o_h, H)
@@ -240,7 +238,9 @@ def _norm_to_x(
     b_by_weight = tl.load(p_sums + H + o_h, mask=o_h < H, other=0.0) * one_over
     b_scale = tl.load(p_rstd + o_h, mask=o_h < H, other=0.0)
     b_scale = b_scale * tl.load(p_weight + o_h, mask=o_h < H, other=0.0)
-    tl.store(p_out + o, b_scale[None, :] * (b_g - b_by_bias[None, :] - b_z * b_by_weight[None, :]), mask=m)
+    tl.store(
+        p_out + o, b_scale[None, :] * (b_g - b_by_bias[None, :] - b_z * b_by_weight[None, :]), mask=m
+    )
 
 
 @triton.jit(do_not_specialize=["num", "num_tiles"])
