@@ -202,6 +202,7 @@ def _train(
     from hotrows.train import run_folder
     from hotrows.train.defaults import settle
     from hotrows.train.display import shown_by
+    from hotrows.train.trainer import Trainer
 
     ranks = process_group.start(config.timeout)
     encoded = open_data(**source)

@@ -122,6 +122,15 @@ class StreamRun:
             file.sync()
         self._saved_at = time.monotonic()
 
+    def begin(self, trainer: Any) -> None:
+        """It has begun when it was made: the source is read."""
+
+    def end(self, trainer: Any) -> None:
+        """The last window is closed before the last checkpoint."""
+
+    def close(self) -> None:
+        """The files and the source are closed behind the run, by `__exit__`."""
+
     def after_evaluation(self, trainer: Any, metrics: Metrics) -> None:
         """A stream has none of prepared data."""
 
