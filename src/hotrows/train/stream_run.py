@@ -22,6 +22,7 @@ from hotrows.streams import DeadLetters, EventSource, EventStream, StreamConfig,
 from hotrows.streams.alarms import Alarm
 from hotrows.streams.line_log import LineLog, read_lines
 from hotrows.train import run_folder
+from hotrows.train.callback import Callback
 from hotrows.train.evaluate import Evaluated, metrics_of
 from hotrows.train.progress import Result
 from hotrows.train.step_trainer import StepTrainer
@@ -33,7 +34,7 @@ _TICK = 0.1  # seconds between looks at the clock while no event comes
 _PARTS = ("logits", "labels", "weights", "groups")
 
 
-class StreamRun:
+class StreamRun(Callback):
     """A callback of the Trainer whose run is on a stream.
 
     source: where the events are, or a text that names it; see `hotrows.streams.source`. on_alarm: called
@@ -121,21 +122,6 @@ class StreamRun:
         for file in self._files:
             file.sync()
         self._saved_at = time.monotonic()
-
-    def begin(self, trainer: Any) -> None:
-        """It has begun when it was made: the source is read."""
-
-    def end(self, trainer: Any) -> None:
-        """The last window is closed before the last checkpoint."""
-
-    def close(self) -> None:
-        """The files and the source are closed behind the run, by `__exit__`."""
-
-    def after_evaluation(self, trainer: Any, metrics: Metrics) -> None:
-        """A stream has none of prepared data."""
-
-    def while_idle(self, trainer: Any) -> None:
-        """The trainer waits in `wait`."""
 
     def close_window(self, trainer: Any) -> None:
         """Computes the metrics of the events since the last window, where there are any."""

@@ -33,11 +33,11 @@ from hotrows.metrics import Metrics
 from hotrows.models.model import Model
 from hotrows.planning.routing import RankSignals
 from hotrows.train import pictures, run_folder, store_folder
+from hotrows.train.callback import Callback, Requests
 from hotrows.train.defaults import settle
 from hotrows.train.evaluate import evaluate
 from hotrows.train.progress import Progress, Result
 from hotrows.train.reports import Reports
-from hotrows.train.requests import Requests
 from hotrows.train.run_checkpoints import RunCheckpoints
 from hotrows.train.run_state import RunState, after_evaluation, evaluation_is_due, lr_scale, stops_early
 from hotrows.train.run_trace import RunTrace
@@ -50,41 +50,6 @@ Evaluate = Callable[..., Metrics]  # of a part of the data, and a function calle
 
 class Interrupted(KeyboardInterrupt):
     """A run has stopped on request and saved itself; resume it to go on."""
-
-
-class Callback:
-    """Code of a user's that `Trainer.fit` calls; a subclass overrides the methods that it needs.
-
-    `trainer.stop()` ends the run after this step. An error leaves the run as it is: with `resume=True`
-    it goes on from its last checkpoint. Of several ranks each calls its own callbacks, with equal
-    metrics; one of them may stop all, and none should raise an error alone.
-    """
-
-    def begin(self, trainer: Trainer) -> None:
-        """Called before the first batch is planned; a resumed run is then at its checkpoint."""
-
-    def end(self, trainer: Trainer) -> None:
-        """Called once training is over, before it goes back to the best checkpoint; not where it is
-        interrupted."""
-
-    def close(self) -> None:
-        """Called when `fit` ends, however it ends."""
-
-    def after_step(self, trainer: Trainer, progress: Progress) -> None:
-        """Called after each step; the loss and speed in `progress` are those of the last interval.
-
-        On a stream, `trainer.state.stream` says how many events were trained, and the newest event time.
-        """
-
-    def after_evaluation(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Called after each evaluation of the validation part, before its checkpoint is written; on a
-        stream, of each window of events."""
-
-    def before_checkpoint(self, trainer: Trainer) -> None:
-        """Called before a checkpoint is written."""
-
-    def while_idle(self, trainer: Trainer) -> None:
-        """Called several times a second while a stream has no event to train on."""
 
 
 def train(
