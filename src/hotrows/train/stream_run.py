@@ -157,13 +157,15 @@ class StreamRun(Callback):
         trainer.stop()
 
     def _check_finite(self) -> None:
-        """Raises an alarm before a checkpoint has what no prediction comes of."""
-        if self.window.is_finite():
+        """Raises an alarm before what no prediction comes of is saved, or published."""
+        parameters = self._steps.model.parameters()
+        if self.window.is_finite() and all(bool(value.isfinite().all()) for value in parameters):
             return
         alarm = Alarm(
             "nan",
-            f"predictions are no finite numbers after step {self._steps.state.step:,}: training "
-            f"diverged; resume from the last checkpoint with lower learning rates, or set clip_norm",
+            f"predictions or parameters are no finite numbers after step {self._steps.state.step:,}: "
+            f"training diverged; resume from the last checkpoint with lower learning rates, or set "
+            f"clip_norm",
         )
         if self._on_alarm is not None:
             self._on_alarm(alarm)
@@ -201,7 +203,10 @@ class OnStream:
             window=self.checkpoints.window,
         ) as running:  # fmt: skip
             self._stream, self.checkpoints.open_window = running, running.window.tensors
-            result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
+            try:
+                result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
+            finally:
+                self._stream = None
         if running.alarm is not None:
             raise running.alarm
         return result
@@ -283,6 +288,11 @@ def _check(steps: StepTrainer) -> None:
     if state.position is not None:
         raise ValueError(
             "data regrouped into hot and cold rows is no beginning of a stream: name the data before"
+        )
+    if not steps.data.encodes_raw:
+        raise ValueError(
+            f"events are encoded by the vocabularies of prepared data, and {steps.data.path} has none: "
+            f"prepare it (`hotrows prepare`), be it a small sample where features are dynamic"
         )
     if config.cuda_graph:
         raise ValueError("batches of a stream differ in size: train on it without cuda_graph")
