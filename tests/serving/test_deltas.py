@@ -3,11 +3,17 @@
 import dataclasses
 import json
 import shutil
+import socket
+import subprocess
+import threading
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 
 from hotrows.cli import main
@@ -271,9 +277,34 @@ def test_the_server_says_which_version_answered_and_how_old_it_is(to):
     assert 0 < staleness < 10_000
 
 
-def test_a_place_of_fsspec_has_the_same_versions(published, tmp_path):
-    pytest.importorskip("fsspec")
-    url = f"memory://{tmp_path.name}/model"
+@pytest.fixture
+def redis_url(tmp_path):
+    """A Redis server of this test's own, on a free port."""
+    pytest.importorskip("redis", reason="needs the Redis client")
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    with subprocess.Popen([*command, "--dir", str(tmp_path)], stdout=subprocess.DEVNULL) as server:
+        try:
+            for _ in range(600):
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    break
+                threading.Event().wait(0.05)
+            yield f"redis://127.0.0.1:{port}/0?name=clicks"
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("place", ["fsspec", "redis"])
+def test_a_place_has_the_same_versions(published, tmp_path, request, place):
+    if place == "redis":
+        url = request.getfixturevalue("redis_url")
+    else:
+        pytest.importorskip("fsspec")
+        url = f"memory://{tmp_path.name}/model"
     Mirror.of(url, Path(shutil.copytree(published[0], tmp_path / "to"))).push()
     scorer = Scorer.watch(url, every=None, cache=tmp_path / "cache")
     expected = Scorer.watch(published[0], every=None).logits(ROWS).tobytes()
@@ -285,6 +316,43 @@ def test_a_place_of_fsspec_has_the_same_versions(published, tmp_path):
     mirror.pin(None)
     scorer.follower.look()
     assert scorer.logits(ROWS).tobytes() == expected
+    chain.prune(tmp_path / "to", keep=1)
+    Mirror.of(url, tmp_path / "to").push()
+    assert {name.partition("/")[0] for name in mirror.place.names()} == {
+        "base-0000000007", "delta-0000000008.safetensors", "delta-0000000009.safetensors",
+    }  # fmt: skip
+    scorer.follower.look()
+    assert chain.look(scorer.follower.folder).bases == (7,)
+    assert Scorer.watch(url, every=None).logits(ROWS).tobytes() == expected
+
+
+class Plain(torch.nn.Module):
+    """A model of one layer, as `PlainModel` has it inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = torch.nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.model(x)[:, 0]
+
+
+def test_a_program_of_pytorch_takes_other_parameters_and_stays_as_it_is(tmp_path):
+    first, second, x = Plain(), Plain(), torch.randn(5, 3)
+    torch.export.save(torch.export.export(first, (x,)), tmp_path / "model.pt2")
+    inputs = (SimpleNamespace(name="dense"),)
+    bundle = SimpleNamespace(format="pt2", path=tmp_path, program="model.pt2", inputs=inputs)
+    before = programs.open_program(bundle, trust=True)
+    values = {name: value.numpy() for name, value in second.state_dict().items()}
+    after = before.with_parameters(values)
+    assert set(after.parameter_names()) == set(values)
+    (tmp_path / "model.pt2").write_bytes(after.content())
+    again = programs.open_program(bundle, trust=True)
+    with torch.no_grad():
+        for compute, model in ((before, first), (after, second), (again, second)):
+            assert (compute({"dense": x.numpy()}) == model(x).numpy()).all()
+    with pytest.raises(ValueError, match=r"expected 4 bytes of parameter 'model.bias', found none"):
+        before.with_parameters({"model.weight": values["model.weight"]})
 
 
 # ---- runs that are interrupted, and disks that fail

@@ -234,7 +234,9 @@ def _train(
         return run, result
     except KeyboardInterrupt as stopped:
         named = f" --model {shlex.quote(model)}" if ":" in model else ""
-        again = f"{_command_line(**source)} --run {run} --resume{named}"
+        options = ("--publish", "--publish-every", "--publish-dtype")
+        words = [w for pair in zip(options, published or (), strict=False) for w in pair]
+        again = f"{_command_line(**source)} --run {run} --resume{named} {shlex.join(words)}".rstrip()
         raise KeyboardInterrupt(f"{stopped or 'interrupted'}; go on with: {again}") from None
 
 

@@ -261,13 +261,14 @@ class Trainer:
             if self.cached_tables:
                 stack.callback(self.cached_tables.stop_writing)
                 self.cached_tables.warm()
-            for callback in callbacks:
+            hooks = [callback for callback in callbacks if isinstance(callback, Callback)]
+            for callback in hooks:
                 stack.callback(callback.close)
                 callback.begin(self)
             try:
                 while not self._train_block():
                     pass
-                for callback in callbacks:
+                for callback in hooks:
                     callback.end(self)
                 return self._finish()
             except _StopRequested:
