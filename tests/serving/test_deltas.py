@@ -22,7 +22,7 @@ from hotrows.optim import Adagrad, DenseAdam
 from hotrows.serving import Limits, Scorer, application, chain, merging, programs
 from hotrows.serving.deltas import read_delta, write_delta
 from hotrows.serving.places import Mirror
-from hotrows.serving.version import made, with_deltas
+from hotrows.serving.version import version_at, with_deltas
 from hotrows.train import Callback, Trainer, program, publishing
 from hotrows.train.export import export
 from hotrows.train.publishing import Publisher
@@ -104,7 +104,7 @@ def test_each_version_has_the_rows_and_the_dense_part_of_its_step(published):
     found = chain.look(folder)
     assert (found.bases, found.deltas) == ((1, 4, 7), tuple(range(2, STEPS + 2)))
     for number in found.deltas:
-        version = made(folder, number)
+        version = version_at(folder, number)
         step = version.head.step
         assert step == number - 1
         for name, weights in states.tables[step].items():
@@ -226,7 +226,7 @@ def refused(folder, number, **changes):
     delta, content = read_delta(path), path.read_bytes()
     write_delta(path, dataclasses.replace(delta, head=dataclasses.replace(delta.head, **changes)))
     with pytest.raises(ValueError) as error:
-        made(folder, number)
+        version_at(folder, number)
     path.write_bytes(content)
     return str(error.value)
 
@@ -305,11 +305,11 @@ def test_a_place_has_the_same_versions(published, tmp_path, request, place):
     else:
         pytest.importorskip("fsspec")
         url = f"memory://{tmp_path.name}/model"
-    Mirror.of(url, Path(shutil.copytree(published[0], tmp_path / "to"))).push()
+    Mirror.open(url, Path(shutil.copytree(published[0], tmp_path / "to"))).push()
     scorer = Scorer.watch(url, every=None, cache=tmp_path / "cache")
     expected = Scorer.watch(published[0], every=None).logits(ROWS).tobytes()
     assert scorer.logits(ROWS).tobytes() == expected
-    mirror = Mirror.of(url, tmp_path / "other")
+    mirror = Mirror.open(url, tmp_path / "other")
     mirror.pin(3)
     scorer.follower.look()
     assert scorer.version.number == 3
@@ -317,7 +317,7 @@ def test_a_place_has_the_same_versions(published, tmp_path, request, place):
     scorer.follower.look()
     assert scorer.logits(ROWS).tobytes() == expected
     chain.prune(tmp_path / "to", keep=1)
-    Mirror.of(url, tmp_path / "to").push()
+    Mirror.open(url, tmp_path / "to").push()
     assert {name.partition("/")[0] for name in mirror.place.names()} == {
         "base-0000000007", "delta-0000000008.safetensors", "delta-0000000009.safetensors",
     }  # fmt: skip
@@ -369,14 +369,14 @@ def test_publishing_changes_no_bit_and_a_resumed_run_goes_on_with_its_versions(
     killed = States(last)
     with pytest.raises(KeyboardInterrupt):
         Trainer(clicks_encoded, of_run, run).fit(callbacks=[Publisher(to, "3b"), killed])
-    assert chain.look(to).newest == 2 and made(to).head.step == 3
+    assert chain.look(to).newest == 2 and version_at(to).head.step == 3
     resumed = States()
     trainer = Trainer(clicks_encoded, of_run, run, resume=True)
     assert trainer.state.step == saved
     trainer.fit(callbacks=[Publisher(to, "3b"), resumed])
     for name, weights in states.tables[STEPS].items():
         assert resumed.tables[STEPS][name].tobytes() == weights.tobytes()
-        version = made(to)
+        version = version_at(to)
         assert version.head.step == STEPS
         assert version.tables[name].stored(np.arange(len(weights))).tobytes() == weights.tobytes()
     with pytest.raises(ValueError, match="has the versions of another run, up to step 8"):
@@ -399,10 +399,12 @@ def test_what_could_not_be_written_comes_with_the_next_delta(
     publisher = Publisher(tmp_path / "to", "1b", table_dtype="float16")
     Trainer(clicks_encoded, config(), tmp_path / "run").fit(callbacks=[publisher, Paced(publisher)])
     found = chain.look(tmp_path / "to")
-    assert found.deltas == tuple(range(2, 2 + STEPS - 3)) and made(tmp_path / "to").head.step == STEPS
+    assert (
+        found.deltas == tuple(range(2, 2 + STEPS - 3)) and version_at(tmp_path / "to").head.step == STEPS
+    )
     assert sum("could not be published" in line for line in caplog.messages) == 1
     for name, weights in states.tables[STEPS].items():
-        served = made(tmp_path / "to").tables[name].stored(np.arange(len(weights)))
+        served = version_at(tmp_path / "to").tables[name].stored(np.arange(len(weights)))
         assert served.tobytes() == weights.astype(served.dtype).tobytes()
 
 

@@ -30,12 +30,13 @@ from torch import Tensor
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import DenseRowOptimizer
 from hotrows.planning.packing import rows_of
+from hotrows.record import layout_of, views
 from hotrows.runtime.atomic_files import make_folder, new_folder, write_first
 from hotrows.runtime.locks import Lock
 from hotrows.serving import chain, merging, table_rows
 from hotrows.serving.deltas import Delta, VersionHead, write_delta
 from hotrows.serving.places import Mirror
-from hotrows.serving.version import Version, made, with_deltas
+from hotrows.serving.version import Version, version_at, with_deltas
 from hotrows.train.export import write_whole_bundle
 from hotrows.train.progress import Progress
 from hotrows.train.trainer import Callback, Trainer
@@ -118,7 +119,7 @@ class Publisher(Callback):
         """Makes the first version, or finds what differs from the last one of this run."""
         embedding = trainer.embedding
         _check(trainer)
-        self._mirror = Mirror.of(self._to, trainer.run / _COPIES)
+        self._mirror = Mirror.open(self._to, trainer.run / _COPIES)
         self.folder = self._mirror.folder if self._mirror else Path(self._to)
         make_folder(self.folder)
         self._stack.callback(Lock(self.folder).release)
@@ -192,7 +193,7 @@ class Publisher(Callback):
             touched = self._marks[g].take()
             for p in group.packs:
                 pack = embedding.packs[p]
-                weights = embedding.packed.weights_of(p, touched)
+                weights = _weights(embedding, p, touched)
                 cuts = torch.searchsorted(touched, torch.tensor(pack.first_rows)).tolist()
                 for t, table in enumerate(pack.tables):
                     part = slice(cuts[t], cuts[t + 1])
@@ -214,8 +215,8 @@ class Publisher(Callback):
 
     def _first_version(self, trainer: Trainer) -> Version:
         """The last version of the run, with all rows marked that differ; a new one if there is none."""
-        found, name = chain.look(self.folder), _chain_of(trainer.run)
-        if not found.newest:
+        versions, name = chain.look(self.folder), _chain_of(trainer.run)
+        if not versions.newest:
             path = chain.base_path(self.folder, 1)
             with new_folder(path) as part:
                 settings = f"step {trainer.state.step}", self._format, self._table_dtype
@@ -223,8 +224,8 @@ class Publisher(Callback):
                 chain.write_base_head(part, VersionHead(name, 1, trainer.state.step, time.time()))
             if self._mirror:
                 self._mirror.push()
-            return made(self.folder, trust=True)
-        version = made(self.folder, trust=True)
+            return version_at(self.folder, trust=True)
+        version = version_at(self.folder, trust=True)
         assert version.head is not None
         if version.head.chain != name:
             raise ValueError(
@@ -282,7 +283,7 @@ class Publisher(Callback):
 
     def _make_base(self, number: int) -> None:
         """Makes a base of this version out of the last one and the deltas since."""
-        before = made(self.folder, self._base, trust=True)
+        before = version_at(self.folder, self._base, trust=True)
         version = with_deltas(before, self.folder, range(self._base + 1, number + 1))
         with new_folder(chain.base_path(self.folder, number)) as part:
             merging.write(version, part)
@@ -321,6 +322,15 @@ def _check(trainer: Trainer) -> None:
                 f"table {table.name!r} is trained by {table.optimizer.kind}, which changes all rows in "
                 f"every step, so that a delta would be all of it: use a lazy optimizer, such as adagrad"
             )
+
+
+def _weights(embedding: Embedding, p: int, rows: Tensor) -> Tensor:
+    """A copy in host memory of the weights of rows of pack p, [n, D], distinct and ascending."""
+    if embedding.cached_tables is None:
+        store = embedding.stores[p]
+        return store.views.weights[rows.to(store.records.device)].cpu()
+    layout = layout_of(embedding.packs[p].tables[0]).as_ints()
+    return views(embedding.packed.copies(p, rows), layout).weights
 
 
 def _chain_of(run: Path) -> str:

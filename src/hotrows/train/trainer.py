@@ -261,15 +261,8 @@ class Trainer:
             if self.cached_tables:
                 stack.callback(self.cached_tables.stop_writing)
                 self.cached_tables.warm()
-            hooks = [callback for callback in callbacks if isinstance(callback, Callback)]
-            for callback in hooks:
-                stack.callback(callback.close)
-                callback.begin(self)
             try:
-                while not self._train_block():
-                    pass
-                for callback in hooks:
-                    callback.end(self)
+                _train_all(self, stack)
                 return self._finish()
             except _StopRequested:
                 raise Interrupted(
@@ -414,6 +407,18 @@ class Trainer:
         if self._stop_requested() and self.ranks.num_ranks == 1:  # ranks stop together, after it
             raise _StopRequested
         self._reports.show_evaluation(done, total)
+
+
+def _train_all(trainer: Trainer, stack: ExitStack) -> None:
+    """Trains to the end; callbacks hear of its begin and its end, and are closed by the stack."""
+    callbacks = [callback for callback in trainer._callbacks if isinstance(callback, Callback)]
+    for callback in callbacks:
+        stack.callback(callback.close)
+        callback.begin(trainer)
+    while not trainer._train_block():
+        pass
+    for callback in callbacks:
+        callback.end(trainer)
 
 
 def _checked(config: TrainConfig | None) -> TrainConfig:
