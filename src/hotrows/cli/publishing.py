@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -43,7 +44,7 @@ def publishers(options: dict[str, Any]) -> list[Any]:
     return [Publisher(to, every, table_dtype=dtype)]
 
 
-def words(callbacks: list[Any]) -> list[str]:
+def words(callbacks: Sequence[Any]) -> list[str]:
     """Returns the options that make these callbacks again."""
     return [
         word
