@@ -202,6 +202,24 @@ def test_alarms_save_the_run_or_call_a_function(data, folder, tmp_path):
     assert heard == ["calibration"] * 3
 
 
+def test_what_was_trained_is_saved_while_no_event_comes(data, folder, tmp_path):
+    """Or the source would have to keep these events until others come."""
+
+    class Look(Callback):
+        ticks, is_saved = 0, False
+
+        def while_idle(self, trainer):
+            if trainer.state.step > 0:
+                self.ticks += 1
+                self.is_saved = trainer.checkpoints.saved == trainer.state
+            if self.is_saved or self.ticks > 30:
+                trainer.stop()
+
+    look, stream = Look(), StreamConfig(max_wait=1e-3, checkpoint_seconds=0.3)
+    train(data, folder, tmp_path / "run", stream, callbacks=[look])
+    assert look.is_saved
+
+
 def test_no_event_for_long_is_an_alarm(data, tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(Alarm, match="no event that can be trained came for 0.01 s") as it:
