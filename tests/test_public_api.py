@@ -41,7 +41,8 @@ PUBLIC = {
     "hotrows.serving": "Limits Request Scorer application",
     "hotrows.checkpoint": """
         Manifest Pointer State Writer chain checkpoints_of export_tables fill_tables folder_of generations
-        key_tables load merge problems point pointed read_manifest read_state retained save summary
+        key_tables load load_renumbered merge problems point pointed read_manifest read_state retained
+        save summary
     """,
 }
 # Modules whose names are public as the page that shows them says.

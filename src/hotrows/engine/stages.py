@@ -241,7 +241,7 @@ class _PlannedBatches:
     """The batches of this rank, planned together with those of all ranks.
 
     Where planning has several threads, the next batch is loaded while one is planned. one_thread: the
-    calling thread loads it, when it is needed.
+    calling thread loads it, when it is needed; so where ranks resolve keys together.
     """
 
     def __init__(
@@ -252,10 +252,11 @@ class _PlannedBatches:
         one_thread: bool = False,
     ) -> None:
         self._embedding = embedding
-        loads_ahead = embedding.threads.num > 1 and not one_thread
-        self._batches = prefetch(batches, depth=int(loads_ahead))
         self._signals = signals
         self._alone = embedding.ranks.num_ranks == 1
+        one_thread |= embedding.dynamic is not None and not self._alone
+        loads_ahead = embedding.threads.num > 1 and not one_thread
+        self._batches = prefetch(batches, depth=int(loads_ahead))
         self._last: Batch | None = None
 
     def plan(self, work: Work) -> None:

@@ -173,5 +173,5 @@ def _varint(content: bytes, place: int) -> tuple[int, int]:
 
 def _check_fits(name: str, size: int, values: Mapping[str, np.ndarray]) -> None:
     if name not in values or values[name].nbytes != size:
-        found = f"{values[name].nbytes:,} bytes" if name in values else "none"
-        raise ValueError(f"expected {size:,} bytes of parameter {name!r}, found {found}")
+        stated = f"{values[name].nbytes:,} bytes" if name in values else "none"
+        raise ValueError(f"expected {size:,} bytes of parameter {name!r}, found {stated}")
