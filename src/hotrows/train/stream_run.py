@@ -99,6 +99,8 @@ class StreamRun(Callback):
         if limit is not None and time.monotonic() - last > limit and self._alarmed_at != last:
             self._alarmed_at = last
             self._sound(Alarm("idle", f"no event that can be trained came for {limit:g} s"), trainer)
+        if trainer.checkpoints.saved != trainer.state and trainer.state.step > 0:
+            self._request_checkpoint(trainer)
         for callback in self._callbacks:
             callback.while_idle(trainer)
         return False
@@ -112,8 +114,12 @@ class StreamRun(Callback):
             self._check_finite()
         if self.window.is_full:
             self.close_window(trainer)
-        seconds, now = self._config.checkpoint_seconds, time.monotonic()
-        if seconds is not None and now - self._saved_at > seconds:
+        self._request_checkpoint(trainer)
+
+    def _request_checkpoint(self, trainer: Any) -> None:
+        """Requests one, where the last is old."""
+        seconds = self._config.checkpoint_seconds
+        if seconds is not None and time.monotonic() - self._saved_at > seconds:
             trainer.request_checkpoint()
 
     def before_checkpoint(self, trainer: Any) -> None:
