@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from hotrows.nn.statistics import BatchMoments, OverRanks, moments, summed
+from hotrows.ops.layers import batch_norm as ops
 
 
 class BatchNorm(OverRanks, nn.BatchNorm1d):
@@ -59,17 +60,13 @@ class _BatchNorm(torch.autograd.Function):
     def forward(ctx, x, mean, rstd, weight, bias, num_rows, ranks):
         ctx.num_rows, ctx.ranks = num_rows, ranks
         ctx.save_for_backward(x, mean, rstd, weight)
-        scale = rstd * weight
-        return torch.addcmul(bias - mean * scale, x, scale)
+        return ops.batch_norm(x, mean, rstd, weight, bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         x, mean, rstd, weight = ctx.saved_tensors
-        scale, num_rows = rstd * weight, ctx.num_rows
-        centered = x - mean
-        grad_bias, grad_weight = grad.sum(0), (grad * centered).sum(0) * rstd
-        by_bias, by_weight = summed(torch.stack([grad_bias, grad_weight]), ctx.ranks)
-        grad_x = centered.mul_(-scale * rstd * by_weight / num_rows)
-        grad_x.addcmul_(grad, scale).sub_(scale * by_bias / num_rows)
-        return grad_x, None, None, grad_weight, grad_bias, None, None
+        sums = ops.batch_norm_sums(grad, x, mean, rstd)
+        of_all = summed(sums, ctx.ranks)
+        grad_x = ops.batch_norm_to_x(grad, x, mean, rstd, weight, of_all, ctx.num_rows)
+        return grad_x, None, None, sums[1], sums[0], None, None

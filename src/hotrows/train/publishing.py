@@ -37,9 +37,10 @@ from hotrows.serving import chain, merging, table_rows
 from hotrows.serving.deltas import Delta, VersionHead, write_delta
 from hotrows.serving.places import Mirror
 from hotrows.serving.version import Version, version_at, with_deltas
+from hotrows.train.callback import Callback
 from hotrows.train.export import write_whole_bundle
 from hotrows.train.progress import Progress
-from hotrows.train.trainer import Callback, Trainer
+from hotrows.train.trainer import Trainer
 
 log = logging.getLogger("hotrows")
 

@@ -9,6 +9,7 @@ from ctypes import c_int64
 import torch
 from torch import Tensor
 
+from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.ops.layers.jagged import samples_of, sum_by_sample
 from hotrows.runtime.native import call, core, takes
 
@@ -31,7 +32,7 @@ def co_action(
     sizes = (1, 1), orders = 2, weights = [[2.]], inputs = [[3.], [1.]]  ->  [[8., 20.]]
     """
     if not takes(weights, inputs):
-        return co_action_reference(weights, inputs, offsets, sizes, orders, shared_orders)
+        return by_device(co_action_reference, weights, inputs, offsets, sizes, orders, shared_orders)
     assert offsets.dtype == torch.int64 and int(offsets[-1]) == len(inputs), "lists of other rows"
     weights, inputs, offsets = weights.contiguous(), inputs.contiguous(), offsets.contiguous()
     out = weights.new_empty(len(weights), orders * sum(sizes[1:]))
@@ -51,7 +52,9 @@ def co_action_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of weights and inputs, from that of the result."""
     if not takes(grad, weights, inputs):
-        return co_action_backward_reference(grad, weights, inputs, offsets, sizes, orders, shared_orders)
+        return by_device(
+            co_action_backward_reference, grad, weights, inputs, offsets, sizes, orders, shared_orders
+        )
     grad, offsets = grad.contiguous(), offsets.contiguous()
     weights, inputs = weights.contiguous(), inputs.contiguous()
     grads = torch.empty_like(weights), torch.empty_like(inputs)
@@ -61,6 +64,7 @@ def co_action_backward(
     return grads
 
 
+@gpu_op("co_action")
 def co_action_reference(
     weights: Tensor,
     inputs: Tensor,
@@ -82,6 +86,7 @@ def co_action_reference(
     return sum_by_sample(torch.cat(outputs, 1), offsets)
 
 
+@gpu_op("co_action")
 def co_action_backward_reference(
     grad: Tensor,
     weights: Tensor,
