@@ -41,3 +41,13 @@ def publishers(options: dict[str, Any]) -> list[Any]:
     from hotrows.train.publishing import Publisher
 
     return [Publisher(to, every, table_dtype=dtype)]
+
+
+def words(callbacks: list[Any]) -> list[str]:
+    """Returns the options that make these callbacks again."""
+    return [
+        word
+        for publisher in callbacks
+        for word in ("--publish", str(publisher.to), "--publish-every", str(publisher.every))
+        + ("--publish-dtype", publisher.table_dtype)
+    ]

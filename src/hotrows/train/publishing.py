@@ -66,6 +66,9 @@ class Every:
             )
         return Every(float(match[1]), None) if match[1] else Every(None, int(match[2]))
 
+    def __str__(self) -> str:
+        return f"{self.seconds:g}s" if self.batches is None else f"{self.batches}b"
+
 
 @dataclass(frozen=True)
 class _Snapshot:
@@ -104,8 +107,8 @@ class Publisher(Callback):
         for name, value in (("keep", keep), ("base_every", base_every)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        self._to, self._every = to, Every.parse(every)
-        self._format, self._table_dtype = format, table_dtype
+        self.to, self.every = to, Every.parse(every)
+        self._format, self.table_dtype = format, table_dtype
         self._base_every, self._keep = base_every, keep
         self._marks: list[_Marks] = []
         self._work: queue.Queue[_Snapshot | None] = queue.Queue(1)
@@ -120,8 +123,8 @@ class Publisher(Callback):
         """Makes the first version, or finds what differs from the last one of this run."""
         embedding = trainer.embedding
         _check(trainer)
-        self._mirror = Mirror.open(self._to, trainer.run / _COPIES)
-        self.folder = self._mirror.folder if self._mirror else Path(self._to)
+        self._mirror = Mirror.open(self.to, trainer.run / _COPIES)
+        self.folder = self._mirror.folder if self._mirror else Path(self.to)
         make_folder(self.folder)
         self._stack.callback(Lock(self.folder).release)
         chain.sweep(self.folder)
@@ -143,7 +146,7 @@ class Publisher(Callback):
     def after_step(self, trainer: Trainer, progress: Progress | None = None) -> None:
         """Hands the changes since the last delta to the thread that publishes, where that is due."""
         since = trainer.state.step - self._published_step
-        seconds, batches = self._every.seconds, self._every.batches
+        seconds, batches = self.every.seconds, self.every.batches
         if since < 1:  # a resumed run that is not yet where its last version was
             return
         if batches is not None:
@@ -165,7 +168,7 @@ class Publisher(Callback):
             self._work.join()
         if self.error is not None:
             raise OSError(
-                f"the last version could not be published to {self._to}: {self.error}; mend that, then "
+                f"the last version could not be published to {self.to}: {self.error}; mend that, then "
                 f"go on with the run"
             ) from self.error
 
@@ -220,7 +223,7 @@ class Publisher(Callback):
         if not versions.newest:
             path = chain.base_path(self.folder, 1)
             with new_folder(path) as part:
-                settings = f"step {trainer.state.step}", self._format, self._table_dtype
+                settings = f"step {trainer.state.step}", self._format, self.table_dtype
                 write_whole_bundle(part, trainer.recommender, trainer.run, *settings)
                 chain.write_base_head(part, VersionHead(name, 1, trainer.state.step, time.time()))
             if self._mirror:
@@ -245,7 +248,7 @@ class Publisher(Callback):
                 self.error = None
             except Exception as error:
                 if self.error is None:
-                    log.error("a version could not be published to %s: %s", self._to, error)
+                    log.error("a version could not be published to %s: %s", self.to, error)
                 self.error = error
                 self._returned.put(snapshot)
             finally:
