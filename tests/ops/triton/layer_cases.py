@@ -73,7 +73,10 @@ def losses(num, spread):
     """Logits from certain to certain, labels from 0 to 1, weights of each or spread over columns."""
     logits, labels, grad = 30 * torch.randn(num, 2), torch.rand(num, 2), torch.randn(num, 2)
     weights = torch.rand(2) if spread else None
-    return {"log_loss": (logits, labels, weights), "log_loss_backward": (grad, logits, labels, weights)}
+    return {
+        "log_loss": (logits, labels, weights),
+        "log_loss_backward": (grad, logits, labels, weights),
+    }
 
 
 def recurrent(lengths, width, kind, reset):

@@ -51,3 +51,5 @@ def test_a_kernel_is_its_reference_twice_the_same(name, device):
     assert len(calls) > 1
     for arguments in calls:
         assert_is_reference(name, arguments, device)
+
+
