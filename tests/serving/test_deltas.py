@@ -220,13 +220,13 @@ def test_a_gap_is_refused_in_words_and_what_is_before_it_served(to):
     assert scorer.version.number == 4
 
 
-def refused(folder, number, **changes):
+def refused(folder, version, **changes):
     """What is said of a delta whose head is another."""
-    path = chain.delta_path(folder, number)
+    path = chain.delta_path(folder, version)
     delta, content = read_delta(path), path.read_bytes()
     write_delta(path, dataclasses.replace(delta, head=dataclasses.replace(delta.head, **changes)))
     with pytest.raises(ValueError) as error:
-        version_at(folder, number)
+        version_at(folder, version)
     path.write_bytes(content)
     return str(error.value)
 

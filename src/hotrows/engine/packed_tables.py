@@ -176,9 +176,7 @@ class PackedTables:
 
     def _is_resident(self, plan: Plan, g: int) -> bool:
         """Whether every row of the plan's batch has a slot in group g."""
-        if self.cached is None:
-            return True
-        return bool(plan.moves) and not plan.moves[g].bypasses_cache
+        return self.cached is None or (bool(plan.moves) and not plan.moves[g].bypasses_cache)
 
     def _records(self, p: int) -> UInt8[Tensor, "C _"]:
         """The records in fast memory that slots of plans number."""
