@@ -10,6 +10,7 @@ from hotrows.data import prepare_schema
 from hotrows.settings import markdown_tables
 from hotrows.streams.line_log import read_lines
 from hotrows.streams.settings import GROUPS, SETTINGS
+from hotrows.train.run_folder import read_config
 
 SMALL = ["--batch-size", 100, "--option", "dim=4", "--option", "hidden=[8]", "--model", "deepfm"]
 
@@ -34,6 +35,7 @@ def test_a_folder_is_trained_to_its_end_and_resumed_with_its_settings(data, line
     assert done.code == 0, done.err
     assert "last window" in done.out and "steps       4" in done.out
     assert "step 3: window AUC" in done.err or not done.err
+    assert read_config(run).row_optimizer.weight_decay == 0  # as where samples are read once
     (letter,) = read_lines(run / "dead_letters.jsonl")
     assert letter["event"] == "1,no number,v1,w1"
     assert letter["place"] == f"{folder}/a.csv line 402"
