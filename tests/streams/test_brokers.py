@@ -93,6 +93,10 @@ def test_lines_with_delimiters_are_messages_too_and_only_new_ones_where_asked(cl
     source = cluster.open("lines", start="latest")
     cluster.write("lines", 0, [b"1,6,x", b"1,7,x"])
     assert some(source, 2) == [6, 7]
+    fresh = cluster.open("lines", start="latest")
+    fresh.seek({"offsets": {"0": 3}})
+    assert fresh.position["offsets"] == {"0": 3, **{str(p): 0 for p in (1, 2, 3)}}  # those were not known
+    fresh.close()
     offsets = source.position["offsets"]
     assert offsets["0"] == 3 and len(source.read(1, 0.0)) == 0
     source.close()

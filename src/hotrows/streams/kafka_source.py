@@ -20,6 +20,12 @@ log = logging.getLogger("hotrows")
 
 _TIMEOUT = 10.0  # seconds for answers about topics and offsets
 _BEGIN = ("earliest", "latest")
+_PASSING = (
+    "_TRANSPORT",
+    "_ALL_BROKERS_DOWN",
+    "_RESOLVE",
+    "_TIMED_OUT",
+)  # errors of a broker that is away
 
 
 class KafkaSource:
@@ -72,6 +78,8 @@ class KafkaSource:
         }
 
     def seek(self, position: dict[str, Any]) -> None:
+        for partition in self._offsets.keys() - {int(name) for name in position["offsets"]}:
+            self._offsets[partition] = self._bounds(partition)[0]  # it is new
         for name, offset in position["offsets"].items():
             partition = int(name)
             if partition not in self._offsets:
@@ -136,9 +144,9 @@ class KafkaSource:
                 raise ValueError(
                     f"{self.name}: the next event was deleted ({error.str()}); events are lost"
                 )
-            if error.fatal() or not error.retriable():
+            if error.name() not in _PASSING:
                 raise ValueError(f"{self.name} cannot be read: {error.str()}")
-            log.warning(f"{self.name}: {error.str()}")
+            log.warning(f"{self.name}: {error.str()}; it is tried again")
         messages = sorted((m for m in messages if not m.error()), key=lambda message: message.partition())
         for message in messages:
             self._offsets[message.partition()] = self._assigned[message.partition()] = (
