@@ -194,6 +194,19 @@ def test_entries_that_were_deleted_are_missed(server):
             open_source(text, SCHEMA)
 
 
+def test_a_server_that_is_away_is_waited_for(tmp_path, caplog):
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server")
+    server = Server(tmp_path)
+    source = server.open("clicks")
+    server.client.close()
+    server.process.kill()
+    server.process.wait()
+    assert len(source.read(5, 0.01)) == len(source.read(5, 0.01)) == 0
+    assert len([m for m in caplog.messages if "; it is tried again" in m]) == 1
+    source.close()
+
+
 class Kill(Callback):
     """Kills a run after two steps, behind its last checkpoint; or stops it when all events are
     trained."""
