@@ -46,6 +46,7 @@ PARTS = {
     "kernels": Part("Are the kernels right on this device?", 120),
     "sync": Part("Does a step wait for the device? Is it the same as one graph?", 60),
     "lookup": Part("How fast are lookup and update, next to PyTorch and FBGEMM?", 90),
+    "layers": Part("How fast are the layers of models with histories, next to PyTorch's?", 60),
     "cache": Part("How fast is training when the device holds a tenth of the tables?", 150),
     "fields": Part("What do many fields cost at the same number of lookups?", 90),
     "micro": Part("What do micro-batches save in memory, and cost in time?", 60),

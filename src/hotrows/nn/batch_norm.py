@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hotrows.nn.statistics import BatchMoments, OverRanks, moments, summed
+from hotrows.nn.statistics import OverRanks, moments, summed
 from hotrows.ops.layers import batch_norm as ops
 
 
@@ -29,8 +29,10 @@ class BatchNorm(OverRanks, nn.BatchNorm1d):
         seen = moments(wide.detach(), self.ranks)
         if seen.num_rows < 2:
             return self._by_averages(input)
-        self._remember(seen)
-        rstd = (seen.var + self.eps).rsqrt()
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.momentum is not None
+        averages = self.running_mean, self.running_var
+        rstd = seen.remembered_by(averages, self.momentum, self.eps, self.num_batches_tracked)
         return _BatchNorm.apply(
             wide, seen.mean, rstd, self.weight, self.bias, seen.num_rows, self.ranks
         ).to(input.dtype)
@@ -39,15 +41,6 @@ class BatchNorm(OverRanks, nn.BatchNorm1d):
         return functional.batch_norm(
             input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
         )
-
-    @torch.no_grad()
-    def _remember(self, seen: BatchMoments) -> None:
-        assert self.running_mean is not None and self.running_var is not None
-        assert self.momentum is not None and self.num_batches_tracked is not None
-        unbiased = seen.num_rows / (seen.num_rows - 1)
-        self.running_mean.lerp_(seen.mean, self.momentum)
-        self.running_var.lerp_(seen.var * unbiased, self.momentum)
-        self.num_batches_tracked += 1
 
 
 class _BatchNorm(torch.autograd.Function):

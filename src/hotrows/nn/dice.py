@@ -51,9 +51,10 @@ class Dice(OverRanks, nn.Module):
             raise ValueError(f"Dice needs [M, {len(self.alpha)}] values, not {list(x.shape)}")
         wide = x.to(self.alpha.dtype)
         seen = self._statistics(wide.detach())
-        if self.training:
-            self._remember(seen)
-        rstd = (seen.var + self.eps).rsqrt()
+        if self.training and seen.num_rows > 1:
+            rstd = seen.remembered_by((self.running_mean, self.running_var), self.momentum, self.eps)
+        else:
+            rstd = (seen.var + self.eps).rsqrt()
         ranks = self.ranks if self.training else None
         return _Dice.apply(wide, seen.mean, rstd, self.alpha, seen.num_rows, ranks).to(x.dtype)
 
@@ -64,13 +65,6 @@ class Dice(OverRanks, nn.Module):
             if seen.num_rows > 0:
                 return seen
         return BatchMoments(0, self.running_mean, self.running_var)
-
-    @torch.no_grad()
-    def _remember(self, seen: BatchMoments) -> None:
-        if seen.num_rows > 1:
-            unbiased = seen.num_rows / (seen.num_rows - 1)
-            self.running_mean.lerp_(seen.mean, self.momentum)
-            self.running_var.lerp_(seen.var * unbiased, self.momentum)
 
 
 class _Dice(torch.autograd.Function):

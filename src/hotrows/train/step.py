@@ -81,8 +81,9 @@ class Step:
             vectors = self.embedding.lookup(plan, number)
             with self._noted("forward"), self._autocast():
                 output = self._forward(vectors, part.dense)
-            share = plan.micro_batches[number].share if plan.micro_batches else 1.0
-            loss = self.recommender.loss(output, part) * share
+            loss = self.recommender.loss(output, part)
+            if plan.micro_batches:
+                loss = loss * plan.micro_batches[number].share
             with self._shared.summing() if number == last else nullcontext(), self._noted("backward"):
                 loss.backward()
             if number < last:
