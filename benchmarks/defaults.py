@@ -44,7 +44,7 @@ def main() -> None:
                 if args.again or str(seed) not in _stored().get(name, {}).get(key, {}):
                     figures = _figures(name, model, seed, args)
                     if not args.dry:
-                        _store(name, key, seed, figures)
+                        _store(name, key, seed, {**figures, "commit": _commit()})
                     shown = {n: f"{v:.4f}" if isinstance(v, float) else v for n, v in figures.items()}
                     print(f"{name} {key} {seed}: {shown}", flush=True)
     if not args.dry:
@@ -71,6 +71,12 @@ def _figures(name: str, model: str, seed: int, args: argparse.Namespace) -> dict
         "epochs": round(result.steps * trainer.config.batch_size / data.parts["train"].rows, 2),
         "seconds": _since(begin),
     }
+
+
+def _commit() -> str:
+    """The commit, with a + where the working tree has changed since."""
+    made = conditions(torch.get_num_threads())
+    return made["commit"][:7] + ("+" if made["uncommitted_changes"] else "")
 
 
 def _of(metrics: Metrics) -> dict[str, Any]:
@@ -101,15 +107,21 @@ def table(sets: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _stored() -> dict[str, Any]:
+def _read() -> dict[str, Any]:
     path = RESULTS / f"{NAME}.json"
-    return json.loads(path.read_text())["sets"] if path.exists() else {}
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def _stored() -> dict[str, Any]:
+    return _read().get("sets", {})
 
 
 def _store(name: str, model: str, seed: int, figures: dict[str, Any]) -> None:
+    """Adds figures to those that are there; `note` says of which trials the ones without a commit are."""
     sets = _stored()
     sets.setdefault(name, {}).setdefault(model, {})[str(seed)] = figures
-    write(NAME, {"question": QUESTION, **conditions(torch.get_num_threads()), "sets": sets})
+    made = {"question": QUESTION, **conditions(torch.get_num_threads()), "note": _read().get("note", "")}
+    write(NAME, {**made, "sets": sets})
 
 
 def _arguments() -> argparse.Namespace:

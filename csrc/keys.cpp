@@ -10,6 +10,7 @@
 //             off with the changes of later ones left out
 #include <deque>
 #include <memory>
+#include <numeric>
 #include <unordered_map>
 
 #include "key_order.h"
@@ -95,7 +96,7 @@ struct Journal {
   Totals totals{};
 };
 
-// The keys of a batch that are not live, each once, in the order of their first occurrence.
+// The keys of a batch that are not live, each once.
 class NewKeys {
  public:
   void clear(int64_t n) {
@@ -118,11 +119,32 @@ class NewKeys {
     return table_[i];
   }
 
+  // Sorts numbers of keys by the hashes of these, which are even and distinct: each goes to the bucket of its
+  // upper bits, and buckets of a few are sorted.
+  void sort_by_hash(std::vector<uint32_t>& numbers) {
+    const size_t n = numbers.size();
+    int bits = 1;
+    while (bits < 24 && (size_t{4} << bits) < n) ++bits;
+    ends_.assign((size_t{1} << bits) + 1, 0);
+    for (const uint32_t number : numbers) ++ends_[(hash(number) >> (64 - bits)) + 1];
+    for (size_t b = 1; b < ends_.size(); ++b) ends_[b] += ends_[b - 1];
+    sorted_.resize(n);
+    for (const uint32_t number : numbers) sorted_[ends_[hash(number) >> (64 - bits)]++] = {hash(number), number};
+    uint32_t begin = 0;
+    for (size_t b = 0; b + 1 < ends_.size(); begin = ends_[b++]) {
+      std::sort(sorted_.begin() + begin, sorted_.begin() + ends_[b]);
+    }
+    for (size_t i = 0; i < n; ++i) numbers[i] = sorted_[i].second;
+  }
+
   std::vector<int64_t> keys, reads;
 
  private:
+  uint64_t hash(uint32_t number) const { return mix64(static_cast<uint64_t>(keys[number])); }
+
   static constexpr uint32_t kNone = UINT32_MAX;
-  std::vector<uint32_t> table_;
+  std::vector<uint32_t> table_, ends_;
+  std::vector<std::pair<uint64_t, uint32_t>> sorted_;
   size_t mask_ = 0;
 };
 
@@ -255,9 +277,10 @@ class KeyTable {
     return n;
   }
 
-  // sketch: [2, 4, width].
+  // sketch: [2, 4, width]; may be null where there is none.
   void read_sketch(uint8_t* sketch) const {
     const size_t size = static_cast<size_t>(sketch_size());
+    if (size == 0) return;
     uint8_t* const older = sketch + size;
     std::memcpy(sketch, newer_->as<uint8_t>(), size);
     std::memcpy(older, older_->as<uint8_t>(), size);
@@ -297,8 +320,10 @@ class KeyTable {
   }
 
   void load_sketch(const uint8_t* sketch) {
-    std::memcpy(newer_->as<uint8_t>(), sketch, static_cast<size_t>(sketch_size()));
-    std::memcpy(older_->as<uint8_t>(), sketch + sketch_size(), static_cast<size_t>(sketch_size()));
+    const size_t size = static_cast<size_t>(sketch_size());
+    if (size == 0) return;
+    std::memcpy(newer_->as<uint8_t>(), sketch, size);
+    std::memcpy(older_->as<uint8_t>(), sketch + size, size);
   }
 
   void load_clock(int64_t n, const int64_t* batches, const int64_t* times) {
@@ -414,14 +439,15 @@ class KeyTable {
     return key.first == key.last ? 0 : known(uses_[uses_[key.first - uses_begin_].next - uses_begin_].batch);
   }
 
-  // Leaves in `admitted_` which of the new keys get a row if there is room.
+  // Leaves in `admitted_` which of the new keys get a row if there is room, by ascending hash.
   void admit() {
-    admitted_.clear();
-    const size_t n = new_.keys.size();
     if (s_.admission == kAfter) count_waiting();
-    for (size_t i = 0; i < n; ++i) {
-      if (is_admitted(i)) admitted_.push_back(static_cast<uint32_t>(i));
-    }
+    admitted_.resize(new_.keys.size());
+    std::iota(admitted_.begin(), admitted_.end(), 0);
+    if (s_.admission == kSketched) new_.sort_by_hash(admitted_);  // a count depends on those before it
+    const auto is_refused = [this](uint32_t number) { return !is_admitted(number); };
+    admitted_.erase(std::remove_if(admitted_.begin(), admitted_.end(), is_refused), admitted_.end());
+    if (s_.admission != kSketched) new_.sort_by_hash(admitted_);
   }
 
   bool is_admitted(size_t i) {

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 PRECISIONS = ("float32", "bfloat16")
 LINEAR_PATHS = ("auto", "measured", "plain")
 HOT_COLD = ("scheduled", "sequential")
+ROW_OPTIMIZERS = ("row_optimizer", "linear_optimizer")  # settings whose values are such
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
 CONFIG_FILE = JsonFile("correct it, or bring it back from a copy", problem="cannot be read")
@@ -87,7 +88,7 @@ class TrainConfig:
     epochs: int | None = setting(
         None,
         "How often all training samples are read",
-        unset="1, of lr and fm 1 to 20 by the data's size",
+        unset="1, by the data's size of lr and fm up to 20, of deepfm and dcnv2 up to 10",
         least=1,
         most=10**9,
         resumable=True,
@@ -104,6 +105,12 @@ class TrainConfig:
     )
     row_optimizer: RowOptimizer | None = setting(
         None, "Optimizer of rows, where a table has no other", unset="adagrad", option="--optimizer"
+    )
+    linear_optimizer: RowOptimizer | None = setting(
+        None,
+        "Optimizer of tables with a weight for each id beside vectors, as deepfm has",
+        unset="by the data's size; where the optimizer of rows is given, that one",
+        option="",
     )
     dense_optimizer: str = setting("adam", "Optimizer of the dense part", choices=DENSE_OPTIMIZERS)
     dense_lr: float | None = setting(
@@ -124,6 +131,9 @@ class TrainConfig:
     )
     seed: int = setting(0, "Seed of initial values, of dropout and of the order of samples")
     shuffle: bool = setting(True, "Read samples in random order")
+    order: str = setting(
+        "shuffle", "Random order: shuffle, or reuse:CLUSTERS (2 to 64) for a cache to fetch fewer rows"
+    )
     evaluate_every: int | None = setting(
         None, "Steps between evaluations", unset="quarters of epoch 1, ends of epochs", least=1
     )
@@ -287,8 +297,9 @@ class TrainConfig:
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.row_optimizer, str):
-            object.__setattr__(self, "row_optimizer", optim.from_json({"kind": self.row_optimizer}))
+        for name in ROW_OPTIMIZERS:
+            if isinstance(kind := getattr(self, name), str):
+                object.__setattr__(self, name, optim.from_json({"kind": kind}))
         for known in SETTINGS.values():
             known.check(getattr(self, known.name))
         _check_together(self)
@@ -313,8 +324,8 @@ class TrainConfig:
 
     def to_json(self) -> str:
         fields = {name: getattr(self, name) for name in SETTINGS}
-        if self.row_optimizer is not None:
-            fields["row_optimizer"] = optim.to_json(self.row_optimizer)
+        for name in ROW_OPTIMIZERS:
+            fields[name] = None if fields[name] is None else optim.to_json(fields[name])
         return json.dumps(fields, indent=2)
 
     @staticmethod
@@ -341,13 +352,8 @@ class TrainConfig:
         for name, value in fields.items():
             if SETTINGS[name].unit == "bytes" and isinstance(value, str):
                 fields[name] = parse_bytes(value)
-        rows = fields.get("row_optimizer")
-        if rows is not None:
-            if isinstance(rows, str):
-                rows = {"kind": rows}
-            elif isinstance(rows, Mapping):
-                rows = {"kind": optim.Adagrad.kind, **rows}
-            fields["row_optimizer"] = optim.from_json(rows)
+        for name in ROW_OPTIMIZERS:
+            fields[name] = _row_optimizer(fields.get(name))
         return build(TrainConfig, fields, "training configuration")
 
     def save(self, path: Path | str) -> None:
@@ -359,6 +365,15 @@ class TrainConfig:
         fields = CONFIG_FILE.read(path)
         with CONFIG_FILE.naming(path):
             return TrainConfig.from_fields(fields)
+
+
+def _row_optimizer(value: Any) -> RowOptimizer | None:
+    """The row optimizer that a file states by its name, by its numbers, or by both."""
+    if isinstance(value, str):
+        value = {"kind": value}
+    elif isinstance(value, Mapping):
+        value = {"kind": optim.Adagrad.kind, **value}
+    return None if value is None else optim.from_json(value)
 
 
 def _check_together(config: TrainConfig) -> None:
@@ -374,11 +389,17 @@ def _check_together(config: TrainConfig) -> None:
         )
     if config.clip_rows and (config.clip_norm is None or config.device != "cpu"):
         raise ValueError("clip_rows needs clip_norm, and device='cpu': a GPU would be waited for")
+    if config.order != "shuffle":
+        from hotrows.data.stored.order import parse_order
+
+        if parse_order(config.order) > 1 and not config.shuffle:
+            raise ValueError(f"order={config.order!r} is one of shuffled samples; leave shuffle on")
     if config.planning == "device" and config.device == "cpu":
         raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
-    if config.row_optimizer is not None and type(config.row_optimizer) not in optim.BY_NAME.values():
-        kinds = ", ".join(kind.__name__ for kind in optim.BY_NAME.values())
-        raise ValueError(f"row_optimizer must be one of {kinds}, not {config.row_optimizer!r}")
+    for name in ROW_OPTIMIZERS:
+        if type(rows := getattr(config, name)) not in (type(None), *optim.BY_NAME.values()):
+            kinds = ", ".join(kind.__name__ for kind in optim.BY_NAME.values())
+            raise ValueError(f"{name} must be one of {kinds}, not {rows!r}")
     for name, weight in config.label_weights.items():
         if not isinstance(weight, int | float) or not 0 < weight < math.inf:
             raise ValueError(f"label_weights[{name!r}] must be above 0, not {weight!r}")
@@ -389,11 +410,11 @@ def _check_together(config: TrainConfig) -> None:
 
 
 GROUPS = {
-    "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "seed"),
+    "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "order", "seed"),
     "Model": ("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
     "Optimisation": (
-        *("row_optimizer", "dense_optimizer", "dense_lr", "clip_norm", "clip_rows", "warmup_steps"),
-        *("decay_factor", "decay_patience"),
+        *("row_optimizer", "linear_optimizer", "dense_optimizer", "dense_lr", "clip_norm", "clip_rows"),
+        *("warmup_steps", "decay_factor", "decay_patience"),
     ),
     "Evaluation and checkpoints": (
         *("evaluate_every", "metrics", "stop_patience", "checkpoint_every", "keep_last", "full_every"),

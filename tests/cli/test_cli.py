@@ -175,6 +175,14 @@ def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(hotrows):
     assert "test        AUC" in told.out
 
 
+def test_a_run_that_ends_at_once_says_so_and_how_to_go_on(hotrows):
+    """The third Ctrl-C raises an interruption without a word, which stood there as an empty one."""
+    with mock.patch("hotrows.train.trainer.Trainer.fit", side_effect=KeyboardInterrupt):
+        told = hotrows("train", "enc", "--model", "lr", "--run", "runs/ended")
+    assert told.code == 130
+    assert "hotrows: interrupted; go on with: hotrows train enc --run runs/ended --resume" in told.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -230,7 +238,7 @@ def test_new_rows_go_on_with_the_model_of_a_run(hotrows):
     assert grown.code == 0 and "unseen" in grown.out
     assert hotrows("train", "enc2", "--from", "runs/a", "--steps", 5, "--run", "runs/grown").code == 0
     ours, theirs = (json.loads(Path(f"runs/{run}/config.json").read_text()) for run in ("grown", "a"))
-    for name in ("model", "model_options", "row_optimizer", "dense_optimizer"):
+    for name in ("model", "model_options", "row_optimizer", "linear_optimizer", "dense_optimizer"):
         assert ours[name] == theirs[name]
 
 

@@ -103,7 +103,10 @@ def test_set_changes_one_setting(text, name, value):
         ("epoch=2", "--set epoch=2: there is no setting 'epoch'; did you mean 'epochs'?"),
         ("xyzzy=2", "there is no setting 'xyzzy'; there are model, model_options"),
         ("epochs", "--set must be NAME=VALUE, such as epochs=2, not 'epochs'"),
-        ("epochs.x=2", "epochs has no entries; model_options, label_weights, row_optimizer have"),
+        (
+            "epochs.x=2",
+            "epochs has no entries; model_options, label_weights, row_optimizer, linear_optimizer have",
+        ),
     ],
 )
 def test_a_wrong_set_is_wrong_usage(hotrows, text, hint):
@@ -138,8 +141,11 @@ def test_the_config_of_a_run_can_be_fed_back(hotrows):
 
 
 def test_one_learning_rate_is_that_of_both_sides():
-    config = config_with(TrainConfig(), options_of("--lr", 0.1))
-    assert (config.row_optimizer, config.dense_lr) == (Adagrad(lr=0.1), 0.1)
+    stored = TrainConfig(row_optimizer=Adagrad(), linear_optimizer=Adagrad(lr=0.2))
+    for before in (TrainConfig(), stored):
+        config = config_with(before, options_of("--lr", 0.1))
+        assert (config.row_optimizer, config.dense_lr) == (Adagrad(lr=0.1), 0.1)
+        assert config.linear_optimizer is None  # that of rows
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,17 @@ def test_variants_of_dcnv2_are_their_formula(options):
     torch.testing.assert_close(model(vectors, dense), expected.squeeze(1))
 
 
+@pytest.mark.parametrize("structure", ["stacked", "parallel"])
+def test_dcnv2_adds_weights_of_single_features_where_it_is_asked_to(structure):
+    model, dense = build("dcnv2", structure=structure, linear=True), torch.rand(3, 3)
+    vectors = lookup(model, 3)
+    plain = build("dcnv2", structure=structure)
+    plain.load_state_dict({n: v for n, v in model.state_dict().items() if not n.startswith("linear.")})
+    torch.nn.init.normal_(model.linear.dense.weight)
+    first = vectors.stack("linear").sum((1, 2)) + (dense * model.linear.dense.weight).sum(1)
+    torch.testing.assert_close(model(vectors, dense), plain(vectors, dense) + first)
+
+
 def test_lr_is_its_formula():
     model, dense = build("lr"), torch.rand(5, 3)
     vectors = lookup(model, 5)

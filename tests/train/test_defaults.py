@@ -1,6 +1,7 @@
 """What a training does where its config leaves it open: the model, the first bias, sizes and rates."""
 
 import dataclasses
+import json
 import math
 from contextlib import closing
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import Trainer, load_run, run_folder, train
 from hotrows.train.defaults import settle
+from hotrows.train.recommender import Recommender
 from hotrows.train.run_state import RunState, after_evaluation
 from hotrows.train.step_trainer import StepTrainer
 from tests.models.looked_up import SMALL, schema_of
@@ -38,6 +40,7 @@ SCHEMAS = {
     "several labels": Schema((PRICE, USER), ("click", "buy")),
 }
 ONE_EPOCH = TrainConfig(epochs=1, linear_paths="plain")
+OPEN = TrainConfig(linear_paths="plain")
 
 
 def prepared(folder, schema, rows=200):
@@ -197,8 +200,74 @@ def test_weights_of_single_features_take_steps_of_their_own(model, decay, rows, 
     asked = TrainConfig(model=model, epochs=2, dense_lr=0.1, row_optimizer=Adagrad(lr=0.3))
     settled = settle(asked, of_size(rows))
     assert (settled.epochs, settled.dense_lr, settled.row_optimizer) == (2, 0.1, Adagrad(lr=0.3))
-    other = settle(TrainConfig(), of_size(rows))
-    assert (other.epochs, other.dense_lr, other.row_optimizer) == (1, 0.001, Adagrad())
+
+
+@pytest.mark.parametrize(("rows", "epochs"), [(8_000, 10), (200_000, 2)])
+def test_few_samples_are_read_again_while_vectors_decay(rows, epochs):
+    """Weights of single ids learn as those of lr do."""
+    settled = settle(TrainConfig(batch_size=100), of_size(rows))
+    decays = {"weight_decay": 100 / 100, "decay_by_count": True}
+    assert (settled.epochs, settled.dense_lr) == (epochs, 0.001)
+    assert settled.row_optimizer == Adagrad(initial_accumulator=0.003**2, **decays)
+    of_lr = settle(TrainConfig("lr", batch_size=100), of_size(rows))
+    assert settled.linear_optimizer == of_lr.row_optimizer
+    crossed = settle(TrainConfig("dcnv2", batch_size=100), of_size(rows))
+    assert crossed == dataclasses.replace(settled, model="dcnv2", model_options={"linear": True})
+    assert settle(crossed, of_size(10**8)) == crossed
+    plain = settle(TrainConfig("dcnv2", {"linear": False}), of_size(rows))
+    assert plain.model_options == {"linear": False}
+
+
+@pytest.mark.parametrize(
+    ("config", "data"),
+    [
+        (TrainConfig("deepfm"), {"rows": 300_000}),
+        (TrainConfig("dcnv2"), {"rows": 10**8}),
+        (TrainConfig("dnn"), {}),
+        (TrainConfig("deepfm"), {"vocabularies": {}}),
+        (TrainConfig("deepfm"), {"validation": 0}),
+        (TrainConfig("dcnv2", epochs=1), {}),
+        (TrainConfig("dcnv2", steps=30), {}),
+        (TrainConfig("dcnv2", row_optimizer=Adagrad()), {}),
+    ],
+    ids=str,
+)
+def test_all_others_are_read_once_without_decay(config, data):
+    """Many samples, other models, ids that are not counted, and none that would tell when to stop."""
+    settled = settle(config, of_size(**{"rows": 8_000, **data}))
+    assert (settled.epochs, settled.row_optimizer, settled.linear_optimizer) == (1, Adagrad(), Adagrad())
+    assert settled.model_options == {}
+
+
+def test_a_model_that_is_made_or_was_trained_keeps_its_tables(tmp_path):
+    """Few samples give DCNv2 weights of ids, but for an object, and a run from before there were any."""
+    enc = prepared(tmp_path / "enc", SCHEMAS["ids alone"])
+    own = Trainer(enc, OPEN, tmp_path / "own", model=models.DCNv2(enc.schema, hidden=[4]))
+    assert own.config.model_options == {} and own.steps.model.linear is None
+    named = Trainer(enc, dataclasses.replace(OPEN, model="dcnv2"), tmp_path / "named")
+    assert named.steps.model.linear is not None
+    earlier = json.loads(settle(dataclasses.replace(OPEN, model="dcnv2"), enc).to_json())
+    del earlier["linear_optimizer"], earlier["model_options"]
+    assert settle(TrainConfig.from_fields(earlier), enc).model_options == {}
+
+
+def test_weights_of_ids_beside_vectors_have_an_optimizer_of_their_own(tmp_path):
+    """They follow that of rows where it is given, and in runs from before there was one of their own."""
+    enc = prepared(tmp_path / "enc", SCHEMAS["ids alone"])
+
+    def optimizers(config):
+        return {t.role: t.optimizer for t in Recommender(config, enc.schema).embedding.tables}
+
+    settled = settle(OPEN, enc)
+    assert settled.linear_optimizer != settled.row_optimizer
+    expected = {"vector": settled.row_optimizer, "linear": settled.linear_optimizer}
+    assert optimizers(settled) == expected
+    given = dataclasses.replace(OPEN, row_optimizer=Adagrad(lr=0.3))
+    assert set(optimizers(settle(given, enc)).values()) == {Adagrad(lr=0.3)}
+    stored = json.loads(settled.to_json())
+    assert TrainConfig.from_fields(stored) == settled
+    del stored["linear_optimizer"]
+    assert set(optimizers(TrainConfig.from_fields(stored)).values()) == {settled.row_optimizer}
 
 
 def test_logistic_regression_ends_near_the_minimum_that_its_rule_declares(tmp_path):
@@ -252,9 +321,9 @@ def test_of_decayed_weights_a_later_evaluation_is_better_unless_chance_cannot_ex
     assert state.best_step == best_step
 
 
-def of_size(rows, vocabularies=("user",), schema=SCHEMAS["ids alone"]):
+def of_size(rows, vocabularies=("user",), schema=SCHEMAS["ids alone"], validation=100):
     """Stands in for data with so many training samples."""
-    parts = {"train": SimpleNamespace(rows=rows)}
+    parts = {"train": SimpleNamespace(rows=rows), "validation": SimpleNamespace(rows=validation)}
     return SimpleNamespace(parts=parts, schema=schema, vocabularies=vocabularies)
 
 

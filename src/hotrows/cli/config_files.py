@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from hotrows.cli.options import name_and_value
-from hotrows.config import CONFIG_FILE, SETTINGS, TrainConfig
+from hotrows.config import CONFIG_FILE, ROW_OPTIMIZERS, SETTINGS, TrainConfig
 from hotrows.runtime.suggestions import did_you_mean
 
-_WITH_ENTRIES = ("model_options", "label_weights", "row_optimizer")
+_WITH_ENTRIES = ("model_options", "label_weights", *ROW_OPTIMIZERS)
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> TrainConfig:

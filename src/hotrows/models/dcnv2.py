@@ -4,7 +4,8 @@
                                       +-> deep  -+
     stacked     x -> cross -> deep -> logit
 
-The last layer of either is a linear one.
+The last layer of either is a linear one. Where samples are few, training adds weights of single ids and
+dense features to the logit (`linear`), which the paper does not have.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from hotrows.models import tables
+from hotrows.models.first_order import FirstOrder
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import MLP, CrossNetwork, CrossNetworkMixture
@@ -26,6 +28,7 @@ class DCNv2(Model):
 
     experts: how many low-rank experts each of these layers mixes; None: plain matrices.
     hidden: sizes of the deep network's layers; structure: `parallel` or `stacked`.
+    linear: add a weight of each id and dense feature to the logit.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class DCNv2(Model):
         dropout: float = 0.0,
         structure: str = "parallel",
         experts: int | None = None,
+        linear: bool = False,
     ) -> None:
         super().__init__()
         tables.check(schema, "DCNv2")
@@ -49,7 +53,8 @@ class DCNv2(Model):
         if experts is not None and rank is None:
             raise ValueError(f"DCNv2 needs a rank for its {experts} experts, such as rank=32")
         self.structure = structure
-        self.tables = tables.vector_tables(schema, dim)
+        self.tables = tables.vector_tables(schema, dim) + (tables.linear_tables(schema) if linear else ())
+        self.linear = FirstOrder(len(schema.dense), bias=False) if linear else None
         width = len(schema.id_features) * dim + len(schema.dense)
         self.cross: CrossNetwork | CrossNetworkMixture
         if experts is not None and rank is not None:
@@ -63,6 +68,11 @@ class DCNv2(Model):
         x = torch.cat([vectors.stack().flatten(1), dense], dim=1)
         crossed = self.cross(x)
         if self.structure == "stacked":
-            return self.last(self.deep(crossed)).squeeze(1).float()
-        deep = self.deep(x)
-        return self.last(torch.cat([crossed.to(deep.dtype), deep], dim=1)).squeeze(1).float()
+            logits = self.last(self.deep(crossed))
+        else:
+            deep = self.deep(x)
+            logits = self.last(torch.cat([crossed.to(deep.dtype), deep], dim=1))
+        logits = logits.squeeze(1).float()
+        return (
+            logits if self.linear is None else logits + self.linear(vectors.stack(tables.LINEAR), dense)
+        )

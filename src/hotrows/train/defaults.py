@@ -11,23 +11,39 @@ from hotrows.data import EncodedData
 
 # L2 term of models whose rows weigh single features; of FM the vectors too, which learn by heart sooner.
 _DECAYS = {"lr": 3.0, "fm": 10.0}
+# Deep models that read few samples again, the L2 term of their vectors, and about the most that the
+# gradient of a logit is by an element of a vector.
+_DEEP, _FEW = ("deepfm", "dcnv2"), 250_000
+_DECAY_OF_VECTORS, _VECTOR_GRADIENT = 100.0, 0.3
 
 
-def settle(config: TrainConfig, data: EncodedData) -> TrainConfig:
-    """Fills in what the config leaves open, for a training on these data."""
+def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> TrainConfig:
+    """Fills in what the config leaves open, for a training on these data.
+
+    is_made: the model is an object, which has its options.
+    """
     num_samples = _num_training_samples(data)
     model = config.model or models.default_name(data.schema, config.label)
     batch_size = config.batch_size or _batch_size(num_samples)
-    decay = _DECAYS.get(model)
-    is_linear = decay is not None
-    rows = optim.Adagrad() if decay is None else _linear_rows(data, batch_size, decay)
+    epochs, dense_lr, options = config.epochs or 1, 0.001, config.model_options
+    rows = linear = optim.Adagrad()
+    if model in _DECAYS:
+        epochs, dense_lr = config.epochs or min(max(4_000_000 // num_samples, 1), 20), 0.01
+        rows = linear = _linear_rows(data, batch_size, _DECAYS[model])
+    elif model in _DEEP and _are_read_again(config, data):
+        epochs = config.epochs or min(500_000 // num_samples, 10)
+        rows, linear = _vectors(batch_size), _linear_rows(data, batch_size, _DECAYS["lr"])
+        if model == "dcnv2" and config.start_from is None and not is_made:
+            options = {"linear": True, **options}
     return dataclasses.replace(
         config,
         model=_absolute_model(model),
-        epochs=config.epochs or (_linear_epochs(num_samples) if is_linear else 1),
+        model_options=options,
+        epochs=epochs,
         batch_size=batch_size,
         row_optimizer=config.row_optimizer or rows,
-        dense_lr=config.dense_lr or (0.01 if is_linear else 0.001),
+        linear_optimizer=config.linear_optimizer or config.row_optimizer or linear,
+        dense_lr=config.dense_lr or dense_lr,
         pack_parts=_pack_parts(config),
         store=_absolute_store(config.store),
         pretrained={name: str(Path(file).resolve()) for name, file in config.pretrained.items()},
@@ -49,6 +65,12 @@ def _batch_size(num_samples: int) -> int:
     return min(max(1 << (fitting.bit_length() - 1), 64), 8192)
 
 
+def _is_counted(data: EncodedData) -> bool:
+    """Whether it is known how frequent each id is, by which the decay of rows is divided."""
+    is_dynamic = any(feature.dynamic is not None for feature in data.schema.id_features)
+    return bool(data.vocabularies) and not is_dynamic
+
+
 def _linear_rows(data: EncodedData, batch_size: int, decay: float) -> optim.Adagrad:
     """Adagrad for the weights of single features.
 
@@ -58,8 +80,7 @@ def _linear_rows(data: EncodedData, batch_size: int, decay: float) -> optim.Adag
     term, decay / 2 times the squares of all weights, beside the log loss summed over an epoch; it needs
     counts of ids, which data read as it is stored lacks, and dynamic features. See docs/defaults.md.
     """
-    is_dynamic = any(feature.dynamic is not None for feature in data.schema.id_features)
-    is_counted = bool(data.vocabularies) and not is_dynamic
+    is_counted = _is_counted(data)
     return optim.Adagrad(
         1 / len(data.schema.features),
         initial_accumulator=1 / batch_size**2,
@@ -68,9 +89,28 @@ def _linear_rows(data: EncodedData, batch_size: int, decay: float) -> optim.Adag
     )
 
 
-def _linear_epochs(num_samples: int) -> int:
-    """As many as make four million samples, from 1 to 20; early stop mostly ends them before."""
-    return min(max(4_000_000 // num_samples, 1), 20)
+def _are_read_again(config: TrainConfig, data: EncodedData) -> bool:
+    """Whether samples are few and are to be read more than once, while vectors decay.
+
+    That takes counts of ids, and a validation part, which tells when to stop. Optimizer and number of
+    steps must be open: runs of before have theirs.
+    """
+    is_open = config.row_optimizer is config.steps is None and config.epochs != 1
+    has_few = data.parts["train"].rows <= _FEW and bool(data.parts["validation"].rows)
+    return is_open and has_few and _is_counted(data)
+
+
+def _vectors(batch_size: int) -> optim.Adagrad:
+    """Adagrad for vectors that a deep network reads, beside weights of single features.
+
+    The sum of squares begins at that of one sample's gradient, as it does for these weights. Without
+    decay samples that are read again would be learned by heart.
+    """
+    return optim.Adagrad(
+        initial_accumulator=(_VECTOR_GRADIENT / batch_size) ** 2,
+        weight_decay=_DECAY_OF_VECTORS / batch_size,
+        decay_by_count=True,
+    )
 
 
 def _pack_parts(config: TrainConfig) -> int:

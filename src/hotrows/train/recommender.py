@@ -20,6 +20,7 @@ from hotrows.costs.placement import ShardingPlan
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.engine.embedding import Embedding
 from hotrows.losses import Loss
+from hotrows.models.tables import LINEAR
 from hotrows.nn.linear_paths import kept_linear_paths
 from hotrows.nn.log_loss import log_loss
 from hotrows.runtime.device import find
@@ -80,7 +81,7 @@ class Recommender:
             self.random_state = torch.get_rng_state()
         if isinstance(model, models.Model):
             _check_equal(model, self.ranks)
-        self.model.tables = frozen(self.model.tables, config.frozen)
+        self.model.tables = _with_linear(frozen(self.model.tables, config.frozen), config)
         self.device = find(config.device)
         self.model.to(self.device.torch)
         self.tasks = tasks_of(schema, self.model.labels, config.label)
@@ -205,6 +206,14 @@ class Recommender:
             return self.losses[0].predictions(outputs)
         tasks = zip(self.losses, outputs.unbind(1), strict=True)
         return torch.stack([loss.predictions(of_task) for loss, of_task in tasks], 1)
+
+
+def _with_linear(tables: Sequence[Table], config: TrainConfig) -> tuple[Table, ...]:
+    """The tables, of which those with weights of ids have the config's optimizer where they name none."""
+    linear = config.linear_optimizer
+    return tuple(
+        dataclasses.replace(t, optimizer=t.optimizer or linear) if t.role == LINEAR else t for t in tables
+    )
 
 
 def _first_layer_roles(model: models.Model, config: TrainConfig) -> tuple[str, ...]:
