@@ -8,6 +8,7 @@ from torch.nn import functional
 
 from hotrows.nn.statistics import OverRanks, moments, summed
 from hotrows.ops.layers import batch_norm as ops
+from hotrows.ops.layers.dice import remember
 
 
 class BatchNorm(OverRanks, nn.BatchNorm1d):
@@ -31,8 +32,8 @@ class BatchNorm(OverRanks, nn.BatchNorm1d):
             return self._by_averages(input)
         assert self.running_mean is not None and self.running_var is not None
         assert self.momentum is not None
-        averages = self.running_mean, self.running_var
-        rstd = seen.remembered_by(averages, self.momentum, self.eps, self.num_batches_tracked)
+        averages = self.running_mean, self.running_var, self.num_batches_tracked
+        rstd = remember(seen.mean, seen.var, *averages, seen.num_rows, self.momentum, self.eps)
         return _BatchNorm.apply(
             wide, seen.mean, rstd, self.weight, self.bias, seen.num_rows, self.ranks
         ).to(input.dtype)

@@ -52,7 +52,8 @@ class Dice(OverRanks, nn.Module):
         wide = x.to(self.alpha.dtype)
         seen = self._statistics(wide.detach())
         if self.training and seen.num_rows > 1:
-            rstd = seen.remembered_by((self.running_mean, self.running_var), self.momentum, self.eps)
+            averages = self.running_mean, self.running_var, None
+            rstd = ops.remember(seen.mean, seen.var, *averages, seen.num_rows, self.momentum, self.eps)
         else:
             rstd = (seen.var + self.eps).rsqrt()
         ranks = self.ranks if self.training else None

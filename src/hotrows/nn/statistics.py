@@ -47,17 +47,6 @@ class BatchMoments:
     mean: Tensor
     var: Tensor
 
-    @torch.no_grad()
-    def remembered_by(
-        self,
-        averages: tuple[Tensor, Tensor],
-        momentum: float,
-        eps: float,
-        num_batches: Tensor | None = None,
-    ) -> Tensor:
-        """Adds these of two rows or more to running averages; returns 1 / sqrt(var + eps), [H]."""
-        return ops.remember(self.mean, self.var, *averages, num_batches, self.num_rows, momentum, eps)
-
 
 def share_statistics(model: nn.Module, ranks: Ranks | None) -> None:
     """From now on, statistics in training are those of all ranks in each `BatchNorm` and `Dice`.
