@@ -1,12 +1,13 @@
 """Kills a run on a stream again and again, while events are appended, and compares what it has learned.
 
-    python -m tests.streams.kills --kills 30
+    python -m tests.streams.kills --kills 30 [--fast-memory 3000 ..]    # further options of hotrows train
 
 Each event must be in one batch that counts, and a run that nobody kills, over the same batches, must end
 with the same bits.
 """
 
 import argparse
+import dataclasses
 import os
 import random
 import signal
@@ -34,7 +35,8 @@ def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--kills", type=int, default=30)
     options.add_argument("--seed", type=int, default=0)
-    chosen = options.parse_args()
+    chosen, further = options.parse_known_args()
+    COMMAND.extend(further)
     draw = random.Random(chosen.seed)
     with tempfile.TemporaryDirectory() as folder:
         campaign(Path(folder), chosen.kills, draw)
@@ -66,7 +68,8 @@ def campaign(place, kills, draw):
     trained = trained_by(run)
     assert trained == written - 1, (trained, written - 1)
 
-    config = run_folder.read_config(run)
+    in_memory = {"fast_memory": None, "store": "memory"}  # which changes no bit
+    config = dataclasses.replace(run_folder.read_config(run), **in_memory)
     again = place / "again"
     Trainer(data, config, again).fit_stream(f"folder:{events}", StreamConfig(), repeat=run)
     pairs = list(zip(weights_of(run), weights_of(again), strict=True))

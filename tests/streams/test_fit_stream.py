@@ -11,7 +11,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import Encoder, prepare
 from hotrows.dynamic import Dynamic
 from hotrows.optim import Adagrad
-from hotrows.schema import Dense, Schema, Sparse
+from hotrows.schema import Dense, Schema, Sparse, Time
 from hotrows.streams import Alarm, EventStream, StreamConfig, open_source
 from hotrows.streams.line_log import read_lines
 from hotrows.train import Callback, Trainer
@@ -202,6 +202,24 @@ def test_alarms_save_the_run_or_call_a_function(data, folder, tmp_path):
     assert heard == ["calibration"] * 3
 
 
+def test_what_was_trained_is_saved_while_no_event_comes(data, folder, tmp_path):
+    """Or the source would have to keep these events until others come."""
+
+    class Look(Callback):
+        ticks, is_saved = 0, False
+
+        def while_idle(self, trainer):
+            if trainer.state.step > 0:
+                self.ticks += 1
+                self.is_saved = trainer.checkpoints.saved == trainer.state
+            if self.is_saved or self.ticks > 30:
+                trainer.stop()
+
+    look, stream = Look(), StreamConfig(max_wait=1e-3, checkpoint_seconds=0.3)
+    train(data, folder, tmp_path / "run", stream, callbacks=[look])
+    assert look.is_saved
+
+
 def test_no_event_for_long_is_an_alarm(data, tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(Alarm, match="no event that can be trained came for 0.01 s") as it:
@@ -253,29 +271,38 @@ def test_what_cannot_train_on_a_stream_says_so(data, folder, tmp_path, whole):
 
 @pytest.fixture(scope="module")
 def keyed(tmp_path_factory):
-    """Data of a schema whose feature `a` is dynamic: prepared from a few rows, none of which is new."""
+    """Data of a schema whose feature `a` is dynamic, prepared from a few rows, and events ten seconds
+    apart."""
+    folder = tmp_path_factory.mktemp("keyed")
+    (folder / "events").mkdir()
+    rows = write_rows(folder / "rows.csv", rows=600).read_text().splitlines()[1:]
+    timed = [f"{row},{10 * second}" for second, row in enumerate(rows)]
+    for name, some in (("few.csv", timed[:40]), ("events/a.csv", timed)):
+        (folder / name).write_text("\n".join(["label,n,a,b,t", *some]) + "\n")
 
-    def prepared(dynamic):
-        folder = tmp_path_factory.mktemp("keyed")
+    def prepared(dynamic, name):
         features = (Dense("n"), Sparse("a", dynamic=dynamic), Sparse("b"))
-        few = write_rows(folder / "few.csv", rows=40)
-        keyed = Schema(features, delimiter=",", name="keyed")
-        return prepare([few], keyed, folder / "enc", split="position:0.8,0.1,0.1")
+        schema = Schema(features, time=Time("t"), delimiter=",", name="keyed")
+        return prepare([folder / "few.csv"], schema, folder / name, split="position:0.8,0.1,0.1")
 
-    return prepared
+    return prepared, folder / "events"
 
 
-def test_new_keys_get_rows_from_a_stream_killed_or_not(keyed, folder, tmp_path):
-    data = keyed(Dynamic(capacity=12, evict="lru"))
+def test_new_keys_get_rows_from_a_stream_and_lose_them_by_event_time_killed_or_not(keyed, tmp_path):
+    prepared, events = keyed
+    data = prepared(Dynamic(capacity=25, evict="time:200"), "timed")
     config = dataclasses.replace(CONFIG, checkpoint_every=4)
-    train(data, folder, tmp_path / "whole", config=config)
+    train(data, events, tmp_path / "whole", config=config)
     with pytest.raises(Killed):
-        train(data, folder, tmp_path / "run", config=config, callbacks=[Kill(10)])
-    train(data, folder, tmp_path / "run", config=config)
+        train(data, events, tmp_path / "run", config=config, callbacks=[Kill(7)])
+    train(data, events, tmp_path / "run", config=config)
     assert same_bits(tmp_path / "run", tmp_path / "whole")
+    keys = [line["keys"]["a"] for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
+    assert keys[-1]["live"] < 25 and keys[-1]["evicted"] > 10
 
 
-def test_keys_that_wait_for_batches_to_come_are_no_stream(keyed, folder, tmp_path):
-    data = keyed(Dynamic(capacity=12, admit="ahead:2", evict="lru"))
+def test_keys_that_wait_for_batches_to_come_are_no_stream(keyed, tmp_path):
+    prepared, events = keyed
+    data = prepared(Dynamic(capacity=12, admit="ahead:2", evict="lru"), "ahead")
     with pytest.raises(ValueError, match="dynamic ids that look ahead would wait for events to come"):
-        train(data, folder, tmp_path / "run")
+        train(data, events, tmp_path / "run")

@@ -32,14 +32,14 @@ class _Renumbered:
 
 
 def load_renumbered(
-    folder: Path, embedding: Embedding, model: nn.Module, new_ids: Mapping[str, np.ndarray]
+    folder: Path | str, embedding: Embedding, model: nn.Module, new_ids: Mapping[str, np.ndarray]
 ) -> State:
     """Reads the checkpoint in `folder` into `embedding` and `model`.
 
     new_ids: by table, for each saved id the one that its row gets, distinct; -1: it is left out. Rows to
     which none goes keep their first values. Collective between the embedding's ranks.
     """
-    ranks = embedding.ranks.channel("checkpoint")
+    folder, ranks = Path(folder), embedding.ranks.channel("checkpoint")
 
     def checked() -> Chain:
         checkpoints = chain(folder)

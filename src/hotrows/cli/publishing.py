@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -43,11 +44,8 @@ def publishers(options: dict[str, Any]) -> list[Any]:
     return [Publisher(to, every, table_dtype=dtype)]
 
 
-def words(callbacks: list[Any]) -> list[str]:
+def words(callbacks: Sequence[Any]) -> list[str]:
     """Returns the options that make these callbacks again."""
-    return [
-        word
-        for publisher in callbacks
-        for word in ("--publish", str(publisher.to), "--publish-every", str(publisher.every))
-        + ("--publish-dtype", publisher.table_dtype)
-    ]
+    values = [(one.to, one.every, one.table_dtype) for one in callbacks]
+    options = ("--publish", "--publish-every", "--publish-dtype")
+    return [str(word) for row in values for pair in zip(options, row, strict=True) for word in pair]

@@ -156,9 +156,6 @@ class Embedding:
         self.tables = tuple(
             dataclasses.replace(table, optimizer=table.optimizer or default) for table in tables
         )
-        if dynamic is not None:
-            locked = caching is None or (caching.path is None and caching.cache_transfer == "zero_copy")
-            dynamic.check(self.tables, can_grow=self.device.on_host or not locked)
         self.packs = pack_tables(self.tables, sequences, run.placements(self.tables), run.pack_parts)
         self.threads = Threads(num_threads(run.planning_threads, self.device.on_host))
         self.planner = Planner(
@@ -171,6 +168,7 @@ class Embedding:
             self.threads,
         )
         if dynamic is not None:
+            dynamic.check(self.tables, self.device.on_host or (caching is not None and caching.can_grow))
             dynamic.begin(self.planner.ranks, crosses)
         self._device_planner: DevicePlanner | None = None
         if run.planning == "device" and not self.device.on_host:

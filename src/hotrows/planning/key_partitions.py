@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -161,7 +162,8 @@ class KeyPartitions:
                 pieces.append(of_vocabulary)
                 continue
             partitions = partition_of(of_vocabulary, num)
-            order = partitions.argsort(stable=True)
+            narrow = partitions.numpy().astype(np.uint16)  # which NumPy sorts by radix
+            order = torch.from_numpy(narrow.argsort(kind="stable"))
             orders.append(order)
             pieces += of_vocabulary[order].split(partitions.bincount(minlength=num).tolist())
         return tuple(orders), pieces
@@ -282,18 +284,18 @@ class KeyPartitions:
     def begin_with(self, keys: Mapping[str, Tensor]) -> dict[str, NewKeys]:
         """Makes keys live, by vocabulary [n], distinct, in order, as far as there is room; returns those
         that are, with their ids. The first ones count as read last."""
-        growth, made = torch.zeros_like(self._growth[0]), {name: ([], []) for name in keys}
+        growth, live = torch.zeros_like(self._growth[0]), {name: ([], []) for name in keys}
         for k, (name, number) in enumerate(self._partitions):
             partitions = partition_of(keys[name], self.vocabularies[name].dynamic.partitions)
             table = self._tables.get(k) or self._vocabulary(k).partition(number)
             of_partition = keys[name][partitions == number][: table.dynamic.capacity]
             table.load(_begun(table, of_partition))
             growth[k, :2] = len(of_partition)  # rows, admitted
-            made[name][0].append(self._ids(k, table.first_id + torch.arange(len(of_partition))))
-            made[name][1].append(of_partition)
+            live[name][0].append(self._ids(k, table.first_id + torch.arange(len(of_partition))))
+            live[name][1].append(of_partition)
         self._growth = deque([growth])
         self.note_saved()
-        return {name: (_joined(ids), _joined(of_ids)) for name, (ids, of_ids) in made.items()}
+        return {name: (_joined(ids), _joined(of_ids)) for name, (ids, of_ids) in live.items()}
 
     def _name(self, k: int) -> str:
         name, number = self._partitions[k]

@@ -75,15 +75,9 @@ class FileStore:
 
     @classmethod
     def create(
-        cls,
-        path: Path | str,
-        rows: int,
-        stride: int,
-        initial_values: FillInitial,
-        meta: dict,
-        log_rows: int | None = None,
-        grows: bool = False,
-    ) -> FileStore:
+        cls, path: Path | str, rows: int, stride: int, initial_values: FillInitial, meta: dict,
+        log_rows: int | None = None, grows: bool = False,
+    ) -> FileStore:  # fmt: skip
         """Makes a store of untouched rows in a new folder; takes seconds at any size.
 
         grows: nobody expects that all rows are written, so nothing is said about room for them.

@@ -99,6 +99,8 @@ class StreamRun(Callback):
         if limit is not None and time.monotonic() - last > limit and self._alarmed_at != last:
             self._alarmed_at = last
             self._sound(Alarm("idle", f"no event that can be trained came for {limit:g} s"), trainer)
+        if trainer.checkpoints.saved != trainer.state and trainer.state.step > 0:
+            self._request_checkpoint(trainer)
         for callback in self._callbacks:
             callback.while_idle(trainer)
         return False
@@ -112,8 +114,12 @@ class StreamRun(Callback):
             self._check_finite()
         if self.window.is_full:
             self.close_window(trainer)
-        seconds, now = self._config.checkpoint_seconds, time.monotonic()
-        if seconds is not None and now - self._saved_at > seconds:
+        self._request_checkpoint(trainer)
+
+    def _request_checkpoint(self, trainer: Any) -> None:
+        """Requests one, where the last is old."""
+        seconds = self._config.checkpoint_seconds
+        if seconds is not None and time.monotonic() - self._saved_at > seconds:
             trainer.request_checkpoint()
 
     def before_checkpoint(self, trainer: Any) -> None:
@@ -298,8 +304,9 @@ def _check(steps: StepTrainer) -> None:
         raise ValueError("batches of a stream differ in size: train on it without cuda_graph")
     if config.evaluate_every is not None:
         raise ValueError("a stream is validated as it comes, window by window: leave out evaluate_every")
-    tables = () if steps.embedding.dynamic is None else steps.embedding.dynamic.tables.values()
-    if any(table.dynamic.batches_ahead for table in tables):
+    dynamic = steps.embedding.dynamic
+    vocabularies = () if dynamic is None else dynamic.vocabularies.values()
+    if any(vocabulary.dynamic.batches_ahead for vocabulary in vocabularies):
         raise ValueError(
             "dynamic ids that look ahead would wait for events to come: give them admit='first' or "
             "'after:READS', and evict='lru', 'lfu' or 'idle:BATCHES'"
