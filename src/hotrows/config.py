@@ -353,12 +353,7 @@ class TrainConfig:
             if SETTINGS[name].unit == "bytes" and isinstance(value, str):
                 fields[name] = parse_bytes(value)
         for name in ROW_OPTIMIZERS:
-            rows = fields.get(name)
-            if isinstance(rows, str):
-                rows = {"kind": rows}
-            elif isinstance(rows, Mapping):
-                rows = {"kind": optim.Adagrad.kind, **rows}
-            fields[name] = None if rows is None else optim.from_json(rows)
+            fields[name] = _row_optimizer(fields.get(name))
         return build(TrainConfig, fields, "training configuration")
 
     def save(self, path: Path | str) -> None:
@@ -370,6 +365,15 @@ class TrainConfig:
         fields = CONFIG_FILE.read(path)
         with CONFIG_FILE.naming(path):
             return TrainConfig.from_fields(fields)
+
+
+def _row_optimizer(value: Any) -> RowOptimizer | None:
+    """The row optimizer that a file states by its name, by its numbers, or by both."""
+    if isinstance(value, str):
+        value = {"kind": value}
+    elif isinstance(value, Mapping):
+        value = {"kind": optim.Adagrad.kind, **value}
+    return None if value is None else optim.from_json(value)
 
 
 def _check_together(config: TrainConfig) -> None:

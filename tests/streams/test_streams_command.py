@@ -38,6 +38,7 @@ def test_a_folder_is_trained_to_its_end_and_resumed_with_its_settings(data, line
     done = hotrows(*train, "--resume", "--alarm-calibration", "5,6")
     assert done.code == 3 and "out of 5 to 6" in done.err
     assert hotrows(*train, "--resume", "--alarm-calibration", "0,99").code == 0
+    assert hotrows(*train, "--resume", "--stream", f"folder:{folder}").code == 0
     assert hotrows(*train, "--resume").code == 0  # the bounds are a setting of the run now
     assert sum(line["size"] for line in read_lines(run / "stream.jsonl")) == 900
 

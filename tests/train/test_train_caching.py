@@ -77,6 +77,18 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, whole, tmp_path, s
     assert_same_run(run, result, whole)
 
 
+def test_an_order_that_reuses_rows_has_equal_bits_behind_a_cache_and_when_resumed(encoded, tmp_path):
+    order = dataclasses.replace(SMALL, order="reuse:4")
+    in_memory = dataclasses.replace(order, fast_memory=None)
+    expected = Trainer(encoded, in_memory, tmp_path / "memory").fit()
+    with pytest.raises(Interrupted):
+        Trainer(encoded, order, tmp_path / "run", progress=interrupt_after(20)).fit()
+    result = Trainer(encoded, order, tmp_path / "run", resume=True).fit()
+    assert_same_run(tmp_path / "run", result, (tmp_path / "memory", expected))
+    with pytest.raises(ValueError, match="order"):
+        Trainer(encoded, SMALL, tmp_path / "run", resume=True)
+
+
 def test_fast_memory_and_policy_may_change_when_a_run_goes_on(encoded, whole, tmp_path):
     run, config = tmp_path / "run", in_file(tmp_path / "store")
     with pytest.raises(Interrupted):

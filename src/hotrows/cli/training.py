@@ -225,7 +225,8 @@ def _train(
         return run, result
     except KeyboardInterrupt as stopped:
         named = f" --model {shlex.quote(model)}" if ":" in model else ""
-        again = f"{_command_line(**source)} --run {run} --resume{named}"
+        words = publishing.words(callbacks)
+        again = f"{_command_line(**source)} --run {run} --resume{named} {shlex.join(words)}".rstrip()
         raise KeyboardInterrupt(f"{str(stopped) or 'interrupted'}; go on with: {again}") from None
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from hotrows.schema import Schema
 from hotrows.streams.events import RawEvents, field_events, message_events
 
 _FIRST = "0-0"
@@ -21,7 +20,7 @@ class RedisSource:
     """Reads a stream by `redis`. url: of the server; start: where a new run begins, `earliest` or
     `latest`."""
 
-    def __init__(self, url: str, stream: str, schema: Schema, start: str = "earliest") -> None:
+    def __init__(self, url: str, stream: str, start: str = "earliest") -> None:
         try:
             import redis
             from redis.backoff import ExponentialBackoff
@@ -39,7 +38,7 @@ class RedisSource:
             self._id, self._number = known["last-generated-id"].decode(), known.get("entries-added", 0)
 
     @staticmethod
-    def of_address(address: str, schema: Schema) -> RedisSource:
+    def of_address(address: str) -> RedisSource:
         """redis://USER:PASSWORD@HOST:PORT/STREAM?start=latest&db=1"""
         parts = urlsplit(address)
         stream, options = parts.path.strip("/"), dict(parse_qsl(parts.query))
@@ -49,7 +48,7 @@ class RedisSource:
             )
         start = options.pop("start", "earliest")
         url = urlunsplit((parts.scheme, parts.netloc, "", urlencode(options), ""))
-        return RedisSource(url, stream, schema, start)
+        return RedisSource(url, stream, start)
 
     @property
     def position(self) -> dict[str, Any]:

@@ -99,6 +99,8 @@ class StreamRun(Callback):
         if limit is not None and time.monotonic() - last > limit and self._alarmed_at != last:
             self._alarmed_at = last
             self._sound(Alarm("idle", f"no event that can be trained came for {limit:g} s"), trainer)
+        if trainer.checkpoints.saved != trainer.state and trainer.state.step > 0:
+            self._request_checkpoint(trainer)
         for callback in self._callbacks:
             callback.while_idle(trainer)
         return False
@@ -112,8 +114,12 @@ class StreamRun(Callback):
             self._check_finite()
         if self.window.is_full:
             self.close_window(trainer)
-        seconds, now = self._config.checkpoint_seconds, time.monotonic()
-        if seconds is not None and now - self._saved_at > seconds:
+        self._request_checkpoint(trainer)
+
+    def _request_checkpoint(self, trainer: Any) -> None:
+        """Requests one, where the last is old."""
+        seconds = self._config.checkpoint_seconds
+        if seconds is not None and time.monotonic() - self._saved_at > seconds:
             trainer.request_checkpoint()
 
     def before_checkpoint(self, trainer: Any) -> None:
@@ -157,13 +163,15 @@ class StreamRun(Callback):
         trainer.stop()
 
     def _check_finite(self) -> None:
-        """Raises an alarm before a checkpoint has what no prediction comes of."""
-        if self.window.is_finite():
+        """Raises an alarm before what no prediction comes of is saved, or published."""
+        parameters = self._steps.model.parameters()
+        if self.window.is_finite() and all(bool(value.isfinite().all()) for value in parameters):
             return
         alarm = Alarm(
             "nan",
-            f"predictions are no finite numbers after step {self._steps.state.step:,}: training "
-            f"diverged; resume from the last checkpoint with lower learning rates, or set clip_norm",
+            f"predictions or parameters are no finite numbers after step {self._steps.state.step:,}: "
+            f"training diverged; resume from the last checkpoint with lower learning rates, or set "
+            f"clip_norm",
         )
         if self._on_alarm is not None:
             self._on_alarm(alarm)
@@ -201,7 +209,10 @@ class OnStream:
             window=self.checkpoints.window,
         ) as running:  # fmt: skip
             self._stream, self.checkpoints.open_window = running, running.window.tensors
-            result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
+            try:
+                result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
+            finally:
+                self._stream = None
         if running.alarm is not None:
             raise running.alarm
         return result
@@ -284,12 +295,18 @@ def _check(steps: StepTrainer) -> None:
         raise ValueError(
             "data regrouped into hot and cold rows is no beginning of a stream: name the data before"
         )
+    if not steps.data.encodes_raw:
+        raise ValueError(
+            f"events are encoded by the vocabularies of prepared data, and {steps.data.path} has none: "
+            f"prepare it (`hotrows prepare`), be it a small sample where features are dynamic"
+        )
     if config.cuda_graph:
         raise ValueError("batches of a stream differ in size: train on it without cuda_graph")
     if config.evaluate_every is not None:
         raise ValueError("a stream is validated as it comes, window by window: leave out evaluate_every")
-    tables = () if steps.embedding.dynamic is None else steps.embedding.dynamic.tables.values()
-    if any(table.dynamic.batches_ahead for table in tables):
+    dynamic = steps.embedding.dynamic
+    vocabularies = () if dynamic is None else dynamic.vocabularies.values()
+    if any(vocabulary.dynamic.batches_ahead for vocabulary in vocabularies):
         raise ValueError(
             "dynamic ids that look ahead would wait for events to come: give them admit='first' or "
             "'after:READS', and evict='lru', 'lfu' or 'idle:BATCHES'"

@@ -228,14 +228,8 @@ class Trainer(Requests, OnStream):
             if self.cached_tables:
                 stack.callback(self.cached_tables.stop_writing)
                 self.cached_tables.warm()
-            for callback in callbacks:
-                stack.callback(callback.close)
-                callback.begin(self)
             try:
-                while not self._train_block():
-                    pass
-                for callback in callbacks:
-                    callback.end(self)
+                _train_all(self, stack)
                 return self._finish()
             except _StopRequested:
                 raise Interrupted(
@@ -384,6 +378,18 @@ class Trainer(Requests, OnStream):
         if self._stop_requested() and self.ranks.num_ranks == 1:  # ranks stop together, after it
             raise _StopRequested
         self.reports.show_evaluation(done, total)
+
+
+def _train_all(trainer: Trainer, stack: ExitStack) -> None:
+    """Trains to the end; callbacks hear of its begin and its end, and are closed by the stack."""
+    callbacks = [callback for callback in trainer._callbacks if isinstance(callback, Callback)]
+    for callback in callbacks:
+        stack.callback(callback.close)
+        callback.begin(trainer)
+    while not trainer._train_block():
+        pass
+    for callback in callbacks:
+        callback.end(trainer)
 
 
 def _checked(config: TrainConfig | None) -> TrainConfig:
