@@ -63,6 +63,7 @@ def compare(jobs: list[str], rows: int, rounds: int, threads: int) -> None:
         prepare(raw, schemas.criteo, folder / "enc", split="fraction:0.8,0.1,0.1", threads=threads)
         results = {job: in_turn(job, folder, rounds, threads) for job in jobs}
         facts = {"question": QUESTION, "rows": rows, "raw_bytes": raw.stat().st_size, "rounds": rounds}
+        facts["load_average"] = os.getloadavg()  # at the end, of all that the machine runs
     write("durability", facts | conditions(threads) | {"jobs": results})
 
 

@@ -1,20 +1,23 @@
-"""What does a GPU make of it? In parts of a few minutes each, those of most value first.
+"""What does a GPU make of it? In parts of a minute or a few, named in the order that they run.
 
-    python -m benchmarks.gpu --list               # what has run, and what is pending
-    python -m benchmarks.gpu                      # the pending ones in order, for nine minutes
-    python -m benchmarks.gpu --part lookup --tune
-    python -m benchmarks.gpu --small --device cpu # the logic of every part, in seconds
+    python3 -m benchmarks.gpu --out OUT probe kernels sync          # OUT/gpu.json holds all parts
+    python3 -m benchmarks.gpu --out OUT lookup --tune --cuembed DIR
+    python3 -m benchmarks.gpu --out OUT --list                      # what has run, and what is pending
+    python3 -m benchmarks.gpu --small --device cpu cache            # the logic of a part, in seconds
+    python3 -m benchmarks.gpu --page                                # results/gpu.json into docs/gpu.md
 
-Each part writes results/gpu-PART.json, or OUT/gpu-PART.json, whenever it has found something; a cut
-one goes on where it was. A part checks that results are right first, and gives no figures where they
-are not. Runs with --small, or without a GPU, write nothing unless told where. Machine, commit and
-versions stand in the files; `docs/gpu.md` has the aims and the limits.
+The one file begins as results/gpu.json, is written whenever something is found, and replaces that once
+it is looked at. A part checks that results are right first, and gives no figures where they are not. A
+cut part goes on where it was if the code is the same (a hash of src, csrc and benchmarks, since a
+tree may come without its history), the setting, and the GPU; `--keep-older` keeps what other code has
+measured, by name. `docs/gpu.md` has the aims, the limits, and the commands of three runs of ten minutes.
 """
 
 import argparse
 import gc
 import importlib
-import json
+import os
+import shutil
 import sys
 import time
 from dataclasses import dataclass
@@ -22,14 +25,15 @@ from pathlib import Path
 
 if __package__ in (None, ""):  # run as a file: the source tree stands in for this folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # equal products have equal bits
 
 import torch
 
 from benchmarks.gpu_parts import limits
-from benchmarks.gpu_parts.part import Findings, Setting, run_part
+from benchmarks.gpu_parts.part import Findings, Setting, read, run_part
 from benchmarks.harness import RESULTS
-from benchmarks.pictures import OUT as PICTURES
 
+FILE = "gpu.json"
 _RESERVE = 20  # seconds kept for what a part does after its deadline
 
 
@@ -42,14 +46,16 @@ class Part:
 
 
 PARTS = {
-    "pinned": Part("Does a kernel move rows of host memory as fast as the link allows?", 60),
-    "kernels": Part("Are the kernels right on this device?", 120),
+    "probe": Part("What do host memory, link and device give at full size, apart and together?", 90),
+    "pinned": Part("Does a kernel move rows of host memory as fast as the link allows?", 45),
+    "kernels": Part("Are the kernels right on this device?", 60),
     "sync": Part("Does a step wait for the device? Is it the same as one graph?", 60),
-    "lookup": Part("How fast are lookup and update, next to PyTorch and FBGEMM?", 90),
+    "lookup": Part("How fast are lookup and update, next to PyTorch, cuEmbed and FBGEMM?", 90),
+    "layers": Part("How fast are the layers of models with histories, next to PyTorch's?", 45),
+    "planning": Part("Is a batch planned faster by threads of the host or by the device?", 45),
+    "micro": Part("What do micro-batches save in memory, and cost in time?", 45),
+    "fields": Part("What do many fields cost at the same number of lookups?", 60),
     "cache": Part("How fast is training when the device holds a tenth of the tables?", 150),
-    "fields": Part("What do many fields cost at the same number of lookups?", 90),
-    "micro": Part("What do micro-batches save in memory, and cost in time?", 60),
-    "planning": Part("Is a batch planned faster by threads of the host or by the device?", 60),
 }
 
 
@@ -59,35 +65,41 @@ def main(argv: list[str] | None = None) -> int:
     if args.page:
         limits.write_page()
         return 0
-    out = args.out or (None if args.small or args.device == "cpu" else RESULTS)
-    known = {name: _known(name, out) for name in PARTS}
+    path = None if args.out is None else args.out / FILE
+    if path is not None and not path.exists() and not args.small and (RESULTS / FILE).exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(RESULTS / FILE, path)
     if args.list:
-        print(_listed(known))
+        print(_listed(read(path or RESULTS / FILE)))
         return 0
     if args.device != "cpu" and not torch.cuda.is_available():
         raise SystemExit("PyTorch sees no GPU; --small --device cpu runs the logic of every part")
     deadline = time.monotonic() + 60 * args.minutes - _RESERVE
-    pictures = PICTURES if out == RESULTS else out
-    setting = Setting(args.device, args.small, args.gigabytes, args.tune, pictures, deadline)
-    pending = [name for name in PARTS if not _has_run(known[name], setting)]
+    setting = Setting(
+        args.device, args.small, args.gigabytes, args.tune, args.out, args.cuembed, deadline
+    )
     wrong = 0
-    for name in args.part or pending:
-        left = setting.seconds_left
-        if not args.part and left < PARTS[name].seconds:
-            print(f"{name}: {left:.0f} s are left, {PARTS[name].seconds} are needed: not begun")
-            break
-        wrong += not _run(name, setting, out, known[name], args)
+    for name in args.parts:
+        if setting.seconds_left < PARTS[name].seconds:
+            need = PARTS[name].seconds
+            print(f"{name}: {setting.seconds_left:.0f} s are left, {need} are needed: not begun")
+        else:
+            wrong += not _run(name, setting, path, args)
     return wrong
 
 
-def _run(name: str, setting: Setting, out: Path | None, earlier: dict, args) -> bool:
-    """Runs a part; whether all went well.
+def _run(name: str, setting: Setting, path: Path | None, args) -> bool:
+    """Runs a part unless it has run; whether all went well.
 
     What it leaves is freed: arms of `cache` are processes of their own that need all of the device.
     """
-    path = None if out is None else out / f"gpu-{name}.json"
     findings = Findings(name, PARTS[name].question, setting, path, args.commit)
-    findings.go_on_from(earlier)
+    earlier = {} if path is None or args.again else read(path).get(name, {})
+    if earlier and findings.has_run(earlier):
+        print(f"{name}: has run; --again runs it once more")
+        return True
+    if earlier:
+        findings.go_on_from(earlier, args.keep_older)
     module = importlib.import_module(f"benchmarks.gpu_parts.{name}")
     well = run_part(findings, module.run)
     gc.collect()
@@ -96,53 +108,46 @@ def _run(name: str, setting: Setting, out: Path | None, earlier: dict, args) -> 
     return well
 
 
-def _known(name: str, out: Path | None) -> dict:
-    """What an earlier run has left of a part: in the folder of this one, else among the results."""
-    for folder in (out, RESULTS):
-        path = None if folder is None else folder / f"gpu-{name}.json"
-        if path is not None and path.exists():
-            return json.loads(path.read_text())
-    return {}
-
-
-def _has_run(findings: dict, setting: Setting) -> bool:
-    """Whether a part ran to its end, on such a device and as large."""
-    same = findings and all(
-        findings["setting"][key] == getattr(setting, key) for key in ("device", "small")
-    )
-    return bool(same and findings["complete"])
-
-
-def _listed(known: dict[str, dict]) -> str:
+def _listed(records: dict[str, dict]) -> str:
     lines = []
-    for name, findings in known.items():
-        state = "pending"
-        if findings:
-            red = sum(state != "passed" for state in findings["checks"].values())
-            state = "done" if findings["complete"] else "cut"
-            state += f", {len(findings['arms'])} arms, commit {(findings['commit'] or 'unknown')[:12]}"
+    for name, part in PARTS.items():
+        state, record = "pending", records.get(name)
+        if record:
+            red = sum(state != "passed" for state in record["checks"].values())
+            state = "done" if record["complete"] else "cut"
+            state += f", {len(record['arms'])} arms, source {record['source']}"
+            state += f", {record['gpu']['name']}" if "gpu" in record else ""
             state += f", {red} checks failed" if red else ""
-            state += f", {findings['error']}" if findings["error"] else ""
-        lines.append(f"{name:10} {state:50} {PARTS[name].question}")
+            state += f", {record['error']}" if record["error"] else ""
+        lines.append(f"{name:10} {state:50} {part.question}")
     return "\n".join(lines)
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help=f"folder of the results, {FILE} and a picture")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--list", action="store_true", help="which parts have run")
     parser.add_argument("--page", action="store_true", help="put figures into docs/gpu.md")
-    parser.add_argument("--part", nargs="+", choices=PARTS, help="only these, again if need be")
-    parser.add_argument("--minutes", type=float, default=9, help="for all of this run")
-    parser.add_argument("--out", type=Path, help="folder of the JSON; default: results/")
+    parser.add_argument("--again", action="store_true", help="run parts that have run")
+    parser.add_argument("--keep-older", action="store_true", help="keep arms that other code measured")
+    parser.add_argument("--minutes", type=float, default=9.5, help="for all of this run")
     parser.add_argument("--small", action="store_true", help="shrunk to seconds")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--gigabytes", type=float, default=80, help="of records, in `cache`")
+    parser.add_argument("--gigabytes", type=float, default=80, help="of records, in `probe` and `cache`")
     parser.add_argument(
-        "--tune", action="store_true", help="sweep launch constants, in `pinned` and `lookup`"
+        "--tune", action="store_true", help="sweep launch constants, in `pinned`, `lookup`"
     )
+    parser.add_argument("--cuembed", type=Path, help="a checkout of NVIDIA/cuEmbed, for `lookup`")
     parser.add_argument("--commit", help="of a source tree without its history")
     args = parser.parse_args(argv)
-    if args.device == "cpu" and not args.small:
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if not (args.parts or args.list or args.page):
+        parser.error(f"name the parts to run, in order: {', '.join(PARTS)}; or --list, or --page")
+    if args.parts and args.out is None and not args.small:
+        parser.error("say with --out OUT in which folder the results are to be kept")
+    if args.device == "cpu" and not args.small and args.parts:
         parser.error("whole parts are for a GPU: --small --device cpu runs their logic")
     return args
 

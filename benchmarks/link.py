@@ -1,6 +1,7 @@
-"""A link of a stated rate between fast and slow memory, where a machine has only one kind of memory.
+"""Links of a stated rate, where a machine has only one kind of memory, and ranks share it.
 
     pace(embedding, bytes_per_second)      # every row that moves takes its time on the link
+    PacedRanks(ranks, Link(bytes_per_second, latency))    # and so does every message
 
     gather_rate(records)                   # what to compare its rate with
 
@@ -8,14 +9,18 @@ Both directions share the link. A row's own copy counts towards its time, so tha
 faster than stated and, beside copies that take longer, no slower than they are.
 """
 
+from __future__ import annotations
+
 import threading
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotrows import ops
+from hotrows.distributed.comm import Arriving, Ranks
 from hotrows.engine.embedding import Embedding
 from hotrows.storage.store import Store
 
@@ -38,8 +43,8 @@ def gather_rate(records: Tensor, seconds: float = 1.5) -> float:
 class Link:
     """Gives bytes their turn; what waits sleeps, and leaves its core to others."""
 
-    def __init__(self, bytes_per_second: float) -> None:
-        self.bytes_per_second = bytes_per_second
+    def __init__(self, bytes_per_second: float, latency: float = 0.0) -> None:
+        self.bytes_per_second, self.latency = bytes_per_second, latency
         self.busy_seconds = 0.0
         self.num_bytes = 0
         self._free_at = 0.0
@@ -47,13 +52,21 @@ class Link:
 
     def send(self, num_bytes: int, begun: float) -> None:
         """Waits until so many bytes have crossed. begun: when their copy began."""
-        seconds = num_bytes / self.bytes_per_second
+        sleep_until(self.arrival(num_bytes, begun))
+
+    def arrival(self, num_bytes: int, begun: float) -> float:
+        """Takes the link's next turn for so many bytes; returns when they will have crossed."""
+        seconds = self.latency + num_bytes / self.bytes_per_second
         with self._lock:
             self._free_at = max(begun, self._free_at) + seconds
             self.busy_seconds += seconds
             self.num_bytes += num_bytes
-            arrives = self._free_at
-        time.sleep(max(0.0, arrives - time.perf_counter()))
+            return self._free_at
+
+
+def sleep_until(when: float) -> None:
+    """when: by `time.perf_counter`."""
+    time.sleep(max(0.0, when - time.perf_counter()))
 
 
 class PacedStore:
@@ -74,6 +87,56 @@ class PacedStore:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
+
+
+class PacedRanks:
+    """Ranks whose messages share a link of a stated rate, out and in at once; they wait asleep.
+
+    link: of this rank. A collective takes its turn when it begins; what is received comes meanwhile.
+    """
+
+    def __init__(self, ranks: Ranks, link: Link) -> None:
+        self._ranks, self.link = ranks, link
+        self._channels: dict[str, PacedRanks] = {}
+
+    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
+        others = [p for p in range(self._ranks.num_ranks) if p != self._ranks.rank]
+        width = rows[0].nbytes if len(rows) else 0
+        most = max(sum(counts[p] for p in others) for counts in (sent, received))
+        return self._paced(most * width, self._ranks.all_to_all, rows, sent, received)
+
+    def all_reduce(self, values: Tensor) -> Arriving:
+        num_ranks = self._ranks.num_ranks
+        num_bytes = values.nbytes * 2 * (num_ranks - 1) // num_ranks
+        return self._paced(num_bytes, self._ranks.all_reduce, values)
+
+    def all_gather(self, values: Tensor) -> Arriving:
+        num_bytes = values.nbytes * (self._ranks.num_ranks - 1)
+        return self._paced(num_bytes, self._ranks.all_gather, values)
+
+    def channel(self, name: str) -> PacedRanks:
+        if name not in self._channels:
+            self._channels[name] = PacedRanks(self._ranks.channel(name), self.link)
+        return self._channels[name]
+
+    def _paced(self, num_bytes: int, collective: Callable[..., Arriving], *arguments: Any) -> Arriving:
+        arrives = self.link.arrival(num_bytes, time.perf_counter())
+        return _Paced(collective(*arguments), arrives)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ranks, name)
+
+
+class _Paced:
+    arrived_at: float | None = None
+
+    def __init__(self, arriving: Arriving, arrives: float) -> None:
+        self._arriving, self._arrives = arriving, arrives
+
+    def wait(self) -> Tensor:
+        value = self._arriving.wait()
+        sleep_until(self._arrives)
+        return value
 
 
 def pace(embedding: Embedding, bytes_per_second: float) -> Link:

@@ -9,6 +9,7 @@ is how training runs: rows of the three batches before and after are pinned; 1 p
 
 import argparse
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -75,29 +76,38 @@ def replay(name, stream, num_slots, in_flight, batches, distinct, popular) -> di
     policy = _policy(name, num_slots, len(distinct[0]), in_flight, popular)
     slots = slot_map(num_slots, policy, in_flight)
     slots.warm(popular[:num_slots])
-    fed, half, misses, windows = 0, len(batches) // 2, 0, []
+    half, misses, windows = len(batches) // 2, [], []
     begin = time.thread_time()
-    for batch, rows in enumerate(distinct):
-        while slots.wants():
-            if fed == len(batches):
-                slots.end()
-            else:
-                slots.feed(batches[fed])
-                fed += 1
-        if batch == half:
-            misses = slots.misses
-        slots.allocate(rows)
+    for so_far in planned(slots, distinct, batches):
+        misses.append(so_far)
         windows.append(slots.window)
     seconds = time.thread_time() - begin
     lookups = sum(map(len, batches))
     return {
         "policy": name,
         "slots": num_slots,
-        "misses_per_batch": (slots.misses - misses) / (len(batches) - half),
+        "misses_per_batch": (misses[-1] - misses[half - 1]) / (len(batches) - half),
         "ns_per_lookup": seconds / lookups * 1e9,
         "window": windows[half],
         "metadata_bytes": slots.num_bytes,
     }
+
+
+def planned(slots, distinct, lookups=None) -> Iterator[int]:
+    """Plans batch after batch, fed as far ahead as the map wants; yields the rows fetched so far.
+
+    lookups: what is fed, rows of every batch with repeats; None: the distinct ones.
+    """
+    ahead = iter(distinct if lookups is None else lookups)
+    for rows in distinct:
+        while slots.wants():
+            fed = next(ahead, None)
+            if fed is None:
+                slots.end()
+            else:
+                slots.feed(fed)
+        slots.allocate(rows)
+        yield slots.misses
 
 
 def _policy(name, num_slots, num_distinct, in_flight, popular):

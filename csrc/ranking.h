@@ -384,10 +384,10 @@ inline Written write_table(Table& table, int64_t min_count, const std::string& p
     const uint64_t prefix = __builtin_bswap64(first_word(value, value.data + 8));
     cells[n++].ranked = {~static_cast<uint64_t>(slot.count), prefix, ref};
   }
-  sort(&cells[0].ranked, n);
+  if (n > 0) sort(&cells[0].ranked, n);  // an empty table has no cells
   for (int64_t i = 0; i < n; ++i) cells[i].placed = out.put(Ranked(cells[i].ranked));
   table.clear_arena();
-  sort(&cells[0].placed, n);
+  if (n > 0) sort(&cells[0].placed, n);
   IndexWriter index = out.index();
   for (int64_t i = 0; i < n; ++i) index.put(cells[i].placed);
   index.close();

@@ -53,7 +53,7 @@ inline Key key_of(Field field, const char* text_end) {
 }
 
 inline bool same(Field a, Field b) {
-  return a.length == b.length && std::memcmp(a.data, b.data, a.length) == 0;
+  return a.length == b.length && (a.length == 0 || std::memcmp(a.data, b.data, a.length) == 0);
 }
 
 }  // namespace hotrows

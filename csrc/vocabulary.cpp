@@ -51,10 +51,10 @@ void encode_block(const StoredValues& values, const Column& column, int64_t firs
     lookup.slot = values.find(lookup.key, lookup.slot);
     lookup.found = values.rank_and_length(lookup.slot);
     if (lookup.key.field.length <= 8 || lookup.found == 0) continue;
-    prefetch(&values.ends[lookup.found >> 8]);
+    prefetch(values.ends + std::min(lookup.found >> 8, values.num_values));
     longer[num_longer++] = &lookup;
   }
-  for (int64_t i = 0; i < num_longer; ++i) prefetch(values.text + values.start(longer[i]->found >> 8));
+  for (int64_t i = 0; i < num_longer; ++i) prefetch(values.value(longer[i]->found >> 8).data);
   for (int64_t i = 0; i < num_longer; ++i) check(values, longer[i]);
   for (int64_t i = 0; i < n; ++i) ids[i] = id_of(values, lookups[i]);
 }

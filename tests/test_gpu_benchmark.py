@@ -1,17 +1,20 @@
 """The GPU benchmark's logic runs without a GPU, so that a mistake in it costs no time on one."""
 
-import json
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
 from benchmarks import gpu
-from benchmarks.gpu_parts import cache, fields, limits, lookup
-from benchmarks.gpu_parts.part import Findings, Setting
+from benchmarks.arms import gpu_arms, gpu_cache, gpu_runs
+from benchmarks.gpu_parts import cache, cuembed, fields, limits, lookup, memory, plain, probe, workloads
+from benchmarks.gpu_parts.part import Findings, Setting, read
+from benchmarks.gpu_parts.source import source_hash
 from benchmarks.gpu_parts.tuning import sweep
 from benchmarks.gpu_parts.workloads import scattered, zipf_ids
 
+import hotrows
+from hotrows.record import RecordLayout
 from hotrows.train import pictures
 
 SMALL = ["--small", "--device", "cpu", "--minutes", "60"]
@@ -28,66 +31,224 @@ def one_thread(monkeypatch, tmp_path, threads):
 @pytest.mark.filterwarnings("ignore")  # of the profiler and of PyTorch's sparse gradients
 def test_every_part_runs_checks_first_and_writes_what_it_finds(part, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        "benchmarks.gpu_parts.kernels.run_tests", lambda paths, limit: (0, "3 passed in 1.00s")
+        "benchmarks.gpu_parts.kernels.run_tests", lambda paths, limit: (0, "tests/a.py::b PASSED [100%]")
     )
-    assert gpu.main([*SMALL, "--part", part, "--out", str(tmp_path), "--commit", "abc"]) == 0
-    found = json.loads((tmp_path / f"gpu-{part}.json").read_text())
+    assert gpu.main([*SMALL, part, "--out", str(tmp_path), "--commit", "abc"]) == 0
+    found = read(tmp_path / "gpu.json")[part]
     assert found["complete"] and found["arms"] and found["error"] is None
     assert set(found["checks"].values()) == {"passed"}
     assert found["commit"] and found["machine"] and found["versions"]["torch"]
     assert found["setting"] == {"device": "cpu", "small": True, "gigabytes": 80}
+    assert found["source"] == source_hash()
 
 
-def test_nothing_is_written_of_small_runs_unless_told_where(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu, "RESULTS", tmp_path)
-    assert gpu.main([*SMALL, "--part", "micro"]) == 0
-    assert not list(tmp_path.iterdir())
+@pytest.fixture
+def quick_part(monkeypatch):
+    """A part that takes no time: `speed` finds the arms a and b, one in each run."""
+
+    def run(findings, setting):
+        for arm in ("a", "b"):
+            if not findings.has(arm):
+                findings.add(arm, {"speed": 2.0})
+                return arm == "b"
+        return True
+
+    monkeypatch.setattr(gpu, "PARTS", {"speed": gpu.Part("?", 0), "later": gpu.Part("?", 0)})
+    for name in gpu.PARTS:
+        monkeypatch.setitem(sys.modules, f"benchmarks.gpu_parts.{name}", SimpleNamespace(run=run))
 
 
-def test_the_list_says_what_has_run_and_what_is_pending(tmp_path, capsys):
-    gpu.main([*SMALL, "--part", "micro", "--out", str(tmp_path)])
-    capsys.readouterr()
-    gpu.main(["--list", "--out", str(tmp_path)])
+def test_one_file_holds_all_parts_and_begins_as_the_known_results(tmp_path, quick_part, monkeypatch):
+    results, out = tmp_path / "results", tmp_path / "out"
+    gpu.main([*SMALL, "speed", "--out", str(results)])
+    monkeypatch.setattr(gpu, "RESULTS", results)
+    gpu.main([*SMALL, "speed", "later"])
+    assert list(read(results / "gpu.json")) == ["speed"], "a small run without --out writes nothing"
+    gpu.main(["--list", "--out", str(out)])
+    gpu.main([*SMALL, "later", "--out", str(out)])
+    assert list(read(out / "gpu.json")) == ["speed", "later"]
+
+
+def test_the_list_says_what_has_run_and_what_is_pending(tmp_path, capsys, quick_part):
+    out = ["--out", str(tmp_path)]
+    gpu.main([*SMALL, "speed", *out])
+    gpu.main(["--list", *out])
+    assert f"cut, 1 arms, source {source_hash()}" in capsys.readouterr().out
+    gpu.main([*SMALL, "speed", *out])
+    gpu.main([*SMALL, "speed", *out])
+    assert "speed: has run; --again" in capsys.readouterr().out
+    gpu.main(["--list", *out])
     lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
-    assert "done, 4 arms, commit" in lines["micro"] and "pending" in lines["cache"]
+    assert "done, 2 arms" in lines["speed"] and "pending" in lines["later"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["speeed", "--out", "x"], "no part speeed; there are probe"),
+        (["--out", "x"], "name the parts to run"),
+        (["probe"], "--out OUT"),
+        (["probe", "--out", "x", "--device", "cpu"], "--small --device cpu"),
+    ],
+)
+def test_a_command_that_would_lose_its_results_is_refused(arguments, words, capsys):
+    with pytest.raises(SystemExit):
+        gpu.main(arguments)
+    assert words in capsys.readouterr().err
 
 
 def test_a_part_whose_checks_are_red_gives_no_figures(tmp_path, monkeypatch):
     wrong = (1, "FAILED tests/a.py::b - assert 1 == 2\n1 failed, 9 passed in 1.00s")
     monkeypatch.setattr("benchmarks.gpu_parts.kernels.run_tests", lambda paths, limit: wrong)
-    assert gpu.main([*SMALL, "--part", "kernels", "--out", str(tmp_path)]) == 1
-    found = json.loads((tmp_path / "gpu-kernels.json").read_text())
+    assert gpu.main([*SMALL, "kernels", "--out", str(tmp_path)]) == 1
+    found = read(tmp_path / "gpu.json")["kernels"]
     assert found["arms"] == {} and "no figures" in found["error"]
     assert found["checks"] == {"tests/a.py::b": "failed: assert 1 == 2"}
 
 
-def test_a_cut_part_goes_on_where_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "ORDER", (("zipf", "sgd", ("whole", "10%")),))
-    measure, measured = cache._measure, []
-
-    def one_arm_a_run(setting, stream, optimizer, arm):
-        measured.append(arm)
-        return measure(setting, stream, optimizer, arm) if len(measured) in (1, 3) else None
-
-    monkeypatch.setattr(cache, "_measure", one_arm_a_run)
-    arguments = [*SMALL, "--part", "cache", "--out", str(tmp_path)]
-    gpu.main(arguments)
-    assert not json.loads((tmp_path / "gpu-cache.json").read_text())["complete"]
-    gpu.main(arguments)
-    found = json.loads((tmp_path / "gpu-cache.json").read_text())
-    assert found["complete"] and measured == ["whole", "10%", "10%"]
-    assert list(found["arms"]) == ["zipf-sgd-whole", "zipf-sgd-10%"]
+@pytest.mark.parametrize(
+    "line", ["tests/a.py::b[{}] PASSED      [  3%]", "[gw2] [ 10%] PASSED tests/a.py::b[{}] "]
+)
+def test_a_cut_run_of_the_tests_keeps_what_it_has_counted(line, tmp_path, monkeypatch):
+    cut = "\n".join(["collecting", *map(line.format, range(7)), "tests/a.py::b[8] "])
+    monkeypatch.setattr("benchmarks.gpu_parts.kernels.run_tests", lambda paths, limit: (None, cut))
+    assert gpu.main([*SMALL, "kernels", "--out", str(tmp_path)]) == 0
+    found = read(tmp_path / "gpu.json")["kernels"]
+    assert not found["complete"] and found["arms"]["tests"]["passed"] == 7
+    assert "cut after" in found["arms"]["tests"]["closing_line"]
 
 
-def test_figures_of_another_commit_or_size_are_not_gone_on_with():
+def test_figures_of_other_code_or_another_setting_are_not_gone_on_with():
     findings = Findings("a", "", Setting("cpu"), None)
-    same = {"setting": Setting("cpu").facts(), "commit": findings.commit, "complete": False}
-    same |= {"arms": {"x": {}}, "checks": {}}
-    for other in ({"commit": "another"}, {"setting": Setting("cuda").facts()}, {"complete": True}):
-        findings.go_on_from({**same, **other})
+    like = {"setting": Setting("cpu").facts(), "source": findings.source, "complete": False}
+    like |= {"arms": {"x": {}}, "checks": {}, "commit": None}
+    of_other_code = [{"source": "another"}, {"source": None}]
+    for other in (*of_other_code, {"setting": Setting("cuda").facts()}, {"complete": True}):
+        findings.go_on_from({**like, **other})
         assert not findings.has("x")
-    findings.go_on_from(same)
-    assert findings.has("x")
+    findings.go_on_from({**like, "gpu": {"name": "another"}}, keep_older=True)
+    assert not findings.has("x")
+    findings.go_on_from(like)
+    assert findings.arms == {"x": {}}
+    findings.go_on_from({**like, **of_other_code[0]}, keep_older=True)
+    assert findings.arms == {"x": {"source": "another"}}
+
+
+def test_the_hash_of_the_sources_changes_with_a_byte_and_a_name_but_not_with_a_result(tmp_path):
+    (tmp_path / "src").mkdir()
+    (tmp_path / "benchmarks" / ".envs").mkdir(parents=True)
+    seen = set()
+    for path, text in [("src/a.py", "1"), ("src/a.py", "2"), ("src/b.py", "2")]:
+        (tmp_path / path).write_text(text)
+        seen.add(source_hash.__wrapped__(tmp_path))
+    assert len(seen) == 3
+    for path in ("benchmarks/results.json", "benchmarks/.envs/c.py"):
+        (tmp_path / path).write_text("3")
+    assert source_hash.__wrapped__(tmp_path) in seen
+
+
+def test_an_arm_has_no_ratio_to_itself_nor_to_one_that_has_not_run():
+    findings = Findings("a", "", Setting("cpu"), None)
+    findings.add("fast", {"speed": 4.0, "ratio": 1.0})
+    findings.add("slow", {"speed": 1.0})
+    findings.add("alone", {"speed": 1.0})
+    findings.compare("ratio", "speed", {"fast": "fast", "slow": "fast", "alone": "missing"})
+    assert findings.arms == {
+        "fast": {"speed": 4.0},
+        "slow": {"speed": 1.0, "ratio": 0.25},
+        "alone": {"speed": 1.0},
+    }
+
+
+def test_a_cut_part_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "SMALL_ORDER", (("zipf", "sgd", ("whole-there", "10%")),))
+    measure, measured = gpu_cache.measure, []
+
+    def one_arm_a_run(request, setting):
+        measured.append(request["arms"])
+        return measure(request, setting) if len(measured) in (1, 3) else ()
+
+    monkeypatch.setattr(gpu_cache, "measure", one_arm_a_run)
+    arguments = [*SMALL, "cache", "--out", str(tmp_path)]
+    gpu.main(arguments)
+    found = read(tmp_path / "gpu.json")["cache"]
+    assert not found["complete"] and "of_best" not in found["arms"]["zipf-sgd-whole-there"]
+    gpu.main(arguments)
+    found = read(tmp_path / "gpu.json")["cache"]
+    assert found["complete"] and measured == [("whole-there",), ("10%",), ("10%",)]
+    arms = found["arms"]
+    assert arms["zipf-sgd-whole-there"]["bits"] == arms["zipf-sgd-10%"]["bits"]
+    speeds = [arms[f"zipf-sgd-{arm}"]["samples_per_s"] for arm in ("10%", "whole-there")]
+    assert arms["zipf-sgd-10%"]["of_best"] == speeds[0] / speeds[1]
+
+
+def test_an_arm_with_other_rows_than_the_reference_has_no_figures():
+    def figures(speed, bits="a", loss=0.5, change=9.0):
+        return {"samples_per_s": speed, "bits": bits, "losses": [0.7, loss], "change": change}
+
+    findings = Findings("cache", "", Setting("cpu"), None)
+    for arm, found in {
+        "whole": figures(10.0), "whole-compiled": figures(20.0, "b"), "plain": figures(9.0, "b", 0.4),
+        "step-alone": figures(40.0), "10%": figures(15.0), "lru": figures(14.0, "b"),
+    }.items():  # fmt: skip
+        findings.add(f"zipf-rowwise-{arm}", found)
+    cache._compare(findings)
+    arms = {name.removeprefix("zipf-rowwise-"): found for name, found in findings.arms.items()}
+    assert list(arms) == ["whole", "whole-compiled", "step-alone", "10%"]
+    assert [arms[arm].get("of_best") for arm in arms] == [0.5, None, None, 0.75]
+    red = [name for name, state in findings.checks.items() if state != "passed"]
+    assert red == [f"zipf-rowwise-{arm}: the rows of all on the device" for arm in ("plain", "lru")]
+
+
+def test_an_arm_that_goes_wrong_says_so_and_the_next_one_runs(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "SMALL_ORDER", (("zipf", "sgd", ("10%", "lru")),))
+    run = gpu_cache.Run
+
+    def broken(rig, arm):
+        assert arm is not gpu_arms.ARMS["10%"], "it broke"
+        return run(rig, arm)
+
+    monkeypatch.setattr(gpu_cache, "Run", broken)
+    assert gpu.main([*SMALL, "cache", "--out", str(tmp_path)]) == 1
+    found = read(tmp_path / "gpu.json")["cache"]
+    assert found["checks"]["zipf-sgd-10%: runs"] == "failed: AssertionError: it broke"
+    assert list(found["arms"]) == ["zipf-sgd-lru"] and found["complete"]
+
+
+def test_memory_that_the_system_does_not_lock_is_told_and_the_rest_is_measured(monkeypatch):
+    locked = []
+
+    def lock(chunk, setting):
+        if len(chunk) > 1 << 17 and len(locked) == 2:
+            raise RuntimeError("0.3 GB: cudaHostRegister gives error 2")
+        locked.append(chunk)
+
+    monkeypatch.setattr(probe, "_check", lambda setting: None)
+    monkeypatch.setattr(probe, "lock", lock)
+    findings = Findings("probe", "", Setting("cpu", small=True), None)
+    assert probe.run(findings, findings.setting)
+    assert "error 2" in findings.arms["lock"]["refused"]
+    assert findings.arms["lock"]["gb"] == pytest.approx(2 * 2**18 / 1e9)
+    assert f"region-{2 * 2**18}-ascending" in findings.arms and "beside-8" in findings.arms
+
+
+def test_tables_on_one_block_begin_with_values_that_depend_on_table_and_id(tmp_path):
+    layout = RecordLayout(4, state_width=1)
+    ids = [torch.tensor([0, 5]), torch.tensor([1]), torch.tensor([9, 2])]
+    seen = []
+    for parts in (1, 2):
+        rows = memory.Memory(30, layout, False, Setting("cpu", small=True))
+        tables = workloads.tables_of([10, 10, 10], 4)
+        with rows.in_place_of_tables():
+            embedding = workloads.embedding_of(tables, "rowwise", "cpu", pack_parts=parts)
+        assert embedding.stores[0].records.data_ptr() == rows.block.data_ptr()
+        rows.restore(embedding, ids)
+        assert rows.state_of(embedding, ids)["change"] == 0
+        seen.append(rows.state_of(embedding, ids)["bits"])
+        assert torch.equal(embedding.weights("C2")[9], rows.first_weights(torch.tensor([9]))[0])
+        embedding.stores[0].records[0, 0] += 1
+        assert rows.state_of(embedding, ids)["bits"] != seen[0]
+    assert seen[0] == seen[1]
 
 
 def test_a_check_that_raises_says_where_and_is_red():
@@ -109,6 +270,54 @@ def test_no_fewer_bytes_than_a_forward_pass_must_move():
     # 2 rows of 128 float32, 3 lookups: rows and slots, places and vectors.
     assert lookup.must_move(2, 3, "sgd")["forward"] == 2 * (512 + 8) + 3 * (4 + 512)
     assert lookup.must_move(2, 3, "adam")["update"] == 3 * (512 + 4) + 2 * (2 * 1536 + 20)
+
+
+@pytest.mark.parametrize("optimizer", lookup.STATE)
+def test_the_plain_table_trains_as_pytorch_does(optimizer):
+    ours = plain.PlainTable.random(9, 4, optimizer, 0.1, "cpu")
+    weights = torch.nn.Parameter(ours.weights.clone())
+    theirs = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.SparseAdam}
+    tables = [hotrows.Table("T", 9, 4, ("T",))]
+    row_optimizer = workloads.OPTIMIZERS[optimizer](lr=0.1)
+    embedding = hotrows.Embedding(tables, optimizer=row_optimizer)
+    embedding.weights("T").copy_(ours.weights)
+    sparse = theirs.get(optimizer, torch.optim.SGD)([weights], lr=0.1)
+    for step in range(3):
+        rows, grad = torch.tensor([1, 4, 1, 8]), torch.randn(4, 4)
+        ours.update(rows, grad)
+        weights.grad = torch.sparse_coo_tensor(rows[None], grad, (9, 4))
+        sparse.step()
+        batch = hotrows.Batch(("T",), rows, torch.zeros(4, 0))
+        plan = embedding.plan(batch, step)
+        vectors = embedding.lookup(plan)
+        vectors.leaves[0].grad = grad
+        embedding.update(plan, vectors)
+    torch.testing.assert_close(ours.weights, embedding.weights("T"))
+    if optimizer in theirs:
+        torch.testing.assert_close(ours.weights, weights.detach())
+
+
+def test_plain_pytorch_has_the_logits_of_our_model():
+    model = workloads.dlrm([5, 5, 5], 8, "cpu", small=True)
+    embedding = workloads.embedding_of(model.tables, "sgd", "cpu")
+    batch = hotrows.Batch(("C0", "C1", "C2"), torch.arange(6) % 5, torch.randn(2, 13))
+    looked_up = embedding.lookup(embedding.plan(batch))
+    expected = model(looked_up, batch.dense)
+    found = gpu_runs.PlainDlrm(model)(batch.dense, looked_up.stack())
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_library_that_is_not_there_is_left_out_with_the_reason(tmp_path):
+    assert "--cuembed" in cuembed.why_not(None, True)
+    assert "has no cuembed/include" in cuembed.why_not(tmp_path, True)
+
+
+def test_others_figures_are_scaled_by_the_bandwidth_of_the_data_sheets(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    published = lookup._published(Setting("cuda"), "sgd")
+    assert published["fbgemm_h100_update_ms"] == 0.614
+    assert published["fbgemm_scaled_to_4.8_tb_s_update_ms"] == pytest.approx(0.614 * 3.35 / 4.8)
+    assert lookup._published(Setting("cpu"), "rowwise") == {"fbgemm_h100_forward_ms": 0.345}
 
 
 def test_the_device_is_busy_where_an_interval_runs():

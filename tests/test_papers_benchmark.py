@@ -2,10 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
+from benchmarks.gpu_parts.part import read
 from benchmarks.papers import __main__ as command
 from benchmarks.papers.__main__ import PAPERS, main, tables
-from benchmarks.papers.part import Paper, Part, read
+from benchmarks.papers.hybrid_hash import hybrid_hash
+from benchmarks.papers.part import Paper, Part
 
 PARTS = [(paper, part) for paper in PAPERS for part in PAPERS[paper].parts]
 
@@ -30,6 +33,14 @@ def test_the_page_has_the_tables_of_the_results(paper):
     for name, table in tables(PAPERS[paper]).items():
         place = f"<!-- {name}: begin -->\n{table}\n<!-- {name}: end -->"
         assert place in page, f"run `python -m benchmarks.papers {paper} --page`"
+
+
+def test_hybrid_hash_as_described():
+    batches = [np.array(rows) for rows in ([0, 1], [0, 2], [0, 1], [2], [2], [2, 3], [2])]
+    fetched, swapped = hybrid_hash(4, 1, batches, warm_up=1, refresh_every=1)
+    assert fetched.tolist() == [2, 1, 1, 1, 1, 2, 0] and swapped.tolist() == [0, 1, 0, 0, 0, 0, 1]
+    fetched, swapped = hybrid_hash(4, 2, batches, warm_up=2, refresh_every=3)  # holds 0, 1, then 0, 2
+    assert fetched.tolist() == [2, 2, 0, 1, 1, 1, 0] and swapped.tolist() == [0, 0, 2, 0, 0, 1, 0]
 
 
 def paper_of(run) -> dict[str, Paper]:

@@ -21,7 +21,8 @@ PUBLIC = {
     """,
     "hotrows.data": """
         Description Draft EncodedData Encoder HotColdLoader Loader Part Profile ValueRates
-        describe draft_schema open_parquet open_source prepare profile regroup write_encoded
+        describe draft_schema open_parquet open_source prepare prepare_schema profile regroup
+        write_encoded
     """,
     "hotrows.datasets": "ALL BY_NAME DataSet Samples Source download prepare",
     "hotrows.models": """
@@ -34,10 +35,15 @@ PUBLIC = {
         pool_jagged pool_padded products_per_sample samples_of share_statistics softmax_jagged to_padded
         use_linear_paths weighted_sum
     """,
+    "hotrows.streams": """
+        Alarm CutBatch DeadLetters EventSource EventStream RawEvents StreamConfig StreamState open_source
+        table_events
+    """,
     "hotrows.serving": "Limits Request Scorer application",
     "hotrows.checkpoint": """
         Manifest Pointer State Writer chain checkpoints_of export_tables fill_tables folder_of generations
-        key_tables load merge problems point pointed read_manifest read_state retained save summary
+        key_tables load load_renumbered merge problems point pointed read_manifest read_state retained
+        save summary
     """,
 }
 # Modules whose names are public as the page that shows them says.

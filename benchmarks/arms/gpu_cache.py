@@ -1,35 +1,30 @@
-"""One arm of `benchmarks.gpu_parts.cache`, which runs it in a process of its own."""
+"""One store of `benchmarks.gpu_parts.cache`, and the arms on it in turn: a process that makes it once."""
 
-import contextlib
+import gc
+import itertools
 import json
 import sys
 import time
-from dataclasses import replace
-from pathlib import Path
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from statistics import median
 
 import numpy as np
 import torch
 
+from benchmarks.arms.gpu_arms import ARMS, Arm
+from benchmarks.arms.gpu_runs import InStepRun, PlainRun, Run
+from benchmarks.gpu_parts.memory import Memory
 from benchmarks.gpu_parts.part import Setting
-from benchmarks.gpu_parts.timing import synchronize
-from benchmarks.gpu_parts.workloads import OPTIMIZERS, Training, batches_of, dlrm, embedding_of, scattered
-from hotrows.engine.caching import CacheTraffic, Caching
-from hotrows.engine.stages import start
-from hotrows.planning.policy import Hot, Lookahead
-from hotrows.planning.threads import num_threads
+from benchmarks.gpu_parts.timing import seconds_of, steps_of_a_window, synchronize
+from benchmarks.gpu_parts.workloads import OPTIMIZERS, batches_of, dlrm, scattered
+from hotrows.batch import Batch
 from hotrows.record import layout_of
 from hotrows.runtime import native
 
-_EVERY = 2  # steps whose loss is kept
-
-POLICIES = {
-    "lookahead": Lookahead("auto"),
-    "two-batch": Lookahead(2),
-    "lru": Lookahead(0),
-    "hot": Hot(torch.empty(0, dtype=torch.int64)),
-    "uncached": Lookahead(0),
-}
+CHECKED = 8  # steps after which rows are compared with those of other arms
+_SHORTEST = 15  # seconds of an arm
 
 
 def main() -> None:
@@ -37,110 +32,154 @@ def main() -> None:
     core = native.load()
     if core is not None:
         core.hotrows_keep_freed_memory()
-    print(json.dumps(measure(request, Setting(request["device"], request["small"]))))
+    deadline = time.monotonic() + request["seconds"]
+    setting = Setting(request["device"], request["small"], deadline=deadline)
+    for name, figures in measure(request, setting):
+        print(json.dumps({"arm": name, "figures": figures}), flush=True)
 
 
-def measure(request: dict, setting: Setting) -> dict:
-    """Trains for a while; speed, misses and what crossed the link.
+def measure(request: dict, setting: Setting) -> Iterator[tuple[str, dict]]:
+    """Trains arm after arm for a while; the figures of each, or its `error`.
 
-    asked: what `cache` says of the arm: num_rows, dim, optimizer, share, policy, planning, stream (a
-    file), batch_size, warmup, windows and steps.
+    request: what `cache` says of the store: on_device, arms, num_rows, dim, optimizer, stream (a file)
+    and batch_size.
     """
-    stream = np.load(request["stream"], mmap_mode="r")
-    model = dlrm(request["num_rows"], request["dim"], setting.device, setting.small)
     begin = time.perf_counter()
-    parts = num_threads(None, setting.device == "cpu")  # as `Trainer` deals tables behind a cache
-    caching = _caching(request, model, stream, parts)
-    embedding = embedding_of(
-        model.tables, request["optimizer"], setting.device, caching,
-        pack_parts=parts if caching else 1, planning=request["planning"],
-    )  # fmt: skip
-    if embedding.cached_tables and request["policy"] != "uncached":
-        embedding.cached_tables.warm()
-    seconds_to_make = time.perf_counter() - begin
-    training = Training(model, embedding, setting.device)
-    near, far = (batches_of(stream, request["batch_size"]) for _ in range(2))
-    with contextlib.closing(start(embedding, enumerate(near), far if caching else None)) as runner:
-        figures = _timed(runner, embedding, training, request, setting)
-    return {**figures, "seconds_to_make": seconds_to_make, "record_bytes": embedding.num_bytes}
+    rig = _rig(request, setting)
+    seconds = time.perf_counter() - begin
+    try:
+        for name in request["arms"]:
+            if setting.seconds_left < setting.pick(_SHORTEST, 0):
+                return
+            try:
+                figures = _measure(rig, ARMS[name])
+            except Exception as error:
+                traceback.print_exc()
+                figures = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            yield name, {**figures, "store_seconds": seconds}
+            gc.collect()
+            if setting.on_gpu:
+                torch.cuda.synchronize()  # raises where the device is of no use any more
+                torch.cuda.empty_cache()
+    finally:
+        rig.memory.close()
 
 
-def _caching(request: dict, model, stream: np.ndarray, parts: int) -> Caching | None:
-    if request["share"] is None:
-        return None
-    optimizer = OPTIMIZERS[request["optimizer"]]()
-    stride = layout_of(replace(model.tables[0], optimizer=optimizer)).stride
-    slots = max(int(request["share"] * sum(request["num_rows"])), 1)
-    if request["policy"] == "uncached":
-        slots = parts  # the least there can be
-    hot = _hot_ids(request, model.tables, stream, slots)
-    return Caching(slots * stride, "memory", POLICIES[request["policy"]], hot_ids=hot)
+@dataclass
+class Rig:
+    """What all arms of a store share. ids: of each table, those that the checked steps read."""
+
+    setting: Setting
+    request: dict
+    stream: np.ndarray
+    batches: list[Batch]
+    ids: list[torch.Tensor]
+    memory: Memory
+
+    def model(self) -> torch.nn.Module:
+        num_rows, dim = self.request["num_rows"], self.request["dim"]
+        return dlrm(num_rows, dim, self.setting.device, self.setting.small)
+
+    def hot_ids(self, slots: int) -> list[torch.Tensor]:
+        """The most popular ids of each table, so many together: by Zipf's law, or as they are counted."""
+        num_rows = self.request["num_rows"]
+        if self.request["law"] == "zipf":
+            of_each = slots // len(num_rows)
+            return [scattered(torch.arange(min(of_each, rows)), rows) for rows in num_rows]
+        counted = self.stream[:, : self.stream.shape[1] // 4]
+        counts = [np.bincount(ids, minlength=rows) for ids, rows in zip(counted, num_rows, strict=True)]
+        firsts = np.cumsum([0, *num_rows])
+        everything = np.concatenate(counts)
+        rows = np.flatnonzero(everything)
+        rows = rows[np.argsort(-everything[rows], kind="stable")[:slots]]
+        of_tables = [rows[(rows >= first) & (rows < end)] - first for first, end in
+                     itertools.pairwise(firsts)]  # fmt: skip
+        return [torch.from_numpy(ids) for ids in of_tables]
 
 
-def _hot_ids(request: dict, tables, stream: np.ndarray, slots: int) -> dict[str, torch.Tensor]:
-    """The ids that a cache begins with: by the law they are drawn from, or as a profile counts them."""
-    if Path(request["stream"]).name.startswith("gpu-zipf"):
-        of_each = slots // len(tables)
-        return {
-            table.name: scattered(torch.arange(min(of_each, table.rows)), table.rows) for table in tables
-        }
-    counted = stream[:, : stream.shape[1] // 4]
-    counts = [np.bincount(ids, minlength=table.rows) for ids, table in zip(counted, tables, strict=True)]
-    firsts = np.cumsum([0, *(len(count) for count in counts)])
-    everything = np.concatenate(counts)
-    rows = np.flatnonzero(everything)
-    rows = rows[np.argsort(-everything[rows], kind="stable")[:slots]]
-    return {
-        table.name: torch.from_numpy(rows[(rows >= first) & (rows < end)] - first)
-        for table, first, end in zip(tables, firsts, firsts[1:], strict=False)
-    }
-
-
-def _timed(runner, embedding, training: Training, request: dict, setting: Setting) -> dict:
-    """Windows of steps once the cache is as it stays."""
-    losses: dict[int, torch.Tensor] = {}
-
-    def train(num_steps: int) -> list:
-        """The plans of so many steps; of fewer where the stream ends."""
-        plans = []
-        for _, work in zip(range(num_steps), runner, strict=False):
-            losses[work.number + 1] = training.step(work)
-            plans.append(work.item.plan)
-        return plans
-
-    train(request["warmup"])
-    speeds, waited, moved = [], [], []
-    for _ in range(request["windows"]):
-        synchronize(setting)
-        begin, idle = time.perf_counter(), sum(runner.stalled.values())
-        plans = train(request["steps"])
-        synchronize(setting)
-        seconds = time.perf_counter() - begin
-        assert len(plans) == request["steps"], "the stream is too short"
-        speeds.append(len(plans) * request["batch_size"] / seconds)
-        waited.append((sum(runner.stalled.values()) - idle) / seconds)
-        moved += [embedding.cached_tables.traffic(plan) for plan in plans if embedding.cached_tables]
-    figures = {
-        "samples_per_s": median(speeds),
-        "lowest": min(speeds),
-        "highest": max(speeds),
-        "ms": 1e3 * request["batch_size"] / median(speeds),
-        "waited": median(waited),
-        "waited_for": dict(runner.stalled),
-        "losses": {str(step): loss.item() for step, loss in losses.items() if step % _EVERY == 0},
-    }
-    if moved:
-        total, num = sum(moved, CacheTraffic()), len(moved)
-        figures |= {
-            "rows": total.rows / num,
-            "misses": total.rows_in / num,
-            "hit_rate": 1 - total.rows_in / total.rows,
-            "mb_in": total.bytes_in / num / 1e6,
-            "mb_out": total.bytes_out / num / 1e6,
-        }
+def _rig(request: dict, setting: Setting) -> Rig:
+    """The stream as batches in host memory, ids as int64, and the memory of all records."""
+    stream, size = np.load(request["stream"], mmap_mode="r"), request["batch_size"]
+    batches = list(batches_of(stream, size))
     if setting.on_gpu:
+        batches = [batch.pin_memory() for batch in batches]
+    checked = stream[:, : CHECKED * size]
+    ids = [torch.from_numpy(np.unique(of_table).astype(np.int64)) for of_table in checked]
+    table = dlrm([10], request["dim"], "cpu", small=True).tables[0]
+    layout = layout_of(replace(table, optimizer=OPTIMIZERS[request["optimizer"]]()))
+    memory = Memory(sum(request["num_rows"]), layout, request["on_device"], setting)
+    return Rig(setting, request, stream, batches, ids, memory)
+
+
+def _measure(rig: Rig, arm: Arm) -> dict:
+    if rig.setting.on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+    begin = time.perf_counter()
+    if rig.request["on_device"]:
+        rig.memory.block.zero_()  # what one arm leaves may be no number where another looks
+    run = {"plain": PlainRun, "in-step": InStepRun}.get(arm.kind, Run)(rig, arm)
+    run.restore()
+    with run.steps(rig.batches[:CHECKED]) as steps:
+        losses = [loss.item() for loss in steps]
+    figures = {"losses": losses, **run.state()}
+    rest = rig.batches[CHECKED:]
+    if arm.kind == "hot-cold":
+        figures |= _hot_and_cold(rig, run)
+    else:
+        figures |= _timed(rig, run, rest)
+    if rig.setting.on_gpu:
         figures["device_gb"] = torch.cuda.max_memory_allocated() / 1e9
-    return figures
+    return {"what": arm.what, **figures, "seconds": time.perf_counter() - begin}
+
+
+def _timed(rig: Rig, run: Run, batches: list[Batch]) -> dict:
+    """Windows of a second or more, once the cache is as it stays."""
+    setting, size = rig.setting, rig.request["batch_size"]
+    with run.steps(batches, forever=True) as steps:
+
+        def train(num: int) -> None:
+            for _ in itertools.islice(steps, num):
+                pass
+
+        train(setting.pick(20, 2))
+        few = setting.pick(10, 1)
+        num = steps_of_a_window(seconds_of(lambda: train(few), setting) / few, setting)
+        speeds, waited = [], []
+        run.count()
+        for _ in range(setting.pick(3, 2)):
+            synchronize(setting)
+            idle = sum(run.stalled.values())
+            seconds = seconds_of(lambda: train(num), setting)
+            speeds.append(num * size / seconds)
+            waited.append((sum(run.stalled.values()) - idle) / seconds)
+        moved = run.counted()
+    return {
+        "samples_per_s": median(speeds), "lowest": min(speeds), "highest": max(speeds),
+        "ms": 1e3 * size / median(speeds), "steps": num * len(speeds), "waited": median(waited),
+        "waited_for": dict(run.stalled), **moved,
+    }  # fmt: skip
+
+
+def _hot_and_cold(rig: Rig, run: Run) -> dict:
+    """Samples whose ids are all hot make batches of their own, as in FAE, and so do all others.
+
+    `samples_per_s` is that of a sample of either kind, by their shares. Where the hot samples fill no
+    batch, it is that of the others.
+    """
+    hot = np.ones(rig.stream.shape[1], bool)
+    for ids, rows, popular in zip(rig.stream, rig.request["num_rows"], run.hot_ids, strict=True):
+        is_hot = np.zeros(rows, bool)
+        is_hot[popular.numpy()] = True
+        hot &= is_hot[ids]
+    size, seconds, figures = rig.request["batch_size"], 0.0, {"hot_share": float(hot.mean())}
+    kinds = {"cold": ~hot, "hot": hot} if hot.sum() >= size else {"cold": ~hot}
+    for kind, chosen in kinds.items():
+        columns = np.flatnonzero(chosen)[: len(rig.batches) * size]
+        found = _timed(rig, run, list(batches_of(rig.stream[:, columns], size)))
+        figures |= found if kind == "cold" else {"hot_samples_per_s": found["samples_per_s"]}
+        share = float(chosen.mean()) if len(kinds) == 2 else 1.0
+        seconds += share / found["samples_per_s"]
+    return {**figures, "cold_samples_per_s": figures["samples_per_s"], "samples_per_s": 1 / seconds}
 
 
 if __name__ == "__main__":

@@ -1,26 +1,28 @@
 """How fast is training when the device holds a tenth of the tables, next to all of them?
 
 DLRM (dim 128, bottom 512-256-128, top 1024-1024-512-256-1, batch 65,536) on records of `--gigabytes`,
-weights and optimizer state. `whole` has them all on the device; every other arm has them in host
-memory, and on the device the share in its name: one after the other, each in a process of its own, for
-the machine holds the records once. Caches begin with the hottest rows, so misses are steady at once.
-At 10 % stand beside the look ahead: `hot` (never changes), `lru`, `two-batch` (ScratchPipe's window)
-and `uncached`, where each batch's rows are read from host memory and written back within the step.
-`whole-there` is `whole` with plans made on the device.
+weights and optimizer state. `benchmarks.arms.gpu_arms` has the arms. Those with all rows on the device
+run in one process, those with a cache there in another, which makes and locks the records once. Caches
+begin with the hottest rows, so misses are steady at once.
 
-A cache changes no bit of a row: every arm must have the loss of `whole` after as many steps, but for
-what the dense part's products round.
+`of_best` is the speed over that of the fastest arm with all rows on the device, captured and compiled
+ones and plain PyTorch included. A cache changes no bit of a row: the rows that the first 8 steps read
+must have equal bits in all arms but those that compile the model or are PyTorch's, whose losses and
+changes must be equal but for rounding.
 """
 
 import json
 import math
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.arms import gpu_cache
+from benchmarks.arms.gpu_arms import ARMS, ON_DEVICE, ON_HOST, REFERENCES
 from benchmarks.gpu_parts.part import Findings, Setting
 from benchmarks.gpu_parts.workloads import (
     OPTIMIZERS,
@@ -33,96 +35,131 @@ from benchmarks.harness import ROOT
 from benchmarks.workload import DATA
 from hotrows.record import RecordLayout
 
-_LONGEST, _SHORTEST = 180, 75  # seconds of one arm: locking 80 GB of memory is a good part of it
-SHARES = {"10%": 0.10, "5%": 0.05, "2%": 0.02, "1%": 0.01}
-BESIDE = ("two-batch", "lru", "hot", "uncached")
-WHOLE = ("whole", "whole-there")
-SMALLER = ("5%", "2%", "1%")
-# Stream, optimizer and arms; the most telling first.
+_SHORTEST = 60  # seconds of a store: filling it and one arm
+BATCHES = 178  # 8 are checked; the others come round again
+EXACT = ("whole", "whole-there", "whole-graph")  # the bits that all must have
+# Law of the ids, optimizer, arms; the most telling first.
 ORDER = (
-    ("zipf", "rowwise", ("whole", "10%", "whole-there")),
-    ("zipf", "sgd", ("whole", "10%")),
-    ("zipf", "rowwise", (*SMALLER, "lru", "uncached", "two-batch", "hot")),
-    ("zipf", "sgd", SMALLER),
-    ("criteo", "rowwise", ("whole", *SHARES, *BESIDE)),
-    ("criteo", "sgd", ("whole", *SHARES)),
-    ("zipf", "adam", ("whole", *SHARES)),
-    ("criteo", "adam", ("whole", "10%")),
+    ("zipf", "rowwise", tuple(ARMS)),
+    ("criteo", "rowwise", ("whole-graph", "whole-compiled", *ON_HOST)),
+    ("zipf", "adam", ("whole-graph", "whole-compiled", "10%", "5%", "2%", "1%")),
+    ("zipf", "sgd", ("whole-graph", "whole-compiled", "10%")),
 )
+SMALL_ORDER = (ORDER[0], ("criteo", "adam", ("whole-graph", "10%")))
 
 
 def run(findings: Findings, setting: Setting) -> bool:
     """Whether all arms are measured; one that went wrong has no figures, and the others go on."""
-    for stream, optimizer, arms in ORDER:
-        for arm in arms:
-            name = f"{stream}-{optimizer}-{arm}"
+    try:
+        for law, optimizer, arms in setting.pick(ORDER, SMALL_ORDER):
+            for on_device in (True, False):
+                prefix = f"{law}-{optimizer}-"
+                of_store = ON_DEVICE if on_device else ON_HOST
+                left = [arm for arm in arms if arm in of_store and not _is_done(findings, prefix + arm)]
+                for arm, figures in _measured(setting, law, optimizer, on_device, left):
+                    _note(findings, prefix + arm, figures)
+                if any(not _is_done(findings, prefix + arm) for arm in left):
+                    return False
+        return True
+    finally:
+        _compare(findings)
+
+
+def _is_done(findings: Findings, name: str) -> bool:
+    return findings.has(name) or f"{name}: runs" in findings.checks
+
+
+def _note(findings: Findings, name: str, figures: dict) -> None:
+    if "error" in figures:
+        findings.check(f"{name}: runs", False, figures["error"], name)
+    else:
+        findings.add(name, figures)
+
+
+def _compare(findings: Findings) -> None:
+    """Takes arms away whose results are wrong, and holds the others against the best with all rows."""
+    references: dict[str, str] = {}
+    for law, optimizer, arms in ORDER:
+        prefix = f"{law}-{optimizer}-"
+        exact = next((findings.arms[prefix + arm] for arm in EXACT if findings.has(prefix + arm)), None)
+        for arm in arms if exact else ():
+            name = prefix + arm
             if findings.has(name):
-                continue
-            if setting.seconds_left < setting.pick(_SHORTEST, 0):
-                return False
-            figures = _measure(setting, stream, optimizer, arm)
-            if figures is None:
-                return False
-            whole_table = findings.arms.get(f"{stream}-{optimizer}-whole", figures)
-            wrong = figures.get("error") or _differs(figures["losses"], whole_table["losses"])
-            if findings.check(f"{name}: the loss of `whole`", not wrong, wrong, name):
-                figures["of_whole"] = figures["samples_per_s"] / whole_table["samples_per_s"]
-                findings.add(name, figures)
-    return True
+                wrong = differs(findings.arms[name], exact, ARMS[arm].exact)
+                if not findings.check(f"{name}: the rows of all on the device", not wrong, wrong, name):
+                    del findings.arms[name]
+        known = [prefix + arm for arm in REFERENCES if findings.has(prefix + arm)]
+        if known:
+            best = max(known, key=lambda name: findings.arms[name]["samples_per_s"])
+            references |= {prefix + arm: best for arm in arms if arm != "step-alone"}
+    findings.compare("of_best", "samples_per_s", references)
 
 
-def _differs(losses: dict[str, float], expected: dict[str, float]) -> str:
-    """How the losses after as many steps differ; nothing where they are equal but for rounding."""
-    step = max(losses.keys() & expected.keys(), key=int)
-    if math.isclose(losses[step], expected[step], rel_tol=1e-2):
-        return ""
-    return f"after {step} steps {losses[step]}, not {expected[step]}"
+def differs(figures: dict, expected: dict, exact: bool) -> str:
+    """How the rows differ after as many steps; nothing where they are as they should be."""
+    if exact:
+        losses = [f["losses"][-1] for f in (figures, expected)]
+        same = figures["bits"] == expected["bits"]
+        return "" if same else f"other bits; a loss of {losses[0]}, that of the reference is {losses[1]}"
+    for what, tolerance in (("losses", 5e-3), ("change", 5e-2)):
+        value, other = (f[what][-1] if what == "losses" else f[what] for f in (figures, expected))
+        if not math.isclose(value, other, rel_tol=tolerance):
+            return f"{what}: {value}, not {other}"
+    return ""
 
 
-def _measure(setting: Setting, stream: str, optimizer: str, arm: str) -> dict | None:
-    """The figures of an arm, or its error; None where the time of this run is over."""
+def _measured(
+    setting: Setting, law: str, optimizer: str, on_device: bool, arms: list[str]
+) -> Iterator[tuple[str, dict]]:
+    """The figures of arms on one store; fewer where the time of this run is over."""
+    if not arms:
+        return
     dim, batch_size = setting.pick(128, 8), setting.pick(65_536, 256)
     stride = RecordLayout(dim, state_width=OPTIMIZERS[optimizer]().state_width(dim)).stride
     num_bytes = setting.pick(setting.gigabytes * 1e9, 2e6)
-    num_rows = {"zipf": equal_tables, "criteo": criteo_tables}[stream](num_bytes, stride)
-    slow = arm == "uncached"
+    num_rows = {"zipf": equal_tables, "criteo": criteo_tables}[law](num_bytes, stride)
     request = {
-        "device": setting.device, "small": setting.small, "num_rows": num_rows, "dim": dim,
-        "optimizer": optimizer, "batch_size": batch_size,
-        "stream": str(_stream(setting, stream, num_rows, batch_size)),
-        "share": None if arm in WHOLE else SHARES.get(arm, 0.10),
-        "planning": "device" if arm == "whole-there" else "host",
-        "policy": arm if arm in BESIDE else "lookahead",
-        "warmup": setting.pick(10 if slow else 40, 2), "windows": setting.pick(3 if slow else 5, 2),
-        "steps": setting.pick(3 if slow else 12, 2),
+        "device": setting.device, "small": setting.small, "on_device": on_device, "law": law,
+        "num_rows": num_rows, "dim": dim, "optimizer": optimizer, "batch_size": batch_size,
+        "stream": str(_stream(setting, law, num_rows, batch_size)),
     }  # fmt: skip
-    return gpu_cache.measure(request, setting) if setting.small else _in_a_process(request, setting)
+    left = list(arms)
+    while left and setting.seconds_left > setting.pick(_SHORTEST, 0):
+        num, store = len(left), {**request, "arms": tuple(left)}
+        of_store = gpu_cache.measure(store, setting) if setting.small else _in_a_process(store, setting)
+        for arm, figures in of_store:
+            left.remove(arm)
+            yield arm, figures
+        if len(left) == num:  # the time is over, or nothing works
+            return
 
 
-def _in_a_process(request: dict, setting: Setting) -> dict | None:
+def _in_a_process(request: dict, setting: Setting) -> Iterator[tuple[str, dict]]:
+    """The arms that a process of its own has measured until the time of this run is over."""
+    seconds = setting.seconds_left
+    request = {**request, "seconds": seconds - 5}
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.arms.gpu_cache", json.dumps(request)]
-    limit = min(_LONGEST, setting.seconds_left)
-    try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return {"error": f"took more than {limit:.0f} s"} if limit == _LONGEST else None
-    if done.returncode:
-        print(done.stderr[-2000:])
-        return {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
-    return json.loads(done.stdout.splitlines()[-1])
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        timer = threading.Timer(seconds, process.kill)
+        timer.start()
+        try:
+            for line in process.stdout:
+                if line.startswith('{"arm"'):
+                    found = json.loads(line)
+                    yield found["arm"], found["figures"]
+        finally:
+            timer.cancel()
+            process.kill()
 
 
-def _stream(setting: Setting, name: str, num_rows: list[int], batch_size: int) -> Path:
-    """The file of a stream, [26, N] int32; made once for all arms that have these tables.
-
-    400 batches: 100 are trained, and the widest window looks some 300 ahead.
-    """
-    count = setting.pick(400, 12) * batch_size
-    path = DATA / f"gpu-{name}-{sum(num_rows)}-{count}.npy"
+def _stream(setting: Setting, law: str, num_rows: list[int], batch_size: int) -> Path:
+    """The file of a stream, [26, N] int32; made once for all arms that have these tables."""
+    count = setting.pick(BATCHES, 14) * batch_size
+    path = DATA / f"gpu-{law}-{sum(num_rows)}-{count}.npy"
     if not path.exists():
         stream = (
             zipf_stream(num_rows, count, setting.device)
-            if name == "zipf"
+            if law == "zipf"
             else criteo_stream(num_rows, count)
         )
         path.parent.mkdir(parents=True, exist_ok=True)

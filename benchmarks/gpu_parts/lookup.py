@@ -4,7 +4,10 @@ As published of FBGEMM on an H100: 10 tables of 1.68 M rows of 128 float32, 1,04
 1.05, one vector each. Bytes are those that must move (`must_move`), each once: the least that any
 implementation reads and writes, so that a share of the copy rate is one of the floor.
 
-PyTorch: a `nn.EmbeddingBag(sparse=True)` per table with the `torch.optim` of that name.
+`bags-`: PyTorch's `nn.EmbeddingBag(sparse=True)` per table with the `torch.optim` of that name.
+`packed-`: PyTorch with care, one table for all (`plain`). `cuembed`: NVIDIA's header-only library,
+lookups alone, of a checkout that `--cuembed` names. FBGEMM's times are others': those published for an
+H100, also scaled by the memory bandwidth of that GPU over this one's, as the data sheets have them.
 """
 
 from collections.abc import Callable
@@ -14,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 import hotrows
+from benchmarks.gpu_parts import cuembed
 from benchmarks.gpu_parts.part import Findings, Setting
+from benchmarks.gpu_parts.plain import PlainTable
 from benchmarks.gpu_parts.timing import ceilings, timed
 from benchmarks.gpu_parts.tuning import sweep
 from benchmarks.gpu_parts.workloads import embedding_of, ready, tables_of, weights_in_place, zipf_ids
@@ -23,6 +28,7 @@ from hotrows.record import RecordLayout
 
 FIELDS, ROWS, BATCH, DIM = 10, 1_680_000, 104_858, 128
 FBGEMM_MS = {"forward": 0.345, "sgd": 0.614, "adam": 1.005}  # H100, published
+BANDWIDTH = {"H100": 3.35, "H200": 4.8}  # TB/s, data sheets
 STATE = {"sgd": 0, "rowwise": 1, "adagrad": DIM, "adam": 2 * DIM}  # float32 numbers a row
 PLAIN: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -45,12 +51,16 @@ def run(findings: Findings, setting: Setting) -> None:
     findings.add("ceilings", {f"{name}_gb_s": rate for name, rate in rates.items()})
     for optimizer in STATE:
         findings.add(optimizer, _ours(setting, num_rows, batch, gradient, optimizer, rates["copy"]))
+    for optimizer in STATE:
         if optimizer in PLAIN:
-            figures = _plain(setting, num_rows, batch, gradient, PLAIN[optimizer])
-            ours = findings.arms[optimizer]
-            figures["forward_over_ours"] = figures["forward_ms"] / ours["forward_ms"]
-            figures["update_over_ours"] = figures["update_ms"] / ours["update_ms"]
-            findings.add(f"pytorch-{optimizer}", figures)
+            figures = _bags(setting, num_rows, batch, gradient, PLAIN[optimizer])
+            findings.add(f"bags-{optimizer}", figures)
+        figures = _packed(findings, setting, num_rows, batch, gradient, optimizer)
+        findings.add(f"packed-{optimizer}", figures)
+    findings.add("cuembed", _cuembed(findings, setting, num_rows, batch))
+    ours = {arm: arm.partition("-")[2] for arm in findings.arms} | {"cuembed": "sgd"}
+    findings.compare("forward_over_ours", "forward_ms", ours)
+    findings.compare("update_over_ours", "update_ms", ours)
     if setting.tune and setting.on_gpu:
         _tune(findings, setting, num_rows, batch, gradient)
 
@@ -122,8 +132,20 @@ def _ours(setting, num_rows, batch, gradient, optimizer: str, copy_rate: float) 
         rate = size[name] / timing.ms / 1e6
         figures |= {f"{name}_ms": timing.ms, f"{name}_bytes": size[name], f"{name}_gb_s": rate}
         figures |= {f"{name}_share": rate / copy_rate, f"{name}_lowest": timing.lowest}
-    figures["fbgemm_h100_forward_ms"] = FBGEMM_MS["forward"]
-    figures["fbgemm_h100_update_ms"] = FBGEMM_MS.get(optimizer)
+    return figures | _published(setting, optimizer)
+
+
+def _published(setting: Setting, optimizer: str) -> dict:
+    """FBGEMM's times on an H100, and scaled to the GPU at hand, where its data sheet is known."""
+    name = torch.cuda.get_device_name() if setting.on_gpu else ""
+    bandwidth = next((rate for gpu, rate in BANDWIDTH.items() if gpu in name), None)
+    figures = {}
+    for way, key in (("forward", "forward"), ("update", optimizer)):
+        if key in FBGEMM_MS:
+            figures[f"fbgemm_h100_{way}_ms"] = FBGEMM_MS[key]
+            if bandwidth is not None:
+                scaled = FBGEMM_MS[key] * BANDWIDTH["H100"] / bandwidth
+                figures[f"fbgemm_scaled_to_{bandwidth}_tb_s_{way}_ms"] = scaled
     return figures
 
 
@@ -135,7 +157,7 @@ def _times(setting: Setting, embedding: Embedding, plan, gradient: Tensor) -> tu
     return forward, update
 
 
-def _plain(setting, num_rows, batch, gradient, kind: Callable) -> dict:
+def _bags(setting, num_rows, batch, gradient, kind: Callable) -> dict:
     bags = [nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True, device="meta") for rows in num_rows]
     for bag in bags:
         bag.to_empty(device=setting.device)
@@ -155,6 +177,43 @@ def _plain(setting, num_rows, batch, gradient, kind: Callable) -> dict:
     repeats = setting.pick(10, 2)
     update_ms = timed(update, setting, before=lambda: (forward(),), repeats=repeats).ms
     return {"forward_ms": timed(forward, setting).ms, "update_ms": update_ms}
+
+
+def _packed_rows(num_rows: list[int], batch, setting: Setting) -> Tensor:
+    """[B * F]: the rows in one table of all, sample after sample."""
+    sizes = torch.tensor(num_rows)
+    rows = batch.ids.view(FIELDS, -1) + (sizes.cumsum(0) - sizes)[:, None]
+    return rows.t().reshape(-1).to(setting.device)
+
+
+def _packed(findings, setting, num_rows, batch, gradient, optimizer: str) -> dict:
+    rows = _packed_rows(num_rows, batch, setting)
+    table = PlainTable.random(sum(num_rows), DIM, optimizer, _LR, setting.device)
+    before = table.weights[rows[0]].clone()
+    repeats = setting.pick(10, 2)
+    forward = timed(lambda: table.lookup(rows), setting)
+    update = timed(lambda: table.update(rows, gradient), setting, repeats=repeats)
+    changed = not torch.equal(table.weights[rows[0]], before)
+    findings.check(f"packed-{optimizer} trains", changed, "a row is as it was")
+    return {"forward_ms": forward.ms, "update_ms": update.ms}
+
+
+def _cuembed(findings: Findings, setting: Setting, num_rows: list[int], batch) -> dict:
+    reason = cuembed.why_not(setting.cuembed, setting.on_gpu)
+    if reason is not None:
+        return {"left_out": reason}
+    try:
+        look_up = cuembed.build(setting.cuembed)
+    except RuntimeError as error:
+        return {"left_out": str(error)}
+    rows = _packed_rows(num_rows, batch, setting)
+    table = torch.rand(sum(num_rows), DIM, device=setting.device)
+    out = torch.empty(len(rows), DIM, device=setting.device)
+    look_up(table, rows, out)
+    same = torch.equal(out, table[rows])
+    if not findings.check("cuembed: vectors are their rows", same, arm="cuembed"):
+        return {"left_out": "other vectors"}
+    return {"forward_ms": timed(lambda: look_up(table, rows, out), setting).ms}
 
 
 def _tune(findings, setting, num_rows, batch, gradient) -> None:

@@ -3,9 +3,12 @@
 `benchmarks.gpu` and `benchmarks.papers` have such parts.
 
 A part first checks that results are right, then measures. What it finds is written whenever
-something is added, so that a run which is cut keeps what it has, and the next one goes on there.
+something is added, so that a run which is cut keeps what it has, and the next one goes on there. All
+parts are records of one file, by name.
 """
 
+import json
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -15,6 +18,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu_parts.source import source_hash
 from benchmarks.harness import conditions, write_to
 
 
@@ -23,8 +27,8 @@ class Setting:
     """How a part is run.
 
     device: `cuda`, or `cpu` for its logic alone. small: shrunk to seconds; its figures mean nothing.
-    gigabytes: of records, in the part `cache`. tune: sweep launch constants. pictures: their folder;
-        None: none is drawn.
+    gigabytes: of records, in the parts `probe` and `cache`. tune: sweep launch constants. pictures:
+        their folder; None: none is drawn. cuembed: a checkout of that library; None: it is left out.
     deadline: when to stop, by `time.monotonic()`.
     """
 
@@ -33,6 +37,7 @@ class Setting:
     gigabytes: float = 80.0
     tune: bool = False
     pictures: Path | None = None
+    cuembed: Path | None = None
     deadline: float = float("inf")
 
     @property
@@ -58,7 +63,7 @@ class ChecksFailed(Exception):
 
 @dataclass
 class Findings:
-    """The checks and figures of one part.
+    """The checks and figures of one part, kept with those of other parts in one file.
 
     path: the JSON file; None: nothing is written. commit: of a source tree without its history.
     """
@@ -75,14 +80,31 @@ class Findings:
         self._red: list[str] = []
         self.error: str | None = None
         self.complete = False
+        self.source = source_hash()
         self._conditions = conditions_of_device(self.setting, self.commit)
         self.commit = self._conditions["commit"]
+        self._load = round(os.getloadavg()[0], 1)
 
-    def go_on_from(self, earlier: dict) -> None:
-        """Takes over what a cut run of the same commit and setting has left."""
-        same = earlier.get("setting") == self.setting.facts()
-        if same and earlier["commit"] == self.commit and not earlier["complete"]:
-            self.arms, self.checks = dict(earlier["arms"]), dict(earlier["checks"])
+    def has_run(self, earlier: dict) -> bool:
+        """Whether a record is of this code, setting and device, and complete."""
+        return self._is_like(earlier) and earlier["complete"] and earlier.get("source") == self.source
+
+    def go_on_from(self, earlier: dict, keep_older: bool = False) -> None:
+        """Takes over what a cut run of the same code, setting and device has left.
+
+        keep_older: also what other code has measured; each such arm then names its `source`.
+        """
+        if not self._is_like(earlier):
+            return
+        same_code = earlier.get("source") == self.source
+        if (same_code and not earlier["complete"]) or (keep_older and not same_code):
+            older = {} if same_code else {"source": earlier.get("source") or "unknown"}
+            self.arms = {name: older | figures for name, figures in earlier["arms"].items()}
+            self.checks = dict(earlier["checks"])
+
+    def _is_like(self, earlier: dict) -> bool:
+        gpus = [facts.get("gpu", {}).get("name") for facts in (earlier, self._conditions)]
+        return earlier.get("setting") == self.setting.facts() and gpus[0] == gpus[1]
 
     def check(self, name: str, passed: bool, why: str = "", arm: str | None = None) -> bool:
         """Notes whether a result is right. arm: the one that it is about; None: all of them."""
@@ -119,6 +141,20 @@ class Findings:
         print(f"  {arm}: {in_words(figures)}", flush=True)
         self._write()
 
+    def compare(self, ratio: str, figure: str, references: dict[str, str]) -> None:
+        """Gives arms the figure `ratio`: how their `figure` relates to that of another arm.
+
+        references: the other arm by arm. An arm has no ratio to itself, nor to one without figures; so
+        this comes last, when all arms are measured that will be.
+        """
+        for arm, figures in self.arms.items():
+            reference, value = self.arms.get(references.get(arm, arm)), figures.get(figure)
+            figures.pop(ratio, None)
+            if reference is not None and reference is not figures and value and reference.get(figure):
+                figures[ratio] = value / reference[figure]
+                print(f"  {arm}: {ratio} {figures[ratio]:.3g} ({references[arm]})", flush=True)
+        self._write()
+
     def finish(self, error: str | None = None, complete: bool = True) -> None:
         """error: what ended the part early; complete: whether it ran through."""
         self.error, self.complete = error, complete
@@ -126,15 +162,23 @@ class Findings:
 
     def _write(self) -> None:
         if self.path is not None:
-            write_to(self.path, self.record())
+            write_to(self.path, read(self.path) | {self.name: self.record()})
 
     def record(self) -> dict:
-        """All that the part has found so far, and where."""
+        """All that the part has found so far, and where.
+
+        load: programs that wanted a core when it began; figures of a busy machine are ratios.
+        """
         return {
             "question": self.question, "part": self.name, "complete": self.complete,
-            "error": self.error, "setting": self.setting.facts(), **self._conditions,
-            "checks": self.checks, "arms": self.arms,
+            "error": self.error, "setting": self.setting.facts(), "source": self.source,
+            **self._conditions, "load": self._load, "checks": self.checks, "arms": self.arms,
         }  # fmt: skip
+
+
+def read(path: Path) -> dict[str, dict]:
+    """The records of all parts that ran, by name; none where there is no file."""
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def run_part(findings: Findings, run: Callable[[Findings, Setting], bool | None]) -> bool:

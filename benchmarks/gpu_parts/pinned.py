@@ -19,7 +19,7 @@ from benchmarks.gpu_parts.timing import (
     seconds_of,
     synchronize,
     timed,
-    unregister,
+    unlock,
 )
 from benchmarks.gpu_parts.tuning import sweep
 from hotrows import ops
@@ -43,7 +43,7 @@ def run(findings: Findings, setting: Setting) -> None:
                 )
         finally:
             if kind == "registered":
-                unregister(host, setting)
+                unlock(host, setting)
     findings.check_runs("small tables, locked again and again", partial(_move_in_small_tables, setting))
     findings.demand_green()
     findings.add("ceilings", {f"{name}_gb_s": rate for name, rate in ceilings(setting).items()})

@@ -1,9 +1,11 @@
 """Times on the device, and the rates of the machine that they are measured against.
 
-On a GPU: CUDA events around each call, its launches queued behind a write of four times the L2, which
-also empties that. On the host: the clock. Medians over the repeats.
+On a GPU: CUDA events around each call, its launches queued behind a read of far more than the L2, which
+leaves nothing in that to be found, or to be written back within the call. On the host: the clock.
+Medians over the repeats.
 """
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,7 +17,8 @@ from torch import Tensor
 
 from benchmarks.gpu_parts.part import Setting
 
-_FLUSH_BYTES = 1 << 30  # far more than the L2; writing it hides the launches of the call behind it
+_FLUSH_BYTES = 1 << 30  # far more than the L2; reading it hides the launches of the call behind it
+_WINDOW = 1.0  # seconds, so that a pipeline which drains at the end of one costs next to nothing
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,13 @@ def timed(
 
 
 def _on_gpu(call: Callable[..., Any], before: Callable[[], tuple], repeats: int) -> list[float]:
-    block = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    block = torch.zeros(_FLUSH_BYTES // 4, device="cuda")
+    total = torch.empty((), device="cuda")
     spans = []
     for _ in range(repeats):
         arguments = before()
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        block.zero_()
+        torch.sum(block, 0, out=total)
         begin.record()
         call(*arguments)
         end.record()
@@ -80,16 +84,25 @@ def seconds_of(call: Callable[[], Any], setting: Setting) -> float:
 
 
 def step_time(step: Callable[[], Any], setting: Setting) -> Timing:
-    """Times steps one behind the other, as training runs them: windows of ten."""
-    num = setting.pick(10, 2)
+    """Times steps one behind the other, as training runs them: three windows of a second or more."""
 
-    def window() -> None:
-        for _ in range(num):
-            step()
+    def window(num: int) -> float:
+        def steps() -> None:
+            for _ in range(num):
+                step()
 
-    window()
-    seen = [1e3 / num * seconds_of(window, setting) for _ in range(setting.pick(7, 2))]
+        return seconds_of(steps, setting)
+
+    first = setting.pick(10, 1)
+    window(first)
+    num = steps_of_a_window(window(first) / first, setting)
+    seen = [1e3 / num * window(num) for _ in range(setting.pick(3, 1))]
     return Timing(median(seen), min(seen), max(seen))
+
+
+def steps_of_a_window(seconds: float, setting: Setting) -> int:
+    """How many steps of so many seconds make a window; where small: 2."""
+    return setting.pick(max(math.ceil(_WINDOW / seconds), 10), 2)
 
 
 def synchronize(setting: Setting) -> None:
@@ -132,19 +145,25 @@ def page_locked(size: int, setting: Setting) -> Tensor:
     return torch.zeros(size, dtype=torch.uint8, pin_memory=setting.on_gpu)
 
 
-def registered(size: int, setting: Setting) -> Tensor:
-    """[size] bytes of host memory, locked where it lies.
+def lock(block: Tensor, setting: Setting) -> None:
+    """Page-locks memory where it lies; it must have its pages for itself.
 
     PyTorch's allocator of pinned memory rounds up to a power of two: 80 GB would take 128 GiB.
     """
-    block = torch.zeros(size, dtype=torch.uint8)
     if setting.on_gpu:
-        status = torch.cuda.cudart().cudaHostRegister(block.data_ptr(), size, 3)  # portable, mapped
-        assert int(status) == 0, f"cudaHostRegister: error {int(status)}"
+        status = int(torch.cuda.cudart().cudaHostRegister(block.data_ptr(), len(block), 3))  # mapped
+        if status != 0:
+            raise RuntimeError(f"{len(block) / 1e9:.1f} GB: cudaHostRegister gives error {status}")
+
+
+def registered(size: int, setting: Setting) -> Tensor:
+    """[size] bytes of host memory, locked where it lies."""
+    block = torch.zeros(size, dtype=torch.uint8)
+    lock(block, setting)
     return block
 
 
-def unregister(block: Tensor, setting: Setting) -> None:
+def unlock(block: Tensor, setting: Setting) -> None:
     if setting.on_gpu:
         torch.cuda.synchronize()
         torch.cuda.cudart().cudaHostUnregister(block.data_ptr())

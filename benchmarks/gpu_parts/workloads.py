@@ -12,7 +12,7 @@ import itertools
 import math
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -23,7 +23,6 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 import hotrows
 from benchmarks.workload import CRITEO_KAGGLE
 from hotrows import models
-from hotrows.batch import split
 from hotrows.costs import workload
 from hotrows.datasets import synthetic
 from hotrows.engine.caching import Caching
@@ -31,9 +30,12 @@ from hotrows.engine.embedding import Embedding
 from hotrows.engine.stages import start
 from hotrows.record import views
 from hotrows.storage.store import InitialValues
+from hotrows.train.cuda_graph import CapturedStep
+from hotrows.train.step import Step
 
 ZIPF = 1.05
 NUM_DENSE = 13
+DENSE_LR, ROW_LR = 0.01, 0.01
 BOTTOM, TOP = (512, 256), (1024, 1024, 512, 256)  # then the dim, and 1
 OPTIMIZERS: dict[str, Callable[..., hotrows.optim.RowOptimizer]] = {
     "sgd": hotrows.SGD,
@@ -41,7 +43,6 @@ OPTIMIZERS: dict[str, Callable[..., hotrows.optim.RowOptimizer]] = {
     "adagrad": hotrows.Adagrad,
     "adam": hotrows.Adam,
 }
-_CHUNK_BATCHES = 64
 
 
 # ---- ids
@@ -159,7 +160,7 @@ def embedding_of(
         options["device"] = device
     with mock.patch.object(InitialValues, "fill", _filler()):
         return Embedding(
-            tuple(tables), optimizer=OPTIMIZERS[optimizer](lr=0.01), caching=caching, **options
+            tuple(tables), optimizer=OPTIMIZERS[optimizer](lr=ROW_LR), caching=caching, **options
         )
 
 
@@ -193,34 +194,42 @@ def _filler() -> Callable[[InitialValues, Tensor, Tensor], None]:
 
 
 class Training:
-    """The step of the design: lookup, model, loss, backward, update, dense optimizer."""
+    """The engine's own step: lookup, model, loss, backward, update, dense SGD; on a GPU in bfloat16.
 
-    def __init__(self, model: nn.Module, embedding: Embedding, device: str, lr: float = 0.01) -> None:
-        self.model, self.embedding = model, embedding
-        self._optimizer = torch.optim.SGD(model.parameters(), lr, fused=True)
-        self._autocast = torch.autocast("cuda", torch.bfloat16) if device != "cpu" else nullcontext()
+    graph: as one CUDA graph; compiles: the model through `torch.compile`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        embedding: Embedding,
+        device: str,
+        *,
+        graph: bool = False,
+        compiles: bool = False,
+    ) -> None:
+        precision = "float32" if device == "cpu" else "bfloat16"
+        config = hotrows.TrainConfig(
+            model="dlrm", dense_lr=DENSE_LR, precision=precision, compile=compiles
+        )
+        parts = SimpleNamespace(model=model, embedding=embedding, loss=_loss)
+        optimizer = torch.optim.SGD(model.parameters(), DENSE_LR, fused=True)
+        step = Step(parts, optimizer, config)
+        self._step = CapturedStep(step) if graph else step
 
     def step(self, work) -> Tensor:
         """One update; the loss, on the device."""
-        plan, losses = work.item.plan, []
-        parts = split(work.item.batch, max(len(plan.micro_batches), 1))
-        for number, part in enumerate(parts):
-            vectors = self.embedding.lookup(plan, number)
-            with self._autocast:
-                logits = self.model(vectors, part.dense)
-            loss = binary_cross_entropy_with_logits(logits.float(), part.labels)
-            loss = loss * (plan.micro_batches[number].share if plan.micro_batches else 1.0)
-            loss.backward()
-            losses.append(loss.detach())
-            if number + 1 < len(parts):
-                self.embedding.send_gradients(plan, number, vectors)
-        self.embedding.update(plan, vectors)
-        self._optimizer.step()
-        self._optimizer.zero_grad()
-        return sum(losses[1:], losses[0])
+        return self._step(work.item.plan, work.item.batch, 1.0)
 
 
-def ready(embedding: Embedding, batches: Iterable[hotrows.Batch]) -> list:
-    """The works of batches, planned and on the device; of an embedding without a cache."""
-    with contextlib.closing(start(embedding, enumerate(batches), plan_depth=0)) as runner:
+def _loss(logits: Tensor, batch: hotrows.Batch) -> Tensor:
+    return binary_cross_entropy_with_logits(logits.float(), batch.labels)
+
+
+def ready(embedding: Embedding, batches: Iterable[hotrows.Batch], padded: bool = False) -> list:
+    """The works of batches, planned and on the device; of an embedding without a cache.
+
+    padded: all of one form, as a graph needs them.
+    """
+    with contextlib.closing(start(embedding, enumerate(batches), plan_depth=0, padded=padded)) as runner:
         return list(runner)

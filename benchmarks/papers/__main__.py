@@ -17,11 +17,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_parts.part import run_part
+from benchmarks.gpu_parts.part import Findings, read, run_part
 from benchmarks.harness import RESULTS
 from benchmarks.markdown import put
 from benchmarks.papers import fae, picasso, scratchpipe
-from benchmarks.papers.part import Paper, PartFindings, Setting, read
+from benchmarks.papers.part import Paper, Setting
 from benchmarks.pictures import OUT as PICTURES
 
 PAPERS = {paper.name: paper for paper in (picasso.PAPER, scratchpipe.PAPER, fae.PAPER)}
@@ -61,7 +61,7 @@ def _run(paper: Paper, name: str, setting: Setting, path: Path | None, again: bo
     if setting.device not in part.devices:
         print(f"{paper.name} {name}: runs on {', '.join(part.devices)}, not on {setting.device}")
         return True
-    findings = PartFindings(name, part.question, setting, path)
+    findings = Findings(name, part.question, setting, path)
     earlier = {} if path is None or again else read(path).get(name, {})
     if has_run(earlier, findings.record()):
         print(f"{paper.name} {name}: has run; --again runs it once more")
@@ -105,7 +105,7 @@ def listed(paper: Paper, records: dict[str, dict], setting: Setting) -> str:
     for name, part in paper.parts.items():
         state, record = "pending", records.get(name)
         if record:
-            now = PartFindings(name, part.question, setting, None).record()
+            now = Findings(name, part.question, setting, None).record()
             state = "done" if has_run(record, now) else "done elsewhere" if record["complete"] else "cut"
             state += f", {len(record['arms'])} arms, commit {(record['commit'] or 'unknown')[:12]}"
             state += f", {record['error']}" if record["error"] else ""

@@ -195,7 +195,7 @@ def _draw_skew(counts: dict[str, np.ndarray], path: Path) -> None:
             axes.loglog(places + 1, falling[places] / falling.min(), color=color, label=name)
         axes.axhline(1e4, color="#22252a", linewidth=1, linestyle=":", label="10,000 times")
         axes.set_xlabel("rows, the most read first")
-        axes.set_ylabel("lookups, of the least read row's")
+        axes.set_ylabel("lookups, times those of the least read row")
         axes.legend()
         figures.set_title(figure, "Few rows are read most", "lookups of the training part")
         figures.save(figure, path)

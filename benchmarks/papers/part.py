@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from benchmarks import gpu_parts
 from benchmarks.gpu_parts.part import Findings
-from benchmarks.harness import ROOT, write_to
+from benchmarks.harness import ROOT
 
 LONGEST = 900  # seconds of one arm
 
@@ -52,28 +51,6 @@ class Paper:
     @property
     def page(self) -> Path:
         return ROOT / "docs" / "papers" / f"{self.name}.md"
-
-
-@dataclass
-class PartFindings(Findings):
-    """The findings of one part, kept with those of the other parts in the one file of a paper."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._load = round(os.getloadavg()[0], 1)
-
-    def record(self) -> dict:
-        """load: programs that wanted a core when the part began; figures of a busy machine are ratios."""
-        return {**super().record(), "load": self._load}
-
-    def _write(self) -> None:
-        if self.path is not None:
-            write_to(self.path, read(self.path) | {self.name: self.record()})
-
-
-def read(path: Path) -> dict[str, dict]:
-    """The records of all parts of a paper that ran, by name."""
-    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def in_a_process(arm: str, request: dict, setting: Setting) -> dict:

@@ -1,6 +1,13 @@
 """PICASSO: what the paper claims, measured. The page is docs/papers/picasso.md."""
 
-from benchmarks.papers import fields, operations
+from benchmarks.papers import ablation, fields, hybrid_hash, micro_memory, operations
 from benchmarks.papers.part import Paper
 
-PAPER = Paper("picasso", "PICASSO (ICDE 2022)", {"operations": operations.PART, "fields": fields.PART})
+PARTS = {
+    "operations": operations.PART,
+    "fields": fields.PART,
+    "hits": hybrid_hash.PART,
+    "memory": micro_memory.PART,
+    "ablation": ablation.PART,
+}
+PAPER = Paper("picasso", "PICASSO (ICDE 2022)", PARTS)

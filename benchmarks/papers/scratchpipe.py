@@ -13,6 +13,7 @@ from benchmarks import markdown
 from benchmarks.gpu_parts.part import Findings
 from benchmarks.gpu_parts.workloads import scattered
 from benchmarks.link import gather_rate
+from benchmarks.misses import planned
 from benchmarks.papers import scratchpipe_rig
 from benchmarks.papers.part import Paper, Part, Setting
 from benchmarks.papers.scratchpipe_rig import ARMS, LOCALITIES, RATIO, Memory, Rig, rig_of
@@ -200,18 +201,10 @@ def _misses(name: str, num_slots: int, batches: list[torch.Tensor], popular: tor
         POLICIES[0]: Lookahead(), "two batches": Lookahead(2), "lru": LRU,
         "frequency": Frequency(), "static": Hot(popular[:kept]),
     }[name]  # fmt: skip
-    slots, fed, before = slot_map(num_slots, policy, 1), 0, 0
+    slots, half = slot_map(num_slots, policy, 1), len(batches) // 2
     slots.warm(popular)
-    for number, rows in enumerate(batches):
-        while slots.wants():
-            if fed == len(batches):
-                slots.end()
-            else:
-                slots.feed(batches[fed])
-                fed += 1
-        before = slots.misses if number == len(batches) // 2 else before
-        slots.allocate(rows)
-    return (slots.misses - before) / (len(batches) - len(batches) // 2)
+    misses = list(planned(slots, batches))
+    return (misses[-1] - misses[half - 1]) / (len(batches) - half)
 
 
 def _random_misses(num_slots: int, batches: list[torch.Tensor], popular: torch.Tensor) -> float:

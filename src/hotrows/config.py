@@ -131,6 +131,9 @@ class TrainConfig:
     )
     seed: int = setting(0, "Seed of initial values, of dropout and of the order of samples")
     shuffle: bool = setting(True, "Read samples in random order")
+    order: str = setting(
+        "shuffle", "Random order: shuffle, or reuse:CLUSTERS (2 to 64) for a cache to fetch fewer rows"
+    )
     evaluate_every: int | None = setting(
         None, "Steps between evaluations", unset="quarters of epoch 1, ends of epochs", least=1
     )
@@ -386,6 +389,11 @@ def _check_together(config: TrainConfig) -> None:
         )
     if config.clip_rows and (config.clip_norm is None or config.device != "cpu"):
         raise ValueError("clip_rows needs clip_norm, and device='cpu': a GPU would be waited for")
+    if config.order != "shuffle":
+        from hotrows.data.stored.order import parse_order
+
+        if parse_order(config.order) > 1 and not config.shuffle:
+            raise ValueError(f"order={config.order!r} is one of shuffled samples; leave shuffle on")
     if config.planning == "device" and config.device == "cpu":
         raise ValueError("planning='device' needs device='cuda'; leave it out on the cpu")
     for name in ROW_OPTIMIZERS:
@@ -402,7 +410,7 @@ def _check_together(config: TrainConfig) -> None:
 
 
 GROUPS = {
-    "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "seed"),
+    "Data and run": ("start_from", "epochs", "steps", "batch_size", "shuffle", "order", "seed"),
     "Model": ("model", "model_options", "label", "label_weights", "loss", "pretrained", "frozen"),
     "Optimisation": (
         *("row_optimizer", "linear_optimizer", "dense_optimizer", "dense_lr", "clip_norm", "clip_rows"),

@@ -53,7 +53,10 @@ class JsonFile:
 
     def read(self, path: Path) -> dict[str, Any]:
         """The fields of a file, without version and checksum; FileNotFoundError where there is none."""
-        content = path.read_bytes()
+        return self.check(path, path.read_bytes())
+
+    def check(self, path: Path, content: bytes) -> dict[str, Any]:
+        """The fields of a text that was read from a file; see `read`."""
         with self.naming(path):
             fields = parse(content)
             if not isinstance(fields, dict):

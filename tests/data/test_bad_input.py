@@ -93,6 +93,16 @@ def test_a_header_without_a_label(tmp_path):
     assert "the header lacks the columns ['label']" in refused(tmp_path, HEADED)
 
 
+def test_a_header_is_named_in_few_words_whatever_is_in_it(tmp_path):
+    """40 letters of a name that are no UTF-8 came out as 240; all the columns of a schema were named."""
+    (tmp_path / "raw").write_bytes(b",".join([b"\xff\x01" * 90] * 90) + b"\n")
+    many = Schema(tuple(Sparse(f"feature_{i}") for i in range(400)), delimiter=",", name="many")
+    message = refused(tmp_path, many)
+    assert "lacks the columns ['feature_0', 'feature_1'," in message
+    assert "and 389 more] that schema 'many' asks for" in message
+    assert len(message) < 1200
+
+
 def test_a_header_that_names_a_column_twice(tmp_path):
     write(tmp_path / "raw", [("label", "price", "user", "item", "user"), (*GOOD, "x")], ",")
     assert "the header names the columns ['user'] twice" in refused(tmp_path, HEADED)

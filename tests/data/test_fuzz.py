@@ -126,6 +126,15 @@ def test_arrow_repeats_bytes_of_a_file_in_its_errors(tmp_path):
     assert seen == {ValueError}
 
 
+def test_a_name_within_a_type_is_shown_without_what_cannot_be_printed(tmp_path):
+    """Names of a nested type's fields are bytes of the file, and stood in the message as they were."""
+    label = pa.array([{"e\x01;ment": "a"}, None])
+    pq.write_table(pa.table({"label": label}), tmp_path / "raw")
+    with pytest.raises(ValueError, match=r"expected numbers, found struct<e\?;ment: string>") as refused:
+        read(tmp_path / "raw", Schema(features=()))
+    assert str(refused.value).isprintable()
+
+
 def test_a_duration_that_python_cannot_hold_is_shown_in_a_message(tmp_path):
     """The message about a time that cannot be read failed itself: OverflowError."""
     when = pa.array([2**62, 1], pa.int64()).view(pa.duration("ms"))

@@ -133,6 +133,20 @@ def test_the_rows_are_those_of_shards(tmp_path, monkeypatch):
     assert len(remaining) == 3
 
 
+def test_row_groups_are_read_in_clusters(tmp_path):
+    batch = batch_of(SCHEMA, 300)
+    pq.write_table(table_of(batch), tmp_path / "rows.parquet", row_group_size=70)
+    part = open_parquet(SCHEMA, tmp_path / "rows.parquet").parts["train"]
+
+    def load(order, first=0):
+        batches = Loader(part, 64, shuffle=True, order=order).batches(0, first)
+        return [sample for batch in batches for sample in samples(batch)]
+
+    reuse = load("reuse:4")
+    assert load("shuffle") != reuse == [*reuse[:128], *load("reuse:4", 2)]
+    assert sorted(map(repr, reuse)) == sorted(map(repr, expected_of(batch)))
+
+
 @pytest.mark.parametrize(
     "kinds",
     [("int8", "uint16", "uint64", "uint64"), ("int64",) * 4, ("uint32", "int32", "int64", "int64")],

@@ -1,5 +1,6 @@
 """Runners hand out every batch once, in order, and end, pause and fail in an orderly way."""
 
+import dataclasses
 import json
 import random
 import threading
@@ -185,4 +186,20 @@ def test_threads_end_where_training_cannot():
     next(runner)
     with pytest.raises(ZeroDivisionError):
         runner.close()
+    assert no_threads()
+
+
+def test_no_thread_waits_for_a_batch_that_has_not_come():
+    """Of a stream: the stages pause, and end, while the next batch is still to come."""
+    log, arrived = Log(2), []
+    first = dataclasses.replace(log.stages[0], has_input=lambda: bool(arrived))
+    with closing(Overlapped([first, *log.stages[1:]])) as runner:
+        with runner.paused():
+            assert log.ran == []
+        arrived.append(0)
+        runner.wake()
+        assert next(runner).number == 0
+        arrived.clear()
+        with runner.paused():
+            pass
     assert no_threads()

@@ -117,6 +117,19 @@ def test_rows_of_the_next_batches_are_not_evicted(kind):
 
 
 @every_map
+def test_a_batch_that_came_after_the_end_waits_for_those_that_did_not_know_of_it(kind):
+    """Of a stream: batch 2 evicts rows 1 and 2, which batch 3, in flight with it, turns out to read."""
+    slots = kind(4, LRU, in_flight=2)
+    taken = []
+    for batch in [(1, 2), (3, 4), (5, 6), (1, 2)]:
+        slots.feed(ids(*batch))
+        slots.end()  # nothing more has come so far
+        taken.append(slots.allocate(ids(*batch)))
+    assert [t.moves.rows_out.tolist() for t in taken[2:]] == [[1, 2], [3, 4]]
+    assert [t.waits_for for t in taken] == [-1, 0, 1, 2]
+
+
+@every_map
 def test_a_batch_waits_for_the_one_that_shared_the_pipeline_before_it(kind):
     taken = replay(kind(8, LRU, in_flight=3), [(1,)] * 6)
     assert [t.waits_for for t in taken] == [-1, -1, -1, 0, 1, 2]

@@ -23,6 +23,9 @@ def main(folder: Path, with_training: bool) -> None:
     assert "sanitized" in native.core()._name, "another core was loaded"
     data = prepare([raw], schema(many=True), folder / "enc", split="stratified:0.6,0.2,0.2", threads=3)
     data.check()
+    empty = folder / "empty.csv"  # columns without a value: nothing is counted
+    empty.write_text("label,n,a,b\n" + "0,1,,\n1,2,,\n" * 9)
+    prepare([empty], schema(), folder / "empty", split="position:0.6,0.2,0.2", threads=3)
     if with_training:
         small = replace(
             CONFIG, epochs=1, fast_memory=40 * 40, in_flight=2, store=f"file:{folder / 'rows'}"

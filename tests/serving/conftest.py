@@ -3,7 +3,7 @@ import pytest
 from hotrows.data import prepare
 from hotrows.train import program
 from hotrows.train.export import export
-from tests.support.bundles import trained
+from tests.support.bundles import known_program, trained
 from tests.support.clicks import SCHEMA, table
 
 
@@ -38,3 +38,10 @@ def one_trace(monkeypatch):
 @pytest.fixture(scope="session")
 def din_bundle(din_run, tmp_path_factory):
     return export(din_run, tmp_path_factory.mktemp("din_bundle") / "bundle", format="onnx")
+
+
+@pytest.fixture(scope="module")
+def one_program(tmp_path_factory):
+    """Makes the ONNX program of one model once in a module, and then only replaces its parameters."""
+    with known_program(tmp_path_factory.mktemp("program") / "program.onnx"):
+        yield

@@ -40,9 +40,9 @@ def client(scorer):
         yield client
 
 
-def arrow_bytes(table):
+def arrow_bytes(table, options=None):
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
         writer.write_table(table)
     return sink.getvalue().to_pybytes()
 
@@ -113,6 +113,48 @@ def test_hostile_arrow_gets_one_clear_line(client):
     assert client.post("/score", json=JSON_ROWS).status_code == 200
 
 
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_a_compressed_body_is_bounded_by_its_size_in_memory(client, codec):
+    options = pa.ipc.IpcWriteOptions(compression=codec)
+    assert send_arrow(client, arrow_bytes(ROWS, options)).status_code == 200
+    word = pa.array(["a" * 30_000])
+    for column in (word, word.dictionary_encode(), pa.array([[1] * 4000])):
+        body = arrow_bytes(pa.table({"item": column}), options)
+        answer = send_arrow(client, body)
+        assert (answer.status_code, len(body) < 2000) == (413, True), column.type
+        assert "expected at most 20,000 bytes once decompressed" in answer.json()["detail"]
+
+
+def test_texts_that_rows_share_are_bounded_by_what_they_are_by_themselves(client):
+    word = pa.array(["a" * 2000])
+    _, view, text = word.cast(pa.string_view()).buffers()
+
+    def columns(rows):
+        words = pa.DictionaryArray.from_arrays(pa.array([0] * rows), word)
+        yield words
+        yield pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), words)
+        views = [None, pa.py_buffer(view.to_pybytes() * rows), text]
+        yield pa.Array.from_buffers(pa.string_view(), rows, views)
+
+    for few, many in zip(columns(3), columns(40), strict=True):
+        name = "tags" if pa.types.is_list(few.type) else "item"
+        assert send_arrow(client, arrow_bytes(pa.table({name: few}))).status_code == 200, few.type
+        answer = send_arrow(client, arrow_bytes(pa.table({name: many})))
+        assert answer.status_code == 413 and "20,000 bytes of text" in answer.json()["detail"]
+    overlapping = pa.array([[1]], pa.list_view(pa.int64())), pa.compute.run_end_encode(pa.array([1, 1]))
+    for column in overlapping:
+        answer = send_arrow(client, arrow_bytes(pa.table({"item": column})))
+        assert answer.status_code == 422 and "send plain values" in answer.json()["detail"]
+
+
+def test_a_size_that_a_hostile_buffer_states_is_not_believed_in_vain(client, monkeypatch):
+    body = arrow_bytes(pa.table({"item": [1] * 50}), pa.ipc.IpcWriteOptions(compression="zstd"))
+    for size in (2**40, -5):
+        forged = body.replace((400).to_bytes(8, "little"), size.to_bytes(8, "little", signed=True))
+        assert forged != body
+        assert send_arrow(client, forged).status_code == (413 if size > 0 else 400)
+
+
 def test_long_lists_of_many_rows_are_refused_before_they_are_padded(scorer):
     with TestClient(application(scorer, Limits(seconds=60, places=20))) as client:
         long = client.post("/score", json={"shared": {"history": [1] * 5}, "rows": [{}] * 5})
@@ -134,13 +176,13 @@ class Gate:
     def __init__(self, scorer, monkeypatch):
         self.began, self.opened, self.sizes = threading.Event(), threading.Event(), []
         compute = scorer.logits_of
-        monkeypatch.setattr(scorer, "logits_of", lambda requests: self._wait(compute, requests))
+        monkeypatch.setattr(scorer, "logits_of", lambda *of: self._wait(compute, *of))
 
-    def _wait(self, compute, requests):
+    def _wait(self, compute, requests, version):
         self.sizes.append(len(requests))
         self.began.set()
         assert self.opened.wait(60)
-        return compute(requests)
+        return compute(requests, version)
 
 
 def in_threads(calls):
@@ -204,6 +246,45 @@ def test_a_request_takes_no_longer_than_it_may(scorer, monkeypatch):
         late = client.post("/score", json=JSON_ROWS)
         gate.opened.set()
     assert (late.status_code, late.json()["detail"]) == (503, "no score after 0.05 s; come back later")
+
+
+def test_one_request_that_the_program_cannot_compute_fails_alone(scorer, monkeypatch, caplog):
+    gate = Gate(scorer, monkeypatch)
+    run = scorer._run
+
+    def breaks(requests, version):
+        if any(request.size == 3 for request in requests):
+            raise RuntimeError("no such\nnode")
+        return run(requests, version)
+
+    monkeypatch.setattr(scorer, "_run", breaks)
+    with TestClient(application(scorer, Limits(seconds=60))) as client:
+        bodies = [JSON_ROWS[:1], JSON_ROWS[:3], JSON_ROWS[:2], JSON_ROWS[:3], JSON_ROWS]
+        results, threads = in_threads(
+            [lambda body=body: client.post("/score", json=body) for body in bodies]
+        )
+        for thread in threads:
+            thread.start()
+        gate.opened.set()
+        for thread in threads:
+            thread.join(60)
+    assert [answer.status_code for answer in results] == [200, 500, 200, 500, 200]
+    lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert len(lines) == 2 and all("\n" not in line for line in lines)
+    assert all("RuntimeError: no such node" in line and "test_server.py:" in line for line in lines)
+
+
+def test_a_mistake_after_the_logits_is_answered_500_and_the_server_goes_on(client, scorer, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(scorer, "predictions", lambda outputs: {}[1])
+        assert client.post("/score", json=JSON_ROWS).status_code == 500
+    assert client.post("/score", json=JSON_ROWS).status_code == 200
+
+
+def test_health_says_when_nothing_scores_any_more(client):
+    server = next(route.endpoint.__self__ for route in client.app.routes if route.path == "/score")
+    server.thread.close()
+    assert client.get("/healthz").status_code == 503
 
 
 def test_a_mistake_of_ours_is_answered_500_and_the_server_goes_on(client, scorer, monkeypatch):

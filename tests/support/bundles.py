@@ -1,5 +1,6 @@
 """Bundles to test: runs of small models on clicks with histories, exported, and raw rows for them."""
 
+from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
@@ -7,7 +8,9 @@ import pyarrow as pa
 
 from hotrows.config import TrainConfig
 from hotrows.optim import Adagrad
-from hotrows.train import Trainer
+from hotrows.runtime.atomic_files import replaced
+from hotrows.serving import programs
+from hotrows.train import Trainer, program
 from tests.support.clicks import table
 
 SMALL = {
@@ -65,3 +68,32 @@ def expected_logits(predictor, rows):
 def furthest(logits, expected):
     """The largest difference of logits, relative to those above 1."""
     return float((np.abs(logits - expected) / np.maximum(np.abs(expected), 1)).max())
+
+
+class KnownProgram:
+    """An ONNX file that was made before, with the parameters of another model of its kind."""
+
+    def __init__(self, content, plain):
+        tensors = dict([*plain.named_parameters(), *plain.named_buffers()])
+        self._content, self._values = content, {n: t.detach().numpy() for n, t in tensors.items()}
+
+    def SerializeToString(self):
+        return programs.replaced(self._content, self._values)
+
+
+@contextmanager
+def known_program(path):
+    """Makes the ONNX program of one model once, into a file, and then only replaces its parameters."""
+
+    def onnx_program(plain, _):
+        if not path.exists():
+            made = program.onnx_program(plain, program.torch_program(plain)).SerializeToString()
+            with replaced(path) as part:
+                part.write_bytes(made)
+        return KnownProgram(path.read_bytes(), plain)
+
+    with (
+        mock.patch("hotrows.train.bundles.torch_program", lambda plain: None),
+        mock.patch("hotrows.train.bundles.onnx_program", onnx_program),
+    ):
+        yield

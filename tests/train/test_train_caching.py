@@ -77,6 +77,18 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, whole, tmp_path, s
     assert_same_run(run, result, whole)
 
 
+def test_an_order_that_reuses_rows_has_equal_bits_behind_a_cache_and_when_resumed(encoded, tmp_path):
+    order = dataclasses.replace(SMALL, order="reuse:4")
+    in_memory = dataclasses.replace(order, fast_memory=None)
+    expected = Trainer(encoded, in_memory, tmp_path / "memory").fit()
+    with pytest.raises(Interrupted):
+        Trainer(encoded, order, tmp_path / "run", progress=interrupt_after(20)).fit()
+    result = Trainer(encoded, order, tmp_path / "run", resume=True).fit()
+    assert_same_run(tmp_path / "run", result, (tmp_path / "memory", expected))
+    with pytest.raises(ValueError, match="order"):
+        Trainer(encoded, SMALL, tmp_path / "run", resume=True)
+
+
 def test_fast_memory_and_policy_may_change_when_a_run_goes_on(encoded, whole, tmp_path):
     run, config = tmp_path / "run", in_file(tmp_path / "store")
     with pytest.raises(Interrupted):
@@ -93,6 +105,19 @@ def test_metrics_say_how_the_cache_fares(encoded, tmp_path):
     assert any(0 < line["hit_rate"] < 1 for line in steps)
     assert any(line["bytes_in"] > 0 and line["bytes_out"] > 0 for line in steps)
     assert any("waited_plan" in line or "waited_insert" in line for line in steps)
+    for line in steps:
+        assert (
+            line["cores_busy"] > 0 and 0 <= line["machine_busy"] <= 1 and line["peak_memory_bytes"] > 1e7
+        )
+        assert line["busy_train"] == pytest.approx(line["seconds"] - line["stall_seconds"])
+        assert all(
+            0 <= line[f"busy_{stage}"] <= line["seconds"] for stage in ("plan", "collect", "insert")
+        )
+    assert sum(line["busy_plan"] for line in steps) > 0
+    used = metrics_log.utilization(steps)
+    assert used["write back"] == pytest.approx(
+        sum(line["busy_write_back"] for line in steps) / sum(line["seconds"] for line in steps)
+    )
 
 
 def test_a_store_belongs_to_one_run(encoded, tmp_path):

@@ -101,6 +101,17 @@ def test_the_bounds_stand_beside_any_policy(encoded):
     ) == simulation  # fmt: skip
 
 
+def test_an_order_stands_beside_the_optimum_of_a_plain_shuffle(encoded):
+    how = {"model": "dlrm", "batch_size": 4, "fast_memory": [10_000, 15_000], "in_flight": 1}
+    plain, reuse = simulate(encoded, **how), simulate(encoded, order="reuse:32", **how)
+    assert (plain.order, plain.shuffled, plain.distinct_rows) == ("shuffle", None, 1)
+    assert reuse.order == "reuse:32" and reuse.shuffled is not None
+    assert reuse.shuffled.results("belady") == plain.results("belady")
+    assert reuse.distinct_rows == pytest.approx(reuse.rows / plain.rows) and reuse.distinct_rows < 0.98
+    for cache, optimum in zip(reuse.results("lookahead"), plain.results("belady"), strict=True):
+        assert 1.1 * cache.reads < optimum.reads
+
+
 def test_crosses_of_a_model_are_rows_as_any(encoded):
     options = {"crosses": [["C1", "C2"]], "cross_rows": 500}
     simulation = simulate(
@@ -149,5 +160,8 @@ def test_the_command_prints_every_policy_the_advice_and_a_picture(encoded, hotro
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
     figures = json.loads(hotrows(*common, "--json").out)
     assert figures["advice"]["speeds"] is None and len(figures["measured"]) == 12
+    reuse = hotrows(*common, "--order", "reuse:4").out.splitlines()
+    assert "rows read, reuse:4, lookahead  shuffle, belady  times fewer" in reuse[15]
+    assert reuse[18].startswith("order reuse:4: a batch reads ")
     refused = hotrows(*common, "--fast-memory", "a lot")
     assert refused.code == 2 and "such as 64MiB" in refused.err

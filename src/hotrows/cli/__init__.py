@@ -1,7 +1,8 @@
 """The command line: a thin skin over the Python API, which prints nothing that the API could not.
 
 Results go to standard output, progress and messages to standard error. Exit codes: 0 done,
-1 failed, 2 wrong usage, 130 interrupted.
+1 failed, 2 wrong usage, 130 interrupted; of alarms of a stream 3 (calibration), 4 (no event) and 5 (no
+finite predictions).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def _run(arguments: Sequence[str] | None) -> None:
         message = _message(error)
         if session.debug or message is None:
             _crash(error)
-        _fail(message, 1)
+        _fail(message, getattr(error, "exit_code", 1))
 
 
 def _message(error: Exception) -> str | None:
@@ -173,7 +174,7 @@ _COMMANDS = (
     *(caching.profile_command, caching.regroup_command, caching.simulate_command),
     *(training.train_command, tuning.tune_command),
     *(runs.eval_command, runs.predict_command),
-    *(runs.export_command, serving.serve_command, checkpoints.tables_command),
+    *(runs.export_command, serving.serve_command, serving.versions_command, checkpoints.tables_command),
     *(checkpoints.checkpoint_group, doctor.doctor_command),
 )
 for _command in _COMMANDS:

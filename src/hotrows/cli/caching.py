@@ -142,6 +142,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     "hotrows simulate enc --fast-memory 64MiB --fast-memory 256MiB",
     "hotrows simulate enc --batches 1000 --picture curves.png",
     "hotrows simulate enc --samples-per-second 300000 --reads-per-second 60000",
+    "hotrows simulate enc --order reuse",
     "hotrows simulate enc --ranks 1,2,4,8 --machine cpu-25g",
     "hotrows simulate criteo-1tb --ranks 1,8,64,128 --machine h100 --picture scale.png",
 )
@@ -160,6 +161,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
 @click.option("--batches", type=COUNT, help="How many are replayed. [an epoch]")
 @setting_option("in_flight", filled=True)
 @setting_option("seed", filled=True, show_default=True, help="Seed of the order of samples.")
+@setting_option("order", filled=True)
 @click.option("--samples-per-second", type=POSITIVE, help="Of training with all rows in memory.")
 @option(
     "--reads-per-second",
@@ -225,9 +227,28 @@ def simulate_command(
         f"({format_bytes(simulation.pinned_bytes)}); where fast memory holds fewer, batches wait for one "
         f"another"
     )
+    if simulation.shuffled is not None:
+        print_table(_order_table(simulation, simulation.shuffled))
+        click.echo(
+            f"order {simulation.order}: a batch reads {simulation.distinct_rows:.2f} times the distinct "
+            f"rows of one of a plain shuffle; the lower, the more alike are its samples"
+        )
     if drawn:
         click.echo(f"picture    {drawn}")
     click.echo(advice.sentence)
+
+
+def _order_table(simulation: Simulation, shuffled: Simulation) -> Table:
+    """What an order saves of the rows that Bélády's optimum reads of a plain shuffle."""
+    policy = simulation.policies[0]
+    columns = ("fast memory", "of all rows", f"rows read, {simulation.order}, {policy}")
+    table = new_table(*columns, "shuffle, belady", "times fewer")
+    pairs = zip(simulation.results(policy), shuffled.results("belady"), strict=True)
+    for cache, plain in pairs:
+        fewer = f"{plain.reads / cache.reads:.2f}" if cache.reads else "-"
+        reads = (f"{cache.reads:,.0f}", f"{plain.reads:,.0f}", fewer)
+        table.add_row(format_bytes(cache.fast_memory), f"{cache.share:.1%}", *reads)
+    return table
 
 
 def _simulation_table(simulation: Simulation, speeds: dict[str, dict[int, float] | None]) -> Table:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows.cli.options import FOLDER, bar, command, new_table, option, print_table
+from hotrows.cli.options import COUNT, FOLDER, bar, command, new_table, option, print_table
 from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:
@@ -70,18 +70,30 @@ def inspect_command(place: Path, which: str, verify: bool, as_json: bool) -> Non
         print_table(_tables(summary["tables"]))
 
 
-@command("merge", "hotrows checkpoint merge runs/a/checkpoints/step-1200 whole", group=checkpoint_group)
+@command(
+    "merge",
+    "hotrows checkpoint merge runs/a/checkpoints/step-1200 whole",
+    "hotrows checkpoint merge published bundle --version 31",
+    group=checkpoint_group,
+)
 @click.argument("place", type=FOLDER)
 @click.argument("out", type=FOLDER)
 @_WHICH
-def merge_command(place: Path, out: Path, which: str) -> None:
-    """Make one full checkpoint of one rank.
+@click.option("--version", type=COUNT, help="Of a published model. [the newest]")
+def merge_command(place: Path, out: Path, which: str, version: int | None) -> None:
+    """Make one full checkpoint of one rank, or one bundle.
 
-    Joins the parts of all ranks, and an increment with all that it is made on, in the new folder OUT.
+    Joins the parts of all ranks, and an increment with all that it is made on, in the new folder OUT. Of
+    PLACE to which `hotrows train --publish` writes: a base and the deltas after it, into a bundle.
     """
     with bar() as progress:
         from hotrows import checkpoint
+        from hotrows.serving import chain, merging
 
+        if version is not None or chain.look(place).newest:
+            merged = merging.merge(place, out, version, progress, trust=True)
+            click.echo(f"{out}: version {merged.number:,}, {_size(out)}")
+            return
         checkpoint.merge(_folder(place, which), out, progress)
     click.echo(f"{out}: {_size(out)}")
 

@@ -11,6 +11,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from hotrows.distributed import job
 from hotrows.runtime import terminal
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.runtime.units import parse_bytes
+from hotrows.settings import Setting
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -139,13 +141,15 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
 }
 
 
-def setting_option(name: str, *, filled: bool = False, **changes: Any) -> Callable:
-    """Returns the command line's option for a setting of `TrainConfig`.
+def setting_option(
+    name: str, *, filled: bool = False, settings: Mapping[str, Setting] = SETTINGS, **changes: Any
+) -> Callable:
+    """Returns the command line's option for a setting, by default of `TrainConfig`.
 
     filled: where the option is left out, its value is the setting's default; by default None.
     changes: arguments of `click.option` in place of those that the setting has.
     """
-    setting = SETTINGS[name]
+    setting = settings[name]
     default = f" [{setting.default_text}]" if setting.default_text else ""
     how: dict[str, Any] = {"help": f"{setting.help}.{default}", "type": setting.type}
     spelling = setting.option_name
@@ -157,7 +161,7 @@ def setting_option(name: str, *, filled: bool = False, **changes: Any) -> Callab
         spelling += f"/--no-{spelling.removeprefix('--')}"
         how["default"] = None
     if setting.type in (int, float):
-        how["callback"] = _check
+        how["callback"] = partial(_check, setting)
     how |= _ARGUMENTS.get(name, {})
     if "multiple" in how:
         how |= {"type": str, "help": f"{setting.help}; may be repeated.{default}"}
@@ -166,14 +170,13 @@ def setting_option(name: str, *, filled: bool = False, **changes: Any) -> Callab
     return click.option(spelling, name, **(how | changes))
 
 
-def _check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
-    """Refuses a number that the setting of this name may not be, as wrong usage."""
-    assert param.name is not None
+def _check(setting: Setting, ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Refuses a number that the setting may not be, as wrong usage."""
     for number in value if param.multiple else (value,):
         if number is None:  # left out
             continue
         try:
-            SETTINGS[param.name].check(number)
+            setting.check(number)
         except ValueError as error:
             raise click.BadParameter(str(error), ctx, param) from None
     return value

@@ -1,20 +1,28 @@
-"""The command serve: scores over HTTP."""
+"""The commands serve, scores over HTTP, and versions, of a model that is published."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
 
-from hotrows.cli.options import BYTES, COUNT, FOLDER, POSITIVE, THREADS, command
+from hotrows.cli.options import BYTES, COUNT, FOLDER, POSITIVE, THREADS, command, new_table, print_table
+from hotrows.runtime.units import format_bytes
 
 
 @command(
     "serve",
     "hotrows serve bundle --port 8000",
     "hotrows serve bundle --host 0.0.0.0 --threads 4 --most-rows 2000 --most-seconds 0.5",
+    "hotrows serve --follow published",
 )
-@click.argument("bundle", type=FOLDER)
+@click.argument("bundle", type=FOLDER, required=False)
+@click.option(
+    "--follow",
+    metavar="FOLDER",
+    help="Serve the newest version there, or at a URL, as training publishes.",
+)
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True)
 @click.option(
@@ -34,7 +42,8 @@ from hotrows.cli.options import BYTES, COUNT, FOLDER, POSITIVE, THREADS, command
     "--trust", is_flag=True, help="Open a program in pt2, whose reader runs what the file says."
 )
 def serve_command(
-    bundle: Path,
+    bundle: Path | None,
+    follow: str | None,
     host: str,
     port: int,
     threads: int,
@@ -48,12 +57,65 @@ def serve_command(
 
     POST /score takes rows as JSON, or as an Arrow stream; GET /healthz and GET /metrics say how the
     server is. A request too many is answered 503 at once. SIGTERM and Ctrl-C end it once the requests
-    that were taken are answered. `hotrows export --format onnx` writes a BUNDLE.
+    that were taken are answered. `hotrows export --format onnx` writes a BUNDLE, `hotrows train
+    --publish` the versions to --follow: newer ones are taken up while it serves, and each request is
+    computed by one of them, which the header X-Hotrows-Version of its answer names.
     """
     from hotrows.serving.scorer import Scorer
     from hotrows.serving.server import Limits, serve
 
-    scorer = Scorer(bundle, threads=threads, trust=trust)
+    if (bundle is None) == (follow is None):
+        raise click.UsageError("give a BUNDLE, or the versions to --follow")
+    if follow is not None:
+        scorer = Scorer.watch(follow, threads=threads, trust=trust)
+    else:
+        assert bundle is not None
+        scorer = Scorer(bundle, threads=threads, trust=trust)
     scorer.logits([{}])  # the first one takes longest
-    click.echo(f"{bundle}: {', '.join(scorer.labels)} at http://{host}:{port}/score", err=True)
-    serve(scorer, host, port, Limits(most_bytes, most_rows, most_seconds, most_waiting))
+    what = f"{bundle}" if follow is None else f"{follow}, version {scorer.version.number:,}"
+    click.echo(f"{what}: {', '.join(scorer.labels)} at http://{host}:{port}/score", err=True)
+    try:
+        serve(scorer, host, port, Limits(most_bytes, most_rows, most_seconds, most_waiting))
+    finally:
+        scorer.close()
+
+
+@command(
+    "versions",
+    "hotrows versions published",
+    "hotrows versions published --pin 31",
+    "hotrows versions published --unpin",
+)
+@click.argument("folder", metavar="FOLDER")
+@click.option("--pin", type=COUNT, help="Make all that follow go to this version, and stay.")
+@click.option("--unpin", is_flag=True, help="Make all that follow go to the newest version again.")
+@click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
+def versions_command(folder: str, pin: int | None, unpin: bool, as_json: bool) -> None:
+    """Show the versions of a published model, or go back to one.
+
+    FOLDER is where `hotrows train --publish` writes, or a URL. Versions before the last two bases are
+    deleted as training goes on, but for what a pinned one needs.
+    """
+    from hotrows.serving import chain
+    from hotrows.serving.places import Mirror
+    from hotrows.serving.version import versions_in
+
+    if pin is not None and unpin:
+        raise click.UsageError("give --pin or --unpin, not both")
+    mirror = Mirror.open(folder)
+    path = mirror.folder if mirror else Path(folder)
+    if mirror:
+        mirror.pull()
+    versions_in(path)
+    if pin is not None or unpin:
+        mirror.pin(pin) if mirror else chain.pin(path, pin)
+    versions = list(chain.describe(path))
+    if as_json:
+        click.echo(json.dumps(versions, indent=2))
+        return
+    shown = new_table("version", "step", "age", "size", "is", left=("is",))
+    for one in versions:
+        kinds = ", ".join([*one["kinds"], *(["pinned"] if one["pinned"] else [])])
+        age, size = f"{one['age']:,.0f} s", format_bytes(one["bytes"])
+        shown.add_row(f"{one['version']:,}", f"{one['step']:,}", age, size, kinds)
+    print_table(shown)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hotrows import models, optim
-from hotrows.cli import config_files
+from hotrows.cli import config_files, publishing, streams
 from hotrows.cli.options import (
     FILE,
     FOLDER,
@@ -26,6 +26,7 @@ from hotrows.cli.options import (
 from hotrows.cli.runs import print_metrics
 from hotrows.config import GROUPS, SETTINGS, TrainConfig
 from hotrows.distributed import job
+from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:
     from hotrows import data
@@ -64,9 +65,13 @@ _row_options = with_options(
 # The sections of the help of train and tune: the groups of settings, and what else belongs there.
 _FURTHER_OPTIONS = {
     "Data and run": (*SOURCE_NAMES, "run", "config_file", "set_texts", "resume", "trace"),
+    "Publishing": ("publish", "publish_every", "publish_dtype"),
     "Optimisation": ("lr", "embedding_lr", "row_options"),
 }
-SECTIONS = {title: (*names, *_FURTHER_OPTIONS.get(title, ())) for title, names in GROUPS.items()}
+SECTIONS = {
+    title: (*GROUPS.get(title, ()), *_FURTHER_OPTIONS.get(title, ()))
+    for title in {**GROUPS, **_FURTHER_OPTIONS}
+}
 
 
 def setting_options(leave_out: Sequence[str] = ()) -> Callable:
@@ -97,9 +102,13 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "hotrows train enc --config runs/a/config.json --set model_options.dim=32 --seed 2 --run runs/a2",
     "hotrows train enc --run runs/a --resume",
     "hotrows train enc2 --from runs/a --run runs/b",
+    "hotrows train enc --from runs/a --run runs/live --stream folder:clicks --max-wait 0.2",
+    "hotrows train enc --run runs/live --stream kafka://localhost:9092/clicks --alarm-calibration "
+    "0.8,1.25",
+    "hotrows train enc --model dlrm --publish published --publish-every 1s",
     "hotrows train 'train/*.parquet' --schema shop.json --validation val.parquet --run runs/c",
     "torchrun --nproc-per-node 2 -m hotrows train enc --model dlrm --run-dir runs/d",
-    sections=SECTIONS,
+    sections={**SECTIONS, **streams.SECTION, **publishing.SECTION},
 )
 @data_options
 @click.option(
@@ -128,6 +137,8 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
 @click.option(
     "--trace", type=FILE, help="Write the times of every stage here, for Perfetto, and a picture."
 )
+@streams.stream_options
+@publishing.publish_options
 @setting_options()
 def train_command(
     run: Path | None,
@@ -147,6 +158,9 @@ def train_command(
 
     Evaluates on the validation part, keeps the best and the last checkpoint, and reports on the
     test part at the end. Ctrl-C saves; --resume goes on to the same bits.
+
+    With --stream it trains on events as they come, by the vocabularies of DATA: each is scored, then
+    trained on once.
     """
     source = {name: options.pop(name) for name in SOURCE_NAMES}
     if resume and run is None:
@@ -157,14 +171,19 @@ def train_command(
     resume = resume or (exists and job.restarted())
     with bar() as progress:
         resumed = run if resume and exists else None
+        fit, callbacks = streams.stream_fit(options, resumed), publishing.publishers(options)
         config, read = _first_config(resumed, config_file, set_texts, options["start_from"])
         options["model"] = models.confirmed(config.model, read, options["model"], trust)
         if options["start_from"] is not None:
             options["start_from"] = str(options["start_from"].resolve())
         config = config_with(config, options)
-        run, result = _train(config, run, source, progress, resume=resume, trace=trace)
+        if fit is not None:  # a stream is read once
+            config = dataclasses.replace(config, epochs=config.epochs or 1)
+        run, result = _train(
+            config, run, source, progress, fit, callbacks=callbacks, resume=resume, trace=trace
+        )
     if job.is_first():
-        _print_result(result, run)
+        _print_result(result, run, is_stream=fit is not None)
 
 
 def _train(
@@ -172,11 +191,14 @@ def _train(
     run: Path | None,
     source: Mapping[str, Any],
     progress: Callable[..., None],
+    fit: Callable[..., Result] | None,
+    callbacks: Sequence[Any],
     **how: Any,
 ) -> tuple[Path, Result]:
     """Trains on all ranks; returns the run's folder, and how it ended.
 
-    source: arguments of `open_data`. how: further arguments of `Trainer`.
+    source: arguments of `open_data`. fit: trains (default: on the data), given the trainer and
+    `callbacks`. how: further arguments of `Trainer`.
     """
     from hotrows.distributed import process_group
     from hotrows.train import run_folder
@@ -198,14 +220,16 @@ def _train(
             _print_reasons(trainer.steps.placing.reasons, run)
             for covered in trainer.checkpoints.coverage:
                 print(covered, file=sys.stderr)
-        result = trainer.fit()
+        fit = fit or Trainer.fit
+        result = fit(trainer, callbacks=callbacks)
         if ranks.rank == 0 and trainer.cached_tables:
             print(_pins(trainer.cached_tables), file=sys.stderr)
         return run, result
     except KeyboardInterrupt as stopped:
         named = f" --model {shlex.quote(model)}" if ":" in model else ""
-        again = f"{_command_line(**source)} --run {run} --resume{named}"
-        raise KeyboardInterrupt(f"{stopped or 'interrupted'}; go on with: {again}") from None
+        words = publishing.words(callbacks)
+        again = f"{_command_line(**source)} --run {run} --resume{named} {shlex.join(words)}".rstrip()
+        raise KeyboardInterrupt(f"{str(stopped) or 'interrupted'}; go on with: {again}") from None
 
 
 def _pins(cached_tables: CachedTables) -> str:
@@ -324,20 +348,37 @@ def _print_reasons(reasons: Sequence[str], run: Path) -> None:
         print(f"and {left:,} more in {run / 'placing.json'}", file=sys.stderr)
 
 
-def _print_result(result: Result, run: Path) -> None:
+def _utilization(run: Path) -> Iterator[str]:
+    """Yields how busy the machine was in training, where that was noted."""
+    from hotrows.train.metrics_log import read_metrics, utilization
+
+    used = utilization([line for line in read_metrics(run) if line["kind"] == "train"])
+    if not used:
+        return
+    machine, memory = used.pop("machine_busy", None), used.pop("peak_memory_bytes", None)
+    of_all = "" if machine is None else f", {machine:.0%} with anything"
+    peak = "" if memory is None else f"; peak memory {format_bytes(int(memory))}"
+    yield f"cores       {used.pop('cores_busy'):.0%} busy with it{of_all}{peak}"
+    yield f"at work     {', '.join(f'{stage} {share:.0%}' for stage, share in used.items())} of the time"
+
+
+def _print_result(result: Result, run: Path, is_stream: bool) -> None:
     from hotrows.metrics import word_of
     from hotrows.train.run_state import BEST_RULE
 
-    for part, metrics in (("validation", result.validation), ("test", result.test)):
+    validation = "last window" if is_stream else "validation"
+    for part, metrics in ((validation, result.validation), ("test", result.test)):
         if metrics is not None:
             print_metrics(part, metrics)
     speed = f"{result.samples_per_second:,.0f} samples/s" if result.samples_per_second else ""
     early = ", stopped early" if result.stopped_early else ""
     click.echo(f"steps       {result.steps:,}, best {result.best_step:,}{early}")
-    if result.validation is not None:
+    if result.validation is not None and not is_stream:
         decides = word_of(result.validation.decides) or "mean score"
         click.echo(f"            {BEST_RULE.format(decides)}")
     click.echo(f"throughput  {speed}")
+    for line in _utilization(run):
+        click.echo(line)
     click.echo(f"run         {run}")
     if (run / "report.png").exists():
         click.echo(f"picture     {run / 'report.png'}")

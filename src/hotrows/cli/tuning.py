@@ -149,7 +149,8 @@ def _summary(tuned: Tuned) -> str:
         return "Nothing is faster than the defaults beyond noise: they stay."
     before, after, ratio, half = _figures(tuned.final)
     sentence = (
-        f"before {before}, after {after} samples/s, opened anew: {ratio} times (middle half {half})"
+        f"before {before}, after {after} samples/s, opened anew: {ratio} times (middle half {half}); "
+        f"cores {' and '.join(f'{share:.0%}' for share in tuned.final.cores_busy)} busy"
     )
     if not tuned.changes:
         return f"{sentence}\nNot faster beyond noise after all: the defaults stay."

@@ -11,7 +11,7 @@ through the cache (`read_through`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -68,7 +68,7 @@ class PackedTables:
 
     groups: packs that read equal rows; shards: what this rank holds of each pack; stores: the memory
     of each pack, none where rows are in files; dense_rows: those under dense optimizers; touched: see
-    `note_touched`.
+    `note_touched`; observers: called with a group and its rows [U] that are about to change.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class PackedTables:
         self.shards = tuple(pack.shard(rank, num_ranks) for pack in packs)
         self.streams = Streams(device, streams)
         self.touched: tuple[Tensor, ...] = ()
+        self.observers: list[Callable[[int, Tensor], None]] = []
         self._place = {  # of each pack: its group, and its place there
             p: (g, i) for g, group in enumerate(self.groups) for i, p in enumerate(group.packs)
         }
@@ -156,7 +157,7 @@ class PackedTables:
             trains = is_resident and torch.is_grad_enabled()
             if self.cached and not is_resident and torch.is_grad_enabled():
                 self.dense_rows.catch_up_stored(self.cached.groups[self._place[p][0]], part.rows)
-            records = self._records(p) if trains else self._copies(p, part.rows)
+            records = self._records(p) if trains else self.copies(p, part.rows)
             slots = part.slots if trains else torch.arange(part.num_rows)
             self.dense_rows.catch_up(p, records, part.rows, slots, are_copies=not trains)
             return records, self._layouts[p], slots
@@ -165,7 +166,7 @@ class PackedTables:
         assert self._read_through is not None
         return self._read_through.lookup(p, plan)
 
-    def _copies(self, p: int, rows: Int64[Tensor, "U"]) -> UInt8[Tensor, "U _"]:
+    def copies(self, p: int, rows: Int64[Tensor, "U"]) -> UInt8[Tensor, "U _"]:
         """The present records of `rows`, distinct and ascending, in host memory."""
         if self._read_through is not None:
             return self._read_through.records(p, rows)
@@ -175,9 +176,7 @@ class PackedTables:
 
     def _is_resident(self, plan: Plan, g: int) -> bool:
         """Whether every row of the plan's batch has a slot in group g."""
-        if self.cached is None:
-            return True
-        return bool(plan.moves) and not plan.moves[g].bypasses_cache
+        return self.cached is None or (bool(plan.moves) and not plan.moves[g].bypasses_cache)
 
     def _records(self, p: int) -> UInt8[Tensor, "C _"]:
         """The records in fast memory that slots of plans number."""
@@ -193,8 +192,7 @@ class PackedTables:
                 continue
             packs = self.groups[g].packs
             records = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
-            if self.touched:
-                self.touched[g][host.rows] = True
+            self._note_rows(g, host.rows)
             if not self._is_resident(plan, g):
                 assert self._read_through is not None
                 self._read_through.write(g, host.rows, torch.cat(records, 1))
@@ -286,10 +284,15 @@ class PackedTables:
 
     def _note_update(self, plan: Plan, g: int) -> None:
         part = plan.host.packs[self.groups[g].packs[0]]
-        if self.touched:
-            self.touched[g][part.rows] = True
+        self._note_rows(g, part.rows)
         if self.cached and self._is_resident(plan, g):
             self.cached.groups[g].cache.mark_changed(part.slots)
+
+    def _note_rows(self, g: int, rows: Int64[Tensor, "U"]) -> None:
+        if self.touched:
+            self.touched[g][rows] = True
+        for observer in self.observers:
+            observer(g, rows)
 
     def note_touched(self) -> None:
         """Makes `touched` say from here on, for each group, which rows of this rank change: [rows]."""

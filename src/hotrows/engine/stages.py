@@ -41,6 +41,7 @@ _LAUNCHED = 2  # steps that the host may be ahead of the device: more would only
 
 NumberedBatch = tuple[int, Batch]  # the number of the step that it will make, and the batch
 Signals = Callable[[], int]  # RankSignals of this rank, when a batch is planned
+Arrived = Callable[[], bool]  # whether the next batch is there, or none will come
 
 
 @dataclass
@@ -67,23 +68,28 @@ def training_stages(
     future: Iterable[Batch] | None = None,
     signals: Signals = lambda: 0,
     padded: bool = False,
+    arrived: Arrived | None = None,
 ) -> list[Stage]:
     """The stages of training on `batches`.
 
     future: the batches once more, for looking ahead; where they can be read only once, leave it out,
     and those looked at are held in memory, as those with dynamic features always are. padded: plans
-    go to the device with tensors of equal sizes (`Embedding.upload`).
+    go to the device with tensors of equal sizes (`Embedding.upload`). arrived: of batches that come in
+    their own time, whether the next one has; planning looks ahead as far as they have come, and no thread
+    waits for another.
     """
     if embedding.dynamic is not None:  # in one order, by the one who reads furthest ahead
         batches, future = embedding.dynamic.resolved(batches), None
     run = _Stages(embedding, padded)
     plan: Callable[[Work], None]
+    has_input = arrived
     if embedding.cached_tables is None:
-        plan = _PlannedBatches(embedding, batches, signals).plan
+        plan = _PlannedBatches(embedding, batches, signals, one_thread=arrived is not None).plan
     else:
-        plan = _PlanMoves(embedding, embedding.cached_tables, batches, future, signals)
+        plan = moves = _PlanMoves(embedding, embedding.cached_tables, batches, future, signals, arrived)
+        has_input = None if arrived is None else moves.has_input
     stages = [
-        Stage("plan", "plan", run=plan),
+        Stage("plan", "plan", run=plan, has_input=has_input),
         Stage("upload", "upload", run=run.upload),
         Stage("collect", "move", enters=True, run=run.collect),
         Stage("insert", "move", run=run.insert),
@@ -107,17 +113,19 @@ def start(
     trace: bool = False,
     signals: Signals = lambda: 0,
     padded: bool = False,
+    arrived: Arrived | None = None,
 ) -> Serial | Overlapped:
     """A runner that hands out `StagedBatch`es, planned and their rows in place, ready to be trained.
 
-    future, padded: see `training_stages`. plan_depth: batches planned beyond those that move rows;
+    future, padded, arrived: see `training_stages`. plan_depth: batches planned beyond those that move
+    rows;
     0: everything in turn, on one thread. signals: `RankSignals` of this rank; those of all ranks come
     with every plan.
 
     Between ranks, each brings batches of its own, as many as it has: one that has no more continues
     with empty ones until none has any, so that all end together.
     """
-    stages = training_stages(embedding, batches, future, signals, padded)
+    stages = training_stages(embedding, batches, future, signals, padded, arrived)
     first = embedding.cached_tables.num_planned if embedding.cached_tables else 0
     if plan_depth == 0:
         return Serial(stages, first, trace)
@@ -187,6 +195,7 @@ class _PlanMoves:
         batches: Iterable[NumberedBatch],
         future: Iterable[Batch] | None,
         signals: Signals,
+        arrived: Arrived | None,
     ) -> None:
         self._ranks, self._cached_tables = embedding.planner.ranks, cached_tables
         one_thread = future is None  # as `tee` demands
@@ -196,14 +205,26 @@ class _PlanMoves:
         self._planned = _PlannedBatches(embedding, batches, signals, one_thread)
         self._future = _PlannedBatches(embedding, enumerate(future), lambda: 0, one_thread)
         self._begun = False
+        self._arrived = arrived
+        self._ahead = 0  # batches fed beyond those planned
+
+    def has_input(self) -> bool:
+        """Whether the next batch has arrived."""
+        assert self._arrived is not None
+        return self._ahead > 0 or self._arrived()
 
     def __call__(self, work: Work) -> None:
         batch, plan = self._planned.next()
+        self._ahead -= 1
         # Batches trained before these may have ended: the first feed says that there are more.
         while self._any(self._cached_tables.wants or not self._begun):
             self._begun = True
+            if self._ahead >= 0 and self._arrived is not None and not self._arrived():
+                self._cached_tables.feed_end()  # of those that have come so far
+                break
             try:
                 self._cached_tables.feed(self._future.rows())
+                self._ahead += 1
             except NoMore:
                 self._cached_tables.feed_end()
         plan = self._cached_tables.take(plan)
@@ -220,7 +241,7 @@ class _PlannedBatches:
     """The batches of this rank, planned together with those of all ranks.
 
     Where planning has several threads, the next batch is loaded while one is planned. one_thread: the
-    calling thread loads it, when it is needed.
+    calling thread loads it, when it is needed; so where ranks resolve keys together.
     """
 
     def __init__(
@@ -231,10 +252,11 @@ class _PlannedBatches:
         one_thread: bool = False,
     ) -> None:
         self._embedding = embedding
-        loads_ahead = embedding.threads.num > 1 and not one_thread
-        self._batches = prefetch(batches, depth=int(loads_ahead))
         self._signals = signals
         self._alone = embedding.ranks.num_ranks == 1
+        one_thread |= embedding.dynamic is not None and not self._alone
+        loads_ahead = embedding.threads.num > 1 and not one_thread
+        self._batches = prefetch(batches, depth=int(loads_ahead))
         self._last: Batch | None = None
 
     def plan(self, work: Work) -> None:

@@ -14,7 +14,7 @@ _MISCALIBRATED = 2.0  # times too high or too low
 def base_log_loss(click_rate: float) -> float:
     """The log loss of the click rate itself as the prediction for every sample: its entropy in nats."""
     rates = (click_rate, 1 - click_rate)
-    return -math.fsum(rate * math.log(rate) for rate in rates if rate > 0)
+    return 0.0 - math.fsum(rate * math.log(rate) for rate in rates if rate > 0)  # no -0.0
 
 
 def shortcomings(metrics: Metrics) -> Iterator[str]:

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hotrows.nn.statistics import BatchMoments, OverRanks, moments, summed
+from hotrows.nn.statistics import OverRanks, moments, summed
+from hotrows.ops.layers import batch_norm as ops
+from hotrows.ops.layers.dice import remember
 
 
 class BatchNorm(OverRanks, nn.BatchNorm1d):
@@ -28,8 +30,10 @@ class BatchNorm(OverRanks, nn.BatchNorm1d):
         seen = moments(wide.detach(), self.ranks)
         if seen.num_rows < 2:
             return self._by_averages(input)
-        self._remember(seen)
-        rstd = (seen.var + self.eps).rsqrt()
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.momentum is not None
+        averages = self.running_mean, self.running_var, self.num_batches_tracked
+        rstd = remember(seen.mean, seen.var, *averages, seen.num_rows, self.momentum, self.eps)
         return _BatchNorm.apply(
             wide, seen.mean, rstd, self.weight, self.bias, seen.num_rows, self.ranks
         ).to(input.dtype)
@@ -38,15 +42,6 @@ class BatchNorm(OverRanks, nn.BatchNorm1d):
         return functional.batch_norm(
             input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
         )
-
-    @torch.no_grad()
-    def _remember(self, seen: BatchMoments) -> None:
-        assert self.running_mean is not None and self.running_var is not None
-        assert self.momentum is not None and self.num_batches_tracked is not None
-        unbiased = seen.num_rows / (seen.num_rows - 1)
-        self.running_mean.lerp_(seen.mean, self.momentum)
-        self.running_var.lerp_(seen.var * unbiased, self.momentum)
-        self.num_batches_tracked += 1
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -59,17 +54,13 @@ class _BatchNorm(torch.autograd.Function):
     def forward(ctx, x, mean, rstd, weight, bias, num_rows, ranks):
         ctx.num_rows, ctx.ranks = num_rows, ranks
         ctx.save_for_backward(x, mean, rstd, weight)
-        scale = rstd * weight
-        return torch.addcmul(bias - mean * scale, x, scale)
+        return ops.batch_norm(x, mean, rstd, weight, bias)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         x, mean, rstd, weight = ctx.saved_tensors
-        scale, num_rows = rstd * weight, ctx.num_rows
-        centered = x - mean
-        grad_bias, grad_weight = grad.sum(0), (grad * centered).sum(0) * rstd
-        by_bias, by_weight = summed(torch.stack([grad_bias, grad_weight]), ctx.ranks)
-        grad_x = centered.mul_(-scale * rstd * by_weight / num_rows)
-        grad_x.addcmul_(grad, scale).sub_(scale * by_bias / num_rows)
-        return grad_x, None, None, grad_weight, grad_bias, None, None
+        sums = ops.batch_norm_sums(grad, x, mean, rstd)
+        of_all = summed(sums, ctx.ranks)
+        grad_x = ops.batch_norm_to_x(grad, x, mean, rstd, weight, of_all, ctx.num_rows)
+        return grad_x, None, None, sums[1], sums[0], None, None

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotrows.nn.jagged_products import Lists, weighted_sum
+from hotrows.ops.layers import jagged as ops
 from hotrows.ops.layers import padded as padded_ops
-from hotrows.ops.layers.jagged import samples_of
 from hotrows.ops.layers.padded import PaddedLists
 
 POOLINGS = ("sum", "mean", "max")
@@ -29,7 +29,7 @@ def pool_jagged(vectors: Tensor, offsets: Lists, pooling: str = "mean") -> Tenso
         return pool_padded(offsets.apart(vectors), offsets.mask, pooling)
     if pooling == "max":
         pooled = vectors.new_zeros(len(offsets) - 1, vectors.shape[1])
-        index = samples_of(offsets, len(vectors))[:, None].expand_as(vectors)
+        index = ops.samples_of(offsets, len(vectors))[:, None].expand_as(vectors)
         return pooled.scatter_reduce(0, index, vectors, "amax", include_self=False)
     pooled = weighted_sum(vectors.new_ones(len(vectors)), vectors, offsets)
     return pooled / offsets.diff().clamp(min=1)[:, None] if pooling == "mean" else pooled
@@ -78,22 +78,14 @@ def pool_padded(padded: Tensor, mask: Tensor, pooling: str = "mean") -> Tensor:
 
 
 class _LastOf(torch.autograd.Function):
-    """A gather whose way back is one too: every position knows whether it is its sample's last."""
-
     @staticmethod
     def forward(ctx, states, offsets):
         ctx.save_for_backward(offsets)
         ctx.length = len(states)
-        if len(states) == 0:
-            return states.new_zeros(len(offsets) - 1, states.shape[1])
-        last = states[(offsets[1:] - 1).clamp(min=0)]
-        return last.masked_fill((offsets.diff() == 0)[:, None], 0)
+        return ops.last_of(states, offsets)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
         (offsets,) = ctx.saved_tensors
-        sample = samples_of(offsets, ctx.length)
-        place = torch.arange(ctx.length, device=offsets.device)
-        is_last = place == offsets[1:][sample] - 1
-        return grad[sample].masked_fill(~is_last[:, None], 0), None
+        return ops.last_of_backward(grad, offsets, ctx.length), None

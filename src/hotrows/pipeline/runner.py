@@ -34,12 +34,14 @@ class _Runner:
 
     stages: in order; one of them is `train`. first: the number of the first batch.
     stalled: seconds in which the caller waited, by the stage that it waited for.
+    busy: seconds in which each stage was at work; on a device, in which its work was launched.
     """
 
     def __init__(self, stages: Sequence[Stage], first: int = 0, trace: bool = False) -> None:
         self.stages = tuple(stages)
         self.train = [stage.name for stage in stages].index(TRAIN)
         self.stalled: defaultdict[str, float] = defaultdict(float)
+        self.busy = dict.fromkeys((stage.name for stage in stages), 0.0)
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS if trace else 0)
         self._first = first
         self._done = [first] * len(stages)
@@ -69,8 +71,9 @@ class _Runner:
         self._note(self.train, work.number, self._trained_since)
 
     def _note(self, s: int, batch: int, begin: float) -> None:
-        stage = self.stages[s]
-        self.events.append(Event(stage.name, stage.lane, batch, begin, time.perf_counter()))
+        stage, end = self.stages[s], time.perf_counter()
+        self.busy[stage.name] += end - begin
+        self.events.append(Event(stage.name, stage.lane, batch, begin, end))
 
 
 class Serial(_Runner):
@@ -112,6 +115,9 @@ class Serial(_Runner):
 
     def close(self) -> None:
         self._finish_training()
+
+    def wake(self) -> None:
+        pass
 
     def abandon(self) -> None:
         pass
@@ -209,6 +215,11 @@ class Overlapped(_Runner):
         for thread in self._threads:
             thread.join(_PATIENCE if self._lockstep and self._error else None)
 
+    def wake(self) -> None:
+        """Looks again whether the first stage has input."""
+        with self._changed:
+            self._changed.notify_all()
+
     def abandon(self) -> None:
         """Ends without waiting for other ranks; called before `close`, after an error."""
         with self._changed:
@@ -222,7 +233,9 @@ class Overlapped(_Runner):
         return self._error is not None or not is_busy
 
     def _may_plan(self) -> bool:
-        return self._end is None and self._done[0] < self._done[self._paces] + self._run_ahead
+        has_room = self._done[0] < self._done[self._paces] + self._run_ahead
+        has_input = self.stages[0].has_input
+        return self._end is None and has_room and (has_input is None or has_input())
 
     def _drained(self) -> bool:
         return self._done[-1] == self._end

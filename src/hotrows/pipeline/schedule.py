@@ -40,6 +40,8 @@ class Stage:
     lane: stages of one lane run one at a time. enters: the batch moves rows from this stage on.
     run: runs the stage, on any thread; None for `train`, which the caller runs. begin, end: of `train`;
     called on the caller's thread, before a batch is handed out and once it is trained.
+    has_input: of the first stage, whether there is a next batch, or none will come: a stream may have
+        none yet; None: always.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Stage:
     run: Callable[[Work], None] | None = None
     begin: Callable[[Work], None] | None = None
     end: Callable[[Work], None] | None = None
+    has_input: Callable[[], bool] | None = None
 
 
 def may_run(stages: Sequence[Stage], s: int, batch: int, waits_for: int, done: Sequence[int]) -> bool:

@@ -90,6 +90,8 @@ class SlotMap(ABC):
 
     def feed(self, rows: Int64[Tensor, "N"]) -> None:
         """Adds the rows of the next batch not yet fed, in any order, with repeats."""
+        if self._ended and self.num_allocated:  # slots were given without knowing of this batch: it may
+            self._last_wait = max(self._last_wait, self.num_allocated - 1)  # read rows that they evict
         self._ended = False
         self._feed(rows)
 

@@ -87,6 +87,23 @@ def available_memory() -> int | None:
     return min([*on_machine, *(unused for _, unused in _memory_limits())], default=None)
 
 
+def peak_memory() -> int | None:
+    """The most bytes of memory that this process has had; None where the system does not say."""
+    lines = _text_of("/proc/self/status").splitlines()
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), None)
+
+
+def machine_times() -> tuple[int, int] | None:
+    """Ticks since the start in which cores of the machine were busy, and idle; None where the system does
+    not say."""
+    first = _text_of("/proc/stat").partition("\n")[0].split()
+    if first[:1] != ["cpu"] or len(first) < 6:
+        return None
+    ticks = [int(number) for number in first[1:9]]  # guests are in the first two already
+    idle = ticks[3] + ticks[4]
+    return sum(ticks) - idle, idle
+
+
 def _memory_limits() -> Iterator[tuple[int, int]]:
     """(bytes allowed, bytes of these unused) of each control group of this process with a limit."""
     for folder, version in _groups("memory"):

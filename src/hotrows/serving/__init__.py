@@ -5,7 +5,9 @@
     scorer.score([{"item": "a"}, {"item": "b"}], shared={"user": "17", "history": ["c", "d"]})
 
 `bundle` is what its files say, `table_rows` how rows are stored and read, `scorer` the way from a row to
-a score, and `server` the same over HTTP.
+a score, and `server` the same over HTTP. As training goes on: `deltas` and `chain` are the versions in a
+folder, `version` and `overlay` one of them in memory, `follower` takes up newer ones, `merging` makes one
+whole, and `places` are other places than folders.
 """
 
 from typing import TYPE_CHECKING

@@ -6,6 +6,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 
+from hotrows.serving.follower import Follower
+
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 
@@ -25,9 +27,11 @@ class ServerMetrics:
             self._seconds += seconds
             self._buckets[bisect_left(_SECONDS, seconds)] += 1
 
-    def page(self, waiting: int, groups: int) -> str:
-        """waiting: requests that wait now; groups: how often the program has run."""
-        return "\n".join(self._lines(waiting, groups)) + "\n"
+    def page(self, waiting: int, groups: int, follower: Follower | None = None) -> str:
+        """waiting: requests that wait now; groups: how often the program has run; follower: what keeps
+        the version up to date, where something does."""
+        lines = [*self._lines(waiting, groups), *(_of_version(follower) if follower else ())]
+        return "\n".join(lines) + "\n"
 
     def _lines(self, waiting: int, groups: int) -> Iterator[str]:
         yield from _head("requests_total", "counter", "Requests to /score by the status of their answer.")
@@ -47,11 +51,26 @@ class ServerMetrics:
         yield f"hotrows_{name}_count {total}"
 
 
+def _of_version(follower: Follower) -> Iterator[str]:
+    version = follower.version
+    assert version.head is not None
+    yield from _single("version", "gauge", "The version that is served.", version.number)
+    yield from _single("version_step", "gauge", "Batches that it was trained on.", version.head.step)
+    staleness = round(follower.staleness, 3)
+    text = "Seconds since training had the state that is served."
+    yield from _single("staleness_seconds", "gauge", text, staleness)
+    yield from _single("versions_applied_total", "counter", "Versions gone through.", follower.applied)
+    text = "Looks for a version that failed."
+    yield from _single("follow_errors_total", "counter", text, follower.errors)
+    text = "Memory of rows that changed since the last base."
+    yield from _single("overlay_bytes", "gauge", text, version.overlay_bytes)
+
+
 def _head(name: str, kind: str, text: str) -> Iterator[str]:
     yield f"# HELP hotrows_{name} {text}"
     yield f"# TYPE hotrows_{name} {kind}"
 
 
-def _single(name: str, kind: str, text: str, value: int) -> Iterator[str]:
+def _single(name: str, kind: str, text: str, value: float) -> Iterator[str]:
     yield from _head(name, kind, text)
     yield f"hotrows_{name} {value}"

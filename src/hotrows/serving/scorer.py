@@ -15,10 +15,11 @@ import numpy as np
 
 from hotrows.data.encode.encoding import Encoder
 from hotrows.losses import Loss
-from hotrows.serving.bundle import ENCODERS, Bundle, ProgramInput, open_bundle
-from hotrows.serving.programs import Program, open_program
+from hotrows.serving.bundle import ENCODERS, Bundle, ProgramInput
+from hotrows.serving.follower import Follower
 from hotrows.serving.requests import Request, RequestEncoder
 from hotrows.serving.table_rows import TableRows
+from hotrows.serving.version import Version, open_version
 
 _ROWS_AT_ONCE = 4096  # samples that the program computes at a time
 _PLACES_AT_ONCE = 1 << 18  # of their sequences, padded: what is computed of each takes memory
@@ -43,25 +44,60 @@ class Scorer:
         trust: bool = False,
         verify: bool = False,
     ) -> None:
-        self.bundle: Bundle = open_bundle(bundle)
-        tables = {table.name: table for table in self.bundle.tables}
-        in_tables = {table.file for table in tables.values()}
-        for name in self.bundle.files:
-            if verify or name not in in_tables:
-                self.bundle.verify(name)
-        path = self.bundle.path
-        encoder = Encoder.open(path / ENCODERS, threads, memory)
+        self._follower: Follower | None = None
+        self._fixed = open_version(bundle, threads, trust, verify)
+        self._open(threads, memory)
+
+    @classmethod
+    def watch(
+        cls,
+        folder: Path | str,
+        *,
+        every: float | None = 0.1,
+        threads: int = 1,
+        memory: int | None = None,
+        trust: bool = False,
+        cache: Path | str | None = None,
+    ) -> Scorer:
+        """A scorer by the newest version in `folder`, to which training publishes; or at a URL.
+
+        every: seconds between looks for a newer one; None: only when `scorer.follower.look()` is called.
+        cache: the folder for copies of what is at a URL (default: a temporary one). `close` ends it.
+        """
+        scorer = cls.__new__(cls)
+        follower = Follower(folder, every=every, threads=threads, trust=trust, cache=cache)
+        scorer._follower, scorer._fixed = follower, follower.version
+        try:
+            scorer._open(threads, memory)
+        except BaseException:
+            follower.close()
+            raise
+        return scorer
+
+    def _open(self, threads: int, memory: int | None) -> None:
+        self.bundle: Bundle = self._fixed.bundle
+        encoder = Encoder.open(self.bundle.path / ENCODERS, threads, memory)
         self.requests = RequestEncoder(encoder, self.bundle.crosses, self.bundle.equal_lengths)
         self.schema = encoder.schema
-        self._tables = {
-            name: TableRows(path / table.file, table.dtype, table.rows, table.dim)
-            for name, table in tables.items()
-        }
         _check_rows(self.bundle, encoder)
         self._pooling = encoder.schema.pooling
         self._losses = self.bundle.loss_of_labels()
         self._sequences = [e.reads[0][0] for e in self.bundle.inputs if e.kind == "lengths"]
-        self._program: Program = open_program(self.bundle, threads, trust)
+
+    @property
+    def version(self) -> Version:
+        """The version that scores are computed from now; see `watch`."""
+        return self._fixed if self._follower is None else self._follower.version
+
+    @property
+    def follower(self) -> Follower | None:
+        """What keeps the version up to date; None of a bundle by itself."""
+        return self._follower
+
+    def close(self) -> None:
+        """Stays at the present version from here on."""
+        if self._follower is not None:
+            self._follower.close()
 
     def __repr__(self) -> str:
         return f"Scorer({self.bundle.path}, {self.bundle.format} of {', '.join(self.bundle.losses)})"
@@ -88,17 +124,21 @@ class Scorer:
         """What outputs of the model, [N] or [N, T], predict of the labels, in their units."""
         return predictions(outputs, self._losses)
 
-    def logits_of(self, requests: Sequence[Request]) -> list[np.ndarray]:
-        """The outputs of the model for requests, each by itself; they are computed together."""
+    def logits_of(self, requests: Sequence[Request], version: Version | None = None) -> list[np.ndarray]:
+        """The outputs of the model for requests, each by itself; they are computed together.
+
+        version: which is to compute all of them (default: the present one).
+        """
+        version = version or self.version
         outputs: list[np.ndarray] = []
         group: list[Request] = []
         for piece in (piece for request in requests for piece in self._cut(request)):
             if group and sum(r.size for r in group) + piece.size > self._rows_at_once([*group, piece]):
-                outputs.append(self._run(group))
+                outputs.append(self._run(group, version))
                 group = []
             group.append(piece)
         if group:
-            outputs.append(self._run(group))
+            outputs.append(self._run(group, version))
         joined = np.concatenate(outputs) if outputs else np.zeros(0, np.float32)
         return np.split(joined, np.cumsum([request.size for request in requests])[:-1])
 
@@ -124,17 +164,23 @@ class Scorer:
         firsts = range(0, request.size, most)
         return [_piece(request, first, min(first + most, request.size)) for first in firsts]
 
-    def _run(self, requests: Sequence[Request]) -> np.ndarray:
+    def _run(self, requests: Sequence[Request], version: Version) -> np.ndarray:
         ends = np.cumsum([0, *(request.size for request in requests)])
         spans = [slice(*span) for span in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
         pairs = list(zip(spans, requests, strict=True))
         places, size = self._longest(requests), int(ends[-1])
-        return self._program(
-            {entry.name: self._input(entry, pairs, size, places) for entry in self.bundle.inputs}
+        tables = version.tables
+        return version.program(
+            {entry.name: self._input(entry, pairs, size, places, tables) for entry in self.bundle.inputs}
         )
 
     def _input(
-        self, entry: ProgramInput, pairs: Sequence[tuple[slice, Request]], size: int, places: int
+        self,
+        entry: ProgramInput,
+        pairs: Sequence[tuple[slice, Request]],
+        size: int,
+        places: int,
+        tables: Mapping[str, TableRows],
     ) -> np.ndarray:
         if entry.kind == "dense":
             return np.concatenate([request.dense for _, request in pairs])
@@ -143,16 +189,16 @@ class Scorer:
             for span, request in pairs:
                 lengths[span] = request.lengths(entry.reads[0][0])
             return lengths
-        dim = self._tables[entry.reads[0][1]].dim
+        dim = tables[entry.reads[0][1]].dim
         if entry.kind == "sequence":
             (feature, table), padded = entry.reads[0], np.zeros((size, places, dim), np.float32)
             for span, request in pairs:
-                _pad(padded[span], request.lengths(feature), self._tables[table][request.ids[feature]])
+                _pad(padded[span], request.lengths(feature), tables[table][request.ids[feature]])
             return padded
         vectors = np.empty((size, len(entry.reads), dim), np.float32)
         for place, (feature, table) in enumerate(entry.reads):
             for span, request in pairs:
-                vectors[span, place] = self._pooled(request, feature, self._tables[table])
+                vectors[span, place] = self._pooled(request, feature, tables[table])
         return vectors
 
     def _pooled(self, request: Request, feature: str, table: TableRows) -> np.ndarray:

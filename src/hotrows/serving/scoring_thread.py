@@ -7,7 +7,6 @@ that is begun is work that somebody still wants.
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 import time
@@ -20,8 +19,6 @@ import numpy as np
 from hotrows.serving.requests import Request
 from hotrows.serving.scorer import Scorer
 
-log = logging.getLogger("hotrows")
-
 _MOST_TOGETHER = 64  # requests in one run of the program
 
 
@@ -30,10 +27,18 @@ class Overloaded(Exception):
 
 
 @dataclass(frozen=True)
+class Scored:
+    """The scores of a request, and the number of the version that computed all of them."""
+
+    scores: np.ndarray
+    version: int
+
+
+@dataclass(frozen=True)
 class _Job:
     encode: Callable[[], list[Request]]
     deadline: float
-    result: Future[np.ndarray] = field(default_factory=Future)
+    result: Future[Scored] = field(default_factory=Future)
 
 
 class ScoringThread:
@@ -51,10 +56,15 @@ class ScoringThread:
         self._thread.start()
 
     @property
+    def is_alive(self) -> bool:
+        """Whether requests are scored."""
+        return self._thread.is_alive()
+
+    @property
     def waiting(self) -> int:
         return self._jobs.qsize()
 
-    def submit(self, encode: Callable[[], list[Request]], deadline: float) -> Future[np.ndarray]:
+    def submit(self, encode: Callable[[], list[Request]], deadline: float) -> Future[Scored]:
         """The scores of a request, to come; Overloaded where none can wait any more.
 
         encode: makes the request of its body, on the thread; what it raises is the result. deadline: of
@@ -94,19 +104,27 @@ class ScoringThread:
 
     def _score(self, jobs: list[_Job]) -> None:
         encoded = [(job, requests) for job in jobs if (requests := _encoded(job)) is not None]
+        if encoded:
+            self._answer(encoded)
+
+    def _answer(self, encoded: list[tuple[_Job, list[Request]]]) -> None:
+        """Computes jobs together; where that fails, each by itself, so that only its cause is refused."""
+        version, all_requests = self._scorer.version, [r for _, requests in encoded for r in requests]
         try:
-            logits = self._scorer.logits_of([request for _, requests in encoded for request in requests])
+            logits = self._scorer.logits_of(all_requests, version)
         except Exception as error:
-            log.exception("a group of requests could not be scored")
-            for job, _ in encoded:
-                job.result.set_exception(error)
+            if len(encoded) == 1:
+                encoded[0][0].result.set_exception(error)
+            else:
+                for job_and_requests in encoded:
+                    self._answer([job_and_requests])
             return
-        self.groups += bool(encoded)
+        self.groups += 1
         for job, requests in encoded:
-            own_logits = [logits.pop(0) for _ in requests]
             try:
-                job.result.set_result(self._scorer.predictions(np.concatenate(own_logits)))
-            except ValueError as error:
+                own_logits = np.concatenate([logits.pop(0) for _ in requests])
+                job.result.set_result(Scored(self._scorer.predictions(own_logits), version.number))
+            except Exception as error:
                 job.result.set_exception(error)
 
 

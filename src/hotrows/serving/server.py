@@ -19,6 +19,7 @@ import asyncio
 import json
 import logging
 import math
+import struct
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -29,14 +30,16 @@ import numpy as np
 
 from hotrows import json_file
 from hotrows.data.raw.arrow import pyarrow
+from hotrows.serving.arrow_size import decompressed_size, repeated_size
 from hotrows.serving.metrics_page import ServerMetrics
 from hotrows.serving.requests import Request
 from hotrows.serving.scorer import Scorer
-from hotrows.serving.scoring_thread import Overloaded, ScoringThread
+from hotrows.serving.scoring_thread import Overloaded, Scored, ScoringThread
 
 log = logging.getLogger("hotrows")
 
 ARROW = "application/vnd.apache.arrow.stream"
+VERSION = "X-Hotrows-Version"
 
 
 @dataclass(frozen=True)
@@ -107,8 +110,10 @@ class _Server:
         begin, scores = time.monotonic(), np.zeros(0, np.float32)
         headers: dict[str, str] = {}
         try:
-            is_arrow, scores = await self._scores(request, begin + self._limits.seconds)
+            is_arrow, scored = await self._scores(request, begin + self._limits.seconds)
+            scores = scored.scores
             status, kind = 200, ARROW if is_arrow else "application/json"
+            headers = {VERSION: str(scored.version)} if scored.version else {}
             content = self._arrow(scores) if is_arrow else self._json(scores)
         except _Refused as refused:
             status, kind = refused.status, "application/json"
@@ -120,16 +125,20 @@ class _Server:
     async def health(self, request: Any) -> Any:
         from starlette.responses import JSONResponse
 
-        labels = list(self._scorer.labels)
-        return JSONResponse({"status": "ok", "bundle": self._scorer.bundle.path.name, "labels": labels})
+        labels, is_ok = list(self._scorer.labels), self.thread.is_alive
+        version = self._scorer.version
+        fields: dict[str, Any] = {"bundle": version.bundle.path.name, "labels": labels}
+        fields |= {"version": version.number} if version.number else {}
+        status = "ok" if is_ok else "the thread that scores has ended; start the server again"
+        return JSONResponse({"status": status, **fields}, 200 if is_ok else 503)
 
     async def metrics(self, request: Any) -> Any:
         from starlette.responses import PlainTextResponse
 
-        page = self._metrics.page(self.thread.waiting, self.thread.groups)
+        page = self._metrics.page(self.thread.waiting, self.thread.groups, self._scorer.follower)
         return PlainTextResponse(page, media_type="text/plain; version=0.0.4")
 
-    async def _scores(self, request: Any, deadline: float) -> tuple[bool, np.ndarray]:
+    async def _scores(self, request: Any, deadline: float) -> tuple[bool, Scored]:
         """Whether the body is Arrow, and the scores of its rows."""
         kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
         if kind not in ("application/json", ARROW):
@@ -149,10 +158,10 @@ class _Server:
         except Exception as error:
             if type(error).__name__ == "ClientDisconnect":
                 raise _Refused(400, "the body ends early") from None
-            log.exception("a request failed")
+            log.error("a request could not be scored: %s", _line_of(error))
             raise _Refused(500, "the request could not be scored; the server's log says why") from None
 
-    async def _computed(self, request: Any, is_arrow: bool, deadline: float) -> np.ndarray:
+    async def _computed(self, request: Any, is_arrow: bool, deadline: float) -> Scored:
         encode = self._encoding(await self._body(request), is_arrow)
         return await asyncio.wrap_future(self.thread.submit(encode, deadline))
 
@@ -172,7 +181,7 @@ class _Server:
         """What makes a request of a body, on the thread that scores."""
 
         def encode() -> list[Request]:
-            rows, shared = _arrow_rows(body) if is_arrow else _json_rows(body)
+            rows, shared = _arrow_rows(body, self._limits.body) if is_arrow else _json_rows(body)
             if not 0 < len(rows) <= self._limits.rows:
                 status = 413 if len(rows) else 422
                 raise _Refused(status, f"expected 1 to {self._limits.rows:,} rows, found {len(rows):,}")
@@ -219,13 +228,26 @@ def _json_rows(body: bytes) -> tuple[Any, Mapping[str, Any] | None]:
     return content, shared
 
 
-def _arrow_rows(body: bytes) -> tuple[Any, None]:
+def _arrow_rows(body: bytes, most: int) -> tuple[Any, None]:
+    """The rows of an Arrow stream; most: bytes that its buffers may have once they are decompressed."""
     pa = pyarrow()
     try:
+        if (size := decompressed_size(body)) > most:
+            raise _Refused(413, f"expected at most {most:,} bytes once decompressed, found {size:,}")
         table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
         table.validate(full=True)  # offsets of a hostile body may point anywhere
-        return table, None
-    except (pa.ArrowException, OSError, ValueError) as error:
+    except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise _Refused(
             400, f"the body is no Arrow stream: {' '.join(str(error).split())[:200]}"
         ) from None
+    if (size := sum(map(repeated_size, table.columns))) > most:
+        raise _Refused(413, f"expected at most {most:,} bytes of text in all rows, found {size:,}")
+    return table, None
+
+
+def _line_of(error: Exception) -> str:
+    """An error that is a mistake of the program's own, in one line: kind, message, where."""
+    trace, where = error.__traceback__, "unknown"
+    while trace is not None:
+        where, trace = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}", trace.tb_next
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]} ({where})"

@@ -12,9 +12,12 @@ as the one weight a row of a linear part.
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import numpy as np
+
+from hotrows.serving.overlay import Overlay
 
 DTYPES = ("float32", "float16", "int8", "int4")
 _LEVELS = {"int8": 255, "int4": 15}
@@ -69,19 +72,72 @@ class TableRows:
         if dtype not in DTYPES:
             raise ValueError(f"{path}: a table is one of {', '.join(DTYPES)}, not {dtype!r}")
         try:
-            self._stored = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
+            stored = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
         except (ValueError, EOFError) as error:
             raise ValueError(f"{path} is damaged: {error}; export again") from None
-        if (self._stored.dtype, self._stored.shape) != stored_shape(dtype, rows, dim):
+        if (stored.dtype, stored.shape) != stored_shape(dtype, rows, dim):
             raise ValueError(
                 f"{path} is damaged: expected {stored_shape(dtype, rows, dim)}, found "
-                f"{(self._stored.dtype, self._stored.shape)}; export again"
+                f"{(stored.dtype, stored.shape)}; export again"
             )
-        self.dtype, self.rows, self.dim = dtype, rows, dim
+        self.path, self.dtype, self.rows, self.dim = path, dtype, rows, dim
+        self._stored, self._number = stored, 0
+        self._overlay: Overlay | None = None
 
     def __getitem__(self, ids: np.ndarray) -> np.ndarray:
         """[n] ids -> [n, D] float32."""
-        return decode(self._stored.take(ids, 0), self.dtype, self.dim)
+        return decode(self.stored(ids), self.dtype, self.dim)
+
+    def stored(self, ids: np.ndarray) -> np.ndarray:
+        """[n] ids -> [n, _] rows as they are stored."""
+        if self._overlay is None:
+            return self._stored.take(ids, 0)
+        return self._overlay.read(ids, self._number, self._bytes).view(self._stored.dtype)
+
+    def _bytes(self, ids: np.ndarray) -> np.ndarray:
+        return self._stored.take(ids, 0).view(np.uint8)
+
+    # ---- later versions of the table
+
+    def changed(self, ids: np.ndarray, rows: np.ndarray, number: int) -> TableRows:
+        """The table with other rows [n, _], as stored, as of version `number`; this one stays as it is.
+
+        Of one table the versions are made one after the other. ValueError where they do not fit it.
+        """
+        fits = (rows.dtype, rows.shape[1:]) == (self._stored.dtype, self._stored.shape[1:])
+        if not fits or (len(ids) and not 0 <= ids[0] <= ids[-1] < self.rows):
+            raise ValueError(
+                f"expected rows of {self.rows:,} {self._stored.shape[1:]} {self._stored.dtype}, found "
+                f"{rows.shape[1:]} {rows.dtype} of ids up to {ids[-1] if len(ids) else 0:,}"
+            )
+        overlay = self._overlay
+        if overlay is None:
+            width = self._stored.shape[1] * self._stored.itemsize
+            overlay = Overlay(self.rows, width, 1024 + 2 * len(ids))
+        by_byte = np.ascontiguousarray(rows).view(np.uint8)
+        return self._with(self._stored, self.path, overlay.write(ids, by_byte, number), number)
+
+    def on(self, base: TableRows, number: int) -> TableRows:
+        """This table with its unchanged rows read from `base`, the table as of version `number`: only
+        rows that changed later take memory."""
+        overlay = self._overlay and self._overlay.since(number, self._number, base.rows)
+        return self._with(base._stored, base.path, overlay, self._number)
+
+    def changed_ids(self) -> np.ndarray:
+        """The ids of rows that are in memory, ascending."""
+        if self._overlay is None:
+            return np.zeros(0, np.int64)
+        return self._overlay.changed_ids(self._number)
+
+    @property
+    def overlay_bytes(self) -> int:
+        """Bytes of memory for rows that changed."""
+        return 0 if self._overlay is None else self._overlay.num_bytes
+
+    def _with(self, stored: np.ndarray, path: Path, overlay: Overlay | None, number: int) -> TableRows:
+        table = copy.copy(self)
+        table._stored, table.path, table._overlay, table._number = stored, path, overlay, number
+        return table
 
 
 def _packed(codes: np.ndarray) -> np.ndarray:

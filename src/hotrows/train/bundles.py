@@ -6,6 +6,7 @@ random ids beside the model that it was made of, and is refused where the two di
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import io
 from collections.abc import Callable, Iterable, Iterator
@@ -36,8 +37,9 @@ from hotrows.serving.requests import Request, bucket_of
 from hotrows.serving.scorer import Scorer
 from hotrows.table import Table
 from hotrows.train import run_folder
-from hotrows.train.predictor import Predictor
+from hotrows.train.evaluate import logits_of
 from hotrows.train.program import PlainModel, onnx_program, torch_program
+from hotrows.train.recommender import Recommender
 
 Progress = Callable[[str, int, int], None]
 _SAMPLES, _LONGEST = 128, 6  # of the ids that a new bundle is compared on
@@ -47,21 +49,23 @@ _TOLERANCE = (
 
 
 def write_bundle(
-    folder: Path, predictor: Predictor, kind: str, table_dtype: str, progress: Progress
+    folder: Path, recommender: Recommender, run: Path, kind: str, table_dtype: str, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, FileSum]]:
     """Writes all of a bundle but its `export.json`; returns the fields and the sums of files for it.
 
-    kind: one of `PROGRAMS`; table_dtype: one of `table_rows.DTYPES`.
+    recommender: what is served; run: its folder, which has the encoders. kind: one of `PROGRAMS`;
+    table_dtype: one of `table_rows.DTYPES`.
     """
-    run_folder.open_encoder(predictor.run)  # refuses a run whose data came encoded
-    dynamic = [f.name for f in predictor.schema.id_features if f.dynamic is not None]
+    run_folder.open_encoder(run)  # refuses a run whose data came encoded
+    dynamic = [f.name for f in recommender.schema.id_features if f.dynamic is not None]
     if dynamic:
         raise ValueError(
             f"features {', '.join(dynamic)} are dynamic, and a bundle has rows of vocabularies alone; "
             f"use --format safetensors"
         )
-    embedding, model = predictor.embedding, predictor.model
-    plain = PlainModel(model, embedding.packs, len(predictor.schema.dense))
+    embedding, model = recommender.embedding, recommender.model
+    on_host = copy.deepcopy(model).cpu()  # as it is to be exported, not trained
+    plain = PlainModel(on_host, embedding.packs, len(recommender.schema.dense))
     sums = {PROGRAMS[kind]: _write_program(folder / PROGRAMS[kind], plain, kind)}
     tables = []
     (folder / "tables").mkdir()
@@ -72,7 +76,7 @@ def write_bundle(
         tables.append(stored)
         done += table.rows
         progress("exporting", done, num_rows)
-    sums |= _copy_encoders(predictor.run, folder)
+    sums |= _copy_encoders(run, folder)
     histories = getattr(model, "histories", ())
     bundle = Bundle(
         path=folder,
@@ -83,25 +87,25 @@ def write_bundle(
         equal_lengths=tuple(h.sequences for h in histories if len(h.sequences) > 1),
         losses={
             label: StoredLoss(str(loss), loss.link)
-            for label, loss in zip(predictor.labels, predictor.losses, strict=True)
+            for label, loss in zip(recommender.labels, recommender.losses, strict=True)
         },
         files=files_of({name: dataclasses.asdict(of_file) for name, of_file in sums.items()}),
     )
     return fields_of(bundle), sums
 
 
-def check_bundle(folder: Path, predictor: Predictor) -> float:
+def check_bundle(folder: Path, recommender: Recommender) -> float:
     """The largest difference between logits of a bundle and those of the run, for random ids.
 
     ValueError where tables are as trained and the difference is none of rounding.
     """
     scorer = Scorer(folder, trust=True)
-    batch, request = _random_ids(predictor, scorer.bundle)
+    batch, request = _random_ids(recommender, scorer.bundle)
     try:
-        ((_, expected),) = predictor.logits([batch])
+        ((_, expected),) = logits_of(recommender, [batch])
     except Exception as error:
         raise ValueError(
-            f"{type(predictor.model).__name__} fails on random ids, so that no program of it can be "
+            f"{type(recommender.model).__name__} fails on random ids, so that no program of it can be "
             f"compared: {str(error)[:200]}; use --format safetensors"
         ) from error
     (logits,) = scorer.logits_of([request])
@@ -109,7 +113,7 @@ def check_bundle(folder: Path, predictor: Predictor) -> float:
     exact = all(table.dtype == "float32" for table in scorer.bundle.tables)
     if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())) and exact:
         raise ValueError(
-            f"the program of {type(predictor.model).__name__} computes other logits than the model, by "
+            f"the program of {type(recommender.model).__name__} computes other logits than the model, by "
             f"up to {difference:.3g}: lists are padded in it, so use the list layers of hotrows.nn on "
             f"`vectors.sequence`, or --format safetensors"
         )
@@ -168,10 +172,10 @@ def _copy_encoders(run: Path, folder: Path) -> dict[str, FileSum]:
     return sums
 
 
-def _random_ids(predictor: Predictor, bundle: Bundle) -> tuple[Batch, Request]:
+def _random_ids(recommender: Recommender, bundle: Bundle) -> tuple[Batch, Request]:
     """Ids of all features, drawn at random, as a batch and as a request."""
     random = np.random.default_rng(0)
-    schema = predictor.schema
+    schema = recommender.schema
     dense = random.normal(size=(_SAMPLES, len(schema.dense))).astype(np.float32)
     together = {name: group[0] for group in bundle.equal_lengths for name in group}
     by_group: dict[str, np.ndarray] = {}

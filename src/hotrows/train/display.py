@@ -28,13 +28,16 @@ def shown_by(progress: Callable[..., None]) -> Callable[[Progress], None]:
     """Shows a run's progress on a bar, `progress(stage, done, total, note)`, and by lines that stay."""
 
     def show(now: Progress) -> None:
-        progress("evaluating" if now.stage == "evaluate" else "training", now.done, now.total, _note(now))
+        stage, total = "evaluating" if now.stage == "evaluate" else "training", now.total or None
+        progress(stage, now.done, total, _note(now))
         if now.validation is not None:
             shown = list(now.validation.shown().items())[:3]
-            numbers = [f"{name} {value:.6f}" for name, value in shown if name != "calibration"]
+            numbers = [
+                f"{name} {value:.6f}" for name, value in shown if name != "calibration" or not total
+            ]
+            what = f" of {total:,}: validation" if total else ": window"
             print(
-                f"step {now.done:,} of {now.total:,}: validation {', '.join(numbers)}"
-                f"{', best so far' if now.is_best else ''}",
+                f"step {now.done:,}{what} {', '.join(numbers)}{', best so far' if now.is_best else ''}",
                 file=sys.stderr,
             )
 

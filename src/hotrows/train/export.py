@@ -40,6 +40,7 @@ from hotrows.serving.table_rows import DTYPES as ROW_DTYPES
 from hotrows.table import Table
 from hotrows.train.bundles import check_bundle, write_bundle
 from hotrows.train.predictor import Predictor, load_run
+from hotrows.train.recommender import Recommender
 from hotrows.version import VERSION
 
 FORMATS = ("safetensors", "onnx", "pt2")
@@ -76,21 +77,32 @@ def export(
     with new_folder(Path(out)) as folder:
         predictor = load_run(run, which, model=model, trust=trust)
         try:
-            fields = _description(predictor, which)
             if format == "safetensors":
+                fields = _description(predictor, which)
                 table_files = _write_tables(folder, predictor, progress)
                 table_files.sums[_MODEL] = _write_model(folder, predictor.model)
                 table_files.describe(_MANIFEST, {**fields, "parameters": _MODEL})
             else:
                 dtype = table_dtype or "float32"
-                bundle, sums = write_bundle(folder, predictor, format, dtype, progress)
-                describe(folder / _MANIFEST, {**fields, **bundle}, sums)
-                difference = check_bundle(folder, predictor)
-                fields = {**fields, **bundle, "largest_difference": difference}
-                describe(folder / _MANIFEST, fields, sums)
+                write_whole_bundle(folder, predictor, predictor.run, which, format, dtype, progress)
         finally:
             predictor.embedding.close()
     return Path(out)
+
+
+def write_whole_bundle(
+    folder: Path, recommender: Recommender, run: Path, which: str, format: str, table_dtype: str,
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> None:  # fmt: skip
+    """Writes the bundle of a model of `run` into `folder`, compares it with the model, and describes it.
+
+    which: of the states of the run it is, as `export.json` is to say.
+    """
+    bundle, sums = write_bundle(folder, recommender, run, format, table_dtype, progress)
+    fields = {**_description(recommender, which), **bundle}
+    describe(folder / _MANIFEST, fields, sums)
+    difference = check_bundle(folder, recommender)
+    describe(folder / _MANIFEST, {**fields, "largest_difference": difference}, sums)
 
 
 def _write_model(folder: Path, model: torch.nn.Module) -> FileSum:
@@ -121,8 +133,8 @@ def _bytes_of(weights: Tensor) -> np.ndarray:
     return weights.contiguous().view(torch.uint8).numpy()
 
 
-def _description(predictor: Predictor, which: str) -> dict[str, Any]:
-    config = predictor.config
+def _description(recommender: Recommender, which: str) -> dict[str, Any]:
+    config = recommender.config
     return {
         "hotrows": VERSION,
         "torch": torch.__version__,
@@ -131,14 +143,14 @@ def _description(predictor: Predictor, which: str) -> dict[str, Any]:
         "model_options": config.model_options,
         "losses": {
             label: {"loss": str(loss), "prediction": loss.link}
-            for label, loss in zip(predictor.labels, predictor.losses, strict=True)
+            for label, loss in zip(recommender.labels, recommender.losses, strict=True)
         },
-        "tables": list(_tables(predictor.embedding.tables, predictor.embedding.num_rows())),
+        "tables": list(_tables(recommender.embedding.tables, recommender.embedding.num_rows())),
         "crosses": [
             {"of": cross.features, "rows": cross.rows, "name": cross.name}
-            for cross in predictor.model.crosses
+            for cross in recommender.model.crosses
         ],
-        "schema": json.loads(predictor.schema.to_json()),
+        "schema": json.loads(recommender.schema.to_json()),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from hotrows.runtime.atomic_files import write_text
 from hotrows.train.run_folder import log
 
 METRICS = "metrics.jsonl"
-_KINDS = ("train", "evaluation")
+_KINDS = ("train", "evaluation", "window")
 
 
 def read_metrics(run: Path, file: str = METRICS) -> list[dict[str, Any]]:
@@ -41,6 +41,27 @@ def history(run: Path) -> Any:
     return pyarrow.table({name: [record.get(name) for record in records] for name in names})
 
 
+def utilization(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Returns how busy the machine was in lines of training.
+
+    The mean `cores_busy` and `machine_busy`, the largest `peak_memory_bytes`, and by stage the share of
+    the time in which it was at work. Lines of earlier releases have none of them.
+    """
+    seconds = sum(line["seconds"] for line in steps if "cores_busy" in line)
+    if not seconds:
+        return {}
+    shares = ("cores_busy", "machine_busy")
+    weighted = {name: sum(line.get(name, 0.0) * line["seconds"] for line in steps) for name in shares}
+    stages = dict.fromkeys(name for line in steps for name in line if name.startswith("busy_"))
+    at_work = {
+        name.removeprefix("busy_").replace("_", " "): sum(line.get(name, 0.0) for line in steps)
+        for name in stages
+    }
+    means = {name: value / seconds for name, value in (weighted | at_work).items() if value}
+    peak = max((line["peak_memory_bytes"] for line in steps if "peak_memory_bytes" in line), default=None)
+    return means if peak is None else means | {"peak_memory_bytes": peak}
+
+
 class MetricsLog:
     """Appends to metrics.jsonl, and to TensorBoard's events where it is installed."""
 
@@ -49,7 +70,7 @@ class MetricsLog:
 
         file: another one than the run's, of one rank alone: no events are written beside it.
         """
-        limits = {"train": keep_until, "evaluation": evaluated}
+        limits = {"train": keep_until, "evaluation": evaluated, "window": keep_until}
         records = [r for r in read_metrics(run, file) if r["step"] <= limits[r["kind"]]]
         path = run / file
         path.parent.mkdir(exist_ok=True)
@@ -58,7 +79,7 @@ class MetricsLog:
         self._events = _open_events(run, keep_until) if file == METRICS else None
 
     def write(self, kind: str, step: int, fields: dict[str, Any]) -> None:
-        """kind: `train` or `evaluation`."""
+        """kind: `train`, `evaluation` or `window`."""
         with self._named():
             self._file.write(json.dumps({"kind": kind, "step": step, **fields}) + "\n")
             if self._events is not None:

@@ -34,6 +34,7 @@ def draw_run(run: Path, picture: Path | None = None) -> Path | None:
     records = metrics_log.read_metrics(run)
     steps = [r for r in records if r["kind"] == "train"]
     evaluations = [r for r in records if r["kind"] == "evaluation"]
+    windows = [r for r in records if r["kind"] == "window"]  # of a run on a stream, which has no others
     if not steps:
         return None
     figure = figures.new_figure(12.5, 8.2)
@@ -42,9 +43,9 @@ def draw_run(run: Path, picture: Path | None = None) -> Path | None:
     with figures.style():
         (loss, first), (speed, second) = figure.subplots(2, 2)
         _draw_loss(loss, steps)
-        for axes, name in zip((first, second), _drawn(evaluations), strict=False):
-            word = word_of(name)
-            _draw_metric(axes, f"{word[:1].upper()}{word[1:]} on validation", evaluations, name)
+        for axes, name in zip((first, second), _drawn(evaluations or windows), strict=False):
+            word, of_what = word_of(name), "of each window" if windows else "on validation"
+            _draw_metric(axes, f"{word[:1].upper()}{word[1:]} {of_what}", evaluations or windows, name)
         _draw_speed(speed, steps)
         for axes in (loss, first, speed, second):
             axes.set_xlim(0, steps[-1]["step"] * 1.02)
@@ -177,8 +178,10 @@ def _draw_speed(axes: Axes, steps: list[dict]) -> None:
     axes.set_ylim(0, max(y) * 1.22)
     axes.yaxis.set_major_formatter(short)
     stalled = sum(r["stall_seconds"] for r in steps) / max(sum(r["seconds"] for r in steps), 1e-9)
+    used = metrics_log.utilization(steps)
+    cores = f"\ncores {used['cores_busy']:.0%} busy with it" if used else ""
     axes.text(
-        0.98, 0.96, f"median {short(median)}, {stalled:.1%} waiting for data",
+        0.98, 0.96, f"median {short(median)}, {stalled:.1%} waiting for data{cores}",
         transform=axes.transAxes, ha="right", va="top", color="#5b616a",
     )  # fmt: skip
 

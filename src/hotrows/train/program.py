@@ -101,17 +101,40 @@ def onnx_program(plain: PlainModel, program: torch.export.ExportedProgram) -> An
     try:
         with _quiet(), torch.no_grad():
             onnx_model = torch.onnx.export(
-                program, dynamo=True, verbose=False, opset_version=OPSET, optimize=True
+                program, dynamo=True, verbose=False, opset_version=OPSET, optimize=False
             )
+            assert onnx_model is not None
+            _optimize(onnx_model, set(program.state_dict))
     except Exception as error:
         raise ValueError(f"{name} is not taken by torch.onnx: {_line(error)}; {_KNOWN}") from error
-    assert onnx_model is not None
     names = [entry.name for entry in plain.inputs]
     for value, name in zip(onnx_model.model.graph.inputs, names, strict=True):
         value.name = name
     onnx_model.model.graph.outputs[0].name = "logits"
     onnx.checker.check_model(onnx_model.model_proto)
     return onnx_model.model_proto
+
+
+def _optimize(onnx_model: Any, parameters: set[str]) -> None:
+    """Optimizes an ONNX program whose parameters stay as they are, by name.
+
+    Folded into others, they could not be replaced as training goes on. Meanwhile they are inputs, whose
+    values nobody knows.
+    """
+    graph = onnx_model.model.graph
+    values = {
+        name: graph.initializers.pop(name) for name in list(graph.initializers) if name in parameters
+    }
+    constants = {name: value.const_value for name, value in values.items()}
+    for value in values.values():
+        value.const_value = None
+        graph.inputs.append(value)
+    onnx_model.optimize()
+    for value in [value for value in graph.inputs if value.name in values]:
+        graph.inputs.remove(value)
+        if value.uses():
+            value.const_value = constants[value.name]
+            graph.initializers[value.name] = value
 
 
 class _PlainVectors(Vectors):

@@ -15,6 +15,8 @@ from hotrows.distributed.comm import Ranks
 from hotrows.distributed.process_group import Sent
 from hotrows.engine.caching import CacheTraffic
 from hotrows.metrics import Metrics
+from hotrows.runtime.device import Device
+from hotrows.runtime.utilization import Utilization
 from hotrows.train import metrics_log
 
 
@@ -22,7 +24,9 @@ from hotrows.train import metrics_log
 class Progress:
     """Where a run is, for a progress bar.
 
-    stage: `train` or `evaluate`; done and total: steps, or samples when evaluating.
+    stage: `train` or `evaluate`; done and total: steps, or samples when evaluating; of a stream no total
+    is
+        known: 0.
     loss, samples_per_second: of the last interval of training.
     hit_rate: the share of rows that were in fast memory already; bytes_in, bytes_out: moved per
         second; waited: the share of the interval spent waiting; waited_for: mostly for this stage.
@@ -95,6 +99,7 @@ class Interval:
     seconds: float = 0.0
     stalled: float = 0.0
     waited: dict[str, float] = field(default_factory=dict)
+    busy: dict[str, float] = field(default_factory=dict)
     moves: CacheTraffic = field(default_factory=CacheTraffic)
 
     def add(self, loss: Tensor, samples: int, *, seconds: float, stalled: float) -> None:
@@ -104,10 +109,11 @@ class Interval:
         self.seconds += seconds
         self.stalled += stalled
 
-    def wait(self, waited: Mapping[str, float]) -> None:
-        """waited: seconds for each stage."""
-        for stage, seconds in waited.items():
-            self.waited[stage] = self.waited.get(stage, 0.0) + seconds
+    def add_stages(self, waited: Mapping[str, float], busy: Mapping[str, float]) -> None:
+        """waited: seconds for each stage; busy: seconds in which each was at work."""
+        for sums, seconds_by_stage in ((self.waited, waited), (self.busy, busy)):
+            for stage, seconds in seconds_by_stage.items():
+                sums[stage] = sums.get(stage, 0.0) + seconds
 
     def moved(self) -> dict[str, Any]:
         """The fields of `Progress` about the cache."""
@@ -136,10 +142,15 @@ class Meter:
     shown: fields of `Progress` of the last whole interval.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, device: Device) -> None:
         self.interval, self.total = Interval(), Interval()
         self.shown: dict[str, Any] = {}
-        self._ranks, self._sent = ranks, Sent()
+        self._ranks, self._sent, self._used = ranks, Sent(), Utilization(device)
+
+    def begin_step(self) -> None:
+        """Says that a step begins: what was done between two intervals is in none."""
+        if not self.interval.steps:
+            self._used.begin()
 
     def close_interval(self, cached: bool) -> dict[str, Any]:
         """Begins a new interval; returns the fields of the old one that only this rank has; collective.
@@ -147,6 +158,7 @@ class Meter:
         cached: whether fast memory holds a part of the rows.
         """
         interval, self.interval = self.interval, Interval()
+        used = self._used.end()
         num_samples = interval.samples
         interval.sum_over(self._ranks)
         loss, speed = float(interval.loss) / interval.steps, interval.samples_per_second
@@ -158,6 +170,8 @@ class Meter:
             "stall_seconds": interval.stalled,
             "seconds": interval.seconds,
             **{f"waited_{stage.replace(' ', '_')}": s for stage, s in interval.waited.items()},
+            **{f"busy_{stage.replace(' ', '_')}": s for stage, s in interval.busy.items()},
+            **used,
         }
 
     def _sent_since(self, steps: int, num_samples: int) -> dict[str, float]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from hotrows import models, nn
 from hotrows.batch import Batch
@@ -23,6 +22,7 @@ from hotrows.engine.embedding import Embedding
 from hotrows.losses import Loss
 from hotrows.models.tables import LINEAR
 from hotrows.nn.linear_paths import kept_linear_paths
+from hotrows.nn.log_loss import log_loss
 from hotrows.runtime.device import find
 from hotrows.runtime.machine import total_memory
 from hotrows.schema import Schema, vocabulary_of
@@ -184,7 +184,7 @@ class Recommender:
             )
         outputs, labels = logits.float(), targets.labels
         if all(loss == Loss() for loss in self.losses):  # of all labels at once
-            loss = functional.binary_cross_entropy_with_logits(outputs, labels, weights)
+            loss = log_loss(outputs, labels, weights)
             loss = loss * num_tasks if num_tasks > 1 else loss
         else:
             loss = self._sum_of_losses(outputs, labels, weights, batch.groups)

@@ -6,17 +6,19 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
 from hotrows.metrics import Metrics
+from hotrows.pipeline.runner import TRAIN
 from hotrows.pipeline.schedule import Work
 from hotrows.train.display import display
 from hotrows.train.metrics_log import METRICS, MetricsLog
 from hotrows.train.precision import advise_bfloat16
 from hotrows.train.progress import Meter, Progress
 from hotrows.train.run_state import lr_scale
-from hotrows.train.step_trainer import StepTrainer
+from hotrows.train.step_trainer import Runner, StepTrainer
 
 
 def _show_nothing(now: Progress) -> None:
@@ -30,7 +32,7 @@ class Reports:
     """
 
     def __init__(self, steps: StepTrainer, progress: Callable[[Progress], None] | None) -> None:
-        self._steps, self._meter = steps, Meter(steps.ranks)
+        self._steps, self._meter = steps, Meter(steps.ranks, steps.embedding.device)
         self._progress: Callable[[Progress], None] = progress or _show_nothing
         self._display: Callable[[Progress], None] = _show_nothing
 
@@ -47,7 +49,7 @@ class Reports:
 
     @property
     def epoch_steps(self) -> int:
-        return len(self._steps.batches.loader)
+        return self._steps.batches.epoch_steps
 
     def samples_per_second(self) -> float:
         """The speed of all steps, of all ranks together; collective, and called once."""
@@ -59,14 +61,19 @@ class Reports:
         """Whether a line is due: there are 200 in a run, but one in 100 steps at least."""
         return self._meter.interval.steps == min(max(self._steps.batches.total_steps // 200, 1), 100)
 
-    def add_step(
-        self, work: Work, loss: Tensor, seconds: float, stalled: float, waited: Mapping[str, float]
-    ) -> None:
-        """Adds a step; seconds: it took, stalled: of these until its batch came; waited: by stage."""
+    def begin_step(self, runner: Runner) -> None:
+        """Notes how long stages of the runner have worked and been waited for so far."""
+        self._meter.begin_step()
+        self._before = dict(runner.stalled), dict(runner.busy)
+
+    def add_step(self, runner: Runner, work: Work, loss: Tensor, seconds: float, stalled: float) -> None:
+        """Adds a step; seconds: it took, stalled: of these until its batch came."""
         cached_tables = self._steps.cached_tables
+        waited, busy = map(_since, self._before, (runner.stalled, runner.busy))
+        busy[TRAIN] = seconds - stalled  # the runner notes it when the next batch is asked for
         for interval in (self._meter.interval, self._meter.total):
             interval.add(loss, work.item.batch.size, seconds=seconds, stalled=stalled)
-            interval.wait(waited)
+            interval.add_stages(waited, busy)
             if cached_tables:
                 interval.moves += cached_tables.traffic(work.item.plan)
 
@@ -91,7 +98,7 @@ class Reports:
         if dynamic is not None:
             fields["keys"] = dynamic.growth()
         self._log.write("train", state.step, fields)
-        if is_first and self._steps.ranks.rank == 0:
+        if is_first and self._steps.ranks.rank == 0 and not self._steps.batches.is_stream:
             advise_bfloat16(self._steps, self._meter.shown["samples_per_second"])
 
     def write_evaluation(self, metrics: Metrics) -> None:
@@ -101,6 +108,11 @@ class Reports:
         fields = {"epoch": self._epoch, **metrics.to_json(), "is_best": is_best}
         self._log.write("evaluation", state.step, fields)
         self._show(self._now(validation=metrics, is_best=is_best))
+
+    def write_window(self, metrics: Metrics, fields: Mapping[str, Any]) -> None:
+        """Writes and shows the metrics of the events that were scored since the last window."""
+        self._log.write("window", self._steps.state.step, {**metrics.to_json(), **fields})
+        self._show(self._now(validation=metrics))
 
     def show_step(self) -> Progress:
         """Shows that a step was made; returns what was shown."""
@@ -113,8 +125,11 @@ class Reports:
         self._show(Progress("evaluate", done, total))
 
     def _now(self, validation: Metrics | None = None, is_best: bool = False) -> Progress:
-        step, total, shown = self._steps.state.step, self._steps.batches.total_steps, self._meter.shown
-        return Progress("train", step, total, validation=validation, is_best=is_best, **shown)
+        batches, shown = self._steps.batches, self._meter.shown
+        total = 0 if batches.is_stream else batches.total_steps
+        return Progress(
+            "train", self._steps.state.step, total, validation=validation, is_best=is_best, **shown
+        )
 
     def _show(self, now: Progress) -> None:
         self._progress(now)
@@ -123,3 +138,8 @@ class Reports:
     @property
     def _epoch(self) -> float:
         return round(self._steps.state.step / self.epoch_steps, 4)
+
+
+def _since(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    """By stage, the seconds that have come since."""
+    return {stage: seconds - before.get(stage, 0.0) for stage, seconds in now.items()}

@@ -6,6 +6,7 @@ state, and the schedule's.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,10 +15,12 @@ from torch import Tensor
 from hotrows import checkpoint
 from hotrows.checkpoint.manifest import naming
 from hotrows.checkpoint.run_lock import RunLock
-from hotrows.train import pretrained
+from hotrows.train import other_ids, pretrained
 from hotrows.train.dense_optimizer import load_optimizer, optimizer_tensors
 from hotrows.train.run_state import RunState
 from hotrows.train.step_trainer import StepTrainer
+
+_WINDOW = "window/"  # begins the names of its tensors
 
 
 class RunCheckpoints:
@@ -26,6 +29,8 @@ class RunCheckpoints:
     random_state, device_random_state: where the random numbers of training begin, of the host and of
     the device (None: as the seed says).
     saved: the state that the last checkpoint has. coverage: of the tables with pretrained values.
+    window, open_window: of a run on a stream, what the checkpoint that was read has of the events scored
+    since the last window, and what the next one is to have.
     """
 
     def __init__(self, run: Path, steps: StepTrainer, lock: RunLock) -> None:
@@ -34,6 +39,8 @@ class RunCheckpoints:
         self.device_random_state: Tensor | None = None
         self.saved: RunState | None = None
         self.coverage: list[pretrained.Coverage] = []
+        self.window: dict[str, Tensor] = {}
+        self.open_window: Callable[[], dict[str, Tensor]] = dict
         self.writer = checkpoint.Writer(
             run,
             steps.embedding,
@@ -55,6 +62,7 @@ class RunCheckpoints:
         of_device = steps.recommender.device.random_state()
         if of_device is not None:
             tensors["device_random_state"] = of_device
+        tensors |= {_WINDOW + name: tensor for name, tensor in self.open_window().items()}
         is_best = state.best is None or state.best_step == state.step
         self.writer.save(checkpoint.State(state.step, state.to_json(), tensors), is_best)
         self.saved = state
@@ -76,6 +84,8 @@ class RunCheckpoints:
         self.device_random_state = stored.tensors.pop("device_random_state", None)
         if len(random_states) == steps.ranks.num_ranks:  # else every rank begins anew
             self.random_state = random_states[steps.ranks.rank].clone()  # PyTorch misreads views
+        names = [name for name in stored.tensors if name.startswith(_WINDOW)]
+        self.window = {name.removeprefix(_WINDOW): stored.tensors.pop(name) for name in names}
         load_optimizer(steps.dense_optimizer, stored.tensors)
         self.writer.went_to(folder)
         if steps.cached_tables:
@@ -89,12 +99,17 @@ class RunCheckpoints:
             self.coverage = pretrained.fill(steps.embedding, steps.data, steps.config.pretrained)
         if steps.config.start_from is None:
             return
-        folder = checkpoint.folder_of(Path(steps.config.start_from), "best")
-        stored = checkpoint.load(folder, steps.embedding, steps.model, steps.data.lineage)
-        saved = checkpoint.read_manifest(folder).tables
-        steps.embedding.catch_up({table.name: table.rows for table in saved})  # by that run's numbers
-        for name in ("random_state", "device_random_state"):
-            stored.tensors.pop(name, None)
+        other = Path(steps.config.start_from)
+        if other_ids.differ(other, steps.data):
+            stored = other_ids.load(other, steps.embedding, steps.model, steps.data)
+        else:
+            folder = checkpoint.folder_of(other, "best")
+            stored = checkpoint.load(folder, steps.embedding, steps.model, steps.data.lineage)
+            saved = checkpoint.read_manifest(folder).tables
+            steps.embedding.catch_up({table.name: table.rows for table in saved})  # by that run's numbers
+        for name in list(stored.tensors):
+            if name in ("random_state", "device_random_state") or name.startswith(_WINDOW):
+                del stored.tensors[name]
         load_optimizer(steps.dense_optimizer, stored.tensors)
 
     def load_best(self) -> None:

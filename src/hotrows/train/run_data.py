@@ -33,13 +33,20 @@ class TrainingBatches:
 
     loader: reads them; total_steps: how many there are, of all epochs. Regrouped data is read block by
     block, of hot and of cold batches in turn; other data has no blocks, but for one.
+    arrived: None: no batch is waited for.
     """
+
+    is_stream, arrived = False, None
 
     def __init__(self, data: EncodedData, config: TrainConfig, ranks: Ranks) -> None:
         self.loader = _loader(data, config, ranks)
         assert config.epochs is not None, "settle the config first"
         self.total_steps = config.steps or config.epochs * len(self.loader)
         self._scheduled = config.hot_cold == "scheduled"
+
+    @property
+    def epoch_steps(self) -> int:
+        return len(self.loader)
 
     def keep_groups(self) -> None:
         """Lets rows of a group follow one another in shuffled epochs."""
@@ -80,7 +87,7 @@ class TrainingBatches:
 
 def _loader(data: EncodedData, config: TrainConfig, ranks: Ranks) -> Loader | HotColdLoader:
     assert config.batch_size is not None
-    how: dict[str, Any] = {"shuffle": config.shuffle, "seed": config.seed}
+    how: dict[str, Any] = {"shuffle": config.shuffle, "seed": config.seed, "order": config.order}
     how |= {"rank": ranks.rank, "num_ranks": ranks.num_ranks}
     if data.halves is not None:
         return HotColdLoader(*data.halves, config.batch_size, **how)

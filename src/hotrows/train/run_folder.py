@@ -8,6 +8,8 @@
     choices.json       choices made by measurement; resume, evaluation and prediction read them
     placing.json       how tables are dealt over ranks and packs, and why, by number of ranks
     metrics.jsonl      a line per interval of training and per evaluation
+    stream.json        of a run on a stream: its source and settings; stream.jsonl: a line per batch, of
+                       which reads it was made; dead_letters.jsonl: malformed and late events
     ranks/             metrics of each rank but the first, where several train together
     events.out.tfevents.*   metrics for TensorBoard, where it is installed
     checkpoints.json, checkpoints/      see `hotrows.checkpoint`
@@ -45,7 +47,7 @@ log = logging.getLogger("hotrows")
 
 _ENCODERS = "encoders"
 _BEFORE_A_RUN = {LOCK, "config.json.part"}  # what a run leaves that was stopped before it began
-_PLACING = "placing.json"
+_PLACING, _STREAM = "placing.json", "stream.json"
 _JSON = JsonFile("restore it from a copy")
 
 
@@ -220,6 +222,16 @@ def write_placing(run: Path, num_ranks: int, plan: ShardingPlan) -> None:
     path = run / _PLACING
     known = read_json(path) if path.exists() else {}
     write_json(path, _JSON.sign({**known, str(num_ranks): plan.to_json()}))
+
+
+def read_stream(run: Path) -> dict[str, Any]:
+    """The source of a run on a stream, and its settings; empty where it is on none."""
+    path = run / _STREAM
+    return read_json(path) if path.exists() else {}
+
+
+def write_stream(run: Path, source: str, settings: Mapping[str, Any]) -> None:
+    write_json(run / _STREAM, _JSON.sign({"source": source, **settings}))
 
 
 def next_folder(model: str) -> Path:

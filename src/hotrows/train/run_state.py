@@ -14,6 +14,7 @@ from hotrows.config import TrainConfig
 from hotrows.data.hot_cold.schedule import Position
 from hotrows.json_file import build
 from hotrows.metrics import Metrics
+from hotrows.streams import StreamState
 
 # How `after_evaluation` chooses, for terminal and picture, to be filled with what it compares.
 BEST_RULE = (
@@ -30,6 +31,7 @@ class RunState:
     lr_decay: factor of the learning rates after the plateaus so far; stale: evaluations since the best.
     best: metrics of the checkpoint of best_step; peak: the highest score so far.
     position: in the blocks of hot and cold batches, where the data is regrouped.
+    stream: how far the stream was trained, of a run on one.
     """
 
     step: int = 0
@@ -40,10 +42,14 @@ class RunState:
     best: Metrics | None = None
     peak: float | None = None
     position: Position | None = None
+    stream: StreamState | None = None
 
     def to_json(self) -> dict[str, Any]:
         best = self.best.to_json() if self.best else None
-        return {**dataclasses.asdict(self), "best": best}
+        fields = {**dataclasses.asdict(self), "best": best}
+        if self.stream is None:
+            del fields["stream"]
+        return fields
 
     @staticmethod
     def from_json(fields: dict[str, Any]) -> RunState:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hotrows import models
 from hotrows.batch import Batch, split
 from hotrows.config import TrainConfig
 from hotrows.distributed.comm import Note, OneRank
@@ -33,10 +34,12 @@ class Step:
     """Trains `recommender` in place.
 
     optimizer: of the dense part. shared: sums its gradients over ranks. note: called with the begin and
-    the end of each part of a step; on a device, of its launch.
+    the end of each part of a step; on a device, of its launch. scored: called with the logits of samples,
+    [B] or [B, T], before they change the model.
     """
 
     note: Note | None = None
+    scored: Callable[[Tensor, Batch], None] | None = None
 
     def __init__(
         self,
@@ -81,8 +84,11 @@ class Step:
             vectors = self.embedding.lookup(plan, number)
             with self._noted("forward"), self._autocast():
                 output = self._forward(vectors, part.dense)
-            share = plan.micro_batches[number].share if plan.micro_batches else 1.0
-            loss = self.recommender.loss(output, part) * share
+            if self.scored is not None:
+                self.scored(models.logits_and_loss(output)[0].detach(), part)
+            loss = self.recommender.loss(output, part)
+            if plan.micro_batches:
+                loss = loss * plan.micro_batches[number].share
             with self._shared.summing() if number == last else nullcontext(), self._noted("backward"):
                 loss.backward()
             if number < last:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from torch import Tensor
 
 from hotrows import nn
+from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.costs import placement
 from hotrows.costs.placement import ShardingPlan
@@ -31,12 +33,14 @@ from hotrows.models.model import Model
 from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.schedule import Work
 from hotrows.runtime import native
+from hotrows.streams import EventStream
 from hotrows.train.cuda_graph import CapturedStep
 from hotrows.train.defaults import settle
 from hotrows.train.dense_optimizer import dense_optimizer
 from hotrows.train.recommender import Recommender
 from hotrows.train.run_data import TrainingBatches, check_labels, groups_are_scattered, hot_ids, id_counts
 from hotrows.train.step import Step
+from hotrows.train.stream_batches import StreamBatches
 
 log = logging.getLogger("hotrows")
 
@@ -65,7 +69,7 @@ class StepTrainer:
         self.config = settle(config, data)
         if self.config.fast_memory is not None and self.config.policy == "hot":
             data.hot_and_cold()  # says so where it is not regrouped, before a store is made
-        self.batches = TrainingBatches(data, self.config, self.ranks)
+        self.batches: TrainingBatches | StreamBatches = TrainingBatches(data, self.config, self.ranks)
         self._choose_sharding = place
         self.recommender = Recommender(
             self.config,
@@ -102,6 +106,7 @@ class StepTrainer:
         orders = [loss.name for loss in self.recommender.losses if loss.is_order]
         if not orders or not self.config.shuffle:
             return
+        assert isinstance(self.batches, TrainingBatches)
         self.batches.keep_groups()
         if self.ranks.rank == 0 and groups_are_scattered(self.data):
             log.warning(
@@ -113,7 +118,14 @@ class StepTrainer:
     @property
     def num_samples(self) -> int:
         """Samples that are trained on, in all epochs."""
-        return self.batches.total_steps * self.batches.loader.batch_size
+        assert self.config.batch_size is not None, "settle the config first"
+        return self.batches.total_steps * self.config.batch_size
+
+    @property
+    def place(self) -> str:
+        """Which step of how many was trained last; no one knows how many a stream will make."""
+        of_all = "" if self.batches.is_stream else f" of {self.batches.total_steps:,}"
+        return f"step {self.state.step:,}{of_all}"
 
     def _place(self, model: Model) -> ShardingPlan:
         self.placing = self._choose_sharding(
@@ -143,18 +155,23 @@ class StepTrainer:
         signals: what this rank requests of all when a batch is planned; see `planning.routing`.
         trace: whether the runner notes when each stage ran.
         """
-        future = (batch for _, batch in self.batches.after(self.state)) if self.cached_tables else None
+        batches = self.batches
+        rereads = self.cached_tables is not None and isinstance(batches, TrainingBatches)
+        future = (batch for _, batch in batches.after(self.state)) if rereads else None
         if self.config.clip_rows:
             self.embedding.count_squares()
         self._runner = stages.start(
             self.embedding,
-            self.batches.after(self.state),
+            batches.after(self.state),
             future,
             plan_depth=self.config.plan_depth,
             trace=trace,
             signals=signals,
             padded=self.config.cuda_graph,
+            arrived=batches.arrived,
         )
+        if isinstance(batches, StreamBatches):
+            batches.on_arrival(self._runner.wake)
         return self._runner
 
     def train(self, work: Work, scale: float = 1.0) -> Tensor:
@@ -166,6 +183,19 @@ class StepTrainer:
         loss = self.step(work.item.plan, work.item.batch, scale)
         self.state = self.batches.advance(self.state)
         return loss
+
+    def train_on(self, events: EventStream, scored: Callable[[Tensor, Batch], None]) -> StreamBatches:
+        """Takes the batches of a stream in place of those of the data.
+
+        scored: called with the logits of samples before they are trained on.
+        """
+        self.batches = StreamBatches(events, self.state, self.config.steps)
+        self._plain_step.scored = scored
+        return self.batches
+
+    def paused(self) -> AbstractContextManager[None]:
+        """Between two steps: pauses the stages, so that rows behind a cache can be read."""
+        return nullcontext() if self._runner is None else self._runner.paused()
 
     def note_times(self, note: Note) -> None:
         """Calls `note` with the times of the parts of each step, and of messages between ranks."""

@@ -33,6 +33,7 @@ from hotrows.metrics import Metrics
 from hotrows.models.model import Model
 from hotrows.planning.routing import RankSignals
 from hotrows.train import pictures, run_folder, store_folder
+from hotrows.train.callback import Callback, Requests
 from hotrows.train.defaults import settle
 from hotrows.train.evaluate import evaluate
 from hotrows.train.progress import Progress, Result
@@ -42,27 +43,13 @@ from hotrows.train.run_state import RunState, after_evaluation, evaluation_is_du
 from hotrows.train.run_trace import RunTrace
 from hotrows.train.signals import stop_signals
 from hotrows.train.step_trainer import ChooseSharding, Runner, StepTrainer, keep_freed_memory
+from hotrows.train.stream_run import OnStream
 
 Evaluate = Callable[..., Metrics]  # of a part of the data, and a function called with progress
 
 
 class Interrupted(KeyboardInterrupt):
     """A run has stopped on request and saved itself; resume it to go on."""
-
-
-class Callback:
-    """Code of a user's that `Trainer.fit` calls; a subclass overrides the methods that it needs.
-
-    `trainer.stop()` ends the run after this step. An error leaves the run as it is: with `resume=True`
-    it goes on from its last checkpoint. Of several ranks each calls its own callbacks, with equal
-    metrics; one of them may stop all, and none should raise an error alone.
-    """
-
-    def after_step(self, trainer: Trainer, progress: Progress) -> None:
-        """Called after each step; the loss and speed in `progress` are those of the last interval."""
-
-    def after_evaluation(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Called after each evaluation of the validation part, before its checkpoint is written."""
 
 
 def train(
@@ -78,7 +65,7 @@ def train(
     return Trainer(data, config, run, resume=resume, progress=progress, ranks=ranks).fit()
 
 
-class Trainer:
+class Trainer(Requests, OnStream):
     """One run: a model, its tables, its optimizers and its folder.
 
     data: prepared data, or its folder; config: the settings (default: `TrainConfig()`).
@@ -122,13 +109,12 @@ class Trainer:
         self._callbacks: Sequence[Callback] = ()
         self._trace = RunTrace(trace)
         self._stop_requested: Callable[[], bool] = lambda: False
-        self._stop_called = self._all_stop = False
-        self._checkpoint_requested = False
+        self._all_stop = False
         self._doing = "starting"
         with ExitStack() as on_error:
             on_error.callback(self._lock.release)
             self._open(resume)
-            self._reports = Reports(self.steps, progress)
+            self.reports = Reports(self.steps, progress)
             on_error.pop_all()
 
     def _open(self, resume: bool) -> None:
@@ -165,8 +151,7 @@ class Trainer:
             run_folder.write_placing(self.run, self.ranks.num_ranks, self.steps.placing)
 
     def __repr__(self) -> str:
-        step = f"step {self.state.step:,} of {self.total_steps:,}"
-        return f"Trainer({self.run}, {self.config.model}, {step}; {self.data!r})"
+        return f"Trainer({self.run}, {self.config.model}, {self.steps.place}; {self.data!r})"
 
     @property
     def state(self) -> RunState:
@@ -200,14 +185,6 @@ class Trainer:
         self._doing = f"evaluating on the {part} part"
         return self._evaluate(self.data.parts[part], self._evaluation_progress)
 
-    def stop(self) -> None:
-        """Ends the run after this step, as if it were the last: to be called by a callback.
-
-        It evaluates and saves, and `fit` returns the result. Of several ranks one may call it: all end at
-        the same step, some steps later.
-        """
-        self._stop_called = True
-
     def fit(
         self,
         *,
@@ -230,6 +207,8 @@ class Trainer:
         Ctrl-C (or SIGTERM) saves a checkpoint after the current step and raises `Interrupted`; a
         second one says what is still being done, and a third one interrupts at once.
         """
+        if self._stream is None and not self.data.parts["train"].rows:
+            raise ValueError(f"{self.data.path} has no rows: train on a stream (--stream, fit_stream)")
         keep_freed_memory()
         self._signals = signals or self._own_signals
         self._evaluate = evaluate or self._evaluate
@@ -239,7 +218,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.callback(self._lock.release)
             self._stop_requested = stack.enter_context(stop_signals(self._describe))
-            stack.enter_context(self._reports.opened(self.run, verbose))
+            stack.enter_context(self.reports.opened(self.run, verbose))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.set_rng_state(self.checkpoints.random_state)
             device, state = self.recommender.device, self.checkpoints.device_random_state
@@ -252,13 +231,11 @@ class Trainer:
                 stack.callback(self.cached_tables.stop_writing)
                 self.cached_tables.warm()
             try:
-                while not self._train_block():
-                    pass
+                _train_all(self, stack)
                 return self._finish()
             except _StopRequested:
                 raise Interrupted(
-                    f"stopped after step {self.state.step:,} of {self.total_steps:,}; "
-                    f"the checkpoint is in {self.run}"
+                    f"stopped after {self.steps.place}; the checkpoint is in {self.run}"
                 ) from None
 
     def _own_signals(self) -> int:
@@ -298,7 +275,8 @@ class Trainer:
                 return True
             if self._stop_requested() and self.ranks.num_ranks == 1:
                 raise _StopRequested
-            self._train_step(runner)
+            if self._stream is None or self._stream.wait(self):
+                self._train_step(runner)
             if self._all_stop:
                 continue
             if self.state.position is not None and self.state.position.done == 0:  # a block's end
@@ -309,7 +287,8 @@ class Trainer:
 
     def _train_step(self, runner: Runner) -> None:
         self._doing = "training"
-        begin, before = time.perf_counter(), runner.stalled.copy()
+        self.reports.begin_step(runner)
+        begin = time.perf_counter()
         work = next(runner)
         if work.item.plan.signals & RankSignals.STOP:
             raise _StopRequested
@@ -321,11 +300,10 @@ class Trainer:
         self._trace.batch = work.number
         loss = self.steps.train(work, lr_scale(self.state, self.config))
         seconds, stalled = time.perf_counter() - begin, ready - begin
-        waited = {stage: now - before.get(stage, 0.0) for stage, now in runner.stalled.items()}
-        self._reports.add_step(work, loss, seconds, stalled, waited)
-        if self._reports.interval_is_over or self._evaluation_is_due():
+        self.reports.add_step(runner, work, loss, seconds, stalled)
+        if self.reports.interval_is_over or self._evaluation_is_due():
             self._write_interval()
-        progress = self._reports.show_step()
+        progress = self.reports.show_step()
         for callback in self._callbacks:
             callback.after_step(self, progress)
 
@@ -338,12 +316,12 @@ class Trainer:
         assert position is not None
         if position.rate is None or not self.data.parts["validation"].rows:
             return
-        metrics = self._evaluate(self.data.parts["validation"], self._reports.show_evaluation)
+        metrics = self._evaluate(self.data.parts["validation"], self.reports.show_evaluation)
         position = dataclasses.replace(position, rate=position.rate.after(metrics.validation_loss))
         self.steps.state = dataclasses.replace(self.state, position=position)
 
     def _evaluation_is_due(self) -> bool:
-        return evaluation_is_due(self.state, self.config, self._reports.epoch_steps, self._last_step)
+        return evaluation_is_due(self.state, self.config, self.reports.epoch_steps, self._last_step)
 
     def _checkpoint_is_due(self) -> bool:
         every = self.config.checkpoint_every
@@ -351,17 +329,21 @@ class Trainer:
         return periodic or self._checkpoint_requested
 
     def _validate(self) -> None:
-        if not self.data.parts["validation"].rows:
+        if self._stream is not None:
+            self._stream.close_window(self)
+        if self._stream is not None or not self.data.parts["validation"].rows:
             self.steps.state = dataclasses.replace(self.state, evaluated_at=self.state.step)
             return
         metrics = self.evaluate("validation")
-        self.steps.state = after_evaluation(self.state, metrics, self.config, self._reports.epoch_steps)
-        self._reports.write_evaluation(metrics)
+        self.steps.state = after_evaluation(self.state, metrics, self.config, self.reports.epoch_steps)
+        self.reports.write_evaluation(metrics)
         for callback in self._callbacks:
             callback.after_evaluation(self, metrics)
 
     def _save(self) -> None:
         self._doing = "writing a checkpoint"
+        for callback in self._callbacks:
+            callback.before_checkpoint(self)
         if self.checkpoints.save():
             self._checkpoint_requested = False
 
@@ -373,9 +355,9 @@ class Trainer:
             steps=self.state.step,
             best_step=self.state.best_step if self.state.best else self.state.step,
             stopped_early=self.stopped_early,
-            samples_per_second=self._reports.samples_per_second(),
-            validation=self.state.best,
-            test=self.evaluate("test") if self.data.parts["test"].rows else None,
+            samples_per_second=self.reports.samples_per_second(),
+            validation=self.state.best if self._stream is None else self._stream.last,
+            test=self.evaluate("test") if self._stream is None and self.data.parts["test"].rows else None,
         )
         if self.is_first:
             run_folder.write_json(self.run / "result.json", result.to_json())
@@ -384,11 +366,11 @@ class Trainer:
 
     def _write_interval(self) -> None:
         self._lock.check()
-        self._reports.write_interval()
+        self.reports.write_interval()
 
     def _describe(self) -> str:
         """What is under way, for who waits for it."""
-        where = f"{self._doing} after step {self.state.step:,} of {self.total_steps:,}"
+        where = f"{self._doing} after {self.steps.place}"
         if self.ranks.num_ranks == 1:
             return where
         patience = f"{self.config.timeout:g} s"
@@ -397,7 +379,19 @@ class Trainer:
     def _evaluation_progress(self, done: int, total: int) -> None:
         if self._stop_requested() and self.ranks.num_ranks == 1:  # ranks stop together, after it
             raise _StopRequested
-        self._reports.show_evaluation(done, total)
+        self.reports.show_evaluation(done, total)
+
+
+def _train_all(trainer: Trainer, stack: ExitStack) -> None:
+    """Trains to the end; callbacks hear of its begin and its end, and are closed by the stack."""
+    callbacks = [callback for callback in trainer._callbacks if isinstance(callback, Callback)]
+    for callback in callbacks:
+        stack.callback(callback.close)
+        callback.begin(trainer)
+    while not trainer._train_block():
+        pass
+    for callback in callbacks:
+        callback.end(trainer)
 
 
 def _checked(config: TrainConfig | None) -> TrainConfig:

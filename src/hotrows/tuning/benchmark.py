@@ -39,7 +39,9 @@ from hotrows.data import EncodedData
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.engine.caching import FILE
 from hotrows.runtime.machine import available_memory
+from hotrows.runtime.utilization import Utilization
 from hotrows.train.defaults import settle
+from hotrows.train.run_data import TrainingBatches
 from hotrows.train.step_trainer import ChooseSharding, StepTrainer, keep_freed_memory
 
 WIN = 1.02  # a median ratio below is no win, however steady
@@ -60,12 +62,14 @@ class Comparison:
     """Samples a second of two configurations in windows that alternate, pair by pair.
 
     filled: the share of slots in fast memory that held rows when the second one was measured; None
-    without a cache.
+    without a cache. cores_busy: the share of the cores' time that each used in its last window, as the
+    mean of ranks.
     """
 
     before: tuple[float, ...]
     after: tuple[float, ...]
     filled: float | None = None
+    cores_busy: tuple[float, float] = (0.0, 0.0)
 
     @property
     def ratios(self) -> list[float]:
@@ -162,13 +166,14 @@ class PairedBenchmark:
         self, comparison: Comparison, configs: tuple[TrainConfig, TrainConfig], order: tuple[int, int]
     ) -> Comparison:
         """The comparison with one more window of each configuration."""
-        speeds, filled = [0.0, 0.0], None
+        speeds, cores_busy, filled = [0.0, 0.0], [0.0, 0.0], None
         for which in order:
             training = self.opened(configs[which])
             speeds[which] = training.window(self.window_seconds)
+            cores_busy[which] = training.cores_busy
             filled = training.filled if which == 1 else filled
         before, after = (*comparison.before, speeds[0]), (*comparison.after, speeds[1])
-        return Comparison(before, after, filled)
+        return Comparison(before, after, filled, (cores_busy[0], cores_busy[1]))
 
     def opened(self, config: TrainConfig) -> TimedTraining:
         """The training of a configuration, ready to be measured."""
@@ -225,6 +230,7 @@ class TimedTraining:
             self._remove_store()
             raise
         self._step_seconds = 0.0
+        self.cores_busy = 0.0  # in the last window, as the mean of ranks
 
     @property
     def num_bytes(self) -> int:
@@ -280,13 +286,16 @@ class TimedTraining:
         """Samples of all ranks and seconds of the slowest one, over some steps."""
         self._paused.close()
         self._ranks.barrier()
+        used = Utilization()
         begin = time.perf_counter()
         samples = sum(self._step() for _ in range(num_steps))
         seconds = time.perf_counter() - begin
+        cores_busy = used.end()["cores_busy"]
         if pause:
             self._paused.enter_context(self._runner.paused())
-        by_rank = self._ranks.gather_objects((samples, seconds))
-        return sum(samples for samples, _ in by_rank), max(seconds for _, seconds in by_rank)
+        by_rank = self._ranks.gather_objects((samples, seconds, cores_busy))
+        self.cores_busy = sum(share for _, _, share in by_rank) / len(by_rank)
+        return sum(samples for samples, _, _ in by_rank), max(seconds for _, seconds, _ in by_rank)
 
     def _step(self) -> int:
         work = next(self._runner, None)
@@ -321,6 +330,7 @@ def _step_trainer(
     else:
         steps.choose_linear_paths()
         choices[key] = steps.choices
+    assert isinstance(steps.batches, TrainingBatches)
     steps.batches.total_steps = _ENDLESS  # after the choices, which follow the length of the run
     return steps
 

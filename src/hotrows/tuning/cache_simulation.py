@@ -26,6 +26,7 @@ from hotrows import models, ops
 from hotrows.config import TrainConfig
 from hotrows.costs.workload import stored_tables
 from hotrows.data import EncodedData, Loader
+from hotrows.data.stored.order import parse_order
 from hotrows.engine.caching import Caching
 from hotrows.optim import RowOptimizer
 from hotrows.pipeline.prefetch import prefetch
@@ -85,6 +86,7 @@ class Simulation:
     pinned_bytes: of their records.
     batches: number of batches replayed; skipped: batches of these that no figure counts.
     measured: results, by policy and size.
+    order: of the samples; shuffled: where it is another, what a plain shuffle gives, of LRU and Bélády.
     """
 
     model: str
@@ -101,6 +103,13 @@ class Simulation:
     table_rows: int
     table_bytes: int
     measured: tuple[PolicyResult, ...]
+    order: str = "shuffle"
+    shuffled: Simulation | None = None
+
+    @property
+    def distinct_rows(self) -> float:
+        """Distinct rows of a batch, relative to one of a plain shuffle: how alike its samples are."""
+        return 1.0 if self.shuffled is None else self.rows / max(self.shuffled.rows, 1)
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -127,13 +136,14 @@ def simulate(
     batches: int | None = None,
     in_flight: int = TrainConfig.in_flight,
     seed: int = 0,
+    order: str = TrainConfig.order,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Simulation:
     """Replays the training part for every policy and size; LRU and Bélády come with any others.
 
     The trace is held in memory, about 12 bytes for each distinct row of each batch.
 
-    model, model_options, row_optimizer, table_dtype, batch_size: as in `TrainConfig`.
+    model, model_options, row_optimizer, table_dtype, batch_size, order: as in `TrainConfig`.
     fast_memory: sizes in bytes; by default 1, 2, 5, 10, 20 and 50 % of the tables.
     policies: policies by name; a `Hot` gets the most frequent rows of the first tenth of the batches.
     batches: number of batches of the first epoch; None: all.
@@ -146,23 +156,45 @@ def simulate(
         table_dtype=table_dtype,
         batch_size=batch_size,
         seed=seed,
+        order=order,
     )
     report, config = progress or (lambda stage, done, total: None), settle(config, data)
+    how = (batches, fast_memory, in_flight, report)
+    chosen = {**policies, **{name: POLICIES[name] for name in BOUNDS if name not in policies}}
+    simulation = _simulate(data, config, chosen, *how)
+    if parse_order(order) == 1:
+        return simulation
+    plain, bounds = (
+        dataclasses.replace(config, order="shuffle"),
+        {name: POLICIES[name] for name in BOUNDS},
+    )
+    return dataclasses.replace(simulation, shuffled=_simulate(data, plain, bounds, *how))
+
+
+def _simulate(
+    data: EncodedData,
+    config: TrainConfig,
+    policies: Mapping[str, Policy],
+    batches: int | None,
+    fast_memory: Sequence[int],
+    in_flight: int,
+    report: Callable[[str, int, int], None],
+) -> Simulation:
+    """Replays one order of samples."""
     groups, trace = _read_trace(data, config, batches, report)
     table_bytes = sum(group.rows * group.stride for group in groups)
     sizes = sorted(set(fast_memory or _shares_of(table_bytes, groups)))
-    chosen = {**policies, **{name: POLICIES[name] for name in BOUNDS if name not in policies}}
     pinned = [(2 * in_flight - 1) * rows for rows in trace.most_rows]
     results = []
-    for n, (name, size) in enumerate((name, size) for name in chosen for size in sizes):
-        report("simulating", n, len(chosen) * len(sizes))
-        results.append(_replay(name, chosen[name], size, groups, trace, in_flight))
+    for n, (name, size) in enumerate((name, size) for name in policies for size in sizes):
+        report("simulating", n, len(policies) * len(sizes))
+        results.append(_replay(name, policies[name], size, groups, trace, in_flight))
     report("simulating", len(results), len(results))
     return Simulation(
         model=str(config.model),
         batch_size=trace.batch_size,
         in_flight=in_flight,
-        seed=seed,
+        seed=config.seed,
         batches=len(trace.batches),
         skipped=trace.skipped,
         lookups=trace.mean(lambda read: read.num_lookups),
@@ -173,6 +205,7 @@ def simulate(
         table_rows=sum(group.rows for group in groups),
         table_bytes=table_bytes,
         measured=tuple(results),
+        order=config.order,
     )
 
 
@@ -235,7 +268,9 @@ def _read_trace(
     packs = pack_tables(tables, model.sequences)
     groups = group_packs(packs)
     planner = Planner(packs, crosses=model.crosses)
-    loader = Loader(data.parts["train"], config.batch_size, shuffle=True, seed=config.seed)
+    loader = Loader(
+        data.parts["train"], config.batch_size, shuffle=True, seed=config.seed, order=config.order
+    )
     total = min(len(loader), batches or len(loader))
     trace = _Trace(config.batch_size)
     touched = [torch.zeros(group.rows, dtype=torch.bool) for group in groups]

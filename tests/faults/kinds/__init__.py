@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.kinds import damage, hostile, processes, ranks, resources, sharing, stores
+from tests.faults.kinds import damage, hostile, processes, publishing, ranks, resources, sharing, stores
 from tests.faults.trials import Kind
 
 KINDS: dict[str, tuple[Kind, float]] = {
@@ -25,6 +25,7 @@ KINDS: dict[str, tuple[Kind, float]] = {
     "damaged store": (damage.store, 2),
     "hostile folder": (hostile.folder, 1),
     "store": (stores.crash, 2),
+    "publishing": (publishing.publishing, 2),
     "stages of ranks": (ranks.stages, 2),
     "torchrun": (ranks.torchrun, 1),
     "network": (ranks.cut_network, 1),

@@ -34,9 +34,17 @@ def compile_all() -> None:
 
     driver.set_active(Compiles())
     run, JITFunction.run = JITFunction.run, compiled
+    from benchmarks.gpu_parts import mover_kernel, step_cache_kernels
+
     from hotrows.ops import triton as kernels
 
     rows = torch.arange(64)
+    host, near = (torch.zeros(64, stride, dtype=torch.uint8) for stride in (516, 528))
+    mover_kernel.move(near, rows, near.clone(), None, 24)
+    sets = torch.zeros(2, 32, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
+    step_cache_kernels.find(rows, rows, *sets, 1)
+    step_cache_kernels.replace(near[:, :516], host, rows, rows, rows, rows, rows, *sets, 1)
+    step_cache_kernels.put_back(near[:, :516], host, rows, rows, 0)
     runs, starts, bags = rows.int(), torch.arange(65).int(), rows.int()
     kernels.unique_padded(rows)
     kernels.resolve(rows, None, 16, torch.arange(4), rows[:4], rows[:4], 2)
@@ -67,5 +75,6 @@ def test_kernels_compile_for_sm_90_without_fused_multiply_add(tmp_path):
     assert {name for name, _, _ in lines} == {
         "_count", "_fill", "_resolve", "_copy_rows", "_gather", "_pool",
         "_sum_windows", "_sum_gradients", "_update",
+        "_move", "_find", "_choose", "_swap", "_put_back",
     }  # fmt: skip
     assert all(fused == "False" and cubin == "True" for _, fused, cubin in lines), lines

@@ -22,6 +22,7 @@ import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 from hotrows.batch import Batch
 from hotrows.data.load.loader import Loader
@@ -112,7 +113,7 @@ class HotColdLoader:
 
     The samples of a kind are divided evenly among as few batches as hold them: otherwise each kind
     would end an epoch with a small batch, and a step on few samples counts as much as any other.
-    shuffle: whether to permute each kind by itself. rank, num_ranks: see `Loader`.
+    shuffle: whether to permute each kind by itself. order, rank, num_ranks: see `Loader`.
     """
 
     def __init__(
@@ -123,12 +124,15 @@ class HotColdLoader:
         *,
         shuffle: bool,
         seed: int = 0,
+        order: str = "shuffle",
         rank: int = 0,
         num_ranks: int = 1,
     ) -> None:
+        how: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "order": order}
+        how |= {"rank": rank, "num_ranks": num_ranks}
+
         def load(part: Part) -> Loader:
-            size = _even(part.rows, batch_size)
-            return Loader(part, size, shuffle=shuffle, seed=seed, rank=rank, num_ranks=num_ranks)
+            return Loader(part, _even(part.rows, batch_size), **how)
 
         self.hot, self.cold = load(hot), load(cold)
         self.batch_size = batch_size

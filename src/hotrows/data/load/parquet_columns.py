@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import first_line, pyarrow
+from hotrows.data.raw.arrow import first_line, pyarrow, seconds_of_moments
 from hotrows.data.raw.columns import MISSING_LABEL, RawIds
 from hotrows.data.raw.files import File
 from hotrows.data.raw.typed_files import open_parquet_file
-from hotrows.data.raw.values import hash_values
+from hotrows.data.raw.values import UNIX, hash_values, seconds_of
 from hotrows.data.stored.gather import ends_of, take_lists
-from hotrows.schema import MISSING_KEY, Dense, Label, Sparse, column_of
+from hotrows.schema import MISSING_KEY, Dense, Label, Sparse, Time, column_of
 from hotrows.schema import Sequence as ListFeature
 
 _MOST_IDLE = 32
@@ -161,6 +161,18 @@ class RowGroupColumns:
         lengths = np.diff(ends).astype(np.uint32)
         return hash_values(RawIds(bytes_of, ends[:-1].astype(np.uint32), lengths)).view(np.int64)
 
+    def times(self, time: Time) -> np.ndarray:
+        """[rows] int64, seconds since 1970, of a column of timestamps or numbers."""
+        seconds = seconds_of_moments(self._arrays[time.column])
+        if seconds is not None:
+            return seconds
+        if time.format not in UNIX:
+            raise self._wrong(time.column, 0, "a timestamp or a number of seconds")
+        seconds, bad = seconds_of(self._numbers(time.column).astype(np.float64), None, time.format)
+        if bad is not None:
+            raise self._wrong(time.column, bad, f"a time in the format {time.format}")
+        return seconds
+
     def _numbers_of(
         self, array: Any, feature: Sparse | ListFeature, offsets: np.ndarray | None
     ) -> np.ndarray:
@@ -175,7 +187,8 @@ class RowGroupColumns:
         assert limit is not None
         expected = f"an id from 0 to {limit - 1:,}"
         if not self._pa.types.is_integer(array.type):
-            raise self._wrong(column, row_of(0), f"{expected}, a whole number, not {array.type}")
+            kind = first_line(array.type)
+            raise self._wrong(column, row_of(0), f"{expected}, a whole number, not {kind}")
         if array.null_count:
             null = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
             raise self._wrong(column, row_of(null), expected)
@@ -189,7 +202,7 @@ class RowGroupColumns:
         """The keys of a dynamic feature, [N] int64; nothing is the missing key."""
         expected = f"a whole number from {MISSING_KEY + 1} to {-MISSING_KEY - 1}"
         if not self._pa.types.is_integer(array.type):
-            raise self._wrong(column, row_of(0), f"{expected}, not {array.type}")
+            raise self._wrong(column, row_of(0), f"{expected}, not {first_line(array.type)}")
         absent = array.is_null().to_numpy(zero_copy_only=False)
         numbers = array.fill_null(0).to_numpy()
         keys = np.where(absent, MISSING_KEY, numbers.astype(np.int64))
@@ -205,7 +218,7 @@ class RowGroupColumns:
         if types.is_decimal(array.type) or types.is_boolean(array.type):
             array = array.cast(self._pa.float64())
         if not (types.is_floating(array.type) or types.is_integer(array.type)):
-            raise self._wrong(column, 0, f"a number, not {array.type}")
+            raise self._wrong(column, 0, f"a number, not {first_line(array.type)}")
         if types.is_integer(array.type):
             array = array.cast(self._pa.float64(), safe=False)
         return array.to_numpy(zero_copy_only=False)

@@ -25,9 +25,10 @@ import numpy as np
 from hotrows.data.load.parquet_columns import Handles, RowGroup, RowGroupColumns, open_row_groups
 from hotrows.data.raw.columns import MISSING_LABEL
 from hotrows.data.raw.files import File, find_files
+from hotrows.data.stored.clusters import order_of
 from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.gather import Room, interleave, joined_offsets
-from hotrows.data.stored.order import Share, pools_of
+from hotrows.data.stored.order import Share, Shuffle, pools_of
 from hotrows.data.stored.part import NAMES, Part, chosen, shared
 from hotrows.data.stored.rows import Rows, gathered, id_type
 from hotrows.json_file import value_of
@@ -99,17 +100,15 @@ class ParquetPart(Part):
         for i, rows in zip(groups, pieces, strict=True):
             yield shared(rows, share, bounds[i], max(first_place, bounds[i]))
 
-    def shuffled(
-        self, share: Share, first_place: int, seed: int, epoch: int, keep_groups: bool = False
-    ) -> Iterator[Rows]:
+    def shuffled(self, share: Share, first_place: int, shuffle: Shuffle, epoch: int) -> Iterator[Rows]:
         bounds = self._bounds()
-        pools = list(pools_of(bounds, seed, epoch, first_place))
+        pools = list(pools_of(bounds, shuffle.seed, epoch, first_place))
         numbers = {first: i for i, first in enumerate(bounds)}
         groups = [[self.groups[numbers[first]] for first, _ in pool.blocks] for pool in pools]
         room = Room()
         for pool, rows in zip(pools, prefetch(self._read(groups), 1), strict=True):
-            by = rows.groups if keep_groups else None
-            yield gathered([rows], chosen(pool, share, first_place, by), room)
+            order = order_of(pool, [rows], self.schema, shuffle)
+            yield gathered([rows], chosen(order, pool, share, first_place), room)
 
     def _labels(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         schema, several = self.schema, len(self.schema.labels) > 1
@@ -195,11 +194,12 @@ def _empty(schema: Schema, rows: int, room: Room) -> Rows:
         ),
         weights=None if schema.weight is None else room.array("weights", (rows,), np.float32),
         groups=None if schema.group is None else room.array("groups", (rows,), np.int64),
+        times=room.array("times", (rows,), np.int64) if schema.keeps_times else None,
     )
 
 
 def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
-    """Fills dense values, labels, weights and groups."""
+    """Fills dense values, labels, weights, groups and times."""
     if schema.dense:
         interleave([columns.dense(feature) for feature in schema.dense], to.dense)
     several = len(schema.labels) > 1
@@ -212,11 +212,15 @@ def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
         to.weights[:] = columns.weights(str(schema.weight))
     if to.groups is not None:
         to.groups[:] = columns.groups(str(schema.group))
+    if to.times is not None and schema.time is not None:
+        to.times[:] = columns.times(schema.time)
 
 
 def _columns_read(schema: Schema) -> tuple[str, ...]:
     """The columns to read; no feature is made of the time."""
-    return dataclasses.replace(schema, time=None).raw_columns
+    return (
+        schema.raw_columns if schema.keeps_times else dataclasses.replace(schema, time=None).raw_columns
+    )
 
 
 def _check_schema(schema: Schema) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from hotrows.data.raw.arrow import ArrowCells, first_line, pyarrow
@@ -43,7 +43,7 @@ def json_columns(file: File, how: Reading, skip: int) -> Iterator[tuple[int, Col
         if wanted is not None and number < skip:
             yield chunk.position, chunk.num_lines
             continue
-        table = _table(chunk)
+        table = table_of_lines(chunk)
         if wanted is None:
             wanted = check_present(
                 how.schema, file.name, tuple(table.column_names), how.for_training, how.kept
@@ -51,7 +51,7 @@ def json_columns(file: File, how: Reading, skip: int) -> Iterator[tuple[int, Col
         if number < skip:
             yield chunk.position, chunk.num_lines
             continue
-        batch = _with_all(table, wanted).combine_chunks().to_batches()[0]
+        batch = with_columns(table, wanted).combine_chunks().to_batches()[0]
         yield chunk.position, columns_of(_JsonCells(batch, file.name, chunk.first_line, how), how)
 
 
@@ -63,12 +63,12 @@ def first_json_rows(file: File, limit: Callable[[int], int]) -> tuple[Any, bool]
     """The first rows as a table, and whether these are all; see `TypedInput`."""
     chunk = first_chunk(file)
     assert chunk is not None, "is_json_lines has read it"
-    table = _table(chunk)
+    table = table_of_lines(chunk)
     rows = limit(table.num_columns)
     return table.slice(0, rows), table.num_rows <= rows and chunk.position >= file.size
 
 
-def _table(chunk: Chunk) -> Any:
+def table_of_lines(chunk: Chunk) -> Any:
     """Parses the lines of a chunk; an error names the line."""
     pa = pyarrow()
     from pyarrow import json
@@ -95,7 +95,7 @@ def _table(chunk: Chunk) -> Any:
     return table
 
 
-def _with_all(table: Any, columns: list[str]) -> Any:
+def with_columns(table: Any, columns: Sequence[str]) -> Any:
     """The columns, in this order; those that no line of the chunk has are empty."""
     pa, present = pyarrow(), set(table.column_names)
     for name in (name for name in columns if name not in present):

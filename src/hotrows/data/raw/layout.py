@@ -112,16 +112,16 @@ def check_present(
         )
         advice = did_you_mean(absent[0], names) or (hint if "header" in where else "; correct the schema")
         raise ValueError(
-            f"{where} lacks the columns {absent} that schema {schema.name!r} asks for; it has "
-            f"{_shortened(list(names))}{advice}"
+            f"{where} lacks the columns [{_shortened(absent)}] that schema {schema.name!r} asks for; "
+            f"it has {_shortened(list(names))}{advice}"
         )
     if lost := sorted(features & set(absent)):
-        log.warning(f"{where} lacks the columns {lost}: their values count as missing")
+        log.warning(f"{where} lacks the columns [{_shortened(lost)}]: their values count as missing")
     columns = list(names if kept is None else dict.fromkeys([*columns, *kept]))
     counts = Counter(names)
     twice = sorted(name for name in columns if counts[name] > 1)
     if twice:
-        raise ValueError(f"{where} names the columns {twice} twice; rename one")
+        raise ValueError(f"{where} names the columns [{_shortened(twice)}] twice; rename one")
     return [column for column in columns if column in counts]
 
 
@@ -166,5 +166,6 @@ def _header(fields: list[bytes]) -> tuple[str, ...]:
 
 
 def _shortened(names: list[str]) -> str:
-    shown = ", ".join(repr(name[:40]) for name in names[:12])
+    quoted = [repr(name) for name in names[:12]]  # several letters for one that is not printable
+    shown = ", ".join(name if len(name) <= 42 else f"{name[:41]}..." for name in quoted)
     return shown + (f" and {len(names) - 12} more" if len(names) > 12 else "")

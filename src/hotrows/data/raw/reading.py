@@ -19,7 +19,7 @@ from hotrows.pipeline.prefetch import prefetch
 CHUNK_BYTES = 8 << 20
 MAX_BYTES = (1 << 31) - 1
 
-_COMPRESSIONS = {
+COMPRESSIONS = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
     b"\x04\x22\x4d\x18": "lz4",
@@ -115,7 +115,7 @@ def compression_of(file: File) -> str | None:
     """The compression of a file by its first bytes, None if it has none."""
     with file.open() as raw:
         magic = raw.read(_LONGEST)
-    return next((name for start, name in _COMPRESSIONS.items() if magic.startswith(start)), None)
+    return next((name for start, name in COMPRESSIONS.items() if magic.startswith(start)), None)
 
 
 def _blocks(file: File, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:

@@ -10,7 +10,8 @@ a pool are permuted. A part of one pool is shuffled completely. Where a file has
     rows of a pool        permuted; pool after pool is the order of the epoch
 
 Where groups stay together, the rows of a group follow one another within a pool, in a random order, and
-so do the groups.
+so do the groups. Where rows are to be reused, a pool is read cluster after cluster (`clusters`), each in
+a random order.
 
 Ranks share every batch, so that together they read the rows of one process, in its order:
 
@@ -21,7 +22,8 @@ Ranks share every batch, so that together they read the rows of one process, in 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 
 import numpy as np
 
@@ -31,7 +33,43 @@ from hotrows.runtime.native import call
 BLOCK_ROWS = 4096
 BLOCKS_PER_POOL = 64
 POOL_ROWS = BLOCK_ROWS * BLOCKS_PER_POOL
+MOST_CLUSTERS = 64
+_CLUSTERS = 8  # of `reuse` alone
 _FEW = 4096  # below, NumPy sorts as fast
+
+
+@dataclass(frozen=True)
+class Shuffle:
+    """How the rows of an epoch are shuffled.
+
+    keep_groups: rows of a group of the schema follow one another, those of a pool at a time.
+    num_clusters: clusters of samples that read equal rows in a pool, which is read one after the other;
+        1: the pool is permuted as it is.
+    recent: clusters of the pools read last, by the seed of each, under `lock`: training behind a cache
+        reads each pool twice, once to look ahead.
+    """
+
+    seed: int = 0
+    keep_groups: bool = False
+    num_clusters: int = 1
+    recent: dict[tuple[int, ...], np.ndarray] = field(default_factory=dict, compare=False, repr=False)
+    lock: Lock = field(default_factory=Lock, compare=False, repr=False)
+
+
+def parse_order(order: str) -> int:
+    """Returns the clusters of a pool: of shuffle 1, of reuse 8, of reuse:N those 2 to 64."""
+    kind, colon, number = order.partition(":")
+    if order == "shuffle":
+        return 1
+    if kind == "reuse" and not colon:
+        return _CLUSTERS
+    few = kind == "reuse" and number.isascii() and number.isdecimal() and len(number) < 3
+    if not few or not 2 <= int(number) <= MOST_CLUSTERS:
+        raise ValueError(
+            f"order must be shuffle, reuse, or reuse:CLUSTERS with 2 to {MOST_CLUSTERS} clusters in "
+            f"{POOL_ROWS:,} samples, such as reuse:8; not {order!r}"
+        )
+    return int(number)
 
 
 @dataclass(frozen=True)
@@ -55,13 +93,15 @@ class Pool:
     def rows(self) -> int:
         return sum(end - first for first, end in self.blocks)
 
-    def order(self, groups: np.ndarray | None = None) -> np.ndarray:
+    def order(self, groups: np.ndarray | None = None, clusters: np.ndarray | None = None) -> np.ndarray:
         """Returns the pool's rows, counted through its blocks, in their new order: [rows] int64.
 
         groups: [rows] integers, for rows of a group to follow one another: groups come in the order of
-        their first rows.
+        their first rows. clusters: [rows] integers, for clusters to come one after the other.
         """
         order = permutation(self.rows, *self.seed)
+        if clusters is not None:
+            order = order[np.argsort(clusters[order], kind="stable")]
         if groups is None:
             return order
         _, first, group = np.unique(groups[order], return_index=True, return_inverse=True)

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
+from hotrows.data.stored.clusters import order_of
 from hotrows.data.stored.gather import Room
-from hotrows.data.stored.order import Pool, Share, pools
+from hotrows.data.stored.order import Pool, Share, Shuffle, pools
 from hotrows.data.stored.rows import Rows, gathered, means_of_labels
 from hotrows.data.stored.sections import check_once
 from hotrows.data.stored.shard_reader import check_rows, open_shard
@@ -106,17 +107,15 @@ class Part:
             if end > first_place:
                 yield shared(self._check(index), share, start, max(first_place, start))
 
-    def shuffled(
-        self, share: Share, first_place: int, seed: int, epoch: int, keep_groups: bool = False
-    ) -> Iterator[Rows]:
+    def shuffled(self, share: Share, first_place: int, shuffle: Shuffle, epoch: int) -> Iterator[Rows]:
         """Yields the rows of a rank in a shuffled epoch, from place `first_place` on, one pool at a
-        time; a pool is valid until the next one is requested. keep_groups: as `Loader` takes it."""
-        room, all_pools = Room(), list(pools(self.rows, seed, epoch, first_place))
+        time; a pool is valid until the next one is requested."""
+        room, all_pools = Room(), list(pools(self.rows, shuffle.seed, epoch, first_place))
         for pool in all_pools:
             self._check_share(pool.number, all_pools[-1].number + 1)
             blocks = [piece for block in pool.blocks for piece in self.mapped(*block)]
-            groups = np.concatenate([rows.groups for rows in blocks]) if keep_groups else None
-            yield gathered(blocks, chosen(pool, share, first_place, groups), room)
+            order = order_of(pool, blocks, self.schema, shuffle)
+            yield gathered(blocks, chosen(order, pool, share, first_place), room)
 
     def sample(self, blocks: int, block_rows: int) -> Rows:
         """Copies a sample of rows: all of a small part, else blocks spread evenly over it."""
@@ -163,11 +162,11 @@ def shared(rows: Rows, share: Share, start: int, first_place: int) -> Rows:
     return rows[first_place - start :] if isinstance(places, range) else rows.take(places - start)
 
 
-def chosen(pool: Pool, share: Share, first_place: int, groups: np.ndarray | None = None) -> np.ndarray:
-    """Returns the numbers of the pool's rows that a rank reads from place `first_place` on, in order;
-    groups: as `Pool.order` takes them."""
+def chosen(order: np.ndarray, pool: Pool, share: Share, first_place: int) -> np.ndarray:
+    """Returns the numbers of the pool's rows that a rank reads from place `first_place` on, of all of
+    them in their order."""
     places = share.among(max(first_place, pool.first), pool.first + pool.rows)
-    order, first = pool.order(groups), pool.first
+    first = pool.first
     return order[places.start - first :] if isinstance(places, range) else order[places - first]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.ops.layers.jagged import highest_by_sample, samples_of, sum_by_sample
 from hotrows.runtime.native import call, core, takes
 
@@ -21,7 +22,7 @@ def target_projection(
     queries: [B, D], keys: [N, D], weight: [H, 4D], bias: [H].
     """
     if not takes(queries, keys, weight, bias):
-        return target_projection_reference(queries, keys, offsets, weight, bias)
+        return by_device(target_projection_reference, queries, keys, offsets, weight, bias)
     queries, keys, weight = queries.contiguous(), keys.contiguous(), weight.contiguous()
     bias = None if bias is None else bias.contiguous()
     offsets = _checked(offsets, len(queries), len(keys))
@@ -36,7 +37,7 @@ def target_projection_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of queries, keys, weight and bias, from that of y, [N, H]."""
     if not takes(grad, queries, keys, weight):
-        return target_projection_backward_reference(grad, queries, keys, offsets, weight)
+        return by_device(target_projection_backward_reference, grad, queries, keys, offsets, weight)
     grad, queries, keys = grad.contiguous(), queries.contiguous(), keys.contiguous()
     weight, offsets = weight.contiguous(), _checked(offsets, len(queries), len(keys))
     grad_queries, grad_keys, grad_weight = (torch.empty_like(t) for t in (queries, keys, weight))
@@ -53,7 +54,7 @@ def softmax_jagged(scores: Tensor, offsets: Tensor) -> Tensor:
     scores = [0., 0., 5.], offsets = [0, 2, 2, 3]  ->  [0.5, 0.5, 1.]
     """
     if not takes(scores):
-        return softmax_jagged_reference(scores, offsets)
+        return by_device(softmax_jagged_reference, scores, offsets)
     scores, size = scores.contiguous(), len(offsets) - 1
     offsets = _checked(offsets, size, len(scores))
     out = torch.empty_like(scores)
@@ -64,7 +65,7 @@ def softmax_jagged(scores: Tensor, offsets: Tensor) -> Tensor:
 def softmax_jagged_backward(grad: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
     """The gradient of the scores, from the weights that the softmax returned: [N], [N] -> [N]."""
     if not takes(grad, weights):
-        return softmax_jagged_backward_reference(grad, weights, offsets)
+        return by_device(softmax_jagged_backward_reference, grad, weights, offsets)
     grad, weights, size = grad.contiguous(), weights.contiguous(), len(offsets) - 1
     offsets = _checked(offsets, size, len(weights))
     out = torch.empty_like(weights)
@@ -75,7 +76,7 @@ def softmax_jagged_backward(grad: Tensor, weights: Tensor, offsets: Tensor) -> T
 def weighted_sum(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
     """out[b] = sum of weights[n] values[n] over the sample's n: [N], [N, D] -> [B, D]."""
     if not takes(weights, values):
-        return weighted_sum_reference(weights, values, offsets)
+        return by_device(weighted_sum_reference, weights, values, offsets)
     weights, values = weights.contiguous(), values.contiguous()
     size, width = len(offsets) - 1, values.shape[1]
     offsets = _checked(offsets, size, len(values))
@@ -87,7 +88,7 @@ def weighted_sum(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
 def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
     """out[n] = queries[b] . keys[n], b the sample of n: [B, D], [N, D] -> [N]."""
     if not takes(queries, keys):
-        return jagged_dot_reference(queries, keys, offsets)
+        return by_device(jagged_dot_reference, queries, keys, offsets)
     queries, keys = queries.contiguous(), keys.contiguous()
     offsets = _checked(offsets, len(queries), len(keys))
     out = torch.empty(len(keys))
@@ -101,7 +102,7 @@ def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor
     With `weighted_sum` and `jagged_dot` the three gradients of sum over n of w_n (q_b . k_n).
     """
     if not takes(weights, queries):
-        return weighted_copies_reference(weights, queries, offsets)
+        return by_device(weighted_copies_reference, weights, queries, offsets)
     weights, queries = weights.contiguous(), queries.contiguous()
     offsets = _checked(offsets, len(queries), len(weights))
     out = torch.empty(len(weights), queries.shape[1])
@@ -109,6 +110,7 @@ def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor
     return out
 
 
+@gpu_op("attention")
 def target_projection_reference(
     queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
@@ -116,6 +118,7 @@ def target_projection_reference(
     return out if bias is None else out + bias
 
 
+@gpu_op("attention")
 def target_projection_backward_reference(
     grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -130,25 +133,30 @@ def target_projection_backward_reference(
     )
 
 
+@gpu_op("attention")
 def softmax_jagged_reference(scores: Tensor, offsets: Tensor) -> Tensor:
     sample = samples_of(offsets, len(scores))
     powers = (scores - highest_by_sample(scores, offsets)[sample]).exp()
     return powers / sum_by_sample(powers, offsets)[sample]
 
 
+@gpu_op("attention")
 def softmax_jagged_backward_reference(grad: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
     mean = sum_by_sample(grad * weights, offsets)  # [B]
     return weights * (grad - mean[samples_of(offsets, len(grad))])
 
 
+@gpu_op("attention")
 def weighted_sum_reference(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
     return sum_by_sample(weights[:, None] * values, offsets)
 
 
+@gpu_op("attention")
 def jagged_dot_reference(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
     return (queries[samples_of(offsets, len(keys))] * keys).sum(1)
 
 
+@gpu_op("attention")
 def weighted_copies_reference(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor:
     return weights[:, None] * queries[samples_of(offsets, len(weights))]
 

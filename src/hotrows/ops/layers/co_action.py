@@ -9,6 +9,7 @@ from ctypes import c_int64
 import torch
 from torch import Tensor
 
+from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.ops.layers.jagged import samples_of, sum_by_sample
 from hotrows.runtime.native import call, core, takes
 
@@ -31,7 +32,7 @@ def co_action(
     sizes = (1, 1), orders = 2, weights = [[2.]], inputs = [[3.], [1.]]  ->  [[8., 20.]]
     """
     if not takes(weights, inputs):
-        return co_action_reference(weights, inputs, offsets, sizes, orders, shared_orders)
+        return by_device(co_action_reference, weights, inputs, offsets, sizes, orders, shared_orders)
     assert offsets.dtype == torch.int64 and int(offsets[-1]) == len(inputs), "lists of other rows"
     weights, inputs, offsets = weights.contiguous(), inputs.contiguous(), offsets.contiguous()
     out = weights.new_empty(len(weights), orders * sum(sizes[1:]))
@@ -51,7 +52,9 @@ def co_action_backward(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of weights and inputs, from that of the result."""
     if not takes(grad, weights, inputs):
-        return co_action_backward_reference(grad, weights, inputs, offsets, sizes, orders, shared_orders)
+        return by_device(
+            co_action_backward_reference, grad, weights, inputs, offsets, sizes, orders, shared_orders
+        )
     grad, offsets = grad.contiguous(), offsets.contiguous()
     weights, inputs = weights.contiguous(), inputs.contiguous()
     grads = torch.empty_like(weights), torch.empty_like(inputs)
@@ -61,6 +64,7 @@ def co_action_backward(
     return grads
 
 
+@gpu_op("co_action")
 def co_action_reference(
     weights: Tensor,
     inputs: Tensor,
@@ -82,6 +86,7 @@ def co_action_reference(
     return sum_by_sample(torch.cat(outputs, 1), offsets)
 
 
+@gpu_op("co_action")
 def co_action_backward_reference(
     grad: Tensor,
     weights: Tensor,
@@ -91,12 +96,25 @@ def co_action_backward_reference(
     orders: int,
     shared_orders: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients by PyTorch's own differentiation of the formula."""
-    with torch.enable_grad():
-        leaves = weights.detach().requires_grad_(), inputs.detach().requires_grad_()
-        out = co_action_reference(*leaves, offsets, sizes, orders, shared_orders)
-    grad_weights, grad_inputs = torch.autograd.grad(out, leaves, grad)
-    return grad_weights, grad_inputs
+    sample, copies = samples_of(offsets, len(inputs)), 1 if shared_orders else orders
+    matrices = _matrices(weights, sizes, copies)
+    grads = [[torch.zeros_like(matrix) for matrix in layers] for layers in matrices]
+    grad_inputs, by_output = torch.zeros_like(inputs), list(grad[sample].split([*sizes[1:]] * orders, 1))
+    for order in reversed(range(orders)):
+        copy = 0 if shared_orders else order
+        reads = [inputs ** (order + 1)]  # of each layer, [N, in]
+        for matrix in matrices[copy][:-1]:
+            reads.append(torch.tanh(torch.einsum("ni,nio->no", reads[-1], matrix[sample])))
+        back = torch.zeros_like(by_output[-1])
+        for place in reversed(range(len(reads))):
+            back = back + by_output.pop()  # [N, out]
+            if place < len(reads) - 1:
+                back = back * (1 - reads[place + 1].square())
+            products = reads[place][:, :, None] * back[:, None, :]  # [N, in, out]
+            grads[copy][place] += sum_by_sample(products, offsets)
+            back = torch.einsum("no,nio->ni", back, matrices[copy][place][sample])
+        grad_inputs += back * (order + 1) * inputs**order
+    return torch.cat([g.flatten(1) for layers in grads for g in layers], 1), grad_inputs
 
 
 def _matrices(weights: Tensor, sizes: Sequence[int], copies: int) -> list[list[Tensor]]:

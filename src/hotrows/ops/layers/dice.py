@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.runtime.native import call, core, takes
 
 
@@ -14,17 +15,27 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     x = [[1., 5.], [3., 5.]]  ->  [2., 5.], [1., 0.]
     """
     if not takes(x):
-        return moments_reference(x)
+        return by_device(moments_reference, x)
     x = x.contiguous()
     mean, var = torch.empty(x.shape[1]), torch.empty(x.shape[1])
     call(core(), "moments", x, *x.shape, mean, var)
     return mean, var
 
 
+def remember(
+    mean: Tensor, var: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None,
+    num_rows: int, momentum: float, eps: float,
+) -> Tensor:  # fmt: skip
+    """Moves running averages towards the statistics of num_rows > 1 rows, the variance unbiased, and
+    counts the batch; returns 1 / sqrt(var + eps): all [H], but for num_batches, a number."""
+    averages = running_mean, running_var, num_batches
+    return by_device(remember_reference, mean, var, *averages, num_rows, momentum, eps)
+
+
 def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
     """x (p + alpha (1 - p)) with p = sigmoid((x - mean) rstd): [M, H] and [H] each -> [M, H]."""
     if not takes(x, mean, rstd, alpha):
-        return dice_reference(x, mean, rstd, alpha)
+        return by_device(dice_reference, x, mean, rstd, alpha)
     x, alpha = x.contiguous(), alpha.contiguous()
     out = torch.empty_like(x)
     call(core(), "dice", x, mean, rstd, alpha, *x.shape, out)
@@ -37,7 +48,7 @@ def dice_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor
     z = (x - mean) rstd, and dz is what the loss changes by with z.
     """
     if not takes(grad, x, mean, rstd, alpha):
-        return dice_sums_reference(grad, x, mean, rstd, alpha)
+        return by_device(dice_sums_reference, grad, x, mean, rstd, alpha)
     grad, x, alpha = grad.contiguous(), x.contiguous(), alpha.contiguous()
     sums = x.new_empty(3, x.shape[1])
     call(core(), "dice_sums", grad, x, mean, rstd, alpha, *x.shape, sums)
@@ -53,23 +64,38 @@ def dice_to_x(
     x, and maybe of other ranks. num_rows = 0: they are none of theirs, and nothing flows through them.
     """
     if not takes(grad, x, mean, rstd, alpha, sums):
-        return dice_to_x_reference(grad, x, mean, rstd, alpha, sums, num_rows)
+        return by_device(dice_to_x_reference, grad, x, mean, rstd, alpha, sums, num_rows)
     grad, x, alpha, sums = (t.contiguous() for t in (grad, x, alpha, sums))
     grad_x = torch.empty_like(x)
     call(core(), "dice_to_x", grad, x, mean, rstd, alpha, sums, *x.shape, num_rows, grad_x)
     return grad_x
 
 
+@gpu_op("statistics")
 def moments_reference(x: Tensor) -> tuple[Tensor, Tensor]:
     var, mean = torch.var_mean(x, dim=0, correction=0)
     return mean, var
 
 
+@gpu_op("statistics", changes=("running_mean", "running_var", "num_batches"))
+def remember_reference(
+    mean: Tensor, var: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None,
+    num_rows: int, momentum: float, eps: float,
+) -> Tensor:  # fmt: skip
+    running_mean.lerp_(mean, momentum)
+    running_var.lerp_(var * (num_rows / (num_rows - 1)), momentum)
+    if num_batches is not None:
+        num_batches += 1
+    return (var + eps).rsqrt()
+
+
+@gpu_op("statistics")
 def dice_reference(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
     p = torch.sigmoid((x - mean) * rstd)
     return x * (p + alpha * (1 - p))
 
 
+@gpu_op("statistics")
 def dice_sums_reference(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
     z = (x - mean) * rstd  # [M, H]
     p = torch.sigmoid(z)
@@ -78,6 +104,7 @@ def dice_sums_reference(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alp
     return torch.stack([by_z.sum(0), (by_z * z).sum(0), by_alpha.sum(0)])  # [3, H]
 
 
+@gpu_op("statistics")
 def dice_to_x_reference(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int
 ) -> Tensor:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
+from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.runtime.native import call, core, takes
 
 KINDS = ("gru", "augru", "augru_code", "agru")
 RESETS = ("before", "after")
+MOST_STATES = 128
+"""The widest state that the kernel for a GPU takes."""
 
 
 def recurrent(
@@ -39,7 +42,8 @@ def recurrent(
     reset is "after", U_n h + c_n [N, H]. The native core writes the gates over `parts`.
     """
     if not takes(parts, attention, weight, bias):
-        return recurrent_reference(parts, attention, offsets, weight, bias, kind, reset, lengths)
+        inputs = parts, attention, offsets, weight, bias, kind, reset
+        return _by_device(recurrent_reference, inputs, weight, lengths)
     assert parts.is_contiguous(), "the gates are written over it"
     assert offsets.dtype == torch.int64 and int(offsets[-1]) == len(parts), "lists of other rows"
     attention, offsets = _contiguous(attention), offsets.contiguous()
@@ -70,9 +74,8 @@ def recurrent_backward(
     grad_states: [N, H], of every state as a result, without what later states add to it.
     """
     if not takes(grad_states, gates, attention, weight):
-        return recurrent_backward_reference(
-            grad_states, states, gates, inner, attention, offsets, weight, kind, reset, lengths
-        )
+        inputs = grad_states, states, gates, inner, attention, offsets, weight, kind, reset
+        return _by_device(recurrent_backward_reference, inputs, weight, lengths)
     grad_states, attention = grad_states.contiguous(), _contiguous(attention)
     offsets, weight = offsets.contiguous(), weight.contiguous()
     grad_parts, grad_weight = torch.empty_like(gates), torch.empty_like(weight)
@@ -86,6 +89,7 @@ def recurrent_backward(
     return grads
 
 
+@gpu_op("recurrent")
 def recurrent_reference(
     parts: Tensor,
     attention: Tensor | None,
@@ -116,6 +120,7 @@ def recurrent_reference(
     return states, gates, inner
 
 
+@gpu_op("recurrent")
 def recurrent_backward_reference(
     grad_states: Tensor,
     states: Tensor,
@@ -163,6 +168,13 @@ def recurrent_backward_reference(
     into_gates, into_candidate = grad_products.split([2 * size, size], 1)  # [N, 2H], [N, H]
     grad_weight = torch.cat([into_gates.t() @ old, into_candidate.t() @ reset_old])  # [3H, H]
     return grad_parts, grad_attention, grad_weight, grad_parts.sum(0), grad_products.sum(0)
+
+
+def _by_device(reference: Callable, inputs: tuple, weight: Tensor, lengths: Tensor | None) -> tuple:
+    """The kernel for a GPU reads lengths there, and has room on chip for states of a limited width."""
+    if weight.is_cuda and weight.shape[1] <= MOST_STATES:
+        return by_device(reference, *inputs, None)
+    return reference(*inputs, lengths)
 
 
 def _contiguous(tensor: Tensor | None) -> Tensor | None:

@@ -5,6 +5,7 @@ All kernels are bound by memory, most of them by its latency: they read rows at 
 
 from __future__ import annotations
 
+import torch
 import triton
 
 GATHER_ELEMENTS = 2048
@@ -47,3 +48,9 @@ def tile(dim: int, elements: int, most_columns: int) -> tuple[int, int]:
     """Rows and columns of a tile, powers of two: columns for `dim`, about `elements` in all."""
     columns = min(triton.next_power_of_2(dim), most_columns)
     return max(elements // columns, 1), columns
+
+
+def products() -> str:
+    """How matrix products of float32 are computed: as PyTorch's own where these may be in TF32, else in
+    three products of TF32 each, which are exact but for the last bits and run on tensor cores, too."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"

@@ -1,0 +1,51 @@
+"""The options of `hotrows train --publish`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from hotrows.cli.options import with_options
+
+publish_options = with_options(
+    click.option(
+        "--publish",
+        metavar="FOLDER",
+        help="Write versions of the model there, or to a URL, for hotrows serve --follow.",
+    ),
+    click.option(
+        "--publish-every",
+        default="30s",
+        show_default=True,
+        metavar="SECONDSs|BATCHESb",
+        help="How often: 30s, 0.5s or 500b.",
+    ),
+    click.option(
+        "--publish-dtype",
+        type=click.Choice(["float32", "float16", "int8", "int4"]),
+        default="float32",
+        show_default=True,
+        help="Number format of published rows.",
+    ),
+)
+SECTION = {"Publishing": ("publish", "publish_every", "publish_dtype")}
+
+
+def publishers(options: dict[str, Any]) -> list[Any]:
+    """Takes the options of publishing out of those of the command; returns the callback that publishes,
+    where there is something to publish to."""
+    to, every, dtype = (options.pop(name) for name in SECTION["Publishing"])
+    if to is None:
+        return []
+    from hotrows.train.publishing import Publisher
+
+    return [Publisher(to, every, table_dtype=dtype)]
+
+
+def words(callbacks: Sequence[Any]) -> list[str]:
+    """Returns the options that make these callbacks again."""
+    values = [(one.to, one.every, one.table_dtype) for one in callbacks]
+    options = ("--publish", "--publish-every", "--publish-dtype")
+    return [str(word) for row in values for pair in zip(options, row, strict=True) for word in pair]

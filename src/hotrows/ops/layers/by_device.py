@@ -1,0 +1,86 @@
+"""The seam between layers and kernels for a GPU: a reference, and the Triton function of its name.
+
+    @gpu_op("dice")
+    def moments_reference(x: Tensor) -> tuple[Tensor, Tensor]: ...
+
+    by_device(moments_reference, x)      # on CUDA tensors `hotrows.ops.triton.dice.moments(x)`
+
+Such an op is one of PyTorch's dispatcher, `torch.ops.hotrows.moments`. In graphs that PyTorch compiles it
+is the reference, whose parts are fused with what is around them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+OPS: dict[str, str] = {}
+"""The module of `hotrows.ops.triton` that each op is in."""
+
+_library = torch.library.Library("hotrows", "FRAGMENT")
+
+
+def gpu_op(module: str, changes: Collection[str] = ()) -> Callable[[F], F]:
+    """Makes a reference, `<name>_reference`, the op `<name>`; `module` has its Triton kernels.
+
+    changes: arguments that it writes to.
+
+    They are for float32, and where the module has `takes`, for arguments that it returns True for. All
+    else is left to the reference.
+    """
+
+    def register(reference: F) -> F:
+        name = reference.__name__.removesuffix("_reference")
+        OPS[name] = module
+        _library.define(name + _schema(reference, changes))
+        _library.impl(name, reference, "CompositeExplicitAutograd")
+        if importlib.util.find_spec("triton") is not None:
+            _library.impl(name, _in_triton(name, module, reference), "CUDA")
+        return reference
+
+    return register
+
+
+def by_device(reference: Callable[..., Any], *args: Any) -> Any:
+    """Calls the op of a reference if its first argument is on a GPU, else the reference itself."""
+    if not args[0].is_cuda or torch.compiler.is_compiling():
+        return reference(*args)
+    return getattr(torch.ops.hotrows, reference.__name__.removesuffix("_reference"))(*args)
+
+
+def _in_triton(name: str, module: str, reference: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        kernels = importlib.import_module(f"hotrows.ops.triton.{module}")
+        floats = [t for t in args if isinstance(t, Tensor) and t.is_floating_point()]
+        in_float32 = all(t.dtype == torch.float32 for t in floats)
+        if not in_float32 or not getattr(kernels, "takes", lambda *_: True)(*args):
+            return reference(*args)
+        with torch.cuda.device_of(args[0]):
+            return getattr(kernels, name)(*args)
+
+    return run
+
+
+def _schema(reference: Callable[..., Any], changes: Collection[str]) -> str:
+    """Of annotations such as `Tensor`, `Tensor | None` and `Sequence[int]`, results being tensors."""
+    signature = inspect.signature(reference)
+    arguments = [f"{_type(p.annotation)} {p.name}" for p in signature.parameters.values()]
+    for number, name in enumerate(changes):
+        places = (n for n, argument in enumerate(arguments) if argument.endswith(f" {name}"))
+        place = next(places)
+        alias = f"Tensor({chr(ord('a') + number)}!)"
+        arguments[place] = arguments[place].replace("Tensor", alias, 1)
+    returns = signature.return_annotation.replace("tuple[", "(").replace("]", ")")
+    return f"({', '.join(arguments)}) -> {_type(returns)}"
+
+
+def _type(annotation: str) -> str:
+    return annotation.replace("Tensor | None", "Tensor?").replace("Sequence[int]", "int[]")

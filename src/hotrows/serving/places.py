@@ -1,0 +1,231 @@
+"""Places: where versions go from the folder that training publishes to, and come from to one that serves.
+
+    s3://bucket/model, gs://.., memory://..     any URL of fsspec, whose package for it must be there
+    redis://host:6379/0?name=model              a hash of Redis: a field for each file
+
+A `Mirror` keeps a folder and a place equal. A version is in a place once all of it is: the head of a
+base is written last and deleted first, and what comes is verified before it gets its name in the folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import parse_qs, urlsplit, urlunsplit
+
+from hotrows.runtime.atomic_files import part_of, publish, replaced
+from hotrows.serving import chain
+from hotrows.serving.bundle import open_bundle
+from hotrows.serving.deltas import read_delta
+
+_MOST_IN_REDIS = 512 << 20  # bytes of a value
+
+
+class RemotePlace(Protocol):
+    """Files by name, such as base-0000000001/export.json, in another place than a folder."""
+
+    def names(self) -> set[str]: ...
+
+    def put(self, name: str, file: Path) -> None: ...
+
+    def get(self, name: str, file: Path) -> None: ...
+
+    def remove(self, name: str) -> None: ...
+
+
+class Mirror:
+    """A folder and a place with the same versions.
+
+    folder: where they are on this machine; made where it is not there.
+    """
+
+    def __init__(self, place: RemotePlace, folder: Path) -> None:
+        self.place, self.folder = place, folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @staticmethod
+    def open(address: Path | str, folder: Path | str | None = None) -> Mirror | None:
+        """The mirror of a place in `folder` (default: a temporary one); None where the address is one."""
+        if not is_url(address):
+            return None
+        return Mirror(open_place(str(address)), Path(folder or tempfile.mkdtemp(prefix="hotrows-")))
+
+    def push(self) -> None:
+        """Makes the place have what the folder has, but for the pin, which is the place's."""
+        names, local = self.place.names(), chain.look(self.folder)
+        wanted = {chain.delta_path(self.folder, n).name for n in local.deltas}
+        for number in local.deltas:
+            path = chain.delta_path(self.folder, number)
+            if path.name not in names:
+                self.place.put(path.name, path)
+        for number in local.bases:
+            base = chain.base_path(self.folder, number)
+            files = {f.relative_to(self.folder).as_posix(): f for f in base.rglob("*") if f.is_file()}
+            wanted |= files.keys()
+            head = f"{base.name}/{chain.HEAD}"
+            if head not in names:
+                for name, file in files.items():
+                    if name != head:
+                        self.place.put(name, file)
+                self.place.put(head, files[head])
+        for name in sorted(names - wanted - {chain.PIN}, key=lambda name: not name.endswith(chain.HEAD)):
+            self.place.remove(name)
+
+    def pull(self) -> None:
+        """Makes the folder have what the place has. ValueError where something came damaged; it is tried
+        again by the next call."""
+        names, local = self.place.names(), chain.look(self.folder)
+        self.pull_pin(names)
+        remote = chain.listed(self.folder, _top(names))
+        heads = {n: f"{chain.base_path(self.folder, n).name}/{chain.HEAD}" for n in remote.bases}
+        goals = (remote.newest, remote.pin or 0)
+        needed = {max((n for n in heads if n <= goal and heads[n] in names), default=0) for goal in goals}
+        if local.bases:  # a newer one comes only where there are no deltas to it
+            reached = {n for n in needed if {*range(local.newest + 1, n + 1)} <= {*remote.deltas}}
+            needed -= {n for n in reached if n > local.newest}
+        for number in sorted(needed - {0, *local.bases}):
+            self._get_base(number, names)
+        first = min({*local.bases, *needed} - {0}, default=remote.newest)
+        for number in remote.deltas:
+            if number > first and number not in local.deltas:
+                self._get_delta(number)
+        for number in set(local.bases) - set(remote.bases):
+            shutil.rmtree(chain.base_path(self.folder, number), ignore_errors=True)
+        for number in set(local.deltas) - set(remote.deltas):
+            chain.delta_path(self.folder, number).unlink(missing_ok=True)
+
+    def pull_pin(self, names: Iterable[str] | None = None) -> None:
+        """Makes the folder have the pin of the place, or none."""
+        if chain.PIN in (self.place.names() if names is None else names):
+            with replaced(self.folder / chain.PIN) as part:
+                self.place.get(chain.PIN, part)
+        else:
+            (self.folder / chain.PIN).unlink(missing_ok=True)
+
+    def pin(self, number: int | None) -> None:
+        """Pins a version of the place; see `chain.pin`."""
+        if number is None:
+            self.place.remove(chain.PIN)
+        else:
+            chain.listed(self.folder, _top(self.place.names())).way(0, number)
+            chain.write_pin(self.folder, number)
+            self.place.put(chain.PIN, self.folder / chain.PIN)
+        self.pull()
+
+    def _get_base(self, number: int, names: Iterable[str]) -> None:
+        path = chain.base_path(self.folder, number)
+        part = part_of(path)
+        shutil.rmtree(part, ignore_errors=True)
+        for name in names:
+            top, _, inner = name.partition("/")
+            if top == path.name and inner:
+                target = part / inner
+                if ".." in target.parts:
+                    raise ValueError(f"{name!r} is no name of a file of a version")
+                target.parent.mkdir(parents=True, exist_ok=True)
+                self.place.get(name, target)
+        bundle = open_bundle(part)
+        for name in bundle.files:
+            bundle.verify(name)
+        chain.base_head(part)
+        publish(part, path)
+
+    def _get_delta(self, number: int) -> None:
+        with replaced(chain.delta_path(self.folder, number)) as part:
+            self.place.get(chain.delta_path(self.folder, number).name, part)
+            read_delta(part)
+
+
+def is_url(address: Path | str) -> bool:
+    return "://" in str(address)
+
+
+def open_place(url: str) -> RemotePlace:
+    """The place of a URL; ValueError where a package for it is missing."""
+    return _Redis(url) if url.startswith(("redis://", "rediss://", "unix://")) else _Files(url)
+
+
+def _top(names: Iterable[str]) -> list[str]:
+    """The first part of each name, sorted."""
+    return sorted({name.partition("/")[0] for name in names})
+
+
+class _Files:
+    """The files below a URL of fsspec."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec
+        except ImportError:
+            raise ValueError(f"{url} needs fsspec: pip install 'hotrows[remote]'") from None
+        try:
+            self._files, self._root = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise ValueError(f"{url} cannot be opened: {' '.join(str(error).split())[:200]}") from None
+        self._root = self._root.rstrip("/")
+
+    def names(self) -> set[str]:
+        self._files.invalidate_cache()
+        if not self._files.exists(self._root):
+            return set()
+        return {str(path)[len(self._root) + 1 :] for path in self._files.find(self._root)}
+
+    def put(self, name: str, file: Path) -> None:
+        path = self._path(name)
+        self._files.makedirs(path.rpartition("/")[0], exist_ok=True)
+        self._files.put_file(str(file), path)
+
+    def get(self, name: str, file: Path) -> None:
+        self._files.get_file(self._path(name), str(file))
+
+    def remove(self, name: str) -> None:
+        path = self._path(name)
+        if self._files.exists(path):
+            self._files.rm_file(path)
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+
+class _Redis:
+    """A hash of a Redis server, whose fields are files."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import redis
+        except ImportError:
+            raise ValueError(f"{url} needs the Redis client: pip install 'hotrows[remote]'") from None
+        parts = urlsplit(url)
+        self._key = "hotrows:" + parse_qs(parts.query).get("name", ["model"])[0]
+        self._redis: Any = redis.Redis.from_url(urlunsplit(parts._replace(query="")))
+        self._unavailable = redis.RedisError
+
+    def names(self) -> set[str]:
+        return {name.decode() for name in self._call("hkeys", self._key)}
+
+    def put(self, name: str, file: Path) -> None:
+        content = file.read_bytes()
+        if len(content) >= _MOST_IN_REDIS:
+            raise ValueError(
+                f"{name} has {len(content):,} bytes, and Redis stores values below {_MOST_IN_REDIS:,}: "
+                f"publish to files, or use --publish-dtype int8"
+            )
+        self._call("hset", self._key, name, content)
+
+    def get(self, name: str, file: Path) -> None:
+        content = self._call("hget", self._key, name)
+        if content is None:
+            raise FileNotFoundError(f"{name} is no longer in Redis")
+        file.write_bytes(content)
+
+    def remove(self, name: str) -> None:
+        self._call("hdel", self._key, name)
+
+    def _call(self, command: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self._redis, command)(*arguments)
+        except self._unavailable as error:
+            raise OSError(f"Redis does not answer: {' '.join(str(error).split())[:200]}") from error

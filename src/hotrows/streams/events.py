@@ -1,0 +1,172 @@
+"""Events: some of what a source has returned, in order, before it is encoded.
+
+Lines of text (JSON or delimited) and Arrow tables become `Columns` by the readers of `hotrows.data.raw`,
+so that a value has one id, whether it was prepared or came with an event.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+
+from hotrows.data.raw.arrow import ArrowCells, as_table, pyarrow
+from hotrows.data.raw.cells import Reading, columns_of
+from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.json_lines import table_of_lines, with_columns
+from hotrows.data.raw.layout import Layout, layout_of
+from hotrows.data.raw.reading import Chunk
+from hotrows.data.raw.text import parse
+from hotrows.schema import Schema
+
+
+class RawEvents(Protocol):
+    """Events in order."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, chosen: slice) -> RawEvents:
+        """Consecutive events."""
+        ...
+
+    def columns(self, how: Reading) -> Columns:
+        """The columns of the schema; ValueError names the first event that has no such values."""
+        ...
+
+    def texts(self) -> list[str]:
+        """Each event as it is written into a file of dead letters."""
+        ...
+
+    def place(self, number: int) -> str:
+        """Where the event of this number is: file and line, or partition and offset."""
+        ...
+
+
+@dataclass(frozen=True)
+class LineEvents:
+    """Whole lines of text. name: for messages; first_line: number of the first one, from 1.
+
+    layout: the columns of delimited text; None: each line is an object of JSON. places: where each event
+    is; None: in the line that it is.
+    """
+
+    name: str
+    text: bytes
+    first_line: int = 1
+    layout: Layout | None = None
+    places: Sequence[str] | None = None
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        """[events + 1], where lines begin and end."""
+        ends = np.flatnonzero(np.frombuffer(self.text, np.uint8) == ord("\n")) + 1
+        return np.concatenate([np.zeros(1, np.int64), ends])
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def __getitem__(self, chosen: slice) -> LineEvents:
+        first, end, _ = chosen.indices(len(self))
+        text = self.text[self._ends[first] : self._ends[max(first, end)]]
+        places = None if self.places is None else self.places[first:end]
+        return LineEvents(self.name, text, self.first_line + first, self.layout, places)
+
+    def columns(self, how: Reading) -> Columns:
+        chunk = Chunk(self.name, bytearray(self.text), self.first_line, len(self), 0)
+        if self.layout is not None:
+            return parse(chunk, self.layout, how)
+        return _columns_of_table(table_of_lines(chunk), self.name, self.first_line, how)
+
+    def texts(self) -> list[str]:
+        return [line.decode("utf-8", "backslashreplace") for line in self.text.split(b"\n")[:-1]]
+
+    def place(self, number: int) -> str:
+        line = f"{self.name} line {self.first_line + number}"
+        return line if self.places is None else self.places[number]
+
+
+@dataclass(frozen=True)
+class TableEvents:
+    """The rows of an Arrow table. name: for messages; first_row: number of the first one, from 0; places:
+    where each event is; None: in its row."""
+
+    name: str
+    table: Any
+    first_row: int = 0
+    places: Sequence[str] | None = None
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def __getitem__(self, chosen: slice) -> TableEvents:
+        first, end, _ = chosen.indices(len(self))
+        table = self.table.slice(first, max(end - first, 0))
+        places = None if self.places is None else self.places[first:end]
+        return TableEvents(self.name, table, self.first_row + first, places)
+
+    def columns(self, how: Reading) -> Columns:
+        return _columns_of_table(self.table, self.name, self.first_row, how)
+
+    def texts(self) -> list[str]:
+        return [json.dumps(row, default=_text, ensure_ascii=False) for row in self.table.to_pylist()]
+
+    def place(self, number: int) -> str:
+        row = f"{self.name} row {self.first_row + number}"
+        return row if self.places is None else self.places[number]
+
+
+def table_events(table: Any, name: str = "the stream") -> TableEvents:
+    """Events of what holds columns: an Arrow table, a frame, a dict of columns."""
+    return TableEvents(name, as_table(table))
+
+
+def field_events(events: Iterable[Mapping[str, bytes]], name: str, places: Sequence[str]) -> TableEvents:
+    """Events whose fields are texts, each a mapping of names to bytes; a field that one lacks is
+    missing."""
+    pa, rows = pyarrow(), list(events)
+    names = dict.fromkeys(field for row in rows for field in row)
+    columns = {field: pa.array([row.get(field) for row in rows], pa.binary()) for field in names}
+    return TableEvents(name, pa.table(columns), places=places)
+
+
+def message_events(
+    messages: Iterable[bytes], name: str, layout: Layout | None, places: Sequence[str]
+) -> LineEvents:
+    """Events that are messages of one line; JSON may be of several."""
+    text = b"".join(message.replace(b"\n", b" ") + b"\n" for message in messages)
+    return LineEvents(name, text, 1, layout, places)
+
+
+def is_json(line: bytes) -> bool:
+    """Whether a line of text is an object of JSON rather than fields with delimiters."""
+    return line.lstrip().startswith(b"{")
+
+
+def declared_layout(schema: Schema, name: str, line: bytes) -> Layout:
+    """The columns of lines without a header, as the schema has them; ValueError where it has none."""
+    if schema.columns is None:
+        raise ValueError(
+            f"{name}: expected objects of JSON, found {line[:60]!r}; of lines with delimiters the schema "
+            f"must say the `columns`, as there is no header"
+        )
+    return layout_of(schema, name, line.rstrip(b"\r\n"))
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _columns_of_table(table: Any, name: str, first_row: int, how: Reading) -> Columns:
+    complete = with_columns(table, how.schema.raw_columns).combine_chunks()
+    batches = complete.to_batches()
+    batch = batches[0] if batches else pyarrow().RecordBatch.from_pylist([], schema=complete.schema)
+    return columns_of(_EventCells(batch, name, first_row, how), how)
+
+
+class _EventCells(ArrowCells):
+    def where(self, row: int) -> str:
+        return f"{self.name} event {self.first_row + row:,}"

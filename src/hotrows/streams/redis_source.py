@@ -1,0 +1,152 @@
+"""RedisSource: the entries of a Redis stream, in their order.
+
+The fields of an entry are the columns of an event; or its only field `event` is an object of JSON.
+Positions are ids of entries, in the checkpoints of the run: no consumer group is needed, and nothing is
+acknowledged.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from hotrows.streams.events import RawEvents, field_events, message_events
+
+log = logging.getLogger("hotrows")
+
+_FIRST = "0-0"
+_ATTEMPTS = 3
+_SILENCE = 60.0  # seconds between two warnings
+
+
+class RedisSource:
+    """Reads a stream by `redis`. url: of the server; start: where a new run begins, `earliest` or
+    `latest`."""
+
+    def __init__(self, url: str, stream: str, start: str = "earliest") -> None:
+        try:
+            import redis
+            from redis.backoff import ExponentialBackoff
+            from redis.retry import Retry
+        except ImportError:
+            raise ValueError("Redis streams need redis: pip install 'hotrows[redis]'") from None
+        if start not in ("earliest", "latest"):
+            raise ValueError(f"start of a Redis stream is earliest or latest, not {start!r}")
+        self._error, self._stream = redis.RedisError, stream
+        self._passing = redis.ConnectionError, redis.TimeoutError
+        self._warned_at = -math.inf
+        self.name = f"{_without_password(url)}/{stream}"
+        self._server = redis.Redis.from_url(url, retry=Retry(ExponentialBackoff(), _ATTEMPTS))
+        known = self._known()
+        self._id, self._number = _FIRST, _trimmed(known)  # of the last entry, among all that were added
+        if start == "latest" and known:
+            self._id, self._number = known["last-generated-id"].decode(), known.get("entries-added", 0)
+
+    @staticmethod
+    def of_address(address: str) -> RedisSource:
+        """redis://USER:PASSWORD@HOST:PORT/STREAM?start=latest&db=1"""
+        parts = urlsplit(address)
+        stream, options = parts.path.strip("/"), dict(parse_qsl(parts.query))
+        if not parts.netloc or not stream:
+            raise ValueError(
+                f"a Redis stream is redis://HOST:PORT/STREAM, not {_without_password(address)!r}"
+            )
+        start = options.pop("start", "earliest")
+        url = urlunsplit((parts.scheme, parts.netloc, "", urlencode(options), ""))
+        return RedisSource(url, stream, start)
+
+    @property
+    def position(self) -> dict[str, Any]:
+        return {"id": self._id, "number": self._number}
+
+    def seek(self, position: dict[str, Any]) -> None:
+        self._id, known = position["id"], self._known()
+        if _number(known.get("last-generated-id", _FIRST)) < _number(self._id):
+            raise ValueError(
+                f"{self.name} ends before {self._id}, which was read: it was made anew, or the server "
+                f"lost it; begin a new run from this one (--from)"
+            )
+        self._number = position["number"]
+        first = known.get("first-entry")
+        is_trimmed = first is None or _number(first[0]) > _number(self._id)
+        if is_trimmed and (trimmed := _trimmed(known)) > self._number:
+            raise ValueError(
+                f"{self.name}: {trimmed - self._number:,} entries after {self._id} were trimmed: events "
+                f"are lost; keep more (MAXLEN), and begin a new run from this one (--from)"
+            )
+
+    def read(self, limit: int, wait: float) -> RawEvents | None:
+        block = max(int(wait * 1000), 1) if wait else None
+        try:
+            answer = self._server.xread({self._stream: self._id}, count=limit, block=block)
+        except self._passing as error:
+            self._warn(error)
+            return self._events([])
+        except self._error as error:
+            raise ValueError(f"{self.name} cannot be read: {error}") from None
+        streams = answer.items() if isinstance(answer, dict) else answer or ()
+        return self._events([entry for _, entries in streams for entry in _flat(entries)])
+
+    def read_to(self, position: dict[str, Any], wait: float) -> RawEvents | None:
+        return self._events(
+            self._ask("xrange", self._stream, f"({self._id}", position["id"], count=1 << 14)
+        )
+
+    def has_reached(self, position: dict[str, Any]) -> bool:
+        return _number(self._id) >= _number(position["id"])
+
+    def close(self) -> None:
+        self._server.close()
+
+    def _known(self) -> dict[str, Any]:
+        """What the server says of the stream; empty: there is none yet."""
+        if not self._ask("exists", self._stream):
+            return {}
+        return self._ask("xinfo_stream", self._stream)
+
+    def _ask(self, command: str, *arguments: Any, **how: Any) -> Any:
+        try:
+            return getattr(self._server, command)(*arguments, **how)
+        except self._error as error:
+            raise ValueError(f"{self.name} cannot be read: {error}") from None
+
+    def _warn(self, error: Exception) -> None:
+        """Says, once a minute at most, that the server is away; the next read tries again."""
+        if time.monotonic() - self._warned_at > _SILENCE:
+            log.warning(f"{self.name}: {error}; it is tried again")
+            self._warned_at = time.monotonic()
+
+    def _events(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> RawEvents:
+        if entries:
+            self._id, self._number = entries[-1][0].decode(), self._number + len(entries)
+        places = [f"entry {number.decode()}" for number, _ in entries]
+        if entries and all(set(fields) == {b"event"} for _, fields in entries):
+            return message_events((fields[b"event"] for _, fields in entries), self.name, None, places)
+        named = ({name.decode(): value for name, value in fields.items()} for _, fields in entries)
+        return field_events(named, self.name, places)
+
+
+def _flat(entries: Any) -> list[Any]:
+    """The entries of a stream; newer protocols answer with a list of lists."""
+    return entries[0] if entries and isinstance(entries[0], list) else entries
+
+
+def _trimmed(known: dict[str, Any]) -> int:
+    """How many of the entries that were added the stream has no more; 0 where an old server says
+    nothing."""
+    return max(known.get("entries-added", 0) - known.get("length", 0), 0)
+
+
+def _number(entry: bytes | str) -> tuple[int, int]:
+    """An id of an entry, as it is compared."""
+    text = entry.decode() if isinstance(entry, bytes) else entry
+    milliseconds, _, counter = text.partition("-")
+    return int(milliseconds), int(counter or 0)
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

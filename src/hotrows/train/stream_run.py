@@ -1,0 +1,313 @@
+"""StreamRun: what a run on a stream does beside training: progressive validation, its log, alarms.
+
+Every event is scored before it is trained on: by the logits of the training step itself, before its
+update. What is written is cut back to the checkpoint from which a run is resumed.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hotrows.batch import Batch
+from hotrows.metrics import Metrics
+from hotrows.streams import DeadLetters, EventSource, EventStream, StreamConfig, open_source
+from hotrows.streams.alarms import Alarm
+from hotrows.streams.line_log import LineLog, read_lines
+from hotrows.train import run_folder
+from hotrows.train.callback import Callback
+from hotrows.train.evaluate import Evaluated, metrics_of
+from hotrows.train.progress import Result
+from hotrows.train.step_trainer import StepTrainer
+from hotrows.train.targets import Targets
+
+BATCHES, DEAD_LETTERS = "stream.jsonl", "dead_letters.jsonl"
+OnAlarm = Callable[[Alarm], None]
+_TICK = 0.1  # seconds between looks at the clock while no event comes
+_PARTS = ("logits", "labels", "weights", "groups")
+
+
+class StreamRun(Callback):
+    """A callback of the Trainer whose run is on a stream.
+
+    source: where the events are, or a text that names it; see `hotrows.streams.source`. on_alarm: called
+    with an alarm, in place of ending the run. repeat: a log of batches to cut alike. window: what a
+    checkpoint has of the window that was open. callbacks: of the user.
+    """
+
+    def __init__(
+        self,
+        run: Path,
+        steps: StepTrainer,
+        source: EventSource | str,
+        config: StreamConfig | None = None,
+        *,
+        on_alarm: OnAlarm | None = None,
+        repeat: Path | str | None = None,
+        window: dict[str, Tensor] | None = None,
+        callbacks: Sequence[Any] = (),
+    ) -> None:
+        _check(steps)
+        self._steps, self._config, self._on_alarm = steps, config or StreamConfig(), on_alarm
+        self._callbacks = callbacks
+        self.window = ScoredWindow(steps, self._config.window, window or {})
+        self.alarm: Alarm | None = None
+        self.last: Metrics | None = None
+        self._saved_at = time.monotonic()
+        self._alarmed_at: float | None = None  # the last arrival that an alarm of idleness was about
+        state, encoder = steps.state, run_folder.open_encoder(run)
+        source = open_source(source, encoder.schema) if isinstance(source, str) else source
+        with ExitStack() as opened:
+            letters = DeadLetters(
+                Path(self._config.dead_letters or run / DEAD_LETTERS),
+                state.stream.read if state.stream else 0,
+            )
+            opened.callback(letters.close)
+            self._log = LineLog(
+                run / BATCHES, lambda line: line.get("step", state.step + 1) <= state.step
+            )
+            opened.callback(self._log.close)
+            self._files = (self._log, letters)
+            assert steps.config.batch_size is not None, "settle the config first"
+            events = EventStream(
+                source, encoder, steps.config.batch_size, self._config, state.stream, letters,
+                None if repeat is None else _reads_of(Path(repeat), state.step),
+            )  # fmt: skip
+            opened.callback(events.close)
+            run_folder.write_stream(run, source.name, self._config.to_json())
+            self._batches = steps.train_on(events, self.window.add)
+            self._opened = opened.pop_all()
+
+    def __enter__(self) -> StreamRun:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._opened.close()
+
+    def wait(self, trainer: Any) -> bool:
+        """Waits a moment for a batch; returns whether there is one to train."""
+        if self._batches.wait(_TICK):
+            return self._steps.state.step < self._batches.total_steps
+        last, limit = self._batches.events.last_arrival, self._config.alarm_idle
+        if limit is not None and time.monotonic() - last > limit and self._alarmed_at != last:
+            self._alarmed_at = last
+            self._sound(Alarm("idle", f"no event that can be trained came for {limit:g} s"), trainer)
+        if trainer.checkpoints.saved != trainer.state and trainer.state.step > 0:
+            self._request_checkpoint(trainer)
+        for callback in self._callbacks:
+            callback.while_idle(trainer)
+        return False
+
+    def after_step(self, trainer: Any, progress: Any) -> None:
+        """Notes the batch, and closes the window where it is full."""
+        cut, step = self._batches.trained, self._steps.state.step
+        assert cut is not None
+        self._log.write({"step": step, "size": cut.batch.size, "reads": cut.reads})
+        if self._steps.recommender.device.on_host:
+            self._check_finite()
+        if self.window.is_full:
+            self.close_window(trainer)
+        self._request_checkpoint(trainer)
+
+    def _request_checkpoint(self, trainer: Any) -> None:
+        """Requests one, where the last is old."""
+        seconds = self._config.checkpoint_seconds
+        if seconds is not None and time.monotonic() - self._saved_at > seconds:
+            trainer.request_checkpoint()
+
+    def before_checkpoint(self, trainer: Any) -> None:
+        """Makes durable what was written about the events of the checkpoint."""
+        self._check_finite()
+        for file in self._files:
+            file.sync()
+        self._saved_at = time.monotonic()
+
+    def close_window(self, trainer: Any) -> None:
+        """Computes the metrics of the events since the last window, where there are any."""
+        metrics, state = self.window.close(), self._steps.state.stream
+        if metrics is None or state is None:
+            return
+        self.last = metrics
+        counts = {name: getattr(state, name) for name in ("events", "malformed", "late", "event_time")}
+        trainer.reports.write_window(metrics, counts)
+        for callback in self._callbacks:
+            callback.after_evaluation(trainer, metrics)
+        bounds = self._config.calibration_bounds
+        if bounds and not math.isnan(metrics.calibration):  # nan: no event of the window was a click
+            self._check_calibration(metrics, bounds, trainer)
+
+    def _check_calibration(self, metrics: Metrics, bounds: tuple[float, float], trainer: Any) -> None:
+        if not bounds[0] <= metrics.calibration <= bounds[1]:
+            self._sound(
+                Alarm(
+                    "calibration",
+                    f"the calibration of the last {metrics.samples:,} events is "
+                    f"{metrics.calibration:.4f}, out of {bounds[0]:g} to {bounds[1]:g}, after step "
+                    f"{self._steps.state.step:,}",
+                ),
+                trainer,
+            )
+
+    def _sound(self, alarm: Alarm, trainer: Any) -> None:
+        if self._on_alarm is not None:
+            self._on_alarm(alarm)
+            return
+        self.alarm = alarm
+        trainer.stop()
+
+    def _check_finite(self) -> None:
+        """Raises an alarm before what no prediction comes of is saved, or published."""
+        parameters = self._steps.model.parameters()
+        if self.window.is_finite() and all(bool(value.isfinite().all()) for value in parameters):
+            return
+        alarm = Alarm(
+            "nan",
+            f"predictions or parameters are no finite numbers after step {self._steps.state.step:,}: "
+            f"training diverged; resume from the last checkpoint with lower learning rates, or set "
+            f"clip_norm",
+        )
+        if self._on_alarm is not None:
+            self._on_alarm(alarm)
+        raise alarm
+
+
+class OnStream:
+    """What a Trainer can do on a stream."""
+
+    _stream: StreamRun | None = None
+
+    def fit_stream(
+        self: Any,
+        source: EventSource | str,
+        stream: StreamConfig | None = None,
+        *,
+        on_alarm: OnAlarm | None = None,
+        repeat: Path | str | None = None,
+        verbose: bool | None = None,
+        callbacks: Sequence[Any] = (),
+    ) -> Result:
+        """Trains on events as they come, to the end of the stream; returns the last window's metrics as
+        those of validation.
+
+        Each event is scored, then trained on once, also where the run is killed and resumed. Its values
+        are encoded by the vocabularies of the data.
+
+        source: a source, or a text that names it, such as folder:PATH; see `hotrows.streams`.
+        on_alarm: called with an `Alarm`; None: the run saves itself, and the alarm is raised.
+        repeat: the folder of a run whose batches are made again, of the same events.
+        verbose, callbacks: see `Trainer.fit`.
+        """
+        with StreamRun(
+            self.run, self.steps, source, stream, on_alarm=on_alarm, repeat=repeat, callbacks=callbacks,
+            window=self.checkpoints.window,
+        ) as running:  # fmt: skip
+            self._stream, self.checkpoints.open_window = running, running.window.tensors
+            try:
+                result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
+            finally:
+                self._stream = None
+        if running.alarm is not None:
+            raise running.alarm
+        return result
+
+
+class ScoredWindow:
+    """Logits and targets of the events scored since the last window. stored: of a checkpoint."""
+
+    def __init__(self, steps: StepTrainer, size: int, stored: dict[str, Tensor]) -> None:
+        self._recommender, self._size = steps.recommender, size
+        self._pieces: list[Evaluated] = []
+        self._num_checked = self._num_samples = 0
+        if stored:
+            targets = Targets(stored["labels"], stored.get("weights"))
+            self._append((stored["logits"], targets, stored.get("groups")))
+
+    def add(self, logits: Tensor, batch: Batch) -> None:
+        self._append((logits.float(), self._recommender.targets(batch), batch.groups))
+
+    def _append(self, piece: Evaluated) -> None:
+        self._pieces.append(piece)
+        self._num_samples += len(piece[0])
+
+    @property
+    def is_full(self) -> bool:
+        return self._num_samples >= self._size
+
+    def is_finite(self) -> bool:
+        """Whether the logits since the last call are finite numbers."""
+        unchecked, self._num_checked = self._pieces[self._num_checked :], len(self._pieces)
+        return all(bool(logits.isfinite().all()) for logits, _, _ in unchecked)
+
+    def close(self) -> Metrics | None:
+        """The metrics of the window, and begins a new one; None: a label has no sample in it yet."""
+        pieces = [_on_host(piece) for piece in self._pieces]
+        weights = [targets.weights for _, targets, _ in pieces if targets.weights is not None]
+        if not pieces or (weights and not (torch.cat(weights) > 0).any(0).all()):
+            return None
+        self._pieces, self._num_checked, self._num_samples = [], 0, 0
+        return metrics_of(self._recommender, pieces)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The window so far, for a checkpoint."""
+        pieces = [_on_host(piece) for piece in self._pieces]
+        columns = [(logits, t.labels, t.weights, groups) for logits, t, groups in pieces]
+        named = zip(_PARTS, zip(*columns, strict=True), strict=False)
+        return {name: torch.cat(parts) for name, parts in named if parts[0] is not None}
+
+
+def _on_host(piece: Evaluated) -> Evaluated:
+    logits, targets, groups = piece
+    weights = None if targets.weights is None else targets.weights.cpu()
+    of_host = Targets(targets.labels.cpu(), weights)
+    return logits.cpu(), of_host, None if groups is None else groups.cpu()
+
+
+def _reads_of(log: Path, step: int) -> list[list[dict[str, Any]]]:
+    """The reads of the batches after a step, by the log of a run or its folder."""
+    path = log / BATCHES if log.is_dir() else log
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist: a run on a stream writes it, and its batches are cut alike"
+        )
+    return [line["reads"] for line in read_lines(path) if line["step"] > step]
+
+
+def _check(steps: StepTrainer) -> None:
+    """Raises ValueError for a run that cannot train on a stream."""
+    state, config = steps.state, steps.config
+    if steps.ranks.num_ranks > 1:
+        raise ValueError(
+            f"a stream is trained by one rank so far, not by {steps.ranks.num_ranks:,}: start one"
+        )
+    if state.stream is None and state.step > 0:
+        raise ValueError(
+            "this run has trained on prepared data: begin a new one from it on the stream (--from, "
+            "start_from)"
+        )
+    if state.position is not None:
+        raise ValueError(
+            "data regrouped into hot and cold rows is no beginning of a stream: name the data before"
+        )
+    if not steps.data.encodes_raw:
+        raise ValueError(
+            f"events are encoded by the vocabularies of prepared data, and {steps.data.path} has none: "
+            f"prepare it (`hotrows prepare`), be it a small sample where features are dynamic"
+        )
+    if config.cuda_graph:
+        raise ValueError("batches of a stream differ in size: train on it without cuda_graph")
+    if config.evaluate_every is not None:
+        raise ValueError("a stream is validated as it comes, window by window: leave out evaluate_every")
+    dynamic = steps.embedding.dynamic
+    vocabularies = () if dynamic is None else dynamic.vocabularies.values()
+    if any(vocabulary.dynamic.batches_ahead for vocabulary in vocabularies):
+        raise ValueError(
+            "dynamic ids that look ahead would wait for events to come: give them admit='first' or "
+            "'after:READS', and evict='lru', 'lfu' or 'idle:BATCHES'"
+        )

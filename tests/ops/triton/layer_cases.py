@@ -1,0 +1,134 @@
+"""Arguments of the layers' ops, on odd shapes: empty lists, one sample, dims that are no power of two."""
+
+import itertools
+
+import torch
+
+from hotrows.ops.layers.recurrent import recurrent_reference
+
+LAUNCHES = {  # at most, of ops that have several: kernels, and calls of PyTorch that compute
+    "moments": 2, "dice_sums": 2, "batch_norm_sums": 2, "prelu_backward": 2,
+    "target_projection_backward": 4, "recurrent": 3, "recurrent_backward": 7,
+}  # fmt: skip
+LISTS = ([3, 0, 1, 5, 0], [2], [0, 0], [70, 1, 0, 3])
+RECURRENCES = (
+    ([3, 0, 1, 5, 0], 5, "gru", "after"),
+    ([2], 16, "gru", "before"),
+    ([0, 0], 3, "augru", "before"),
+    ([4] * 17 + [6], 3, "augru", "after"),
+    ([3, 0, 2], 17, "augru_code", "before"),
+    ([1, 2], 4, "agru", "after"),
+)
+SIZES = ((1, 5), (200, 36))  # rows and columns
+CO_ACTIONS = (((5, 3, 2), 3, True), ((20, 1), 1, False), ((3, 17, 2, 4), 2, False))
+
+
+def offsets_of(lengths):
+    return torch.tensor([0, *lengths]).cumsum(0)
+
+
+def attention(lengths, dim, hidden):
+    offsets = offsets_of(lengths)
+    num, size = int(offsets[-1]), len(lengths)
+    queries, keys = torch.randn(size, dim), torch.randn(num, dim)
+    weight, bias = torch.randn(hidden, 4 * dim) / (4 * dim) ** 0.5, torch.randn(hidden)
+    scores, weights = 3 * torch.randn(num), torch.rand(num)
+    return {
+        "target_projection": (queries, keys, offsets, weight, bias),
+        "target_projection_backward": (torch.randn(num, hidden), queries, keys, offsets, weight),
+        "softmax_jagged": (scores, offsets),
+        "softmax_jagged_backward": (scores, weights, offsets),
+        "weighted_sum": (weights, keys, offsets),
+        "jagged_dot": (queries, keys, offsets),
+        "weighted_copies": (weights, queries, offsets),
+    }
+
+
+def co_action(lengths, sizes, orders, shared):
+    offsets = offsets_of(lengths)
+    width = sum(i * o for i, o in itertools.pairwise(sizes)) * (1 if shared else orders)
+    weights = torch.randn(len(lengths), width) / 2
+    inputs = torch.randn(int(offsets[-1]), sizes[0]) / 2
+    network = offsets, sizes, orders, shared
+    grad = torch.randn(len(lengths), orders * sum(sizes[1:]))
+    return {
+        "co_action": (weights, inputs, *network),
+        "co_action_backward": (grad, weights, inputs, *network),
+    }
+
+
+def statistics(num, width):
+    x, grad = 2 * torch.randn(num, width) + 3, torch.randn(num, width)
+    mean, rstd, alpha, bias, weight = (torch.rand(width) + 0.5 for _ in range(5))
+    sums = torch.randn(2, width)
+    return {
+        "moments": (x,),
+        "remember": (mean, rstd, alpha, weight, torch.tensor(3), num + 1, 0.1, 1e-5),
+        "dice": (x, mean, rstd, alpha),
+        "dice_sums": (grad, x, mean, rstd, alpha),
+        "dice_to_x": (grad, x, mean, rstd, alpha, sums, num + 5),
+        "batch_norm": (x, mean, rstd, weight, bias),
+        "batch_norm_sums": (grad, x, mean, rstd),
+        "batch_norm_to_x": (grad, x, mean, rstd, weight, sums, num + 5),
+        "prelu_backward": (grad, x - 3, alpha),
+    }
+
+
+def losses(num, spread):
+    """Logits from certain to certain, labels from 0 to 1, weights of each or spread over columns."""
+    logits, labels, grad = 30 * torch.randn(num, 2), torch.rand(num, 2), torch.randn(num, 2)
+    weights = torch.rand(2) if spread else None
+    return {"log_loss": (logits, labels, weights), "log_loss_backward": (grad, logits, labels, weights)}
+
+
+def recurrent(lengths, width, kind, reset):
+    offsets = offsets_of(lengths)
+    num = int(offsets[-1])
+    attention = None if kind == "gru" else torch.rand(num)
+    weight = torch.randn(3 * width, width) / width**0.5
+    parts, bias, options = torch.randn(num, 3 * width), torch.randn(3 * width), (kind, reset, None)
+    states = recurrent_reference(parts, attention, offsets, weight, bias, *options)
+    return {
+        "recurrent": (parts, attention, offsets, weight, bias, *options),
+        "recurrent_backward": (torch.randn(num, width), *states, attention, offsets, weight, *options),
+        "last_of": (states[0], offsets),
+        "last_of_backward": (torch.randn(len(lengths), width), offsets, num),
+    }
+
+
+def calls():
+    """(op, arguments), each op several times."""
+    torch.manual_seed(0)
+    found = []
+    for lengths, dim, hidden in zip(LISTS, (5, 16, 3, 33), (7, 36, 4, 40), strict=True):
+        found += attention(lengths, dim, hidden).items()
+    for lengths, network in zip(LISTS[:3], CO_ACTIONS, strict=True):
+        found += co_action(lengths, *network).items()
+    for num, width in SIZES:
+        found += statistics(num, width).items()
+    for case in RECURRENCES:
+        found += recurrent(*case).items()
+    for num, spread in ((1, False), (300, True)):
+        found += losses(num, spread).items()
+    x, *others = statistics(3, 2)["dice_to_x"]
+    found.append(("dice_to_x", (x, *others[:-1], 0)))  # statistics of other rows
+    return found
+
+
+def real_calls(size=1024, length=20):
+    """(op, arguments) at sizes of real models: for registers, and for tests on a GPU."""
+    torch.manual_seed(0)
+    lengths = torch.randint(0, 2 * length, (size,)).tolist()
+    found = [*attention(lengths, 32, 80).items(), *co_action(lengths, (16, 8, 4), 3, True).items()]
+    found += [*co_action(lengths, (64, 32, 16), 2, False).items()]
+    for width, (kind, reset) in {
+        36: ("augru_code", "before"), 16: ("gru", "after"), 64: ("augru", "after"),
+        128: ("augru", "after"),
+    }.items():  # fmt: skip
+        found += recurrent(lengths, width, kind, reset).items()
+    return [*found, *statistics(20_000, 200).items(), *losses(20_000, True).items()]
+
+
+def moved(arguments, change):
+    """Arguments with every tensor changed."""
+    return tuple(change(a) if isinstance(a, torch.Tensor) else a for a in arguments)

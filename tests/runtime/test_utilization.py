@@ -1,0 +1,50 @@
+import time
+
+import pytest
+
+from hotrows.runtime import machine
+from hotrows.runtime.utilization import Utilization
+
+
+def spend(seconds: float) -> None:
+    """Computes for so many seconds of a core's time."""
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_what_this_process_used_is_its_share_of_the_cores(monkeypatch):
+    monkeypatch.setattr("hotrows.runtime.utilization.num_cores", lambda: 2)
+    used = Utilization()
+    spend(0.02)
+    used.begin()
+    begin = time.perf_counter()
+    spend(0.05)
+    share = used.end()["cores_busy"]
+    assert 0.05 / (time.perf_counter() - begin) / 2 <= share <= 0.55
+
+
+def test_times_of_the_machine_only_grow(monkeypatch):
+    before = machine.machine_times()
+    spend(0.03)
+    after = machine.machine_times()
+    assert after[0] >= before[0] and after[1] >= before[1] and after > before
+    used, texts = (
+        Utilization(),
+        ["cpu  10 0 10 60 20 0 0 0 5 5\ncpu0 1", "cpu  30 0 10 100 40 0 20 0 9 9\n", ""],
+    )
+    monkeypatch.setattr(machine, "_text_of", lambda path: texts.pop(0))
+    used.begin()
+    assert used.end()["machine_busy"] == pytest.approx(40 / 100)
+
+
+def test_where_the_system_says_nothing_there_are_fewer_figures(monkeypatch):
+    monkeypatch.setattr(machine, "_text_of", lambda path: "")
+    assert list(Utilization().end()) == ["cores_busy"]
+
+
+def test_peak_memory_grows_with_what_is_taken():
+    before = machine.peak_memory()
+    block = bytearray(before + (64 << 20))
+    block[::4096] = b"1" * len(block[::4096])
+    assert machine.peak_memory() > before + (32 << 20)

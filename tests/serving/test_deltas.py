@@ -1,0 +1,417 @@
+"""Deltas: what is served after each is what training had, bit for bit; chains are whole, or refused."""
+
+import dataclasses
+import json
+import shutil
+import socket
+import subprocess
+import threading
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+from hotrows.cli import main
+from hotrows.config import TrainConfig
+from hotrows.optim import Adagrad, DenseAdam
+from hotrows.serving import Limits, Scorer, application, chain, merging, programs
+from hotrows.serving.deltas import read_delta, write_delta
+from hotrows.serving.places import Mirror
+from hotrows.serving.version import version_at, with_deltas
+from hotrows.train import Callback, Trainer, program, publishing
+from hotrows.train.export import export
+from hotrows.train.publishing import Publisher
+from tests.support.bundles import SMALL, raw_rows
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread", "no_pictures"),
+    pytest.mark.filterwarnings("ignore:values differ from those"),
+]
+
+ROWS = raw_rows(30)
+STEPS = 8
+
+
+def config(**settings):
+    defaults = {
+        "model": "dlrm", "model_options": SMALL["dlrm"], "steps": STEPS, "batch_size": 32,
+        "row_optimizer": Adagrad(lr=0.1), "dense_lr": 0.05, "seed": 3, "linear_paths": "plain",
+        "evaluate_every": STEPS,
+    }  # fmt: skip
+    return TrainConfig(**{**defaults, **settings})
+
+
+class States(Callback):
+    """The weights of all tables and of the dense part after each step; stops after `last`."""
+
+    def __init__(self, last=None):
+        self.tables, self.dense, self._last = {}, {}, last
+
+    def after_step(self, trainer, progress):
+        step, embedding = trainer.state.step, trainer.embedding
+        with trainer.steps.paused():
+            self.tables[step] = {
+                t.name: embedding.weights(t.name).clone().numpy() for t in embedding.tables
+            }
+        state = trainer.model.state_dict().items()
+        self.dense[step] = {f"model.{name}": value.clone().numpy() for name, value in state}
+        if step == self._last:
+            raise KeyboardInterrupt
+
+
+class Paced(Callback):
+    """Lets each version be written before the next step."""
+
+    def __init__(self, publisher):
+        self._publisher = publisher
+
+    def after_step(self, trainer, progress):
+        self._publisher._work.join()
+
+
+@pytest.fixture(scope="module")
+def published(clicks_encoded, tmp_path_factory, one_program):
+    """A run of 8 steps with a version after each, bases of versions 1, 4 and 7, and its states."""
+    folder = tmp_path_factory.mktemp("published")
+    states = States()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+        publisher = Publisher(folder / "to", "1b", base_every=3, keep=9)
+        callbacks = [states, publisher, Paced(publisher)]
+        Trainer(clicks_encoded, config(), folder / "run").fit(callbacks=callbacks)
+    return folder / "to", states, folder / "run"
+
+
+@pytest.fixture
+def to(published, tmp_path):
+    """A copy of the folder of versions that a test may change."""
+    return Path(shutil.copytree(published[0], tmp_path / "to"))
+
+
+def values_of(version):
+    """The dense values of an ONNX version, by name."""
+    content = version.program.content()
+    return {name: content[b:e] for name, (b, e) in programs.parameters(content).items()}
+
+
+def test_each_version_has_the_rows_and_the_dense_part_of_its_step(published):
+    folder, states, _ = published
+    found = chain.look(folder)
+    assert (found.bases, found.deltas) == ((1, 4, 7), tuple(range(2, STEPS + 2)))
+    for number in found.deltas:
+        version = version_at(folder, number)
+        step = version.head.step
+        assert step == number - 1
+        for name, weights in states.tables[step].items():
+            served = version.tables[name].stored(np.arange(len(weights)))
+            assert served.tobytes() == weights.tobytes(), (number, name)
+        dense = values_of(version)
+        assert dense and all(dense[name] == states.dense[step][name].tobytes() for name in dense)
+
+
+def test_the_last_version_scores_as_an_export_of_the_same_step(published, tmp_path, monkeypatch):
+    folder, _, run = published
+    for make in (program.torch_program, program.onnx_program):  # made anew for it
+        monkeypatch.setattr(f"hotrows.train.bundles.{make.__name__}", make)
+    bundle = export(run, tmp_path / "bundle", "last", format="onnx")
+    exported, served = Scorer(bundle), Scorer.watch(folder, every=None)
+    assert exported.logits(ROWS).tobytes() == served.logits(ROWS).tobytes()
+    merged = merging.merge(folder, tmp_path / "merged")
+    assert merged.number == STEPS + 1
+    for name in exported.bundle.files:
+        assert (bundle / name).read_bytes() == (tmp_path / "merged" / name).read_bytes(), name
+    assert (
+        Scorer(tmp_path / "merged", verify=True).logits(ROWS).tobytes() == exported.logits(ROWS).tobytes()
+    )
+
+
+def test_a_base_has_the_bytes_of_the_deltas_before_it(published):
+    folder, *_ = published
+    whole = Scorer(chain.base_path(folder, 7), verify=True).logits(ROWS)
+    found = chain.look(folder)
+    others = dataclasses.replace(found, bases=(1,))
+    assert others.way(0, 7) == (1, range(2, 8))
+    first = Scorer(chain.base_path(folder, 1)).version
+    replayed = with_deltas(first, folder, range(2, 8))
+    scorer = Scorer(chain.base_path(folder, 1))
+    requests = scorer.requests.encode(ROWS)
+    assert np.concatenate(scorer.logits_of(requests, replayed)).tobytes() == whole.tobytes()
+
+
+def without(folder, *numbers):
+    """Takes deltas away; returns how to bring each back."""
+    aside = {n: (chain.delta_path(folder, n), chain.delta_path(folder, n).read_bytes()) for n in numbers}
+    for path, _ in aside.values():
+        path.unlink()
+    return {n: partial(path.write_bytes, content) for n, (path, content) in aside.items()}
+
+
+def only_first_base(folder):
+    for number in chain.look(folder).bases[1:]:
+        shutil.rmtree(chain.base_path(folder, number))
+
+
+def test_one_that_follows_goes_on_by_deltas_and_stays_whole(to, published):
+    only_first_base(to)
+    back = without(to, *range(2, STEPS + 2))
+    scorer = Scorer.watch(to, every=None)
+    assert scorer.version.number == 1
+    for number in range(2, STEPS + 2):
+        before, logits = scorer.version, scorer.logits(ROWS).tobytes()
+        back[number]()
+        assert scorer.follower.look() == 1 and scorer.version.number == number
+        requests = scorer.requests.encode(ROWS)
+        assert np.concatenate(scorer.logits_of(requests, before)).tobytes() == logits
+        assert scorer.logits(ROWS).tobytes() != logits
+    assert scorer.follower.look() == 0 and scorer.follower.applied == STEPS
+    expected = Scorer.watch(published[0], every=None).logits(ROWS).tobytes()
+    assert scorer.logits(ROWS).tobytes() == expected
+
+
+def test_memory_has_only_rows_that_changed_since_the_last_base(to):
+    bases = {n: chain.base_path(to, n).rename(to / f"aside-{n}") for n in (4, 7)}
+    scorer = Scorer.watch(to, every=None)
+    logits, changed = scorer.logits(ROWS), [t.changed_ids() for t in scorer.version.tables.values()]
+    bases[7].rename(chain.base_path(to, 7))
+    assert scorer.follower.look() == 0 and scorer.version.bundle.path.name == "base-0000000007"
+    assert scorer.logits(ROWS).tobytes() == logits.tobytes()
+    later = [t.changed_ids() for t in scorer.version.tables.values()]
+    assert sum(map(len, later)) < sum(map(len, changed))
+    of_deltas = [read_delta(chain.delta_path(to, n)).rows for n in (8, 9)]
+    for table, ids in zip(scorer.version.tables, later, strict=True):
+        assert set(ids) == {i for rows in of_deltas if table in rows for i in rows[table][0].tolist()}
+
+
+def test_a_pinned_version_is_gone_back_to_and_kept(to, capsys):
+    scorer = Scorer.watch(to, every=None)
+    newest = scorer.logits(ROWS).tobytes()
+    main(["versions", str(to), "--pin", "3"])
+    scorer.follower.look()
+    assert scorer.version.number == 3 and scorer.logits(ROWS).tobytes() != newest
+    chain.prune(to, keep=1)
+    assert chain.look(to).bases == (1, 4, 7)
+    capsys.readouterr()
+    main(["versions", str(to), "--json"])
+    (pinned,) = [one for one in json.loads(capsys.readouterr().out) if one["pinned"]]
+    assert (pinned["version"], pinned["step"], pinned["kinds"]) == (3, 2, ["delta"])
+    main(["versions", str(to), "--unpin"])
+    scorer.follower.look()
+    assert scorer.logits(ROWS).tobytes() == newest
+    chain.prune(to, keep=1)
+    assert (chain.look(to).bases, chain.look(to).deltas) == ((7,), (8, 9))
+    with pytest.raises(ValueError, match="has no version 30"):
+        chain.pin(to, 30)
+
+
+def test_a_gap_is_refused_in_words_and_what_is_before_it_served(to):
+    only_first_base(to)
+    without(to, 5)
+    back = without(to, *(n for n in range(2, STEPS + 2) if n != 5))
+    scorer = Scorer.watch(to, every=None)
+    for bring in back.values():
+        bring()
+    with pytest.raises(ValueError, match="version 9 cannot be made: the delta of version 5 is missing"):
+        scorer.follower.look()
+    assert scorer.version.number == 4
+
+
+def refused(folder, version, **changes):
+    """What is said of a delta whose head is another."""
+    path = chain.delta_path(folder, version)
+    delta, content = read_delta(path), path.read_bytes()
+    write_delta(path, dataclasses.replace(delta, head=dataclasses.replace(delta.head, **changes)))
+    with pytest.raises(ValueError) as error:
+        version_at(folder, version)
+    path.write_bytes(content)
+    return str(error.value)
+
+
+def test_deltas_of_another_model_or_on_another_version_are_refused(to):
+    only_first_base(to)
+    assert "is of another model: its chain is 0123" in refused(to, 3, chain="0123")
+    assert "is not a delta on version 3" in refused(to, 4, previous_checksum=1)
+    assert "on another version 7" in refused(to, 6, number=8)
+
+
+@pytest.mark.parametrize("where", ["size", "header", "head", "data", "end"])
+def test_a_damaged_delta_is_refused_and_the_version_stays(to, where):
+    only_first_base(to)
+    back = without(to, *range(2, STEPS + 2))
+    scorer = Scorer.watch(to, every=None)
+    logits = scorer.logits(ROWS).tobytes()
+    back[2]()
+    path = chain.delta_path(to, 2)
+    content = bytearray(path.read_bytes())
+    size = int.from_bytes(content[:8], "little")
+    if where == "end":
+        del content[-1:]
+    else:
+        place = {"size": 1, "header": content.index(b"data_offsets") + 17, "head": 60, "data": size + 20}
+        content[place[where]] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"delta-0000000002.safetensors"):
+        scorer.follower.look()
+    assert (scorer.version.number, scorer.logits(ROWS).tobytes()) == (1, logits)
+    back[2]()
+    assert scorer.follower.look() == 1
+
+
+def test_the_server_says_which_version_answered_and_how_old_it_is(to):
+    scorer = Scorer.watch(to, every=None)
+    with TestClient(application(scorer, Limits(seconds=60))) as client:
+        answer = client.post("/score", json=[{"user": 3}])
+        assert answer.headers["x-hotrows-version"] == "9"
+        chain.pin(to, 2)
+        scorer.follower.look()
+        answer = client.post("/score", json=[{"user": 3}])
+        assert answer.headers["x-hotrows-version"] == "2"
+        assert client.get("/healthz").json()["version"] == 2
+        lines = client.get("/metrics").text.splitlines()
+    assert {"hotrows_version 2", "hotrows_version_step 1", "hotrows_follow_errors_total 0"} <= set(lines)
+    (staleness,) = [float(line.split()[1]) for line in lines if line.startswith("hotrows_staleness")]
+    assert 0 < staleness < 10_000
+
+
+@pytest.fixture
+def redis_url(tmp_path):
+    """A Redis server of this test's own, on a free port."""
+    pytest.importorskip("redis", reason="needs the Redis client")
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    with subprocess.Popen([*command, "--dir", str(tmp_path)], stdout=subprocess.DEVNULL) as server:
+        try:
+            for _ in range(600):
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    break
+                threading.Event().wait(0.05)
+            yield f"redis://127.0.0.1:{port}/0?name=clicks"
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("place", ["fsspec", "redis"])
+def test_a_place_has_the_same_versions(published, tmp_path, request, place):
+    if place == "redis":
+        url = request.getfixturevalue("redis_url")
+    else:
+        pytest.importorskip("fsspec")
+        url = f"memory://{tmp_path.name}/model"
+    Mirror.open(url, Path(shutil.copytree(published[0], tmp_path / "to"))).push()
+    scorer = Scorer.watch(url, every=None, cache=tmp_path / "cache")
+    expected = Scorer.watch(published[0], every=None).logits(ROWS).tobytes()
+    assert scorer.logits(ROWS).tobytes() == expected
+    mirror = Mirror.open(url, tmp_path / "other")
+    mirror.pin(3)
+    scorer.follower.look()
+    assert scorer.version.number == 3
+    mirror.pin(None)
+    scorer.follower.look()
+    assert scorer.logits(ROWS).tobytes() == expected
+    chain.prune(tmp_path / "to", keep=1)
+    Mirror.open(url, tmp_path / "to").push()
+    assert {name.partition("/")[0] for name in mirror.place.names()} == {
+        "base-0000000007", "delta-0000000008.safetensors", "delta-0000000009.safetensors",
+    }  # fmt: skip
+    scorer.follower.look()
+    assert chain.look(scorer.follower.folder).bases == (7,)
+    assert Scorer.watch(url, every=None).logits(ROWS).tobytes() == expected
+
+
+class Plain(torch.nn.Module):
+    """A model of one layer, as `PlainModel` has it inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = torch.nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.model(x)[:, 0]
+
+
+def test_a_program_of_pytorch_takes_other_parameters_and_stays_as_it_is(tmp_path):
+    first, second, x = Plain(), Plain(), torch.randn(5, 3)
+    torch.export.save(torch.export.export(first, (x,)), tmp_path / "model.pt2")
+    inputs = (SimpleNamespace(name="dense"),)
+    bundle = SimpleNamespace(format="pt2", path=tmp_path, program="model.pt2", inputs=inputs)
+    before = programs.open_program(bundle, trust=True)
+    values = {name: value.numpy() for name, value in second.state_dict().items()}
+    after = before.with_parameters(values)
+    assert set(after.parameter_names()) == set(values)
+    (tmp_path / "model.pt2").write_bytes(after.content())
+    again = programs.open_program(bundle, trust=True)
+    with torch.no_grad():
+        for compute, model in ((before, first), (after, second), (again, second)):
+            assert (compute({"dense": x.numpy()}) == model(x).numpy()).all()
+    with pytest.raises(ValueError, match=r"expected 4 bytes of parameter 'model.bias', found none"):
+        before.with_parameters({"model.weight": values["model.weight"]})
+
+
+# ---- runs that are interrupted, and disks that fail
+
+
+@pytest.mark.parametrize("last, saved", [(3, 2), (5, 4)])
+def test_publishing_changes_no_bit_and_a_resumed_run_goes_on_with_its_versions(
+    clicks_encoded, published, tmp_path, last, saved
+):
+    """The last version has step 3, and the last checkpoint fewer or more."""
+    _, states, _ = published
+    run, to = tmp_path / "run", tmp_path / "to"
+    of_run = config(checkpoint_every=2, background_checkpoints=False)
+    killed = States(last)
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(clicks_encoded, of_run, run).fit(callbacks=[Publisher(to, "3b"), killed])
+    assert chain.look(to).newest == 2 and version_at(to).head.step == 3
+    resumed = States()
+    trainer = Trainer(clicks_encoded, of_run, run, resume=True)
+    assert trainer.state.step == saved
+    trainer.fit(callbacks=[Publisher(to, "3b"), resumed])
+    for name, weights in states.tables[STEPS].items():
+        assert resumed.tables[STEPS][name].tobytes() == weights.tobytes()
+        version = version_at(to)
+        assert version.head.step == STEPS
+        assert version.tables[name].stored(np.arange(len(weights))).tobytes() == weights.tobytes()
+    with pytest.raises(ValueError, match="has the versions of another run, up to step 8"):
+        Trainer(clicks_encoded, of_run, tmp_path / "other").fit(callbacks=[Publisher(to, "3b")])
+
+
+def test_what_could_not_be_written_comes_with_the_next_delta(
+    clicks_encoded, published, tmp_path, monkeypatch, caplog
+):
+    states = published[1]
+    write, failures = publishing.write_delta, [1, 2, 3]
+
+    def fails(path, delta):
+        if failures:
+            failures.pop()
+            raise OSError(28, "No space left on device")
+        return write(path, delta)
+
+    monkeypatch.setattr(publishing, "write_delta", fails)
+    publisher = Publisher(tmp_path / "to", "1b", table_dtype="float16")
+    Trainer(clicks_encoded, config(), tmp_path / "run").fit(callbacks=[publisher, Paced(publisher)])
+    found = chain.look(tmp_path / "to")
+    assert (
+        found.deltas == tuple(range(2, 2 + STEPS - 3)) and version_at(tmp_path / "to").head.step == STEPS
+    )
+    assert sum("could not be published" in line for line in caplog.messages) == 1
+    for name, weights in states.tables[STEPS].items():
+        served = version_at(tmp_path / "to").tables[name].stored(np.arange(len(weights)))
+        assert served.tobytes() == weights.astype(served.dtype).tobytes()
+
+
+def test_what_no_delta_can_say_is_refused(clicks_encoded, tmp_path):
+    dense = config(row_optimizer=DenseAdam())
+    with pytest.raises(ValueError, match="changes all rows in every step"):
+        Trainer(clicks_encoded, dense, tmp_path / "run").fit(callbacks=[Publisher(tmp_path / "to", "1b")])
+    for every in ("5", "0b", "-1s", "5m"):
+        with pytest.raises(ValueError, match="a number of seconds or batches"):
+            Publisher(tmp_path / "to", every)

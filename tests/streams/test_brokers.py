@@ -1,0 +1,247 @@
+"""Kafka, by librdkafka's mock cluster, and Redis, by a server of the test's own: what is read, and where
+a later process goes on."""
+
+import json
+import shutil
+import socket
+import subprocess
+import time
+from itertools import chain
+
+import pytest
+
+from hotrows import Callback, TrainConfig, Trainer
+from hotrows.data.raw.cells import Reading
+from hotrows.schema import Dense, Label, Schema, Sparse
+from hotrows.streams import open_source
+from hotrows.streams.line_log import read_lines
+
+kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka")
+redis = pytest.importorskip("redis", reason="needs redis")
+
+SCHEMA = Schema((Dense("n"), Sparse("a")), label=Label("y"), delimiter=",", columns=("y", "n", "a"))
+
+
+def numbers_of(events):
+    return [int(n) for n in events.columns(Reading(SCHEMA, threads=1)).dense[0]] if len(events) else []
+
+
+def some(source, number, limit=1000):
+    """So many events, as they come; an error where they do not within a minute."""
+    numbers, until = [], time.monotonic() + 60
+    while len(numbers) < number and time.monotonic() < until:
+        numbers += numbers_of(source.read(min(limit, number - len(numbers)), 0.2))
+    assert len(numbers) == number
+    return numbers
+
+
+def message(n):
+    return json.dumps({"y": 1, "n": n, "a": f"x{n}"}).encode()
+
+
+class Cluster:
+    """A mock cluster in this process, and a producer to it."""
+
+    def __init__(self):
+        self.producer = kafka.Producer({"bootstrap.servers": "none:1", "test.mock.num.brokers": 1})
+        (broker,) = self.producer.list_topics(timeout=10).brokers.values()
+        self.address = f"{broker.host}:{broker.port}"
+
+    def write(self, topic, partition, values):
+        for value in values:
+            self.producer.produce(topic, value, partition=partition)
+        assert self.producer.flush(30) == 0
+
+    def open(self, topic, **options):
+        words = "&".join(f"{name}={value}" for name, value in options.items())
+        return open_source(f"kafka://{self.address}/{topic}?{words}", SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    return Cluster()
+
+
+def test_all_partitions_of_a_topic_are_read_and_read_again(cluster):
+    for partition in (0, 1, 2):
+        cluster.write("clicks", partition, [message(100 * partition + n) for n in range(10)])
+    source, reads = cluster.open("clicks"), []
+    places = [source.position]
+    while sum(map(len, reads)) < 30:
+        reads.append(some(source, 5, limit=5))
+        places.append(json.loads(json.dumps(source.position)))
+    assert sorted(chain(*reads)) == [100 * p + n for p in range(3) for n in range(10)]
+    source.close()
+
+    for number in (0, 2, 5):  # from the middle on, events come once
+        later = cluster.open("clicks")
+        later.seek(places[number])
+        assert sorted(some(later, 30 - 5 * number)) == sorted(chain(*reads[number:]))
+        later.close()
+
+    again = cluster.open("clicks")
+    again.seek(places[2])
+    repeated = []
+    while not again.has_reached(places[4]):
+        repeated += numbers_of(again.read_to(places[4], 0.2))
+    assert sorted(repeated) == sorted(reads[2] + reads[3])
+    again.close()
+
+
+def test_lines_with_delimiters_are_messages_too_and_only_new_ones_where_asked(cluster):
+    cluster.write("lines", 0, [b"1,5,x"])
+    source = cluster.open("lines", start="latest")
+    cluster.write("lines", 0, [b"1,6,x", b"1,7,x"])
+    assert some(source, 2) == [6, 7]
+    fresh = cluster.open("lines", start="latest")
+    fresh.seek({"offsets": {"0": 3}})
+    assert fresh.position["offsets"] == {"0": 3, **{str(p): 0 for p in (1, 2, 3)}}  # those were not known
+    fresh.close()
+    offsets = source.position["offsets"]
+    assert offsets["0"] == 3 and len(source.read(1, 0.0)) == 0
+    source.close()
+
+
+def test_events_that_a_topic_has_lost_are_missed(cluster):
+    cluster.write("short", 0, [message(n) for n in range(3)])
+    source = cluster.open("short")
+    with pytest.raises(
+        ValueError, match=r"the next event is number 9, and the topic has 0 to 3: events are lost"
+    ):
+        source.seek({"offsets": {"0": 9}})
+    with pytest.raises(ValueError, match="has no partition 99 any more"):
+        source.seek({"offsets": {"99": 0}})
+    source.close()
+    for text, why in (
+        (f"kafka://{cluster.address}/", "a Kafka stream is kafka://HOST:PORT/TOPIC"),
+        (f"kafka://{cluster.address}/short?start=never", "start of a Kafka stream is earliest or latest"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            open_source(text, SCHEMA)
+
+
+class Server:
+    """A redis-server of this test's own."""
+
+    def __init__(self, folder):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
+        self.process = subprocess.Popen([*command, "--save", ""], stdout=subprocess.DEVNULL)
+        self.client = redis.Redis(port=self.port)
+        until = time.monotonic() + 60
+        while True:
+            try:
+                self.client.ping()
+                return
+            except redis.ConnectionError:
+                assert time.monotonic() < until and self.process.poll() is None
+                time.sleep(0.02)
+
+    def open(self, stream, words=""):
+        return open_source(f"redis://127.0.0.1:{self.port}/{stream}{words}", SCHEMA)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server")
+    server = Server(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.client.close()
+    server.process.terminate()
+    server.process.wait()
+
+
+def test_entries_of_a_stream_are_read_in_order_and_read_again(server):
+    for n in range(10):
+        server.client.xadd("clicks", {"y": 1, "n": n, "a": f"x{n}"})
+    source = server.open("clicks")
+    assert some(source, 4, limit=3) == [0, 1, 2, 3]
+    place = json.loads(json.dumps(source.position))
+    assert some(source, 6) == list(range(4, 10))
+    assert len(source.read(5, 0.01)) == 0
+    end = source.position
+    later = server.open("clicks")
+    later.seek(place)
+    assert numbers_of(later.read_to(end, 0)) == list(range(4, 10))
+    assert later.position == end
+    server.client.xadd("clicks", {"event": message(10)})
+    assert some(source, 1) == [10]
+    newest = server.open("clicks", "?start=latest")
+    assert len(newest.read(5, 0.01)) == 0
+    for one in (source, later, newest):
+        one.close()
+
+
+def test_entries_that_were_deleted_are_missed(server):
+    for n in range(10):
+        server.client.xadd("short", {"event": message(n)})
+    source = server.open("short")
+    assert some(source, 2) == [0, 1]
+    place = source.position
+    server.client.xtrim("short", maxlen=3, approximate=False)
+    with pytest.raises(ValueError, match="5 entries after .* were trimmed: events are lost; keep more"):
+        server.open("short").seek(place)
+    server.client.delete("short")
+    with pytest.raises(ValueError, match="ends before .*, which was read: it was made anew"):
+        server.open("short").seek(place)
+    guarded = open_source(f"redis://default:secret@127.0.0.1:{server.port}/clicks", SCHEMA)
+    assert guarded.name == server.open("clicks").name
+    for text in ("redis://localhost/", "redis:///clicks"):
+        with pytest.raises(ValueError, match="a Redis stream is redis://HOST:PORT/STREAM"):
+            open_source(text, SCHEMA)
+
+
+def test_a_server_that_is_away_is_waited_for(tmp_path, caplog):
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server")
+    server = Server(tmp_path)
+    source = server.open("clicks")
+    server.client.close()
+    server.process.kill()
+    server.process.wait()
+    assert len(source.read(5, 0.01)) == len(source.read(5, 0.01)) == 0
+    assert len([m for m in caplog.messages if "; it is tried again" in m]) == 1
+    source.close()
+
+
+class Kill(Callback):
+    """Kills a run after two steps, behind its last checkpoint; or stops it when all events are
+    trained."""
+
+    def __init__(self, all_events=None):
+        self.all_events = all_events
+
+    def after_step(self, trainer, progress):
+        if self.all_events is None and trainer.state.step == 2:
+            raise RuntimeError("killed")
+        if trainer.state.stream.events == self.all_events:
+            trainer.stop()
+
+
+@pytest.mark.parametrize("kind", ["kafka", "redis"])
+def test_a_killed_run_trains_each_event_of_a_broker_once(kind, data, lines, tmp_path, request):
+    names = lines[0].strip().split(",")
+    events = [dict(zip(names, line.strip().split(","), strict=True)) for line in lines[1:201]]
+    if kind == "kafka":
+        cluster = request.getfixturevalue("cluster")
+        for partition in (0, 1):
+            cluster.write("run", partition, [json.dumps(event) for event in events[partition::2]])
+        address = f"kafka://{cluster.address}/run"
+    else:
+        server = request.getfixturevalue("server")
+        for event in events:
+            server.client.xadd("run", event)
+        address = f"redis://127.0.0.1:{server.port}/run"
+    config = TrainConfig(
+        model="fm", batch_size=32, checkpoint_every=1, linear_paths="plain", background_checkpoints=False
+    )
+    with pytest.raises(RuntimeError, match="killed"):
+        Trainer(data, config, tmp_path / "run").fit_stream(address, callbacks=[Kill()])
+    resumed = Trainer(data, config, tmp_path / "run", resume=True)
+    assert resumed.state.step == 1
+    resumed.fit_stream(address, callbacks=[Kill(200)])
+    assert sum(line["size"] for line in read_lines(tmp_path / "run" / "stream.jsonl")) == 200
+    assert resumed.state.stream.events == resumed.state.stream.read == 200

@@ -1,0 +1,308 @@
+"""Training on a stream: equal to a loop of one's own over the same batches, killed and resumed or not."""
+
+import dataclasses
+import math
+from contextlib import closing
+
+import pytest
+import torch
+
+from hotrows.config import TrainConfig
+from hotrows.data import Encoder, prepare
+from hotrows.dynamic import Dynamic
+from hotrows.optim import Adagrad
+from hotrows.schema import Dense, Schema, Sparse, Time
+from hotrows.streams import Alarm, EventStream, StreamConfig, open_source
+from hotrows.streams.line_log import read_lines
+from hotrows.train import Callback, Trainer
+from hotrows.train.metrics_log import read_metrics
+from tests.support.runs import SMALL, same_bits, weights_of, write_rows
+
+CONFIG = TrainConfig(
+    model="deepfm", model_options=SMALL, batch_size=64, row_optimizer=Adagrad(lr=0.1), seed=3,
+    linear_paths="plain",
+)  # fmt: skip
+DRAINED = StreamConfig(stop_when_idle=0.0, window=300)
+
+
+@pytest.fixture
+def folder(tmp_path, lines):
+    """A folder with 900 events in two files."""
+    folder = tmp_path / "events"
+    folder.mkdir()
+    (folder / "a.csv").write_text("".join(lines[:501]))
+    (folder / "b.csv").write_text(lines[0] + "".join(lines[501:]))
+    return folder
+
+
+class Killed(Exception):
+    pass
+
+
+class Kill(Callback):
+    """Ends a run after a step as a kill would, without a checkpoint of its own."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def after_step(self, trainer, progress):
+        if trainer.state.step == self.step:
+            raise Killed
+
+
+def train(data, folder, run, stream=DRAINED, config=CONFIG, **how):
+    resume = run.exists()
+    return Trainer(data, config, run, resume=resume).fit_stream(f"folder:{folder}", stream, **how)
+
+
+def same_weights(a, b):
+    return all(torch.equal(x, y) for x, y in zip(weights_of(a), weights_of(b), strict=True))
+
+
+def batches_of(run):
+    return [line["size"] for line in read_lines(run / "stream.jsonl")]
+
+
+@pytest.fixture(scope="module")
+def whole(data, lines, tmp_path_factory):
+    """A run on all events that nobody stops."""
+    place = tmp_path_factory.mktemp("whole")
+    (place / "events").mkdir()
+    (place / "events" / "a.csv").write_text("".join(lines[:501]))
+    (place / "events" / "b.csv").write_text(lines[0] + "".join(lines[501:]))
+    train(data, place / "events", place / "run")
+    return place / "run"
+
+
+def test_all_events_are_trained_once_and_scored_by_windows(whole):
+    assert batches_of(whole) == [64] * 14 + [4]
+    windows = [line for line in read_metrics(whole) if line["kind"] == "window"]
+    assert [line["samples"] for line in windows] == [320, 320, 260]
+    assert [line["events"] for line in windows] == [320, 640, 900]
+    assert all(0.4 < line["auc"] < 1 and line["log_loss"] < 1 for line in windows)
+
+
+def test_the_weights_are_those_of_a_loop_over_the_same_batches(data, whole, folder):
+    trainer = Trainer(data, CONFIG, folder.parent / "offline")  # not on a stream: its steps alone
+    steps = trainer.steps
+    encoder = Encoder.open(data.path)
+    source = open_source(f"folder:{folder}", encoder.schema)
+    torch.set_rng_state(trainer.checkpoints.random_state)
+    with EventStream(source, encoder, 64, DRAINED) as events:
+        steps.batches = _Batches(list(events))
+    with closing(steps.start()) as runner:
+        for work in runner:
+            steps.train(work)
+    embedding = steps.embedding
+    weights = [embedding.weights(table.name) for table in embedding.tables]
+    expected = weights_of(whole)
+    pairs = zip([*weights, *steps.model.state_dict().values()], expected, strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+class _Batches:
+    """A list of batches as the batches of a run."""
+
+    is_stream, arrived = False, None
+
+    def __init__(self, batches):
+        self.batches, self.total_steps = batches, len(batches)
+
+    def after(self, state):
+        return iter(list(enumerate(self.batches))[state.step :])
+
+    def advance(self, state):
+        return dataclasses.replace(state, step=state.step + 1)
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_killed_again_and_again_each_event_is_trained_once(every, data, folder, whole, tmp_path):
+    config = dataclasses.replace(CONFIG, checkpoint_every=every)
+    run = tmp_path / "run"
+    for step in (3, 9, 14):
+        with pytest.raises(Killed):
+            train(data, folder, run, config=config, callbacks=[Kill(step)])
+    train(data, folder, run, config=config)
+    assert same_weights(run, whole)
+    assert list(read_lines(run / "stream.jsonl")) == list(read_lines(whole / "stream.jsonl"))
+    windows = [
+        [line for line in read_metrics(place) if line["kind"] == "window"] for place in (run, whole)
+    ]
+    assert windows[0] == windows[1]
+
+
+def test_the_batches_of_a_run_are_made_again(data, folder, whole, tmp_path):
+    """Batches that timing has cut: those that were there, then those that came; again they are cut
+    alike."""
+    config = dataclasses.replace(CONFIG, batch_size=512)
+    text = (folder / "b.csv").read_text()
+    (folder / "b.csv").unlink()
+
+    class Append(Callback):
+        def while_idle(self, trainer):
+            trained = trainer.state.stream.events if trainer.state.stream else 0
+            if trained == 500:
+                (folder / "b.csv").write_text(text)
+            elif trained == 900:
+                trainer.stop()
+
+    run, again = tmp_path / "run", tmp_path / "again"
+    train(data, folder, run, StreamConfig(max_wait=1e-3), config, callbacks=[Append()])
+    assert sum(batches_of(run)[:-1]) == 500 and sum(batches_of(run)) == 900
+    train(data, folder, again, DRAINED, config, repeat=run)
+    assert batches_of(again) == batches_of(run)
+    assert same_weights(again, run)
+
+
+def test_a_run_from_another_one_begins_with_its_weights(data, folder, whole, tmp_path):
+    config = dataclasses.replace(CONFIG, start_from=str(whole))
+    (tmp_path / "none").mkdir()
+    result = train(data, tmp_path / "none", tmp_path / "run", config=config)
+    assert result.steps == 0 and result.validation is None
+    train(data, folder, tmp_path / "more", config=config)
+    assert not same_weights(tmp_path / "more", whole)
+
+
+@pytest.mark.parametrize("memory", [{}, {"in_flight": 1}, {"policy": "lru", "plan_depth": 0}])
+def test_behind_a_cache_the_bits_are_the_same(memory, data, folder, whole, tmp_path):
+    """Planning looks ahead as far as events have come, here not at all or to the end."""
+    config = dataclasses.replace(CONFIG, fast_memory=3000, **memory)
+    train(data, folder, tmp_path / "run", dataclasses.replace(DRAINED, queue=1), config)
+    assert same_weights(tmp_path / "run", whole)
+
+
+class Heard(Callback):
+    def __init__(self):
+        self.windows, self.events = [], []
+
+    def after_evaluation(self, trainer, metrics):
+        self.windows.append(metrics.samples)
+
+    def after_step(self, trainer, progress):
+        self.events.append(trainer.state.stream.events)
+
+
+def test_callbacks_hear_of_steps_and_windows(data, folder, tmp_path):
+    heard = Heard()
+    train(data, folder, tmp_path / "run", callbacks=[heard])
+    assert heard.windows == [320, 320, 260]
+    assert heard.events[:3] == [64, 128, 192]
+
+
+def test_alarms_save_the_run_or_call_a_function(data, folder, tmp_path):
+    alarmed = dataclasses.replace(DRAINED, alarm_calibration="0,0.001")
+    with pytest.raises(
+        Alarm, match=r"the calibration of the last 320 events is .* out of 0 to 0.001"
+    ) as it:
+        train(data, folder, tmp_path / "run", alarmed)
+    assert it.value.exit_code == 3
+    assert train(data, folder, tmp_path / "run").steps == 15  # from where it has stopped: step 5
+    heard = []
+    train(data, folder, tmp_path / "called", alarmed, on_alarm=lambda alarm: heard.append(alarm.kind))
+    assert heard == ["calibration"] * 3
+
+
+def test_what_was_trained_is_saved_while_no_event_comes(data, folder, tmp_path):
+    """Or the source would have to keep these events until others come."""
+
+    class Look(Callback):
+        ticks, is_saved = 0, False
+
+        def while_idle(self, trainer):
+            if trainer.state.step > 0:
+                self.ticks += 1
+                self.is_saved = trainer.checkpoints.saved == trainer.state
+            if self.is_saved or self.ticks > 30:
+                trainer.stop()
+
+    look, stream = Look(), StreamConfig(max_wait=1e-3, checkpoint_seconds=0.3)
+    train(data, folder, tmp_path / "run", stream, callbacks=[look])
+    assert look.is_saved
+
+
+def test_no_event_for_long_is_an_alarm(data, tmp_path):
+    (tmp_path / "none").mkdir()
+    with pytest.raises(Alarm, match="no event that can be trained came for 0.01 s") as it:
+        train(data, tmp_path / "none", tmp_path / "run", StreamConfig(alarm_idle=0.01))
+    assert it.value.exit_code == 4
+
+
+class Break(Callback):
+    """Makes the model useless after the second step."""
+
+    def after_step(self, trainer, progress):
+        if trainer.state.step == 2:
+            with torch.no_grad():
+                next(trainer.model.parameters()).fill_(math.nan)
+
+
+def test_predictions_that_are_no_numbers_end_the_run_before_they_are_saved(data, folder, tmp_path):
+    config = dataclasses.replace(CONFIG, checkpoint_every=1)
+    with pytest.raises(Alarm, match="no finite numbers after step 2") as it:
+        train(data, folder, tmp_path / "run", config=config, callbacks=[Break()])
+    assert it.value.exit_code == 5
+    resumed = Trainer(data, config, tmp_path / "run", resume=True)
+    assert resumed.state.step == 1
+    assert all(value.isfinite().all() for value in resumed.model.state_dict().values())
+
+
+def test_what_cannot_train_on_a_stream_says_so(data, folder, tmp_path, whole):
+    for changes, why in (
+        ({"evaluate_every": 5}, "leave out evaluate_every"),
+        ({"checkpoint_every": 5}, "say in the schema which column it is"),
+    ):
+        stream = dataclasses.replace(DRAINED, lateness=5.0)
+        config = dataclasses.replace(CONFIG, **changes)
+        with pytest.raises(ValueError, match=why):
+            train(data, folder, tmp_path / str(len(why)), stream, config)
+    other = tmp_path / "other"
+    other.mkdir()
+    with pytest.raises(
+        ValueError, match=r"was trained on the stream folder:.*events, not on folder:.*other"
+    ):
+        Trainer(data, CONFIG, whole, resume=True).fit_stream(f"folder:{other}", DRAINED)
+    with pytest.raises(ValueError, match="a stream is folder:PATH, - "):
+        Trainer(data, CONFIG, tmp_path / "run").fit_stream("kafak:clicks")
+    offline = tmp_path / "offline"
+    Trainer(data, dataclasses.replace(CONFIG, steps=1), offline).fit()
+    with pytest.raises(ValueError, match="this run has trained on prepared data"):
+        Trainer(data, dataclasses.replace(CONFIG, steps=1), offline, resume=True).fit_stream("-")
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory):
+    """Data of a schema whose feature `a` is dynamic, prepared from a few rows, and events ten seconds
+    apart."""
+    folder = tmp_path_factory.mktemp("keyed")
+    (folder / "events").mkdir()
+    rows = write_rows(folder / "rows.csv", rows=600).read_text().splitlines()[1:]
+    timed = [f"{row},{10 * second}" for second, row in enumerate(rows)]
+    for name, some in (("few.csv", timed[:40]), ("events/a.csv", timed)):
+        (folder / name).write_text("\n".join(["label,n,a,b,t", *some]) + "\n")
+
+    def prepared(dynamic, name):
+        features = (Dense("n"), Sparse("a", dynamic=dynamic), Sparse("b"))
+        schema = Schema(features, time=Time("t"), delimiter=",", name="keyed")
+        return prepare([folder / "few.csv"], schema, folder / name, split="position:0.8,0.1,0.1")
+
+    return prepared, folder / "events"
+
+
+def test_new_keys_get_rows_from_a_stream_and_lose_them_by_event_time_killed_or_not(keyed, tmp_path):
+    prepared, events = keyed
+    data = prepared(Dynamic(capacity=25, evict="time:200"), "timed")
+    config = dataclasses.replace(CONFIG, checkpoint_every=4)
+    train(data, events, tmp_path / "whole", config=config)
+    with pytest.raises(Killed):
+        train(data, events, tmp_path / "run", config=config, callbacks=[Kill(7)])
+    train(data, events, tmp_path / "run", config=config)
+    assert same_bits(tmp_path / "run", tmp_path / "whole")
+    keys = [line["keys"]["a"] for line in read_metrics(tmp_path / "run") if line["kind"] == "train"]
+    assert keys[-1]["live"] < 25 and keys[-1]["evicted"] > 10
+
+
+def test_keys_that_wait_for_batches_to_come_are_no_stream(keyed, tmp_path):
+    prepared, events = keyed
+    data = prepared(Dynamic(capacity=12, admit="ahead:2", evict="lru"), "ahead")
+    with pytest.raises(ValueError, match="dynamic ids that look ahead would wait for events to come"):
+        train(data, events, tmp_path / "run")

@@ -1,0 +1,204 @@
+"""Sources: a folder that grows and a pipe; what is read, in which order, and where a later process goes
+on."""
+
+import json
+import os
+from contextlib import ExitStack, closing
+
+import pyarrow as pa
+import pytest
+from pyarrow import feather, parquet
+
+from hotrows.data.raw.cells import Reading
+from hotrows.schema import Dense, Label, Schema, Sparse
+from hotrows.streams.folder import FolderSource
+from hotrows.streams.standard_input import StandardInput
+
+SCHEMA = Schema((Dense("n"), Sparse("a")), label=Label("y"), delimiter=",", name="small")
+BARE = Schema(SCHEMA.features, label=Label("y"), delimiter=",", name="bare", columns=("y", "n", "a"))
+
+
+def numbers_of(events):
+    """The column n of events."""
+    if events is None or not len(events):
+        return []
+    how = Reading(SCHEMA, threads=1)
+    return [int(n) for n in events.columns(how).dense[0]]
+
+
+def everything(source, limit=4):
+    """All that is there, in reads of so many events."""
+    numbers = []
+    while more := numbers_of(source.read(limit, 0)):
+        numbers += more
+    return numbers
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens the folder of the test; what was opened is closed."""
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(closing(FolderSource(tmp_path, SCHEMA)))
+
+
+def csv(numbers, header="y,n,a\n"):
+    return header + "".join(f"1,{n},x{n}\n" for n in numbers)
+
+
+def table(numbers):
+    return pa.table({"y": [1 for _ in numbers], "n": list(numbers), "a": [f"x{n}" for n in numbers]})
+
+
+def json_lines(numbers):
+    return "".join(json.dumps({"y": 0, "n": n, "a": n}) + "\n" for n in numbers)
+
+
+def test_files_are_read_in_the_order_of_their_names_whatever_is_in_them(opened, tmp_path):
+    (tmp_path / "b.jsonl").write_text(json_lines(range(3, 9)))
+    (tmp_path / "a.csv").write_text(csv(range(3)))
+    parquet.write_table(table(range(9, 20)), tmp_path / "c.parquet", row_group_size=4)
+    (tmp_path / "d").mkdir()
+    feather.write_feather(table(range(20, 25)), tmp_path / "d" / "1.arrow")
+    for name in ("_SUCCESS", ".hidden", "0.csv.tmp", "a.part"):
+        (tmp_path / name).write_text(csv([77]))
+    assert everything(opened()) == list(range(25))
+
+
+def test_a_line_is_read_once_its_line_break_is_there(opened, tmp_path):
+    source, path = opened(), tmp_path / "a.csv"
+    assert everything(source) == []
+    path.write_text("y,n")
+    assert everything(source) == []
+    path.write_text(csv([1, 2])[:-1])
+    assert everything(source) == [1]
+    path.write_text(csv([1, 2, 3]) + "1,4,x")
+    assert everything(source) == [2, 3]
+    (tmp_path / "b.csv").write_text(csv([5]))
+    assert everything(source) == [4, 5]  # no line break will come
+
+
+def test_a_file_that_is_not_whole_is_waited_for_and_a_file_that_comes_too_late_is_named(
+    opened, tmp_path, caplog
+):
+    source = opened()
+    parquet.write_table(table([1, 2]), tmp_path / "whole")
+    content = (tmp_path / "whole").read_bytes()
+    (tmp_path / "whole").unlink()
+    (tmp_path / "b.parquet").write_bytes(content[:-4])
+    (tmp_path / "c.csv").write_text(csv([3]))
+    assert everything(source) == []
+    (tmp_path / "b.parquet").write_bytes(content)
+    assert everything(source) == [1, 2, 3]
+    (tmp_path / "a.csv").write_text(csv([0]))
+    assert everything(source) == [] and everything(source) == []
+    assert [message for message in caplog.messages if "came after" in message] == [
+        f"{tmp_path}/a.csv came after c.csv and is before it by name: it is not read, nor are 0 others; "
+        f"give later files later names"
+    ]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 50])
+def test_a_position_leads_back_whatever_the_file(opened, tmp_path, limit):
+    """After each read: another source goes on there, and reads up to where the first one has been."""
+    (tmp_path / "a.csv").write_text(csv(range(5)))
+    (tmp_path / "b.csv").write_text("")
+    (tmp_path / "c.jsonl").write_text(json_lines(range(5, 12)))
+    parquet.write_table(table(range(12, 20)), tmp_path / "d.parquet", row_group_size=3)
+    source, numbers, places = opened(), [], []
+    while more := numbers_of(source.read(limit, 0)):
+        numbers += more
+        places.append(json.loads(json.dumps(source.position)))
+    assert numbers == list(range(20))
+    for place in places:
+        later = opened()
+        later.seek(place)
+        assert later.position["events"] == place["events"]
+        assert everything(later, limit) == numbers[place["events"] :]
+        again, repeated = opened(), []
+        while not again.has_reached(place):
+            repeated += numbers_of(again.read_to(place, 0))
+        assert repeated == numbers[: place["events"]]
+
+
+def test_files_may_go_once_they_are_read_and_not_before(opened, tmp_path):
+    a, b = tmp_path / "a.csv", tmp_path / "b.csv"
+    a.write_text(csv([1, 2]))
+    source = opened()
+    assert numbers_of(source.read(1, 0)) == [1]
+    half = source.position
+    assert everything(source) == [2]
+    done = source.position
+    a.unlink()
+    b.write_text(csv([3]))
+    assert everything(source) == [3]
+    resumed = opened()
+    resumed.seek(done)
+    assert resumed.position == done
+    assert everything(resumed) == [3]
+    with pytest.raises(
+        ValueError, match=r"a\.csv is gone, and events of it were not read yet: bring it back"
+    ):
+        opened().seek(half)
+    a.write_text("y,n,a\n")
+    cut = opened()
+    cut.seek(done)
+    with pytest.raises(ValueError, match=r"a\.csv is shorter than the \d+ bytes of it that were read"):
+        cut.read(1, 0)
+
+
+def test_what_no_stream_is_made_of_says_so(opened, tmp_path):
+    with pytest.raises(ValueError, match="is no folder; make it before events are written"):
+        FolderSource(tmp_path / "none", SCHEMA)
+    (tmp_path / "a.gz").write_bytes(b"\x1f\x8b" + bytes(30))
+    with pytest.raises(ValueError, match=r"a\.gz is compressed; a stream reads plain text"):
+        opened().read(1, 0)
+    (tmp_path / "a.gz").unlink()
+    (tmp_path / "a.csv").write_text("y,n,b\n")
+    with pytest.raises(ValueError, match="lacks the columns"):
+        opened().read(1, 0)
+
+
+@pytest.fixture
+def pipe():
+    """Both ends of a pipe; what is open is closed."""
+    ends = list(os.pipe())
+    yield ends
+    for end in ends:
+        if end >= 0:
+            os.close(end)
+
+
+@pytest.mark.parametrize(
+    "schema, text", [(SCHEMA, csv(range(5))), (BARE, csv(range(5), "")), (BARE, json_lines(range(5)))]
+)
+def test_lines_come_through_a_pipe_until_it_is_closed(pipe, schema, text):
+    source = StandardInput(schema, descriptor=pipe[0])
+    assert numbers_of(source.read(9, 0.0)) == []
+    os.write(pipe[1], text[:-3].encode())
+    assert numbers_of(source.read(2, 1.0)) == [0, 1]
+    assert source.position == {"events": 2}
+    assert numbers_of(source.read(9, 1.0)) == [2, 3]
+    os.write(pipe[1], text[-3:-1].encode())
+    os.close(pipe[1])
+    pipe[1] = -1
+    assert numbers_of(source.read(9, 1.0)) == [4]
+    assert source.read(9, 1.0) is None
+
+
+def test_a_pipe_is_resumed_only_where_it_begins_anew(pipe):
+    os.write(pipe[1], csv(range(5)).encode())
+    with pytest.raises(ValueError, match="standard input cannot be read again: .* --stream -:replay"):
+        StandardInput(SCHEMA, descriptor=pipe[0]).seek({"events": 3})
+    source = StandardInput(SCHEMA, replays=True, descriptor=pipe[0])
+    source.seek({"events": 3})
+    assert numbers_of(source.read(9, 1.0)) == [3, 4]
+    os.close(pipe[1])
+    pipe[1] = -1
+    with pytest.raises(ValueError, match="standard input ended after 5 events, 7 of which were trained"):
+        source.seek({"events": 7})
+
+
+def test_lines_without_a_header_need_columns(pipe):
+    os.write(pipe[1], b"1,2,x\n")
+    with pytest.raises(ValueError, match="line 1"):
+        StandardInput(SCHEMA, descriptor=pipe[0]).read(1, 1.0)
