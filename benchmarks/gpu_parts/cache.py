@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from benchmarks.arms import gpu_cache
 from benchmarks.arms.gpu_arms import ARMS, ON_DEVICE, ON_HOST, REFERENCES
@@ -164,4 +165,6 @@ def _stream(setting: Setting, law: str, num_rows: list[int], batch_size: int) ->
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, stream)
+        if setting.on_gpu:
+            torch.cuda.empty_cache()  # arms are processes of their own that need all of the device
     return path
