@@ -155,7 +155,7 @@ def _in_a_process(request: dict, setting: Setting) -> Iterator[tuple[str, dict]]
 
 def _stream(setting: Setting, law: str, num_rows: list[int], batch_size: int) -> Path:
     """The file of a stream, [26, N] int32; made once for all arms that have these tables."""
-    count = setting.pick(BATCHES, 14) * batch_size
+    count = setting.pick(BATCHES, 8) * batch_size
     path = DATA / f"gpu-{law}-{sum(num_rows)}-{count}.npy"
     if not path.exists():
         stream = (
