@@ -7,11 +7,23 @@ import pytest
 import torch
 from benchmarks import gpu
 from benchmarks.arms import gpu_arms, gpu_cache, gpu_runs
-from benchmarks.gpu_parts import cache, cuembed, fields, limits, lookup, memory, plain, probe, workloads
+from benchmarks.gpu_parts import (
+    cache,
+    cuembed,
+    fields,
+    kernels,
+    limits,
+    lookup,
+    memory,
+    plain,
+    probe,
+    workloads,
+)
 from benchmarks.gpu_parts.part import Findings, Setting, read
 from benchmarks.gpu_parts.source import source_hash
 from benchmarks.gpu_parts.tuning import sweep
 from benchmarks.gpu_parts.workloads import scattered, zipf_ids
+from benchmarks.harness import ROOT
 
 import hotrows
 from hotrows.record import RecordLayout
@@ -116,6 +128,15 @@ def test_a_cut_run_of_the_tests_keeps_what_it_has_counted(line, tmp_path, monkey
     found = read(tmp_path / "gpu.json")["kernels"]
     assert not found["complete"] and found["arms"]["tests"]["passed"] == 7
     assert "cut after" in found["arms"]["tests"]["closing_line"]
+
+
+def test_the_files_that_have_tests_for_a_gpu_are_there(monkeypatch):
+    paths = kernels._files()
+    assert {"tests/ops/triton", "tests/train/test_train_device.py"} <= {*paths}
+    monkeypatch.setattr(kernels, "run_tests", lambda small, _: paths.extend(small) or (5, ""))
+    setting = Setting("cpu", small=True)
+    kernels.run(Findings("kernels", "", setting, None), setting)
+    assert all((ROOT / path).exists() for path in paths)
 
 
 def test_figures_of_other_code_or_another_setting_are_not_gone_on_with():

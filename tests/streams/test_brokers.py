@@ -13,7 +13,7 @@ import pytest
 from hotrows import Callback, TrainConfig, Trainer
 from hotrows.data.raw.cells import Reading
 from hotrows.schema import Dense, Label, Schema, Sparse
-from hotrows.streams import open_source
+from hotrows.streams import StreamConfig, open_source
 from hotrows.streams.line_log import read_lines
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka")
@@ -93,6 +93,10 @@ def test_lines_with_delimiters_are_messages_too_and_only_new_ones_where_asked(cl
     source = cluster.open("lines", start="latest")
     cluster.write("lines", 0, [b"1,6,x", b"1,7,x"])
     assert some(source, 2) == [6, 7]
+    fresh = cluster.open("lines", start="latest")
+    fresh.seek({"offsets": {"0": 3}})
+    assert fresh.position["offsets"] == {"0": 3, **{str(p): 0 for p in (1, 2, 3)}}  # those were not known
+    fresh.close()
     offsets = source.position["offsets"]
     assert offsets["0"] == 3 and len(source.read(1, 0.0)) == 0
     source.close()
@@ -190,6 +194,19 @@ def test_entries_that_were_deleted_are_missed(server):
             open_source(text, SCHEMA)
 
 
+def test_a_server_that_is_away_is_waited_for(tmp_path, caplog):
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server")
+    server = Server(tmp_path)
+    source = server.open("clicks")
+    server.client.close()
+    server.process.kill()
+    server.process.wait()
+    assert len(source.read(5, 0.01)) == len(source.read(5, 0.01)) == 0
+    assert len([m for m in caplog.messages if "; it is tried again" in m]) == 1
+    source.close()
+
+
 class Kill(Callback):
     """Kills a run after two steps, behind its last checkpoint; or stops it when all events are
     trained."""
@@ -221,10 +238,11 @@ def test_a_killed_run_trains_each_event_of_a_broker_once(kind, data, lines, tmp_
     config = TrainConfig(
         model="fm", batch_size=32, checkpoint_every=1, linear_paths="plain", background_checkpoints=False
     )
+    patient = StreamConfig(alarm_idle=60.0)  # what is lost makes no test endless
     with pytest.raises(RuntimeError, match="killed"):
-        Trainer(data, config, tmp_path / "run").fit_stream(address, callbacks=[Kill()])
+        Trainer(data, config, tmp_path / "run").fit_stream(address, patient, callbacks=[Kill()])
     resumed = Trainer(data, config, tmp_path / "run", resume=True)
     assert resumed.state.step == 1
-    resumed.fit_stream(address, callbacks=[Kill(200)])
+    resumed.fit_stream(address, patient, callbacks=[Kill(200)])
     assert sum(line["size"] for line in read_lines(tmp_path / "run" / "stream.jsonl")) == 200
     assert resumed.state.stream.events == resumed.state.stream.read == 200
