@@ -1,9 +1,9 @@
 """The seam between layers and kernels for a GPU: a reference, and the Triton function of its name.
 
-    @gpu_op("dice")
+    @gpu_op("statistics")
     def moments_reference(x: Tensor) -> tuple[Tensor, Tensor]: ...
 
-    by_device(moments_reference, x)      # on CUDA tensors `hotrows.ops.triton.dice.moments(x)`
+    by_device(moments_reference, x)      # on CUDA tensors `hotrows.ops.triton.statistics.moments(x)`
 
 Such an op is one of PyTorch's dispatcher, `torch.ops.hotrows.moments`. In graphs that PyTorch compiles it
 is the reference, whose parts are fused with what is around them.
@@ -31,10 +31,8 @@ _library = torch.library.Library("hotrows", "FRAGMENT")
 def gpu_op(module: str, changes: Collection[str] = ()) -> Callable[[F], F]:
     """Makes a reference, `<name>_reference`, the op `<name>`; `module` has its Triton kernels.
 
-    changes: arguments that it writes to.
-
-    They are for float32, and where the module has `takes`, for arguments that it returns True for. All
-    else is left to the reference.
+    These are for float32, and where the module has `takes`, for arguments that it returns True for. All
+    else is left to the reference. changes: arguments that the op writes to.
     """
 
     def register(reference: F) -> F:
