@@ -81,20 +81,10 @@ class Arm:
         )
         self.dense = torch.optim.Adagrad(self.model.parameters(), lr=0.02)
         if self.embedding.dynamic is not None:
+            state = self.embedding.dynamic.state()
             for name, size in zip(names, sizes, strict=True):
-                self._fill(name, size)
-
-    def _fill(self, name: str, size: int) -> None:
-        """Makes keys 0 to size - 1 live, key k as the row of k."""
-        assert self.embedding.dynamic is not None
-        table = self.embedding.dynamic.tables[name]
-        keys, state = torch.arange(size), table.state()
-        counters = state["counters"].clone()
-        counters[2:4] = size  # rows, admitted
-        table.load({
-            **state, "keys": _spread(keys), "ids": keys + table.first_id, "counters": counters,
-            "last_use": torch.full_like(keys, -1), "counts": torch.zeros_like(keys),
-        })  # fmt: skip
+                state |= _filled(state, name, size)
+            self.embedding.dynamic.load(state)
 
     def batches(self, turn: int) -> Iterator[tuple[int, Batch]]:
         for number in range(turn * TURN, (turn + 1) * TURN):
@@ -135,6 +125,17 @@ def _zipf(draw: np.random.Generator, size: int, num: int) -> np.ndarray:
     a = 1 - 1.05
     ranks = (draw.random(num) * ((size + 1) ** a - 1) + 1) ** (1 / a)
     return np.minimum(ranks.astype(np.int64) - 1, size - 1)
+
+
+def _filled(state: dict[str, torch.Tensor], name: str, size: int) -> dict[str, torch.Tensor]:
+    """The state of a key table whose keys 0 to size - 1 are live, key k as the row of k."""
+    keys, counters = torch.arange(size), state[f"{name}/counters"].clone()
+    counters[2:4] = size  # rows, admitted
+    columns = {
+        "keys": _spread(keys), "ids": keys + 3, "counters": counters,
+        "last_use": torch.full_like(keys, -1), "counts": torch.zeros_like(keys),
+    }  # fmt: skip
+    return {f"{name}/{what}": column for what, column in columns.items()}
 
 
 def _spread(keys: torch.Tensor) -> torch.Tensor:

@@ -111,3 +111,12 @@ def test_the_loop_of_the_page_trains(blocks, tmp_path):
     }
     exec(blocks[2], names)
     assert names["loss"].isfinite()
+
+
+@pytest.mark.slow
+def test_the_stream_of_clicks_is_trained_while_it_is_written(tmp_path):
+    told = told_by("stream.py", tmp_path)
+    aucs = [float(auc) for auc in re.findall(r"clicks: AUC (0\.\d+) of the last", told)]
+    assert len(aucs) == 10 and aucs[0] > 0.7  # the first model, on what it has not seen
+    assert min(aucs[5:7]) < 0.5 < aucs[-1]  # tastes change, and are learned anew
+    assert not list(tmp_path.iterdir())

@@ -11,23 +11,23 @@ from benchmarks.gpu_parts import (
     cache,
     cuembed,
     fields,
+    kernels,
     limits,
     lookup,
     memory,
     plain,
     probe,
-    timing,
     workloads,
 )
 from benchmarks.gpu_parts.part import Findings, Setting, read
 from benchmarks.gpu_parts.source import source_hash
 from benchmarks.gpu_parts.tuning import sweep
-from benchmarks.gpu_parts.workloads import scattered, zipf_ids, zipf_stream
+from benchmarks.gpu_parts.workloads import scattered, zipf_ids
+from benchmarks.harness import ROOT
 
 import hotrows
 from hotrows.record import RecordLayout
 from hotrows.train import pictures
-from tests.support import pretend
 
 SMALL = ["--small", "--device", "cpu", "--minutes", "60"]
 
@@ -130,6 +130,15 @@ def test_a_cut_run_of_the_tests_keeps_what_it_has_counted(line, tmp_path, monkey
     assert "cut after" in found["arms"]["tests"]["closing_line"]
 
 
+def test_the_files_that_have_tests_for_a_gpu_are_there(monkeypatch):
+    paths = kernels._files()
+    assert {"tests/ops/triton", "tests/train/test_train_device.py"} <= {*paths}
+    monkeypatch.setattr(kernels, "run_tests", lambda small, _: paths.extend(small) or (5, ""))
+    setting = Setting("cpu", small=True)
+    kernels.run(Findings("kernels", "", setting, None), setting)
+    assert all((ROOT / path).exists() for path in paths)
+
+
 def test_figures_of_other_code_or_another_setting_are_not_gone_on_with():
     findings = Findings("a", "", Setting("cpu"), None)
     like = {"setting": Setting("cpu").facts(), "source": findings.source, "complete": False}
@@ -225,27 +234,6 @@ def test_an_arm_that_goes_wrong_says_so_and_the_next_one_runs(tmp_path, monkeypa
     found = read(tmp_path / "gpu.json")["cache"]
     assert found["checks"]["zipf-sgd-10%: runs"] == "failed: AssertionError: it broke"
     assert list(found["arms"]) == ["zipf-sgd-lru"] and found["complete"]
-
-
-def test_all_arms_have_equal_bits_on_a_pretended_device(monkeypatch):
-    arms = ("whole", "whole-there", "whole-graph", "10%", "10%-eager", "straw-man", "1%", "hot-cold")
-    monkeypatch.setattr(cache, "SMALL_ORDER", (("zipf", "rowwise", arms),))
-    monkeypatch.setattr(gpu_runs, "num_threads", lambda *_: 1)
-    monkeypatch.setattr(cache, "zipf_stream", lambda rows, num, _: zipf_stream(rows, num, "cpu"))
-    monkeypatch.setattr(hotrows.Batch, "pin_memory", lambda batch: batch)
-    findings = Findings("cache", "", Setting("cpu"), None)
-    with pretend.gpu() as device:
-        for name in ("empty_cache", "reset_peak_memory_stats"):
-            monkeypatch.setattr(torch.cuda, name, lambda: None)
-        for module in (memory, gpu_runs, gpu_cache, timing):
-            for name in {"lock", "unlock"} & vars(module).keys():
-                monkeypatch.setattr(module, name, lambda *_: None)
-        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "synchronize", device.synchronize)
-        assert cache.run(findings, Setting("cuda", small=True))
-    assert set(findings.checks.values()) == {"passed"} and len(findings.arms) == len(arms)
-    assert len({figures["bits"] for figures in findings.arms.values()}) == 1
-    assert findings.arms["zipf-rowwise-1%"]["mb_out"] > 0, "rows have left the cache and come back"
 
 
 def test_memory_that_the_system_does_not_lock_is_told_and_the_rest_is_measured(monkeypatch):

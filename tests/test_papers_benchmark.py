@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import pytest
+from benchmarks.gpu_parts.part import read
 from benchmarks.papers import __main__ as command
 from benchmarks.papers.__main__ import PAPERS, main, tables
 from benchmarks.papers.hybrid_hash import hybrid_hash
-from benchmarks.papers.part import Paper, Part, read
+from benchmarks.papers.part import Paper, Part
 
 PARTS = [(paper, part) for paper in PAPERS for part in PAPERS[paper].parts]
 

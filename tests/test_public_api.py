@@ -21,7 +21,8 @@ PUBLIC = {
     """,
     "hotrows.data": """
         Description Draft EncodedData Encoder HotColdLoader Loader Part Profile ValueRates
-        describe draft_schema open_parquet open_source prepare profile regroup write_encoded
+        describe draft_schema open_parquet open_source prepare prepare_schema profile regroup
+        write_encoded
     """,
     "hotrows.datasets": "ALL BY_NAME DataSet Samples Source download prepare",
     "hotrows.models": """
@@ -41,7 +42,8 @@ PUBLIC = {
     "hotrows.serving": "Limits Request Scorer application",
     "hotrows.checkpoint": """
         Manifest Pointer State Writer chain checkpoints_of export_tables fill_tables folder_of generations
-        key_tables load merge problems point pointed read_manifest read_state retained save summary
+        key_tables load load_renumbered merge problems point pointed read_manifest read_state retained
+        save summary
     """,
 }
 # Modules whose names are public as the page that shows them says.

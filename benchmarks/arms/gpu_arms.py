@@ -36,15 +36,15 @@ class Arm:
 
 
 ON_DEVICE = {
-    "whole": Arm("plans of the host", step="eager"),
-    "whole-there": Arm("plans of the device", step="eager", planning="device"),
     "whole-graph": Arm("plans of the device, the step a CUDA graph", planning="device"),
+    "whole-there": Arm("plans of the device", step="eager", planning="device"),
+    "whole": Arm("plans of the host", step="eager"),
+    "plain": Arm("PyTorch: one table, index_select, unique, index_add", kind="plain", exact=False),
+    "step-alone": Arm("24 batches in turn, planned before: no part of the comparison", planning="before"),
     "whole-compiled": Arm(
         "plans of the device, the model compiled, a graph", step="compiled", planning="device",
         exact=False,
     ),
-    "step-alone": Arm("24 batches in turn, planned before: no part of the comparison", planning="before"),
-    "plain": Arm("PyTorch: one table, index_select, unique, index_add", kind="plain", exact=False),
     "plain-compiled": Arm(
         "PyTorch as `plain`, its model compiled", step="compiled", kind="plain", exact=False
     ),

@@ -22,8 +22,9 @@ from benchmarks.gpu_parts.workloads import OPTIMIZERS, batches_of, dlrm, scatter
 from hotrows.batch import Batch
 from hotrows.record import layout_of
 from hotrows.runtime import native
+from hotrows.runtime.device import find
 
-CHECKED = 8  # steps after which rows are compared with those of other arms
+_CHECKED, _CHECKED_SMALL = 8, 4  # steps after which rows are compared; a graph is captured in the fourth
 _SHORTEST = 15  # seconds of an arm
 
 
@@ -78,7 +79,7 @@ class Rig:
 
     def model(self) -> torch.nn.Module:
         num_rows, dim = self.request["num_rows"], self.request["dim"]
-        return dlrm(num_rows, dim, self.setting.device, self.setting.small)
+        return dlrm(num_rows, dim, find(self.setting.device).torch, self.setting.small)
 
     def hot_ids(self, slots: int) -> list[torch.Tensor]:
         """The most popular ids of each table, so many together: by Zipf's law, or as they are counted."""
@@ -99,11 +100,11 @@ class Rig:
 
 def _rig(request: dict, setting: Setting) -> Rig:
     """The stream as batches in host memory, ids as int64, and the memory of all records."""
-    stream, size = np.load(request["stream"], mmap_mode="r"), request["batch_size"]
+    stream, size = np.load(request["stream"], mmap_mode="c"), request["batch_size"]
     batches = list(batches_of(stream, size))
     if setting.on_gpu:
         batches = [batch.pin_memory() for batch in batches]
-    checked = stream[:, : CHECKED * size]
+    checked = stream[:, : setting.pick(_CHECKED, _CHECKED_SMALL) * size]
     ids = [torch.from_numpy(np.unique(of_table).astype(np.int64)) for of_table in checked]
     table = dlrm([10], request["dim"], "cpu", small=True).tables[0]
     layout = layout_of(replace(table, optimizer=OPTIMIZERS[request["optimizer"]]()))
@@ -119,10 +120,11 @@ def _measure(rig: Rig, arm: Arm) -> dict:
         rig.memory.block.zero_()  # what one arm leaves may be no number where another looks
     run = {"plain": PlainRun, "in-step": InStepRun}.get(arm.kind, Run)(rig, arm)
     run.restore()
-    with run.steps(rig.batches[:CHECKED]) as steps:
+    num = rig.setting.pick(_CHECKED, _CHECKED_SMALL)
+    with run.steps(rig.batches[:num]) as steps:
         losses = [loss.item() for loss in steps]
     figures = {"losses": losses, **run.state()}
-    rest = rig.batches[CHECKED:]
+    rest = rig.batches[num:]
     if arm.kind == "hot-cold":
         figures |= _hot_and_cold(rig, run)
     else:
@@ -141,12 +143,12 @@ def _timed(rig: Rig, run: Run, batches: list[Batch]) -> dict:
             for _ in itertools.islice(steps, num):
                 pass
 
-        train(setting.pick(20, 2))
+        train(setting.pick(20, 1))
         few = setting.pick(10, 1)
         num = steps_of_a_window(seconds_of(lambda: train(few), setting) / few, setting)
         speeds, waited = [], []
         run.count()
-        for _ in range(setting.pick(3, 2)):
+        for _ in range(setting.pick(3, 1)):
             synchronize(setting)
             idle = sum(run.stalled.values())
             seconds = seconds_of(lambda: train(num), setting)

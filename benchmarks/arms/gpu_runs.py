@@ -72,7 +72,8 @@ class Run:
         self.hot_ids = self.rig.hot_ids(slots)
         hot = dict(zip((table.name for table in self.model.tables), self.hot_ids, strict=True))
         return Caching(
-            slots * size, "memory", self.arm.policy, in_flight=self.arm.in_flight, hot_ids=hot
+            slots * size, "memory", self.arm.policy, in_flight=self.arm.in_flight, hot_ids=hot,
+            lookahead_memory=4 << 30,  # so that the window decides how far a small cache looks
         )  # fmt: skip
 
     def restore(self) -> None:
@@ -237,12 +238,14 @@ class PlainDlrm(nn.Module):
             nn.ParameterList([p.detach().clone() for p in part.parameters()])
             for part in (ours.bottom, ours.top)
         )
+        num = len(ours.tables) + 1
+        row, column = torch.tril_indices(num, num, -1)
+        self.register_buffer("pairs", row * num + column)
 
     def forward(self, dense: Tensor, vectors: Tensor) -> Tensor:
         bottom = relu(_layers(dense, self.bottom))
         z = torch.cat([bottom.unsqueeze(1), vectors.to(bottom.dtype)], 1)
-        row, column = torch.tril_indices(z.shape[1], z.shape[1], -1, device=z.device)
-        products = torch.bmm(z, z.transpose(1, 2))[:, row, column]
+        products = torch.bmm(z, z.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
         return _layers(torch.cat([bottom, products], 1), self.top).squeeze(1)
 
 

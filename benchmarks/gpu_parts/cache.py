@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from benchmarks.arms import gpu_cache
 from benchmarks.arms.gpu_arms import ARMS, ON_DEVICE, ON_HOST, REFERENCES
@@ -154,7 +155,7 @@ def _in_a_process(request: dict, setting: Setting) -> Iterator[tuple[str, dict]]
 
 def _stream(setting: Setting, law: str, num_rows: list[int], batch_size: int) -> Path:
     """The file of a stream, [26, N] int32; made once for all arms that have these tables."""
-    count = setting.pick(BATCHES, 14) * batch_size
+    count = setting.pick(BATCHES, 8) * batch_size
     path = DATA / f"gpu-{law}-{sum(num_rows)}-{count}.npy"
     if not path.exists():
         stream = (
@@ -164,4 +165,6 @@ def _stream(setting: Setting, law: str, num_rows: list[int], batch_size: int) ->
         )
         path.parent.mkdir(parents=True, exist_ok=True)
         np.save(path, stream)
+        if setting.on_gpu:
+            torch.cuda.empty_cache()  # arms are processes of their own that need all of the device
     return path

@@ -66,7 +66,7 @@ class SideBySide(nn.Module):
 
 def run(findings: Findings, setting: Setting) -> None:
     steps: dict[str, tuple[Callable[[], Tensor], Embedding]] = {}
-    fields = setting.pick(FIELDS, (3, 8))
+    fields = setting.pick(FIELDS, (2, 5))
     busy: dict[str, Intervals] = {}
     for num in fields:
         one_pack, many = (_tables(setting, num, parts) for parts in (1, num))

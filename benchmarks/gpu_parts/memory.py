@@ -32,10 +32,10 @@ class Memory:
 
     def __init__(self, num_rows: int, layout: RecordLayout, on_device: bool, setting: Setting) -> None:
         self._setting, self._layout = setting, layout
-        self.device = setting.device if on_device else "cpu"
+        self.device = (find(setting.device) if on_device else HOST).torch
         stride = aligned(layout.stride) if on_device and setting.on_gpu else layout.stride
         if on_device:
-            self.block = torch.zeros(num_rows, stride, dtype=torch.uint8, device=setting.device)
+            self.block = torch.zeros(num_rows, stride, dtype=torch.uint8, device=self.device)
         else:
             self.block = empty_records(num_rows, stride)
         self._locked: list[Tensor] = []

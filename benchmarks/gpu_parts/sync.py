@@ -30,7 +30,8 @@ from hotrows.engine.stages import start
 from hotrows.record import RecordLayout
 from hotrows.train import Trainer
 
-_WARM_UP = 12  # steps; what moves differs from batch to batch, so the largest block comes late
+# Steps; what moves differs from batch to batch, so the largest block comes late.
+_WARM_UP, _WARM_UP_SMALL = 30, 4
 AS_GRAPH = {
     "as a graph": {"cuda_graph": True},
     "as a graph on streams behind a cache": {"cuda_graph": True, "streams": 3, "fast_memory": 1 << 20},
@@ -42,7 +43,7 @@ AS_GRAPH = {
 def run(findings: Findings, setting: Setting) -> None:
     num_rows = [setting.pick(200_000, 300)] * 26
     batch_size, dim = setting.pick(65_536, 64), setting.pick(128, 4)
-    num_batches = _WARM_UP + setting.pick(12, 2)
+    num_batches = _warm_up(setting) + setting.pick(12, 2)
     stream = zipf_stream(num_rows, num_batches * batch_size, setting.device)
     figures = {}
     for where, step in (("resident", _resident), ("cached", _cached)):
@@ -65,13 +66,18 @@ def _resident(model, stream, batch_size: int, setting: Setting) -> dict:
     embedding = embedding_of(model.tables, "rowwise", setting.device)
     training = Training(model, embedding, setting.device)
     works = ready(embedding, batches_of(stream, batch_size))
-    for work in works[:_WARM_UP]:
+    num = _warm_up(setting)
+    for work in works[:num]:
         training.step(work)
     before = _segments(setting)
     with _no_waiting(setting):
-        for work in works[_WARM_UP:]:
+        for work in works[num:]:
             training.step(work)
-    return _told(len(works) - _WARM_UP, before, setting)
+    return _told(len(works) - num, before, setting)
+
+
+def _warm_up(setting: Setting) -> int:
+    return setting.pick(_WARM_UP, _WARM_UP_SMALL)
 
 
 def _cached(model, stream, batch_size: int, setting: Setting) -> dict:
@@ -86,7 +92,7 @@ def _cached(model, stream, batch_size: int, setting: Setting) -> dict:
     runner = start(embedding, enumerate(batches_of(stream, batch_size)), plan_depth=0)
     with contextlib.closing(runner):
         for number, work in enumerate(runner):
-            if number < _WARM_UP:
+            if number < _warm_up(setting):
                 training.step(work)
                 before = _segments(setting)
             else:

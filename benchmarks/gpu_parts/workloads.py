@@ -136,7 +136,9 @@ def schema_of(num_rows: Iterable[int]) -> hotrows.Schema:
     return hotrows.Schema(dense + sparse)
 
 
-def dlrm(num_rows: Iterable[int], dim: int, device: str, small: bool = False) -> models.Model:
+def dlrm(
+    num_rows: Iterable[int], dim: int, device: str | torch.device, small: bool = False
+) -> models.Model:
     bottom, top = ((16,), (16, 8)) if small else (BOTTOM, TOP)
     torch.manual_seed(0)
     model = models.build("dlrm", schema_of(num_rows), dim=dim, bottom=bottom, top=top)

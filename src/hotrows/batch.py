@@ -42,6 +42,8 @@ class Batch:
     weights: [N] float32, the factor of each id's vector in its pool; None: 1.
     sample_weights: [B] float32, the weight of each sample in the loss and in metrics; None: 1.
     groups: [B] int64, equal for samples of one group (a user's), for grouped AUC.
+    times: [B] int64, event times in seconds, of which the least int64 is a missing one, for keys that
+        expire by time; None: no key does.
     first_sample: the number of the first sample in its part of the data, for messages.
     new_ids: of dynamic features whose keys have become ids, what is new with this batch; None: ids are
         as they were read, those of dynamic features keys.
@@ -56,6 +58,7 @@ class Batch:
     first_sample: int = 0
     sample_weights: Tensor | None = None
     groups: Tensor | None = None
+    times: Tensor | None = None
     new_ids: tuple[NewIds, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -101,7 +104,7 @@ def samples(batch: Batch, first: int, end: int) -> Batch:
     changes: dict[str, Any] = {} if batch.new_ids is None else {"new_ids": ()}
     changes |= {
         name: value[first:end]
-        for name in ("dense", "labels", "sample_weights", "groups")
+        for name in ("dense", "labels", "sample_weights", "groups", "times")
         if (value := getattr(batch, name)) is not None
     }
 

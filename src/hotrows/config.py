@@ -108,8 +108,8 @@ class TrainConfig:
     )
     linear_optimizer: RowOptimizer | None = setting(
         None,
-        "Optimizer of tables with a weight for each id beside vectors, as deepfm has",
-        unset="by the data's size; where the optimizer of rows is given, that one",
+        "Optimizer of weights of single ids beside vectors, as deepfm has",
+        unset="by the data's size; row_optimizer where that is given",
         option="",
     )
     dense_optimizer: str = setting("adam", "Optimizer of the dense part", choices=DENSE_OPTIMIZERS)
@@ -352,13 +352,7 @@ class TrainConfig:
         for name, value in fields.items():
             if SETTINGS[name].unit == "bytes" and isinstance(value, str):
                 fields[name] = parse_bytes(value)
-        for name in ROW_OPTIMIZERS:
-            rows = fields.get(name)
-            if isinstance(rows, str):
-                rows = {"kind": rows}
-            elif isinstance(rows, Mapping):
-                rows = {"kind": optim.Adagrad.kind, **rows}
-            fields[name] = None if rows is None else optim.from_json(rows)
+        fields |= {name: _row_optimizer(fields.get(name)) for name in ROW_OPTIMIZERS}
         return build(TrainConfig, fields, "training configuration")
 
     def save(self, path: Path | str) -> None:
@@ -370,6 +364,15 @@ class TrainConfig:
         fields = CONFIG_FILE.read(path)
         with CONFIG_FILE.naming(path):
             return TrainConfig.from_fields(fields)
+
+
+def _row_optimizer(value: Any) -> RowOptimizer | None:
+    """The row optimizer that a file states by its name, by its numbers, or by both."""
+    if isinstance(value, str):
+        value = {"kind": value}
+    elif isinstance(value, Mapping):
+        value = {"kind": optim.Adagrad.kind, **value}
+    return None if value is None else optim.from_json(value)
 
 
 def _check_together(config: TrainConfig) -> None:

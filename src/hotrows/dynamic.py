@@ -9,6 +9,7 @@ A read is one occurrence of a key in a batch. A key without a row trains the unk
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +17,8 @@ from typing import Any
 ADMISSIONS = "'first', 'after:READS', 'after:READS,sketch', 'probability:P' or 'ahead:READS'"
 EVICTIONS = "'none', 'lru', 'lfu', 'lfu:HALF_LIFE', 'ahead', 'idle:BATCHES' or 'time:SECONDS'"
 MOST_ROWS = 2**31 - 1
+GROWING = 2**30  # rows that a table without a capacity may grow to
+MOST_PARTITIONS = 2**12
 MOST_SKETCHED = 255  # what a counter of the sketch holds
 
 
@@ -40,6 +43,10 @@ class Dynamic:
     keep: what becomes of an evicted row. None: it is gone; a key that comes back begins as a new one.
         `file:PATH`: it is kept aside in a file.
     window: number of batches known ahead, for `ahead` (default 64).
+    partitions: number of parts that keys are dealt to by their hash (default 1). Each has its share of
+        the capacity, admits and evicts by itself, and belongs to one rank: several ranks share the work
+        on the keys of a table that has as many partitions. What is trained depends on this number, and
+        not on the number of ranks.
     """
 
     capacity: int | None = None
@@ -47,11 +54,13 @@ class Dynamic:
     evict: str = "none"
     keep: str | None = None
     window: int = 64
+    partitions: int = 1
 
     def __post_init__(self) -> None:
         for name, kinds in (
             ("capacity", (int, type(None))),
             ("window", int),
+            ("partitions", int),
             ("admit", str),
             ("evict", str),
         ):
@@ -67,6 +76,11 @@ class Dynamic:
         if not 0 < self.window < 2**20:
             raise ValueError(
                 f"window of dynamic ids must be from 1 to {2**20 - 1:,} batches, not {self.window:,}"
+            )
+        if not 0 < self.partitions <= min(MOST_PARTITIONS, self.capacity or MOST_PARTITIONS):
+            raise ValueError(
+                f"partitions of dynamic ids must be from 1 to {MOST_PARTITIONS:,}, and not more than the "
+                f"capacity, not {self.partitions:,}"
             )
         if self.keep is not None and not re.fullmatch(r"file:.+", str(self.keep)):
             raise ValueError(f"keep of dynamic ids must be None or 'file:PATH', not {self.keep!r}")
@@ -120,6 +134,28 @@ def check_feature(feature: Any) -> None:
         )
     if transform != "none":
         raise ValueError(f"feature {name!r}: transform {transform!r} makes few ids: leave out dynamic")
+
+
+def leave_out_defaults(feature: dict[str, Any]) -> None:
+    """Takes out of a feature's fields what schemas had not before: they are a part of fingerprints."""
+    if feature.get("dynamic") is None:
+        feature.pop("dynamic", None)
+    elif feature["dynamic"]["partitions"] == 1:
+        del feature["dynamic"]["partitions"]
+
+
+def expiring(features: Iterable[Any]) -> list[str]:
+    """The names of the features whose keys expire by event time."""
+    return [f.name for f in features if f.dynamic is not None and f.dynamic.eviction.kind == "time"]
+
+
+def check_times(schema: str, features: Iterable[Any]) -> None:
+    """Raises ValueError where keys expire by event time; for a schema, by its name, without a time."""
+    if timed := expiring(features):
+        raise ValueError(
+            f"schema {schema!r}: keys of features {timed} expire by the time of samples; say which "
+            f"column that is: time=Time(COLUMN)"
+        )
 
 
 @dataclass(frozen=True)

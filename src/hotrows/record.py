@@ -108,6 +108,11 @@ class TableSlice:
         return range(self.first_id, self.first_id + self.num_rows * self.id_step, self.id_step)
 
 
+def below(ids: range, end: int) -> range:
+    """Those of the ids, ascending, that are less than `end`."""
+    return range(ids.start, min(ids.stop, end), ids.step)
+
+
 @dataclass(frozen=True)
 class RankShard:
     """The part of a pack that one rank holds, in one store.

@@ -31,14 +31,13 @@ from pathlib import Path
 from typing import Any
 
 from hotrows import losses
-from hotrows.dynamic import Dynamic, check_feature
+from hotrows.dynamic import GROWING, Dynamic, check_feature, check_times, expiring, leave_out_defaults
 from hotrows.json_file import JsonFile, build, parse, shown, types_of, value_of
 
 PADDING = 0
 MISSING = 1
 FIRST_UNKNOWN = 2
 MISSING_KEY = -(1 << 63)  # a missing value among the keys of dynamic features
-GROWING = 1 << 30  # rows that a table without a capacity may grow to
 
 DENSE_TRANSFORMS = ("log", "standard", "none", "missing")
 TIME_TRANSFORMS = ("hour", "weekday", "weekend", "day")
@@ -206,7 +205,7 @@ class Schema:
     weight: column of a sample's weight in the loss and in metrics (default: weights of 1).
     group: column by whose values AUC is grouped and samples are ranked, such as the user (default: not
         grouped).
-    time: column that a split by time and features of time read.
+    time: column that a split by time, features of time and keys that expire by it read.
     missing: values that mean missing, besides the empty one.
     strip: whether to remove spaces around values.
     """
@@ -238,12 +237,12 @@ class Schema:
                 f"say which column that is: group=COLUMN"
             )
         if self.time is None:
-            timed = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
-            if timed:
+            if timed := [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]:
                 raise ValueError(
                     f"schema {self.name!r}: features {timed} are made of the time; say which column "
                     f"that is: time=Time(COLUMN)"
                 )
+            check_times(self.name, self.id_features)
         if self.columns is not None:
             named = set(self.columns)
             absent = [column for column in self.raw_columns if column not in named]
@@ -269,6 +268,11 @@ class Schema:
     def has_numbers(self) -> bool:
         """Whether some label is a number; all are then stored as float32, else as 0 and 1."""
         return not all(label.values.binary for label in self.labels)
+
+    @cached_property
+    def keeps_times(self) -> bool:
+        """Whether samples are stored with times, by which keys expire."""
+        return bool(expiring(self.id_features))
 
     @cached_property
     def raw_columns(self) -> tuple[str, ...]:
@@ -338,8 +342,7 @@ class Schema:
     def to_json(self) -> str:
         features = [{"kind": type(f).__name__.lower(), **dataclasses.asdict(f)} for f in self.features]
         for feature in features:
-            if feature.get("dynamic") is None:
-                feature.pop("dynamic", None)  # as schemas had it before: it is a part of fingerprints
+            leave_out_defaults(feature)
         fields = {**dataclasses.asdict(self), "features": features}
         for label in fields["label"] if isinstance(self.label, tuple) else [fields["label"]]:
             if isinstance(label, dict) and label["loss"] is None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING
 
+from hotrows.dynamic import GROWING
+
 if TYPE_CHECKING:
     from hotrows.optim import RowOptimizer
 
@@ -61,6 +63,11 @@ class Table:
     dtype: str = "float32"
     optimizer: RowOptimizer | None = None
     reserved: int | None = None
+
+    @property
+    def grows(self) -> bool:
+        """Whether the table has room for so many keys that only those that come take any."""
+        return self.reserved is not None and self.rows > GROWING
 
     def __post_init__(self) -> None:
         sizes = (self.rows, self.dim)

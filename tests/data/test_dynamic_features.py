@@ -1,16 +1,19 @@
 """Keys of dynamic features: what a raw value becomes, in prepared data and straight from Parquet."""
 
+import dataclasses
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
 from hotrows import Dynamic
-from hotrows.data import Loader, open_parquet, prepare, write_encoded
+from hotrows.batch import samples
+from hotrows.data import Encoder, Loader, open_parquet, prepare, write_encoded
 from hotrows.data.encode.keys import keys_of
 from hotrows.data.encode.vocabulary_file import plain_hash
 from hotrows.data.raw.columns import RawIds
-from hotrows.schema import MISSING_KEY, Schema, Sequence, Sparse
+from hotrows.schema import MISSING_KEY, Schema, Sequence, Sparse, Time
 
 MOST = 2**63 - 1
 KEYS = Dynamic(capacity=100)
@@ -75,6 +78,54 @@ def test_parquet_needs_no_preparation(tmp_path):
     pa.parquet.write_table(pa.table(wrong), tmp_path / "wrong.parquet")
     with pytest.raises(ValueError, match="column 'item': expected a whole number from -92.* not string"):
         next(Loader(open_parquet(SCHEMA, tmp_path / "wrong.parquet").parts["train"], 4).batches(0))
+
+
+TIMED = Schema(
+    features=(Sparse("item", dynamic=Dynamic(evict="time:3600")), Sparse("shop", rows=4)), time=Time("at")
+)
+
+
+def test_event_times_come_with_samples(tmp_path):
+    """From a prepared column, from batches, from Parquet: numbers and timestamps, one of them missing."""
+    least = -(2**63)
+    timed = {**rows(), "at": [100, None, 90, 4000]}
+    del timed["history"]
+    features = (TIMED.features[0], Sparse("shop"))
+    schema = Schema(features=features, time=Time("at"))
+    data = prepare(timed, schema, tmp_path / "enc", split="fraction:1,0,0")
+    (batch,) = Loader(data.parts["train"], 4).batches(0)
+    assert batch.times.tolist() == [100, least, 90, 4000]
+    assert samples(batch, 2, 4).times.tolist() == [90, 4000]
+    written = write_encoded(tmp_path / "again", data.schema, {"train": [batch]})
+    assert next(Loader(written.parts["train"], 3).batches(0)).times.tolist() == [100, least, 90]
+    encoder = Encoder.open(tmp_path / "enc")
+    assert next(encoder.encode(timed)).times.tolist() == batch.times.tolist()
+    del timed["at"]
+    assert next(encoder.encode(timed)).times is None, "to predict no time is needed"
+    for form, at in (
+        ("unix", pa.array([100, None, 90, 4000])),
+        ("unix", pa.array([100, None, 90, 4000], pa.timestamp("s")).cast(pa.timestamp("us"))),
+        ("unix_ms", pa.array([100_000.5, None, 90_999.0, 4_000_000.0])),
+    ):
+        table = pa.table({**timed, "at": at})
+        pa.parquet.write_table(table, tmp_path / "rows.parquet")
+        opened = open_parquet(
+            dataclasses.replace(TIMED, time=Time("at", form)), tmp_path / "rows.parquet"
+        )
+        assert next(Loader(opened.parts["train"], 4).batches(0)).times.tolist() == batch.times.tolist()
+    pa.parquet.write_table(pa.table({**timed, "at": ["a"] * 4}), tmp_path / "rows.parquet")
+    opened = open_parquet(dataclasses.replace(TIMED, time=Time("at", "iso")), tmp_path / "rows.parquet")
+    with pytest.raises(
+        ValueError, match="column 'at': expected a timestamp or a number of seconds, found 'a'"
+    ):
+        next(Loader(opened.parts["train"], 4).batches(0))
+
+
+def test_keys_that_expire_by_time_need_a_time():
+    with pytest.raises(
+        ValueError, match=r"features \['item'\] expire by the time .* time=Time\(COLUMN\)"
+    ):
+        dataclasses.replace(TIMED, time=None)
 
 
 @pytest.mark.parametrize(

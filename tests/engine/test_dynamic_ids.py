@@ -11,7 +11,7 @@ from hotrows.dynamic import Dynamic
 from hotrows.engine.caching import Caching
 from hotrows.engine.stages import start
 from hotrows.record import layout_of, views
-from hotrows.schema import MISSING_KEY
+from hotrows.schema import MISSING_KEY, Time
 from tests.support import dynamic as support
 from tests.support.cached import fast_memory
 from tests.support.devices import KINDS, device_of
@@ -114,6 +114,26 @@ def test_where_nothing_is_evicted_a_key_trains_as_an_id_does():
     assert torch.equal(dynamic.stores[0].records[ids], static.stores[0].records[keys])
 
 
+def test_crosses_are_made_of_keys_whatever_ids_these_have():
+    schema, cross = support.schema(support.POLICIES["lru"]), Cross(("user", "shop"), 50)
+    batches = support.stream(12)
+    table = Table("crossed", 50, 4, ("user*shop",))
+    tables = [*support.tables(schema), table]
+    ids = support.DynamicIds.of_schema(schema, tables)
+    embedding = train_in_stages(Embedding(tables, seed=3, dynamic=ids, crosses=(cross,)), batches)
+    static = Embedding([table], seed=3, crosses=(cross,))
+    for step, batch in enumerate(batches):
+        plan = static.plan(batch, step)
+        vectors = static.lookup(plan)
+        pack = len(embedding.packs) - 1
+        support.loss_of(pack, vectors.leaves[0]).backward()
+        static.update(plan, vectors)
+    assert embedding.packs[pack].tables == (static.tables[0],)
+    assert torch.equal(embedding.weights("crossed"), static.weights("crossed"))
+    leaf = embedding.lookup(embedding.plan(batches[0])).leaves[pack]
+    assert torch.equal(leaf, static.lookup(static.plan(batches[0])).leaves[0])
+
+
 def test_keys_of_batches_that_were_not_trained_are_unknown():
     schema, batches = support.schema(support.POLICIES["all"]), support.stream(6)
     embedding = support.engine(schema)
@@ -156,25 +176,76 @@ def test_what_dynamic_features_cannot_do_is_refused():
     embedding, (batch,) = support.engine(schema), support.stream(1)
     with pytest.raises(ValueError, match=r"loop over embedding.resolved\(batches\)"):
         support.train(embedding, batch, embedding.plan(batch))
-    with pytest.raises(ValueError, match="'user\\*shop' is made of the dynamic feature 'user'"):
-        support.engine(schema, crosses=(Cross(("user", "shop"), 10),))
     tables = [Table("both", 500, 4, ("user", "shop"))]
     with pytest.raises(ValueError, match="'both' is read by features of several vocabularies"):
         Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
-    for option, match in (
-        (Dynamic(keep="file:rows"), "not kept aside so far"),
-        (Dynamic(evict="time:60"), "batches have no event time so far"),
-    ):
-        with pytest.raises(ValueError, match=match):
-            support.engine(support.schema(option))
-    with pytest.raises(ValueError, match="'user': a table without a capacity grows in host memory alone"):
-        support.engine(support.schema(Dynamic()), caching=Caching(1 << 20, "file:somewhere"))
+    with pytest.raises(ValueError, match="not kept aside so far"):
+        support.engine(support.schema(Dynamic(keep="file:rows")))
+    growing = support.schema(Dynamic())
+    with device_of("pretended") as device:
+        for caching in (None, Caching(1 << 20)):
+            with pytest.raises(
+                ValueError, match="'user': a table without a capacity grows in host memory or"
+            ):
+                support.engine(growing, device=device, caching=caching)
+    tables = [Table(f"user.{n}", support.schema(Dynamic()).rows_of("user"), 4, ("user",)) for n in "ab"]
+    with pytest.raises(ValueError, match="tables user.a, user.b may have 2\\^31 rows and more on a rank"):
+        dynamic = support.DynamicIds.of_schema(growing, tables)
+        Embedding(tables, dynamic=dynamic, micro_batches=2)
     tables = [Table("user", 500, 4, ("user",), optimizer=Adam(decay_by_count=True))]
     with pytest.raises(ValueError, match="decay_by_count needs the counts of ids"):
         Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
     tables = [Table("user", 500, 4, ("user",), optimizer=DenseAdam())]
     with pytest.raises(ValueError, match="dense meaning updates all rows .* give them a lazy one"):
         Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
+
+
+def timed(batches):
+    """Event times that rise, fall back, stand still, and of one batch are all missing."""
+    draw = torch.Generator().manual_seed(1)
+    made = []
+    for number, batch in enumerate(batches):
+        late = torch.randint(0, 40, (batch.size,), generator=draw) + 30 * (number % 5 == 0)
+        times = 10 * (number // 2) - late + 10**9
+        made.append(
+            dataclasses.replace(batch, times=torch.full_like(times, -(2**63)) if number == 4 else times)
+        )
+    return made
+
+
+def test_keys_expire_by_event_time_alone():
+    schema = support.schema(Dynamic(capacity=60, evict="time:35"), time=Time("at"))
+    batches = timed(support.stream(30))
+    expected = support.DictTraining(schema).run(batches)
+    assert expected.keys["item"].growth()["evicted"] > 20
+    support.assert_equal(train_in_stages(support.engine(schema), batches), expected)
+    half = train_in_stages(support.engine(schema), batches, end=13)
+    state = half.dynamic.state()
+    assert len(state["item/clock_times"]) > 1
+    with closing(start(half, list(enumerate(batches))[13:])) as runner:
+        for work in runner:
+            support.train(half, work.item.batch, work.item.plan)
+    support.assert_equal(half, expected)
+    with pytest.raises(ValueError, match=r"keys of 'user', 'item' expire by .* Batch\(times=SECONDS\)"):
+        next(support.engine(schema).resolved(support.stream(1)))
+
+
+@pytest.mark.parametrize("share", [0, 1 / 5000])
+def test_a_file_grows_with_the_rows_that_come_and_uses_them_again(tmp_path, share):
+    """share 0: every batch bypasses the cache."""
+    schema = support.schema(Dynamic(evict="idle:4"))
+    batches = support.stream(40)
+    expected = support.DictTraining(schema).run(batches)
+    size = fast_memory(support.engine(support.schema(Dynamic(capacity=10**6))), share)
+    embedding = support.engine(schema, caching=Caching(size, f"file:{tmp_path}"))
+    assert embedding.num_bytes > 100 << 30
+    train_in_stages(embedding, batches)
+    support.assert_equal(embedding, expected)
+    embedding.cached_tables.checkpoint()
+    embedding.close()
+    growth = embedding.dynamic.growth()["item"]
+    assert growth["rows"] < growth["admitted"] / 2
+    assert sum(file.stat().st_blocks * 512 for file in tmp_path.rglob("*") if file.is_file()) < 2 << 20
 
 
 def test_a_table_without_a_capacity_takes_memory_as_it_grows():

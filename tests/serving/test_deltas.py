@@ -3,11 +3,17 @@
 import dataclasses
 import json
 import shutil
+import socket
+import subprocess
+import threading
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 
 from hotrows.cli import main
@@ -16,7 +22,7 @@ from hotrows.optim import Adagrad, DenseAdam
 from hotrows.serving import Limits, Scorer, application, chain, merging, programs
 from hotrows.serving.deltas import read_delta, write_delta
 from hotrows.serving.places import Mirror
-from hotrows.serving.version import made, with_deltas
+from hotrows.serving.version import version_at, with_deltas
 from hotrows.train import Callback, Trainer, program, publishing
 from hotrows.train.export import export
 from hotrows.train.publishing import Publisher
@@ -98,7 +104,7 @@ def test_each_version_has_the_rows_and_the_dense_part_of_its_step(published):
     found = chain.look(folder)
     assert (found.bases, found.deltas) == ((1, 4, 7), tuple(range(2, STEPS + 2)))
     for number in found.deltas:
-        version = made(folder, number)
+        version = version_at(folder, number)
         step = version.head.step
         assert step == number - 1
         for name, weights in states.tables[step].items():
@@ -214,13 +220,13 @@ def test_a_gap_is_refused_in_words_and_what_is_before_it_served(to):
     assert scorer.version.number == 4
 
 
-def refused(folder, number, **changes):
+def refused(folder, version, **changes):
     """What is said of a delta whose head is another."""
-    path = chain.delta_path(folder, number)
+    path = chain.delta_path(folder, version)
     delta, content = read_delta(path), path.read_bytes()
     write_delta(path, dataclasses.replace(delta, head=dataclasses.replace(delta.head, **changes)))
     with pytest.raises(ValueError) as error:
-        made(folder, number)
+        version_at(folder, version)
     path.write_bytes(content)
     return str(error.value)
 
@@ -271,20 +277,82 @@ def test_the_server_says_which_version_answered_and_how_old_it_is(to):
     assert 0 < staleness < 10_000
 
 
-def test_a_place_of_fsspec_has_the_same_versions(published, tmp_path):
-    pytest.importorskip("fsspec")
-    url = f"memory://{tmp_path.name}/model"
-    Mirror.of(url, Path(shutil.copytree(published[0], tmp_path / "to"))).push()
+@pytest.fixture
+def redis_url(tmp_path):
+    """A Redis server of this test's own, on a free port."""
+    pytest.importorskip("redis", reason="needs the Redis client")
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
+    with subprocess.Popen([*command, "--dir", str(tmp_path)], stdout=subprocess.DEVNULL) as server:
+        try:
+            for _ in range(600):
+                with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                    break
+                threading.Event().wait(0.05)
+            yield f"redis://127.0.0.1:{port}/0?name=clicks"
+        finally:
+            server.kill()
+
+
+@pytest.mark.parametrize("place", ["fsspec", "redis"])
+def test_a_place_has_the_same_versions(published, tmp_path, request, place):
+    if place == "redis":
+        url = request.getfixturevalue("redis_url")
+    else:
+        pytest.importorskip("fsspec")
+        url = f"memory://{tmp_path.name}/model"
+    Mirror.open(url, Path(shutil.copytree(published[0], tmp_path / "to"))).push()
     scorer = Scorer.watch(url, every=None, cache=tmp_path / "cache")
     expected = Scorer.watch(published[0], every=None).logits(ROWS).tobytes()
     assert scorer.logits(ROWS).tobytes() == expected
-    mirror = Mirror.of(url, tmp_path / "other")
+    mirror = Mirror.open(url, tmp_path / "other")
     mirror.pin(3)
     scorer.follower.look()
     assert scorer.version.number == 3
     mirror.pin(None)
     scorer.follower.look()
     assert scorer.logits(ROWS).tobytes() == expected
+    chain.prune(tmp_path / "to", keep=1)
+    Mirror.open(url, tmp_path / "to").push()
+    assert {name.partition("/")[0] for name in mirror.place.names()} == {
+        "base-0000000007", "delta-0000000008.safetensors", "delta-0000000009.safetensors",
+    }  # fmt: skip
+    scorer.follower.look()
+    assert chain.look(scorer.follower.folder).bases == (7,)
+    assert Scorer.watch(url, every=None).logits(ROWS).tobytes() == expected
+
+
+class Plain(torch.nn.Module):
+    """A model of one layer, as `PlainModel` has it inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = torch.nn.Linear(3, 1)
+
+    def forward(self, x):
+        return self.model(x)[:, 0]
+
+
+def test_a_program_of_pytorch_takes_other_parameters_and_stays_as_it_is(tmp_path):
+    first, second, x = Plain(), Plain(), torch.randn(5, 3)
+    torch.export.save(torch.export.export(first, (x,)), tmp_path / "model.pt2")
+    inputs = (SimpleNamespace(name="dense"),)
+    bundle = SimpleNamespace(format="pt2", path=tmp_path, program="model.pt2", inputs=inputs)
+    before = programs.open_program(bundle, trust=True)
+    values = {name: value.numpy() for name, value in second.state_dict().items()}
+    after = before.with_parameters(values)
+    assert set(after.parameter_names()) == set(values)
+    (tmp_path / "model.pt2").write_bytes(after.content())
+    again = programs.open_program(bundle, trust=True)
+    with torch.no_grad():
+        for compute, model in ((before, first), (after, second), (again, second)):
+            assert (compute({"dense": x.numpy()}) == model(x).numpy()).all()
+    with pytest.raises(ValueError, match=r"expected 4 bytes of parameter 'model.bias', found none"):
+        before.with_parameters({"model.weight": values["model.weight"]})
 
 
 # ---- runs that are interrupted, and disks that fail
@@ -301,14 +369,14 @@ def test_publishing_changes_no_bit_and_a_resumed_run_goes_on_with_its_versions(
     killed = States(last)
     with pytest.raises(KeyboardInterrupt):
         Trainer(clicks_encoded, of_run, run).fit(callbacks=[Publisher(to, "3b"), killed])
-    assert chain.look(to).newest == 2 and made(to).head.step == 3
+    assert chain.look(to).newest == 2 and version_at(to).head.step == 3
     resumed = States()
     trainer = Trainer(clicks_encoded, of_run, run, resume=True)
     assert trainer.state.step == saved
     trainer.fit(callbacks=[Publisher(to, "3b"), resumed])
     for name, weights in states.tables[STEPS].items():
         assert resumed.tables[STEPS][name].tobytes() == weights.tobytes()
-        version = made(to)
+        version = version_at(to)
         assert version.head.step == STEPS
         assert version.tables[name].stored(np.arange(len(weights))).tobytes() == weights.tobytes()
     with pytest.raises(ValueError, match="has the versions of another run, up to step 8"):
@@ -331,10 +399,12 @@ def test_what_could_not_be_written_comes_with_the_next_delta(
     publisher = Publisher(tmp_path / "to", "1b", table_dtype="float16")
     Trainer(clicks_encoded, config(), tmp_path / "run").fit(callbacks=[publisher, Paced(publisher)])
     found = chain.look(tmp_path / "to")
-    assert found.deltas == tuple(range(2, 2 + STEPS - 3)) and made(tmp_path / "to").head.step == STEPS
+    assert (
+        found.deltas == tuple(range(2, 2 + STEPS - 3)) and version_at(tmp_path / "to").head.step == STEPS
+    )
     assert sum("could not be published" in line for line in caplog.messages) == 1
     for name, weights in states.tables[STEPS].items():
-        served = made(tmp_path / "to").tables[name].stored(np.arange(len(weights)))
+        served = version_at(tmp_path / "to").tables[name].stored(np.arange(len(weights)))
         assert served.tobytes() == weights.astype(served.dtype).tobytes()
 
 

@@ -1,12 +1,13 @@
 """Kills a run on a stream again and again, while events are appended, and compares what it has learned.
 
-    python -m tests.streams.kills --kills 30
+    python -m tests.streams.kills --kills 30 [--fast-memory 3000 ..]    # further options of hotrows train
 
 Each event must be in one batch that counts, and a run that nobody kills, over the same batches, must end
 with the same bits.
 """
 
 import argparse
+import dataclasses
 import os
 import random
 import signal
@@ -34,7 +35,8 @@ def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--kills", type=int, default=30)
     options.add_argument("--seed", type=int, default=0)
-    chosen = options.parse_args()
+    chosen, further = options.parse_known_args()
+    COMMAND.extend(further)
     draw = random.Random(chosen.seed)
     with tempfile.TemporaryDirectory() as folder:
         campaign(Path(folder), chosen.kills, draw)
@@ -42,34 +44,32 @@ def main():
 
 def campaign(place, kills, draw):
     data = encode(place)
-    lines = write_rows(place / "all.csv", rows=200 * kills, seed=7).read_text().splitlines(keepends=True)
+    lines = write_rows(place / "all.csv", rows=3000 * kills, seed=7).read_text().splitlines(keepends=True)
     events, run = place / "events", place / "run"
     events.mkdir()
-    written, killed = 1, 0
+    written, killed, seen = 1, 0, 0
     for number in range(kills):
-        process = start(data, events, run)
-        until_training = time.monotonic() + draw.uniform(2.5, 6)
-        while time.monotonic() < until_training and process.poll() is None:
+        process, until = start(data, events, run), time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < until:
             more = lines[written : written + draw.randrange(20)]
             written += len(more)
             with open(events / f"{written // 1000:06}.csv", "a") as file:
                 file.write(("" if file.tell() else lines[0]) + "".join(more))
             time.sleep(0.02)
+            if seen is not None and trained_by(run) > seen:
+                seen, until = None, time.monotonic() + draw.uniform(0, 1)
         process.send_signal(signal.SIGKILL)
         killed += process.wait() == -signal.SIGKILL
-        trained = (
-            sum(line["size"] for line in read_lines(run / "stream.jsonl"))
-            if (run / "stream.jsonl").exists()
-            else 0
-        )
+        seen = trained_by(run)
         print(
-            f"kill {number + 1:,}: {written - 1:,} events written, about {trained:,} trained", flush=True
+            f"kill {number + 1:,}: {written - 1:,} events written, {seen:,} trained and noted", flush=True
         )
     assert start(data, events, run).wait() == 0
-    trained = sum(line["size"] for line in read_lines(run / "stream.jsonl"))
+    trained = trained_by(run)
     assert trained == written - 1, (trained, written - 1)
 
-    config = run_folder.read_config(run)
+    in_memory = {"fast_memory": None, "store": "memory"}  # which changes no bit
+    config = dataclasses.replace(run_folder.read_config(run), **in_memory)
     again = place / "again"
     Trainer(data, config, again).fit_stream(f"folder:{events}", StreamConfig(), repeat=run)
     pairs = list(zip(weights_of(run), weights_of(again), strict=True))
@@ -77,6 +77,11 @@ def campaign(place, kills, draw):
     print(
         f"{killed:,} kills: {trained:,} events, each trained once; {len(pairs)} tensors equal bit for bit"
     )
+
+
+def trained_by(run):
+    log = run / "stream.jsonl"
+    return sum(line["size"] for line in read_lines(log)) if log.exists() else 0
 
 
 def start(data, events, run):

@@ -10,9 +10,11 @@ from itertools import chain
 
 import pytest
 
+from hotrows import Callback, TrainConfig, Trainer
 from hotrows.data.raw.cells import Reading
 from hotrows.schema import Dense, Label, Schema, Sparse
-from hotrows.streams import open_source
+from hotrows.streams import StreamConfig, open_source
+from hotrows.streams.line_log import read_lines
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka")
 redis = pytest.importorskip("redis", reason="needs redis")
@@ -91,6 +93,10 @@ def test_lines_with_delimiters_are_messages_too_and_only_new_ones_where_asked(cl
     source = cluster.open("lines", start="latest")
     cluster.write("lines", 0, [b"1,6,x", b"1,7,x"])
     assert some(source, 2) == [6, 7]
+    fresh = cluster.open("lines", start="latest")
+    fresh.seek({"offsets": {"0": 3}})
+    assert fresh.position["offsets"] == {"0": 3, **{str(p): 0 for p in (1, 2, 3)}}  # those were not known
+    fresh.close()
     offsets = source.position["offsets"]
     assert offsets["0"] == 3 and len(source.read(1, 0.0)) == 0
     source.close()
@@ -186,3 +192,57 @@ def test_entries_that_were_deleted_are_missed(server):
     for text in ("redis://localhost/", "redis:///clicks"):
         with pytest.raises(ValueError, match="a Redis stream is redis://HOST:PORT/STREAM"):
             open_source(text, SCHEMA)
+
+
+def test_a_server_that_is_away_is_waited_for(tmp_path, caplog):
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server")
+    server = Server(tmp_path)
+    source = server.open("clicks")
+    server.client.close()
+    server.process.kill()
+    server.process.wait()
+    assert len(source.read(5, 0.01)) == len(source.read(5, 0.01)) == 0
+    assert len([m for m in caplog.messages if "; it is tried again" in m]) == 1
+    source.close()
+
+
+class Kill(Callback):
+    """Kills a run after two steps, behind its last checkpoint; or stops it when all events are
+    trained."""
+
+    def __init__(self, all_events=None):
+        self.all_events = all_events
+
+    def after_step(self, trainer, progress):
+        if self.all_events is None and trainer.state.step == 2:
+            raise RuntimeError("killed")
+        if trainer.state.stream.events == self.all_events:
+            trainer.stop()
+
+
+@pytest.mark.parametrize("kind", ["kafka", "redis"])
+def test_a_killed_run_trains_each_event_of_a_broker_once(kind, data, lines, tmp_path, request):
+    names = lines[0].strip().split(",")
+    events = [dict(zip(names, line.strip().split(","), strict=True)) for line in lines[1:201]]
+    if kind == "kafka":
+        cluster = request.getfixturevalue("cluster")
+        for partition in (0, 1):
+            cluster.write("run", partition, [json.dumps(event) for event in events[partition::2]])
+        address = f"kafka://{cluster.address}/run"
+    else:
+        server = request.getfixturevalue("server")
+        for event in events:
+            server.client.xadd("run", event)
+        address = f"redis://127.0.0.1:{server.port}/run"
+    config = TrainConfig(
+        model="fm", batch_size=32, checkpoint_every=1, linear_paths="plain", background_checkpoints=False
+    )
+    patient = StreamConfig(alarm_idle=60.0)  # what is lost makes no test endless
+    with pytest.raises(RuntimeError, match="killed"):
+        Trainer(data, config, tmp_path / "run").fit_stream(address, patient, callbacks=[Kill()])
+    resumed = Trainer(data, config, tmp_path / "run", resume=True)
+    assert resumed.state.step == 1
+    resumed.fit_stream(address, patient, callbacks=[Kill(200)])
+    assert sum(line["size"] for line in read_lines(tmp_path / "run" / "stream.jsonl")) == 200
+    assert resumed.state.stream.events == resumed.state.stream.read == 200

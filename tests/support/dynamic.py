@@ -26,7 +26,7 @@ POLICIES = {
 }
 
 
-def schema(items, users=None, unknown=2):
+def schema(items, users=None, unknown=2, time=None):
     """Two features share the keys of items; users have keys of their own; shops have a vocabulary."""
     return Schema(
         features=(
@@ -34,7 +34,8 @@ def schema(items, users=None, unknown=2):
             Sparse("item", dynamic=items, num_unknown=unknown),
             Sparse("shop", rows=5),
             Sparse("last_item", vocabulary="item", dynamic=items, num_unknown=unknown),
-        )
+        ),
+        time=time,
     )
 
 
@@ -129,7 +130,8 @@ class DictTraining:
     def step(self, step, batch):
         columns = columns_of(batch)
         for name, keys in self.keys.items():
-            resolved = keys.resolve(self.keys_of(batch, name))
+            time = None if batch.times is None or not len(batch.times) else int(batch.times.max())
+            resolved = keys.resolve(self.keys_of(batch, name), None if time == MISSING_KEY else time)
             for table in self.tables:
                 if self.vocabulary[table.features[0]] == name:
                     for number, key in zip(
@@ -203,11 +205,11 @@ def records_of(embedding):
 
 def assert_equal(embedding, specification):
     """The same keys with the same ids, and the same bits in every row that stands for something."""
-    for name, keys in specification.keys.items():
-        state, expected = embedding.dynamic.tables[name].state(), keys.state()
-        assert state.keys() == expected.keys()
-        for what in expected:
-            assert torch.equal(state[what], expected[what]), (name, what)
+    state = embedding.dynamic.state()
+    expected = {f"{v}/{what}": x for v, k in specification.keys.items() for what, x in k.state().items()}
+    assert state.keys() == expected.keys()
+    for what in expected:
+        assert torch.equal(state[what], expected[what]), what
     for name, records in records_of(embedding).items():
         for number, record in specification.records[name].items():
             assert torch.equal(records[number], record), (name, number)

@@ -228,6 +228,7 @@ def test_few_samples_are_read_again_while_vectors_decay(rows, epochs):
         (TrainConfig("deepfm"), {"validation": 0}),
         (TrainConfig("dcnv2", epochs=1), {}),
         (TrainConfig("dcnv2", steps=30), {}),
+        (TrainConfig("dcnv2", row_optimizer=Adagrad()), {}),
     ],
     ids=str,
 )

@@ -12,8 +12,14 @@ from safetensors.torch import load_file
 
 from hotrows import checkpoint
 from hotrows.batch import Batch
+from hotrows.checkpoint import key_state
+from hotrows.checkpoint.manifest import chain
 from hotrows.data import prepare
+from hotrows.data.encode.keys import keys_of
+from hotrows.data.raw.columns import RawIds
+from hotrows.distributed.in_process import run as on_threads
 from hotrows.dynamic import Dynamic
+from hotrows.planning.key_partitions import partition_of
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from hotrows.train import Callback, Interrupted, Trainer, load_run
 from hotrows.train.export import export
@@ -72,6 +78,99 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, whole, tmp_path, o
     assert_same_run(run, result, whole)
     if not options:
         assert same_bits(run, whole[0])
+
+
+def test_one_rank_goes_on_with_the_keys_of_two_and_ends_with_those_of_one(encoded, whole, tmp_path):
+    def work(ranks):
+        with suppress(RuntimeError):
+            Trainer(encoded, SMALL, tmp_path / "run", ranks=ranks).fit(callbacks=[Killed(5)])
+
+    on_threads(work, 2)
+    Trainer(encoded, SMALL, tmp_path / "run", resume=True).fit()
+    keys, expected = (
+        load_file(checkpoint.folder_of(run, "last") / "keys.safetensors")
+        for run in (tmp_path / "run", whole[0])
+    )
+    assert keys.keys() == expected.keys()
+    assert all(torch.equal(keys[name], value) for name, value in expected.items())
+    assert load_run(tmp_path / "run", "last").vectors("a").to_pydict()["value"] == keys["a/keys"].tolist()
+
+
+def test_increments_have_the_keys_that_changed_and_a_chain_has_exactly_the_live_ones(tmp_path):
+    raw = write_rows(tmp_path / "raw.csv", 200)
+    dynamic = Dynamic(capacity=25, evict="lru", partitions=2)
+    data = prepare([raw], schema(dynamic), tmp_path / "enc", split="position:0.6,0.2,0.2")
+    config = dataclasses.replace(SMALL, batch_size=8, checkpoint_every=1, full_every=9, keep_last=12)
+    config = dataclasses.replace(config, background_checkpoints=True)
+
+    class Watch(Callback):
+        def after_step(self, trainer, progress):
+            self.states.append(trainer.embedding.dynamic.state())
+
+    watch = Watch()
+    watch.states = []
+    Trainer(data, config, tmp_path / "run").fit(callbacks=[watch])
+    folders = sorted((tmp_path / "run" / "checkpoints").glob("step-*"), key=lambda f: int(f.name[5:]))
+    increments = 0
+    for folder in folders:
+        checkpoints = chain(folder)
+        increments += len(checkpoints) > 1
+        step = checkpoints[-1][1].step
+        state, expected = key_state.read(checkpoints), watch.states[step - 1]
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[name], value) for name, value in expected.items())
+        (table,) = checkpoint.key_tables(folder)
+        assert table["live"] == sum(len(expected[f"a/{n} of 2/ids"]) for n in (0, 1)) <= 25
+    assert increments > 3
+    stored = load_file(folders[-2] / "keys.safetensors")
+    assert len(stored["a/0 of 2/ids"]) < len(watch.states[-2]["a/0 of 2/ids"]), "a part of them"
+    checkpoint.merge(folders[-1], tmp_path / "merged")
+    merged = load_file(tmp_path / "merged" / "keys.safetensors")
+    assert all(torch.equal(merged[name], value) for name, value in watch.states[-1].items())
+
+
+def test_a_run_with_a_vocabulary_goes_on_with_keys_and_back(tmp_path):
+    raw, partitions = write_rows(tmp_path / "raw.csv", 300), 3
+    rows = {"n": [1.0, 2.0, 0.5, 4.0], "a": ["w1", "w7", "never", ""], "b": ["w1", "w2", "w3", ""]}
+
+    def data(name, dynamic):
+        return prepare([raw], schema(dynamic), tmp_path / name, split="position:0.6,0.2,0.2")
+
+    def begun(of, run, other):
+        config = dataclasses.replace(SMALL, start_from=str(tmp_path / other))
+        return Trainer(of, config, tmp_path / run)
+
+    static = data("static", None)
+    dynamic = data("dynamic", Dynamic(capacity=36, evict="lru", partitions=partitions))
+    Trainer(static, SMALL, tmp_path / "first").fit()
+    second = begun(dynamic, "second", "first")
+    assert second.evaluate("test") == load_run(tmp_path / "first", "best").evaluate(static.parts["test"])
+    live = second.embedding.dynamic.growth()["a"]["live"]
+    assert live == static.vocabularies["a"].num_distinct > 20
+    second.fit()
+    third = begun(static, "third", "second")
+    assert third.evaluate("test") == load_run(tmp_path / "second", "best").evaluate(dynamic.parts["test"])
+    third.fit()
+    assert load_run(tmp_path / "third").predict(rows).shape == (4,)
+
+    few = begun(data("few", Dynamic(capacity=10, evict="lru", partitions=partitions)), "few-run", "first")
+    ids, keys = few.embedding.dynamic.keys.live("a")
+    vectors = load_run(tmp_path / "first", "best").vectors("a").to_pydict()
+    order = {int(value): n for n, value in enumerate(map(_key, vectors["value"]))}
+    for number, room in enumerate((4, 3, 3)):
+        most = [key for key in order if partition_of(torch.tensor(key), 3) == number][:room]
+        assert set(most) <= set(keys.tolist()), "the most frequent values of each partition"
+    weights = few.embedding.weights("a")[ids]
+    expected = torch.tensor(np.stack([vectors["vector"][order[key]] for key in keys.tolist()]))
+    assert len(ids) == 10 and torch.equal(weights, expected)
+    few.fit()
+    dynamic_too = begun(data("again", Dynamic(capacity=40)), "other", "few-run")
+    assert dynamic_too.embedding.dynamic.growth()["a"]["live"] == 10
+
+
+def _key(value):
+    size = np.array([len(value)], np.uint32)
+    return int(keys_of(RawIds(np.frombuffer(value.encode(), np.uint8), 0 * size, size))[0])
 
 
 class Killed(Callback):

@@ -140,6 +140,8 @@ class DynamicEmbedding(nn.Embedding):
 def _check(dynamic: Dynamic, num_unknown: int) -> None:
     if dynamic.capacity is None or dynamic.keep is not None:
         raise ValueError(f"DynamicEmbedding needs a capacity, and keeps no row aside, not {dynamic}")
+    if dynamic.partitions > 1:
+        raise ValueError(f"DynamicEmbedding has its keys in one partition, not {dynamic.partitions:,}")
     if dynamic.batches_ahead or dynamic.eviction.kind == "time":
         raise ValueError(
             f"DynamicEmbedding knows no batch ahead and no event time: not admit={dynamic.admit!r}, "

@@ -25,6 +25,7 @@ from hotrows.checkpoint.convert import export_tables, merge
 from hotrows.checkpoint.manifest import Manifest, chain, read_manifest
 from hotrows.checkpoint.pointer import Pointer, folder_of, generations, point, pointed, retained
 from hotrows.checkpoint.read import fill_tables, load, read_state
+from hotrows.checkpoint.renumber import load_renumbered
 from hotrows.checkpoint.summary import checkpoints_of, key_tables, problems, summary
 from hotrows.checkpoint.write import State, save
 from hotrows.checkpoint.writer import Writer
@@ -42,6 +43,7 @@ __all__ = [
     "generations",
     "key_tables",
     "load",
+    "load_renumbered",
     "merge",
     "point",
     "pointed",

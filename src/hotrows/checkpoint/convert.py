@@ -5,6 +5,7 @@ Both verify every file first, and copy the tables a chunk of rows at a time.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,16 +13,16 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load as tensors_from_bytes
+from safetensors.torch import save as tensors_to_bytes
 
 from hotrows import optim
-from hotrows.checkpoint import files
+from hotrows.checkpoint import files, key_state
 from hotrows.checkpoint.files import FileSum
 from hotrows.checkpoint.manifest import (
     DENSE,
     KEYS,
     NAME,
     Chain,
-    Manifest,
     SavedPiece,
     SavedTable,
     chain,
@@ -67,8 +68,7 @@ def merge(
             file = f"table-{k}.records"
             sums[file] = files.write_file(part / file, counted(_records(tables[table.name], table)))
             pieces.append(SavedPiece(table.name, table.rows, (0, table.layout.dim), file, 0))
-        for name in _dense(manifest):
-            content = files.read_file(folder / name, manifest.files[name])
+        for name, content in _dense(checkpoints):
             sums[name] = files.write_file(part / name, [content])
         full = replace(manifest, pieces=tuple(pieces), files=sums, num_ranks=1, placements=None)
         (part / NAME).write_text(to_json(replace(full, base=None, base_crc32=None)))
@@ -104,22 +104,25 @@ def export_tables(
                 "dtype": table.layout.dtype, "optimizer": table.optimizer,
                 "file": table_file(table.name), "tensors": list(tensors),
             })  # fmt: skip
-        names = _dense(manifest) if state else DENSE[:1]
-        for name in names:
-            content = files.read_file(folder / name, manifest.files[name])
+        dense = list(itertools.islice(_dense(checkpoints), None if state else 1))
+        for name, content in dense:
             table_files.sums[name] = files.write_file(part / name, [content])
         fields = {
             "hotrows": VERSION, "step": manifest.step,
-            "fingerprint": manifest.fingerprint, "tables": described, "dense": list(names),
-            "state": manifest.state,
+            "fingerprint": manifest.fingerprint, "tables": described,
+            "dense": [name for name, _ in dense], "state": manifest.state,
         }  # fmt: skip
         table_files.describe(EXPORT, fields)
     return out
 
 
-def _dense(manifest: Manifest) -> tuple[str, ...]:
-    """The files of a checkpoint beside its records."""
-    return (*DENSE, KEYS) if KEYS in manifest.files else DENSE
+def _dense(checkpoints: Chain) -> Iterator[tuple[str, bytes]]:
+    """The files of a checkpoint beside its records: the dense part, and the key tables of all ranks."""
+    folder, manifest = checkpoints[-1]
+    for name in DENSE:
+        yield name, files.read_file(folder / name, manifest.files[name])
+    if state := key_state.read(checkpoints):
+        yield KEYS, tensors_to_bytes(state)
 
 
 def _opened(folder: Path) -> Chain:

@@ -26,8 +26,13 @@ from hotrows.table import TABLE_DTYPES
 
 NAME = "manifest.json"
 DENSE = ("model.safetensors", "trainer.safetensors")
-KEYS = "keys.safetensors"  # the key tables of dynamic features
+KEYS = "keys.safetensors"  # the key tables of dynamic features; of rank R > 0 keys-R.safetensors
 FILE = JsonFile(REMEDY, "load it with the version of hotrows that wrote it", newest=3, signed=3, oldest=2)
+
+
+def keys_file(rank: int) -> str:
+    """The file with the key tables of a rank."""
+    return f"keys-{rank}.safetensors" if rank else KEYS
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,11 @@ class Manifest:
     stores: tuple[tuple[int, ...], ...] = ()
     base: str | None = None
     base_crc32: int | None = None
+
+    @property
+    def keys_files(self) -> tuple[str, ...]:
+        """The files of key tables, one for each rank that has any."""
+        return tuple(name for r in range(self.num_ranks) if (name := keys_file(r)) in self.files)
 
     def column_slice(self, piece: SavedPiece) -> ColumnSlice:
         """The columns that the records of a piece have."""

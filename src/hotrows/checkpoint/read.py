@@ -16,11 +16,10 @@ from safetensors.torch import load as tensors_from_bytes
 from torch import nn
 
 from hotrows import optim
-from hotrows.checkpoint import files, sources
+from hotrows.checkpoint import files, key_state, sources
 from hotrows.checkpoint.files import bytes_of, damaged
 from hotrows.checkpoint.manifest import (
     DENSE,
-    KEYS,
     Chain,
     Manifest,
     SavedPiece,
@@ -36,7 +35,7 @@ from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.dense_rows import PREFIX
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import DenseRowOptimizer
-from hotrows.record import RankShard, TableSlice, layout_of
+from hotrows.record import RankShard, TableSlice, below, layout_of
 from hotrows.storage.file_store import FileStore
 
 
@@ -69,8 +68,8 @@ def load(
         together(ranks, lambda: _fill_memory(in_files(checkpoints), embedding))
     if embedding.cached_tables and not _is_in_files(embedding):
         embedding.cached_tables.forget_plans()
-    together(ranks, lambda: _read_keys(folder, manifest, embedding))
-    state = together(ranks, lambda: _read_dense(folder, manifest, model))
+    together(ranks, lambda: _read_keys(checkpoints, embedding))
+    state = together(ranks, lambda: read_dense(folder, manifest, model))
     of_rows = {name: state.tensors.pop(name) for name in list(state.tensors) if name.startswith(PREFIX)}
     embedding.packed.dense_rows.load(of_rows)
     return state
@@ -120,7 +119,7 @@ def _checked(folder: Path, embedding: Embedding, fingerprints: str | Sequence[st
             f"checkpoint {folder} has its rows in a file store; load it with the store that the run "
             f"was begun with"
         )
-    _check_tables(folder, manifest, embedding)
+    check_tables(folder, manifest, embedding)
     return checkpoints
 
 
@@ -128,7 +127,8 @@ def _is_in_files(embedding: Embedding) -> bool:
     return embedding.cached_tables is not None and embedding.cached_tables.caching.path is not None
 
 
-def _check_tables(folder: Path, manifest: Manifest, embedding: Embedding) -> None:
+def check_tables(folder: Path, manifest: Manifest, embedding: Embedding, same_ids: bool = True) -> None:
+    """Raises ValueError where a model has other tables than a checkpoint, or by equal ids fewer rows."""
     tables = {table.name: table for table in embedding.tables}
     saved = {table.name: table for table in manifest.tables}
     missing, unknown = sorted(tables.keys() - saved.keys()), sorted(saved.keys() - tables.keys())
@@ -153,7 +153,7 @@ def _check_tables(folder: Path, manifest: Manifest, embedding: Embedding) -> Non
                 f"model's by {kind}, which counts the steps of a row in another way; use the row "
                 f"optimizer of the run"
             )
-        if table.rows > tables[name].rows:
+        if table.rows > tables[name].rows and same_ids:
             raise ValueError(
                 f"checkpoint {folder}: table {name!r} has {table.rows:,} rows, the model's only "
                 f"{tables[name].rows:,}; a table may grow but not shrink: use the schema of the run"
@@ -236,7 +236,8 @@ def _fill_memory(tables: Tables, embedding: Embedding) -> None:
         for piece in shard.slices:
             saved = tables.get(shard.tables[piece.table].name, ())
             columns = sources.column_slice(shard, piece)
-            for begin, ids in chunks_of(piece.ids, store.layout.stride) if saved else ():
+            known = below(piece.ids, sources.end_of(saved))
+            for begin, ids in chunks_of(known, store.layout.stride):
                 first = piece.first_row + begin
                 records = store.copy_out(first, first + len(ids))
                 sources.fill(saved, ids, records.numpy(), columns)
@@ -279,7 +280,11 @@ def _fill_store(
     group = embedding.groups[g]
     shards = [embedding.shards[p] for p in group.packs]
     for k, piece in enumerate(shards[0].slices):
-        for begin, ids in chunks_of(piece.ids, group.stride):
+        known = piece.ids
+        if shards[0].tables[piece.table].grows:  # what is behind is written before it is read
+            names = [shard.tables[shard.slices[k].table].name for shard in shards]
+            known = below(known, max(sources.end_of(tables.get(name, ())) for name in names))
+        for begin, ids in chunks_of(known, group.stride):
             rows = torch.arange(len(ids)) + piece.first_row + begin
             before = torch.empty(len(ids), group.stride, dtype=torch.uint8)
             cached_tables.initial_values(g)(rows, before)
@@ -298,21 +303,22 @@ def _fill_store(
 # ---- keys, and the dense part
 
 
-def _read_keys(folder: Path, manifest: Manifest, embedding: Embedding) -> None:
+def _read_keys(checkpoints: Chain, embedding: Embedding) -> None:
     """Reads the key tables of dynamic features."""
-    if embedding.dynamic is None and KEYS not in manifest.files:
+    state = key_state.read(checkpoints)
+    if embedding.dynamic is None and not state:
         return
-    if embedding.dynamic is None or KEYS not in manifest.files:
+    if embedding.dynamic is None or not state:
         saved, model = ("ids", "keys") if embedding.dynamic else ("keys", "ids")
         raise ValueError(
-            f"checkpoint {folder} has rows by {saved}, and the features of the model have {model}; use "
-            f"the schema that the run was trained with"
+            f"checkpoint {checkpoints[-1][0]} has rows by {saved}, and the features of the model have "
+            f"{model}; use the schema that the run was trained with"
         )
-    content = files.read_file(folder / KEYS, manifest.files[KEYS])
-    embedding.dynamic.load(tensors_from_bytes(content))
+    embedding.dynamic.load(state)
 
 
-def _read_dense(folder: Path, manifest: Manifest, model: nn.Module) -> State:
+def read_dense(folder: Path, manifest: Manifest, model: nn.Module) -> State:
+    """Reads the dense part into a model; returns the rest of the trainer's state."""
     contents = [files.read_file(folder / name, manifest.files[name]) for name in DENSE]
     parameters, tensors = map(tensors_from_bytes, contents)
     shapes = {name: tuple(value.shape) for name, value in parameters.items()}

@@ -21,7 +21,7 @@ from hotrows.distributed.comm import Seat
 from hotrows.engine.embedding import Embedding
 from hotrows.json_file import build
 from hotrows.planning.sharding import Placement
-from hotrows.record import RankShard, TableSlice, layout_of
+from hotrows.record import RankShard, TableSlice, below, layout_of
 from hotrows.storage.store import Store
 
 
@@ -48,6 +48,11 @@ def fill(saved: Sequence[SavedRecords], ids: Ids, target: np.ndarray, columns: C
         if places := common(ids, piece.ids):
             target_rows, source_rows = places
             copy_records(piece.take(source_rows), piece.columns, target, columns, target_rows)
+
+
+def end_of(saved: Sequence[SavedRecords]) -> int:
+    """The first id from which on nothing is saved."""
+    return max((int(piece.ids[-1]) + 1 for piece in saved if len(piece.ids)), default=0)
 
 
 def chunks_of(ids: range, stride: int) -> Iterator[tuple[int, range]]:
@@ -121,6 +126,7 @@ class FileStores:
 
     def __init__(self, manifest: Manifest, embedding: Embedding) -> None:
         self._embeddings = []
+        self._num_rows = {table.name: table.rows for table in manifest.tables}
         self.tables: dict[str, list[SavedRecords]] = {}
         for rank, generations in enumerate(manifest.stores):
             then = _as_then(manifest, embedding, rank)
@@ -138,9 +144,10 @@ class FileStores:
     def _add(self, shard: RankShard, rank: int, store: Store, offset: int) -> None:
         for piece in shard.slices:
             if rank == 0 or not piece.shared:  # shared rows are read from the first rank
-                columns = column_slice(shard, piece)
-                saved = RecordsInStore(piece.ids, columns, store, piece.first_row, offset)
-                self.tables.setdefault(shard.tables[piece.table].name, []).append(saved)
+                name, columns = shard.tables[piece.table].name, column_slice(shard, piece)
+                ids = below(piece.ids, self._num_rows[name])
+                saved = RecordsInStore(ids, columns, store, piece.first_row, offset)
+                self.tables.setdefault(name, []).append(saved)
 
 
 def column_slice(shard: RankShard, piece: TableSlice) -> ColumnSlice:

@@ -7,13 +7,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import load as tensors_from_bytes
+import torch
 from torch import Tensor
 
-from hotrows.checkpoint import files
+from hotrows.checkpoint import files, key_state
 from hotrows.checkpoint.convert import EXPORT, verify
 from hotrows.checkpoint.manifest import (
-    KEYS,
     NAME,
     Manifest,
     SavedTable,
@@ -113,23 +112,28 @@ def key_tables(folder: Path | str) -> list[dict[str, Any]]:
     since the last one that read them, [0, 50, 90, 100] percent of the keys have at most these.
     """
     folder = Path(folder)
-    manifest = read_manifest(folder)
-    if KEYS not in manifest.files:
-        return []
-    tensors = tensors_from_bytes(files.read_file(folder / KEYS, manifest.files[KEYS]))
-    names = dict.fromkeys(name.rpartition("/")[0] for name in tensors)
-    return [_key_table(name, {what: tensors[f"{name}/{what}"] for what in _SHOWN}) for name in names]
+    tensors = key_state.read(chain(folder))
+    partitions: dict[str, list[str]] = {}  # of each vocabulary
+    for name in key_state.tables_of(tensors):
+        partitions.setdefault(key_state.vocabulary_of(name), []).append(name)
+    return [
+        _key_table(vocabulary, [{what: tensors[f"{name}/{what}"] for what in _SHOWN} for name in names])
+        for vocabulary, names in partitions.items()
+    ]
 
 
-def _key_table(name: str, state: dict[str, Tensor]) -> dict[str, Any]:
-    counters = dict(zip(COUNTERS, state["counters"].tolist(), strict=True))
-    ages = (counters["batches"] - 1 - state["last_use"]).sort().values
+def _key_table(name: str, states: list[dict[str, Tensor]]) -> dict[str, Any]:
+    """states: of the partitions of a vocabulary."""
+    sums = torch.stack([state["counters"] for state in states]).sum(0)
+    counters = dict(zip(COUNTERS, sums.tolist(), strict=True))
+    newest = int(states[0]["counters"][0]) - 1
+    ages = (newest - torch.cat([state["last_use"] for state in states])).sort().values
     places = [round(share * (len(ages) - 1)) for share in (0, 0.5, 0.9, 1)] if len(ages) else []
     return {
         "name": name,
         "live": len(ages),
         **{what: counters[what] for what in ("rows", "admitted", "evicted", "refused")},
-        "waiting": len(state["waiting_keys"]),
+        "waiting": sum(len(state["waiting_keys"]) for state in states),
         "ages": ages[places].tolist(),
     }
 

@@ -24,14 +24,14 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor, nn
 
 from hotrows import ops
-from hotrows.checkpoint import files
+from hotrows.checkpoint import files, key_state
 from hotrows.checkpoint.files import FileSum, bytes_of
 from hotrows.checkpoint.manifest import (
-    KEYS,
     NAME,
     Manifest,
     SavedPiece,
     SavedTable,
+    keys_file,
     manifest_crc32,
     to_json,
 )
@@ -39,7 +39,7 @@ from hotrows.checkpoint.pointer import FOLDER
 from hotrows.distributed.all_or_none import gathered, of_rank_0
 from hotrows.distributed.comm import Ranks
 from hotrows.engine.embedding import Embedding
-from hotrows.record import RankShard, TableSlice, layout_of
+from hotrows.record import RankShard, TableSlice, below, layout_of
 from hotrows.runtime.atomic_files import part_of, publish, sync
 
 
@@ -73,8 +73,8 @@ class RecordsFile:
 class Snapshot:
     """The part of a checkpoint that this rank writes, with its entries in the manifest.
 
-    tensors: files of the dense part by name, on rank 0; stores: generations of this rank's file
-    stores. base: of an increment, the name of its base checkpoint.
+    tensors: files of tensors by name: of the dense part on rank 0, and this rank's keys. stores:
+    generations of this rank's file stores. base: of an increment, the name of its base checkpoint.
     """
 
     step: int
@@ -114,10 +114,11 @@ def take(
     if embedding.ranks.rank == 0:
         trainer = {**state.tensors, **embedding.packed.dense_rows.tensors()}
         dense = {"model.safetensors": model.state_dict(), "trainer.safetensors": trainer}
-    keys = None if embedding.dynamic is None else embedding.dynamic.state()
-    if keys is not None:
-        dense[KEYS] = keys
-    num_rows = embedding.num_rows(keys)
+    if embedding.dynamic is not None and (keys := embedding.dynamic.state()):
+        changed = keys if base is None else key_state.changes(keys, embedding.dynamic.keys.saved)
+        dense[keys_file(embedding.ranks.rank)] = changed
+        embedding.dynamic.keys.note_saved()
+    num_rows = embedding.num_rows()
     stores = embedding.cached_tables.checkpoint() if embedding.cached_tables else []
     kinds = [table.optimizer.kind if table.optimizer else "" for table in embedding.tables]
     return Snapshot(
@@ -280,7 +281,7 @@ def _all_rows(
     saved, parts, offset = [], [], 0
     for piece in pieces:
         name, rank = shard.tables[piece.table].name, None if piece.shared else shard.rank
-        num, first_id, step = min(piece.num_rows, num_rows[name]), piece.first_id, piece.id_step
+        num, first_id, step = len(below(piece.ids, num_rows[name])), piece.first_id, piece.id_step
         saved.append(SavedPiece(name, num, shard.columns, file, offset, first_id, step, rank=rank))
         rows = records[piece.first_row : piece.first_row + num]
         parts.append(_mapped_memory(*rows.shape).copy_(rows) if copied else rows)

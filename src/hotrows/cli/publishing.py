@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -41,3 +42,10 @@ def publishers(options: dict[str, Any]) -> list[Any]:
     from hotrows.train.publishing import Publisher
 
     return [Publisher(to, every, table_dtype=dtype)]
+
+
+def words(callbacks: Sequence[Any]) -> list[str]:
+    """Returns the options that make these callbacks again."""
+    values = [(one.to, one.every, one.table_dtype) for one in callbacks]
+    options = ("--publish", "--publish-every", "--publish-dtype")
+    return [str(word) for row in values for pair in zip(options, row, strict=True) for word in pair]

@@ -98,17 +98,20 @@ def versions_command(folder: str, pin: int | None, unpin: bool, as_json: bool) -
     """
     from hotrows.serving import chain
     from hotrows.serving.places import Mirror
-    from hotrows.serving.version import listing
+    from hotrows.serving.version import versions_in
 
     if pin is not None and unpin:
         raise click.UsageError("give --pin or --unpin, not both")
-    mirror = Mirror.of(folder)
+    mirror = Mirror.open(folder)
     path = mirror.folder if mirror else Path(folder)
     if mirror:
         mirror.pull()
-    listing(path)
+    versions_in(path)
     if pin is not None or unpin:
-        mirror.pin(pin) if mirror else chain.pin(path, pin)
+        if mirror:
+            mirror.pin(pin)
+        else:
+            chain.pin(path, pin)
     versions = list(chain.describe(path))
     if as_json:
         click.echo(json.dumps(versions, indent=2))

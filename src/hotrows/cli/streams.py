@@ -43,7 +43,8 @@ def stream_fit(options: dict[str, Any], resumed: Path | None) -> Callable[..., R
     changes = {name: options.pop(name) for name in SETTINGS}
     changes = {name: value for name, value in changes.items() if value is not None}
     before = _settings_of(resumed)
-    source = source or before.pop("source", None)
+    source_before = before.pop("source", None)
+    source = source or source_before
     if source is None:
         if changes or repeat:
             name = SETTINGS[next(iter(changes))].option_name if changes else "--repeat"

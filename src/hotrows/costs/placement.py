@@ -102,6 +102,8 @@ class _Choice:
         self.data, self.config, self.model, self.ranks = data, config, model, ranks
         self.tables = workload.stored_tables(model, config.table_dtype, config.row_optimizer)
         self.reasons: list[str] = []
+        self._is_dynamic = any(feature.dynamic is not None for feature in data.schema.id_features)
+        self._has_counts = data.source is None and bool(data.vocabularies) and not self._is_dynamic
 
     def machine(self, num_samples: int) -> Machine:
         """The machine of a rank: measured where the run is long enough to gain from it; collective."""
@@ -124,7 +126,7 @@ class _Choice:
         if config.sharding != "auto":
             self.reasons.append(f"all tables: {config.sharding}, as asked")
             kind = config.sharding
-        elif self.data.source is not None or not self.data.vocabularies:
+        elif not self._has_counts:
             self.reasons.append("all tables: ids dealt over all ranks; the data has no counts of ids")
         elif config.fast_memory is not None:
             self.reasons.append("all tables: ids dealt over all ranks, so that each cache has its share")
@@ -140,7 +142,7 @@ class _Choice:
             reason = "ranks of one machine exchange on the cores that they would hide behind"
         elif any(isinstance(layer, OverRanks) for layer in self.model.modules()):
             reason = "layers learn from statistics of the batch at hand"
-        elif self.data.source is not None or not self.data.vocabularies:
+        elif not self._has_counts:
             reason = "the data has no counts of ids"
         if reason:
             self.reasons.append(f"1 micro-batch: {reason}")
@@ -232,7 +234,7 @@ class _Choice:
         """List features of which a rank requests fewer sums than rows in the first batches."""
         features, sequences = self.data.schema.id_features, self.model.sequences
         lists = [f.name for f in features if is_list(f) and f.name not in sequences]
-        if not lists:
+        if not lists or self._is_dynamic:
             return ()
         packs = packing.pack_tables(self.tables, sequences, sharding)
         num_ranks = self.ranks.num_ranks

@@ -32,6 +32,8 @@ from hotrows.storage.cache import Cache
 from hotrows.storage.file_store import FileStore
 from hotrows.storage.store import HostStore, InitialValues, MemoryStore, Store
 
+_LOG_ROWS = 1 << 20  # records in the log of a store that grows, so that its index stays small
+
 
 class CachedGroup:
     """The rows of one group of packs: a cache in front of the store that has all of them.
@@ -340,9 +342,12 @@ class CachedTables:
         return HostStore([stores[p] for p in self._groups[g].packs])
 
     def _open(self, g: int) -> FileStore:
-        arguments = self._file_arguments(g)
-        exists = arguments[0].exists()
-        return FileStore.open(*arguments) if exists else FileStore.create(*arguments)
+        arguments, tables = self._file_arguments(g), self._shards[self._groups[g].packs[0]].tables
+        grows = any(table.grows for table in tables)
+        log_rows = _LOG_ROWS if grows else None
+        if arguments[0].exists():
+            return FileStore.open(*arguments, log_rows=log_rows)
+        return FileStore.create(*arguments, log_rows=log_rows, grows=grows)
 
     def _file_arguments(self, g: int) -> tuple[Path, int, int, Callable, dict[str, Any]]:
         """Where a group's file store is and what it holds, as `FileStore` takes it."""

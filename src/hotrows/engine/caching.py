@@ -61,6 +61,11 @@ class Caching:
         return Path(self.store[len(FILE) :]) if self.store.startswith(FILE) else None
 
     @property
+    def can_grow(self) -> bool:
+        """Whether the store takes room as rows come: memory that a device reads by itself is locked."""
+        return self.path is not None or self.cache_transfer != "zero_copy"
+
+    @property
     def lookahead_bytes(self) -> int:
         if self.lookahead_memory is not None:
             return self.lookahead_memory

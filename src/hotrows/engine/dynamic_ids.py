@@ -14,33 +14,36 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from hotrows.batch import Batch, NewIds
+from hotrows.batch import Batch, NewIds, samples
+from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.dynamic import Dynamic
 from hotrows.optim import DenseRowOptimizer, RowOptimizer
-from hotrows.planning.key_table import COUNTERS
-from hotrows.planning.keys import KeyTable, Resolved, key_table
+from hotrows.planning.crosses import append_crosses
+from hotrows.planning.key_partitions import KeyPartitions, SentKeys, Vocabulary
 from hotrows.schema import MISSING, MISSING_KEY, Schema, vocabulary_of
 from hotrows.table import Cross, Table
 
 
 class DynamicIds:
-    """The key tables of a model.
+    """The keys of a model's dynamic features, and the ids that they have.
 
-    tables: by vocabulary; features: by dynamic feature, its vocabulary.
+    vocabularies: what each declares; features: by dynamic feature, its vocabulary. `begin` comes before
+    all else.
     """
 
-    def __init__(self, tables: Mapping[str, KeyTable], features: Mapping[str, str]) -> None:
-        self.tables, self.features = dict(tables), dict(features)
+    def __init__(self, vocabularies: Mapping[str, Vocabulary], features: Mapping[str, str]) -> None:
+        self.vocabularies, self.features = dict(vocabularies), dict(features)
         self._readers = {
             name: tuple(f for f, of_feature in self.features.items() if of_feature == name)
-            for name in self.tables
+            for name in self.vocabularies
         }
-        self._is_ahead = False  # of the batches trained, or of those that come
+        self._expire = tuple(n for n, v in self.vocabularies.items() if v.dynamic.eviction.kind == "time")
+        self.begin(OneRank(), ())
 
     @classmethod
     def of_schema(cls, schema: Schema, tables: Sequence[Table]) -> DynamicIds | None:
@@ -48,31 +51,26 @@ class DynamicIds:
         read = {feature for table in tables for feature in table.features}
         dynamic = [f for f in schema.id_features if f.dynamic is not None and f.name in read]
         features = {f.name: vocabulary_of(f) for f in dynamic}
-        keys = {features[f.name]: key_table(f.dynamic, f.num_unknown) for f in dynamic if f.dynamic}
-        return cls(keys, features) if keys else None
+        declared = {features[f.name]: Vocabulary(f.dynamic, f.num_unknown) for f in dynamic if f.dynamic}
+        return cls(declared, features) if declared else None
 
-    def check(
-        self, tables: Sequence[Table], crosses: Sequence[Cross], num_ranks: int, can_grow: bool
-    ) -> None:
+    def begin(self, ranks: Ranks, crosses: Sequence[Cross]) -> None:
+        """Makes empty key tables, dealt to ranks that plan together.
+
+        crosses: features made of others, those of dynamic ones from their keys, whatever ids these have.
+        """
+        self.keys = KeyPartitions(self.vocabularies, ranks)
+        self._crosses = tuple(c for c in crosses if set(c.features) & set(self.features))
+        self._rank = ranks.rank
+        self._is_ahead = False  # of the batches trained, or of those that come
+
+    def check(self, tables: Sequence[Table], can_grow: bool) -> None:
         """Raises ValueError for what dynamic features cannot be combined with.
 
-        tables: every one with its optimizer filled in. can_grow: rows are in host memory.
+        tables: every one with its optimizer filled in. can_grow: memory is taken for rows as they come.
         """
-        for name, keys in self.tables.items():
-            _check_declared(name, keys.dynamic, can_grow)
-        if num_ranks > 1:
-            raise ValueError(
-                f"dynamic features ({', '.join(self.features)}) are trained by one rank so far, not by "
-                f"{num_ranks:,}: start one, or give the features vocabularies"
-            )
-        for cross in crosses:
-            for feature in cross.features:
-                if feature in self.features:
-                    raise ValueError(
-                        f"cross {cross.name!r} is made of the dynamic feature {feature!r}, whose ids "
-                        f"come to stand for other keys: leave the cross out, or give the feature a "
-                        f"vocabulary"
-                    )
+        for name, vocabulary in self.vocabularies.items():
+            _check_declared(name, vocabulary.dynamic, can_grow)
         for table in tables:
             if not set(table.features) & set(self.features):
                 continue
@@ -97,117 +95,127 @@ class DynamicIds:
     def resolved(self, batches: Iterable[tuple[int, Batch]]) -> Iterator[tuple[int, Batch]]:
         """Yields numbered batches with ids for keys, having looked as far ahead as tables want.
 
-        Batches that were resolved before and not trained are forgotten.
+        Batches that were resolved before and not trained are forgotten. Between ranks: collective; each
+        brings its own samples. A rank that has no more batches yields empty ones until none has any.
         """
         self._forget_plans()
-        ahead = max(table.dynamic.batches_ahead for table in self.tables.values())
-        coming: deque[tuple[int, Batch]] = deque()
-        for step, batch in batches:
+        ahead = self.keys.batches_ahead
+        coming: deque[tuple[int, Batch, SentKeys]] = deque()
+        numbered, last = iter(batches), None
+        while True:
+            step, batch = next(numbered, (0, None))
+            sent = self.keys.send(None if batch is None else self._present_keys(batch), self._time(batch))
+            if sent is None:
+                break
+            if batch is None:
+                if last is None:
+                    raise ValueError(
+                        f"rank {self._rank} has not a single batch, while others have some: give every "
+                        f"rank one at least"
+                    )
+                batch = samples(last, 0, 0)
+            last = batch
             self._is_ahead = True
-            for name, table in self.tables.items():
-                if table.dynamic.batches_ahead:
-                    table.feed(_present(self._keys(batch, name)))
-            coming.append((step, batch))
+            self.keys.feed(sent)
+            coming.append((step, last, sent))
             if len(coming) > ahead:
-                step, batch = coming.popleft()
-                yield step, self._resolve(batch)
-        for table in self.tables.values():
-            table.end()
-        for step, batch in coming:
-            yield step, self._resolve(batch)
+                yield self._resolve(*coming.popleft())
+        self.keys.end()
+        while coming:
+            yield self._resolve(*coming.popleft())
 
-    def _resolve(self, batch: Batch) -> Batch:
-        results: dict[str, Resolved] = {}
+    def _resolve(self, step: int, batch: Batch, sent: SentKeys) -> tuple[int, Batch]:
+        ids, new = self.keys.resolve(sent)
+        readers = zip(self._readers.values(), new, strict=True)
+        new_ids = tuple(NewIds(features, *of_keys) for features, of_keys in readers if len(of_keys[0]))
+        return step, dataclasses.replace(self._with_ids(batch, ids), new_ids=new_ids)
 
-        def resolve(name: str, keys: Tensor) -> Tensor:
-            results[name] = self.tables[name].resolve(keys)
-            return results[name].ids
-
-        resolved = self._with_ids(batch, resolve)
-        new = [NewIds(self._readers[name], r.born, r.born_keys) for name, r in results.items()]
-        return dataclasses.replace(resolved, new_ids=tuple(ids for ids in new if len(ids.ids)))
+    def check_resolved(self) -> None:
+        """Raises ValueError where no batch is resolved that was not trained."""
+        if not self.keys.has_plans:
+            raise ValueError(
+                "a batch is trained whose keys have no ids: loop over embedding.resolved(batches)"
+            )
 
     def trained(self) -> None:
         """Says that the oldest batch that is resolved and not trained is trained now."""
-        for table in self.tables.values():
-            if table.num_trained == table.num_resolved:
-                raise ValueError(
-                    "a batch is trained whose keys have no ids: loop over embedding.resolved(batches)"
-                )
-            table.trained()
+        self.keys.trained()
+
+    def _time(self, batch: Batch | None) -> int | None:
+        """The largest event time of a batch, where keys expire by it."""
+        if batch is None or not self._expire:
+            return None
+        if batch.times is None:
+            raise ValueError(
+                f"keys of {', '.join(map(repr, self._expire))} expire by the time of samples, and the "
+                f"batch has none: give it Batch(times=SECONDS)"
+            )
+        latest = int(batch.times.max()) if len(batch.times) else MISSING_KEY
+        return None if latest == MISSING_KEY else latest
 
     def _forget_plans(self) -> None:
         """Goes back to the batches trained: those resolved or fed beyond them will come again."""
-        for table in self.tables.values() if self._is_ahead else ():
-            table.load(table.state())
+        if self._is_ahead:
+            self.keys.forget_plans()
         self._is_ahead = False
 
     # ---- looking
 
     def find(self, batch: Batch) -> Batch:
-        """A batch with the ids that its keys have as of the batches trained; changes nothing."""
-        with_ids = self._with_ids(batch, lambda name, keys: self.tables[name].find(keys))
-        return dataclasses.replace(with_ids, new_ids=())
+        """A batch with the ids that its keys have as of the batches trained; changes nothing.
+
+        Between ranks: collective.
+        """
+        ids = self.keys.find(self._present_keys(batch))
+        return dataclasses.replace(self._with_ids(batch, ids), new_ids=())
 
     def live(self, table: Table) -> tuple[Tensor, Tensor] | None:
         """The ids of a table that have keys as of the batches trained, ascending, and these keys; None:
-        no feature that reads it is dynamic."""
+        no feature that reads it is dynamic. Of one rank."""
         name = self.features.get(table.features[0])
-        if name is None:
-            return None
-        state = self.tables[name].state()
-        return state["ids"], state["keys"]
+        return None if name is None else self.keys.live(name)
 
     def growth(self) -> dict[str, dict[str, int]]:
         """By vocabulary, as of the batches planned: live keys, rows used at most so far, and how many
         keys were admitted, evicted, and refused since there was no room."""
-        return {name: {"live": keys.num_live, **keys.growth()} for name, keys in self.tables.items()}
+        counts = {name: self.keys.growth(name) for name in self.vocabularies}
+        return {name: {"live": n["admitted"] - n["evicted"], **n} for name, n in counts.items()}
 
-    def num_rows(
-        self, tables: Sequence[Table], state: Mapping[str, Tensor] | None = None
-    ) -> dict[str, int]:
-        """By table of dynamic ids, the rows that batches trained so far have used, with reserved ones.
-
-        state: of this moment, where it is known.
-        """
-        state, rows = state or self.state(), COUNTERS.index("rows")
+    def num_rows(self, tables: Sequence[Table]) -> dict[str, int]:
+        """By table of dynamic ids, the rows that batches trained so far have used, with reserved ones."""
         used = {
-            name: keys.first_id + int(state[f"{name}/counters"][rows])
-            for name, keys in self.tables.items()
+            name: 2 + vocabulary.num_unknown + self.keys.growth(name, trained=True)["rows"]
+            for name, vocabulary in self.vocabularies.items()
         }
         read = {table.name: self.features.get(table.features[0]) for table in tables}
         return {table: used[name] for table, name in read.items() if name is not None}
 
     def state(self) -> dict[str, Tensor]:
-        """All that resume needs, as of the batches trained: VOCABULARY/NAME."""
-        states = {name: table.state() for name, table in self.tables.items()}
-        return {f"{name}/{what}": value for name, s in states.items() for what, value in s.items()}
+        """All that resume needs of this rank's key tables, as of the batches trained: VOCABULARY/NAME."""
+        return self.keys.state()
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on from a `state`."""
-        for name, table in self.tables.items():
-            begin = f"{name}/"
-            parts = {k.removeprefix(begin): v for k, v in state.items() if k.startswith(begin)}
-            if "counters" not in parts:
-                raise ValueError(
-                    f"there are no keys of vocabulary {name!r}, which is dynamic in the schema"
-                )
-            table.load(parts)
+        """Goes on from the states of all ranks."""
+        self.keys.load(state)
         self._is_ahead = False
 
     # ---- the ids of a batch
+
+    def _present_keys(self, batch: Batch) -> list[Tensor]:
+        """By vocabulary, the keys of all its features that are not missing, end to end."""
+        return [_present(self._keys(batch, name)) for name in self.vocabularies]
 
     def _keys(self, batch: Batch, name: str) -> Tensor:
         """The keys of all features of a vocabulary, end to end."""
         parts = [batch.ids[span] for span in self._spans(batch, name)]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
-    def _with_ids(self, batch: Batch, ids_of: Callable[[str, Tensor], Tensor]) -> Batch:
-        """A batch with ids_of(vocabulary, keys) in place of all keys that are not missing."""
+    def _with_ids(self, batch: Batch, by_vocabulary: Sequence[Tensor]) -> Batch:
+        """A batch with ids in place of all keys that are not missing, and with the crosses of keys."""
+        batch = append_crosses(batch, self._crosses)
         all_ids = batch.ids.clone()
-        for name in self.tables:
+        for name, ids in zip(self.vocabularies, by_vocabulary, strict=True):
             spans, keys = self._spans(batch, name), self._keys(batch, name)
-            ids = ids_of(name, _present(keys))
             if len(ids) < len(keys):
                 ids = torch.full_like(keys, MISSING).masked_scatter_(keys != MISSING_KEY, ids)
             for span, part in zip(spans, ids.split([s.stop - s.start for s in spans]), strict=True):
@@ -239,13 +247,9 @@ def _check_declared(name: str, dynamic: Dynamic, can_grow: bool) -> None:
         raise ValueError(
             f"keys of {name!r}: evicted rows are not kept aside so far; leave out keep={dynamic.keep!r}"
         )
-    if dynamic.eviction.kind == "time":
-        raise ValueError(
-            f"keys of {name!r}: batches have no event time so far; evict by batches, such as "
-            f"evict='idle:1000', in place of {dynamic.evict!r}"
-        )
     if dynamic.capacity is None and not can_grow:
         raise ValueError(
-            f"keys of {name!r}: a table without a capacity grows in host memory alone; give it a "
-            f"capacity=ROWS, or keep rows neither in a file nor on a device"
+            f"keys of {name!r}: a table without a capacity grows in host memory or in a file, and not in "
+            f"the memory of a device; give it a capacity=ROWS, or keep its rows in a store behind a "
+            f"cache, with cache_transfer='staged' in host memory"
         )

@@ -156,9 +156,6 @@ class Embedding:
         self.tables = tuple(
             dataclasses.replace(table, optimizer=table.optimizer or default) for table in tables
         )
-        if dynamic is not None:
-            can_grow = self.device.on_host and (caching is None or caching.path is None)
-            dynamic.check(self.tables, crosses, self.ranks.num_ranks, can_grow)
         self.packs = pack_tables(self.tables, sequences, run.placements(self.tables), run.pack_parts)
         self.threads = Threads(num_threads(run.planning_threads, self.device.on_host))
         self.planner = Planner(
@@ -170,6 +167,9 @@ class Embedding:
             run.summed,
             self.threads,
         )
+        if dynamic is not None:
+            dynamic.check(self.tables, self.device.on_host or (caching is not None and caching.can_grow))
+            dynamic.begin(self.planner.ranks, crosses)
         self._device_planner: DevicePlanner | None = None
         if run.planning == "device" and not self.device.on_host:
             self._device_planner = DevicePlanner(self.planner, self.device)
@@ -352,12 +352,14 @@ class Embedding:
             grads = [leaf.grad for leaf in vectors.leaves]
             plan = first_layer.planned_by_rows(plan, vectors.by_rows)
         if self.dynamic is not None:
-            self.dynamic.trained()
+            self.dynamic.check_resolved()
         factor = 1.0
         if clip is not None:
             factor = clip_factor(self.packed, plan, grads, clip, self.ranks)
             grads, hyperparameters = scaled(self.packed, grads, hyperparameters, factor)
         self.packed.update(plan, grads, hyperparameters)
+        if self.dynamic is not None:
+            self.dynamic.trained()
         if clip is not None:
             self.packed.dense_rows.share_squares(self.ranks)
         return factor
@@ -393,10 +395,10 @@ class Embedding:
         """The weights of a table, or of its first `num_rows` ids, [m, dim] as stored, in host memory."""
         return self.packed.weight_chunks(table, num_rows)
 
-    def num_rows(self, keys: Mapping[str, Tensor] | None = None) -> dict[str, int]:
-        """By table, the rows that it needs; keys: the state of `dynamic`, where it is known."""
+    def num_rows(self) -> dict[str, int]:
+        """By table, the rows that it needs."""
         rows = {table.name: table.rows for table in self.tables}
-        return rows if self.dynamic is None else rows | self.dynamic.num_rows(self.tables, keys)
+        return rows if self.dynamic is None else rows | self.dynamic.num_rows(self.tables)
 
     @property
     def wants_catch_up(self) -> bool:

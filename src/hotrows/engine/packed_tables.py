@@ -157,7 +157,7 @@ class PackedTables:
             trains = is_resident and torch.is_grad_enabled()
             if self.cached and not is_resident and torch.is_grad_enabled():
                 self.dense_rows.catch_up_stored(self.cached.groups[self._place[p][0]], part.rows)
-            records = self._records(p) if trains else self._copies(p, part.rows)
+            records = self._records(p) if trains else self.copies(p, part.rows)
             slots = part.slots if trains else torch.arange(part.num_rows)
             self.dense_rows.catch_up(p, records, part.rows, slots, are_copies=not trains)
             return records, self._layouts[p], slots
@@ -166,7 +166,7 @@ class PackedTables:
         assert self._read_through is not None
         return self._read_through.lookup(p, plan)
 
-    def _copies(self, p: int, rows: Int64[Tensor, "U"]) -> UInt8[Tensor, "U _"]:
+    def copies(self, p: int, rows: Int64[Tensor, "U"]) -> UInt8[Tensor, "U _"]:
         """The present records of `rows`, distinct and ascending, in host memory."""
         if self._read_through is not None:
             return self._read_through.records(p, rows)
@@ -176,9 +176,7 @@ class PackedTables:
 
     def _is_resident(self, plan: Plan, g: int) -> bool:
         """Whether every row of the plan's batch has a slot in group g."""
-        if self.cached is None:
-            return True
-        return bool(plan.moves) and not plan.moves[g].bypasses_cache
+        return self.cached is None or (bool(plan.moves) and not plan.moves[g].bypasses_cache)
 
     def _records(self, p: int) -> UInt8[Tensor, "C _"]:
         """The records in fast memory that slots of plans number."""
@@ -363,14 +361,6 @@ class PackedTables:
                 records = records.clone()  # not what is stored
                 self.dense_rows.catch_up_all(p, records)
             yield views(records, self._layouts[p]).weights
-
-    def weights_of(self, p: int, rows: Int64[Tensor, "U"]) -> Float[Tensor, "U D"]:
-        """A copy in host memory of the weights of rows of pack p, distinct and ascending, as stored; of a
-        cache the pipeline is paused."""
-        if self._read_through is not None:
-            return views(self._read_through.records(p, rows), self._layouts[p]).weights
-        stored = self.stores[p]
-        return stored.views.weights[rows.to(stored.records.device)].cpu()
 
     def _rows_of(self, table: str) -> tuple[int, int, int]:
         """The pack of a table, its first row there, and the row after its last."""

@@ -216,8 +216,11 @@ class _PlanMoves:
     def __call__(self, work: Work) -> None:
         batch, plan = self._planned.next()
         self._ahead -= 1
-        # Batches trained before these may have ended: the first feed says that there are more.
-        while self._any(self._cached_tables.wants or not self._begun):
+        # Batches trained before these may have ended: the first feed says that there are more. So may
+        # those of a stream that had come so far.
+        is_unknown = not self._begun or (self._arrived is not None and self._ahead < 0)
+        while self._any(self._cached_tables.wants or is_unknown):
+            is_unknown = False
             self._begun = True
             if self._ahead >= 0 and self._arrived is not None and not self._arrived():
                 self._cached_tables.feed_end()  # of those that have come so far
@@ -241,7 +244,7 @@ class _PlannedBatches:
     """The batches of this rank, planned together with those of all ranks.
 
     Where planning has several threads, the next batch is loaded while one is planned. one_thread: the
-    calling thread loads it, when it is needed.
+    calling thread loads it, when it is needed; so where ranks resolve keys together.
     """
 
     def __init__(
@@ -252,10 +255,11 @@ class _PlannedBatches:
         one_thread: bool = False,
     ) -> None:
         self._embedding = embedding
-        loads_ahead = embedding.threads.num > 1 and not one_thread
-        self._batches = prefetch(batches, depth=int(loads_ahead))
         self._signals = signals
         self._alone = embedding.ranks.num_ranks == 1
+        one_thread |= embedding.dynamic is not None and not self._alone
+        loads_ahead = embedding.threads.num > 1 and not one_thread
+        self._batches = prefetch(batches, depth=int(loads_ahead))
         self._last: Batch | None = None
 
     def plan(self, work: Work) -> None:

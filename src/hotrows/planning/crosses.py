@@ -20,10 +20,11 @@ from hotrows.table import Cross
 
 
 def append_crosses(batch: Batch, crosses: Sequence[Cross]) -> Batch:
-    """Appends crosses to the features of a batch: one id in each sample.
+    """Appends those crosses to the features of a batch that it lacks: one id in each sample.
 
     Where ids have weights, the weight of a crossed id is the product of theirs.
     """
+    crosses = [cross for cross in crosses if cross.name not in batch.features]
     if not crosses:
         return batch
     places = [_places(batch, cross) for cross in crosses]  # per cross, [K, B]

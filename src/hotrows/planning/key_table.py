@@ -21,9 +21,8 @@ class Resolved:
     """The ids of a batch's keys, and what the batch changes.
 
     ids: one per key: the row of a live key, 2 + num_unknown and up; an unknown id of any other.
-    born: ids that the batch gives to new keys, ascending; born_keys: those keys, which are in the order
-    of their first occurrence. died: ids that it takes from evicted keys before, ascending; died_keys:
-    those keys.
+    born: ids that the batch gives to new keys, ascending; born_keys: those keys, by ascending hash.
+    died: ids that it takes from evicted keys before, ascending; died_keys: those keys.
     """
 
     ids: Int64[Tensor, "N"]

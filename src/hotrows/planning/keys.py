@@ -16,10 +16,11 @@ their ids itself, so that no key is reserved. A batch is resolved as follows, wh
     4. where the capacity has no room for all, keys that the batch does not read lose their rows, as many
        as are needed and there are, in the order of the policy; of equal ones the one read longest ago,
        then the one of the lowest id
-    5. new keys get the lowest free ids, in the order of their first occurrence; those for which there is
-       no room train unknown ids, and are counted
+    5. new keys get the lowest free ids, by ascending hash; those for which there is no room train unknown
+       ids, and are counted
 
-All is a function of the settings and the batches in order. `keys_reference` is the specification; the
+All is a function of the settings and of the reads of the batches in order: how often a batch reads which
+key, in whatever order. `keys_reference` is the specification; the
 native table holds, for the process alone,
 
     22.5 to 24 B a live key, its 8 included, from millions on; 1 to 2 B more where keys are evicted

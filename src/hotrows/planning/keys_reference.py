@@ -82,9 +82,9 @@ class ReferenceKeyTable(KeyTable):
         )
 
     def _admitted(self, read: dict[int, int], reads_ahead: dict[int, int]) -> list[int]:
-        """The keys that get a row if there is room, in the order of their first occurrence."""
+        """The keys that get a row if there is room, by ascending hash."""
         admission = self.dynamic.admission
-        unknown = [key for key in read if key not in self._rows]
+        unknown = _by_hash([key for key in read if key not in self._rows])
         if admission.kind == "probability":
             bits = random_bits(_tensor(unknown), torch.tensor(0))
             return [key for key, x in zip(unknown, bits.tolist(), strict=True) if _is_below(x, admission)]
@@ -279,6 +279,12 @@ class ReferenceKeyTable(KeyTable):
         if self.dynamic.eviction.kind == "time":
             pairs = zip(state["clock_batches"].tolist(), state["clock_times"].tolist(), strict=True)
             self._clock = dict(pairs)
+
+
+def _by_hash(keys: list[int]) -> list[int]:
+    """Keys by ascending hash: an order in which they are, however the batch lists them."""
+    hashes = mix64(_tensor(keys)).numpy().view("uint64")
+    return [keys[place] for place in hashes.argsort()]
 
 
 def _cells(key: int, width: int) -> list[int]:

@@ -56,6 +56,8 @@ class Planner:
         self.summed = frozenset(summed)
         self._threads = threads or Threads()
         self._reads: dict[tuple[str, ...], list[Reads]] = {}
+        if self.routes:
+            _check_numbers(self.packs, self.ranks)
 
     @property
     def routes(self) -> bool:
@@ -108,7 +110,7 @@ class Planner:
         """The rows of every group's tables that stand for new keys, whichever features read them."""
         reads = self.reads_of(batch.features)
         leaders = {r.signature: pack for r, pack in zip(reads, self.packs, strict=True)}
-        return tuple(_new_rows_of(pack, batch.new_ids or ()) for pack in leaders.values())
+        return tuple(_new_rows_of(pack, batch.new_ids or (), self.ranks) for pack in leaders.values())
 
     def volumes(self, p: int, batch: Batch, feature: str) -> tuple[int, int]:
         """The distinct rows that a list feature reads of pack p, and the sums that would replace them."""
@@ -203,7 +205,19 @@ def with_new(rows: Sequence[Tensor], new_rows: Sequence[NewRows]) -> list[Tensor
     return [torch.cat([read, new.rows]) for read, new in zip(rows, new_rows, strict=True)]
 
 
-def _new_rows_of(pack: Pack, new_ids: Sequence[NewIds]) -> NewRows:
+def _check_numbers(packs: Sequence[Pack], ranks: Ranks) -> None:
+    """Raises ValueError where the rows of a rank are too many for the numbers that ranks exchange."""
+    for pack in packs:
+        if pack.shard(ranks.rank, ranks.num_ranks).rows >= 2**31:
+            names = ", ".join(table.name for table in pack.tables)
+            raise ValueError(
+                f"tables {names} may have 2^31 rows and more on a rank, which are not exchanged between "
+                f"ranks or micro-batches; give dynamic features a capacity, or start more ranks"
+            )
+
+
+def _new_rows_of(pack: Pack, new_ids: Sequence[NewIds], ranks: Ranks) -> NewRows:
+    """Those of this rank, as its store numbers them."""
     none = torch.empty(0, dtype=torch.int64)
     rows, keys = [none], [none]
     for table, first_row in zip(pack.tables, pack.first_rows, strict=False):
@@ -211,8 +225,11 @@ def _new_rows_of(pack: Pack, new_ids: Sequence[NewIds]) -> NewRows:
             if table.features[0] in new.features:
                 rows.append(new.ids + first_row)
                 keys.append(new.keys)
-    all_rows = torch.cat(rows)
-    return NewRows(all_rows, torch.cat(keys), all_rows)
+    all_rows, all_keys = torch.cat(rows), torch.cat(keys)
+    if ranks.num_ranks > 1:
+        all_rows, places = pack.sharding(ranks.num_ranks).local_rows(all_rows, ranks.rank)
+        all_keys = all_keys[places]
+    return NewRows(all_rows, all_keys, all_rows)
 
 
 def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> Reads:

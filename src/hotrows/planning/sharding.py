@@ -232,6 +232,22 @@ class Sharding:
         rank = (first_rank + j % sharing) % self.num_ranks
         return torch.where(is_hot.bool(), j, self._first_owned[rank, table] + j // sharing)
 
+    def local_rows(
+        self, rows: Int64[Tensor, "N"], rank: int
+    ) -> tuple[Int64[Tensor, "n"], Int64[Tensor, "n"]]:
+        """The local rows of a rank, ascending, that rows of the pack are, numbered as on one rank; and
+        which of `rows` each is."""
+        if not self.columns:
+            first, end = self.owner_starts[rank : rank + 2]
+            rows = self.rows_among_ranks(rows)
+            is_here = (rows < self.num_shared) | (rows >= first) & (rows < end)
+            rows = torch.where(rows < self.num_shared, rows, rows - first + self.num_shared)
+            places = is_here.nonzero().squeeze(1)
+        else:
+            places = torch.arange(len(rows))
+        local, order = rows[places].sort()
+        return local, places[order]
+
     @functools.cached_property
     def _first_owned(self) -> Int64[Tensor, "{self.num_ranks} {len(self.rows)}"]:
         """The row of the first id of each table that a rank alone holds."""

@@ -16,7 +16,15 @@ from pathlib import Path
 
 from hotrows.serving import chain
 from hotrows.serving.places import Mirror
-from hotrows.serving.version import TRIES, Version, listing, made, on_base, open_version, with_deltas
+from hotrows.serving.version import (
+    TRIES,
+    Version,
+    on_base,
+    open_version,
+    version_at,
+    versions_in,
+    with_deltas,
+)
 
 log = logging.getLogger("hotrows")
 
@@ -39,15 +47,15 @@ class Follower:
         trust: bool = False,
         cache: Path | str | None = None,
     ) -> None:
-        self._mirror = Mirror.of(folder, cache)
+        self._mirror = Mirror.open(folder, cache)
         self.folder = self._mirror.folder if self._mirror else Path(folder)
         self._threads, self._trust = threads, trust
         self.applied = self.errors = 0
         self.problem: str | None = None
         if self._mirror:
             self._mirror.pull()
-        found = listing(self.folder)
-        self.version: Version = made(self.folder, found.pin, threads, trust)
+        versions = versions_in(self.folder)
+        self.version: Version = version_at(self.folder, versions.pin, threads, trust)
         self._looking = threading.Lock()
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
@@ -75,13 +83,13 @@ class Follower:
             before = self.version.number
             try:
                 for attempt in range(TRIES):
-                    found = chain.look(self.folder)
+                    versions = chain.look(self.folder)
                     try:
-                        self._go(found)
+                        self._go(versions)
                         break
                     except (FileNotFoundError, ValueError):
                         # What was deleted meanwhile, as there is a later base, is no longer needed.
-                        if attempt == TRIES - 1 or chain.look(self.folder) == found:
+                        if attempt == TRIES - 1 or chain.look(self.folder) == versions:
                             raise
             finally:
                 self.applied += max(0, self.version.number - before)
@@ -93,17 +101,17 @@ class Follower:
         if self._thread is not None:
             self._thread.join()
 
-    def _go(self, found: chain.Chain) -> None:
-        target = found.pin or found.newest
+    def _go(self, versions: chain.Chain) -> None:
+        target = versions.pin or versions.newest
         version = self.version
         if target == version.number:
-            self._rest_on_last_base(found)
+            self._rest_on_last_base(versions)
             return
         try:
-            base, deltas = found.way(version.number, target)
+            base, deltas = versions.way(version.number, target)
         except ValueError:
             reach = version.number  # the deltas before the gap are right
-            while reach + 1 in found.deltas and reach + 1 < target:
+            while reach + 1 in versions.deltas and reach + 1 < target:
                 reach += 1
             if reach > version.number:
                 self.version = with_deltas(version, self.folder, range(version.number + 1, reach + 1))
@@ -113,12 +121,12 @@ class Follower:
             _check_same(version, opened)
             version = opened
         self.version = with_deltas(version, self.folder, deltas)
-        self._rest_on_last_base(found)
+        self._rest_on_last_base(versions)
 
-    def _rest_on_last_base(self, found: chain.Chain) -> None:
+    def _rest_on_last_base(self, versions: chain.Chain) -> None:
         """Reads unchanged rows from the last base, once it is there: memory has only later ones."""
         version = self.version
-        later = [n for n in found.bases if version.base < n <= version.number]
+        later = [n for n in versions.bases if version.base < n <= version.number]
         if later:
             base = open_version(chain.base_path(self.folder, later[-1]), self._threads, self._trust)
             _check_same(version, base)

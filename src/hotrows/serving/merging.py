@@ -17,7 +17,7 @@ from hotrows.runtime.atomic_files import json_text, new_folder
 from hotrows.runtime.tensor_file import EXPORT_FILE
 from hotrows.serving import chain
 from hotrows.serving.bundle import MANIFEST, StoredFile
-from hotrows.serving.version import Version, made
+from hotrows.serving.version import Version, version_at
 
 _CHUNK = 16 << 20  # bytes
 
@@ -31,7 +31,7 @@ def merge(
 ) -> Version:
     """Writes a version of the chain in `folder`, the newest by default, as a bundle into the new folder
     `out`; returns the version that was written."""
-    version = made(folder, number, trust=trust)
+    version = version_at(folder, number, trust=trust)
     with new_folder(Path(out)) as part:
         write(version, part, progress)
     return version

@@ -30,6 +30,7 @@ class Overlay:
         self._before = np.zeros(capacity, np.int32)
         self._ids = np.zeros(capacity, np.int64)
         self._used = 1  # slot 0 means: none
+        self._newest = 0  # the version of the latest slot
 
     @property
     def num_bytes(self) -> int:
@@ -46,6 +47,7 @@ class Overlay:
         slots = np.arange(self._used, self._used + len(ids), dtype=np.int32)
         self._rows[slots], self._number[slots], self._ids[slots] = rows, number, ids
         self._before[slots] = self._slot_of[ids]
+        self._newest = number
         self._slot_of[ids] = slots
         self._used += len(ids)
         return self
@@ -61,7 +63,7 @@ class Overlay:
     ) -> np.ndarray:
         """[n, width]: the rows of ids as of version `number`; stored: reads those of the file."""
         slots = self._slot_of.take(ids)
-        while (later := self._number.take(slots) > number).any():
+        while self._newest > number and (later := self._number.take(slots) > number).any():
             slots = np.where(later, self._before.take(slots), slots)
         changed = slots > 0
         if not changed.any():
@@ -90,5 +92,5 @@ class Overlay:
         copy._rows[1:end], copy._number[1:end] = self._rows[slots], self._number[slots]
         copy._ids[1:end] = self._ids[slots]
         copy._slot_of[self._ids[slots]] = np.arange(1, end, dtype=np.int32)
-        copy._used = end
+        copy._used, copy._newest = end, self._newest
         return copy

@@ -24,7 +24,7 @@ from hotrows.serving.deltas import read_delta
 _MOST_IN_REDIS = 512 << 20  # bytes of a value
 
 
-class Place(Protocol):
+class RemotePlace(Protocol):
     """Files by name, such as base-0000000001/export.json, in another place than a folder."""
 
     def names(self) -> set[str]: ...
@@ -42,12 +42,12 @@ class Mirror:
     folder: where they are on this machine; made where it is not there.
     """
 
-    def __init__(self, place: Place, folder: Path) -> None:
+    def __init__(self, place: RemotePlace, folder: Path) -> None:
         self.place, self.folder = place, folder
         folder.mkdir(parents=True, exist_ok=True)
 
     @staticmethod
-    def of(address: Path | str, folder: Path | str | None = None) -> Mirror | None:
+    def open(address: Path | str, folder: Path | str | None = None) -> Mirror | None:
         """The mirror of a place in `folder` (default: a temporary one); None where the address is one."""
         if not is_url(address):
             return None
@@ -55,51 +55,51 @@ class Mirror:
 
     def push(self) -> None:
         """Makes the place have what the folder has, but for the pin, which is the place's."""
-        there, here = self.place.names(), chain.look(self.folder)
-        wanted = {chain.delta_path(self.folder, n).name for n in here.deltas}
-        for number in here.deltas:
+        names, local = self.place.names(), chain.look(self.folder)
+        wanted = {chain.delta_path(self.folder, n).name for n in local.deltas}
+        for number in local.deltas:
             path = chain.delta_path(self.folder, number)
-            if path.name not in there:
+            if path.name not in names:
                 self.place.put(path.name, path)
-        for number in here.bases:
+        for number in local.bases:
             base = chain.base_path(self.folder, number)
             files = {f.relative_to(self.folder).as_posix(): f for f in base.rglob("*") if f.is_file()}
             wanted |= files.keys()
             head = f"{base.name}/{chain.HEAD}"
-            if head not in there:
+            if head not in names:
                 for name, file in files.items():
                     if name != head:
                         self.place.put(name, file)
                 self.place.put(head, files[head])
-        for name in sorted(there - wanted - {chain.PIN}, key=lambda name: not name.endswith(chain.HEAD)):
+        for name in sorted(names - wanted - {chain.PIN}, key=lambda name: not name.endswith(chain.HEAD)):
             self.place.remove(name)
 
     def pull(self) -> None:
         """Makes the folder have what the place has. ValueError where something came damaged; it is tried
         again by the next call."""
-        there, here = self.place.names(), chain.look(self.folder)
-        self.pull_pin(there)
-        found = chain.listed(self.folder, _top(there))
-        heads = {n: f"{chain.base_path(self.folder, n).name}/{chain.HEAD}" for n in found.bases}
-        goals = (found.newest, found.pin or 0)
-        needed = {max((n for n in heads if n <= goal and heads[n] in there), default=0) for goal in goals}
-        if here.bases:  # a newer one comes only where there are no deltas to it
-            reached = {n for n in needed if {*range(here.newest + 1, n + 1)} <= {*found.deltas}}
-            needed -= {n for n in reached if n > here.newest}
-        for number in sorted(needed - {0, *here.bases}):
-            self._get_base(number, there)
-        first = min({*here.bases, *needed} - {0}, default=found.newest)
-        for number in found.deltas:
-            if number > first and number not in here.deltas:
+        names, local = self.place.names(), chain.look(self.folder)
+        self.pull_pin(names)
+        remote = chain.listed(self.folder, _top(names))
+        heads = {n: f"{chain.base_path(self.folder, n).name}/{chain.HEAD}" for n in remote.bases}
+        goals = (remote.newest, remote.pin or 0)
+        needed = {max((n for n in heads if n <= goal and heads[n] in names), default=0) for goal in goals}
+        if local.bases:  # a newer one comes only where there are no deltas to it
+            reached = {n for n in needed if {*range(local.newest + 1, n + 1)} <= {*remote.deltas}}
+            needed -= {n for n in reached if n > local.newest}
+        for number in sorted(needed - {0, *local.bases}):
+            self._get_base(number, names)
+        first = min({*local.bases, *needed} - {0}, default=remote.newest)
+        for number in remote.deltas:
+            if number > first and number not in local.deltas:
                 self._get_delta(number)
-        for number in set(here.bases) - set(found.bases):
+        for number in set(local.bases) - set(remote.bases):
             shutil.rmtree(chain.base_path(self.folder, number), ignore_errors=True)
-        for number in set(here.deltas) - set(found.deltas):
+        for number in set(local.deltas) - set(remote.deltas):
             chain.delta_path(self.folder, number).unlink(missing_ok=True)
 
-    def pull_pin(self, there: Iterable[str] | None = None) -> None:
+    def pull_pin(self, names: Iterable[str] | None = None) -> None:
         """Makes the folder have the pin of the place, or none."""
-        if chain.PIN in (self.place.names() if there is None else there):
+        if chain.PIN in (self.place.names() if names is None else names):
             with replaced(self.folder / chain.PIN) as part:
                 self.place.get(chain.PIN, part)
         else:
@@ -115,11 +115,11 @@ class Mirror:
             self.place.put(chain.PIN, self.folder / chain.PIN)
         self.pull()
 
-    def _get_base(self, number: int, there: Iterable[str]) -> None:
+    def _get_base(self, number: int, names: Iterable[str]) -> None:
         path = chain.base_path(self.folder, number)
         part = part_of(path)
         shutil.rmtree(part, ignore_errors=True)
-        for name in there:
+        for name in names:
             top, _, inner = name.partition("/")
             if top == path.name and inner:
                 target = part / inner
@@ -143,7 +143,7 @@ def is_url(address: Path | str) -> bool:
     return "://" in str(address)
 
 
-def open_place(url: str) -> Place:
+def open_place(url: str) -> RemotePlace:
     """The place of a URL; ValueError where a package for it is missing."""
     return _Redis(url) if url.startswith(("redis://", "rediss://", "unix://")) else _Files(url)
 

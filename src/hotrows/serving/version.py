@@ -91,24 +91,26 @@ def on_base(version: Version, base: Version) -> Version:
     return dataclasses.replace(version, bundle=base.bundle, tables=tables, base=base.number)
 
 
-def made(folder: Path | str, number: int | None = None, threads: int = 1, trust: bool = False) -> Version:
+def version_at(
+    folder: Path | str, number: int | None = None, threads: int = 1, trust: bool = False
+) -> Version:
     """A version of a chain, the newest by default, from its latest base."""
     for attempt in range(TRIES):
-        found = listing(folder)
+        versions = versions_in(folder)
         try:
-            base, deltas = found.way(0, number or found.newest)
+            base, deltas = versions.way(0, number or versions.newest)
             assert base is not None
-            opened = open_version(chain.base_path(found.folder, base), threads, trust)
-            return with_deltas(opened, found.folder, deltas)
+            opened = open_version(chain.base_path(versions.folder, base), threads, trust)
+            return with_deltas(opened, versions.folder, deltas)
         except (FileNotFoundError, ValueError):  # deleted meanwhile, as there is a later base
-            if attempt == TRIES - 1 or listing(folder) == found:
+            if attempt == TRIES - 1 or versions_in(folder) == versions:
                 raise
     raise AssertionError("the last try returns or raises")
 
 
-def listing(folder: Path | str) -> Chain:
+def versions_in(folder: Path | str) -> Chain:
     """The versions in a folder, of which there are some."""
-    found = chain.look(Path(folder))
-    if not found.newest:
+    versions = chain.look(Path(folder))
+    if not versions.newest:
         raise ValueError(f"{folder} has no versions of a model; `hotrows train --publish` writes them")
-    return found
+    return versions

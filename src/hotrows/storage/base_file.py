@@ -72,7 +72,10 @@ class BaseFile:
                 f"{path} is damaged, or of another store: its header does not say {form.rows:,} "
                 f"rows of {form.stride} bytes in format {FORMAT}; bring back the whole folder"
             )
-        self._bits = np.frombuffer(bytearray(self._plain.read(form.bit_bytes, BLOCK)), np.uint8)
+        self._bits = np.zeros(form.bit_bytes, np.uint8)  # takes memory for rows that were written
+        for begin, end in self._plain.written(BLOCK, BLOCK + form.bit_bytes):
+            bits = self._plain.read(end - begin, begin)
+            self._bits[begin - BLOCK : end - BLOCK] = np.frombuffer(bits, np.uint8)
         self.file = RecordFile(path, form.stride, alignment(path), flags)
 
     @staticmethod

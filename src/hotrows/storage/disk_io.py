@@ -66,6 +66,23 @@ class RecordFile:
             size, offset = size - len(part), offset + len(part)
         return b"".join(parts)
 
+    def written(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """The ranges from `begin` to `end` outside of which the file has holes alone, which are zeros."""
+        if not hasattr(os, "SEEK_DATA"):
+            yield begin, end
+            return
+        while begin < end:
+            try:
+                begin = os.lseek(self.fd, begin, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno != errno.ENXIO:
+                    raise
+                return  # a hole up to the end of the file
+            if begin < end:
+                hole = min(os.lseek(self.fd, begin, os.SEEK_HOLE), end)
+                yield begin, hole
+                begin = hole
+
     def sync(self) -> None:
         with explained(self.path, 0):
             Disk.sync(self.fd)

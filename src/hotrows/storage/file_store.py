@@ -1,7 +1,8 @@
 """A store on disk: the records of a group of tables that are larger than memory.
 
     PATH/store.json   what is here: form, checkpoints, and which files count
-    PATH/base         the records of every row at its place, and a bit for each row that was ever written
+    PATH/base         the records of every row at its place, and a bit for each row that was ever written;
+                      sparse, so that it grows with the rows that are written
     PATH/log-<g>      records written since checkpoint g - 1, in the order of their writing
     PATH/undo-<g>     what `base` held where merging log-<g> into it overwrites
 
@@ -74,15 +75,13 @@ class FileStore:
 
     @classmethod
     def create(
-        cls,
-        path: Path | str,
-        rows: int,
-        stride: int,
-        initial_values: FillInitial,
-        meta: dict,
-        log_rows: int | None = None,
-    ) -> FileStore:
-        """Makes a store of untouched rows in a new folder; takes seconds at any size."""
+        cls, path: Path | str, rows: int, stride: int, initial_values: FillInitial, meta: dict,
+        log_rows: int | None = None, grows: bool = False,
+    ) -> FileStore:  # fmt: skip
+        """Makes a store of untouched rows in a new folder; takes seconds at any size.
+
+        grows: nobody expects that all rows are written, so nothing is said about room for them.
+        """
         path = Path(path)
         form = Form(rows, stride, json.loads(json.dumps(meta)))
         make_folder(path)
@@ -93,7 +92,7 @@ class FileStore:
                 raise ValueError(
                     f"{path} is not empty; delete it, choose another folder, or open the store in it"
                 )
-            _check_room(path, form, _log_rows(form, log_rows))
+            _check_room(path, form, _log_rows(form, log_rows), grows)
             BaseFile.create(path / "base", form)
             store = cls(path, form, initial_values, log_rows, lock, StoreState())
             store._logs = (_new_log(store._base, 1),)
@@ -366,12 +365,12 @@ class FileStore:
             raise ValueError(f"the store in {self.path} cannot be used: {self._broken}")
 
 
-def _check_room(path: Path, form: Form, log_rows: int) -> None:
+def _check_room(path: Path, form: Form, log_rows: int, grows: bool) -> None:
     free = shutil.disk_usage(path).free
     logs = 2 * log_rows * (form.stride + 8)  # one is merged while the next is written
     if free < logs:
         raise full(path / "log-1", logs)
-    if free < form.base_bytes + logs:
+    if free < form.base_bytes + logs and not grows:
         warnings.warn(
             f"{path} may grow to {(form.base_bytes + logs) / 2**30:.1f} GiB, when every row was "
             f"written, and {free / 2**30:.1f} GiB are free there",

@@ -84,7 +84,7 @@ class MemoryStore:
         self.layout, self.device = initial_values.layout, device
         num_rows = initial_values.num_rows
         present = initial_values.present
-        if present is None or not device.on_host:
+        if present is None or not device.on_host or num_rows == 0:
             self.records = empty_records(num_rows, self.layout.stride, device)
         else:
             self.records = _reserved_records(num_rows, self.layout.stride)

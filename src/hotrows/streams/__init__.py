@@ -4,8 +4,7 @@
     trainer.fit_stream("kafka://localhost:9092/clicks", StreamConfig(max_wait=0.2))
 
     with EventStream(open_source("folder:clicks", data.schema), Encoder.open(data.path), 1024) as events:
-        for batch in events: ...                    # a loop of your own; events.state goes into its
-        checkpoint
+        for batch in events: ...     # a loop of your own, whose checkpoint has events.state
 
     source         events in one order, and the position behind them         `EventSource`, `open_source`
     event stream   a thread reads, decodes and cuts batches                   `EventStream`

@@ -1,7 +1,8 @@
 """EventStream: the events of a source as batches, read, encoded and cut on a thread of their own.
 
-    with EventStream(open_source("folder:clicks", schema), Encoder.open("enc"), batch_size=1024) as
-        events: for batch in events:               # waits for events; ends with the source
+    source = open_source("folder:clicks", encoder.schema)
+    with EventStream(source, encoder, batch_size=1024) as events:
+        for batch in events:               # waits for events; ends with the source
             ...                            # events.state: the position behind this batch, JSON-able
 
 A batch is full, or `max_wait` seconds old, or the last. At most `queue` batches wait to be trained: then
@@ -56,8 +57,7 @@ class StreamState:
 
 @dataclass(frozen=True)
 class CutBatch:
-    """A batch, the state of the stream behind it, and the position behind each read that it is made
-    of."""
+    """A batch, the state of the stream behind it, and the position behind each read that made it."""
 
     batch: Batch
     state: StreamState
@@ -109,8 +109,7 @@ class EventStream:
         return self.take().batch
 
     def take(self) -> CutBatch:
-        """The next batch with what is to be noted of it; waits for it. StopIteration: the stream
-        ended."""
+        """Waits for the next batch, and returns it with its state; StopIteration: the stream ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._ended)
             if not self._queue:

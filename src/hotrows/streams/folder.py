@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+import numpy as np
+
 from hotrows.data.raw.files import File
 from hotrows.data.raw.layout import Layout, layout_of
 from hotrows.data.raw.reading import COMPRESSIONS
@@ -27,6 +29,7 @@ log = logging.getLogger("hotrows")
 
 _UNFINISHED = (".tmp", ".part", ".crdownload")
 _BLOCK = 1 << 20  # bytes of text that are read at once
+_MOST_TEXT = 1 << 24  # bytes of text that are read for one call; a longer line is none
 _POLL = 0.02  # seconds between two looks
 _PATIENCE = 10.0  # seconds after which a file that is not whole is spoken of
 _MAGIC = 16  # bytes that tell what a file holds
@@ -302,7 +305,11 @@ class _TextFile:
     def _lines(self, limit: int, is_complete: bool) -> bytes:
         """Takes whole lines, `limit` at most; the last one of a complete file needs no line break."""
         self.is_read = False
-        while self._text.count(b"\n") < limit:
+        while (num_lines := self._text.count(b"\n")) < limit:
+            if len(self._text) > _MOST_TEXT and not num_lines:
+                raise ValueError(f"{self._path} line {self.line} is longer than 16 MiB; correct the file")
+            if len(self._text) > _MOST_TEXT:
+                break
             block = self._file.read(_BLOCK)
             if not block:
                 self.is_read = True
@@ -318,7 +325,5 @@ class _TextFile:
 
 def _end_of_line(text: bytes, number: int) -> int:
     """The end of the line of this number, or of the last whole line before it."""
-    import numpy as np
-
     ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))[:number]
     return int(ends[-1]) + 1 if len(ends) else 0

@@ -78,5 +78,5 @@ def open_source(text: str, schema: Schema) -> EventSource:
     if scheme in ("redis", "rediss"):
         from hotrows.streams.redis_source import RedisSource
 
-        return RedisSource.of_address(text, schema)
+        return RedisSource.of_address(text)
     raise ValueError(f"a stream is {KINDS}, not {text!r}")

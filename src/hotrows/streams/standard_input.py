@@ -17,6 +17,7 @@ from hotrows.schema import Schema
 from hotrows.streams.events import LineEvents, RawEvents, declared_layout, is_json
 
 _BLOCK = 1 << 20
+_LONGEST = 1 << 24  # bytes of a line
 
 
 class StandardInput:
@@ -62,6 +63,8 @@ class StandardInput:
             block = os.read(self._descriptor, _BLOCK)
             self._text += block
             self._ended = not block
+            if len(self._text) > _LONGEST and b"\n" not in self._text:
+                raise ValueError(f"standard input line {self._line} is longer than 16 MiB; correct it")
         if not lines and self._ended and not self._text:
             return None
         events = LineEvents("standard input", lines, self._line, self._layout)

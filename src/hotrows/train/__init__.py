@@ -1,7 +1,8 @@
 """A training run: the trainer, its run folder, evaluation, and trained models read back."""
 
+from hotrows.train.callback import Callback
 from hotrows.train.predictor import Predictor, load_run
 from hotrows.train.progress import Progress, Result
-from hotrows.train.trainer import Callback, Interrupted, Trainer, train
+from hotrows.train.trainer import Interrupted, Trainer, train
 
 __all__ = ["Callback", "Interrupted", "Predictor", "Progress", "Result", "Trainer", "load_run", "train"]

@@ -27,8 +27,9 @@ from hotrows.data.raw.arrow import as_table, pyarrow
 from hotrows.models.model import Model
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import Schema
+from hotrows.train.callback import Callback
 from hotrows.train.predictor import Predictor, load_run
-from hotrows.train.trainer import Callback, Trainer
+from hotrows.train.trainer import Trainer
 
 _ARGUMENTS = ("model", "schema", "run", "validation", "verbose")
 

@@ -11,13 +11,10 @@ from hotrows.data import EncodedData
 
 # L2 term of models whose rows weigh single features; of FM the vectors too, which learn by heart sooner.
 _DECAYS = {"lr": 3.0, "fm": 10.0}
-_DEEP = (
-    "deepfm",
-    "dcnv2",
-)  # models of a deep network that learn in their own way where few samples are read again
-_FEW = 250_000
-_DECAY_OF_VECTORS = 100.0  # L2 term of their vectors
-_VECTOR_GRADIENT = 0.3  # of a logit, by an element of a vector, at most, about
+# Deep models that read few samples again, the L2 term of their vectors, and about the most that the
+# gradient of a logit is by an element of a vector.
+_DEEP, _FEW = ("deepfm", "dcnv2"), 250_000
+_DECAY_OF_VECTORS, _VECTOR_GRADIENT = 100.0, 0.3
 
 
 def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> TrainConfig:
@@ -36,8 +33,7 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
     elif model in _DEEP and _are_read_again(config, data):
         epochs = config.epochs or min(500_000 // num_samples, 10)
         rows, linear = _vectors(batch_size), _linear_rows(data, batch_size, _DECAYS["lr"])
-        is_open = config.row_optimizer is config.linear_optimizer is config.start_from is None
-        if model == "dcnv2" and is_open and not is_made:
+        if model == "dcnv2" and config.start_from is None and not is_made:
             options = {"linear": True, **options}
     return dataclasses.replace(
         config,
@@ -55,12 +51,13 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
 
 
 def _num_training_samples(data: EncodedData) -> int:
-    """The samples of the training part; ValueError where there are none."""
-    if not data.parts["train"].rows:
+    """The samples of the training part, at least 1; ValueError where there are none, but some in others:
+    data without any is for a stream."""
+    if not data.parts["train"].rows and any(part.rows for part in data.parts.values()):
         raise ValueError(
             f"the training part of {data.path} has no rows: prepare the data with another split"
         )
-    return data.parts["train"].rows
+    return max(data.parts["train"].rows, 1)
 
 
 def _batch_size(num_samples: int) -> int:
@@ -96,10 +93,12 @@ def _linear_rows(data: EncodedData, batch_size: int, decay: float) -> optim.Adag
 def _are_read_again(config: TrainConfig, data: EncodedData) -> bool:
     """Whether samples are few and are to be read more than once, while vectors decay.
 
-    That takes counts of ids, and a validation part, which tells when to stop.
+    That takes counts of ids, and a validation part, which tells when to stop. Optimizer and number of
+    steps must be open: runs of before have theirs.
     """
+    is_open = config.row_optimizer is config.steps is None and config.epochs != 1
     has_few = data.parts["train"].rows <= _FEW and bool(data.parts["validation"].rows)
-    return has_few and _is_counted(data) and config.epochs != 1 and config.steps is None
+    return is_open and has_few and _is_counted(data)
 
 
 def _vectors(batch_size: int) -> optim.Adagrad:

@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,15 +30,17 @@ from torch import Tensor
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import DenseRowOptimizer
 from hotrows.planning.packing import rows_of
+from hotrows.record import layout_of, views
 from hotrows.runtime.atomic_files import make_folder, new_folder, write_first
 from hotrows.runtime.locks import Lock
 from hotrows.serving import chain, merging, table_rows
 from hotrows.serving.deltas import Delta, VersionHead, write_delta
 from hotrows.serving.places import Mirror
-from hotrows.serving.version import Version, made, with_deltas
+from hotrows.serving.version import Version, version_at, with_deltas
+from hotrows.train.callback import Callback
 from hotrows.train.export import write_whole_bundle
 from hotrows.train.progress import Progress
-from hotrows.train.trainer import Callback, Trainer
+from hotrows.train.trainer import Trainer
 
 log = logging.getLogger("hotrows")
 
@@ -63,6 +65,9 @@ class Every:
                 f"how often to publish is a number of seconds or batches, 30s or 500b, not {text!r}"
             )
         return Every(float(match[1]), None) if match[1] else Every(None, int(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.seconds:g}s" if self.batches is None else f"{self.batches}b"
 
 
 @dataclass(frozen=True)
@@ -102,8 +107,8 @@ class Publisher(Callback):
         for name, value in (("keep", keep), ("base_every", base_every)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
-        self._to, self._every = to, Every.parse(every)
-        self._format, self._table_dtype = format, table_dtype
+        self.to, self.every = to, Every.parse(every)
+        self._format, self.table_dtype = format, table_dtype
         self._base_every, self._keep = base_every, keep
         self._marks: list[_Marks] = []
         self._work: queue.Queue[_Snapshot | None] = queue.Queue(1)
@@ -118,8 +123,8 @@ class Publisher(Callback):
         """Makes the first version, or finds what differs from the last one of this run."""
         embedding = trainer.embedding
         _check(trainer)
-        self._mirror = Mirror.of(self._to, trainer.run / _COPIES)
-        self.folder = self._mirror.folder if self._mirror else Path(self._to)
+        self._mirror = Mirror.open(self.to, trainer.run / _COPIES)
+        self.folder = self._mirror.folder if self._mirror else Path(self.to)
         make_folder(self.folder)
         self._stack.callback(Lock(self.folder).release)
         chain.sweep(self.folder)
@@ -141,7 +146,7 @@ class Publisher(Callback):
     def after_step(self, trainer: Trainer, progress: Progress | None = None) -> None:
         """Hands the changes since the last delta to the thread that publishes, where that is due."""
         since = trainer.state.step - self._published_step
-        seconds, batches = self._every.seconds, self._every.batches
+        seconds, batches = self.every.seconds, self.every.batches
         if since < 1:  # a resumed run that is not yet where its last version was
             return
         if batches is not None:
@@ -163,7 +168,7 @@ class Publisher(Callback):
             self._work.join()
         if self.error is not None:
             raise OSError(
-                f"the last version could not be published to {self._to}: {self.error}; mend that, then "
+                f"the last version could not be published to {self.to}: {self.error}; mend that, then "
                 f"go on with the run"
             ) from self.error
 
@@ -183,16 +188,17 @@ class Publisher(Callback):
             lost = self._returned.get()
             self._mark(trainer.embedding, {name: ids for name, (ids, _) in lost.rows.items()})
         self._published_at, self._published_step = time.monotonic(), trainer.state.step
-        with trainer.steps.paused() if trainer.cached_tables else ExitStack():
+        with trainer.steps.paused() if trainer.cached_tables else nullcontext():
             self._work.put(self._snapshot(trainer))
 
     def _snapshot(self, trainer: Trainer) -> _Snapshot:
-        embedding, rows = trainer.embedding, {}
+        embedding = trainer.embedding
+        rows: dict[str, tuple[Tensor, Tensor]] = {}
         for g, group in enumerate(embedding.groups):
             touched = self._marks[g].take()
             for p in group.packs:
                 pack = embedding.packs[p]
-                weights = embedding.packed.weights_of(p, touched)
+                weights = _weights(embedding, p, touched)
                 cuts = torch.searchsorted(touched, torch.tensor(pack.first_rows)).tolist()
                 for t, table in enumerate(pack.tables):
                     part = slice(cuts[t], cuts[t + 1])
@@ -214,17 +220,17 @@ class Publisher(Callback):
 
     def _first_version(self, trainer: Trainer) -> Version:
         """The last version of the run, with all rows marked that differ; a new one if there is none."""
-        found, name = chain.look(self.folder), _chain_of(trainer.run)
-        if not found.newest:
+        versions, name = chain.look(self.folder), _chain_of(trainer.run)
+        if not versions.newest:
             path = chain.base_path(self.folder, 1)
             with new_folder(path) as part:
-                settings = f"step {trainer.state.step}", self._format, self._table_dtype
+                settings = f"step {trainer.state.step}", self._format, self.table_dtype
                 write_whole_bundle(part, trainer.recommender, trainer.run, *settings)
                 chain.write_base_head(part, VersionHead(name, 1, trainer.state.step, time.time()))
             if self._mirror:
                 self._mirror.push()
-            return made(self.folder, trust=True)
-        version = made(self.folder, trust=True)
+            return version_at(self.folder, trust=True)
+        version = version_at(self.folder, trust=True)
         assert version.head is not None
         if version.head.chain != name:
             raise ValueError(
@@ -243,7 +249,7 @@ class Publisher(Callback):
                 self.error = None
             except Exception as error:
                 if self.error is None:
-                    log.error("a version could not be published to %s: %s", self._to, error)
+                    log.error("a version could not be published to %s: %s", self.to, error)
                 self.error = error
                 self._returned.put(snapshot)
             finally:
@@ -282,7 +288,7 @@ class Publisher(Callback):
 
     def _make_base(self, number: int) -> None:
         """Makes a base of this version out of the last one and the deltas since."""
-        before = made(self.folder, self._base, trust=True)
+        before = version_at(self.folder, self._base, trust=True)
         version = with_deltas(before, self.folder, range(self._base + 1, number + 1))
         with new_folder(chain.base_path(self.folder, number)) as part:
             merging.write(version, part)
@@ -321,6 +327,15 @@ def _check(trainer: Trainer) -> None:
                 f"table {table.name!r} is trained by {table.optimizer.kind}, which changes all rows in "
                 f"every step, so that a delta would be all of it: use a lazy optimizer, such as adagrad"
             )
+
+
+def _weights(embedding: Embedding, p: int, rows: Tensor) -> Tensor:
+    """A copy in host memory of the weights of rows of pack p, [n, D], distinct and ascending."""
+    if embedding.cached_tables is None:
+        store = embedding.stores[p]
+        return store.views.weights[rows.to(store.records.device)].cpu()
+    layout = layout_of(embedding.packs[p].tables[0]).as_ints()
+    return views(embedding.packed.copies(p, rows), layout).weights
 
 
 def _chain_of(run: Path) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 from hotrows import checkpoint
 from hotrows.checkpoint.manifest import naming
 from hotrows.checkpoint.run_lock import RunLock
-from hotrows.train import pretrained
+from hotrows.train import other_ids, pretrained
 from hotrows.train.dense_optimizer import load_optimizer, optimizer_tensors
 from hotrows.train.run_state import RunState
 from hotrows.train.step_trainer import StepTrainer
@@ -99,10 +99,14 @@ class RunCheckpoints:
             self.coverage = pretrained.fill(steps.embedding, steps.data, steps.config.pretrained)
         if steps.config.start_from is None:
             return
-        folder = checkpoint.folder_of(Path(steps.config.start_from), "best")
-        stored = checkpoint.load(folder, steps.embedding, steps.model, steps.data.lineage)
-        saved = checkpoint.read_manifest(folder).tables
-        steps.embedding.catch_up({table.name: table.rows for table in saved})  # by that run's numbers
+        other = Path(steps.config.start_from)
+        if other_ids.differ(other, steps.data):
+            stored = other_ids.load(other, steps.embedding, steps.model, steps.data)
+        else:
+            folder = checkpoint.folder_of(other, "best")
+            stored = checkpoint.load(folder, steps.embedding, steps.model, steps.data.lineage)
+            saved = checkpoint.read_manifest(folder).tables
+            steps.embedding.catch_up({table.name: table.rows for table in saved})  # by that run's numbers
         for name in list(stored.tensors):
             if name in ("random_state", "device_random_state") or name.startswith(_WINDOW):
                 del stored.tensors[name]

@@ -22,6 +22,7 @@ from hotrows.streams import DeadLetters, EventSource, EventStream, StreamConfig,
 from hotrows.streams.alarms import Alarm
 from hotrows.streams.line_log import LineLog, read_lines
 from hotrows.train import run_folder
+from hotrows.train.callback import Callback
 from hotrows.train.evaluate import Evaluated, metrics_of
 from hotrows.train.progress import Result
 from hotrows.train.step_trainer import StepTrainer
@@ -30,10 +31,11 @@ from hotrows.train.targets import Targets
 BATCHES, DEAD_LETTERS = "stream.jsonl", "dead_letters.jsonl"
 OnAlarm = Callable[[Alarm], None]
 _TICK = 0.1  # seconds between looks at the clock while no event comes
+_MOST_WINDOWS = 8  # for which a window waits for samples of each label
 _PARTS = ("logits", "labels", "weights", "groups")
 
 
-class StreamRun:
+class StreamRun(Callback):
     """A callback of the Trainer whose run is on a stream.
 
     source: where the events are, or a text that names it; see `hotrows.streams.source`. on_alarm: called
@@ -98,6 +100,8 @@ class StreamRun:
         if limit is not None and time.monotonic() - last > limit and self._alarmed_at != last:
             self._alarmed_at = last
             self._sound(Alarm("idle", f"no event that can be trained came for {limit:g} s"), trainer)
+        if trainer.checkpoints.saved != trainer.state and trainer.state.step > 0:
+            self._request_checkpoint(trainer)
         for callback in self._callbacks:
             callback.while_idle(trainer)
         return False
@@ -111,8 +115,12 @@ class StreamRun:
             self._check_finite()
         if self.window.is_full:
             self.close_window(trainer)
-        seconds, now = self._config.checkpoint_seconds, time.monotonic()
-        if seconds is not None and now - self._saved_at > seconds:
+        self._request_checkpoint(trainer)
+
+    def _request_checkpoint(self, trainer: Any) -> None:
+        """Requests one, where the last is old."""
+        seconds = self._config.checkpoint_seconds
+        if seconds is not None and time.monotonic() - self._saved_at > seconds:
             trainer.request_checkpoint()
 
     def before_checkpoint(self, trainer: Any) -> None:
@@ -122,14 +130,9 @@ class StreamRun:
             file.sync()
         self._saved_at = time.monotonic()
 
-    def after_evaluation(self, trainer: Any, metrics: Metrics) -> None:
-        """A stream has none of prepared data."""
-
-    def while_idle(self, trainer: Any) -> None:
-        """The trainer waits in `wait`."""
-
     def close_window(self, trainer: Any) -> None:
         """Computes the metrics of the events since the last window, where there are any."""
+        self._check_finite()
         metrics, state = self.window.close(), self._steps.state.stream
         if metrics is None or state is None:
             return
@@ -139,7 +142,8 @@ class StreamRun:
         for callback in self._callbacks:
             callback.after_evaluation(trainer, metrics)
         bounds = self._config.calibration_bounds
-        if bounds and not math.isnan(metrics.calibration):  # nan: no event of the window was a click
+        is_whole = metrics.samples >= self._config.window  # few say little, and without a click nothing
+        if bounds and is_whole and not math.isnan(metrics.calibration):
             self._check_calibration(metrics, bounds, trainer)
 
     def _check_calibration(self, metrics: Metrics, bounds: tuple[float, float], trainer: Any) -> None:
@@ -162,13 +166,15 @@ class StreamRun:
         trainer.stop()
 
     def _check_finite(self) -> None:
-        """Raises an alarm before a checkpoint has what no prediction comes of."""
-        if self.window.is_finite():
+        """Raises an alarm before what no prediction comes of is saved, or published."""
+        parameters = self._steps.model.parameters()
+        if self.window.is_finite() and all(bool(value.isfinite().all()) for value in parameters):
             return
         alarm = Alarm(
             "nan",
-            f"predictions are no finite numbers after step {self._steps.state.step:,}: training "
-            f"diverged; resume from the last checkpoint with lower learning rates, or set clip_norm",
+            f"predictions or parameters are no finite numbers after step {self._steps.state.step:,}: "
+            f"training diverged; resume from the last checkpoint with lower learning rates, or set "
+            f"clip_norm",
         )
         if self._on_alarm is not None:
             self._on_alarm(alarm)
@@ -206,7 +212,11 @@ class OnStream:
             window=self.checkpoints.window,
         ) as running:  # fmt: skip
             self._stream, self.checkpoints.open_window = running, running.window.tensors
-            result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
+            self.checkpoints.window = {}
+            try:
+                result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
+            finally:
+                self._stream = None
         if running.alarm is not None:
             raise running.alarm
         return result
@@ -243,10 +253,11 @@ class ScoredWindow:
         """The metrics of the window, and begins a new one; None: a label has no sample in it yet."""
         pieces = [_on_host(piece) for piece in self._pieces]
         weights = [targets.weights for _, targets, _ in pieces if targets.weights is not None]
-        if not pieces or (weights and not (torch.cat(weights) > 0).any(0).all()):
+        lacks_label = bool(weights) and not (torch.cat(weights) > 0).any(0).all()
+        if not pieces or (lacks_label and self._num_samples < _MOST_WINDOWS * self._size):
             return None
         self._pieces, self._num_checked, self._num_samples = [], 0, 0
-        return metrics_of(self._recommender, pieces)
+        return None if lacks_label else metrics_of(self._recommender, pieces)
 
     def tensors(self) -> dict[str, Tensor]:
         """The window so far, for a checkpoint."""
@@ -289,13 +300,19 @@ def _check(steps: StepTrainer) -> None:
         raise ValueError(
             "data regrouped into hot and cold rows is no beginning of a stream: name the data before"
         )
+    if not steps.data.encodes_raw:
+        raise ValueError(
+            f"events are encoded by the vocabularies of prepared data, and {steps.data.path} has none: "
+            f"prepare it (`hotrows prepare`), be it a small sample where features are dynamic"
+        )
     if config.cuda_graph:
         raise ValueError("batches of a stream differ in size: train on it without cuda_graph")
     if config.evaluate_every is not None:
         raise ValueError("a stream is validated as it comes, window by window: leave out evaluate_every")
-    tables = () if steps.embedding.dynamic is None else steps.embedding.dynamic.tables.values()
-    if any(table.dynamic.batches_ahead for table in tables):
+    dynamic = steps.embedding.dynamic
+    vocabularies = () if dynamic is None else dynamic.vocabularies.values()
+    if any(vocabulary.dynamic.batches_ahead for vocabulary in vocabularies):
         raise ValueError(
             "dynamic ids that look ahead would wait for events to come: give them admit='first' or "
-            "'after:READS', and evict='lru', 'lfu' or 'idle:BATCHES'"
+            "'after:READS', and evict='lru', 'lfu', 'idle:BATCHES' or 'time:SECONDS'"
         )

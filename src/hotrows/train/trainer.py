@@ -33,11 +33,11 @@ from hotrows.metrics import Metrics
 from hotrows.models.model import Model
 from hotrows.planning.routing import RankSignals
 from hotrows.train import pictures, run_folder, store_folder
+from hotrows.train.callback import Callback, Requests
 from hotrows.train.defaults import settle
 from hotrows.train.evaluate import evaluate
 from hotrows.train.progress import Progress, Result
 from hotrows.train.reports import Reports
-from hotrows.train.requests import Requests
 from hotrows.train.run_checkpoints import RunCheckpoints
 from hotrows.train.run_state import RunState, after_evaluation, evaluation_is_due, lr_scale, stops_early
 from hotrows.train.run_trace import RunTrace
@@ -50,41 +50,6 @@ Evaluate = Callable[..., Metrics]  # of a part of the data, and a function calle
 
 class Interrupted(KeyboardInterrupt):
     """A run has stopped on request and saved itself; resume it to go on."""
-
-
-class Callback:
-    """Code of a user's that `Trainer.fit` calls; a subclass overrides the methods that it needs.
-
-    `trainer.stop()` ends the run after this step. An error leaves the run as it is: with `resume=True`
-    it goes on from its last checkpoint. Of several ranks each calls its own callbacks, with equal
-    metrics; one of them may stop all, and none should raise an error alone.
-    """
-
-    def begin(self, trainer: Trainer) -> None:
-        """Called before the first batch is planned; a resumed run is then at its checkpoint."""
-
-    def end(self, trainer: Trainer) -> None:
-        """Called once training is over, before it goes back to the best checkpoint; not where it is
-        interrupted."""
-
-    def close(self) -> None:
-        """Called when `fit` ends, however it ends."""
-
-    def after_step(self, trainer: Trainer, progress: Progress) -> None:
-        """Called after each step; the loss and speed in `progress` are those of the last interval.
-
-        On a stream, `trainer.state.stream` says how many events were trained, and the newest event time.
-        """
-
-    def after_evaluation(self, trainer: Trainer, metrics: Metrics) -> None:
-        """Called after each evaluation of the validation part, before its checkpoint is written; on a
-        stream, of each window of events."""
-
-    def before_checkpoint(self, trainer: Trainer) -> None:
-        """Called before a checkpoint is written."""
-
-    def while_idle(self, trainer: Trainer) -> None:
-        """Called several times a second while a stream has no event to train on."""
 
 
 def train(
@@ -242,6 +207,8 @@ class Trainer(Requests, OnStream):
         Ctrl-C (or SIGTERM) saves a checkpoint after the current step and raises `Interrupted`; a
         second one says what is still being done, and a third one interrupts at once.
         """
+        if self._stream is None and not self.data.parts["train"].rows:
+            raise ValueError(f"{self.data.path} has no rows: train on a stream (--stream, fit_stream)")
         keep_freed_memory()
         self._signals = signals or self._own_signals
         self._evaluate = evaluate or self._evaluate
@@ -263,14 +230,8 @@ class Trainer(Requests, OnStream):
             if self.cached_tables:
                 stack.callback(self.cached_tables.stop_writing)
                 self.cached_tables.warm()
-            for callback in callbacks:
-                stack.callback(callback.close)
-                callback.begin(self)
             try:
-                while not self._train_block():
-                    pass
-                for callback in callbacks:
-                    callback.end(self)
+                _train_all(self, stack)
                 return self._finish()
             except _StopRequested:
                 raise Interrupted(
@@ -419,6 +380,18 @@ class Trainer(Requests, OnStream):
         if self._stop_requested() and self.ranks.num_ranks == 1:  # ranks stop together, after it
             raise _StopRequested
         self.reports.show_evaluation(done, total)
+
+
+def _train_all(trainer: Trainer, stack: ExitStack) -> None:
+    """Trains to the end; callbacks hear of its begin and its end, and are closed by the stack."""
+    callbacks = [callback for callback in trainer._callbacks if isinstance(callback, Callback)]
+    for callback in callbacks:
+        stack.callback(callback.close)
+        callback.begin(trainer)
+    while not trainer._train_block():
+        pass
+    for callback in callbacks:
+        callback.end(trainer)
 
 
 def _checked(config: TrainConfig | None) -> TrainConfig:

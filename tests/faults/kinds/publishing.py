@@ -28,7 +28,7 @@ from hotrows.optim import Adagrad
 from hotrows.serving import chain
 from hotrows.serving.follower import Follower
 from hotrows.serving.programs import parameters
-from hotrows.serving.version import Version, made
+from hotrows.serving.version import Version, version_at
 from hotrows.train import Callback, Trainer
 from hotrows.train.publishing import Publisher
 from tests.faults import commands
@@ -202,8 +202,8 @@ def _last(to: Path) -> dict[str, Any]:
     """The last version, once it is known that all of the folder can be made."""
     found = chain.look(to)
     for number in range(found.bases[0], found.newest):
-        made(to, number)
-    version = made(to)
+        version_at(to, number)
+    version = version_at(to)
     assert version.head is not None
     return {"step": version.head.step, "contents": contents_of(version)}
 

@@ -144,6 +144,7 @@ class Encoder:
             labels=labels[0] if len(labels) == 1 else np.ascontiguousarray(labels.T),
             weights=columns.weights,
             groups=None if columns.groups is None else hash_values(columns.groups).view(np.int64),
+            times=columns.times if self.schema.keeps_times else None,
         )
 
 
@@ -216,6 +217,7 @@ def batch_of(rows: Rows, schema: Schema, first_sample: int = 0, has_labels: bool
         first_sample=first_sample,
         sample_weights=None if rows.weights is None else torch.from_numpy(rows.weights.copy()),
         groups=None if rows.groups is None else torch.from_numpy(rows.groups.copy()),
+        times=None if rows.times is None else torch.from_numpy(rows.times.copy()),
     )
 
 

@@ -51,7 +51,7 @@ def write_encoded(out: Path | str, schema: Schema, parts: Mapping[str, Iterable[
 
     The schema's features that carry ids must declare their `rows`; batches must have what the schema
     declares: labels (nan where one of several is missing), offsets where features are lists, sample
-    weights and groups. Such data has no encoder for raw rows.
+    weights, groups and times. Such data has no encoder for raw rows.
     """
     if set(parts) - set(NAMES) or "train" not in parts:
         raise ValueError(f"parts must be 'train' and perhaps {NAMES[1:]}, not {sorted(parts)}")
@@ -97,6 +97,7 @@ def _checked(schema: Schema, part: str, first_row: int, batch: Batch) -> Rows:
         labels=_labels(schema, part, first_row, batch.labels.numpy()),
         weights=_array(batch.sample_weights, np.float32),
         groups=_array(batch.groups, np.int64),
+        times=_array(batch.times, np.int64),
     )
 
 
@@ -115,6 +116,7 @@ def _check_fields(schema: Schema, where: str, batch: Batch) -> None:
         "labels": (batch.labels, (batch.size,) if labels == 1 else (batch.size, labels)),
         "sample_weights": (batch.sample_weights, schema.weight and (batch.size,)),
         "groups": (batch.groups, schema.group and (batch.size,)),
+        "times": (batch.times, schema.keeps_times and (batch.size,)),
     }
     for name, (tensor, shape) in expected.items():
         if (tuple(tensor.shape) if tensor is not None else None) != (shape or None):

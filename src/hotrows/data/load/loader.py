@@ -145,6 +145,7 @@ class _BatchBuilder:
         self._labels = np.empty((size, num_labels) if num_labels > 1 else size, np.float32)
         self._weights = None if schema.weight is None else np.empty(size, np.float32)
         self._groups = None if schema.group is None else np.empty(size, np.int64)
+        self._times = np.empty(size, np.int64) if schema.keeps_times else None
         lists = any(map(is_list, schema.id_features))
         self._ids = None if lists else np.empty((num_features, size), np.int64)
         self._lengths = np.ones((num_features, size), np.int64) if lists else None
@@ -168,7 +169,9 @@ class _BatchBuilder:
         self._labels[place] = rows.labels
         if len(self._schema.labels) > 1:
             self._labels[place][missing_labels(rows.labels)] = np.nan
-        for values, column_values in ((self._weights, rows.weights), (self._groups, rows.groups)):
+        optional = {"weights": self._weights, "groups": self._groups, "times": self._times}
+        for name, values in optional.items():
+            column_values = getattr(rows, name)
             if values is not None:
                 assert column_values is not None
                 values[place] = column_values
@@ -192,6 +195,7 @@ class _BatchBuilder:
             first_sample=self._first_sample,
             sample_weights=_tensor(self._weights),
             groups=_tensor(self._groups),
+            times=_tensor(self._times),
         )
 
     def _all_ids(self) -> tuple[np.ndarray, np.ndarray | None]:

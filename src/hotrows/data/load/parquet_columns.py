@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from hotrows.data.raw.arrow import first_line, pyarrow
+from hotrows.data.raw.arrow import first_line, pyarrow, seconds_of_moments
 from hotrows.data.raw.columns import MISSING_LABEL, RawIds
 from hotrows.data.raw.files import File
 from hotrows.data.raw.typed_files import open_parquet_file
-from hotrows.data.raw.values import hash_values
+from hotrows.data.raw.values import UNIX, hash_values, seconds_of
 from hotrows.data.stored.gather import ends_of, take_lists
-from hotrows.schema import MISSING_KEY, Dense, Label, Sparse, column_of
+from hotrows.schema import MISSING_KEY, Dense, Label, Sparse, Time, column_of
 from hotrows.schema import Sequence as ListFeature
 
 _MOST_IDLE = 32
@@ -160,6 +160,18 @@ class RowGroupColumns:
         bytes_of = np.frombuffer(text.buffers()[2] or b"", np.uint8)
         lengths = np.diff(ends).astype(np.uint32)
         return hash_values(RawIds(bytes_of, ends[:-1].astype(np.uint32), lengths)).view(np.int64)
+
+    def times(self, time: Time) -> np.ndarray:
+        """[rows] int64, seconds since 1970, of a column of timestamps or numbers."""
+        seconds = seconds_of_moments(self._arrays[time.column])
+        if seconds is not None:
+            return seconds
+        if time.format not in UNIX:
+            raise self._wrong(time.column, 0, "a timestamp or a number of seconds")
+        seconds, bad = seconds_of(self._numbers(time.column).astype(np.float64), None, time.format)
+        if bad is not None:
+            raise self._wrong(time.column, bad, f"a time in the format {time.format}")
+        return seconds
 
     def _numbers_of(
         self, array: Any, feature: Sparse | ListFeature, offsets: np.ndarray | None

@@ -194,11 +194,12 @@ def _empty(schema: Schema, rows: int, room: Room) -> Rows:
         ),
         weights=None if schema.weight is None else room.array("weights", (rows,), np.float32),
         groups=None if schema.group is None else room.array("groups", (rows,), np.int64),
+        times=room.array("times", (rows,), np.int64) if schema.keeps_times else None,
     )
 
 
 def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
-    """Fills dense values, labels, weights and groups."""
+    """Fills dense values, labels, weights, groups and times."""
     if schema.dense:
         interleave([columns.dense(feature) for feature in schema.dense], to.dense)
     several = len(schema.labels) > 1
@@ -211,11 +212,15 @@ def _fill(schema: Schema, columns: RowGroupColumns, to: Rows) -> None:
         to.weights[:] = columns.weights(str(schema.weight))
     if to.groups is not None:
         to.groups[:] = columns.groups(str(schema.group))
+    if to.times is not None and schema.time is not None:
+        to.times[:] = columns.times(schema.time)
 
 
 def _columns_read(schema: Schema) -> tuple[str, ...]:
     """The columns to read; no feature is made of the time."""
-    return dataclasses.replace(schema, time=None).raw_columns
+    return (
+        schema.raw_columns if schema.keeps_times else dataclasses.replace(schema, time=None).raw_columns
+    )
 
 
 def _check_schema(schema: Schema) -> None:

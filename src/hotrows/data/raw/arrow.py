@@ -96,16 +96,9 @@ class ArrowCells:
         return numbers, min(problems, key=lambda bad: bad.row, default=None)
 
     def times(self, column: str, format: str) -> tuple[np.ndarray, Bad | None]:
-        pa, array = pyarrow(), self.batch.column(column)
-        types = pa.types
-        if types.is_date(array.type):
-            array = array.cast(pa.timestamp("s"))
-        if types.is_timestamp(array.type):
-            ticks = array.cast(pa.int64())
-            seconds = np.full(self.num_rows, MISSING_TIME)
-            present = ticks.is_valid().to_numpy(zero_copy_only=False)
-            seconds[present] = ticks.fill_null(0).to_numpy()[present] // _PER_SECOND[array.type.unit]
-            return seconds, None
+        moments = seconds_of_moments(self.batch.column(column))
+        if moments is not None:
+            return moments, None
         if format in values.UNIX:
             numbers, bad = self._numbers(column)
             self.how.blank_numbers(numbers)
@@ -355,6 +348,21 @@ def _spans(array: Any) -> RawIds:
     if array.null_count:
         lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
     return RawIds(np.frombuffer(text, np.uint8)[first:end], bounds[:-1].astype(np.uint32), lengths)
+
+
+def seconds_of_moments(array: Any) -> np.ndarray | None:
+    """Seconds since 1970 of an Arrow array of dates or timestamps, MISSING_TIME where null; None: it has
+    values of another type."""
+    pa = pyarrow()
+    if pa.types.is_date(array.type):
+        array = array.cast(pa.timestamp("s"))
+    if not pa.types.is_timestamp(array.type):
+        return None
+    ticks = array.cast(pa.int64())
+    seconds = np.full(len(array), MISSING_TIME)
+    present = ticks.is_valid().to_numpy(zero_copy_only=False)
+    seconds[present] = ticks.fill_null(0).to_numpy()[present] // _PER_SECOND[array.type.unit]
+    return seconds
 
 
 def is_list(kind: Any) -> bool:

@@ -20,7 +20,7 @@ class Rows:
         row has one id, so that ids are [rows]; else [rows + 1], row r has ids[o[r] : o[r + 1]].
     dense: [rows, num_dense] float32.
     labels: [rows] uint8, of several labels [rows, T], 255 where missing; or float32, NaN where missing.
-    weights: [rows] float32; groups: [rows] int64; None where the schema has none.
+    weights: [rows] float32; groups, times: [rows] int64; None where the schema has none.
     """
 
     ids: tuple[np.ndarray, ...]
@@ -29,6 +29,7 @@ class Rows:
     labels: np.ndarray
     weights: np.ndarray | None = None
     groups: np.ndarray | None = None
+    times: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -46,6 +47,7 @@ class Rows:
             labels=self.labels[first:end],
             weights=None if self.weights is None else self.weights[first:end],
             groups=None if self.groups is None else self.groups[first:end],
+            times=None if self.times is None else self.times[first:end],
         )
 
     def take(self, order: np.ndarray) -> Rows:
@@ -92,7 +94,7 @@ def gathered(pieces: Sequence[Rows], order: np.ndarray, room: Room) -> Rows:
         offsets.append(ends)
     others = {
         name: gathering.column(name, [getattr(piece, name) for piece in pieces])
-        for name in ("dense", "labels", "weights", "groups")
+        for name in ("dense", "labels", "weights", "groups", "times")
         if getattr(first, name) is not None
     }
     return Rows(ids=tuple(ids), offsets=tuple(offsets), **others)

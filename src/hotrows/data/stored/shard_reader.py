@@ -4,7 +4,8 @@ Sections of a shard: `labels` uint8, or float32 where one of them is a number, [
 labels [rows, T]; `dense` [rows, num_dense]
 float32; `ids/NAME` for every feature that carries ids, in the narrowest of uint8, uint16, uint32 and
 int64 that holds them; `offsets/NAME` [rows + 1] for those that are lists, in uint32 or int64; and where
-the schema has them `weights` [rows] float32 and `groups` [rows] int64. Lists are stored end to end:
+the schema has them `weights` [rows] float32, `groups` and `times` [rows] int64. Lists are stored end
+to end:
 
     row 0: 7 8 9   row 1: (none)   row 2: 4          ids 7 8 9 4    offsets 0 3 3 4
 """
@@ -25,13 +26,17 @@ def open_shard(path: Path, schema: Schema, header_crc32: int | None = None) -> R
     checksum."""
     sections = open_sections(path, header_crc32)
     features = schema.id_features
-    optional = {"weights": schema.weight, "groups": schema.group}
+    optional = {
+        "weights": schema.weight is not None,
+        "groups": schema.group is not None,
+        "times": schema.keeps_times,
+    }
     rows = Rows(
         ids=tuple(sections[f"ids/{f.name}"] for f in features),
         offsets=tuple(sections[f"offsets/{f.name}"] if is_list(f) else None for f in features),
         dense=sections["dense"],
         labels=sections["labels"],
-        **{name: sections[name] for name, column in optional.items() if column is not None},
+        **{name: sections[name] for name, is_stored in optional.items() if is_stored},
     )
     _check_shapes(sections, rows, schema)
     return rows
@@ -52,6 +57,7 @@ def _check_shapes(sections: Sections, rows: Rows, schema: Schema) -> None:
         "labels": ("f4" if schema.has_numbers else "u1", (num,) if labels == 1 else (num, labels)),
         "weights": ("f4", (num,)),
         "groups": ("i8", (num,)),
+        "times": ("i8", (num,)),
     }
     wrong = [
         name

@@ -163,6 +163,7 @@ class _ShardBuilder:
             self._labels = self._labels[:, 0]
         self._weights = None if schema.weight is None else np.empty(rows, np.float32)
         self._groups = None if schema.group is None else np.empty(rows, np.int64)
+        self._times = np.empty(rows, np.int64) if schema.keeps_times else None
 
     @property
     def room(self) -> int:
@@ -177,7 +178,9 @@ class _ShardBuilder:
                 self._append_lists(f, rows.values(f), offsets)
         self._dense[place] = rows.dense
         self._labels[place] = rows.labels
-        for into, values in ((self._weights, rows.weights), (self._groups, rows.groups)):
+        optional = {"weights": self._weights, "groups": self._groups, "times": self._times}
+        for name, into in optional.items():
+            values = getattr(rows, name)
             if into is not None:
                 assert values is not None
                 into[place] = values
@@ -207,6 +210,7 @@ class _ShardBuilder:
             labels=self._labels[:end],
             weights=None if self._weights is None else self._weights[:end],
             groups=None if self._groups is None else self._groups[:end],
+            times=None if self._times is None else self._times[:end],
         )
 
 
@@ -233,7 +237,7 @@ def _arrays(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
         if offsets is not None:
             narrow = int(offsets[-1]) <= np.iinfo(np.uint32).max
             arrays[f"offsets/{feature.name}"] = offsets.astype(np.uint32 if narrow else np.int64)
-    optional = {"weights": rows.weights, "groups": rows.groups}
+    optional = {"weights": rows.weights, "groups": rows.groups, "times": rows.times}
     return arrays | {name: array for name, array in optional.items() if array is not None}
 
 
