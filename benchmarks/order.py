@@ -73,8 +73,10 @@ def criteo(rows: int) -> Callable[[Path], EncodedData]:
     return make
 
 
-def real(file: str, schema: str) -> Callable[[Path], EncodedData]:
-    return lambda out: prepare([RAW / file], schemas.BY_NAME[schema], out, split="position:0.8,0.1,0.1")
+def real(file: str, name: str) -> Callable[[Path], EncodedData]:
+    """A sample of real data; values that come once have no row."""
+    schema = schemas.with_min_count(schemas.BY_NAME[name], 2)
+    return lambda out: prepare([RAW / file], schema, out, split="position:0.8,0.1,0.1")
 
 
 def movielens(users: int) -> Callable[[Path], EncodedData]:
