@@ -51,6 +51,7 @@ PARTS = {
     "kernels": Part("Are the kernels right on this device?", 60),
     "sync": Part("Does a step wait for the device? Is it the same as one graph?", 60),
     "lookup": Part("How fast are lookup and update, next to PyTorch, cuEmbed and FBGEMM?", 90),
+    "layers": Part("How fast are the layers of models with histories, next to PyTorch's?", 45),
     "planning": Part("Is a batch planned faster by threads of the host or by the device?", 45),
     "micro": Part("What do micro-batches save in memory, and cost in time?", 45),
     "fields": Part("What do many fields cost at the same number of lookups?", 60),

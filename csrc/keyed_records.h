@@ -6,7 +6,7 @@
 //   free      places below the highest one that are free: bits, and bits of words that have any
 //
 // The home of a key is the upper half of its hash, scaled to the number of lines, so that homes rise with
-// hashes. At 82 % full, lines become a quarter more: with each key that comes in one line of old ones is
+// hashes. At 82 % full, lines become a quarter more: with every two keys that come in one line of old ones is
 // moved, in the order of homes, and its memory given back. A key whose old home was moved is looked for in
 // the new lines alone, any other in the old ones alone: there is no pause, and never a second probe.
 // A line and a record are each a cache miss, so `find_all` prefetches both some keys ahead.
@@ -193,7 +193,7 @@ class KeyedRecords {
       const int64_t wanted = std::max(lines_.homes * factor / 4, homes_for(std::min(size() + more, most_)));
       grow(std::max(std::min(wanted, homes_for(most_)), homes_for(size() + more)), lines_.spare);
     }
-    if (old_.homes) move(more + 1);
+    if (old_.homes) move(more / 2 + 1);
   }
 
   // Puts in a key that is not in; `reserve` has made room.

@@ -4,24 +4,28 @@
 //   rows      key, last use, and reads or next use: 16 B each, found by key in 6.5 to 7.5 B (keyed_records.h)
 //   order     the rows that go first (key_order.h)
 //   waiting   reads of each key that is not admitted yet, where these are counted exactly
-//   sketches  or by two count-min sketches
-//   window    keys of the batches known ahead, their uses in a ring
+//   sketches  or in fixed memory (key_sketch.h)
+//   window    keys of the batches known ahead (key_window.h)
 //   journals  what each batch in flight changed, oldest first: the state as of the batches trained is read
 //             off with the changes of later ones left out
 #include <deque>
-#include <memory>
 #include <numeric>
 #include <unordered_map>
 
 #include "key_order.h"
+#include "key_sketch.h"
+#include "key_window.h"
 #include "keyed_records.h"
 
 namespace {
 
 using hotrows::EvictionOrder;
 using hotrows::KeyedRecords;
+using hotrows::KeyWindow;
 using hotrows::Leaving;
 using hotrows::mix64;
+using hotrows::SketchJournal;
+using hotrows::Sketches;
 
 enum Admission : int64_t { kFirst, kAfter, kSketched, kProbability, kAhead };
 enum Eviction : int64_t { kNone, kLru, kLfu, kFarthest, kIdle, kTime };
@@ -37,22 +41,12 @@ struct Totals {
 struct Row {
   int64_t key;
   uint32_t last_use;  // the lower half of the number of a batch
-  uint32_t extra;     // lfu: reads, in sixteenths; ahead: the next batch that reads it, see `known`; else 0
+  uint32_t extra;     // lfu: reads, in sixteenths; ahead: the next batch that reads it, see KeyWindow; else 0
 };
 
 struct Waiting {
   int64_t key;
   uint32_t reads, unused;
-};
-
-// A key of the window. reads: in all its batches. first, last: numbers of uses. newest: batch of the last.
-struct Ahead {
-  int64_t key, reads;
-  uint32_t first, last, newest, unused;
-};
-
-struct Use {
-  uint32_t place, batch, next, reads;  // place: of the key in the window; next: its next use, if it has one
 };
 
 struct Point {
@@ -61,8 +55,6 @@ struct Point {
 
 constexpr uint32_t kRead = 16, kMostCounted = UINT32_MAX;
 constexpr int64_t kNear = 16;
-constexpr int kSketchRows = 4;
-constexpr int64_t kMostSketched = 255;
 
 // What undoes a batch. touched: rows as they were before it read them.
 struct Journal {
@@ -77,21 +69,12 @@ struct Journal {
     int64_t key;
     uint32_t reads;
   };
-  struct Cell {
-    int64_t cell;
-    uint8_t was;
-  };
   std::vector<Touched> touched;
   std::vector<Died> died;
   std::vector<uint32_t> born;
   std::vector<int64_t> born_keys;
   std::vector<Count> waiting;
-  std::vector<Cell> cells;
-  struct Turn {
-    size_t num_cells;  // noted before
-    std::shared_ptr<hotrows::Zeroed> forgotten;
-  };
-  std::vector<Turn> turns;
+  SketchJournal sketch;
   std::deque<Point> clock;
   Totals totals{};
 };
@@ -155,33 +138,11 @@ class KeyTable {
   // Adds the next batch to the window.
   void feed(const int64_t* keys, int64_t n) {
     const uint32_t batch = static_cast<uint32_t>(windowed_++);
-    window_.reserve(n);
-    fed_.clear();
-    window_.find_all(keys, n, [&](int64_t i, uint32_t place) {
-      const bool is_new = place == window_.kNone;
-      if (is_new) place = window_.insert(keys[i]);
-      Ahead& key = window_[place];
-      ++key.reads;
-      if (!is_new && key.newest == batch) {
-        ++uses_[key.last - uses_begin_].reads;
-        return;
-      }
-      const uint32_t use = uses_begin_ + static_cast<uint32_t>(uses_.size());
-      if (is_new) {
-        key.first = use;
-        fed_.push_back(keys[i]);
-      } else {
-        uses_[key.last - uses_begin_].next = use;
-      }
-      uses_.push_back({place, batch, 0, 1});
-      key.last = use, key.newest = batch;
-    });
-    batch_ends_.push_back(uses_begin_ + static_cast<uint32_t>(uses_.size()));
-    reads_fed_.push_back(n);
+    const std::vector<int64_t>& fresh = window_.feed(batch, keys, n);
     if (s_.eviction != kFarthest) return;
-    rows_.find_all(fed_.data(), static_cast<int64_t>(fed_.size()), [&](int64_t, uint32_t row) {
+    rows_.find_all(fresh.data(), static_cast<int64_t>(fresh.size()), [&](int64_t, uint32_t row) {
       if (row == rows_.kNone || rows_[row].extra) return;
-      rows_[row].extra = known(batch);
+      rows_[row].extra = KeyWindow::known(batch);
       --num_unread_;
     });
   }
@@ -193,7 +154,7 @@ class KeyTable {
     journals_.emplace_back();
     journal().totals = totals_;
     journal().clock = s_.eviction == kTime ? clock_ : std::deque<Point>();
-    if (!batch_ends_.empty() && reads_fed_.front() != n) return false;
+    if (!window_.empty() && !window_.is_of_reads(n)) return false;
     if (has_time) advance_clock(time);
     read_live(keys, n, ids);
     if (!note_next_uses()) return false;
@@ -206,7 +167,7 @@ class KeyTable {
       const int64_t id = new_ids_[static_cast<size_t>(~ids[i])];
       ids[i] = id ? id : unknown(keys[i]);
     }
-    close_window();
+    if (!window_.empty()) window_.close();
     ++resolved_;
     return true;
   }
@@ -277,24 +238,11 @@ class KeyTable {
     return n;
   }
 
-  // sketch: [2, 4, width]; may be null where there is none.
+  // sketch: [2, 4, width].
   void read_sketch(uint8_t* sketch) const {
-    const size_t size = static_cast<size_t>(sketch_size());
-    if (size == 0) return;
-    uint8_t* const older = sketch + size;
-    std::memcpy(sketch, newer_->as<uint8_t>(), size);
-    std::memcpy(older, older_->as<uint8_t>(), size);
+    sketches_.read(sketch);
     for (auto journal = journals_.rbegin(); journal != journals_.rend(); ++journal) {
-      size_t left = journal->cells.size();
-      const auto restore = [&](size_t until) {
-        while (left > until) --left, sketch[journal->cells[left].cell] = journal->cells[left].was;
-      };
-      for (auto turn = journal->turns.rbegin(); turn != journal->turns.rend(); ++turn) {
-        restore(turn->num_cells);
-        std::memcpy(sketch, older, size);
-        std::memcpy(older, turn->forgotten->as<uint8_t>(), size);
-      }
-      restore(0);
+      sketches_.undo(journal->sketch, sketch);
     }
   }
 
@@ -319,12 +267,7 @@ class KeyTable {
     for (int64_t i = 0; i < n; ++i) waiting_[waiting_.insert(keys[i])].reads = static_cast<uint32_t>(counts[i]);
   }
 
-  void load_sketch(const uint8_t* sketch) {
-    const size_t size = static_cast<size_t>(sketch_size());
-    if (size == 0) return;
-    std::memcpy(newer_->as<uint8_t>(), sketch, size);
-    std::memcpy(older_->as<uint8_t>(), sketch + size, size);
-  }
+  void load_sketch(const uint8_t* sketch) { sketches_.load(sketch); }
 
   void load_clock(int64_t n, const int64_t* batches, const int64_t* times) {
     if (s_.eviction != kTime) return;
@@ -333,20 +276,18 @@ class KeyTable {
 
   int64_t num_bytes() const {
     int64_t bytes = rows_.num_bytes() + order_.num_bytes() + waiting_.num_bytes() + window_.num_bytes();
-    bytes += 2 * sketch_size() + static_cast<int64_t>(uses_.size() * sizeof(Use) + clock_.size() * sizeof(Point));
+    bytes += 2 * sketches_.size() + static_cast<int64_t>(clock_.size() * sizeof(Point));
     for (const Journal& journal : journals_) {
       bytes += static_cast<int64_t>(journal.touched.capacity() * sizeof(Journal::Touched) +
                                     journal.died.capacity() * sizeof(Journal::Died) + journal.born.capacity() * 12 +
                                     journal.waiting.capacity() * sizeof(Journal::Count) +
-                                    journal.cells.capacity() * sizeof(Journal::Cell));
+                                    journal.sketch.cells.capacity() * sizeof(SketchJournal::Cell));
     }
     return bytes;
   }
 
  private:
   Journal& journal() { return journals_.back(); }
-  static uint32_t known(uint32_t batch) { return batch | uint32_t{1} << 31; }
-  int64_t sketch_size() const { return kSketchRows * s_.sketch_width; }
   int64_t unknown(int64_t key) const {
     const uint64_t hash = s_.num_unknown == 1 ? 0 : mix64(static_cast<uint64_t>(key));
     return 2 + static_cast<int64_t>(hash % static_cast<uint64_t>(s_.num_unknown));
@@ -357,12 +298,10 @@ class KeyTable {
     totals_ = Totals();
     rows_ = KeyedRecords<Row>(s_.capacity);
     waiting_ = KeyedRecords<Waiting>();
-    window_ = KeyedRecords<Ahead>();
+    window_ = KeyWindow();
+    sketches_ = Sketches(s_.sketch_width);
     order_.clear();
-    newer_ = std::make_shared<hotrows::Zeroed>(sketch_size());
-    older_ = std::make_shared<hotrows::Zeroed>(sketch_size());
-    uses_.clear(), batch_ends_.clear(), reads_fed_.clear(), journals_.clear(), clock_.clear();
-    uses_begin_ = 0;
+    journals_.clear(), clock_.clear();
     num_unread_ = num_unread_now_ = 0;
   }
 
@@ -411,32 +350,23 @@ class KeyTable {
   bool note_next_uses() {
     new_ahead_.assign(new_.keys.size(), {});
     num_unread_now_ = 0;
-    if (batch_ends_.empty()) return true;
-    int64_t num_keys = static_cast<int64_t>(new_.keys.size());
-    bool is_fed = true;
-    window_.find_all(new_.keys.data(), num_keys, [&](int64_t i, uint32_t place) {
-      is_fed = is_fed && place != window_.kNone && uses_[window_[place].first - uses_begin_].batch == now_;
-      if (is_fed) new_ahead_[i] = {window_[place].reads, next_use(window_[place])};
-    });
-    fed_.clear();
-    for (const auto& touched : journal().touched) fed_.push_back(rows_[touched.row].key);
-    num_keys += static_cast<int64_t>(fed_.size());
-    if (!is_fed || batch_ends_.front() - uses_begin_ != static_cast<uint32_t>(num_keys)) return false;
-    window_.find_all(fed_.data(), static_cast<int64_t>(fed_.size()), [&](int64_t i, uint32_t place) {
-      is_fed = is_fed && place != window_.kNone && uses_[window_[place].first - uses_begin_].batch == now_;
-      if (!is_fed || s_.eviction != kFarthest) return;
-      Row& row = rows_[journal().touched[static_cast<size_t>(i)].row];
+    if (window_.empty()) return true;
+    const int64_t num_new = static_cast<int64_t>(new_.keys.size());
+    const auto note = [this](int64_t i, KeyWindow::Reads ahead) { new_ahead_[static_cast<size_t>(i)] = ahead; };
+    if (!window_.find_all(now_, new_.keys.data(), num_new, note)) return false;
+    const auto& touched = journal().touched;
+    read_.clear();
+    for (const auto& row : touched) read_.push_back(rows_[row.row].key);
+    const int64_t num_read = static_cast<int64_t>(read_.size());
+    if (!window_.is_of_keys(num_new + num_read)) return false;
+    return window_.find_all(now_, read_.data(), num_read, [&](int64_t i, KeyWindow::Reads ahead) {
+      if (s_.eviction != kFarthest) return;
+      Row& row = rows_[touched[static_cast<size_t>(i)].row];
       num_unread_ -= row.extra == 0;
-      row.extra = next_use(window_[place]);
+      row.extra = ahead.next;
       num_unread_ += row.extra == 0;
       num_unread_now_ += row.extra == 0;
     });
-    return is_fed;
-  }
-
-  // Of a key that this batch reads: the next batch that does, as `known`, or 0.
-  uint32_t next_use(const Ahead& key) const {
-    return key.first == key.last ? 0 : known(uses_[uses_[key.first - uses_begin_].next - uses_begin_].batch);
   }
 
   // Leaves in `admitted_` which of the new keys get a row if there is room, by ascending hash.
@@ -453,7 +383,7 @@ class KeyTable {
   bool is_admitted(size_t i) {
     switch (s_.admission) {
       case kAfter: return waiting_reads_[i] >= s_.reads;
-      case kSketched: return count_in_sketch(new_.keys[i], new_.reads[i]) >= s_.reads;
+      case kSketched: return count_in_sketch(i) >= s_.reads;
       case kProbability: return hotrows::random_bits(new_.keys[i], 0) >> 11 < static_cast<uint64_t>(s_.probability);
       case kAhead: return new_ahead_[i].reads >= s_.reads;
       default: return true;
@@ -474,30 +404,8 @@ class KeyTable {
     });
   }
 
-  int64_t count_in_sketch(int64_t key, int64_t reads) {
-    if (totals_.sketch_place + reads > s_.sketch_width / 2) {
-      journal().turns.push_back({journal().cells.size(), older_});
-      older_ = newer_;
-      newer_ = std::make_shared<hotrows::Zeroed>(sketch_size());
-      totals_.sketch_place = 0;
-    }
-    totals_.sketch_place += reads;
-    const uint64_t bits = hotrows::random_bits(static_cast<uint64_t>(key), 1);
-    int64_t cells[kSketchRows], least = kMostSketched, older = kMostSketched;
-    for (int row = 0; row < kSketchRows; ++row) {
-      const uint32_t at = static_cast<uint32_t>(bits) + row * static_cast<uint32_t>(bits >> 32);
-      cells[row] = row * s_.sketch_width + static_cast<int64_t>(uint64_t{at} * s_.sketch_width >> 32);
-      least = std::min<int64_t>(least, newer_->as<uint8_t>()[cells[row]]);
-      older = std::min<int64_t>(older, older_->as<uint8_t>()[cells[row]]);
-    }
-    const int64_t count = std::min(least + reads, kMostSketched);
-    for (const int64_t cell : cells) {
-      uint8_t& counter = newer_->as<uint8_t>()[cell];
-      if (counter >= count) continue;
-      journal().cells.push_back({cell, counter});
-      counter = static_cast<uint8_t>(count);
-    }
-    return count + older;
+  int64_t count_in_sketch(size_t i) {
+    return sketches_.count(new_.keys[i], new_.reads[i], &totals_.sketch_place, &journal().sketch);
   }
 
   // Says what a row weighs, unless it is free, was read by this batch, or is read by one to come.
@@ -551,7 +459,7 @@ class KeyTable {
     for (int64_t i = 0; i < in_order && order_.next(weigher(), rows_.end(), most(), most(), &leaving); ++i) {
       let_die(leaving.row);
     }
-    for (size_t batch = batch_ends_.size(); left > 0 && --batch > 0;) left -= evict_read_in(batch, left);
+    for (size_t batch = window_.num_batches(); left > 0 && --batch > 0;) left -= evict_read_in(batch, left);
     bury();
   }
 
@@ -565,12 +473,10 @@ class KeyTable {
   // Evicts up to `most` of the rows that a batch of the window reads next; returns how many.
   int64_t evict_read_in(size_t batch, int64_t most) {
     std::vector<Leaving> rows;
-    for (uint32_t use = batch_ends_[batch - 1]; use != batch_ends_[batch]; ++use) {
-      const Ahead& key = window_[uses_[use - uses_begin_].place];
-      if (key.first != use) continue;
-      const uint32_t place = rows_.find(key.key);
+    window_.visit_first_reads(batch, [&](int64_t key) {
+      const uint32_t place = rows_.find(key);
       if (place != rows_.kNone) rows.push_back({0, rows_[place].last_use, place});
-    }
+    });
     most = std::min(most, static_cast<int64_t>(rows.size()));
     std::partial_sort(rows.begin(), rows.begin() + most, rows.end(),
                       [this](const Leaving& a, const Leaving& b) { return order_.before(a, b); });
@@ -640,24 +546,6 @@ class KeyTable {
     order_.push(std::move(run));
   }
 
-  // The uses of the batch that was resolved are to come no more.
-  void close_window() {
-    if (batch_ends_.empty()) return;
-    for (; uses_begin_ != batch_ends_.front(); ++uses_begin_) {
-      const Use& use = uses_.front();
-      Ahead& key = window_[use.place];
-      key.reads -= use.reads;
-      if (key.first == key.last) {
-        window_.erase(use.place);
-      } else {
-        key.first = use.next;
-      }
-      uses_.pop_front();
-    }
-    batch_ends_.pop_front();
-    reads_fed_.pop_front();
-  }
-
   struct Then {
     uint32_t place;
     Row row;
@@ -685,11 +573,6 @@ class KeyTable {
     return rows;
   }
 
-  struct Next {
-    int64_t reads;
-    uint32_t next;
-  };
-
   const Settings s_;
   const int64_t first_id_;
   int64_t resolved_ = 0, windowed_ = 0;  // numbers of the next batches
@@ -700,20 +583,15 @@ class KeyTable {
   int64_t num_unread_ = 0, num_unread_now_ = 0;  // ahead: rows that no batch to come reads; read by this one
 
   KeyedRecords<Waiting> waiting_;
-  std::shared_ptr<hotrows::Zeroed> newer_, older_;
+  Sketches sketches_;
   std::deque<Point> clock_;
-
-  KeyedRecords<Ahead> window_;
-  std::deque<Use> uses_;
-  uint32_t uses_begin_ = 0;               // number of the first use; numbers go round at 2^32
-  std::deque<uint32_t> batch_ends_;       // of the batches of the window: number of the use after the last
-  std::deque<int64_t> reads_fed_;
+  KeyWindow window_;
 
   std::deque<Journal> journals_;
   NewKeys new_;
-  std::vector<Next> new_ahead_;
+  std::vector<KeyWindow::Reads> new_ahead_;
   std::vector<uint32_t> admitted_;
-  std::vector<int64_t> waiting_reads_, new_ids_, fed_;
+  std::vector<int64_t> waiting_reads_, new_ids_, read_;
 };
 
 KeyTable* table_of(void* handle) { return static_cast<KeyTable*>(handle); }

@@ -21,7 +21,8 @@ PUBLIC = {
     """,
     "hotrows.data": """
         Description Draft EncodedData Encoder HotColdLoader Loader Part Profile ValueRates
-        describe draft_schema open_parquet open_source prepare profile regroup write_encoded
+        describe draft_schema open_parquet open_source prepare prepare_schema profile regroup
+        write_encoded
     """,
     "hotrows.datasets": "ALL BY_NAME DataSet Samples Source download prepare",
     "hotrows.models": """

@@ -125,6 +125,28 @@ def test_a_compressed_body_is_bounded_by_its_size_in_memory(client, codec):
         assert "expected at most 20,000 bytes once decompressed" in answer.json()["detail"]
 
 
+def test_texts_that_rows_share_are_bounded_by_what_they_are_by_themselves(client):
+    word = pa.array(["a" * 2000])
+    _, view, text = word.cast(pa.string_view()).buffers()
+
+    def columns(rows):
+        words = pa.DictionaryArray.from_arrays(pa.array([0] * rows), word)
+        yield words
+        yield pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), words)
+        views = [None, pa.py_buffer(view.to_pybytes() * rows), text]
+        yield pa.Array.from_buffers(pa.string_view(), rows, views)
+
+    for few, many in zip(columns(3), columns(40), strict=True):
+        name = "tags" if pa.types.is_list(few.type) else "item"
+        assert send_arrow(client, arrow_bytes(pa.table({name: few}))).status_code == 200, few.type
+        answer = send_arrow(client, arrow_bytes(pa.table({name: many})))
+        assert answer.status_code == 413 and "20,000 bytes of text" in answer.json()["detail"]
+    overlapping = pa.array([[1]], pa.list_view(pa.int64())), pa.compute.run_end_encode(pa.array([1, 1]))
+    for column in overlapping:
+        answer = send_arrow(client, arrow_bytes(pa.table({"item": column})))
+        assert answer.status_code == 422 and "send plain values" in answer.json()["detail"]
+
+
 def test_a_size_that_a_hostile_buffer_states_is_not_believed_in_vain(client, monkeypatch):
     body = arrow_bytes(pa.table({"item": [1] * 50}), pa.ipc.IpcWriteOptions(compression="zstd"))
     for size in (2**40, -5):

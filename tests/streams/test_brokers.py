@@ -93,6 +93,10 @@ def test_lines_with_delimiters_are_messages_too_and_only_new_ones_where_asked(cl
     source = cluster.open("lines", start="latest")
     cluster.write("lines", 0, [b"1,6,x", b"1,7,x"])
     assert some(source, 2) == [6, 7]
+    fresh = cluster.open("lines", start="latest")
+    fresh.seek({"offsets": {"0": 3}})
+    assert fresh.position["offsets"] == {"0": 3, **{str(p): 0 for p in (1, 2, 3)}}  # those were not known
+    fresh.close()
     offsets = source.position["offsets"]
     assert offsets["0"] == 3 and len(source.read(1, 0.0)) == 0
     source.close()
@@ -188,6 +192,19 @@ def test_entries_that_were_deleted_are_missed(server):
     for text in ("redis://localhost/", "redis:///clicks"):
         with pytest.raises(ValueError, match="a Redis stream is redis://HOST:PORT/STREAM"):
             open_source(text, SCHEMA)
+
+
+def test_a_server_that_is_away_is_waited_for(tmp_path, caplog):
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server")
+    server = Server(tmp_path)
+    source = server.open("clicks")
+    server.client.close()
+    server.process.kill()
+    server.process.wait()
+    assert len(source.read(5, 0.01)) == len(source.read(5, 0.01)) == 0
+    assert len([m for m in caplog.messages if "; it is tried again" in m]) == 1
+    source.close()
 
 
 class Kill(Callback):

@@ -139,7 +139,8 @@ def _run(func, args, kwargs):
     back = device is not None and torch.device(device).type == "cpu"
     into_host = func is aten.copy_.default and not isinstance(args[0], PretendTensor)
     blocking = not (kwargs.get("non_blocking") or (into_host and len(args) > 2 and args[2]))
-    if func in _DEPENDS_ON_VALUES or ((back or into_host) and blocking):
+    depends = func in _DEPENDS_ON_VALUES and kwargs.get("output_size") is None
+    if depends or ((back or into_host) and blocking):
         waits[str(func)] += 1
         _order[0].host_waits(_order[0].now()[1])
     with torch.no_grad():

@@ -132,8 +132,9 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
     "hotrows prepare train.parquet --test test.parquet --schema my_schema.py --out enc",
     "hotrows prepare tuesday.csv --like enc --out tuesday",
     "hotrows prepare tuesday.csv --extend enc --out enc2",
+    "hotrows prepare --no-rows --schema dynamic.json --out enc",
 )
-@click.argument("raw", nargs=-1, required=True)
+@click.argument("raw", nargs=-1)
 @click.option(
     "--schema",
     type=_SCHEMA,
@@ -156,6 +157,7 @@ def schema_command(raw: str, label: str | None, out: Path | None) -> None:
     metavar="FEATURE",
     help="Values are keys, which get and lose rows in training: 'item capacity=1000000 evict=lru'.",
 )
+@click.option("--no-rows", is_flag=True, help="For a stream, where the schema says all: no RAW is read.")
 @click.option("--like", type=FOLDER, metavar="DATA", help="Encode as DATA was, for its models.")
 @click.option("--extend", type=FOLDER, metavar="DATA", help="Keep DATA's ids and add new ones.")
 @option("--seed", type=INTEGER, default=0, help="Seed of a split that draws.")
@@ -168,6 +170,7 @@ def prepare_command(
     split: str | None,
     min_count: int | None,
     dynamic: tuple[str, ...],
+    no_rows: bool,
     **options: Any,
 ) -> None:
     """Encode raw files for training.
@@ -176,6 +179,8 @@ def prepare_command(
     ORC: files, quoted globs, folders, or addresses such as s3://bucket/file. A preparation that was
     stopped goes on when the same command is run again.
     """
+    if no_rows == bool(raw):
+        raise click.UsageError("Missing argument 'RAW...'." if not raw else "--no-rows reads no RAW")
     if schema is None and not (options["like"] or options["extend"]):
         raise click.UsageError("say what the columns are: --schema NAME or FILE")
     from hotrows.datasets import schemas
@@ -189,6 +194,10 @@ def prepare_command(
     def prepare(progress: Callable[..., None]) -> EncodedData:
         from hotrows import data
 
+        if no_rows:
+            if columns is None:
+                raise ValueError("--no-rows takes its columns from --schema, not from other data")
+            return data.prepare_schema(columns, out)
         return data.prepare(raw, columns, out, split=split, progress=progress, **options)
 
     encoded = prepare_with_bar(prepare, out)

@@ -177,6 +177,8 @@ def train_command(
         if options["start_from"] is not None:
             options["start_from"] = str(options["start_from"].resolve())
         config = config_with(config, options)
+        if fit is not None:  # a stream is read once
+            config = dataclasses.replace(config, epochs=config.epochs or 1)
         run, result = _train(
             config, run, source, progress, fit, callbacks=callbacks, resume=resume, trace=trace
         )

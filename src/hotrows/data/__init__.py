@@ -7,6 +7,7 @@ from hotrows.runtime.lazy import lazy_names
 if TYPE_CHECKING:
     from hotrows.data.description import Description, describe
     from hotrows.data.encode.encoding import Encoder
+    from hotrows.data.encode.no_rows import prepare_schema
     from hotrows.data.encode.prepare import prepare
     from hotrows.data.encode.rates import ValueRates
     from hotrows.data.encode.writing import write_encoded
@@ -33,6 +34,7 @@ __all__ = [
     "open_parquet",
     "open_source",
     "prepare",
+    "prepare_schema",
     "profile",
     "regroup",
     "write_encoded",
@@ -43,6 +45,7 @@ __getattr__, __dir__ = lazy_names(
     {
         "hotrows.data.description": ["Description", "describe"],
         "hotrows.data.encode.encoding": ["Encoder"],
+        "hotrows.data.encode.no_rows": ["prepare_schema"],
         "hotrows.data.encode.prepare": ["prepare"],
         "hotrows.data.encode.rates": ["ValueRates"],
         "hotrows.data.encode.writing": ["write_encoded"],

@@ -75,7 +75,9 @@ class InterestModel(Model):
         logits = self.top(self.norm(torch.cat(parts, 1))).squeeze(1).float()
         if self.target_bias:
             logits = logits + vectors.stack(BIAS).sum((1, 2))
-        return (logits, torch.stack(losses).sum()) if losses else logits
+        if not losses:
+            return logits
+        return logits, losses[0] if len(losses) == 1 else torch.stack(losses).sum()
 
     def more(self, vectors: LookedUpVectors) -> list[Tensor]:
         """Further inputs of the MLP, [B, K] each."""

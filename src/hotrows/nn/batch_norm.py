@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from hotrows.nn.statistics import BatchMoments, OverRanks, moments, summed
+from hotrows.nn.statistics import OverRanks, moments, summed
 from hotrows.ops.layers import batch_norm as ops
+from hotrows.ops.layers.dice import remember
 
 
 class BatchNorm(OverRanks, nn.BatchNorm1d):
@@ -29,8 +30,10 @@ class BatchNorm(OverRanks, nn.BatchNorm1d):
         seen = moments(wide.detach(), self.ranks)
         if seen.num_rows < 2:
             return self._by_averages(input)
-        self._remember(seen)
-        rstd = (seen.var + self.eps).rsqrt()
+        assert self.running_mean is not None and self.running_var is not None
+        assert self.momentum is not None
+        averages = self.running_mean, self.running_var, self.num_batches_tracked
+        rstd = remember(seen.mean, seen.var, *averages, seen.num_rows, self.momentum, self.eps)
         return _BatchNorm.apply(
             wide, seen.mean, rstd, self.weight, self.bias, seen.num_rows, self.ranks
         ).to(input.dtype)
@@ -39,15 +42,6 @@ class BatchNorm(OverRanks, nn.BatchNorm1d):
         return functional.batch_norm(
             input, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
         )
-
-    @torch.no_grad()
-    def _remember(self, seen: BatchMoments) -> None:
-        assert self.running_mean is not None and self.running_var is not None
-        assert self.momentum is not None and self.num_batches_tracked is not None
-        unbiased = seen.num_rows / (seen.num_rows - 1)
-        self.running_mean.lerp_(seen.mean, self.momentum)
-        self.running_var.lerp_(seen.var * unbiased, self.momentum)
-        self.num_batches_tracked += 1
 
 
 class _BatchNorm(torch.autograd.Function):

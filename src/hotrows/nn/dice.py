@@ -51,9 +51,11 @@ class Dice(OverRanks, nn.Module):
             raise ValueError(f"Dice needs [M, {len(self.alpha)}] values, not {list(x.shape)}")
         wide = x.to(self.alpha.dtype)
         seen = self._statistics(wide.detach())
-        if self.training:
-            self._remember(seen)
-        rstd = (seen.var + self.eps).rsqrt()
+        if self.training and seen.num_rows > 1:
+            averages = self.running_mean, self.running_var, None
+            rstd = ops.remember(seen.mean, seen.var, *averages, seen.num_rows, self.momentum, self.eps)
+        else:
+            rstd = (seen.var + self.eps).rsqrt()
         ranks = self.ranks if self.training else None
         return _Dice.apply(wide, seen.mean, rstd, self.alpha, seen.num_rows, ranks).to(x.dtype)
 
@@ -64,13 +66,6 @@ class Dice(OverRanks, nn.Module):
             if seen.num_rows > 0:
                 return seen
         return BatchMoments(0, self.running_mean, self.running_var)
-
-    @torch.no_grad()
-    def _remember(self, seen: BatchMoments) -> None:
-        if seen.num_rows > 1:
-            unbiased = seen.num_rows / (seen.num_rows - 1)
-            self.running_mean.lerp_(seen.mean, self.momentum)
-            self.running_var.lerp_(seen.var * unbiased, self.momentum)
 
 
 class _Dice(torch.autograd.Function):

@@ -87,4 +87,5 @@ class _LastOf(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        return ops.last_of_backward(grad, *ctx.saved_tensors, ctx.length), None
+        (offsets,) = ctx.saved_tensors
+        return ops.last_of_backward(grad, offsets, ctx.length), None

@@ -57,7 +57,8 @@ class TargetAttention(nn.Module):
     def scores(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
         """The weight of each key, after normalisation: [N]."""
         hidden = self.activation(self.first(queries, keys, offsets))  # [N, H]
-        scores = widened(self.get_submodule("rest")(hidden)).flatten() * self.scale  # [N]
+        scores = widened(self.get_submodule("rest")(hidden)).flatten()  # [N]
+        scores = scores if self.scale == 1 else scores * self.scale
         return softmax_jagged(scores, offsets) if self.normalize else scores
 
 

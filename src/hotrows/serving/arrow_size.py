@@ -1,4 +1,6 @@
-"""The size of an Arrow stream once it is decompressed, read from its headers: nothing is decompressed.
+"""The size that an Arrow stream has in memory, before it takes that: what is compressed, and repeated.
+
+A compressed stream says in its headers how large it becomes:
 
     message (flatbuffer)   Message.header -> RecordBatch, or DictionaryBatch.data -> RecordBatch
     RecordBatch            compression, and buffers: (offset, length) in the body of the message
@@ -12,6 +14,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
 
 from hotrows.data.raw.arrow import pyarrow
 
@@ -28,6 +33,38 @@ def decompressed_size(stream: bytes) -> int:
     pa = pyarrow()
     messages = pa.ipc.MessageReader.open_stream(pa.py_buffer(stream))
     return sum(size for message in messages if message.type in _KINDS for size in _sizes(message))
+
+
+def repeated_size(column: Any) -> int:
+    """Bytes of the texts of a chunked column where each stands by itself.
+
+    A word of a dictionary, or the text behind views, may be that of many rows. ValueError for types
+    whose values overlap in other ways.
+    """
+    return sum(_repeated(chunk) for chunk in column.chunks)
+
+
+def _repeated(array: Any) -> int:
+    pa = pyarrow()
+    kind, types = array.type, pa.types
+    if types.is_run_end_encoded(kind) or str(kind).startswith(("list_view", "large_list_view")):
+        raise ValueError(f"a column of {kind} is not read: send plain values, or lists")
+    if types.is_dictionary(kind):
+        words = array.dictionary
+        if (
+            types.is_string(words.type)
+            or types.is_large_string(words.type)
+            or types.is_binary(words.type)
+        ):
+            lengths = pa.compute.binary_length(words).take(array.indices)
+            return pa.compute.sum(lengths).as_py() or 0
+        return _repeated(words) * len(array)
+    if types.is_string_view(kind) or types.is_binary_view(kind):
+        lengths = np.frombuffer(array.buffers()[1], "<i4")[::4]  # the first of the 16 bytes of a view
+        return int(lengths[array.offset : array.offset + len(array)].astype(np.int64).sum())
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _repeated(array.values)
+    return 0
 
 
 def _sizes(message: object) -> Iterator[int]:

@@ -30,7 +30,7 @@ import numpy as np
 
 from hotrows import json_file
 from hotrows.data.raw.arrow import pyarrow
-from hotrows.serving.arrow_size import decompressed_size
+from hotrows.serving.arrow_size import decompressed_size, repeated_size
 from hotrows.serving.metrics_page import ServerMetrics
 from hotrows.serving.requests import Request
 from hotrows.serving.scorer import Scorer
@@ -236,11 +236,13 @@ def _arrow_rows(body: bytes, most: int) -> tuple[Any, None]:
             raise _Refused(413, f"expected at most {most:,} bytes once decompressed, found {size:,}")
         table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
         table.validate(full=True)  # offsets of a hostile body may point anywhere
-        return table, None
     except (pa.ArrowException, OSError, ValueError, struct.error) as error:
         raise _Refused(
             400, f"the body is no Arrow stream: {' '.join(str(error).split())[:200]}"
         ) from None
+    if (size := sum(map(repeated_size, table.columns))) > most:
+        raise _Refused(413, f"expected at most {most:,} bytes of text in all rows, found {size:,}")
+    return table, None
 
 
 def _line_of(error: Exception) -> str:

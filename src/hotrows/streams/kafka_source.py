@@ -8,6 +8,8 @@ read.
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -19,7 +21,14 @@ from hotrows.streams.events import RawEvents, declared_layout, is_json, message_
 log = logging.getLogger("hotrows")
 
 _TIMEOUT = 10.0  # seconds for answers about topics and offsets
+_SILENCE = 60.0  # seconds between two warnings
 _BEGIN = ("earliest", "latest")
+_PASSING = (
+    "_TRANSPORT",
+    "_ALL_BROKERS_DOWN",
+    "_RESOLVE",
+    "_TIMED_OUT",
+)  # errors of a broker that is away
 
 
 class KafkaSource:
@@ -46,9 +55,9 @@ class KafkaSource:
         self._kafka, self._topic, self._schema = confluent_kafka, topic, schema
         self.name = f"kafka://{servers}/{topic}"
         fixed = {"enable.auto.commit": False, "auto.offset.reset": "error", "group.id": "hotrows"}
-        self._consumer = confluent_kafka.Consumer(
-            {"bootstrap.servers": servers, **(options or {}), **fixed}, logger=log
-        )
+        self._warned_at = -math.inf
+        settings = {"bootstrap.servers": servers, "log_level": 2, **(options or {}), **fixed}
+        self._consumer = confluent_kafka.Consumer({**settings, "error_cb": self._warn})
         self._offsets = {
             partition: self._bounds(partition)[_BEGIN.index(start)] for partition in self._partitions()
         }
@@ -72,6 +81,8 @@ class KafkaSource:
         }
 
     def seek(self, position: dict[str, Any]) -> None:
+        for partition in self._offsets.keys() - {int(name) for name in position["offsets"]}:
+            self._offsets[partition] = self._bounds(partition)[0]  # it is new
         for name, offset in position["offsets"].items():
             partition = int(name)
             if partition not in self._offsets:
@@ -130,15 +141,21 @@ class KafkaSource:
             self._consumer.assign(places)
             self._assigned = dict(offsets)
 
+    def _warn(self, error: Any) -> None:
+        """Says, once a minute at most, that a broker is away: the consumer tries again by itself."""
+        if time.monotonic() - self._warned_at > _SILENCE:
+            log.warning(f"{self.name}: {error.str()}; it is tried again")
+            self._warned_at = time.monotonic()
+
     def _events(self, messages: list[Any]) -> RawEvents:
         for error in (message.error() for message in messages if message.error()):
             if error.code() == self._kafka.KafkaError._AUTO_OFFSET_RESET:
                 raise ValueError(
                     f"{self.name}: the next event was deleted ({error.str()}); events are lost"
                 )
-            if error.fatal() or not error.retriable():
+            if error.name() not in _PASSING:
                 raise ValueError(f"{self.name} cannot be read: {error.str()}")
-            log.warning(f"{self.name}: {error.str()}")
+            self._warn(error)
         messages = sorted((m for m in messages if not m.error()), key=lambda message: message.partition())
         for message in messages:
             self._offsets[message.partition()] = self._assigned[message.partition()] = (

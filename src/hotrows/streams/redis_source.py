@@ -7,13 +7,19 @@ acknowledged.
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from hotrows.streams.events import RawEvents, field_events, message_events
 
+log = logging.getLogger("hotrows")
+
 _FIRST = "0-0"
-_ATTEMPTS = 8
+_ATTEMPTS = 3
+_SILENCE = 60.0  # seconds between two warnings
 
 
 class RedisSource:
@@ -30,6 +36,8 @@ class RedisSource:
         if start not in ("earliest", "latest"):
             raise ValueError(f"start of a Redis stream is earliest or latest, not {start!r}")
         self._error, self._stream = redis.RedisError, stream
+        self._passing = redis.ConnectionError, redis.TimeoutError
+        self._warned_at = -math.inf
         self.name = f"{_without_password(url)}/{stream}"
         self._server = redis.Redis.from_url(url, retry=Retry(ExponentialBackoff(), _ATTEMPTS))
         known = self._known()
@@ -72,7 +80,13 @@ class RedisSource:
 
     def read(self, limit: int, wait: float) -> RawEvents | None:
         block = max(int(wait * 1000), 1) if wait else None
-        answer = self._ask("xread", {self._stream: self._id}, count=limit, block=block)
+        try:
+            answer = self._server.xread({self._stream: self._id}, count=limit, block=block)
+        except self._passing as error:
+            self._warn(error)
+            return self._events([])
+        except self._error as error:
+            raise ValueError(f"{self.name} cannot be read: {error}") from None
         streams = answer.items() if isinstance(answer, dict) else answer or ()
         return self._events([entry for _, entries in streams for entry in _flat(entries)])
 
@@ -98,6 +112,12 @@ class RedisSource:
             return getattr(self._server, command)(*arguments, **how)
         except self._error as error:
             raise ValueError(f"{self.name} cannot be read: {error}") from None
+
+    def _warn(self, error: Exception) -> None:
+        """Says, once a minute at most, that the server is away; the next read tries again."""
+        if time.monotonic() - self._warned_at > _SILENCE:
+            log.warning(f"{self.name}: {error}; it is tried again")
+            self._warned_at = time.monotonic()
 
     def _events(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> RawEvents:
         if entries:

@@ -51,12 +51,13 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
 
 
 def _num_training_samples(data: EncodedData) -> int:
-    """The samples of the training part; ValueError where there are none."""
-    if not data.parts["train"].rows:
+    """The samples of the training part, at least 1; ValueError where there are none, but some in others:
+    data without any is for a stream."""
+    if not data.parts["train"].rows and any(part.rows for part in data.parts.values()):
         raise ValueError(
             f"the training part of {data.path} has no rows: prepare the data with another split"
         )
-    return data.parts["train"].rows
+    return max(data.parts["train"].rows, 1)
 
 
 def _batch_size(num_samples: int) -> int:

@@ -86,8 +86,9 @@ class Step:
                 output = self._forward(vectors, part.dense)
             if self.scored is not None:
                 self.scored(models.logits_and_loss(output)[0].detach(), part)
-            share = plan.micro_batches[number].share if plan.micro_batches else 1.0
-            loss = self.recommender.loss(output, part) * share
+            loss = self.recommender.loss(output, part)
+            if plan.micro_batches:
+                loss = loss * plan.micro_batches[number].share
             with self._shared.summing() if number == last else nullcontext(), self._noted("backward"):
                 loss.backward()
             if number < last:

@@ -207,6 +207,8 @@ class Trainer(Requests, OnStream):
         Ctrl-C (or SIGTERM) saves a checkpoint after the current step and raises `Interrupted`; a
         second one says what is still being done, and a third one interrupts at once.
         """
+        if self._stream is None and not self.data.parts["train"].rows:
+            raise ValueError(f"{self.data.path} has no rows: train on a stream (--stream, fit_stream)")
         keep_freed_memory()
         self._signals = signals or self._own_signals
         self._evaluate = evaluate or self._evaluate

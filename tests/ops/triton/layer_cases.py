@@ -1,4 +1,4 @@
-"""Arguments of the layers' ops, on odd shapes: empty lists, one sample, none, dims that are no power of two."""
+"""Arguments of the layers' ops, on odd shapes: empty lists, one sample, dims that are no power of two."""
 
 import itertools
 
@@ -6,6 +6,10 @@ import torch
 
 from hotrows.ops.layers.recurrent import recurrent_reference
 
+LAUNCHES = {  # at most, of ops that have several: kernels, and calls of PyTorch that compute
+    "moments": 2, "dice_sums": 2, "batch_norm_sums": 2, "prelu_backward": 2,
+    "target_projection_backward": 4, "recurrent": 3, "recurrent_backward": 7,
+}  # fmt: skip
 LISTS = ([3, 0, 1, 5, 0], [2], [0, 0], [70, 1, 0, 3])
 RECURRENCES = (
     ([3, 0, 1, 5, 0], 5, "gru", "after"),
@@ -59,6 +63,7 @@ def statistics(num, width):
     sums = torch.randn(2, width)
     return {
         "moments": (x,),
+        "remember": (mean, rstd, alpha, weight, torch.tensor(3), num + 1, 0.1, 1e-5),
         "dice": (x, mean, rstd, alpha),
         "dice_sums": (grad, x, mean, rstd, alpha),
         "dice_to_x": (grad, x, mean, rstd, alpha, sums, num + 5),
@@ -73,10 +78,7 @@ def losses(num, spread):
     """Logits from certain to certain, labels from 0 to 1, weights of each or spread over columns."""
     logits, labels, grad = 30 * torch.randn(num, 2), torch.rand(num, 2), torch.randn(num, 2)
     weights = torch.rand(2) if spread else None
-    return {
-        "log_loss": (logits, labels, weights),
-        "log_loss_backward": (grad, logits, labels, weights),
-    }
+    return {"log_loss": (logits, labels, weights), "log_loss_backward": (grad, logits, labels, weights)}
 
 
 def recurrent(lengths, width, kind, reset):
@@ -111,6 +113,20 @@ def calls():
     x, *others = statistics(3, 2)["dice_to_x"]
     found.append(("dice_to_x", (x, *others[:-1], 0)))  # statistics of other rows
     return found
+
+
+def real_calls(size=1024, length=20):
+    """(op, arguments) at sizes of real models: for registers, and for tests on a GPU."""
+    torch.manual_seed(0)
+    lengths = torch.randint(0, 2 * length, (size,)).tolist()
+    found = [*attention(lengths, 32, 80).items(), *co_action(lengths, (16, 8, 4), 3, True).items()]
+    found += [*co_action(lengths, (64, 32, 16), 2, False).items()]
+    for width, (kind, reset) in {
+        36: ("augru_code", "before"), 16: ("gru", "after"), 64: ("augru", "after"),
+        128: ("augru", "after"),
+    }.items():  # fmt: skip
+        found += recurrent(lengths, width, kind, reset).items()
+    return [*found, *statistics(20_000, 200).items(), *losses(20_000, True).items()]
 
 
 def moved(arguments, change):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, TypeVar
 
 import torch
@@ -28,17 +28,19 @@ OPS: dict[str, str] = {}
 _library = torch.library.Library("hotrows", "FRAGMENT")
 
 
-def gpu_op(module: str) -> Callable[[F], F]:
+def gpu_op(module: str, changes: Collection[str] = ()) -> Callable[[F], F]:
     """Makes a reference, `<name>_reference`, the op `<name>`; `module` has its Triton kernels.
 
-    They are for float32; where the module has `takes`, for arguments that it returns True for. All else is
-    left to the reference.
+    changes: arguments that it writes to.
+
+    They are for float32, and where the module has `takes`, for arguments that it returns True for. All
+    else is left to the reference.
     """
 
     def register(reference: F) -> F:
         name = reference.__name__.removesuffix("_reference")
         OPS[name] = module
-        _library.define(name + _schema(reference))
+        _library.define(name + _schema(reference, changes))
         _library.impl(name, reference, "CompositeExplicitAutograd")
         if importlib.util.find_spec("triton") is not None:
             _library.impl(name, _in_triton(name, module, reference), "CUDA")
@@ -67,10 +69,15 @@ def _in_triton(name: str, module: str, reference: Callable[..., Any]) -> Callabl
     return run
 
 
-def _schema(reference: Callable[..., Any]) -> str:
+def _schema(reference: Callable[..., Any], changes: Collection[str]) -> str:
     """Of annotations such as `Tensor`, `Tensor | None` and `Sequence[int]`, results being tensors."""
     signature = inspect.signature(reference)
     arguments = [f"{_type(p.annotation)} {p.name}" for p in signature.parameters.values()]
+    for number, name in enumerate(changes):
+        places = (n for n, argument in enumerate(arguments) if argument.endswith(f" {name}"))
+        place = next(places)
+        alias = f"Tensor({chr(ord('a') + number)}!)"
+        arguments[place] = arguments[place].replace("Tensor", alias, 1)
     returns = signature.return_annotation.replace("tuple[", "(").replace("]", ")")
     return f"({', '.join(arguments)}) -> {_type(returns)}"
 

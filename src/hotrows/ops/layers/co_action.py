@@ -96,12 +96,25 @@ def co_action_backward_reference(
     orders: int,
     shared_orders: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients by PyTorch's own differentiation of the formula."""
-    with torch.enable_grad():
-        leaves = weights.detach().requires_grad_(), inputs.detach().requires_grad_()
-        out = co_action_reference(*leaves, offsets, sizes, orders, shared_orders)
-    grad_weights, grad_inputs = torch.autograd.grad(out, leaves, grad)
-    return grad_weights, grad_inputs
+    sample, copies = samples_of(offsets, len(inputs)), 1 if shared_orders else orders
+    matrices = _matrices(weights, sizes, copies)
+    grads = [[torch.zeros_like(matrix) for matrix in layers] for layers in matrices]
+    grad_inputs, by_output = torch.zeros_like(inputs), list(grad[sample].split([*sizes[1:]] * orders, 1))
+    for order in reversed(range(orders)):
+        copy = 0 if shared_orders else order
+        reads = [inputs ** (order + 1)]  # of each layer, [N, in]
+        for matrix in matrices[copy][:-1]:
+            reads.append(torch.tanh(torch.einsum("ni,nio->no", reads[-1], matrix[sample])))
+        back = torch.zeros_like(by_output[-1])
+        for place in reversed(range(len(reads))):
+            back = back + by_output.pop()  # [N, out]
+            if place < len(reads) - 1:
+                back = back * (1 - reads[place + 1].square())
+            products = reads[place][:, :, None] * back[:, None, :]  # [N, in, out]
+            grads[copy][place] += sum_by_sample(products, offsets)
+            back = torch.einsum("no,nio->ni", back, matrices[copy][place][sample])
+        grad_inputs += back * (order + 1) * inputs**order
+    return torch.cat([g.flatten(1) for layers in grads for g in layers], 1), grad_inputs
 
 
 def _matrices(weights: Tensor, sizes: Sequence[int], copies: int) -> list[list[Tensor]]:

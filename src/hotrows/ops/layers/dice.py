@@ -22,6 +22,16 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
+def remember(
+    mean: Tensor, var: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None,
+    num_rows: int, momentum: float, eps: float,
+) -> Tensor:  # fmt: skip
+    """Moves running averages towards the statistics of num_rows > 1 rows, the variance unbiased, and
+    counts the batch; returns 1 / sqrt(var + eps): all [H], but for num_batches, a number."""
+    averages = running_mean, running_var, num_batches
+    return by_device(remember_reference, mean, var, *averages, num_rows, momentum, eps)
+
+
 def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
     """x (p + alpha (1 - p)) with p = sigmoid((x - mean) rstd): [M, H] and [H] each -> [M, H]."""
     if not takes(x, mean, rstd, alpha):
@@ -65,6 +75,18 @@ def dice_to_x(
 def moments_reference(x: Tensor) -> tuple[Tensor, Tensor]:
     var, mean = torch.var_mean(x, dim=0, correction=0)
     return mean, var
+
+
+@gpu_op("statistics", changes=("running_mean", "running_var", "num_batches"))
+def remember_reference(
+    mean: Tensor, var: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None,
+    num_rows: int, momentum: float, eps: float,
+) -> Tensor:  # fmt: skip
+    running_mean.lerp_(mean, momentum)
+    running_var.lerp_(var * (num_rows / (num_rows - 1)), momentum)
+    if num_batches is not None:
+        num_batches += 1
+    return (var + eps).rsqrt()
 
 
 @gpu_op("statistics")

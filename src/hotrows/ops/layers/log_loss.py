@@ -10,7 +10,7 @@ from hotrows.ops.layers.by_device import by_device, gpu_op
 
 
 def log_loss(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-    """The loss of each logit: tensors of one shape, but for weights, which spread to it."""
+    """The loss of each logit: tensors of one shape, but weights may be of its last dimensions alone."""
     return by_device(log_loss_reference, logits, labels, weights)
 
 

@@ -20,6 +20,7 @@ from hotrows.ops.triton.lists import clear, samples_of, search_of
 
 _POSITIONS = 64  # of a tile of positions whose vectors are multiplied
 _WIDTH = 32  # of such a tile, of vectors and of hidden units
+_SUMMED = 16  # of the side that a product sums over: more would not fit the registers
 _MOST_CHUNKS = 128  # of positions, each summed by itself into gradients of weights
 
 
@@ -31,7 +32,8 @@ def target_projection(
     out = keys.new_empty(num, hidden)
     if out.numel() > 0:
         _project[(triton.cdiv(num, _POSITIONS), triton.cdiv(hidden, _WIDTH))](
-            queries, keys, *search_of(offsets), weight, bias, out, num, H=hidden, D=dim, **_tile(),
+            queries, keys, *search_of(offsets), weight, bias, out, num, H=hidden, D=dim,
+            **_tile(BD=_SUMMED),
         )  # fmt: skip
     return out
 
@@ -43,17 +45,19 @@ def target_projection_backward(
     (num, dim), hidden = keys.shape, len(weight)
     num_tiles = triton.cdiv(num, _POSITIONS)
     if grad.numel() == 0 or dim == 0:
-        return *(torch.zeros_like(t) for t in (queries, keys, weight)), weight.new_zeros(hidden)
+        grad_queries, grad_keys, grad_weight = (torch.zeros_like(t) for t in (queries, keys, weight))
+        return grad_queries, grad_keys, grad_weight, weight.new_zeros(hidden)
     grad_keys, by_position = torch.empty_like(keys), torch.empty_like(keys)
     vectors = grad, queries, keys, *search_of(offsets)
     _project_back[(num_tiles, triton.cdiv(dim, _WIDTH))](
-        *vectors, weight, grad_keys, by_position, num, H=hidden, D=dim, **_tile()
+        *vectors, weight, grad_keys, by_position, num, H=hidden, D=dim, **_tile(BH=_SUMMED)
     )
+    num_tiles = triton.cdiv(num, _SUMMED)
     num_chunks = min(num_tiles, _MOST_CHUNKS)
     tiles = triton.cdiv(num_tiles, num_chunks)
     chunks = weight.new_empty(num_chunks, weight.numel() + hidden)
     _project_weights[(num_chunks, triton.cdiv(hidden, _WIDTH), triton.cdiv(dim, _WIDTH))](
-        *vectors, chunks, num, tiles, H=hidden, D=dim, **_tile()
+        *vectors, chunks, num, tiles, H=hidden, D=dim, **_tile(BN=_SUMMED)
     )
     grad_weight, grad_bias = chunks.sum(0).split([weight.numel(), hidden])
     grad_queries = _sums(None, by_position, offsets)
@@ -326,5 +330,7 @@ def _copies(
     tl.store(p_out + o_n[:, None] * D + o_d[None, :], b_weight[:, None] * b_q, mask=m_n[:, None] & m_d)
 
 
-def _tile() -> dict:
-    return {"BN": _POSITIONS, "BH": _WIDTH, "BD": _WIDTH, "PRECISION": launch.products()}
+def _tile(**sizes: int) -> dict:
+    """Sizes of a tile of [BN, BH] or [BN, BD], one of them another one."""
+    tile = {"BN": _POSITIONS, "BH": _WIDTH, "BD": _WIDTH, **sizes}
+    return {**tile, "PRECISION": launch.products()}

@@ -31,13 +31,9 @@ def takes(*arguments) -> bool:
 
 
 def co_action(
-    weights: Tensor,
-    inputs: Tensor,
-    offsets: Tensor,
-    sizes: Sequence[int],
-    orders: int,
+    weights: Tensor, inputs: Tensor, offsets: Tensor, sizes: Sequence[int], orders: int,
     shared_orders: bool,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     weights, inputs, offsets = weights.contiguous(), inputs.contiguous(), offsets.contiguous()
     out = weights.new_empty(len(weights), orders * sum(sizes[1:]))
     if len(weights) > 0:
@@ -55,16 +51,9 @@ def co_action_backward(
     if len(weights) > 0:
         network = _network(sizes, orders, shared_orders)
         _backward[(len(weights),)](
-            grad,
-            weights,
-            inputs,
-            offsets,
-            grad_weights,
-            grad_inputs,
-            len(weights),
-            len(inputs),
+            grad, weights, inputs, offsets, grad_weights, grad_inputs, len(weights), len(inputs),
             **network,
-        )
+        )  # fmt: skip
     return grad_weights, grad_inputs
 
 
@@ -86,7 +75,7 @@ def _forward(
         b_x = tl.load(p_inputs + o_n[:, None] * D + o_w[None, :], mask=m_x, other=0.0)
         b_y = b_x * _power(b_x, order)
         for layer in tl.static_range(NUM_LAYERS):
-            b_matrix = _load_matrix(p_w, LAYERS[layer], o_w)
+            b_matrix = _load_matrix(p_w, LAYERS[layer][0], LAYERS[layer][1], LAYERS[layer][2], o_w)
             b_y = tl.dot(b_y, b_matrix, input_precision=PRECISION)
             if layer < NUM_LAYERS - 1:
                 b_y = tanh(b_y)
@@ -125,21 +114,20 @@ def _backward(
             b_read = tl.zeros([DEPTH, BN, BW], tl.float32)  # by each layer
             for layer in tl.static_range(NUM_LAYERS - 1):
                 b_read = tl.where(m_l == layer, b_y[None, :, :], b_read)
-                b_matrix = _load_matrix(p_w, LAYERS[layer], o_w)
+                b_matrix = _load_matrix(p_w, LAYERS[layer][0], LAYERS[layer][1], LAYERS[layer][2], o_w)
                 b_y = tanh(tl.dot(b_y, b_matrix, input_precision=PRECISION))
             b_read = tl.where(m_l == NUM_LAYERS - 1, b_y[None, :, :], b_read)
             b_back = tl.zeros([BN, BW], tl.float32)
-            for above in tl.static_range(NUM_LAYERS):
-                layer: tl.constexpr = NUM_LAYERS - 1 - above
+            for layer in tl.static_range(NUM_LAYERS - 1, -1, -1):
                 m_g = m_n[:, None] & (o_w < LAYERS[layer][1])[None, :]
                 p_layer = p_g + LAYERS[layer][3] + o_w[None, :] + o_n[:, None] * 0
                 b_back += tl.load(p_layer, mask=m_g, other=0.0)
-                if above > 0:
+                if layer < NUM_LAYERS - 1:
                     b_back = b_back * (1.0 - b_y * b_y)
                 b_y = tl.sum(tl.where(m_l == layer, b_read, 0.0), axis=0)
                 b_grad = tl.dot(tl.trans(b_y), b_back, input_precision=PRECISION)
                 b_grads += tl.where(m_l == layer, b_grad[None, :, :], 0.0)
-                b_matrix = _load_matrix(p_w, LAYERS[layer], o_w)
+                b_matrix = _load_matrix(p_w, LAYERS[layer][0], LAYERS[layer][1], LAYERS[layer][2], o_w)
                 b_back = tl.dot(b_back, tl.trans(b_matrix), input_precision=PRECISION)
             b_back = b_back * b_power * (order + 1)
             b_back += tl.load(p_grad_inputs + o_x, mask=m_x & (order > 0), other=0.0)
@@ -148,7 +136,9 @@ def _backward(
             p_out = _network_of(p_grad_weights, i_b, order, ORDERS, SHARED, WEIGHTS)
             for layer in tl.static_range(NUM_LAYERS):
                 b_grad = tl.sum(tl.where(m_l == layer, b_grads, 0.0), axis=0)
-                p_matrix, m_matrix = _places(p_out, LAYERS[layer], o_w)
+                p_matrix, m_matrix = _places(
+                    p_out, LAYERS[layer][0], LAYERS[layer][1], LAYERS[layer][2], o_w
+                )
                 tl.store(p_matrix, b_grad, mask=m_matrix)
         tl.debug_barrier()  # gradients of inputs are read by the next power as this one wrote them
     if i_b == num_samples - 1:
@@ -166,23 +156,21 @@ def _power(b_x, order):
 
 @triton.jit
 def _network_of(p_weights, i_b, order, ORDERS: tl.constexpr, SHARED: tl.constexpr, WEIGHTS: tl.constexpr):
-    if SHARED:
-        return p_weights + i_b * WEIGHTS
-    else:
-        return p_weights + (i_b * ORDERS + order) * WEIGHTS
+    place = i_b if SHARED else i_b * ORDERS + order
+    return p_weights + place * WEIGHTS
 
 
 @triton.jit
-def _load_matrix(p_network, LAYER: tl.constexpr, o_w):
+def _load_matrix(p_network, IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, o_w):
     """The matrix of a layer, zeros around it: [BW, BW]."""
-    p_matrix, m_matrix = _places(p_network, LAYER, o_w)
+    p_matrix, m_matrix = _places(p_network, IN, OUT, FIRST, o_w)
     return tl.load(p_matrix, mask=m_matrix, other=0.0)
 
 
 @triton.jit
-def _places(p_network, LAYER: tl.constexpr, o_w):
-    p_matrix = p_network + LAYER[2] + o_w[:, None] * LAYER[1] + o_w[None, :]
-    return p_matrix, (o_w < LAYER[0])[:, None] & (o_w < LAYER[1])[None, :]
+def _places(p_network, IN: tl.constexpr, OUT: tl.constexpr, FIRST: tl.constexpr, o_w):
+    p_matrix = p_network + FIRST + o_w[:, None] * OUT + o_w[None, :]
+    return p_matrix, (o_w < IN)[:, None] & (o_w < OUT)[None, :]
 
 
 def _network(sizes: Sequence[int], orders: int, shared: bool) -> dict:
@@ -203,5 +191,6 @@ def _network(sizes: Sequence[int], orders: int, shared: bool) -> dict:
         "BN": 16,
         "BW": width,
         "PRECISION": launch.products(),
-        "num_warps": {16: 1, 32: 2, 64: 4}[width],
+        "num_warps": {16: 1, 32: 4, 64: 8}[width],
+        "num_stages": 1,
     }

@@ -1,4 +1,4 @@
-"""Positions of lists that lie end to end: whose they are, which are last, and those behind the last list."""
+"""Positions of lists that lie end to end: whose they are, which are last, which are behind all lists."""
 
 from __future__ import annotations
 

@@ -62,10 +62,10 @@ def recurrent_backward(
     if grad_products is not None:
         grad_weight, grad_bias_hh = grad_products.t() @ entered, grad_products.sum(0)
     else:
-        into_gates, into_candidate = grad_parts.split([2 * width, width], 1)
         assert reset_state is not None
-        grad_weight = torch.cat([into_gates.t() @ entered, into_candidate.t() @ reset_state])
-        grad_bias_hh = grad_bias_ih.clone()
+        grad_weight, of_gates, grad_bias_hh = torch.empty_like(weight), 2 * width, grad_bias_ih.clone()
+        torch.mm(grad_parts[:, :of_gates].t(), entered, out=grad_weight[:of_gates])
+        torch.mm(grad_parts[:, of_gates:].t(), reset_state, out=grad_weight[of_gates:])
     return grad_parts, grad_attention, grad_weight, grad_bias_ih, grad_bias_hh
 
 
@@ -79,7 +79,7 @@ def _forward(
     o_h = tl.arange(0, BH)
     b_c_r, b_c_z, b_c_n = _load_gates(p_bias + o_h, o_h < H, H)
     b_h = tl.zeros([BB, BH], tl.float32)
-    for step in range(0, tl.max(b_length, axis=0)):
+    for step in range(tl.max(b_length, axis=0)):
         b_n = b_begin + step
         m_n = step < b_length
         m = m_n[:, None] & (o_h < H)[None, :]
@@ -118,7 +118,7 @@ def _backward(
     o_h = tl.arange(0, BH)
     b_carried = tl.zeros([BB, BH], tl.float32)  # what later states add to the gradient
     longest = tl.max(b_length, axis=0)
-    for back in range(0, longest):
+    for back in range(longest):
         step = longest - 1 - back
         b_n = b_begin + step
         m_n = step < b_length
@@ -157,20 +157,20 @@ def _backward(
         _store_gates(p_grad_parts + o_gates, b_dr, b_dz, b_dn, m, H)
         tl.store(p_entered + o_state, b_h, mask=m)
     if tl.program_id(0) == 0:
-        end, num = tl.load(p_offsets + num_samples), num.to(tl.int64)
-        clear(p_grad_parts, end * (3 * H), num * (3 * H), 128)
-        clear(p_entered, end * H, num * H, 128)
+        first, end = tl.load(p_offsets + num_samples), num.to(tl.int64)  # positions of no sample
+        clear(p_grad_parts, first * (3 * H), end * (3 * H), 128)
+        clear(p_entered, first * H, end * H, 128)
         if p_attention is not None:
-            clear(p_grad_attention, end, num, 128)
+            clear(p_grad_attention, first, end, 128)
         if p_inner is not None:
-            clear(p_grad_products, end * (3 * H), num * (3 * H), 128)
+            clear(p_grad_products, first * (3 * H), end * (3 * H), 128)
         else:
-            clear(p_reset_state, end * H, num * H, 128)
+            clear(p_reset_state, first * H, end * H, 128)
 
 
 @triton.jit
 def _lists_of(p_offsets, p_order, num_samples, BB: tl.constexpr):
-    """Where the lists of this tile's samples begin, and how long they are: 0 for samples that there are not."""
+    """Where the lists of this tile's samples begin, and how long they are; 0 behind the last sample."""
     o_b = tl.program_id(0).to(tl.int64) * BB + tl.arange(0, BB)
     b_sample = tl.load(p_order + o_b, mask=o_b < num_samples, other=0)
     b_begin = tl.load(p_offsets + b_sample)
@@ -219,27 +219,27 @@ def _product_back(b_x, p_weight, o_h, H: tl.constexpr, GATE: tl.constexpr, PRECI
 def _share(b_z, b_a, KIND: tl.constexpr):
     """The weight of the candidate in the new state."""
     if KIND == "gru":
-        return 1.0 - b_z
+        b_share = 1.0 - b_z
     elif KIND == "augru":
-        return b_a * b_z
+        b_share = b_a * b_z
     elif KIND == "augru_code":
-        return 1.0 - (1.0 - b_a) * b_z
+        b_share = 1.0 - (1.0 - b_a) * b_z
     else:
         tl.static_assert(KIND == "agru", "unknown kind of recurrence")
-        return b_a + b_z * 0.0
+        b_share = tl.broadcast_to(b_a, b_z.shape)
+    return b_share
 
 
 @triton.jit
 def _share_by_z(b_a, KIND: tl.constexpr):
     """Its derivative by z."""
     if KIND == "gru":
-        return b_a * 0.0 - 1.0
-    elif KIND == "augru":
-        return b_a
+        b_a = tl.full(b_a.shape, -1.0, tl.float32)
     elif KIND == "augru_code":
-        return b_a - 1.0
-    else:
-        return b_a * 0.0
+        b_a = b_a - 1.0
+    elif KIND == "agru":
+        b_a = tl.zeros(b_a.shape, tl.float32)
+    return b_a
 
 
 def _longest_first(offsets: Tensor) -> Tensor:
@@ -248,5 +248,11 @@ def _longest_first(offsets: Tensor) -> Tensor:
 
 def _tile(width: int) -> dict:
     columns = max(16, triton.next_power_of_2(width))
-    warps = {16: 1, 32: 2, 64: 4}.get(columns, 8)
-    return {"BB": _SAMPLES, "BH": columns, "PRECISION": launch.products(), "num_warps": warps}
+    warps = min(columns // 8, 8)  # each has 8 columns of a product, the fewest that tensor cores make
+    return {
+        "BB": _SAMPLES,
+        "BH": columns,
+        "PRECISION": launch.products(),
+        "num_warps": warps,
+        "num_stages": 1,
+    }

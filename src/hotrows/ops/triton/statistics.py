@@ -29,6 +29,18 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
+def remember(
+    mean: Tensor, var: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None,
+    num_rows: int, momentum: float, eps: float,
+) -> Tensor:  # fmt: skip
+    width, rstd = len(mean), torch.empty_like(mean)
+    unbiased = num_rows / (num_rows - 1)
+    _remember[(triton.cdiv(width, 128),)](
+        mean, var, running_mean, running_var, num_batches, rstd, unbiased, momentum, eps, H=width, BH=128
+    )
+    return rstd
+
+
 def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
     return _elementwise(_dice, x.contiguous(), mean, rstd, alpha)
 
@@ -105,9 +117,9 @@ def _moments(p_x, p_parts, num, num_tiles, H: tl.constexpr, BM: tl.constexpr, BH
     seen = 0.0
     for tile in range(num_tiles):
         i_tile = i_chunk * num_tiles + tile
-        o, m_row, m, o_h = _tile(i_tile, num, H, BM, BH)
+        o, m, o_h = _tile(i_tile, num, H, BM, BH)
         b_x = tl.load(p_x + o, mask=m, other=0.0)
-        count = tl.sum(m_row.to(tl.float32), axis=0)
+        count = tl.minimum(tl.maximum(num - i_tile * BM, 0), BM).to(tl.float32)
         b_tile_mean = tl.sum(b_x, axis=0) / tl.maximum(count, 1.0)
         b_apart = tl.where(m, b_x - b_tile_mean[None, :], 0.0)
         b_difference, share = b_tile_mean - b_mean, count / tl.maximum(seen + count, 1.0)
@@ -145,9 +157,26 @@ def _combine(
     tl.store(p_var + o_h, b_squares / num, mask=o_h < H)
 
 
+@triton.jit(do_not_specialize=["unbiased", "momentum", "eps"])
+def _remember(
+    p_mean, p_var, p_running_mean, p_running_var, p_num_batches, p_rstd, unbiased, momentum, eps,
+    H: tl.constexpr, BH: tl.constexpr,
+):  # fmt: skip
+    o_h = tl.program_id(0) * BH + tl.arange(0, BH)
+    m = o_h < H
+    b_mean, b_var = tl.load(p_mean + o_h, mask=m), tl.load(p_var + o_h, mask=m, other=1.0)
+    b_before = tl.load(p_running_mean + o_h, mask=m)
+    tl.store(p_running_mean + o_h, b_before + momentum * (b_mean - b_before), mask=m)
+    b_before = tl.load(p_running_var + o_h, mask=m)
+    tl.store(p_running_var + o_h, b_before + momentum * (b_var * unbiased - b_before), mask=m)
+    tl.store(p_rstd + o_h, tl.div_rn(1.0, tl.sqrt_rn(b_var + eps)), mask=m)
+    if p_num_batches is not None:
+        tl.store(p_num_batches, tl.load(p_num_batches) + 1, mask=tl.program_id(0) == 0)
+
+
 @triton.jit(do_not_specialize=["num"])
 def _dice(p_x, p_mean, p_rstd, p_alpha, p_out, num, H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr):
-    o, m_row, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H, BM, BH)
+    o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H, BM, BH)
     b_x = tl.load(p_x + o, mask=m, other=0.0)
     b_z = _standardized(b_x, p_mean, p_rstd, o_h, H)
     b_p, b_alpha = tl.sigmoid(b_z), tl.load(p_alpha + o_h, mask=o_h < H, other=0.0)
@@ -163,7 +192,7 @@ def _dice_sums(
     b_by_z, b_by_zz = tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
     b_by_alpha = tl.zeros([BH], tl.float32)
     for tile in range(num_tiles):
-        o, m_row, m, o_h = _tile(i_chunk * num_tiles + tile, num, H, BM, BH)
+        o, m, o_h = _tile(i_chunk * num_tiles + tile, num, H, BM, BH)
         b_g, b_x = tl.load(p_grad + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)
         b_z = _standardized(b_x, p_mean, p_rstd, o_h, H)
         b_p, b_alpha = tl.sigmoid(b_z), tl.load(p_alpha + o_h, mask=o_h < H, other=0.0)
@@ -184,7 +213,7 @@ def _dice_to_x(
     H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
     """one_over: of the number of rows, 0 where the statistics are of other ones."""
-    o, m_row, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H, BM, BH)
+    o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H, BM, BH)
     b_g, b_x = tl.load(p_grad + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)
     b_z = _standardized(b_x, p_mean, p_rstd, o_h, H)
     b_p, b_alpha = tl.sigmoid(b_z), tl.load(p_alpha + o_h, mask=o_h < H, other=0.0)[None, :]
@@ -201,7 +230,7 @@ def _normalize(
     p_x, p_mean, p_rstd, p_weight, p_bias, p_out, num,
     H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    o, m_row, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H, BM, BH)
+    o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H, BM, BH)
     b_z = _standardized(tl.load(p_x + o, mask=m, other=0.0), p_mean, p_rstd, o_h, H)
     b_weight = tl.load(p_weight + o_h, mask=o_h < H, other=0.0)
     b_bias = tl.load(p_bias + o_h, mask=o_h < H, other=0.0)
@@ -216,7 +245,7 @@ def _norm_sums(
     i_chunk = tl.program_id(0).to(tl.int64)
     b_by_bias, b_by_weight = tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
     for tile in range(num_tiles):
-        o, m_row, m, o_h = _tile(i_chunk * num_tiles + tile, num, H, BM, BH)
+        o, m, o_h = _tile(i_chunk * num_tiles + tile, num, H, BM, BH)
         b_g, b_x = tl.load(p_grad + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)
         b_by_bias += tl.sum(b_g, axis=0)
         b_by_weight += tl.sum(b_g * _standardized(b_x, p_mean, p_rstd, o_h, H), axis=0)
@@ -231,7 +260,7 @@ def _norm_to_x(
     p_grad, p_x, p_mean, p_rstd, p_weight, p_sums, one_over, p_out, num,
     H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
 ):  # fmt: skip
-    o, m_row, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H, BM, BH)
+    o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H, BM, BH)
     b_g, b_x = tl.load(p_grad + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)
     b_z = _standardized(b_x, p_mean, p_rstd, o_h, H)
     b_by_bias = tl.load(p_sums + o_h, mask=o_h < H, other=0.0) * one_over
@@ -252,7 +281,7 @@ def _prelu_back(
     i_chunk = tl.program_id(0).to(tl.int64)
     b_by_slope = tl.zeros([BH], tl.float32)
     for tile in range(num_tiles):
-        o, m_row, m, o_h = _tile(i_chunk * num_tiles + tile, num, H, BM, BH)
+        o, m, o_h = _tile(i_chunk * num_tiles + tile, num, H, BM, BH)
         b_g, b_x = tl.load(p_grad + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)
         b_slope = tl.load(p_slope + o_h, mask=o_h < H, other=0.0)
         tl.store(p_grad_x + o, tl.where(b_x > 0, b_g, b_g * b_slope[None, :]), mask=m)
@@ -263,11 +292,10 @@ def _prelu_back(
 
 @triton.jit
 def _tile(i_tile, num, H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr):
-    """Places of a tile of [M, H], its rows' mask and its own, and its columns."""
+    """Places of a tile of [M, H], its mask, and its columns."""
     o_m = i_tile * BM + tl.arange(0, BM)
     o_h = tl.program_id(1) * BH + tl.arange(0, BH)
-    m_row = o_m < num
-    return o_m[:, None] * H + o_h[None, :], m_row, m_row[:, None] & (o_h < H)[None, :], o_h
+    return o_m[:, None] * H + o_h[None, :], (o_m < num)[:, None] & (o_h < H)[None, :], o_h
 
 
 @triton.jit
