@@ -78,7 +78,7 @@ def real(file: str, schema: str) -> Callable[[Path], EncodedData]:
 
 
 def movielens(users: int) -> Callable[[Path], EncodedData]:
-    """MovieLens-1M, or the ratings of its first users."""
+    """The ratings of the first users of MovieLens-1M."""
 
     def make(out: Path) -> EncodedData:
         with tempfile.TemporaryDirectory(dir=FOLDER) as raw:
@@ -108,7 +108,7 @@ def zipf(out: Path) -> EncodedData:
 SETS = {
     "criteo": Set(criteo(1_310_720), 2048),
     "zipf": Set(zipf, 2048),
-    "movielens": Set(movielens(10_000), 128),
+    "movielens": Set(movielens(3_000), 128),
     "avazu": Set(real("avazu_14k.csv", "avazu"), 32),
     "criteo-real": Set(real("criteo_kaggle_10k.tsv", "criteo"), 32),
 }

@@ -220,7 +220,9 @@ class KeyedRecords {
 
   int64_t num_bytes() const {
     const int64_t moved = moved_ * static_cast<int64_t>(sizeof(Line));  // given back, but for a page or so
-    return lines_.memory.size() + old_.memory.size() - moved + records_.num_bytes() + places_.num_bytes();
+    const int64_t lines = lines_.memory.size();  // of which those behind the keys that moved are not yet in memory
+    const int64_t written = old_.homes ? lines / old_.homes * moved_ : lines;
+    return written + old_.memory.size() - moved + records_.num_bytes() + places_.num_bytes();
   }
 
  private:

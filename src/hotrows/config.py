@@ -108,8 +108,8 @@ class TrainConfig:
     )
     linear_optimizer: RowOptimizer | None = setting(
         None,
-        "Optimizer of tables with a weight for each id beside vectors, as deepfm has",
-        unset="by the data's size; where the optimizer of rows is given, that one",
+        "Optimizer of weights of single ids beside vectors, as deepfm has",
+        unset="by the data's size; row_optimizer where that is given",
         option="",
     )
     dense_optimizer: str = setting("adam", "Optimizer of the dense part", choices=DENSE_OPTIMIZERS)
@@ -352,8 +352,7 @@ class TrainConfig:
         for name, value in fields.items():
             if SETTINGS[name].unit == "bytes" and isinstance(value, str):
                 fields[name] = parse_bytes(value)
-        for name in ROW_OPTIMIZERS:
-            fields[name] = _row_optimizer(fields.get(name))
+        fields |= {name: _row_optimizer(fields.get(name)) for name in ROW_OPTIMIZERS}
         return build(TrainConfig, fields, "training configuration")
 
     def save(self, path: Path | str) -> None:

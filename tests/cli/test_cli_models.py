@@ -137,7 +137,7 @@ def test_in_python_a_run_names_its_code_or_trusts_it(foreign, tmp_path):
 
 
 def test_ctrl_c_says_how_a_model_of_ones_own_goes_on(hotrows, foreign, tmp_path, monkeypatch):
-    def interrupted(trainer):
+    def interrupted(trainer, **options):
         raise KeyboardInterrupt("stopped")
 
     monkeypatch.setattr(Trainer, "fit", interrupted)

@@ -129,9 +129,29 @@ def test_a_second_run_of_the_pipeline_goes_on_with_a_warm_cache():
 # ---- orders of stages
 
 
-def run_in_some_order(embedding, batches, choose):
+class Coming:
+    """Batches that come in their own time, one whenever `draw` says so."""
+
+    def __init__(self, batches, draw):
+        self.batches, self.draw, self.num_there, self.num_taken = batches, draw, 0, 0
+
+    def __iter__(self):
+        for numbered in enumerate(self.batches):
+            self.num_taken += 1
+            yield numbered
+
+    def has_arrived(self):
+        return self.num_there > self.num_taken or self.num_there == len(self.batches)
+
+    def may_come(self, is_needed):
+        comes = is_needed or self.draw.random() < 0.2
+        self.num_there = min(self.num_there + comes, len(self.batches))
+
+
+def run_in_some_order(embedding, batches, choose, coming=None):
     """Runs stages one at a time; `choose` picks among all that the schedule allows."""
-    stages = training_stages(embedding, enumerate(batches))
+    arrived = None if coming is None else coming.has_arrived
+    stages = training_stages(embedding, coming or enumerate(batches), arrived=arrived)
     done, works, losses = [0] * len(stages), {}, []
     while done[-1] < len(batches):
         ready = []
@@ -140,8 +160,14 @@ def run_in_some_order(embedding, batches, choose):
             if batch == len(batches):
                 continue
             work = works.setdefault(batch, Work(batch))
+            if s == 0 and coming is not None and not stages[0].has_input():
+                continue
             if may_run(stages, s, batch, work.waits_for, done):
                 ready.append(s)
+        if coming is not None:
+            coming.may_come(is_needed=not ready)
+            if not ready:
+                continue
         s = choose(ready)
         work = works[done[s]]
         if stages[s].run is None:
@@ -165,6 +191,21 @@ def test_any_legal_order_equals_plain_training(seed, policy, share, in_flight):
     losses, expected = plain(Adagrad(lr=0.1))
     embedding = engine(caching_of(share, policy, in_flight))
     trained = run_in_some_order(embedding, stream(), random.Random(seed).choice)
+    assert same(trained, losses) and same(records(embedding), expected)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    policy=st.sampled_from(POLICIES),
+    share=st.sampled_from([0.1, 0.2, 0.35]),
+    in_flight=st.integers(1, 6),
+)
+def test_batches_that_come_in_their_own_time_equal_plain_training(seed, policy, share, in_flight):
+    """Of a stream: planning looks ahead as far as batches have come, and waits for none."""
+    losses, expected = plain(Adagrad(lr=0.1))
+    embedding, draw = engine(caching_of(share, policy, in_flight)), random.Random(seed)
+    trained = run_in_some_order(embedding, stream(), draw.choice, Coming(stream(), draw))
     assert same(trained, losses) and same(records(embedding), expected)
 
 

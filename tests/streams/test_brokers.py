@@ -13,7 +13,7 @@ import pytest
 from hotrows import Callback, TrainConfig, Trainer
 from hotrows.data.raw.cells import Reading
 from hotrows.schema import Dense, Label, Schema, Sparse
-from hotrows.streams import open_source
+from hotrows.streams import StreamConfig, open_source
 from hotrows.streams.line_log import read_lines
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka")
@@ -238,10 +238,11 @@ def test_a_killed_run_trains_each_event_of_a_broker_once(kind, data, lines, tmp_
     config = TrainConfig(
         model="fm", batch_size=32, checkpoint_every=1, linear_paths="plain", background_checkpoints=False
     )
+    patient = StreamConfig(alarm_idle=60.0)  # what is lost makes no test endless
     with pytest.raises(RuntimeError, match="killed"):
-        Trainer(data, config, tmp_path / "run").fit_stream(address, callbacks=[Kill()])
+        Trainer(data, config, tmp_path / "run").fit_stream(address, patient, callbacks=[Kill()])
     resumed = Trainer(data, config, tmp_path / "run", resume=True)
     assert resumed.state.step == 1
-    resumed.fit_stream(address, callbacks=[Kill(200)])
+    resumed.fit_stream(address, patient, callbacks=[Kill(200)])
     assert sum(line["size"] for line in read_lines(tmp_path / "run" / "stream.jsonl")) == 200
     assert resumed.state.stream.events == resumed.state.stream.read == 200

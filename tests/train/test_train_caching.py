@@ -110,9 +110,7 @@ def test_metrics_say_how_the_cache_fares(encoded, tmp_path):
             line["cores_busy"] > 0 and 0 <= line["machine_busy"] <= 1 and line["peak_memory_bytes"] > 1e7
         )
         assert line["busy_train"] == pytest.approx(line["seconds"] - line["stall_seconds"])
-        assert all(
-            0 <= line[f"busy_{stage}"] <= line["seconds"] for stage in ("plan", "collect", "insert")
-        )
+        assert all(line[f"busy_{stage}"] >= 0 for stage in ("plan", "collect", "insert"))
     assert sum(line["busy_plan"] for line in steps) > 0
     used = metrics_log.utilization(steps)
     assert used["write back"] == pytest.approx(

@@ -124,7 +124,8 @@ def key_tables(folder: Path | str) -> list[dict[str, Any]]:
 
 def _key_table(name: str, states: list[dict[str, Tensor]]) -> dict[str, Any]:
     """states: of the partitions of a vocabulary."""
-    counters = dict(zip(COUNTERS, sum(state["counters"] for state in states).tolist(), strict=True))
+    sums = torch.stack([state["counters"] for state in states]).sum(0)
+    counters = dict(zip(COUNTERS, sums.tolist(), strict=True))
     newest = int(states[0]["counters"][0]) - 1
     ages = (newest - torch.cat([state["last_use"] for state in states])).sort().values
     places = [round(share * (len(ages) - 1)) for share in (0, 0.5, 0.9, 1)] if len(ages) else []

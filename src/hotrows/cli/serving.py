@@ -108,7 +108,10 @@ def versions_command(folder: str, pin: int | None, unpin: bool, as_json: bool) -
         mirror.pull()
     versions_in(path)
     if pin is not None or unpin:
-        mirror.pin(pin) if mirror else chain.pin(path, pin)
+        if mirror:
+            mirror.pin(pin)
+        else:
+            chain.pin(path, pin)
     versions = list(chain.describe(path))
     if as_json:
         click.echo(json.dumps(versions, indent=2))

@@ -107,12 +107,14 @@ class DynamicIds:
             sent = self.keys.send(None if batch is None else self._present_keys(batch), self._time(batch))
             if sent is None:
                 break
-            if batch is None and last is None:
-                raise ValueError(
-                    f"rank {self._rank} has not a single batch, while others have some: give every rank "
-                    f"one at least"
-                )
-            last = samples(last, 0, 0) if batch is None else batch
+            if batch is None:
+                if last is None:
+                    raise ValueError(
+                        f"rank {self._rank} has not a single batch, while others have some: give every "
+                        f"rank one at least"
+                    )
+                batch = samples(last, 0, 0)
+            last = batch
             self._is_ahead = True
             self.keys.feed(sent)
             coming.append((step, last, sent))

@@ -216,8 +216,11 @@ class _PlanMoves:
     def __call__(self, work: Work) -> None:
         batch, plan = self._planned.next()
         self._ahead -= 1
-        # Batches trained before these may have ended: the first feed says that there are more.
-        while self._any(self._cached_tables.wants or not self._begun):
+        # Batches trained before these may have ended: the first feed says that there are more. So may
+        # those of a stream that had come so far.
+        is_unknown = not self._begun or (self._arrived is not None and self._ahead < 0)
+        while self._any(self._cached_tables.wants or is_unknown):
+            is_unknown = False
             self._begun = True
             if self._ahead >= 0 and self._arrived is not None and not self._arrived():
                 self._cached_tables.feed_end()  # of those that have come so far

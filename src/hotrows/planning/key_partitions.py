@@ -186,23 +186,25 @@ class KeyPartitions:
             for owned in owned_by
         ]
         of_partition: dict[int, Tensor] = {}
-        born: dict[int, NewKeys] = {}
+        born_ids: dict[int, Tensor] = {}
+        born_keys: dict[int, Tensor] = {}
         for owned, answers in zip(owned_by, _exchange(self._ranks, to_ranks, sizes), strict=True):
             of_partition.update(zip(owned, answers, strict=False))
-            new_ids, new_keys = answers[len(owned) :: 2], answers[len(owned) + 1 :: 2]
-            born.update(zip(owned, zip(new_ids, new_keys, strict=True), strict=True))
-        all_ids, all_new, first = [], [], 0
+            born_ids.update(zip(owned, answers[len(owned) :: 2], strict=True))
+            born_keys.update(zip(owned, answers[len(owned) + 1 :: 2], strict=True))
+        all_ids: list[Tensor] = []
+        all_new: list[NewKeys] = []
+        first = 0
         for vocabulary, order in zip(self.vocabularies.values(), sent.orders, strict=True):
             partitions = range(first, first + vocabulary.dynamic.partitions)
             first = partitions.stop
             joined = _joined([of_partition[k] for k in partitions])
-            all_ids.append(
-                joined if order is None else torch.empty_like(joined).scatter_(0, order, joined)
-            )
-            new_ids, new_keys = (_joined([born[k][i] for k in partitions]) for i in (0, 1))
+            new_ids, new_keys = (_joined([b[k] for k in partitions]) for b in (born_ids, born_keys))
             if order is not None:
-                new_ids, order = new_ids.sort()
-                new_keys = new_keys[order]
+                joined = torch.empty_like(joined).scatter_(0, order, joined)
+                new_ids, by_id = new_ids.sort()
+                new_keys = new_keys[by_id]
+            all_ids.append(joined)
             all_new.append((new_ids, new_keys))
         return all_ids, all_new
 
@@ -284,7 +286,8 @@ class KeyPartitions:
     def begin_with(self, keys: Mapping[str, Tensor]) -> dict[str, NewKeys]:
         """Makes keys live, by vocabulary [n], distinct, in order, as far as there is room; returns those
         that are, with their ids. The first ones count as read last."""
-        growth, live = torch.zeros_like(self._growth[0]), {name: ([], []) for name in keys}
+        growth = torch.zeros_like(self._growth[0])
+        live: dict[str, tuple[list[Tensor], list[Tensor]]] = {name: ([], []) for name in keys}
         for k, (name, number) in enumerate(self._partitions):
             partitions = partition_of(keys[name], self.vocabularies[name].dynamic.partitions)
             table = self._tables.get(k) or self._vocabulary(k).partition(number)

@@ -67,11 +67,11 @@ def _repeated(array: Any) -> int:
     return 0
 
 
-def _sizes(message: object) -> Iterator[int]:
+def _sizes(message: Any) -> Iterator[int]:
     """Bytes of each compressed buffer of a message."""
-    header, body = message.metadata.to_pybytes(), message.body  # type: ignore[attr-defined]
+    header, body = message.metadata.to_pybytes(), message.body
     batch = _table(header, _field(header, _table(header, 0), _HEADER))
-    if message.type == "dictionary":  # type: ignore[attr-defined]
+    if message.type == "dictionary":
         batch = _table(header, _field(header, batch, _DATA))
     if not _field(header, batch, _COMPRESSION):
         return

@@ -1,8 +1,8 @@
 """Programs of bundles: arrays by name in, logits out; and the same with other parameters.
 
 An ONNX file has its parameters as they are, by name, so that others are written over them and the graph
-is made ready again (5 to 10 ms for a million weights). As inputs of the graph they would need no new
-session, but each run would take up to four times as long: nothing is prepared ahead then.
+is made ready again, in 2 to 5 ms for layers of 256 to 1,024. As inputs of the graph they would need no
+new session, but nothing is prepared ahead then, and each run takes 7 to 11 % longer.
 """
 
 from __future__ import annotations

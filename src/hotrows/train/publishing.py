@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -188,11 +188,12 @@ class Publisher(Callback):
             lost = self._returned.get()
             self._mark(trainer.embedding, {name: ids for name, (ids, _) in lost.rows.items()})
         self._published_at, self._published_step = time.monotonic(), trainer.state.step
-        with trainer.steps.paused() if trainer.cached_tables else ExitStack():
+        with trainer.steps.paused() if trainer.cached_tables else nullcontext():
             self._work.put(self._snapshot(trainer))
 
     def _snapshot(self, trainer: Trainer) -> _Snapshot:
-        embedding, rows = trainer.embedding, {}
+        embedding = trainer.embedding
+        rows: dict[str, tuple[Tensor, Tensor]] = {}
         for g, group in enumerate(embedding.groups):
             touched = self._marks[g].take()
             for p in group.packs:

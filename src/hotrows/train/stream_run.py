@@ -31,6 +31,7 @@ from hotrows.train.targets import Targets
 BATCHES, DEAD_LETTERS = "stream.jsonl", "dead_letters.jsonl"
 OnAlarm = Callable[[Alarm], None]
 _TICK = 0.1  # seconds between looks at the clock while no event comes
+_MOST_WINDOWS = 8  # for which a window waits for samples of each label
 _PARTS = ("logits", "labels", "weights", "groups")
 
 
@@ -131,6 +132,7 @@ class StreamRun(Callback):
 
     def close_window(self, trainer: Any) -> None:
         """Computes the metrics of the events since the last window, where there are any."""
+        self._check_finite()
         metrics, state = self.window.close(), self._steps.state.stream
         if metrics is None or state is None:
             return
@@ -140,7 +142,8 @@ class StreamRun(Callback):
         for callback in self._callbacks:
             callback.after_evaluation(trainer, metrics)
         bounds = self._config.calibration_bounds
-        if bounds and not math.isnan(metrics.calibration):  # nan: no event of the window was a click
+        is_whole = metrics.samples >= self._config.window  # few say little, and without a click nothing
+        if bounds and is_whole and not math.isnan(metrics.calibration):
             self._check_calibration(metrics, bounds, trainer)
 
     def _check_calibration(self, metrics: Metrics, bounds: tuple[float, float], trainer: Any) -> None:
@@ -209,6 +212,7 @@ class OnStream:
             window=self.checkpoints.window,
         ) as running:  # fmt: skip
             self._stream, self.checkpoints.open_window = running, running.window.tensors
+            self.checkpoints.window = {}
             try:
                 result = self.fit(verbose=verbose, callbacks=(running, *callbacks))
             finally:
@@ -249,10 +253,11 @@ class ScoredWindow:
         """The metrics of the window, and begins a new one; None: a label has no sample in it yet."""
         pieces = [_on_host(piece) for piece in self._pieces]
         weights = [targets.weights for _, targets, _ in pieces if targets.weights is not None]
-        if not pieces or (weights and not (torch.cat(weights) > 0).any(0).all()):
+        lacks_label = bool(weights) and not (torch.cat(weights) > 0).any(0).all()
+        if not pieces or (lacks_label and self._num_samples < _MOST_WINDOWS * self._size):
             return None
         self._pieces, self._num_checked, self._num_samples = [], 0, 0
-        return metrics_of(self._recommender, pieces)
+        return None if lacks_label else metrics_of(self._recommender, pieces)
 
     def tensors(self) -> dict[str, Tensor]:
         """The window so far, for a checkpoint."""
@@ -309,5 +314,5 @@ def _check(steps: StepTrainer) -> None:
     if any(vocabulary.dynamic.batches_ahead for vocabulary in vocabularies):
         raise ValueError(
             "dynamic ids that look ahead would wait for events to come: give them admit='first' or "
-            "'after:READS', and evict='lru', 'lfu' or 'idle:BATCHES'"
+            "'after:READS', and evict='lru', 'lfu', 'idle:BATCHES' or 'time:SECONDS'"
         )
