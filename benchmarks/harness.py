@@ -7,6 +7,7 @@ compared is always two runs of one round; the figures are medians over the round
 """
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -235,6 +236,7 @@ def _medians(figures: list[dict], baseline: list[dict]) -> dict:
     }
 
 
+@functools.cache
 def _git(*arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)

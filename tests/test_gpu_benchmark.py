@@ -22,12 +22,13 @@ from benchmarks.gpu_parts import (
 from benchmarks.gpu_parts.part import Findings, Setting, read
 from benchmarks.gpu_parts.source import source_hash
 from benchmarks.gpu_parts.tuning import sweep
-from benchmarks.gpu_parts.workloads import scattered, zipf_ids
+from benchmarks.gpu_parts.workloads import scattered, zipf_ids, zipf_stream
 from benchmarks.harness import ROOT
 
 import hotrows
 from hotrows.record import RecordLayout
 from hotrows.train import pictures
+from tests.support import pretend
 
 SMALL = ["--small", "--device", "cpu", "--minutes", "60"]
 
@@ -234,6 +235,25 @@ def test_an_arm_that_goes_wrong_says_so_and_the_next_one_runs(tmp_path, monkeypa
     found = read(tmp_path / "gpu.json")["cache"]
     assert found["checks"]["zipf-sgd-10%: runs"] == "failed: AssertionError: it broke"
     assert list(found["arms"]) == ["zipf-sgd-lru"] and found["complete"]
+
+
+def test_arms_have_equal_bits_on_a_pretended_device(monkeypatch):
+    arms = ("whole-graph", "10%")
+    monkeypatch.setattr(cache, "SMALL_ORDER", (("zipf", "rowwise", arms),))
+    monkeypatch.setattr(gpu_runs, "num_threads", lambda *_: 1)
+    monkeypatch.setattr(cache, "zipf_stream", lambda rows, num, _: zipf_stream(rows, num, "cpu"))
+    monkeypatch.setattr(hotrows.Batch, "pin_memory", lambda batch: batch)
+    findings = Findings("cache", "", Setting("cpu"), None)
+    with pretend.gpu() as device:
+        monkeypatch.setattr(torch.cuda, "synchronize", device.synchronize)
+        for name in ("empty_cache", "reset_peak_memory_stats", "max_memory_allocated"):
+            monkeypatch.setattr(torch.cuda, name, lambda: 0)
+        for name in ("lock", "unlock"):
+            monkeypatch.setattr(memory, name, lambda *_: None)
+        assert cache.run(findings, Setting("cuda", small=True))
+    assert set(findings.checks.values()) == {"passed"} and len(findings.arms) == len(arms)
+    assert len({figures["bits"] for figures in findings.arms.values()}) == 1
+    assert findings.arms["zipf-rowwise-10%"]["mb_out"] > 0, "rows have left the cache"
 
 
 def test_memory_that_the_system_does_not_lock_is_told_and_the_rest_is_measured(monkeypatch):
