@@ -118,7 +118,7 @@ class Contents(Callback):
 
     def after_step(self, trainer: Trainer, progress: Any) -> None:
         weights = {t.name: trainer.embedding.weights(t.name) for t in trainer.embedding.tables}
-        sums = {name: zlib.crc32(tensor.numpy()) for name, tensor in weights.items()}
+        sums = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in weights.items()}
         state = trainer.model.state_dict()
         sums |= {f"model.{name}": zlib.crc32(value.numpy().tobytes()) for name, value in state.items()}
         self.by_step[trainer.state.step] = sums
@@ -126,7 +126,7 @@ class Contents(Callback):
 
 def contents_of(version: Version) -> dict[str, int]:
     """The checksums of all tables and of the dense part of a version."""
-    sums = {name: zlib.crc32(t.stored(np.arange(t.rows))) for name, t in version.tables.items()}
+    sums = {name: zlib.crc32(t.stored(np.arange(t.rows)).tobytes()) for name, t in version.tables.items()}
     program = version.program.content()
     return sums | {name: zlib.crc32(program[b:e]) for name, (b, e) in parameters(program).items()}
 
