@@ -94,7 +94,9 @@ def test(arguments: list[str]) -> int:
     Files in the order of their names: those of few tests, which come last otherwise, take the longest.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of one do not hold up the other
-    several = [] if set(arguments) - {"--all"} else ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
+    several = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
+    if set(arguments) - {"--all"}:
+        several = []
     return run(PYTHON, "-m", "pytest", *several, *arguments)
 
 
