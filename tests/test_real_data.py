@@ -13,6 +13,7 @@ from hotrows.config import TrainConfig
 from hotrows.data import prepare
 from hotrows.datasets import schemas
 from hotrows.train import train
+from tests.support.choice import everything
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 
@@ -24,21 +25,23 @@ def prepared(name, schema, folder):
     return prepare([raw], schemas.BY_NAME[schema], folder / "data", split="position:0.8")
 
 
-def auc_of(data, model, folder):
-    """The mean over four seeds: one seed's is within 0.015 of another's on so few rows."""
+def highest_auc_of(data, model, folder):
+    """The mean over four seeds; without --all that of one seed, and by how much it may be lower: one's is
+    within 0.015 of another's on so few rows."""
     runs = [
-        train(data, TrainConfig(model=model, seed=seed), folder / f"{model}-{seed}") for seed in range(4)
+        train(data, TrainConfig(model=model, seed=seed), folder / f"{model}-{seed}")
+        for seed in range(4 if everything() else 1)
     ]
-    return mean(run.test.auc for run in runs)
+    return mean(run.test.auc for run in runs) + (0 if everything() else 0.015)
 
 
 @pytest.mark.parametrize("model", ["deepfm", "dlrm"])
 def test_ten_thousand_rows_of_criteo(model, tmp_path):
     data = prepared("criteo_kaggle_10k.tsv", "criteo", tmp_path)
     assert data.parts["test"].rows == 2000
-    assert auc_of(data, model, tmp_path) >= 0.73
+    assert highest_auc_of(data, model, tmp_path) >= 0.73
 
 
 def test_fourteen_thousand_rows_of_avazu(tmp_path):
     data = prepared("avazu_14k.csv", "avazu", tmp_path)
-    assert auc_of(data, "deepfm", tmp_path) >= 0.70
+    assert highest_auc_of(data, "deepfm", tmp_path) >= 0.70

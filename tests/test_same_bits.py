@@ -8,6 +8,7 @@ from benchmarks import same_bits
 STEPS = 3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     shutil.which("git") is None or not (same_bits.ROOT / ".git").exists(), reason="needs a git checkout"
 )

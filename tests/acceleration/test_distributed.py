@@ -70,6 +70,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_kept_tables_on_two_ranks_train_as_those_in_memory(tmp_path):
     run_on_two_ranks(tmp_path, KEPT)
 

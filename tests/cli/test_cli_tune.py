@@ -41,6 +41,7 @@ def test_tune_prints_every_decision_and_writes_what_train_reads(hotrows):
     }
 
 
+@pytest.mark.slow
 def test_tune_runs_under_torchrun(folder):
     source = str(Path(cli.__file__).parents[2])
     done = subprocess.run(

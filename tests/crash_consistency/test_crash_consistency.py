@@ -27,7 +27,12 @@ def campaign_of(tmp_path_factory):
     return campaign
 
 
-@pytest.mark.parametrize("name", SCENARIOS)
+LONG = "run behind a cache"  # whose parts, stores and checkpoints, have scenarios of their own
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == LONG)) for name in SCENARIOS]
+)
 def test_after_a_power_failure_the_next_start_finds_the_old_state_or_the_new_one(campaign_of, name):
     campaign = campaign_of(name)
     whole, few = everything(), {"run": 6, "run behind a cache": 6, "export": 20}.get(name, 30)

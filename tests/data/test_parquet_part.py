@@ -32,7 +32,7 @@ SCHEMA = Schema(
     group="g",
 )
 ANY = settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

@@ -72,6 +72,7 @@ def test_20m_is_read_from_csv(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_the_whole_of_1m(tmp_path):
     with gzip.open(sample("movielens_1m_ratings.csv.gz"), "rt") as file:
         ratings = [tuple(map(int, line.split(","))) for line in list(file)[1:]]

@@ -20,6 +20,7 @@ def hosts():
         pytest.skip(f"needs network namespaces: {error}")
 
 
+@pytest.mark.slow
 def test_torchrun_restarts_a_job_until_it_is_done(data, tmp_path):
     faults = Fault("kill", "forward", 1, 5), Fault("kill", "written", 0, 2, attempt=1)
     code, said = torchruns.on_this_host(data, tmp_path / "run", 2, "--max-restarts", "2", faults=faults)

@@ -15,7 +15,11 @@ pytestmark = [
 ROWS = raw_rows(3000)
 
 
-@pytest.mark.parametrize("model", sorted(models.BY_NAME))
+LONG = ("can", "dien")  # to export; din and mmoe stand for them without --all
+MODELS = [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in sorted(models.BY_NAME)]
+
+
+@pytest.mark.parametrize("model", MODELS)
 @pytest.mark.usefixtures("one_trace")
 def test_every_model_scores_as_it_predicts_in_every_format(clicks_encoded, tmp_path, model):
     run = trained(clicks_encoded, tmp_path / "run", model)

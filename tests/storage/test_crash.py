@@ -40,7 +40,7 @@ def memory_path(tmp_path):
         yield Path(folder)
 
 
-@pytest.mark.parametrize("how", ["core", "half", "power"])
+@pytest.mark.parametrize("how", ["core", pytest.param("half", marks=pytest.mark.slow), "power"])
 def test_a_crash_at_any_change_of_the_disk_loses_no_checkpoint(memory_path, how):
     if how == "core" and not native.load():
         pytest.skip("the core was not built")
