@@ -63,7 +63,7 @@ def measure(
     hotrows = [sys.executable, "-m", "hotrows"]
     train = [
         *hotrows, "train", str(data), "--model", "deepfm", "--run", str(run), "--batch-size", str(batch),
-        "--stream", f"folder:{events}", "--max-wait", str(EVERY), "--stop-when-idle", "15",
+        "--stream", f"folder:{events}", "--max-wait", str(EVERY),
         "--publish", str(published), "--publish-every", publish, "--linear-paths", "plain",
     ]  # fmt: skip
     serve = [*hotrows, "serve", "--follow", str(published), "--port", str(port)]

@@ -114,6 +114,14 @@ def test_the_loop_of_the_page_trains(blocks, tmp_path):
 
 
 @pytest.mark.slow
+def test_new_clicks_change_the_scores_that_are_served(tmp_path):
+    told = told_by("click_to_score.py", tmp_path)
+    scores = [float(score) for score in re.findall(r"scores (0\.\d+)", told)]
+    assert len(scores) == 7 and max(scores[:2]) < 0.3 < 0.6 < scores[-1]
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
 def test_the_stream_of_clicks_is_trained_while_it_is_written(tmp_path):
     told = told_by("stream.py", tmp_path)
     aucs = [float(auc) for auc in re.findall(r"clicks: AUC (0\.\d+) of the last", told)]

@@ -203,10 +203,12 @@ def test_types_that_mean_the_same_give_the_same(tmp_path):
 @pytest.mark.parametrize("y", [["1", "2", None, "5e1"], ["1", "2", "3", "bad"], ["bad", "2", "3", "4"]])
 @pytest.mark.parametrize("x", [["1", " 2.50 ", None, "-"], ["1", "wrong", "3", "4"]])
 def test_few_rows_are_read_as_many_are(x, y, monkeypatch):
-    """Text columns of few values are read together, those of many one by one; so is what is wrong."""
+    """Columns of few values are read together, those of many one by one; so is what is wrong."""
     ids = {"a": ["7.0", None, "-", " True "], "b": ["", "NaN", "b", "7"], "c": [1, 2, None, 4]}
+    ids["d"] = [7, -(2**63), None, -1]
     table = pa.table({**ids, "x": x, "y": y}).slice(1)
-    schema = Schema(features=(Dense("x"), Dense("y"), *map(Sparse, "abc")), missing=("-",), strip=True)
+    missing = ("-", "-1")
+    schema = Schema(features=(Dense("x"), Dense("y"), *map(Sparse, "abcd")), missing=missing, strip=True)
 
     def outcome(few):
         monkeypatch.setattr(arrow, "_FEW", few)

@@ -260,6 +260,11 @@ def name_and_value(text: str, option: str = "--option", such_as: str = "dim=32")
         return name, value
 
 
+def names_of(text: str | None) -> tuple[str, ...]:
+    """The names in a text, between commas."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
 def bar() -> AbstractContextManager[Callable[..., None]]:
     """progress(stage, done, total, note): a bar on a terminal, nothing elsewhere.
 

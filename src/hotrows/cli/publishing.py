@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hotrows.cli.options import with_options
+from hotrows.cli.options import names_of, with_options
 
 publish_options = with_options(
     click.option(
@@ -29,23 +29,29 @@ publish_options = with_options(
         show_default=True,
         help="Number format of published rows.",
     ),
+    click.option(
+        "--publish-shared",
+        metavar="FEATURES",
+        help="Features that all rows of a request share, as export --shared.",
+    ),
 )
-SECTION = {"Publishing": ("publish", "publish_every", "publish_dtype")}
+SECTION = {"Publishing": ("publish", "publish_every", "publish_dtype", "publish_shared")}
 
 
 def publishers(options: dict[str, Any]) -> list[Any]:
     """Takes the options of publishing out of those of the command; returns the callback that publishes,
     where there is something to publish to."""
-    to, every, dtype = (options.pop(name) for name in SECTION["Publishing"])
+    to, every, dtype, shared = (options.pop(name) for name in SECTION["Publishing"])
     if to is None:
         return []
     from hotrows.train.publishing import Publisher
 
-    return [Publisher(to, every, table_dtype=dtype)]
+    return [Publisher(to, every, table_dtype=dtype, shared=names_of(shared))]
 
 
 def words(callbacks: Sequence[Any]) -> list[str]:
     """Returns the options that make these callbacks again."""
-    values = [(one.to, one.every, one.table_dtype) for one in callbacks]
-    options = ("--publish", "--publish-every", "--publish-dtype")
-    return [str(word) for row in values for pair in zip(options, row, strict=True) for word in pair]
+    values = [(o.to, o.every, o.form.table_dtype, ",".join(o.form.shared)) for o in callbacks]
+    options = ("--publish", "--publish-every", "--publish-dtype", "--publish-shared")
+    pairs = [pair for row in values for pair in zip(options, row, strict=True) if pair[1] != ""]
+    return [str(word) for pair in pairs for word in pair]

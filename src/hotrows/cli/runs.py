@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows.cli.options import FILE, FOLDER, Place, bar, command, run_options
+from hotrows.cli.options import FILE, FOLDER, Place, bar, command, names_of, run_options
 from hotrows.cli.predictions import FORMATS, predictions_to
 from hotrows.runtime.units import format_bytes
 
@@ -109,6 +109,7 @@ def predict_command(
     "hotrows export runs/a --out model",
     "hotrows export runs/a --out model --checkpoint last",
     "hotrows export runs/a --format onnx --table-dtype int8 --out bundle",
+    "hotrows export runs/a --format onnx --shared user,history --out bundle",
     "hotrows export runs/a --vectors item --out items.npy",
 )
 @run_options
@@ -130,12 +131,24 @@ def predict_command(
     help="Of the tables of a bundle. [float32]",
 )
 @click.option(
+    "--shared",
+    metavar="FEATURES",
+    help="Features that all rows of a request share, such as user,history: computed once, by a program "
+    "for it.",
+)
+@click.option(
     "--vectors",
     metavar="FEATURE",
     help="Write the vectors of a feature's values alone: --out FILE.npy, .arrow or .parquet.",
 )
 def export_command(
-    run: Path, out: Path, format: str, table_dtype: str | None, vectors: str | None, **how: Any
+    run: Path,
+    out: Path,
+    format: str,
+    table_dtype: str | None,
+    shared: str | None,
+    vectors: str | None,
+    **how: Any,
 ) -> None:
     """Write a trained model as plain files.
 
@@ -144,14 +157,15 @@ def export_command(
     see `hotrows serve`.
     """
     if vectors is not None:
-        if format != "safetensors" or table_dtype is not None:
-            raise click.UsageError("--vectors writes vectors alone: without --format and --table-dtype")
+        if format != "safetensors" or table_dtype is not None or shared is not None:
+            raise click.UsageError("--vectors writes vectors alone: without options of bundles")
         _export_vectors(run, out, vectors, **how)
         return
     with bar() as progress:
         from hotrows.train.export import export
 
-        export(run, out, progress=progress, format=format, table_dtype=table_dtype, **how)
+        settings = {"format": format, "table_dtype": table_dtype, "shared": names_of(shared)}
+        export(run, out, progress=progress, **settings, **how)
     files = list((out / "tables").iterdir())
     size = format_bytes(sum(file.stat().st_size for file in files))
     program = "model.safetensors" if format == "safetensors" else f"model.{format}"

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +34,7 @@ from hotrows.planning.keys_reference import READ
 GROWTH = COUNTERS[2:6]  # rows, admitted, evicted, refused
 NewKeys = tuple[Tensor, Tensor]  # of a vocabulary: ids [b], ascending, and their keys
 Pieces = list[list[Tensor]]  # to or from each rank: int64 tensors
+_NONE = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,16 @@ class Vocabulary:
         return key_table(
             dataclasses.replace(self.dynamic, capacity=capacity, partitions=1), self.num_unknown
         )
+
+
+@dataclass(frozen=True)
+class KeyChanges:
+    """What a batch changes of a vocabulary: the ids of new keys, these keys, and, of the partitions of
+    this rank, keys that have lost their rows before."""
+
+    ids: Tensor
+    keys: Tensor
+    gone: Tensor
 
 
 @dataclass(frozen=True)
@@ -85,6 +96,8 @@ class KeyPartitions:
         self._tables = {k: self._vocabulary(k).partition(self._partitions[k][1]) for k in self._owned}
         # [K, 4] as of the batches trained, then of each batch that is resolved and not trained
         self._growth = deque([torch.zeros(len(self._partitions), len(GROWTH), dtype=torch.int64)])
+        self._changes: deque[list[KeyChanges]] = deque()  # of each such batch
+        self.observers: list[Callable[[str, KeyChanges], None]] = []  # of batches as they are trained
         self.note_saved()
 
     def _owner(self, k: int) -> int:
@@ -139,7 +152,15 @@ class KeyPartitions:
             changes[k] = torch.tensor([len(resolved.born), *(growth[name] for name in GROWTH)])
         changes = self._ranks.all_reduce(changes).wait()
         self._growth.append(changes[:, 1:])
-        return self._answered(sent, results, changes[:, 0].tolist())
+        ids, new = self._answered(sent, results, changes[:, 0].tolist())
+        died = [
+            torch.cat(
+                [_NONE, *(r.died_keys for k, r in results.items() if self._partitions[k][0] == name)]
+            )
+            for name in self.vocabularies
+        ]
+        self._changes.append([KeyChanges(*born, gone) for born, gone in zip(new, died, strict=True)])
+        return ids, new
 
     def find(self, keys: Sequence[Tensor]) -> list[Tensor]:
         """The ids of this rank's keys, by vocabulary, as of the batches trained; changes nothing."""
@@ -226,6 +247,9 @@ class KeyPartitions:
         self._growth.popleft()
         for table in self._tables.values():
             table.trained()
+        for name, changes in zip(self.vocabularies, self._changes.popleft(), strict=True):
+            for observer in self.observers:
+                observer(name, changes)
 
     def forget_plans(self) -> None:
         """Goes back to the batches trained."""
@@ -233,6 +257,7 @@ class KeyPartitions:
             table.load(table.state())
         while len(self._growth) > 1:
             self._growth.pop()
+        self._changes.clear()
 
     def growth(self, name: str, trained: bool = False) -> dict[str, int]:
         """Counts of a vocabulary over all ranks, as of the batches resolved or trained: `GROWTH`.
@@ -281,6 +306,7 @@ class KeyPartitions:
             if k in self._tables:
                 self._tables[k].load(parts)
         self._growth = deque([growth])
+        self._changes.clear()
         self.note_saved()
 
     def begin_with(self, keys: Mapping[str, Tensor]) -> dict[str, NewKeys]:

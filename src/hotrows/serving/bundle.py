@@ -3,6 +3,7 @@
     OUT/export.json            the fields of `Bundle`, with size and checksum of every file
     OUT/model.onnx, model.pt2  the program: vectors and dense values in, logits out
     OUT/tables/<table>.npy     the rows of a table, mapped into memory; see `table_rows`
+    OUT/keys/<vocabulary>.npy  of dynamic features: which key has which row; see `key_ids`
     OUT/encoders/              vocabularies and statistics, which turn raw rows into ids
 
 Nothing in it is unpickled or run but the program: ONNX Runtime computes the graph of a `model.onnx`.
@@ -27,6 +28,7 @@ from hotrows.table import Cross
 
 MANIFEST, ENCODERS = "export.json", "encoders"
 PROGRAMS = {"onnx": "model.onnx", "pt2": "model.pt2"}
+SHARED_PROGRAMS = {"onnx": "model.shared.onnx", "pt2": "model.shared.pt2"}
 INPUT_KINDS = ("dense", "pooled", "sequence", "lengths")
 _CHUNK = 16 << 20
 
@@ -38,12 +40,14 @@ class ProgramInput:
     kind: `dense` [B, num_dense]; `pooled` [B, F, D], a vector for each of F reads; `sequence` [B, T, D],
     the vectors of the one feature read, zeros behind each list; `lengths` [B] int64, of the lists of a
     feature.
-    reads: (feature, table), the table empty for lengths.
+    reads: (feature, table), the table empty for lengths and dense values, of which none means all.
+    shared: whether it is that of one sample, [1, ..], which all samples share.
     """
 
     name: str
     kind: str
     reads: tuple[tuple[str, str], ...] = ()
+    shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class StoredTable:
 
     dtype: one of `table_rows.DTYPES`. largest_error, rms_error: of weights as they are read back,
     against those of the run: the largest difference, and the root of the mean square.
+    most_rows: that it may grow to as training goes on; None: it does not grow.
     """
 
     name: str
@@ -63,6 +68,17 @@ class StoredTable:
     file: str
     largest_error: float = 0.0
     rms_error: float = 0.0
+    most_rows: int | None = None
+
+
+@dataclass(frozen=True)
+class StoredKeys:
+    """The keys of a vocabulary of dynamic features, in a file of `key_ids.KeyIds`."""
+
+    vocabulary: str
+    features: tuple[str, ...]
+    num_unknown: int
+    file: str
 
 
 @dataclass(frozen=True)
@@ -86,7 +102,9 @@ class Bundle:
     """What `export.json` of a bundle says, checked; path: of the folder.
 
     program: its file; inputs: the tensors it takes, in order; equal_lengths: groups of sequences whose
-    lists are of equal length in each sample; losses: by label, in the order of the outputs.
+    lists are of equal length in each sample; losses: by label, in the order of the outputs; keys: of
+    dynamic features. shared: features that all rows of a request may have in common, which
+    `shared_program`, its inputs `shared_inputs`, then computes once.
     """
 
     path: Path
@@ -97,6 +115,10 @@ class Bundle:
     equal_lengths: tuple[tuple[str, ...], ...]
     losses: dict[str, StoredLoss]
     files: dict[str, StoredFile]
+    keys: tuple[StoredKeys, ...] = ()
+    shared: tuple[str, ...] = ()
+    shared_program: str = ""
+    shared_inputs: tuple[ProgramInput, ...] = ()
 
     @property
     def format(self) -> str:
@@ -120,6 +142,11 @@ class Bundle:
 def table_file(table: str) -> str:
     """The file of a table, whose name comes from a column's and may hold any character."""
     return f"tables/{quote(table, safe=' ')}.npy"
+
+
+def keys_file(vocabulary: str) -> str:
+    """The file of the keys of a vocabulary."""
+    return f"keys/{quote(vocabulary, safe=' ')}.npy"
 
 
 def open_bundle(path: Path | str) -> Bundle:
@@ -154,12 +181,13 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(Bundle) if field.name
 
 def _check(bundle: Bundle) -> None:
     tables = {table.name: table for table in bundle.tables}
-    files = {bundle.program, *(table.file for table in bundle.tables)}
+    files = {bundle.program, *(stored.file for stored in (*bundle.tables, *bundle.keys))}
+    files |= {bundle.shared_program} if bundle.shared else set()
     if bundle.program not in PROGRAMS.values() or not files <= set(bundle.files):
         raise ValueError(f"expected files that it lists, found {sorted(files - set(bundle.files))}")
     if any(Path(name).is_absolute() or ".." in Path(name).parts for name in bundle.files):
         raise ValueError("a file is outside of the folder")
-    for entry in bundle.inputs:
+    for entry in (*bundle.inputs, *bundle.shared_inputs):
         names = [table for _, table in entry.reads] if entry.kind in ("pooled", "sequence") else []
         if entry.kind not in INPUT_KINDS or not set(names) <= set(tables):
             raise ValueError(f"input {entry.name!r} reads no table of it")

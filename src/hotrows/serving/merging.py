@@ -17,9 +17,11 @@ from hotrows.runtime.atomic_files import json_text, new_folder
 from hotrows.runtime.tensor_file import EXPORT_FILE
 from hotrows.serving import chain
 from hotrows.serving.bundle import MANIFEST, StoredFile
+from hotrows.serving.table_rows import TableRows
 from hotrows.serving.version import Version, version_at
 
 _CHUNK = 16 << 20  # bytes
+_ROWS = 1 << 16  # at a time
 
 
 def merge(
@@ -47,30 +49,50 @@ def write(
     fields = EXPORT_FILE.read(source / MANIFEST)
     sums = value_of(dict[str, StoredFile], fields["files"], "files of an export")
     tables = {table.file: version.tables[table.name] for table in version.bundle.tables}
-    done, total = 0, sum(table.rows for table in version.bundle.tables)
+    keys = {stored.file: version.keys[stored.vocabulary] for stored in version.bundle.keys}
+    done, total = 0, sum(table.rows for table in tables.values())
     for name in sums:
         target = out / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, target)
         if name in tables:
-            table = tables[name]
-            stored = np.lib.format.open_memmap(target, mode="r+")
-            ids = table.changed_ids()
-            for first in range(0, len(ids), 1 << 16):
-                stored[ids[first : first + (1 << 16)]] = table.stored(ids[first : first + (1 << 16)])
-            stored.flush()
-            del stored
-            done += table.rows
+            _write_table(tables[name], source / name, target)
+            done += tables[name].rows
             progress("merging", done, total)
+        elif name in keys:
+            np.save(target, keys[name].pairs())
         elif name == version.bundle.program:
             target.write_bytes(version.program.content())
+        elif version.shared_program is not None and name == version.bundle.shared_program:
+            target.write_bytes(version.shared_program.content())
+        else:
+            shutil.copyfile(source / name, target)
         sums[name] = _sum_of(target)
     fields["files"] = {name: dataclasses.asdict(of_file) for name, of_file in sums.items()}
-    fields["tables"] = [_without_errors(entry) for entry in fields["tables"]]
+    rows = [version.tables[entry["name"]].rows for entry in fields["tables"]]
+    fields["tables"] = [
+        _without_errors({**entry, "rows": n}) for entry, n in zip(fields["tables"], rows, strict=True)
+    ]
     fields.pop("largest_difference", None)
     (out / MANIFEST).write_text(json_text(EXPORT_FILE.sign(fields)))
     if version.head is not None:
         chain.write_base_head(out, version.head)
+
+
+def _write_table(table: TableRows, source: Path, target: Path) -> None:
+    """Writes a table: the rows of its file, and over them those that changed, or are new."""
+    shutil.copyfile(source, target)
+    stored = np.lib.format.open_memmap(target, mode="r+")
+    if table.rows > len(stored):
+        before, shape = stored, (table.rows, stored.shape[1])
+        grown = target.with_suffix(".grown")
+        stored = np.lib.format.open_memmap(grown, mode="w+", dtype=before.dtype, shape=shape)
+        for first in range(0, len(before), _ROWS):
+            stored[first : min(first + _ROWS, len(before))] = before[first : first + _ROWS]
+        grown.replace(target)
+    ids = table.changed_ids()
+    for first in range(0, len(ids), _ROWS):
+        stored[ids[first : first + _ROWS]] = table.stored(ids[first : first + _ROWS])
+    stored.flush()
 
 
 def _without_errors(entry: dict[str, Any]) -> dict[str, Any]:

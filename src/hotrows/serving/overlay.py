@@ -21,7 +21,7 @@ _LEAST = 1024  # slots
 
 
 class Overlay:
-    """The changed rows of a table of `num_rows`; width: bytes of a stored row; capacity: slots."""
+    """The changed rows of a table of `num_rows`, or more; width: bytes of a row; capacity: slots."""
 
     def __init__(self, num_rows: int, width: int, capacity: int = _LEAST) -> None:
         self._slot_of = np.zeros(num_rows, np.int32)
@@ -40,9 +40,11 @@ class Overlay:
     def write(self, ids: np.ndarray, rows: np.ndarray, number: int) -> Overlay:
         """The overlay with the rows [n, width] of distinct ids as of version `number`, the newest one: it
         itself, or where it has no room another one, which leaves this as it is."""
-        if self._used + len(ids) > len(self._rows):
+        last, num_rows = int(ids.max(initial=-1)), len(self._slot_of)
+        if self._used + len(ids) > len(self._rows) or last >= num_rows:
             live = self._live(number - 1)
-            larger = self._copy(live, 2 * (len(live) + len(ids)) + _LEAST)
+            num_rows = num_rows if last < num_rows else 2 * (last + 1)
+            larger = self._copy(live, 2 * (len(live) + len(ids)) + _LEAST, num_rows)
             return larger.write(ids, rows, number)
         slots = np.arange(self._used, self._used + len(ids), dtype=np.int32)
         self._rows[slots], self._number[slots], self._ids[slots] = rows, number, ids

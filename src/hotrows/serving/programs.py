@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
-from hotrows.serving.bundle import Bundle
+from hotrows.serving.bundle import Bundle, ProgramInput
 
 
 class Program(Protocol):
@@ -32,20 +34,40 @@ class Program(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class ProgramFile:
+    """The file of a program, and the tensors that it takes."""
+
+    path: Path
+    inputs: tuple[ProgramInput, ...]
+
+
 def open_program(bundle: Bundle, threads: int = 1, trust: bool = False) -> Program:
     """Opens the program of a bundle; a pt2 only where it is trusted."""
+    return _opened(ProgramFile(bundle.path / bundle.program, bundle.inputs), bundle, threads, trust)
+
+
+def open_shared_program(bundle: Bundle, threads: int = 1, trust: bool = False) -> Program | None:
+    """Opens the program that computes what is shared once; None where the bundle has none."""
+    if not bundle.shared:
+        return None
+    file = ProgramFile(bundle.path / bundle.shared_program, bundle.shared_inputs)
+    return _opened(file, bundle, threads, trust)
+
+
+def _opened(file: ProgramFile, bundle: Bundle, threads: int, trust: bool) -> Program:
     if bundle.format == "onnx":
-        return _Onnx(bundle, threads)
+        return _Onnx(file, threads)
     if not trust:
         raise ValueError(
-            f"{bundle.path / bundle.program} is read by PyTorch, which evaluates expressions of it: "
+            f"{file.path} is read by PyTorch, which evaluates expressions of it: "
             f"code, where somebody else wrote it; trust it (trust=True, --trust), or export as onnx"
         )
-    return _Torch(bundle)
+    return _Torch(file)
 
 
 class _Onnx:
-    def __init__(self, bundle: Bundle, threads: int, content: bytes | None = None) -> None:
+    def __init__(self, file: ProgramFile, threads: int, content: bytes | None = None) -> None:
         try:
             import onnxruntime
         except ImportError:
@@ -54,7 +76,7 @@ class _Onnx:
         options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
         options.log_severity_level = 3
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        path = bundle.path / bundle.program
+        path = file.path
         self._content = path.read_bytes() if content is None else content
         try:
             self._session = onnxruntime.InferenceSession(
@@ -65,15 +87,15 @@ class _Onnx:
                 f"{path} is no program that ONNX Runtime takes: {str(error)[:300]}"
             ) from None
         self._names = [value.name for value in self._session.get_inputs()]
-        if not set(self._names) <= {entry.name for entry in bundle.inputs}:
+        if not set(self._names) <= {entry.name for entry in file.inputs}:
             raise ValueError(f"{path} takes other inputs than the bundle has; export again")
-        self._bundle, self._threads = bundle, threads
+        self._file, self._threads = file, threads
 
     def __call__(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         return self._session.run(None, {name: inputs[name] for name in self._names})[0]
 
     def with_parameters(self, values: Mapping[str, np.ndarray]) -> Program:
-        return _Onnx(self._bundle, self._threads, replaced(self._content, values))
+        return _Onnx(self._file, self._threads, replaced(self._content, values))
 
     def parameter_names(self) -> Iterable[str]:
         return parameters(self._content)
@@ -84,13 +106,16 @@ class _Onnx:
 
 class _Torch:
     def __init__(
-        self, bundle: Bundle, content: bytes | None = None, values: Mapping[str, np.ndarray] | None = None
+        self,
+        file: ProgramFile,
+        content: bytes | None = None,
+        values: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         import torch
 
-        self._torch, self._names = torch, [entry.name for entry in bundle.inputs]
-        self._bundle = bundle
-        self._content = (bundle.path / bundle.program).read_bytes() if content is None else content
+        self._torch, self._names = torch, [entry.name for entry in file.inputs]
+        self._file = file
+        self._content = file.path.read_bytes() if content is None else content
         self._program = torch.export.load(io.BytesIO(self._content))
         if values is not None:
             for name, tensor in self._program.state_dict.items():
@@ -105,7 +130,7 @@ class _Torch:
             return self._module(*(torch.from_numpy(inputs[name]) for name in self._names)).numpy()
 
     def with_parameters(self, values: Mapping[str, np.ndarray]) -> Program:
-        return _Torch(self._bundle, self._content, values)
+        return _Torch(self._file, self._content, values)
 
     def parameter_names(self) -> Iterable[str]:
         return self._program.state_dict

@@ -16,6 +16,7 @@ from hotrows.data.encode.encoding import Encoder
 from hotrows.data.raw.arrow import ArrowCells, as_table, pyarrow
 from hotrows.data.raw.cells import Reading, columns_of
 from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.values import mix64
 from hotrows.schema import Schema
 from hotrows.table import Cross
 
@@ -26,15 +27,16 @@ MOST_ROWS = 65_536  # of one request: longer inputs are cut
 class Request:
     """The ids and dense values of B rows.
 
-    ids: by feature, [N], or [1] where all B rows have the one id; offsets: of a feature with lists
-    [B + 1], or [2] where all B rows have the one list; None: one id a row.
-    dense: [B, num_dense] float32, transformed.
+    ids: by feature, [N], or [1] where all B rows have the one id; of dynamic features keys. offsets: of a
+    feature with lists [B + 1], or [2] where all B rows have the one list; None: one id a row.
+    dense: [B, num_dense] float32, transformed. shared: the features that all rows have in common.
     """
 
     size: int
     ids: Mapping[str, np.ndarray]
     offsets: Mapping[str, np.ndarray | None]
     dense: np.ndarray
+    shared: frozenset[str] = frozenset()
 
     def lengths(self, feature: str) -> np.ndarray:
         """[B], or [1] where all rows have one list: how many ids each has."""
@@ -117,6 +119,7 @@ class RequestEncoder:
             dict(zip(features, encoded.ids, strict=True)) | self._crossed(features, encoded.ids),
             dict(zip(features, encoded.offsets, strict=True)) | {x.name: None for x in self._crosses},
             encoded.dense,
+            frozenset(f.name for f in self.schema.features if self.schema.column_of(f) in once),
         )
         self._check_lengths(request)
         return request
@@ -160,8 +163,6 @@ def bucket_of(ids: Sequence[np.ndarray], rows: int) -> np.ndarray:
     """
     bits = np.zeros(1, np.uint64)
     for feature_ids in ids:
-        x = bits + (feature_ids.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        bits = x ^ (x >> np.uint64(31))
+        index = feature_ids.astype(np.uint64) + np.uint64(1)
+        bits = mix64(bits + index * np.uint64(0x9E3779B97F4A7C15))
     return bits.view(np.int64) % rows

@@ -7,6 +7,7 @@ PyTorch is not imported, but for a bundle whose program is a `.pt2`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from hotrows.serving.version import Version, open_version
 _ROWS_AT_ONCE = 4096  # samples that the program computes at a time
 _PLACES_AT_ONCE = 1 << 18  # of their sequences, padded: what is computed of each takes memory
 _LEAST_PLACES = 2  # of sequences: what programs are written for
+_LEAST_SHARED = 16  # rows of a request that is computed by itself, what they share once
 
 
 class Scorer:
@@ -31,8 +33,9 @@ class Scorer:
 
     bundle: a folder of `hotrows export --format onnx` or pt2. threads: of the program and of encoding;
     memory: bytes up to which vocabularies are copied into memory (default: 1 GiB). trust: whether a
-    program may be opened whose reader runs what the file says (pt2). verify: compare tables with their
-    checksums, for which they are read whole; all other files always are.
+    program may be opened whose reader runs what the file says (pt2). verify: compare tables, and
+    vocabularies above 64 MiB, with their checksums, for which they are read whole; all other files always
+    are.
     """
 
     def __init__(
@@ -76,12 +79,14 @@ class Scorer:
 
     def _open(self, threads: int, memory: int | None) -> None:
         self.bundle: Bundle = self._fixed.bundle
-        encoder = Encoder.open(self.bundle.path / ENCODERS, threads, memory)
+        checked = False  # as files of the bundle
+        encoder = Encoder.open(self.bundle.path / ENCODERS, threads, memory, checked)
         self.requests = RequestEncoder(encoder, self.bundle.crosses, self.bundle.equal_lengths)
         self.schema = encoder.schema
-        _check_rows(self.bundle, encoder)
+        _check_rows(self._fixed, encoder)
         self._pooling = encoder.schema.pooling
         self._losses = self.bundle.loss_of_labels()
+        self._dense_columns = {f.name: place for place, f in enumerate(encoder.schema.dense)}
         self._sequences = [e.reads[0][0] for e in self.bundle.inputs if e.kind == "lengths"]
 
     @property
@@ -133,7 +138,8 @@ class Scorer:
         outputs: list[np.ndarray] = []
         group: list[Request] = []
         for piece in (piece for request in requests for piece in self._cut(request)):
-            if group and sum(r.size for r in group) + piece.size > self._rows_at_once([*group, piece]):
+            is_full = sum(r.size for r in group) + piece.size > self._rows_at_once([*group, piece])
+            if group and (is_full or self._is_shared(piece) or self._is_shared(group[0])):
                 outputs.append(self._run(group, version))
                 group = []
             group.append(piece)
@@ -141,6 +147,11 @@ class Scorer:
             outputs.append(self._run(group, version))
         joined = np.concatenate(outputs) if outputs else np.zeros(0, np.float32)
         return np.split(joined, np.cumsum([request.size for request in requests])[:-1])
+
+    def _is_shared(self, request: Request) -> bool:
+        """Whether it is worth a run of its own, in which what all of its rows share is computed once."""
+        shared = self.bundle.shared
+        return bool(shared) and request.size >= _LEAST_SHARED and request.shared.issuperset(shared)
 
     def places_of(self, request: Request) -> int:
         """The rows of a request times its longest sequence: what the program computes and pads to."""
@@ -165,14 +176,15 @@ class Scorer:
         return [_piece(request, first, min(first + most, request.size)) for first in firsts]
 
     def _run(self, requests: Sequence[Request], version: Version) -> np.ndarray:
+        requests = [_with_ids(request, version) for request in requests]
         ends = np.cumsum([0, *(request.size for request in requests)])
         spans = [slice(*span) for span in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
         pairs = list(zip(spans, requests, strict=True))
         places, size = self._longest(requests), int(ends[-1])
-        tables = version.tables
-        return version.program(
-            {entry.name: self._input(entry, pairs, size, places, tables) for entry in self.bundle.inputs}
-        )
+        program, inputs, tables = version.program, self.bundle.inputs, version.tables
+        if version.shared_program is not None and self._is_shared(requests[0]):
+            program, inputs = version.shared_program, self.bundle.shared_inputs
+        return program({e.name: self._input(e, pairs, size, places, tables) for e in inputs})
 
     def _input(
         self,
@@ -182,8 +194,12 @@ class Scorer:
         places: int,
         tables: Mapping[str, TableRows],
     ) -> np.ndarray:
+        if entry.shared:
+            pairs, size = [(slice(0, 1), first_row(request)) for _, request in pairs], 1
         if entry.kind == "dense":
-            return np.concatenate([request.dense for _, request in pairs])
+            dense = np.concatenate([request.dense for _, request in pairs])
+            columns = [self._dense_columns[feature] for feature, _ in entry.reads]
+            return np.ascontiguousarray(dense[:, columns]) if columns else dense
         if entry.kind == "lengths":
             lengths = np.empty(size, np.int64)
             for span, request in pairs:
@@ -216,11 +232,23 @@ class Scorer:
         return pooled
 
 
-def _check_rows(bundle: Bundle, encoder: Encoder) -> None:
+def _with_ids(request: Request, version: Version) -> Request:
+    """A request with ids in place of keys, those that they have in this version."""
+    ids = {
+        feature: version.keys[stored.vocabulary][request.ids[feature]]
+        for stored in version.bundle.keys
+        for feature in stored.features
+    }
+    return dataclasses.replace(request, ids={**request.ids, **ids}) if ids else request
+
+
+def _check_rows(version: Version, encoder: Encoder) -> None:
     """Refuses a bundle with a table that has fewer rows than a feature that reads it has ids."""
+    bundle = version.bundle
     rows = {feature.name: encoder.schema.rows_of(feature.name) for feature in encoder.schema.id_features}
     rows |= {cross.name: cross.rows for cross in bundle.crosses}
-    stored = {table.name: table.rows for table in bundle.tables}
+    rows |= {f: version.keys[keys.vocabulary].rows for keys in bundle.keys for f in keys.features}
+    stored = {name: table.rows for name, table in version.tables.items()}
     for entry in bundle.inputs:
         for feature, table in entry.reads:
             if feature not in rows or (table and stored[table] < rows[feature]):
@@ -252,6 +280,11 @@ def _predictions(outputs: np.ndarray, loss: Loss) -> np.ndarray:
     return np.exp(outputs) if loss.link == "exp" else outputs
 
 
+def first_row(request: Request) -> Request:
+    """The first row of a request, of which what all rows share is read."""
+    return _piece(request, 0, 1)
+
+
 def _piece(request: Request, first: int, end: int) -> Request:
     ids: dict[str, np.ndarray] = {}
     offsets: dict[str, np.ndarray | None] = {}
@@ -264,7 +297,7 @@ def _piece(request: Request, first: int, end: int) -> Request:
         else:
             ids[name] = values[ends[first] : ends[end]]
             offsets[name] = ends[first : end + 1] - ends[first]
-    return Request(end - first, ids, offsets, request.dense[first:end])
+    return Request(end - first, ids, offsets, request.dense[first:end], request.shared)
 
 
 def _pad(padded: np.ndarray, lengths: np.ndarray, rows: np.ndarray) -> None:

@@ -13,6 +13,7 @@ as the one weight a row of a linear part.
 from __future__ import annotations
 
 import copy
+import mmap
 from pathlib import Path
 
 import numpy as np
@@ -66,15 +67,28 @@ class TableRows:
     """The rows of a table, mapped from its file: nothing is read until an id asks for it.
 
     path: of a file that `encode` filled; dtype, rows, dim: of the table, which the file must fit.
+    most_rows: that later versions may have (default: rows). at_random: read the pages that are asked for
+    alone, and none ahead: for tables that are larger than memory.
     """
 
-    def __init__(self, path: Path, dtype: str, rows: int, dim: int) -> None:
+    def __init__(
+        self,
+        path: Path,
+        dtype: str,
+        rows: int,
+        dim: int,
+        most_rows: int | None = None,
+        at_random: bool = False,
+    ) -> None:
         if dtype not in DTYPES:
             raise ValueError(f"{path}: a table is one of {', '.join(DTYPES)}, not {dtype!r}")
         try:
-            stored = np.lib.format.open_memmap(path, mode="r").view(np.ndarray)
+            mapped = np.lib.format.open_memmap(path, mode="r")
         except (ValueError, EOFError) as error:
             raise ValueError(f"{path} is damaged: {error}; export again") from None
+        if at_random and hasattr(mmap, "MADV_RANDOM"):
+            mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
+        stored = mapped.view(np.ndarray)
         if (stored.dtype, stored.shape) != stored_shape(dtype, rows, dim):
             raise ValueError(
                 f"{path} is damaged: expected {stored_shape(dtype, rows, dim)}, found "
@@ -82,6 +96,7 @@ class TableRows:
             )
         self.path, self.dtype, self.rows, self.dim = path, dtype, rows, dim
         self._stored, self._number = stored, 0
+        self._most_rows = most_rows or rows
         self._overlay: Overlay | None = None
 
     def __getitem__(self, ids: np.ndarray) -> np.ndarray:
@@ -95,7 +110,11 @@ class TableRows:
         return self._overlay.read(ids, self._number, self._bytes).view(self._stored.dtype)
 
     def _bytes(self, ids: np.ndarray) -> np.ndarray:
-        return self._stored.take(ids, 0).view(np.uint8)
+        """Rows of the file; behind its end, of rows that nothing has read yet, zeros."""
+        rows = self._stored.take(ids, 0, mode="clip").view(np.uint8)
+        if self.rows > len(self._stored):
+            rows[ids >= len(self._stored)] = 0
+        return rows
 
     # ---- later versions of the table
 
@@ -105,22 +124,24 @@ class TableRows:
         Of one table the versions are made one after the other. ValueError where they do not fit it.
         """
         fits = (rows.dtype, rows.shape[1:]) == (self._stored.dtype, self._stored.shape[1:])
-        if not fits or (len(ids) and not 0 <= ids[0] <= ids[-1] < self.rows):
+        if not fits or (len(ids) and not 0 <= ids[0] <= ids[-1] < self._most_rows):
             raise ValueError(
-                f"expected rows of {self.rows:,} {self._stored.shape[1:]} {self._stored.dtype}, found "
-                f"{rows.shape[1:]} {rows.dtype} of ids up to {ids[-1] if len(ids) else 0:,}"
+                f"expected rows of {self._most_rows:,} {self._stored.shape[1:]} {self._stored.dtype}, "
+                f"found {rows.shape[1:]} {rows.dtype} of ids up to {ids[-1] if len(ids) else 0:,}"
             )
         overlay = self._overlay
         if overlay is None:
             width = self._stored.shape[1] * self._stored.itemsize
             overlay = Overlay(self.rows, width, 1024 + 2 * len(ids))
         by_byte = np.ascontiguousarray(rows).view(np.uint8)
-        return self._with(self._stored, self.path, overlay.write(ids, by_byte, number), number)
+        later = self._with(self._stored, self.path, overlay.write(ids, by_byte, number), number)
+        later.rows = max(self.rows, 1 + int(ids.max(initial=0)))
+        return later
 
     def on(self, base: TableRows, number: int) -> TableRows:
         """This table with its unchanged rows read from `base`, the table as of version `number`: only
         rows that changed later take memory."""
-        overlay = self._overlay and self._overlay.since(number, self._number, base.rows)
+        overlay = self._overlay and self._overlay.since(number, self._number, max(base.rows, self.rows))
         return self._with(base._stored, base.path, overlay, self._number)
 
     def changed_ids(self) -> np.ndarray:

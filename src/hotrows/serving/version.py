@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
+from hotrows.runtime.machine import total_memory
 from hotrows.serving import chain
 from hotrows.serving.bundle import Bundle, open_bundle
 from hotrows.serving.chain import Chain
-from hotrows.serving.deltas import VersionHead, read_delta
-from hotrows.serving.programs import Program, open_program
+from hotrows.serving.deltas import Delta, VersionHead, read_delta
+from hotrows.serving.key_ids import GONE, KeyIds
+from hotrows.serving.programs import Program, open_program, open_shared_program
 from hotrows.serving.table_rows import TableRows
 
+_LARGE = 64 << 20  # bytes of a file that is mapped, and not read to open it
 TRIES = 5  # of a version whose files are deleted meanwhile
 
 
@@ -23,6 +28,7 @@ class Version:
 
     bundle: whose files it is made of, and what its program takes; tables: by name; head: of the
     version of a chain, None of a bundle by itself; base: the number of the base that its files are of.
+    keys: of dynamic features, by vocabulary. shared_program: for rows that share what the bundle says.
     """
 
     bundle: Bundle
@@ -30,6 +36,8 @@ class Version:
     program: Program
     head: VersionHead | None = None
     base: int = 0
+    keys: Mapping[str, KeyIds] = field(default_factory=dict)
+    shared_program: Program | None = None
 
     @property
     def number(self) -> int:
@@ -47,48 +55,68 @@ def open_version(
 ) -> Version:
     """The version that a bundle, or a base of a chain, is.
 
-    verify: compare tables with their checksums, for which they are read whole; all other files are.
+    verify: compare tables, and other large files, with their checksums, for which they are read whole;
+    all other files are.
     """
     bundle = open_bundle(path)
     in_tables = {table.file for table in bundle.tables}
-    for name in bundle.files:
-        if verify or name not in in_tables:
+    for name, stored in bundle.files.items():
+        if verify or (name not in in_tables and stored.bytes <= _LARGE):
             bundle.verify(name)
+    at_random = 2 * sum(bundle.files[name].bytes for name in in_tables) > total_memory()
     tables = {
-        table.name: TableRows(bundle.path / table.file, table.dtype, table.rows, table.dim)
-        for table in bundle.tables
+        t.name: TableRows(bundle.path / t.file, t.dtype, t.rows, t.dim, t.most_rows, at_random)
+        for t in bundle.tables
     }
+    keys = {k.vocabulary: KeyIds(bundle.path / k.file, k.num_unknown) for k in bundle.keys}
     head = chain.base_head(bundle.path) if (bundle.path / chain.HEAD).exists() else None
-    program = open_program(bundle, threads, trust)
-    return Version(bundle, tables, program, head, 0 if head is None else head.number)
+    programs = open_program(bundle, threads, trust), open_shared_program(bundle, threads, trust)
+    number = 0 if head is None else head.number
+    return Version(bundle, tables, programs[0], head, number, keys, programs[1])
 
 
 def with_deltas(version: Version, folder: Path, numbers: Sequence[int]) -> Version:
     """A version after these deltas of a folder, in order; ValueError where one does not follow."""
-    tables, dense = dict(version.tables), None
+    tables, keys, dense = dict(version.tables), dict(version.keys), None
     head = version.head
     for number in numbers:
         path = chain.delta_path(folder, number)
         delta = read_delta(path)
         assert head is not None, "a bundle by itself has no later version"
         chain.check_follows(head, delta.head, path)
-        if delta.keys or delta.gone or not delta.rows.keys() <= tables.keys():
+        known = delta.rows.keys() <= tables.keys() and {*delta.keys, *delta.gone} <= keys.keys()
+        if not known:
             raise ValueError(f"{path} has keys or tables that the base does not have; publish again")
         for name, (ids, rows) in delta.rows.items():
             try:
                 tables[name] = tables[name].changed(ids, rows, number)
             except ValueError as error:
                 raise ValueError(f"{path}: table {name!r}: {error}; publish again") from None
+        keys |= {name: of_keys.changed(*_news(delta, name), number) for name, of_keys in keys.items()}
         head, dense = delta.head, delta.dense
-    program = version.program if dense is None else version.program.with_parameters(dense)
-    return dataclasses.replace(version, tables=tables, program=program, head=head)
+    program, shared = version.program, version.shared_program
+    if dense is not None:
+        program = program.with_parameters(dense)
+        shared = shared and shared.with_parameters(dense)
+    return dataclasses.replace(
+        version, tables=tables, program=program, head=head, keys=keys, shared_program=shared
+    )
+
+
+def _news(delta: Delta, vocabulary: str) -> tuple[np.ndarray, np.ndarray]:
+    """The keys of a vocabulary that a delta changes, and their ids."""
+    none = np.zeros(0, np.int64)
+    keys, ids = delta.keys.get(vocabulary, (none, none))
+    gone = delta.gone.get(vocabulary, none)
+    return np.concatenate([gone, keys]), np.concatenate([np.full(len(gone), GONE), ids])
 
 
 def on_base(version: Version, base: Version) -> Version:
     """The same version with its unchanged rows read from a later base, so that memory holds only those
     that changed after it."""
     tables = {name: table.on(base.tables[name], base.number) for name, table in version.tables.items()}
-    return dataclasses.replace(version, bundle=base.bundle, tables=tables, base=base.number)
+    keys = {name: of_keys.on(base.keys[name], base.number) for name, of_keys in version.keys.items()}
+    return dataclasses.replace(version, bundle=base.bundle, tables=tables, base=base.number, keys=keys)
 
 
 def version_at(

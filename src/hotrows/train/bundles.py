@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +21,34 @@ from torch import Tensor
 from hotrows.batch import Batch
 from hotrows.checkpoint import files
 from hotrows.checkpoint.files import FileSum
+from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.runtime.atomic_files import link_or_copy
-from hotrows.schema import is_list
+from hotrows.runtime.suggestions import did_you_mean
+from hotrows.schema import MISSING_KEY, Schema, is_list
 from hotrows.serving import table_rows
 from hotrows.serving.bundle import (
     ENCODERS,
     PROGRAMS,
+    SHARED_PROGRAMS,
     Bundle,
+    ProgramInput,
+    StoredKeys,
     StoredLoss,
     StoredTable,
     fields_of,
     files_of,
+    keys_file,
     table_file,
 )
 from hotrows.serving.requests import Request, bucket_of
-from hotrows.serving.scorer import Scorer
+from hotrows.serving.scorer import Scorer, first_row
+from hotrows.serving.version import Version
 from hotrows.table import Table
 from hotrows.train import run_folder
 from hotrows.train.evaluate import logits_of
 from hotrows.train.program import PlainModel, onnx_program, torch_program
 from hotrows.train.recommender import Recommender
+from hotrows.train.shared_program import SharedModel, shared_program
 
 Progress = Callable[[str, int, int], None]
 _SAMPLES, _LONGEST = 128, 6  # of the ids that a new bundle is compared on
@@ -48,34 +57,51 @@ _TOLERANCE = (
 )
 
 
+@dataclass(frozen=True)
+class BundleForm:
+    """What a bundle is to be.
+
+    format: of its programs, one of `PROGRAMS`; table_dtype: one of `table_rows.DTYPES`; shared: features
+    that all candidates of a user have in common, for a program that computes them once.
+    """
+
+    format: str = "onnx"
+    table_dtype: str = "float32"
+    shared: tuple[str, ...] = ()
+
+
 def write_bundle(
-    folder: Path, recommender: Recommender, run: Path, kind: str, table_dtype: str, progress: Progress
+    folder: Path, recommender: Recommender, run: Path, form: BundleForm, progress: Progress
 ) -> tuple[dict[str, Any], dict[str, FileSum]]:
     """Writes all of a bundle but its `export.json`; returns the fields and the sums of files for it.
 
-    recommender: what is served; run: its folder, which has the encoders. kind: one of `PROGRAMS`;
-    table_dtype: one of `table_rows.DTYPES`.
+    recommender: what is served; run: its folder, which has the encoders.
     """
     run_folder.open_encoder(run)  # refuses a run whose data came encoded
-    dynamic = [f.name for f in recommender.schema.id_features if f.dynamic is not None]
-    if dynamic:
-        raise ValueError(
-            f"features {', '.join(dynamic)} are dynamic, and a bundle has rows of vocabularies alone; "
-            f"use --format safetensors"
-        )
+    _check_shared(form.shared, recommender.schema)
     embedding, model = recommender.embedding, recommender.model
     on_host = copy.deepcopy(model).cpu()  # as it is to be exported, not trained
     plain = PlainModel(on_host, embedding.packs, len(recommender.schema.dense))
-    sums = {PROGRAMS[kind]: _write_program(folder / PROGRAMS[kind], plain, kind)}
+    program, kind = torch_program(plain), form.format
+    sums = {PROGRAMS[kind]: _write_program(folder / PROGRAMS[kind], plain, program, kind)}
+    shared_inputs: tuple[ProgramInput, ...] = ()
+    if form.shared:
+        names = [feature.name for feature in recommender.schema.dense]
+        both = SharedModel(plain, program, form.shared, names)
+        name, shared_inputs = SHARED_PROGRAMS[kind], both.inputs
+        sums[name] = _write_program(folder / name, both, shared_program(both), kind)
     tables = []
     (folder / "tables").mkdir()
-    done, num_rows = 0, sum(table.rows for table in embedding.tables)
+    num_rows, done = embedding.num_rows(), 0
     for table in embedding.tables:
-        chunks = embedding.weight_chunks(table.name)
-        stored, sums[table_file(table.name)] = _write_table(folder, table, chunks, table_dtype)
+        rows = num_rows[table.name]
+        chunks = embedding.weight_chunks(table.name, rows)
+        stored, sums[table_file(table.name)] = _write_table(folder, table, rows, chunks, form.table_dtype)
         tables.append(stored)
-        done += table.rows
-        progress("exporting", done, num_rows)
+        done += rows
+        progress("exporting", done, sum(num_rows.values()))
+    keys = tuple(_write_keys(folder, embedding.dynamic)) if embedding.dynamic else ()
+    sums |= {stored.file: files.sum_of(folder / stored.file) for stored in keys}
     sums |= _copy_encoders(run, folder)
     histories = getattr(model, "histories", ())
     bundle = Bundle(
@@ -90,6 +116,10 @@ def write_bundle(
             for label, loss in zip(recommender.labels, recommender.losses, strict=True)
         },
         files=files_of({name: dataclasses.asdict(of_file) for name, of_file in sums.items()}),
+        keys=keys,
+        shared=form.shared,
+        shared_program=SHARED_PROGRAMS[kind] if form.shared else "",
+        shared_inputs=shared_inputs,
     )
     return fields_of(bundle), sums
 
@@ -100,7 +130,7 @@ def check_bundle(folder: Path, recommender: Recommender) -> float:
     ValueError where tables are as trained and the difference is none of rounding.
     """
     scorer = Scorer(folder, trust=True)
-    batch, request = _random_ids(recommender, scorer.bundle)
+    batch, request = _random_ids(recommender, scorer.version)
     try:
         ((_, expected),) = logits_of(recommender, [batch])
     except Exception as error:
@@ -110,6 +140,10 @@ def check_bundle(folder: Path, recommender: Recommender) -> float:
         ) from error
     (logits,) = scorer.logits_of([request])
     difference = float(np.abs(logits - expected.numpy()).max())
+    if scorer.bundle.shared:
+        both = _sharing(request, scorer.bundle, recommender.schema)
+        (logits,), (of_all,) = (scorer.logits_of([request]) for request in both)
+        difference = max(difference, float(np.abs(logits - of_all).max()))
     exact = all(table.dtype == "float32" for table in scorer.bundle.tables)
     if not difference <= _TOLERANCE * max(1.0, float(expected.abs().max())) and exact:
         raise ValueError(
@@ -120,8 +154,45 @@ def check_bundle(folder: Path, recommender: Recommender) -> float:
     return difference
 
 
-def _write_program(path: Path, plain: PlainModel, kind: str) -> FileSum:
-    program = torch_program(plain)
+def _check_shared(shared: Sequence[str], schema: Schema) -> None:
+    names = [feature.name for feature in schema.features]
+    for name in shared:
+        if name not in names:
+            raise ValueError(
+                f"shared features are some of the schema's, and {name!r} is none"
+                f"{did_you_mean(name, names) or ': ' + ', '.join(names)}"
+            )
+    if set(names) <= set(shared):
+        raise ValueError(
+            "all features are shared, so that all rows of a request are equal; leave one out"
+        )
+
+
+def _sharing(request: Request, bundle: Bundle, schema: Schema) -> tuple[Request, Request]:
+    """A request whose rows have the shared features of its first row, looked up once, and row by row."""
+    first, dense = first_row(request), request.dense.copy()
+    for place, feature in enumerate(schema.dense):
+        if feature.name in bundle.shared:
+            dense[:, place] = dense[0, place]
+    once, all_rows = (
+        (dict(request.ids), dict(request.offsets)),
+        (dict(request.ids), dict(request.offsets)),
+    )
+    for name in set(bundle.shared) & set(request.ids):
+        ids, ends = first.ids[name], first.offsets[name]
+        once[0][name], once[1][name] = ids, ends
+        all_rows[0][name] = np.tile(ids, request.size)
+        all_rows[1][name] = None if ends is None else np.arange(request.size + 1) * len(ids)
+    for cross in bundle.crosses:
+        for ids, _ in (once, all_rows):
+            ids[cross.name] = bucket_of([ids[name] for name in cross.features], cross.rows)
+    shared = frozenset(bundle.shared)
+    return Request(request.size, *once, dense, shared), Request(request.size, *all_rows, dense)
+
+
+def _write_program(
+    path: Path, plain: PlainModel | SharedModel, program: torch.export.ExportedProgram, kind: str
+) -> FileSum:
     if kind == "onnx":
         return files.write_file(path, [onnx_program(plain, program).SerializeToString()])
     buffer = io.BytesIO()
@@ -129,15 +200,26 @@ def _write_program(path: Path, plain: PlainModel, kind: str) -> FileSum:
     return files.write_file(path, [buffer.getvalue()])
 
 
+def _write_keys(folder: Path, dynamic: DynamicIds) -> Iterator[StoredKeys]:
+    """Writes which key has which row, by vocabulary."""
+    (folder / "keys").mkdir()
+    for name, vocabulary in dynamic.vocabularies.items():
+        ids, keys = (tensor.numpy() for tensor in dynamic.keys.live(name))
+        order = keys.argsort()
+        np.save(folder / keys_file(name), np.stack([keys[order], ids[order]]))
+        features = tuple(f for f, of_feature in dynamic.features.items() if of_feature == name)
+        yield StoredKeys(name, features, vocabulary.num_unknown, keys_file(name))
+
+
 def _write_table(
-    folder: Path, table: Table, chunks: Iterable[Tensor], wanted: str
+    folder: Path, table: Table, rows: int, chunks: Iterable[Tensor], wanted: str
 ) -> tuple[StoredTable, FileSum]:
     dtype = table_rows.smallest_dtype(wanted, table.dim)
     largest, squares = 0.0, 0.0
 
     def content() -> Iterator[bytes | memoryview]:
         nonlocal largest, squares
-        yield _npy_header(*table_rows.stored_shape(dtype, table.rows, table.dim))
+        yield _npy_header(*table_rows.stored_shape(dtype, rows, table.dim))
         for chunk in chunks:
             weights = chunk.float().numpy()
             if not np.isfinite(weights).all():
@@ -150,9 +232,10 @@ def _write_table(
 
     name = table_file(table.name)
     of_file = files.write_file(folder / name, content())
-    rms = (squares / (table.rows * table.dim)) ** 0.5
-    sizes = table.role, table.features, table.rows, table.dim
-    return StoredTable(table.name, *sizes, dtype, name, largest, rms), of_file
+    rms = (squares / (rows * table.dim)) ** 0.5
+    most = None if rows == table.rows else table.rows
+    sizes = table.role, table.features, rows, table.dim
+    return StoredTable(table.name, *sizes, dtype, name, largest, rms, most), of_file
 
 
 def _npy_header(dtype: np.dtype, shape: tuple[int, int]) -> bytes:
@@ -172,9 +255,10 @@ def _copy_encoders(run: Path, folder: Path) -> dict[str, FileSum]:
     return sums
 
 
-def _random_ids(recommender: Recommender, bundle: Bundle) -> tuple[Batch, Request]:
-    """Ids of all features, drawn at random, as a batch and as a request."""
-    random = np.random.default_rng(0)
+def _random_ids(recommender: Recommender, version: Version) -> tuple[Batch, Request]:
+    """Ids of all features, or their keys, drawn at random, as a batch and as a request."""
+    random, bundle = np.random.default_rng(0), version.bundle
+    live = {f: version.keys[k.vocabulary].pairs()[0] for k in bundle.keys for f in k.features}
     schema = recommender.schema
     dense = random.normal(size=(_SAMPLES, len(schema.dense))).astype(np.float32)
     together = {name: group[0] for group in bundle.equal_lengths for name in group}
@@ -189,7 +273,11 @@ def _random_ids(recommender: Recommender, bundle: Bundle) -> tuple[Batch, Reques
             drawn = random.integers(0, most + 1, _SAMPLES)
             count = by_group.setdefault(together.get(name, name), drawn)
         lengths[name] = count
-        ids[name] = random.integers(0, schema.rows_of(name), int(count.sum()))
+        drawn_ids = random.integers(0, schema.rows_of(name), int(count.sum()))
+        if feature.dynamic is not None:  # some keys have rows, others none
+            keys = np.append(live.get(name, ()), [7, MISSING_KEY]).astype(np.int64)
+            drawn_ids = keys[drawn_ids % len(keys)]
+        ids[name] = drawn_ids
         offsets[name] = np.concatenate([[0], count.cumsum()]) if is_list(feature) else None
     ends = np.concatenate([np.zeros(1, np.int64), *lengths.values()]).cumsum()
     batch = Batch(

@@ -21,7 +21,7 @@ store may be larger than memory.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ from hotrows.runtime.atomic_files import new_folder
 from hotrows.runtime.tensor_file import DTYPES, Stored
 from hotrows.serving.table_rows import DTYPES as ROW_DTYPES
 from hotrows.table import Table
-from hotrows.train.bundles import check_bundle, write_bundle
+from hotrows.train.bundles import BundleForm, check_bundle, write_bundle
 from hotrows.train.predictor import Predictor, load_run
 from hotrows.train.recommender import Recommender
 from hotrows.version import VERSION
@@ -55,6 +55,7 @@ def export(
     *,
     format: str = "safetensors",
     table_dtype: str | None = None,
+    shared: Sequence[str] = (),
     model: str | type[Model] | Model | None = None,
     trust: bool = False,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
@@ -64,6 +65,8 @@ def export(
     format: safetensors, weights alone; onnx or pt2, a bundle with a program, to be served.
     table_dtype: of the tables of a bundle: float32 (default), float16, int8 or int4; the errors are in
     its `export.json`. Weights alone are written as they are stored.
+    shared: features that all rows of a request have in common, as a user beside many candidates has; a
+    program of the bundle computes what follows from them once.
     model, trust: of a model of one's own, see `load_run`.
     progress: called with "exporting", the rows written and the rows of all tables.
     """
@@ -74,6 +77,8 @@ def export(
             f"table_dtype must be one of {', '.join(ROW_DTYPES)}, for format onnx or pt2, not "
             f"{table_dtype!r} for {format}"
         )
+    if shared and format == "safetensors":
+        raise ValueError("shared features are for a program: give format onnx or pt2, not safetensors")
     with new_folder(Path(out)) as folder:
         predictor = load_run(run, which, model=model, trust=trust)
         try:
@@ -83,22 +88,26 @@ def export(
                 table_files.sums[_MODEL] = _write_model(folder, predictor.model)
                 table_files.describe(_MANIFEST, {**fields, "parameters": _MODEL})
             else:
-                dtype = table_dtype or "float32"
-                write_whole_bundle(folder, predictor, predictor.run, which, format, dtype, progress)
+                form = BundleForm(format, table_dtype or "float32", tuple(shared))
+                write_whole_bundle(folder, predictor, predictor.run, which, form, progress)
         finally:
             predictor.embedding.close()
     return Path(out)
 
 
 def write_whole_bundle(
-    folder: Path, recommender: Recommender, run: Path, which: str, format: str, table_dtype: str,
+    folder: Path,
+    recommender: Recommender,
+    run: Path,
+    which: str,
+    form: BundleForm,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
-) -> None:  # fmt: skip
+) -> None:
     """Writes the bundle of a model of `run` into `folder`, compares it with the model, and describes it.
 
     which: of the states of the run it is, as `export.json` is to say.
     """
-    bundle, sums = write_bundle(folder, recommender, run, format, table_dtype, progress)
+    bundle, sums = write_bundle(folder, recommender, run, form, progress)
     fields = {**_description(recommender, which), **bundle}
     describe(folder / _MANIFEST, fields, sums)
     difference = check_bundle(folder, recommender)

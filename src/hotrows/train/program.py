@@ -88,8 +88,9 @@ def torch_program(plain: PlainModel) -> torch.export.ExportedProgram:
         raise ValueError(f"{name} is not taken by torch.export: {_line(error)}; {_KNOWN}") from error
 
 
-def onnx_program(plain: PlainModel, program: torch.export.ExportedProgram) -> Any:
-    """The ONNX model of a program; its inputs have the names of `plain.inputs`."""
+def onnx_program(plain: nn.Module, program: torch.export.ExportedProgram) -> Any:
+    """The ONNX model of a program of a `PlainModel` or `SharedModel`; its inputs have the names of
+    `plain.inputs`."""
     name = type(plain.model).__name__
     try:
         import onnx

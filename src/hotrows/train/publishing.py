@@ -18,7 +18,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,14 +29,17 @@ from torch import Tensor
 
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import DenseRowOptimizer
+from hotrows.planning.key_partitions import KeyChanges
 from hotrows.planning.packing import rows_of
 from hotrows.record import layout_of, views
 from hotrows.runtime.atomic_files import make_folder, new_folder, write_first
 from hotrows.runtime.locks import Lock
 from hotrows.serving import chain, merging, table_rows
 from hotrows.serving.deltas import Delta, VersionHead, write_delta
+from hotrows.serving.key_ids import GONE, last_of_each
 from hotrows.serving.places import Mirror
 from hotrows.serving.version import Version, version_at, with_deltas
+from hotrows.train.bundles import BundleForm
 from hotrows.train.callback import Callback
 from hotrows.train.export import write_whole_bundle
 from hotrows.train.progress import Progress
@@ -72,12 +75,14 @@ class Every:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """What a delta is made of: weights [n, D] of ids [n] ascending by table, and the dense part."""
+    """What a delta is made of: weights [n, D] of ids [n] ascending by table, the dense part, and by
+    vocabulary, keys [n] whose rows are others, and their ids, `GONE` where they have none."""
 
     step: int
     time: float
     rows: Mapping[str, tuple[Tensor, Tensor]]
     dense: Mapping[str, Tensor]
+    keys: Mapping[str, np.ndarray]
 
 
 class Publisher(Callback):
@@ -85,8 +90,9 @@ class Publisher(Callback):
 
     to: a folder, or a URL of a place (`serving.places`): the run's folder then has a copy. every: such as
     "30s" or "500b". format: of the program, onnx or pt2; table_dtype: of served rows, float32, float16,
-    int8 or int4. base_every: deltas between bases (default: until they are as large as a base). keep: how
-    many of the last bases stay, with the deltas after them.
+    int8 or int4; shared: features that all rows of a request have in common, see `export`. base_every:
+    deltas between bases (default: until they are as large as a base). keep: how many of the last bases
+    stay, with the deltas after them.
     """
 
     def __init__(
@@ -96,6 +102,7 @@ class Publisher(Callback):
         *,
         format: str = "onnx",
         table_dtype: str = "float32",
+        shared: Sequence[str] = (),
         base_every: int | None = None,
         keep: int = 2,
     ) -> None:
@@ -108,9 +115,10 @@ class Publisher(Callback):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         self.to, self.every = to, Every.parse(every)
-        self._format, self.table_dtype = format, table_dtype
+        self.form = BundleForm(format, table_dtype, tuple(shared))
         self._base_every, self._keep = base_every, keep
         self._marks: list[_Marks] = []
+        self._keys: dict[str, _ChangedKeys] = {}
         self._work: queue.Queue[_Snapshot | None] = queue.Queue(1)
         self._returned: queue.Queue[_Snapshot] = queue.Queue()  # that could not be written
         self._thread: threading.Thread | None = None
@@ -132,6 +140,11 @@ class Publisher(Callback):
         observers = embedding.packed.observers
         observers.append(self._note)
         self._stack.callback(observers.remove, self._note)
+        if embedding.dynamic is not None:
+            of_keys = embedding.dynamic.keys
+            self._keys = {name: _ChangedKeys() for name in of_keys.vocabularies}
+            of_keys.observers.append(self._note_keys)
+            self._stack.callback(of_keys.observers.remove, self._note_keys)
         with torch.random.fork_rng(devices=[]):
             self._version = self._first_version(trainer)
         self._head, self._published_at = self._version.head, time.monotonic()
@@ -183,10 +196,16 @@ class Publisher(Callback):
     def _note(self, g: int, rows: Tensor) -> None:
         self._marks[g].add(rows)
 
+    def _note_keys(self, vocabulary: str, changes: KeyChanges) -> None:
+        self._keys[vocabulary].add(changes.gone.numpy(), GONE)
+        self._keys[vocabulary].add(changes.keys.numpy(), changes.ids.numpy())
+
     def _hand_over(self, trainer: Trainer) -> None:
         while not self._returned.empty():
             lost = self._returned.get()
             self._mark(trainer.embedding, {name: ids for name, (ids, _) in lost.rows.items()})
+            for name, (keys, ids) in lost.keys.items():
+                self._keys[name].add_before(keys, ids)
         self._published_at, self._published_step = time.monotonic(), trainer.state.step
         with trainer.steps.paused() if trainer.cached_tables else nullcontext():
             self._work.put(self._snapshot(trainer))
@@ -207,7 +226,8 @@ class Publisher(Callback):
         model = trainer.model
         tensors = dict([*model.named_parameters("model"), *model.named_buffers("model")])
         dense = {name: tensors[name].detach().cpu().clone() for name in self._names}
-        return _Snapshot(trainer.state.step, time.time(), rows, dense)
+        keys = {name: changed.take() for name, changed in self._keys.items()}
+        return _Snapshot(trainer.state.step, time.time(), rows, dense, keys)
 
     def _mark(self, embedding: Embedding, ids: Mapping[str, Tensor]) -> None:
         """Marks ids of tables as touched."""
@@ -224,8 +244,8 @@ class Publisher(Callback):
         if not versions.newest:
             path = chain.base_path(self.folder, 1)
             with new_folder(path) as part:
-                settings = f"step {trainer.state.step}", self._format, self.table_dtype
-                write_whole_bundle(part, trainer.recommender, trainer.run, *settings)
+                which = f"step {trainer.state.step}"
+                write_whole_bundle(part, trainer.recommender, trainer.run, which, self.form)
                 chain.write_base_head(part, VersionHead(name, 1, trainer.state.step, time.time()))
             if self._mirror:
                 self._mirror.push()
@@ -238,6 +258,10 @@ class Publisher(Callback):
                 f"publish each run into a folder of its own"
             )
         self._mark(trainer.embedding, dict(_differences(trainer.embedding, version)))
+        for name, changed in self._keys.items():
+            ids, keys = (tensor.numpy() for tensor in trainer.embedding.dynamic.keys.live(name))
+            changed.add(version.keys[name].pairs()[0], GONE)
+            changed.add(keys, ids)
         return version
 
     # ---- the thread that publishes
@@ -269,7 +293,11 @@ class Publisher(Callback):
         }
         path = chain.delta_path(self.folder, number)
         dense = {name: values.numpy() for name, values in snapshot.dense.items()}
-        self._head = write_delta(path, Delta(following, rows, dense))
+        live = {name: pairs[:, pairs[1] != GONE] for name, pairs in snapshot.keys.items()}
+        keys = {name: (pairs[0], pairs[1]) for name, pairs in live.items() if pairs.size}
+        gone = {name: pairs[0, pairs[1] == GONE] for name, pairs in snapshot.keys.items()}
+        gone = {name: keys for name, keys in gone.items() if len(keys)}
+        self._head = write_delta(path, Delta(following, rows, dense, keys, gone))
         self._bytes += path.stat().st_size
         if self._wants_base(number):
             self._make_base(number)
@@ -317,6 +345,28 @@ class _Marks:
         return rows
 
 
+class _ChangedKeys:
+    """The keys of a vocabulary that have got rows, or lost them, since they were taken last."""
+
+    def __init__(self) -> None:
+        self._parts = [np.zeros((2, 0), np.int64)]
+
+    def add(self, keys: np.ndarray, ids: np.ndarray | int) -> None:
+        """Notes keys [n], distinct ones, that have these ids from here on."""
+        if len(keys):
+            self._parts.append(np.stack([keys, np.broadcast_to(ids, keys.shape)]))
+
+    def add_before(self, keys: np.ndarray, ids: np.ndarray) -> None:
+        """Notes keys that had these ids before all that was noted."""
+        self._parts.insert(0, np.stack([keys, ids]))
+
+    def take(self) -> np.ndarray:
+        """[2, n]: the keys, ascending, and the ids that they have now; none is noted then."""
+        pairs = last_of_each(np.concatenate(self._parts, 1))
+        self._parts = [np.zeros((2, 0), np.int64)]
+        return pairs
+
+
 def _check(trainer: Trainer) -> None:
     """Refuses runs whose changes no delta can say."""
     if trainer.ranks.num_ranks > 1:
@@ -350,7 +400,8 @@ def _differences(embedding: Embedding, version: Version) -> Iterator[tuple[str, 
     """By table, the ids whose rows are others than those of a version."""
     for table in embedding.tables:
         stored, first, ids = version.tables[table.name], 0, []
-        for weights in embedding.weight_chunks(table.name):
+        num_rows = embedding.num_rows()[table.name]
+        for weights in embedding.weight_chunks(table.name, min(num_rows, stored.rows)):
             for begin in range(0, len(weights), _COMPARED):
                 part = weights[begin : begin + _COMPARED].float().numpy()
                 numbers = np.arange(first, first + len(part))
@@ -358,4 +409,5 @@ def _differences(embedding: Embedding, version: Version) -> Iterator[tuple[str, 
                 differ = (before.view(np.uint8) != np.ascontiguousarray(now).view(np.uint8)).any(1)
                 ids.append(numbers[differ])
                 first += len(part)
+        ids.append(np.arange(first, num_rows))  # new ones
         yield table.name, torch.from_numpy(np.concatenate(ids))

@@ -77,10 +77,15 @@ class Encoder:
         self._transform = Transform(schema.dense, of_dense)
 
     @staticmethod
-    def open(path: Path | str, threads: int | None = None, memory: int | None = None) -> Encoder:
-        """Opens the encoder that is stored with prepared data."""
+    def open(
+        path: Path | str, threads: int | None = None, memory: int | None = None, checked: bool = True
+    ) -> Encoder:
+        """Opens the encoder that is stored with prepared data.
+
+        checked: compare vocabularies with their checksums, for which they are read whole.
+        """
         data = EncodedData.open(path)
-        values, parts = stored_values(data), data.parts.values()
+        values, parts = stored_values(data, checked), data.parts.values()
         return Encoder(data.schema, values, data.statistics, threads, memory, data.text_rule, parts)
 
     def encode(
@@ -166,8 +171,8 @@ class EncodedBatches(Iterator["Batch"]):
         return self._counter.rates()
 
 
-def stored_values(data: EncodedData) -> dict[str, Values]:
-    """Opens the vocabularies of prepared data; an error if it has none."""
+def stored_values(data: EncodedData, checked: bool = True) -> dict[str, Values]:
+    """Opens the vocabularies of prepared data; an error if it has none. checked: see `open_values`."""
     if not data.encodes_raw:
         raise ValueError(
             f"{data.path} was written from encoded batches and has no vocabularies to encode raw "
@@ -175,7 +180,7 @@ def stored_values(data: EncodedData) -> dict[str, Values]:
         )
     values = {}
     for name, vocabulary in data.vocabularies.items():
-        values[name] = open_values(data.path / vocabulary.file, vocabulary.header, checked=True)
+        values[name] = open_values(data.path / vocabulary.file, vocabulary.header, checked)
         if values[name].index is None:
             raise ValueError(
                 f"{data.path / vocabulary.file} has no index to look values up in: an older hotrows "

@@ -124,24 +124,29 @@ class ArrowCells:
 
     @cached_property
     def _few_ids(self) -> dict[str, RawIds]:
-        """The ids of all text columns by name, where there are few values."""
+        """The ids of all columns of text or int64 by name, where there are few values."""
         schema, rows = self.how.schema, self.num_rows
         single = [f for f in schema.sparse if not f.many and f.transform == "none"]
-        texts, joined = self._few_texts([schema.column_of(feature) for feature in single])
+        columns = dict.fromkeys(schema.column_of(feature) for feature in single)
+        texts, joined = self._few_texts(list(columns), integers=True)
         ids = self.how.text(joined)
         spans = (slice(i * rows, (i + 1) * rows) for i in range(len(texts)))
         cut = (RawIds(ids.text, ids.starts[span], ids.lengths[span]) for span in spans)
         return dict(zip(texts, cut, strict=True))
 
-    def _few_texts(self, columns: Sequence[str]) -> tuple[list[str], RawIds]:
+    def _few_texts(self, columns: Sequence[str], integers: bool = False) -> tuple[list[str], RawIds]:
         """Those of the columns that are of text, and their values, column after column; none where
-        there are many values."""
+        there are many values. integers: also those of int64, as text."""
         pa = pyarrow()
-        texts = {c: self.batch.column(c) for c in columns if self.has(c)}
-        texts = {column: array for column, array in texts.items() if array.type == pa.string()}
-        if len(texts) * self.num_rows > _FEW or len(texts) < 2:
+        arrays = {c: self.batch.column(c) for c in columns if self.has(c)}
+        texts = {column: array for column, array in arrays.items() if array.type == pa.string()}
+        numbers = {c: array for c, array in arrays.items() if integers and array.type == pa.int64()}
+        if (len(texts) + len(numbers)) * self.num_rows > _FEW or len(texts) + len(numbers) < 2:
             return [], values.no_values(0)
-        return list(texts), self._trimmed(_spans(pa.concat_arrays(texts.values())))
+        parts = [*texts.values()]
+        if numbers:
+            parts.append(pa.concat_arrays(numbers.values()).cast(pa.string()))
+        return [*texts, *numbers], self._trimmed(_spans(pa.concat_arrays(parts)))
 
     def _numbers(self, column: str) -> tuple[np.ndarray, int | None]:
         pa, array = pyarrow(), self.batch.column(column)

@@ -1,0 +1,115 @@
+"""What all rows of a request share is computed once: the same scores as row by row, up to rounding."""
+
+import numpy as np
+import pytest
+
+from hotrows.data import prepare
+from hotrows.schema import Dense, Schema, Sequence, Sparse
+from hotrows.serving import Scorer, programs
+from hotrows.train.export import export
+from tests.support.bundles import furthest, raw_rows, trained
+from tests.support.clicks import table
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread", "no_pictures"),
+    pytest.mark.filterwarnings("ignore:values differ from those"),
+]
+SHARED = ("price", "user", "tags", "history")
+CANDIDATES = 40
+MODELS = ("lr", "fm", "dnn", "wide_deep", "dlrm", "dcnv2", "din", "dien", "can", "mmoe")
+
+
+@pytest.fixture(scope="module")
+def encoded(tmp_path_factory):
+    features = (
+        Dense("price"),
+        Dense("weight"),
+        Sparse("user"),
+        Sparse("item"),
+        Sparse("tags", many=True, pooling="mean"),
+        Sparse("again", column="item"),
+        Sequence("history", vocabulary="item", max_length=6),
+    )
+    schema = Schema(features, label="click")
+    return prepare(table(400), schema, tmp_path_factory.mktemp("shared") / "enc", split="position:0.8")
+
+
+def request(seed, **user):
+    """Many candidates of a user, as `shared` and as rows."""
+    rows = raw_rows(CANDIDATES, seed)
+    candidates = [{"item": i, "weight": i / 9} for i in rows["item"].to_pylist()]
+    first = {"price": 3.5, "user": 4, "tags": [1, 2], "history": [5, 7, 9]} | user
+    return candidates, first
+
+
+@pytest.fixture(scope="module")
+def run(encoded, tmp_path_factory):
+    return trained(encoded, tmp_path_factory.mktemp("run") / "run", "deepfm")
+
+
+@pytest.fixture(scope="module")
+def bundle(run, tmp_path_factory):
+    return export(run, tmp_path_factory.mktemp("bundle") / "b", format="onnx", shared=SHARED)
+
+
+def check(bundle, monkeypatch):
+    """Requests score as row by row, and the program gets one sample of what their rows share."""
+    scorer, given = Scorer(bundle, trust=True), []
+    kind = type(scorer.version.shared_program)
+    monkeypatch.setattr(kind, "__call__", noting(kind.__call__, given))
+    for user in ({}, {"history": []}, {"history": None, "user": 10**6, "tags": None, "price": None}):
+        candidates, shared = request(1, **user)
+        del given[:]
+        logits = scorer.logits(candidates, shared)
+        sizes = {name: len(array) for name, array in given[-1].items()}
+        expected = {e.name: 1 if e.shared else CANDIDATES for e in scorer.bundle.shared_inputs}
+        assert sizes == expected and set(sizes.values()) == {1, CANDIDATES}
+        one_by_one = np.concatenate([scorer.logits([row | shared]) for row in candidates])
+        assert furthest(logits, one_by_one) < 3e-6
+
+
+def test_shared_features_are_computed_once_and_score_alike(bundle, monkeypatch):
+    check(bundle, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["onnx", "pt2"])
+@pytest.mark.parametrize("model", MODELS)
+def test_so_they_are_in_every_model(encoded, tmp_path, model, format, monkeypatch):
+    run = trained(encoded, tmp_path / "run", model)
+    check(export(run, tmp_path / "bundle", format=format, shared=SHARED), monkeypatch)
+
+
+def noting(call, given):
+    def noted(program, inputs):
+        given.append(inputs)
+        return call(program, inputs)
+
+    return noted
+
+
+def test_rows_that_share_less_take_the_ordinary_program(bundle):
+    scorer = Scorer(bundle)
+    candidates, shared = request(2)
+    (one,) = scorer.requests.encode(candidates, shared)
+    (other,) = scorer.requests.encode([row | shared | {"user": n} for n, row in enumerate(candidates)])
+    assert one.shared == set(SHARED) and "user" not in other.shared
+    alone = [scorer.logits_of([request])[0] for request in (one, other)]
+    together = scorer.logits_of([one, other, one])
+    assert together[0].tobytes() == together[2].tobytes() == alone[0].tobytes()
+    assert furthest(together[1], alone[1]) < 1e-6
+    names = set(programs.parameters(scorer.version.shared_program.content()))
+    assert names and names <= set(scorer.version.program.parameter_names())
+
+
+def test_features_that_cannot_be_shared_are_refused(encoded, run, tmp_path):
+    everything = [feature.name for feature in encoded.schema.features]
+    for shared, why in (
+        (["usr"], "'usr' is none; did you mean 'user'"),
+        (everything, "all features are"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            export(run, tmp_path / "out", format="onnx", shared=shared)
+    with pytest.raises(ValueError, match="give format onnx or pt2"):
+        export(run, tmp_path / "out", shared=["user"])
+    assert not (tmp_path / "out").exists()
