@@ -13,8 +13,9 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -252,7 +253,9 @@ class _TextFile:
 
     def __init__(self, path: Path, schema: Schema) -> None:
         self._path, self._schema = path, schema
-        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
+        with ExitStack() as opened:
+            self._file = opened.enter_context(open(path, "rb"))
+            self._opened = opened.pop_all()
         self.offset, self.line = 0, 1
         self._text = b""  # what was read behind `offset`
         self._layout: Layout | None = None
@@ -275,13 +278,13 @@ class _TextFile:
         if not self._take_header(is_complete):
             return LineEvents(name, b"")
         text = self._lines(limit, is_complete)
-        events = LineEvents(name, text if text.endswith(b"\n") or not text else text + b"\n", self.line,
-                            self._layout)  # fmt: skip
+        end = b"" if text.endswith(b"\n") or not text else b"\n"
+        events = LineEvents(name, text + end, self.line, self._layout)
         self.offset, self.line = self.offset + len(text), self.line + len(events)
         return events
 
     def close(self) -> None:
-        self._file.close()
+        self._opened.close()
 
     def _take_header(self, is_complete: bool) -> bool:
         """Finds what the lines are, by the first one; whether it is there."""
