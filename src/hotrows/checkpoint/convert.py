@@ -106,9 +106,10 @@ def export_tables(
         for name, content in dense:
             table_files.sums[name] = files.write_file(part / name, [content])
         source = {"hotrows": VERSION, "step": manifest.step, "fingerprint": manifest.fingerprint}
-        contents = {"tables": described, "dense": [name for name, _ in dense]}
-        fields = {**source, **contents, "state": manifest.state}
-        table_files.describe(EXPORT, fields)
+        names = [name for name, _ in dense]
+        table_files.describe(
+            EXPORT, {**source, "tables": described, "dense": names, "state": manifest.state}
+        )
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -164,7 +164,7 @@ def _draw_metric(axes: Axes, title: str, evaluations: list[dict], name: str) -> 
         point = best[0][-1], best[1][-1]
         axes.plot(*point, "o", color=GREEN, markersize=10, clip_on=False)
         value, side = f"best checkpoint {point[1]:.4f}", "right" if point[0] > x[-1] / 2 else "left"
-        bold = {"ha": side, "color": GREEN, "fontweight": "bold", "bbox": _WHITE}
+        bold: dict[str, Any] = {"ha": side, "color": GREEN, "fontweight": "bold", "bbox": _WHITE}
         axes.annotate(value, point, xytext=(0, 11), textcoords="offset points", **bold)
 
 

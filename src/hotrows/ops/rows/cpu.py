@@ -98,8 +98,8 @@ def update(
 ):  # fmt: skip
     runs = order, starts, bags, weights, grad.contiguous()
     if dtype_of(layout) == torch.float16:
-        rule = kind, hyper, first_rows, pieces
-        reference.update(records, layout, slots, rows, *runs, *rule, decay, mean_squares)
+        step = kind, hyper, first_rows, pieces
+        reference.update(records, layout, slots, rows, *runs, *step, decay, mean_squares)
         return
     assert hyper.dtype == torch.float64 and hyper.is_contiguous(), "optim.hyper_tensor"
     places = records, _layout(records, layout), slots, rows, rows.numel()
