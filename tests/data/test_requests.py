@@ -11,43 +11,9 @@ from hotrows.data import EncodedData, Loader, prepare, write_encoded
 from hotrows.data.load.parquet_part import open_parquet
 from hotrows.data.stored import part as parts
 from hotrows.data.stored import shard_writer
-from hotrows.schema import Dense, Schema, Sequence, Sparse
-from tests.support.requests import request_batch
+from hotrows.schema import Schema
+from tests.support.requests import COLUMNS, NAMES, PLAIN, SCHEMA, file_of, request_batch, rows_of
 from tests.support.requests import schema as encoded_schema
-
-SHARED = ("user", "age", "history", "tags")
-COLUMNS = ("label", "request", "user", "age", "history", "tags", "item", "price")
-PLAIN = Schema(
-    features=(
-        Dense("age", transform="none"), Dense("price", transform="none"), Sparse("user"), Sparse("item"),
-        Sparse("tags", many=True), Sequence("history", vocabulary="item"),
-    ),
-    columns=COLUMNS, group="request",
-)  # fmt: skip
-SCHEMA = dataclasses.replace(PLAIN, group=None, request="request", shared=SHARED)
-NAMES = tuple(feature.name for feature in SCHEMA.id_features)
-
-
-def rows_of(num_requests, candidates=8, history=12, seed=0):
-    """Rows of a log: the candidates that a request was answered with, one after the other."""
-    draw = np.random.default_rng(seed)
-
-    def items(most):
-        return "|".join(f"i{n}" for n in draw.integers(0, 500, draw.integers(0, most + 1)))
-
-    rows = []
-    for request in range(num_requests):
-        shared = f"u{draw.integers(0, 90)}", f"{draw.integers(0, 90)}", items(2 * history), items(3)
-        for _ in range(candidates or draw.integers(1, 5)):
-            item = f"i{draw.integers(0, 500)}", f"{draw.integers(0, 100)}"
-            rows.append((str(draw.integers(0, 2)), f"r{request}", *shared, *item))
-    return rows
-
-
-def file_of(folder, rows):
-    path = folder / "raw.tsv"
-    path.write_text("".join("\t".join(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.fixture

@@ -1,5 +1,8 @@
-"""Batches whose samples share features with the others of their request, and tables for them."""
+"""Rows and batches whose samples share features with the others of their request, tables for them."""
 
+import dataclasses
+
+import numpy as np
 import torch
 
 from hotrows import Batch, Dense, Schema, Sequence, Sparse, Table
@@ -66,3 +69,39 @@ def request_batch(candidates, seed=0, num_dense=2, lists=True):
         requests=RequestFeatures(shared, starts),
         **drawn(OWN, num),
     )
+
+
+COLUMNS = ("label", "request", "user", "age", "history", "tags", "item", "price")
+PLAIN = Schema(
+    features=(
+        Dense("age", transform="none"), Dense("price", transform="none"), Sparse("user"), Sparse("item"),
+        Sparse("tags", many=True), Sequence("history", vocabulary="item"),
+    ),
+    columns=COLUMNS, group="request",
+)  # fmt: skip
+SCHEMA = dataclasses.replace(
+    PLAIN, group=None, request="request", shared=("user", "age", "history", "tags")
+)
+NAMES = tuple(feature.name for feature in SCHEMA.id_features)
+
+
+def rows_of(num_requests, candidates=8, history=12, seed=0):
+    """Rows of a log: the candidates that a request was answered with, one after the other."""
+    draw = np.random.default_rng(seed)
+
+    def items(most):
+        return "|".join(f"i{n}" for n in draw.integers(0, 500, draw.integers(0, most + 1)))
+
+    rows = []
+    for request in range(num_requests):
+        shared = f"u{draw.integers(0, 90)}", f"{draw.integers(0, 90)}", items(2 * history), items(3)
+        for _ in range(candidates or draw.integers(1, 5)):
+            item = f"i{draw.integers(0, 500)}", f"{draw.integers(0, 100)}"
+            rows.append((str(draw.integers(0, 2)), f"r{request}", *shared, *item))
+    return rows
+
+
+def file_of(folder, rows):
+    path = folder / "raw.tsv"
+    path.write_text("".join("\t".join(row) + "\n" for row in rows))
+    return path

@@ -9,7 +9,7 @@ from hotrows.data import prepare
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.optim import SGD, Adagrad
 from hotrows.train import Interrupted, Trainer, load_run, train
-from tests.data.test_requests import PLAIN, SCHEMA, file_of, rows_of
+from tests.support.requests import PLAIN, SCHEMA, file_of, rows_of
 from tests.support.runs import interrupt_after, same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")

@@ -154,9 +154,7 @@ class Embedding:
             )
         self.dynamic = dynamic
         default = optimizer or Adagrad()
-        self.tables = tuple(
-            dataclasses.replace(table, optimizer=table.optimizer or default) for table in tables
-        )
+        self.tables = tuple(dataclasses.replace(t, optimizer=t.optimizer or default) for t in tables)
         self.packs = pack_tables(self.tables, sequences, run.placements(self.tables), run.pack_parts)
         self.threads = Threads(num_threads(run.planning_threads, self.device.on_host))
         self.planner = Planner(
