@@ -33,6 +33,10 @@ class History:
 
     def past(self, vectors: LookedUpVectors, role: str = "vector") -> tuple[Tensor, Lists, Tensor | None]:
         """[N, D], the vectors of the elements, their offsets [B + 1], and in host memory lengths [B]."""
+        if (shared := self.shared_past(vectors, role)) is not None:
+            values, lists, lengths = shared
+            lengths = lengths.repeat_interleave(lists.starts.diff())
+            return lists.repeated(values), lists.sample_offsets, lengths
         pairs = [vectors.sequence(name, role) for name in self.sequences]
         if isinstance(pairs[0][1], PaddedLists):  # whose lengths are equal: who pads them sees to it
             return _joined([values for values, _ in pairs]), pairs[0][1], None
