@@ -114,14 +114,15 @@ class Noted(Contents):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._file = open(folder / "contents.jsonl", "a")  # noqa: SIM115
-        self._file.write("\n")  # behind a line that a kill has cut
+        self._path = folder / "contents.jsonl"
+        with open(self._path, "a") as file:
+            file.write("\n")  # behind a line that a kill has cut
 
     def after_step(self, trainer: Trainer, progress: Any) -> None:
         super().after_step(trainer, progress)
-        for step, contents in self.by_step.items():
-            self._file.write(json.dumps({"step": step, "contents": contents}) + "\n")
-        self._file.flush()
+        with open(self._path, "a") as file:
+            for step, contents in self.by_step.items():
+                file.write(json.dumps({"step": step, "contents": contents}) + "\n")
         self.by_step.clear()
 
 
