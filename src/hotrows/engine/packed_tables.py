@@ -104,10 +104,8 @@ class PackedTables:
         self.cached: CachedTables | None = None
         self._read_through: ReadThrough | None = None
         if caching is not None:
-            self.cached = CachedTables(
-                caching, self.shards, self.groups, self._initial_values, self.stores, seed, read_only,
-                device, threads,
-            )  # fmt: skip
+            tables = self.shards, self.groups, self._initial_values, self.stores
+            self.cached = CachedTables(caching, *tables, seed, read_only, device, threads)
             layouts = [values.layout for values in self._initial_values]
             self._read_through = ReadThrough(self.cached.groups, layouts, device, self.dense_rows)
 

@@ -56,14 +56,14 @@ class Vectors:
         another order, or their tables are in several packs.
         """
         if features is None:
-            features = [name for pack in self.packs for name, table in pack.columns
-                        if pack.tables[table].role == role]  # fmt: skip
-        columns = [self._find(feature, role) for feature in features]
+            columns = ((name, pack.tables[t]) for pack in self.packs for name, t in pack.columns)
+            features = [name for name, table in columns if table.role == role]
+        places = [self._find(feature, role) for feature in features]
         if not self.packs:  # of data whose features are all dense
             return torch.zeros(self._plan.batch_size, 0, 0)
-        if not columns:
+        if not places:
             raise ValueError(f"no table has the role {role!r}; roles: {self._roles()}")
-        parts = [self._columns_of(*span) for span in _spans(columns)]
+        parts = [self._columns_of(*span) for span in _spans(places)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def joined(

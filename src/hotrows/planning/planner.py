@@ -264,10 +264,8 @@ def _resolve(
 
     Places and bags are empty where every bag has one id.
     """
-    rows, source, bag_starts, bad = ops.resolve(
-        batch.ids, batch.offsets, batch.size, reads.features, reads.first_rows,
-        reads.num_rows, reads.num_columns, reads.routes,
-    )  # fmt: skip
+    tables = reads.features, reads.first_rows, reads.num_rows, reads.num_columns, reads.routes
+    rows, source, bag_starts, bad = ops.resolve(batch.ids, batch.offsets, batch.size, *tables)
     if int(bad) >= 0:
         raise outside(int(bad), reads, batch, source)
     if reads.scattered is not None:

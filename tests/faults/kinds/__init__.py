@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from tests.faults.kinds import damage, hostile, processes, publishing, ranks, resources, sharing, stores
+from tests.faults.kinds import (
+    damage,
+    hostile,
+    live,
+    processes,
+    publishing,
+    ranks,
+    resources,
+    sharing,
+    stores,
+)
 from tests.faults.trials import Kind
 
 KINDS: dict[str, tuple[Kind, float]] = {
@@ -26,6 +36,7 @@ KINDS: dict[str, tuple[Kind, float]] = {
     "hostile folder": (hostile.folder, 1),
     "store": (stores.crash, 2),
     "publishing": (publishing.publishing, 2),
+    "live": (live.live, 2),
     "stages of ranks": (ranks.stages, 2),
     "torchrun": (ranks.torchrun, 1),
     "network": (ranks.cut_network, 1),
