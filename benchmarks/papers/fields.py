@@ -21,6 +21,7 @@ ARMS = {
 }
 BATCH_SIZES = {461: 2_048, 1_000: 1_024, 100: 8_192, 1_834: 512, 26: 32_768}
 SMALL = {4: 32, 8: 16}
+ROUNDS = 1  # more where other programs run beside
 
 
 def run(findings: Findings, setting: Setting) -> None:
@@ -30,7 +31,7 @@ def run(findings: Findings, setting: Setting) -> None:
         if findings.has(str(fields)):
             continue
         rounds: dict[str, list[dict]] = {arm: [] for arm in arms}
-        for _ in range(setting.pick(2, 1)):
+        for _ in range(ROUNDS):
             for arm, figures in rounds.items():
                 request = {
                     "arm": arm,
@@ -38,9 +39,9 @@ def run(findings: Findings, setting: Setting) -> None:
                     "batch_size": batch_size,
                     "rows": setting.pick(10_000, 50),
                     "threads": setting.pick(2, 1),
-                    "windows": setting.pick(2, 1),
+                    "windows": setting.pick(4, 1),
                     "warmup": setting.pick(1.5, 0.0),
-                    "max_seconds": setting.pick(2.0, 0.0),
+                    "max_seconds": setting.pick(3.0, 0.0),
                 }
                 python = setting.tensorflow if arm == "tensorflow" else None
                 figures.append(in_a_process("fields_arm", request, setting, python))
