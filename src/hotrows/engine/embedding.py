@@ -415,12 +415,16 @@ class Embedding:
 
         num_ids: by table, the ids from this one on are new and have missed none; None: there are none.
         """
-        self.packed.catch_up(num_ids)
+        self.packed.catch_up(self.num_rows() if num_ids is None else num_ids)
+        if num_ids is not None:
+            self.packed.dense_rows.forget_squares()
         self.packed.dense_rows.share_squares(self.ranks)
 
     def count_squares(self) -> None:
         """Prepares for `update` with a clip, where L2 terms count in the norm: one pass over the tables
         of this rank, unless a checkpoint has said what it would find. Collective."""
+        if self.dynamic is not None:
+            self.dynamic.check_squares(self.tables)
         count_squares(self.packed, self.ranks)
 
     def describe(self) -> str:
