@@ -162,7 +162,7 @@ def test_a_cache_changes_no_bit():
 @pytest.mark.parametrize("num_ranks, micro_batches", [(1, 2), (2, 1), (2, 2)])
 @pytest.mark.parametrize("sharding", ["rows", "columns", "replicated"])
 def test_ranks_and_micro_batches_share_too(num_ranks, micro_batches, sharding):
-    """Requests are cut between them: sums of small whole numbers are exact, so that bits are the twin's."""
+    """Requests are cut between them; sums of small whole numbers are exact, so bits are the twin's."""
     batches = [request_batch([4, 1, 3, 2, 5], seed) for seed in range(2)]
 
     def work(ranks, batches=batches):
