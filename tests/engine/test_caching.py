@@ -171,7 +171,9 @@ def run_in_some_order(embedding, batches, choose, coming=None):
         s = choose(ready)
         work = works[done[s]]
         if stages[s].run is None:
+            stages[s].begin(work)
             losses.append(train(embedding, work.number, work.item.batch, work.item.plan))
+            stages[s].end(work)
         else:
             stages[s].run(work)
         done[s] += 1
