@@ -13,6 +13,7 @@ hour, and what users like of each changes in the course of hours.
 """
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,6 @@ import hotrows
 from benchmarks.accuracy_data import RAW
 from benchmarks.harness import ROOT, conditions, write
 from hotrows import Schema, Sparse
-from hotrows.batch import samples
 from hotrows.metrics.binary import auc
 from hotrows.models import FM
 from hotrows.runtime import figures
@@ -32,7 +32,21 @@ DAY = 86_400
 RUNGS = {"1 s": 1, "1 min": 60, "30 min": 1800, "5 h": 18_000, "1 day": DAY}
 DAYS, ONE_USER_IN, GAP = 6, 16, 20  # of MovieLens; GAP: seconds between two ratings of a user
 EVENTS, USERS, NEW_ITEMS, LIFE = 60_000, 400, 5, 12 * 3600  # of drift; new items an hour; seconds
-Events = tuple[Schema, hotrows.Batch, np.ndarray]  # a batch of all, by time, and their seconds
+
+
+@dataclass(frozen=True)
+class Events:
+    """Events by time: ids [F, N], labels [N] and seconds [N]."""
+
+    schema: Schema
+    ids: torch.Tensor
+    labels: torch.Tensor
+    times: np.ndarray
+
+    def batch(self, first: int, end: int) -> hotrows.Batch:
+        names = tuple(feature.name for feature in self.schema.id_features)
+        ids = self.ids[:, first:end].reshape(-1)
+        return hotrows.Batch(names, ids, torch.zeros(end - first, 0), self.labels[first:end])
 
 
 def main() -> None:
@@ -40,31 +54,32 @@ def main() -> None:
     raw = Path(sys.argv[1]) if len(sys.argv) > 1 else RAW
     result = {}
     for name, events in (("movielens_1m", movielens(raw)), ("drift", drift())):
-        result[name] = {"events": events[1].size, **ladder(*events)}
+        result[name] = {"events": len(events.times), **ladder(events)}
         print(name, result[name], flush=True)
     write("freshness_ladder", {"days": DAYS, "one_user_in": ONE_USER_IN, "auc": result, **conditions(1)})
     draw(result)
 
 
-def ladder(schema: Schema, events: hotrows.Batch, times: np.ndarray) -> dict[str, float]:
+def ladder(events: Events) -> dict[str, float]:
     """The AUC of all events after the first day, by rung."""
-    learner, served = Model(schema), {name: Model(schema) for name in RUNGS}
+    times, learner = events.times, Model(events.schema)
+    served = {name: Model(events.schema) for name in RUNGS}
     starts = np.flatnonzero(np.diff(times, prepend=-1))  # of each second with events
     scored = dict.fromkeys(RUNGS, 0)
-    logits = {name: torch.full((events.size,), torch.nan) for name in RUNGS}
+    logits = {name: torch.full((len(times),), torch.nan) for name in RUNGS}
     for number, (first, end) in enumerate(zip(starts, [*starts[1:], len(times)], strict=True)):
         last_second = times[first - 1] if first else 0
         for name, seconds in RUNGS.items():
             if times[first] // seconds > last_second // seconds:  # what came until then, and a new copy
                 begin, scored[name] = scored[name], int(first)
                 if last_second >= DAY:
-                    logits[name][begin:first] = served[name].scores(samples(events, begin, int(first)))
+                    logits[name][begin:first] = served[name].scores(events.batch(begin, int(first)))
                 served[name].take_over(learner)
-        learner.train(samples(events, int(first), int(end)), number)
+        learner.train(events.batch(int(first), int(end)), number)
     later = torch.from_numpy(times >= DAY)
     result = {}
     for name in RUNGS:
-        rest = samples(events, scored[name], events.size)
+        rest = events.batch(scored[name], len(times))
         logits[name][scored[name] :] = served[name].scores(rest)
         is_scored = later & logits[name].isfinite()
         result[name] = round(auc(logits[name][is_scored], events.labels[is_scored]), 4)
@@ -147,10 +162,8 @@ def drift() -> Events:
 def _by_time(columns: dict[str, np.ndarray], labels: np.ndarray, times: np.ndarray) -> Events:
     order = times.argsort(kind="stable")
     features = tuple(Sparse(name, rows=int(column.max()) + 1) for name, column in columns.items())
-    ids = torch.from_numpy(np.concatenate([column[order] for column in columns.values()]))
-    none = torch.zeros(len(times), 0)
-    batch = hotrows.Batch(tuple(columns), ids, none, torch.from_numpy(labels[order]))
-    return Schema(features), batch, times[order]
+    ids = torch.from_numpy(np.stack([column[order] for column in columns.values()]))
+    return Events(Schema(features), ids, torch.from_numpy(labels[order]), times[order])
 
 
 def draw(result: dict[str, dict[str, float]]) -> None:

@@ -67,7 +67,7 @@ class Paced(Callback):
         self._publisher = publisher
 
     def after_step(self, trainer, progress):
-        self._publisher._work.join()
+        self._publisher.wait()
 
 
 @pytest.fixture(scope="module")

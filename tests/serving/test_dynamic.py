@@ -61,7 +61,7 @@ class Keys(Callback):
                 weights = np.concatenate([part.numpy() for part in parts])
                 states[t.name] = dict(zip(keys.tolist(), map(bytes, weights[ids.numpy()]), strict=True))
         self.by_step[trainer.state.step] = states
-        self._publisher._work.join()
+        self._publisher.wait()
 
 
 def published(encoded, folder, **settings):

@@ -167,7 +167,8 @@ def prune(folder: Path, keep: int) -> None:
             aside = base_path(folder, base).with_suffix(".gone")  # at once for whoever looks
             with suppress(OSError):
                 base_path(folder, base).rename(aside)
-    sweep(folder)
+    for path in folder.glob("base-*.gone"):
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def sweep(folder: Path) -> None:

@@ -1,6 +1,6 @@
 """Follower: keeps the version that is served up to that of a folder to which training publishes.
 
-    follower = Follower("published", every=0.1)    # seconds between looks; a thread
+    follower = Follower("published", every=0.03)   # seconds between looks; a thread
     follower.version                               # the present one; take it once for each request
 
 New deltas are applied beside the version that is served, which stays as it is; then one reference is
@@ -28,6 +28,8 @@ from hotrows.serving.version import (
 
 log = logging.getLogger("hotrows")
 
+_LEAST_REMOTE = 0.1  # seconds between looks at another place
+
 
 class Follower:
     """Follows the versions in `folder`, or at the URL of a place (`places`), copied into `cache`.
@@ -42,7 +44,7 @@ class Follower:
         self,
         folder: Path | str,
         *,
-        every: float | None = 0.1,
+        every: float | None = 0.03,
         threads: int = 1,
         trust: bool = False,
         cache: Path | str | None = None,
@@ -60,7 +62,7 @@ class Follower:
         self._ends = threading.Event()
         self._thread: threading.Thread | None = None
         if every is not None:
-            arguments = (max(every, 0.001),)
+            arguments = (max(every, _LEAST_REMOTE if self._mirror else 0.001),)
             self._thread = threading.Thread(
                 target=self._follow, args=arguments, name="hotrows following", daemon=True
             )

@@ -56,7 +56,7 @@ class Scorer:
         cls,
         folder: Path | str,
         *,
-        every: float | None = 0.1,
+        every: float | None = 0.03,
         threads: int = 1,
         memory: int | None = None,
         trust: bool = False,

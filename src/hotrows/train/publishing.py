@@ -3,7 +3,8 @@
     trainer.fit(callbacks=[Publisher("published", every="1s")])
 
     training     .. step | copy | step .. step | copy | ..       the rows touched, the dense part
-    publishing                  | write, sync, rename | ..       a delta; now and then a base of them
+    publishing                  | write, sync, rename | ..       a delta
+    base                                              | ..       now and then, of files, beside deltas
 
 Training stands still for the copy alone. The first version is whole, as `hotrows export` writes it. A
 later base is made of files, an earlier base and the deltas after it. A run that goes on compares its rows
@@ -122,6 +123,8 @@ class Publisher(Callback):
         self._work: queue.Queue[_Snapshot | None] = queue.Queue(1)
         self._returned: queue.Queue[_Snapshot] = queue.Queue()  # that could not be written
         self._thread: threading.Thread | None = None
+        self._base_thread: threading.Thread | None = None
+        self._base_problem = ""
         self._stack = ExitStack()
         self.error: Exception | None = None
 
@@ -150,7 +153,7 @@ class Publisher(Callback):
         self._head, self._published_at = self._version.head, time.monotonic()
         assert self._head is not None
         self._published_step = self._head.step
-        self._base, self._bytes = self._version.base, 0
+        self._base, self._bytes, self._bytes_of_base = self._version.base, 0, 0
         self._dtypes = {table.name: table.dtype for table in self._version.bundle.tables}
         self._names = tuple(self._version.program.parameter_names())
         self._thread = threading.Thread(target=self._publish_all, name="hotrows publishing", daemon=True)
@@ -178,12 +181,20 @@ class Publisher(Callback):
         self._work.join()
         if trainer.state.step > self._published_step or not self._returned.empty():
             self._hand_over(trainer)
-            self._work.join()
+        self.wait()
+        if self._mirror and self._base_thread is not None and self.error is None:
+            self._mirror.push()
         if self.error is not None:
             raise OSError(
                 f"the last version could not be published to {self.to}: {self.error}; mend that, then "
                 f"go on with the run"
             ) from self.error
+
+    def wait(self) -> None:
+        """Waits until what training has handed over is published, and until a base is made."""
+        self._work.join()
+        if self._base_thread is not None:
+            self._base_thread.join()
 
     def close(self) -> None:
         """Waits for what is being published, and publishes no more."""
@@ -191,6 +202,8 @@ class Publisher(Callback):
             self._work.put(None)
             self._thread.join()
             self._thread = None
+        if self._base_thread is not None:
+            self._base_thread.join()
         self._stack.close()
 
     def _note(self, g: int, rows: Tensor) -> None:
@@ -300,7 +313,10 @@ class Publisher(Callback):
         self._head = write_delta(path, Delta(following, rows, dense, keys, gone))
         self._bytes += path.stat().st_size
         if self._wants_base(number):
-            self._make_base(number)
+            self._base_thread = threading.Thread(
+                target=self._make_base, args=(number, self._bytes), name="hotrows base", daemon=True
+            )
+            self._base_thread.start()
         if self._mirror:
             self._mirror.pull_pin()
         chain.prune(self.folder, self._keep)
@@ -308,19 +324,29 @@ class Publisher(Callback):
             self._mirror.push()
 
     def _wants_base(self, number: int) -> bool:
+        if self._base_thread is not None and self._base_thread.is_alive():
+            return False
         deltas = number - self._base
         if self._base_every is not None:
             return deltas >= self._base_every
         base = sum(of_file.bytes for of_file in self._version.bundle.files.values())
-        return deltas >= _MOST_DELTAS or (deltas >= 16 and self._bytes >= base)
+        num_bytes = self._bytes - self._bytes_of_base
+        return deltas >= _MOST_DELTAS or (deltas >= 16 and num_bytes >= base)
 
-    def _make_base(self, number: int) -> None:
-        """Makes a base of this version out of the last one and the deltas since."""
-        before = version_at(self.folder, self._base, trust=True)
-        version = with_deltas(before, self.folder, range(self._base + 1, number + 1))
-        with new_folder(chain.base_path(self.folder, number)) as part:
-            merging.write(version, part)
-        self._base, self._bytes = number, 0
+    def _make_base(self, number: int, num_bytes: int) -> None:
+        """Makes a base of this version out of the last one and the deltas since; num_bytes: of all deltas
+        that this process has written so far."""
+        try:
+            before = version_at(self.folder, self._base, trust=True)
+            version = with_deltas(before, self.folder, range(self._base + 1, number + 1))
+            with new_folder(chain.base_path(self.folder, number)) as part:
+                merging.write(version, part)
+        except Exception as error:
+            if str(error) != self._base_problem:
+                log.error("a base could not be written to %s: %s; deltas go on", self.to, error)
+            self._base_problem = str(error)
+        else:
+            self._base, self._bytes_of_base, self._base_problem = number, num_bytes, ""
 
 
 class _Marks:
