@@ -41,7 +41,7 @@ def main() -> None:
             name = f"{connections} connections, {waiting} may wait"
             figures[name] = under_load(bundle, connections, waiting)
             print(name, figures[name])
-    note = "the cores were shared with other programs while this was measured"
+    note = "server and clients shared the cores of this machine"
     write("serving_load", {"candidates": CANDIDATES, "note": note, "figures": figures, **conditions(1)})
 
 

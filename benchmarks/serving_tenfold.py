@@ -49,7 +49,7 @@ def drawn(random: np.random.Generator, size: int, count: int, skew: float) -> np
 
 def make(folder: Path, scale: int, chosen: list[str]) -> None:
     import hotrows
-    from benchmarks.serving import schema_of
+    from benchmarks.serving import schema_of, shared_of
     from hotrows.data import EncodedData
     from hotrows.optim import SGD
     from hotrows.train.export import export
@@ -71,9 +71,7 @@ def make(folder: Path, scale: int, chosen: list[str]) -> None:
             )
             run = folder / f"{model}-run"
             hotrows.Trainer(EncodedData.open(enc), config, run).fit()
-            names = [feature.name for feature in schema_of(model).features]
-            shared = ["age", "user", "history"] if model == "din" else names[::2]
-            export(run, folder / model, format="onnx", shared=shared)
+            export(run, folder / model, format="onnx", shared=shared_of(model))
             subprocess.run(["rm", "-r", str(run)], check=True)
             print(model, "made", flush=True)
 
