@@ -4,7 +4,7 @@ On the device: all rows there; of these the fastest is what a cache is held agai
 cache on the device in front of records in host memory, driven as hotrows does and as others do.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -28,7 +28,7 @@ class Arm:
     share: float | None = None
     step: str = "graph"
     planning: str = "host"
-    policy: Policy = Lookahead(WINDOW)  # noqa: RUF009  (frozen)
+    policy: Policy = field(default_factory=lambda: Lookahead(WINDOW))
     in_flight: int = 4
     overlapped: bool = True
     kind: str = "hotrows"
@@ -42,13 +42,15 @@ ON_DEVICE = {
     "plain": Arm("PyTorch: one table, index_select, unique, index_add", kind="plain", exact=False),
     "step-alone": Arm("24 batches in turn, planned before: no part of the comparison", planning="before"),
     "whole-compiled": Arm(
-        "plans of the device, the model compiled, a graph", step="compiled", planning="device",
+        "plans of the device, the model compiled, a graph",
+        step="compiled",
+        planning="device",
         exact=False,
     ),
     "plain-compiled": Arm(
         "PyTorch as `plain`, its model compiled", step="compiled", kind="plain", exact=False
     ),
-}  # fmt: skip
+}
 
 ON_HOST = {
     "10%": Arm("looks ahead, the device maps slots, stages overlap, a graph", 0.10, planning="device"),

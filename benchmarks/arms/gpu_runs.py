@@ -130,10 +130,12 @@ class Run:
         if not self.embedding.cached_tables:
             return {}
         return {
-            "rows": moved.rows / num, "misses": moved.rows_in / num,
+            "rows": moved.rows / num,
+            "misses": moved.rows_in / num,
             "hit_rate": 1 - moved.rows_in / moved.rows,
-            "mb_in": moved.bytes_in / num / 1e6, "mb_out": moved.bytes_out / num / 1e6,
-        }  # fmt: skip
+            "mb_in": moved.bytes_in / num / 1e6,
+            "mb_out": moved.bytes_out / num / 1e6,
+        }
 
 
 class InStepRun(Run):

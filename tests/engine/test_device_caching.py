@@ -16,11 +16,12 @@ from hotrows import Adagrad, Adam, Embedding, RowWiseAdagrad
 from hotrows.planning.device_slots import DeviceSlots
 from hotrows.planning.policy import Lookahead, Newest
 from hotrows.storage.cache import Cache
-from tests.engine.test_caching import Coming, run_in_some_order
 from tests.support import pretend
 from tests.support.cached import (
+    Coming,
     caching_of,
     records,
+    run_in_some_order,
     same,
     stream,
     tables,

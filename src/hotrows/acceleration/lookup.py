@@ -212,7 +212,7 @@ def _plain_gradient(part: TableGradient, values: Tensor, sparse: bool) -> Tensor
     if sparse:
         return torch.sparse_coo_tensor(
             part.rows[None], part.sums, tuple(values.shape), is_coalesced=True, check_invariants=False
-        )  # fmt: skip
+        )
     return torch.zeros_like(values).index_copy_(0, part.rows, part.sums)
 
 
@@ -261,7 +261,6 @@ def _plain(
     common = (options.max_norm, options.norm_type, options.scale_grad_by_freq)
     if options.mode is None:
         return functional.embedding(ids, weight, options.padding_idx, *common, options.sparse)
-    return functional.embedding_bag(
-        ids, weight, offsets, *common, options.mode, options.sparse, samples,
-        options.include_last_offset, options.padding_idx,
-    )  # fmt: skip
+    how: dict[str, Any] = {"mode": options.mode, "sparse": options.sparse, "per_sample_weights": samples}
+    how |= {"include_last_offset": options.include_last_offset, "padding_idx": options.padding_idx}
+    return functional.embedding_bag(ids, weight, offsets, *common, **how)

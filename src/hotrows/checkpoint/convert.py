@@ -99,20 +99,17 @@ def export_tables(
             history = histories.get(table.name)
             chunks = [_chunks(tables[table.name], table, column, history) for column in columns]
             table_files.write(table.name, tensors, chunks)
-            described.append({
-                "name": table.name, "rows": table.rows, "dim": table.layout.dim,
-                "dtype": table.layout.dtype, "optimizer": table.optimizer,
-                "file": table_file(table.name), "tensors": list(tensors),
-            })  # fmt: skip
+            form = {"rows": table.rows, "dim": table.layout.dim, "dtype": table.layout.dtype}
+            contents = {"file": table_file(table.name), "tensors": list(tensors)}
+            described.append({"name": table.name, **form, "optimizer": table.optimizer, **contents})
         dense = list(itertools.islice(_dense(checkpoints), None if state else 1))
         for name, content in dense:
             table_files.sums[name] = files.write_file(part / name, [content])
-        fields = {
-            "hotrows": VERSION, "step": manifest.step,
-            "fingerprint": manifest.fingerprint, "tables": described,
-            "dense": [name for name, _ in dense], "state": manifest.state,
-        }  # fmt: skip
-        table_files.describe(EXPORT, fields)
+        source = {"hotrows": VERSION, "step": manifest.step, "fingerprint": manifest.fingerprint}
+        names = [name for name, _ in dense]
+        table_files.describe(
+            EXPORT, {**source, "tables": described, "dense": names, "state": manifest.state}
+        )
     return out
 
 

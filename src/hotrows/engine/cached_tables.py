@@ -434,10 +434,8 @@ def _described(piece: TableSlice, shard: RankShard) -> dict[str, Any]:
     table = shard.tables[piece.table]
     if shard.is_whole:
         return {"name": table.name, "rows": table.rows}
-    return {
-        "name": table.name, "rows": piece.num_rows, "first_id": piece.first_id,
-        "id_step": piece.id_step, "columns": list(shard.columns),
-    }  # fmt: skip
+    ids = {"rows": piece.num_rows, "first_id": piece.first_id, "id_step": piece.id_step}
+    return {"name": table.name, **ids, "columns": list(shard.columns)}
 
 
 def _folder(shard: RankShard) -> str:

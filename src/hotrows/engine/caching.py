@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -36,7 +36,7 @@ class Caching:
 
     fast_memory: int
     store: str = "memory"
-    policy: Policy = Lookahead()  # noqa: RUF009  (frozen)
+    policy: Policy = field(default_factory=Lookahead)
     in_flight: int = 4
     lookahead_memory: int | None = None
     hot_ids: Mapping[str, Tensor] | None = None

@@ -36,6 +36,7 @@ from hotrows.engine.clipping import Clip, clip_factor, count_squares, scaled
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.micro_batches import WIRE_DTYPES, MicroBatches
 from hotrows.engine.packed_tables import PackedTables
+from hotrows.engine.shared_vectors import SharedVectors
 from hotrows.engine.vectors import Vectors
 from hotrows.optim import Adagrad, RowOptimizer
 from hotrows.plan import Plan
@@ -155,9 +156,7 @@ class Embedding:
             )
         self.dynamic = dynamic
         default = optimizer or Adagrad()
-        self.tables = tuple(
-            dataclasses.replace(table, optimizer=table.optimizer or default) for table in tables
-        )
+        self.tables = tuple(dataclasses.replace(t, optimizer=t.optimizer or default) for t in tables)
         self.packs = pack_tables(self.tables, sequences, run.placements(self.tables), run.pack_parts)
         self.threads = Threads(num_threads(run.planning_threads, self.device.on_host))
         self.planner = Planner(
@@ -168,6 +167,7 @@ class Embedding:
             run.micro_batches,
             run.summed,
             self.threads,
+            shares=self.device.on_host and dynamic is None,
         )
         if dynamic is not None:
             dynamic.check(self.tables, self.device.on_host or (caching is not None and caching.can_grow))
@@ -297,10 +297,13 @@ class Embedding:
             part = plan.micro_batches[micro_batch]
             leaves = self._micro_batches.lookup(plan, micro_batch)
         else:
-            by_rows = frozenset(
-                p for p in self._may_go_by_rows if first_layer.pays(self.packs[p], plan.packs[p])
-            )
+            if plan.requests is None:
+                by_rows = frozenset(
+                    p for p in self._may_go_by_rows if first_layer.pays(self.packs[p], plan.packs[p])
+                )
             leaves = self.packed.lookup(plan, by_rows)
+        if part.requests is not None:
+            return SharedVectors(self.packs, part, tuple(leaf.requires_grad_(grad) for leaf in leaves))
         return Vectors(self.packs, part, tuple(leaf.requires_grad_(grad) for leaf in leaves), by_rows)
 
     def send_gradients(self, plan: Plan, micro_batch: int, vectors: Vectors) -> None:
@@ -414,12 +417,16 @@ class Embedding:
 
         num_ids: by table, the ids from this one on are new and have missed none; None: there are none.
         """
-        self.packed.catch_up(num_ids)
+        self.packed.catch_up(self.num_rows() if num_ids is None else num_ids)
+        if num_ids is not None:
+            self.packed.dense_rows.forget_squares()
         self.packed.dense_rows.share_squares(self.ranks)
 
     def count_squares(self) -> None:
         """Prepares for `update` with a clip, where L2 terms count in the norm: one pass over the tables
         of this rank, unless a checkpoint has said what it would find. Collective."""
+        if self.dynamic is not None:
+            self.dynamic.check_squares(self.tables)
         count_squares(self.packed, self.ranks)
 
     def describe(self) -> str:

@@ -104,10 +104,8 @@ class PackedTables:
         self.cached: CachedTables | None = None
         self._read_through: ReadThrough | None = None
         if caching is not None:
-            self.cached = CachedTables(
-                caching, self.shards, self.groups, self._initial_values, self.stores, seed, read_only,
-                device, threads,
-            )  # fmt: skip
+            tables = self.shards, self.groups, self._initial_values, self.stores
+            self.cached = CachedTables(caching, *tables, seed, read_only, device, threads)
             layouts = [values.layout for values in self._initial_values]
             self._read_through = ReadThrough(self.cached.groups, layouts, device, self.dense_rows)
 
@@ -192,6 +190,8 @@ class PackedTables:
                 continue
             packs = self.groups[g].packs
             records = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
+            for p, of_pack in zip(packs, records, strict=True):
+                self.dense_rows.begin_rows(p, of_pack)
             self._note_rows(g, host.rows)
             if not self._is_resident(plan, g):
                 assert self._read_through is not None
@@ -330,7 +330,7 @@ class PackedTables:
 
     # ---- all rows; the pipeline is paused
 
-    def catch_up(self, num_ids: Mapping[str, int] | None = None) -> None:
+    def catch_up(self, num_ids: Mapping[str, int]) -> None:
         """Lets every row under a dense optimizer make the steps that it missed, and forgets these.
 
         num_ids: see `DenseRows.catch_up_tables`.

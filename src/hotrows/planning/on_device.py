@@ -73,6 +73,8 @@ class DevicePlanner:
 
     def refusal(self, batch: Batch) -> str | None:
         """Why a batch must be planned on the host; None: the device can plan it."""
+        if batch.requests is not None:
+            return "samples of a request share features"
         if batch.offsets is not None:
             return "features are lists of ids"
         if batch.weights is not None:

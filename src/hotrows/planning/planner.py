@@ -17,9 +17,11 @@ from hotrows import ops
 from hotrows.batch import Batch, NewIds, split
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.plan import NewRows, PackPlan, Plan
+from hotrows.planning import requests
 from hotrows.planning.crosses import append_crosses
 from hotrows.planning.packing import Pack
 from hotrows.planning.remote_pooling import RowsAndSums, summed_columns, with_sums
+from hotrows.planning.requests import Bags
 from hotrows.planning.routing import route
 from hotrows.planning.sharding import Sharding
 from hotrows.planning.threads import Threads
@@ -36,6 +38,8 @@ class Planner:
         micro-batches in which a batch is trained. With several of either, `plan` is collective.
     summed: list features whose vectors are summed on the ranks that own the rows (`remote_pooling`).
     threads: plan groups of packs in parallel; None: the caller's thread alone.
+    shares: whether what samples of a request share is looked up once, where rows are not exchanged and
+        no features are crossed; else batches are expanded.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Planner:
         micro_batches: int = 1,
         summed: Collection[str] = (),
         threads: Threads | None = None,
+        shares: bool = True,
     ) -> None:
         self.packs = tuple(packs)
         self.pooling = dict(pooling or {})
@@ -55,7 +60,8 @@ class Planner:
         self.micro_batches = micro_batches
         self.summed = frozenset(summed)
         self._threads = threads or Threads()
-        self._reads: dict[tuple[str, ...], list[Reads]] = {}
+        self._shares = shares and not self.routes and not self.crosses
+        self._reads: dict[tuple[tuple[str, ...], frozenset[str]], list[Reads]] = {}
         if self.routes:
             _check_numbers(self.packs, self.ranks)
 
@@ -69,9 +75,29 @@ class Planner:
 
         signals: `RankSignals` of this rank; the plan has those of all ranks.
         """
-        batch = append_crosses(batch, self.crosses)
+        batch = self._taken(batch)
+        if batch.requests is not None:
+            return requests.plan(batch, self._bags_of_requests(batch), step, signals)
         plan = self._plan(batch, step, signals)
         return replace(plan, new_rows=self._new_rows(batch)) if batch.new_ids else plan
+
+    def _taken(self, batch: Batch) -> Batch:
+        """The batch as it is planned, with its crosses."""
+        return append_crosses(batch if self._shares else batch.expanded(), self.crosses)
+
+    def _bags_of_requests(self, batch: Batch) -> list[tuple[Bags, Bags]]:
+        """Of each pack, the bags of samples and of requests; one pair where packs read equal rows."""
+        halves = requests.halves(batch)
+        reads = [self.reads_of(half.features, others.features) for half, others in (halves, halves[::-1])]
+        by_pack = list(zip(*reads, strict=True))
+        leaders = {tuple(half.signature for half in pack): pack for pack in by_pack}
+        starts = None if batch.requests is None else batch.requests.starts
+        bags = self._threads.map(
+            lambda pack: (self._bags(pack[0], halves[0]), self._bags(pack[1], halves[1], starts)),
+            list(leaders.values()),
+        )
+        of_leader = dict(zip(leaders, bags, strict=True))
+        return [of_leader[tuple(half.signature for half in pack)] for pack in by_pack]
 
     def _plan(self, batch: Batch, step: int, signals: int) -> Plan:
         reads = self.reads_of(batch.features)
@@ -96,7 +122,10 @@ class Planner:
         Groups come in the order of `packing.group_packs`. Ids are checked as by `plan`.
         """
         assert not self.routes, "between ranks, rows are those of a plan: see `rows_of`"
-        batch = append_crosses(batch, self.crosses)
+        batch = self._taken(batch)
+        if batch.requests is not None:
+            bags = {id(pack): pack for pack in self._bags_of_requests(batch)}
+            return [torch.cat([samples.rows, shared.rows]) for samples, shared in bags.values()]
         leaders = leaders_of(self.reads_of(batch.features))
         rows = self._threads.map(lambda r: _resolve(r, batch)[0], list(leaders.values()))
         return with_new(rows, self._new_rows(batch) if batch.new_ids else ())
@@ -117,12 +146,16 @@ class Planner:
         _, sums = self._read([feature], batch, p)
         return (0, 0) if sums is None else (len(sums.rows.unique()), len(sums.lengths))
 
-    def reads_of(self, features: tuple[str, ...]) -> list[Reads]:
-        """The reads of each pack of a batch with these features; computed once for a run."""
-        if features not in self._reads:
+    def reads_of(self, features: tuple[str, ...], others: Collection[str] = ()) -> list[Reads]:
+        """The reads of each pack of a batch with these features; computed once for a run.
+
+        others: features that packs read of another batch.
+        """
+        key = features, frozenset(others)
+        if key not in self._reads:
             num_ranks = self.ranks.num_ranks
-            self._reads[features] = [_reads(pack, features, num_ranks) for pack in self.packs]
-        return self._reads[features]
+            self._reads[key] = [_reads(pack, *key, num_ranks) for pack in self.packs]
+        return self._reads[key]
 
     def _read(self, summed: Collection[str], batch: Batch, p: int) -> RowsAndSums:
         """The distinct rows that samples read of pack p, and the sums that features `summed` request."""
@@ -132,16 +165,15 @@ class Planner:
         return with_sums(plan, sharding, columns, len(pack.columns), batch.size)
 
     def _plan_pack(self, reads: Reads, batch: Batch) -> PackPlan:
-        rows, source, bag_starts = _resolve(reads, batch)  # [N], [N], [M + 1]
-        distinct, inverse, order, starts = ops.unique(rows)  # [U], [N], [N], [U + 1]
+        return requests.plan_of(self._bags(reads, batch))
+
+    def _bags(self, reads: Reads, batch: Batch, starts: Tensor | None = None) -> Bags:
+        """The bags that a pack has of a batch. starts: first samples of requests, where it is of them."""
+        rows, source, bag_starts = _resolve(reads, batch, starts)  # [N], [N], [M + 1]
         single = batch.offsets is None
         bags = None if single else ops.reference.bags_of(bag_starts).int()  # [N]
-        return PackPlan(
-            rows=distinct,
-            slots=distinct,  # every row is resident: its slot is its row
-            inverse=inverse,
-            order=order,
-            starts=starts,
+        return Bags(
+            rows=rows,
             num_bags=rows.numel() if single else bag_starts.numel() - 1,
             bag_starts=None if single else bag_starts,
             bags=bags,
@@ -232,8 +264,9 @@ def _new_rows_of(pack: Pack, new_ids: Sequence[NewIds], ranks: Ranks) -> NewRows
     return NewRows(all_rows, all_keys, all_rows)
 
 
-def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> Reads:
-    reads = pack.columns + pack.sequences
+def _reads(pack: Pack, features: tuple[str, ...], others: Collection[str], num_ranks: int) -> Reads:
+    columns = [read for read in pack.columns if read[0] not in others]
+    reads = columns + [read for read in pack.sequences if read[0] not in others]
     names = tuple(feature for feature, _ in reads)
     absent = sorted(set(names) - set(features))
     if absent:
@@ -250,26 +283,24 @@ def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> Reads:
         features=torch.tensor(positions, dtype=torch.int64),
         first_rows=torch.tensor(first_rows, dtype=torch.int64),
         num_rows=torch.tensor(num_rows, dtype=torch.int64),
-        num_columns=len(pack.columns),
-        signature=(*map(tuple, (positions, first_rows, num_rows)), len(pack.columns), pack.placements),
+        num_columns=len(columns),
+        signature=(*map(tuple, (positions, first_rows, num_rows)), len(columns), pack.placements),
         routes=sharding.routes()[[table for _, table in reads]] if routed and not scattered else None,
         scattered=sharding if scattered else None,
     )
 
 
 def _resolve(
-    reads: Reads, batch: Batch
+    reads: Reads, batch: Batch, starts: Tensor | None = None
 ) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "_"], Int32[Tensor, "_"]]:
     """Rows, their places in `batch.ids` and bags [M + 1]; ValueError for an id outside.
 
     Places and bags are empty where every bag has one id.
     """
-    rows, source, bag_starts, bad = ops.resolve(
-        batch.ids, batch.offsets, batch.size, reads.features, reads.first_rows,
-        reads.num_rows, reads.num_columns, reads.routes,
-    )  # fmt: skip
+    tables = reads.features, reads.first_rows, reads.num_rows, reads.num_columns, reads.routes
+    rows, source, bag_starts, bad = ops.resolve(batch.ids, batch.offsets, batch.size, *tables)
     if int(bad) >= 0:
-        raise outside(int(bad), reads, batch, source)
+        raise outside(int(bad), reads, batch, source, starts)
     if reads.scattered is not None:
         rows = reads.scattered.rows_among_ranks(rows)
     return rows, source, bag_starts
@@ -299,8 +330,11 @@ def _by_bag(
     return torch.cat([columns.t().reshape(-1), sequences.reshape(-1)])  # [N]
 
 
-def outside(n: int, reads: Reads, batch: Batch, source: Tensor | None = None) -> ValueError:
-    """The error for an id that its table does not hold. n, source: the results of `ops.resolve`."""
+def outside(
+    n: int, reads: Reads, batch: Batch, source: Tensor | None = None, starts: Tensor | None = None
+) -> ValueError:
+    """The error for an id that its table does not hold. n, source: the results of `ops.resolve`; starts:
+    the first sample of each request, where the batch is of requests."""
     if batch.offsets is None:
         pooled = reads.num_columns * batch.size
         k, sample = (
@@ -316,6 +350,7 @@ def outside(n: int, reads: Reads, batch: Batch, source: Tensor | None = None) ->
         feature, sample = divmod(bag, batch.size)
         k = reads.features.tolist().index(feature)
         value = batch.ids[place]
+    sample = sample if starts is None else int(starts[sample])
     return ValueError(
         f"feature {reads.names[k]!r} has id {int(value):,} in sample "
         f"{batch.first_sample + sample:,}, but its table holds ids 0 to {int(reads.num_rows[k]) - 1:,}; "

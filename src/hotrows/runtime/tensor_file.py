@@ -33,9 +33,8 @@ def header(tensors: Mapping[str, Stored]) -> bytes:
     fields, end = {}, 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.num_bytes
-        fields[name] = {
-            "dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end],
-        }  # fmt: skip
+        form = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+        fields[name] = {**form, "data_offsets": [begin, end]}
     text = json.dumps(fields).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

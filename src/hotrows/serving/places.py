@@ -197,7 +197,7 @@ class _Redis:
         try:
             import redis
         except ImportError:
-            raise ValueError(f"{url} needs the Redis client: pip install 'hotrows[remote]'") from None
+            raise ValueError(f"{url} needs the Redis client: pip install 'hotrows[redis]'") from None
         parts = urlsplit(url)
         self._key = "hotrows:" + parse_qs(parts.query).get("name", ["model"])[0]
         self._redis: Any = redis.Redis.from_url(urlunsplit(parts._replace(query="")))

@@ -50,13 +50,11 @@ class InitialValues:
 
     def fill(self, records: Tensor, rows: Tensor) -> None:
         """Fills records [m, stride] with the initial values of `rows` [m] int64."""
-        kind, scale = _kind(self.initializer)
-        ops.initialize(
-            records, self.layout.as_ints(), rows, self.first_rows, self.pieces, kind, scale,
-            list(self.state),
-        )  # fmt: skip
+        keys, state = (self.first_rows, self.pieces), list(self.state)
+        layout = self.layout.as_ints()
+        ops.initialize(records, layout, rows, *keys, *_kind(self.initializer), state)
         if self.step and len(records):
-            step = views(records, self.layout.as_ints()).step
+            step = views(records, layout).step
             assert step is not None
             step.fill_(self.step)
 

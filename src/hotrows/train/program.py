@@ -15,6 +15,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -93,7 +94,8 @@ def onnx_program(plain: PlainModel, program: torch.export.ExportedProgram) -> An
     name = type(plain.model).__name__
     try:
         import onnx
-        import onnxscript  # noqa: F401
+
+        import_module("onnxscript")  # by which torch.onnx exports
     except ImportError:
         raise ValueError(
             "--format onnx needs onnx and onnxscript: pip install 'hotrows[export]'"

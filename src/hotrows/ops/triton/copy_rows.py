@@ -19,11 +19,11 @@ def copy_rows(
     size, word = _widest(source, target)
     source, target, num_words = source.view(word), target.view(word), source.shape[1] // size
     rows, words = launch.tile(num_words, launch.COPY_BYTES // size, launch.GATHER_COLUMNS)
+    strides = {"SOURCE_STRIDE": source.stride(0), "TARGET_STRIDE": target.stride(0)}
+    sizes = {"NUM_WORDS": num_words, "ROWS": rows, "WORDS": words}
     _copy_rows[(triton.cdiv(num_rows, rows), triton.cdiv(num_words, words))](
-        source, source_rows, target, target_rows, num_rows, NUM_WORDS=num_words,
-        SOURCE_STRIDE=source.stride(0), TARGET_STRIDE=target.stride(0), ROWS=rows, WORDS=words,
-        **launch.OPTIONS,
-    )  # fmt: skip
+        source, source_rows, target, target_rows, num_rows, **strides, **sizes, **launch.OPTIONS
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows"])

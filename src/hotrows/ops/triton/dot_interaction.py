@@ -29,11 +29,9 @@ def dot_interaction(bottom: Tensor, vectors: Tensor) -> Tensor:
     size, count, width = vectors.shape
     out = bottom.new_empty(size, width + count * (count + 1) // 2)
     if out.numel() > 0:
+        strides, tile = (bottom.stride(0), *vectors.stride()), _tile(count, width, bottom, vectors)
         with torch.cuda.device_of(vectors):
-            _forward[(size,)](
-                bottom, vectors, out, bottom.stride(0), *vectors.stride(), out.stride(0),
-                count, width, **_tile(count, width, bottom, vectors),
-            )  # fmt: skip
+            _forward[(size,)](bottom, vectors, out, *strides, out.stride(0), count, width, **tile)
     return out
 
 
@@ -42,12 +40,12 @@ def dot_interaction_backward(grad: Tensor, bottom: Tensor, vectors: Tensor) -> t
     size, count, width = vectors.shape
     grad_bottom, grad_vectors = bottom.new_empty(bottom.shape), vectors.new_empty(vectors.shape)
     if grad_bottom.numel() > 0:
+        strides, grads = (bottom.stride(0), *vectors.stride()), (grad_bottom, grad_vectors)
+        tile = _tile(count, width, grad, bottom, vectors)
         with torch.cuda.device_of(vectors):
             _backward[(size,)](
-                grad, bottom, vectors, grad_bottom, grad_vectors,
-                grad.stride(0), bottom.stride(0), *vectors.stride(),
-                count, width, **_tile(count, width, grad, bottom, vectors),
-            )  # fmt: skip
+                grad, bottom, vectors, *grads, grad.stride(0), *strides, count, width, **tile
+            )
     return grad_bottom, grad_vectors
 
 
