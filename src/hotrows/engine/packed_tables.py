@@ -117,12 +117,10 @@ class PackedTables:
             return ()
         if self._device.on_host or caching.cache_transfer != "zero_copy":
             return tuple(map(MemoryStore, self._initial_values))
-        stores: dict[int, MemoryStore] = {}
-        for group in self.groups:
-            block, of_packs = group_block([self._initial_values[p] for p in group.packs])
+        blocks = [group_block([self._initial_values[p] for p in group.packs]) for group in self.groups]
+        for block, _ in blocks:
             self._device.page_lock(block)
-            stores.update(zip(group.packs, of_packs, strict=True))
-        return tuple(stores[p] for p in range(len(self.packs)))
+        return tuple(blocks[g][1][i] for _, (g, i) in sorted(self._place.items()))
 
     @property
     def num_bytes(self) -> int:
