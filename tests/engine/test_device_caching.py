@@ -16,7 +16,6 @@ from hotrows import Adagrad, Adam, Embedding, RowWiseAdagrad
 from hotrows.planning.device_slots import DeviceSlots
 from hotrows.planning.policy import Lookahead, Newest
 from hotrows.storage.cache import Cache
-from tests.engine.test_caching import Coming, run_in_some_order
 from tests.support import pretend
 from tests.support.cached import (
     caching_of,
@@ -30,6 +29,7 @@ from tests.support.cached import (
 )
 from tests.support.devices import KINDS, device_of
 from tests.support.pretend_order import Race
+from tests.support.stage_order import Coming, run_in_some_order
 
 
 def engine(device, caching=None, optimizer=None, dtype="float32", **options):
