@@ -18,17 +18,16 @@ from hotrows.planning.policy import Lookahead, Newest
 from hotrows.planning.slots import slot_map
 from tests.support.cached import (
     POLICIES,
-    Coming,
     caching_of,
     engine,
     records,
-    run_in_some_order,
     same,
     stream,
     train,
     train_behind_a_cache,
     train_plainly,
 )
+from tests.support.stage_order import Coming, run_in_some_order
 
 OPTIMIZERS = [
     SGD(lr=0.1), Adagrad(lr=0.1), RowWiseAdagrad(lr=0.1, weight_decay=0.01), Adam(lr=0.01),

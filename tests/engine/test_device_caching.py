@@ -18,10 +18,8 @@ from hotrows.planning.policy import Lookahead, Newest
 from hotrows.storage.cache import Cache
 from tests.support import pretend
 from tests.support.cached import (
-    Coming,
     caching_of,
     records,
-    run_in_some_order,
     same,
     stream,
     tables,
@@ -31,6 +29,7 @@ from tests.support.cached import (
 )
 from tests.support.devices import KINDS, device_of
 from tests.support.pretend_order import Race
+from tests.support.stage_order import Coming, run_in_some_order
 
 
 def engine(device, caching=None, optimizer=None, dtype="float32", **options):

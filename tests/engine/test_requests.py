@@ -8,10 +8,12 @@ from torch.testing import assert_close
 
 from hotrows import SGD, Adagrad, Adam, Batch, Embedding, models
 from hotrows.batch import RequestFeatures, samples, split
+from hotrows.distributed.in_process import run as on_threads
 from hotrows.engine.caching import Caching
 from hotrows.engine.stages import start
 from tests.models.looked_up import SMALL
 from tests.support.requests import OWN, request_batch, schema, tables
+from tests.support.sharded import whole_weights
 
 POOLING = {"tags": "mean"}
 CANDIDATES = {
@@ -157,19 +159,31 @@ def test_a_cache_changes_no_bit():
         assert torch.equal(expected.weights(table.name), behind.weights(table.name))
 
 
-def test_micro_batches_train_the_expanded_batch():
-    batches = [request_batch([4, 1, 3], seed) for seed in range(2)]
-    engine, twin = embedding(micro_batches=2), embedding(micro_batches=2)
-    for step, batch in enumerate(batches):
-        for one, read in ((engine, batch), (twin, batch.expanded())):
-            plan = one.plan(read, step)
-            for number in range(2):
-                vectors = one.lookup(plan, number)
-                (vectors["user"].sin().sum() + vectors["item"].sum()).backward()
-                if number == 0:
-                    one.send_gradients(plan, 0, vectors)
-            one.update(plan, vectors)
-    assert torch.equal(engine.weights("user"), twin.weights("user"))
+@pytest.mark.parametrize("num_ranks, micro_batches", [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize("sharding", ["rows", "columns", "replicated"])
+def test_ranks_and_micro_batches_share_too(num_ranks, micro_batches, sharding):
+    """Requests are cut between them; sums of small whole numbers are exact, so bits are the twin's."""
+    batches = [request_batch([4, 1, 3, 2, 5], seed) for seed in range(2)]
+
+    def work(ranks, batches=batches):
+        engine = embedding(SGD(lr=0.5), ranks=ranks, micro_batches=micro_batches, sharding=sharding)
+        for step, batch in enumerate(batches):
+            plan = engine.plan(split(batch, ranks.num_ranks)[ranks.rank], step)
+            for number in range(max(len(plan.micro_batches), 1)):
+                vectors = engine.lookup(plan, number)
+                assert (vectors.requests is None) == (batch.requests is None)
+                (vectors["user"].sum() + 2 * vectors["item"].sum()).backward()
+                vectors.sequence("history")[0].sum().backward()
+                if number < micro_batches - 1:
+                    engine.send_gradients(plan, number, vectors)
+            engine.update(plan, vectors)
+        return engine
+
+    expanded = [batch.expanded() for batch in batches]
+    twins = on_threads(lambda ranks: work(ranks, expanded), num_ranks)
+    expected, weights = whole_weights(twins), whole_weights(on_threads(work, num_ranks))
+    for table in ("user", "item"):
+        assert torch.equal(weights[table], expected[table])
 
 
 ON_THE_TWIN = [(name, "uneven") for name in sorted(SMALL)]

@@ -38,8 +38,8 @@ class Planner:
         micro-batches in which a batch is trained. With several of either, `plan` is collective.
     summed: list features whose vectors are summed on the ranks that own the rows (`remote_pooling`).
     threads: plan groups of packs in parallel; None: the caller's thread alone.
-    shares: whether what samples of a request share is looked up once, where rows are not exchanged and
-        no features are crossed; else batches are expanded.
+    shares: whether what samples of a request share is looked up once, where no features are crossed; else
+        batches are expanded.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Planner:
         self.micro_batches = micro_batches
         self.summed = frozenset(summed)
         self._threads = threads or Threads()
-        self._shares = shares and not self.routes and not self.crosses
+        self._shares = shares and not self.crosses
         self._reads: dict[tuple[tuple[str, ...], frozenset[str]], list[Reads]] = {}
         if self.routes:
             _check_numbers(self.packs, self.ranks)
@@ -76,8 +76,6 @@ class Planner:
         signals: `RankSignals` of this rank; the plan has those of all ranks.
         """
         batch = self._taken(batch)
-        if batch.requests is not None:
-            return requests.plan(batch, self._bags_of_requests(batch), step, signals)
         plan = self._plan(batch, step, signals)
         return replace(plan, new_rows=self._new_rows(batch)) if batch.new_ids else plan
 
@@ -85,36 +83,32 @@ class Planner:
         """The batch as it is planned, with its crosses."""
         return append_crosses(batch if self._shares else batch.expanded(), self.crosses)
 
-    def _bags_of_requests(self, batch: Batch) -> list[tuple[Bags, Bags]]:
-        """Of each pack, the bags of samples and of requests; one pair where packs read equal rows."""
-        halves = requests.halves(batch)
-        reads = [self.reads_of(half.features, others.features) for half, others in (halves, halves[::-1])]
-        by_pack = list(zip(*reads, strict=True))
-        leaders = {tuple(half.signature for half in pack): pack for pack in by_pack}
-        starts = None if batch.requests is None else batch.requests.starts
-        bags = self._threads.map(
-            lambda pack: (self._bags(pack[0], halves[0]), self._bags(pack[1], halves[1], starts)),
-            list(leaders.values()),
-        )
-        of_leader = dict(zip(leaders, bags, strict=True))
-        return [of_leader[tuple(half.signature for half in pack)] for pack in by_pack]
-
     def _plan(self, batch: Batch, step: int, signals: int) -> Plan:
-        reads = self.reads_of(batch.features)
-        groups = list(leaders_of(reads))
-        group_of_pack = [groups.index(pack_reads.signature) for pack_reads in reads]
+        reads = self._reads_of_halves(batch)
+        groups = list(dict.fromkeys(map(_signature, reads)))
+        group_of_pack = [groups.index(_signature(pack_reads)) for pack_reads in reads]
         leaders = [group_of_pack.index(g) for g in range(len(groups))]
-        if not self.routes:
-            plans = self._threads.map(lambda p: self._plan_pack(reads[p], batch), leaders)
-            packs = tuple(plans[g] for g in group_of_pack)
-            return Plan(packs, step, batch.size, signals=signals)
         micro_batches = split(batch, self.micro_batches)
+        planned = [
+            self._threads.map(partial(self._plan_pack, reads, part), leaders) for part in micro_batches
+        ]
+        bags = [[of_groups[g][1] for g in group_of_pack] for of_groups in planned]
+        if not self.routes:
+            packs = tuple(planned[0][g][0] for g in group_of_pack)
+            plan = Plan(packs, step, batch.size, signals=signals)
+            return requests.with_requests(plan, batch, bags[0])
         read = [
-            self._threads.map(partial(self._read, self.summed, part), leaders) for part in micro_batches
+            [
+                self._with_sums(self.summed, part, p, pack)
+                for p, (pack, _) in zip(leaders, packs, strict=True)
+            ]
+            for part, packs in zip(micro_batches, planned, strict=True)
         ]
         sizes = [part.size for part in micro_batches]
         shardings = [self.packs[p].sharding(self.ranks.num_ranks) for p in leaders]
-        return route(read, sizes, shardings, group_of_pack, self.ranks, step, signals)
+        plan = route(read, sizes, shardings, group_of_pack, self.ranks, step, signals)
+        parts = zip(plan.micro_batches, micro_batches, bags, strict=True)
+        return replace(plan, micro_batches=tuple(requests.with_requests(*part) for part in parts))
 
     def rows(self, batch: Batch) -> list[Tensor]:
         """The rows that a batch needs, [N] int64 with repeats, for each group of packs: a look ahead.
@@ -123,11 +117,15 @@ class Planner:
         """
         assert not self.routes, "between ranks, rows are those of a plan: see `rows_of`"
         batch = self._taken(batch)
-        if batch.requests is not None:
-            bags = {id(pack): pack for pack in self._bags_of_requests(batch)}
-            return [torch.cat([samples.rows, shared.rows]) for samples, shared in bags.values()]
-        leaders = leaders_of(self.reads_of(batch.features))
-        rows = self._threads.map(lambda r: _resolve(r, batch)[0], list(leaders.values()))
+        leaders = {_signature(pack_reads): pack_reads for pack_reads in self._reads_of_halves(batch)}
+        halves = requests.halves(batch)
+
+        def of_group(reads: tuple[Reads, ...]) -> Tensor:
+            pairs = zip(reads, halves, strict=True)
+            rows = [_resolve(r, half.batch, half.starts)[0] for r, half in pairs]
+            return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+        rows = self._threads.map(of_group, list(leaders.values()))
         return with_new(rows, self._new_rows(batch) if batch.new_ids else ())
 
     def rows_of(self, plan: Plan) -> list[Tensor]:
@@ -143,7 +141,8 @@ class Planner:
 
     def volumes(self, p: int, batch: Batch, feature: str) -> tuple[int, int]:
         """The distinct rows that a list feature reads of pack p, and the sums that would replace them."""
-        _, sums = self._read([feature], batch, p)
+        plan, _ = self._plan_pack(self._reads_of_halves(batch), batch, p)
+        _, sums = self._with_sums([feature], batch, p, plan)
         return (0, 0) if sums is None else (len(sums.rows.unique()), len(sums.lengths))
 
     def reads_of(self, features: tuple[str, ...], others: Collection[str] = ()) -> list[Reads]:
@@ -157,15 +156,26 @@ class Planner:
             self._reads[key] = [_reads(pack, *key, num_ranks) for pack in self.packs]
         return self._reads[key]
 
-    def _read(self, summed: Collection[str], batch: Batch, p: int) -> RowsAndSums:
+    def _reads_of_halves(self, batch: Batch) -> list[tuple[Reads, ...]]:
+        """What each pack reads of samples and, where these share features, what it reads of requests."""
+        reads = [self.reads_of(half.batch.features, half.others) for half in requests.halves(batch)]
+        return list(zip(*reads, strict=True))
+
+    def _with_sums(self, summed: Collection[str], batch: Batch, p: int, plan: PackPlan) -> RowsAndSums:
         """The distinct rows that samples read of pack p, and the sums that features `summed` request."""
-        plan = self._plan_pack(self.reads_of(batch.features)[p], batch)
+        if batch.requests is not None:
+            return plan, None
         pack, sharding = self.packs[p], self.packs[p].sharding(self.ranks.num_ranks)
         columns = summed_columns(pack, summed)
         return with_sums(plan, sharding, columns, len(pack.columns), batch.size)
 
-    def _plan_pack(self, reads: Reads, batch: Batch) -> PackPlan:
-        return requests.plan_of(self._bags(reads, batch))
+    def _plan_pack(
+        self, reads: Sequence[tuple[Reads, ...]], batch: Batch, p: int
+    ) -> tuple[PackPlan, tuple[Bags, ...]]:
+        """The plan of pack p, and its bags: of samples, and of requests where these share features."""
+        pairs = zip(reads[p], requests.halves(batch), strict=True)
+        bags = tuple(self._bags(of_half, half.batch, half.starts) for of_half, half in pairs)
+        return requests.plan_of(bags), bags
 
     def _bags(self, reads: Reads, batch: Batch, starts: Tensor | None = None) -> Bags:
         """The bags that a pack has of a batch. starts: first samples of requests, where it is of them."""
@@ -223,6 +233,11 @@ class Reads:
     signature: tuple
     routes: Int64[Tensor, "K _"] | None = None
     scattered: Sharding | None = None
+
+
+def _signature(reads: tuple[Reads, ...]) -> tuple:
+    """Equal for packs that read equal row numbers, of samples and of requests."""
+    return tuple(of_half.signature for of_half in reads)
 
 
 def leaders_of(reads: Sequence[Reads]) -> dict[tuple, Reads]:

@@ -33,43 +33,56 @@ class Bags:
     sequence_starts: dict[str, Int64[Tensor, "_"]] | None = None
 
 
-def halves(batch: Batch) -> tuple[Batch, Batch]:
-    """The features of samples, and those of their requests, as batches."""
-    assert batch.requests is not None
-    return replace(batch, requests=None), batch.requests.shared
+@dataclass(frozen=True)
+class Half:
+    """The features of samples, or of requests, as a batch.
+
+    others: the features of the other half; starts: of requests, the first sample of each, [R + 1].
+    """
+
+    batch: Batch
+    others: tuple[str, ...] = ()
+    starts: Int64[Tensor, "_"] | None = None
 
 
-def plan(batch: Batch, bags: Sequence[tuple[Bags, Bags]], step: int, signals: int) -> Plan:
-    """The plan of a batch. bags: of each pack, those of samples and those of requests; of packs that read
-    equal rows the same ones."""
-    assert batch.requests is not None
-    planned = {id(pack): plan_of(_joined(*pack)) for pack in bags}
-    packs = [planned[id(pack)] for pack in bags]
-
-    def of_half(half: int, size: int) -> Plan:
-        pairs = zip(packs, (pack[half] for pack in bags), strict=True)
-        return Plan(tuple(_restricted(pack, mine) for pack, mine in pairs), step, size)
-
-    samples, shared = of_half(0, batch.size), of_half(1, batch.requests.shared.size)
-    of_requests = RequestPlan(batch.requests.shared.features, batch.requests.starts, samples, shared)
-    return Plan(tuple(packs), step, batch.size, signals=signals, requests=of_requests)
+def halves(batch: Batch) -> tuple[Half, ...]:
+    """The features of samples, and where these share some those of requests."""
+    if batch.requests is None:
+        return (Half(batch),)
+    samples, shared = replace(batch, requests=None), batch.requests.shared
+    return Half(samples, shared.features), Half(shared, samples.features, batch.requests.starts)
 
 
-def plan_of(bags: Bags) -> PackPlan:
-    """The plan of a pack that reads these bags."""
-    distinct, inverse, order, starts = ops.unique(bags.rows)  # [U], [N], [N], [U + 1]
+def plan_of(bags: Sequence[Bags]) -> PackPlan:
+    """The plan of a pack that reads these bags, those of samples and perhaps those of requests."""
+    joined = bags[0] if len(bags) == 1 else _joined(*bags)
+    distinct, inverse, order, starts = ops.unique(joined.rows)  # [U], [N], [N], [U + 1]
     return PackPlan(
         rows=distinct,
         slots=distinct,  # every row is resident: its slot is its row
         inverse=inverse,
         order=order,
         starts=starts,
-        num_bags=bags.num_bags,
-        bag_starts=bags.bag_starts,
-        bags=bags.bags,
-        weights=bags.weights,
-        sequence_starts=bags.sequence_starts,
+        num_bags=joined.num_bags,
+        bag_starts=joined.bag_starts,
+        bags=joined.bags,
+        weights=joined.weights,
+        sequence_starts=joined.sequence_starts,
     )
+
+
+def with_requests(plan: Plan, batch: Batch, bags: Sequence[Sequence[Bags]]) -> Plan:
+    """The plan of a batch, which says what bags are of requests. bags: of each pack, as planned."""
+    if batch.requests is None:
+        return plan
+
+    def of_half(half: int, size: int) -> Plan:
+        pairs = zip(plan.packs, bags, strict=True)
+        return Plan(tuple(_restricted(pack, mine[half]) for pack, mine in pairs), plan.step, size)
+
+    starts, shared = batch.requests.starts, batch.requests.shared
+    of_requests = RequestPlan(shared.features, starts, of_half(0, batch.size), of_half(1, shared.size))
+    return replace(plan, requests=of_requests)
 
 
 def _restricted(pack: PackPlan, mine: Bags) -> PackPlan:
