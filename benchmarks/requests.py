@@ -31,7 +31,7 @@ QUESTION = __doc__.split("\n")[0]
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 BATCH_SIZE = 2048
 BATCHES = 24
-MODELS = {"din": {}, "dien": {}, "din-paper": {"form": "paper"}}
+MODELS = ("dien", "din")
 SHARED = ("user", "age", "city", "segments", "items", "categories")
 ROWS = {"user": 1_000_000, "city": 5_000, "segment": 200, "item": 1_000_000, "category": 1_000}
 ZIPF, MEAN_LENGTH, MOST = 1.05, 40, 100
@@ -94,11 +94,10 @@ class Arm:
     """A training in windows."""
 
     def __init__(self, data: EncodedData, model: str) -> None:
-        name, options = model.partition("-")[0], dict(MODELS[model])
-        if name == "dien":
-            options["auxiliary"] = 0.0  # its negatives are drawn at random: losses could not be compared
+        # The auxiliary loss draws negatives at random, so that losses could not be compared.
+        options = {"auxiliary": 0.0} if model == "dien" else {}
         config = TrainConfig(
-            model=name,
+            model=model,
             model_options=options | {"histories": [["items", "categories"]]},
             batch_size=BATCH_SIZE,
             shuffle=False,
@@ -109,7 +108,6 @@ class Arm:
         self.steps.choose_linear_paths()
         self.runner = self.steps.start()
         self._work = iter(self.runner)
-        self._traced = False
 
     def window(self, num_steps: int) -> None:
         begin = time.perf_counter()
@@ -141,7 +139,7 @@ def measure(model: str, data: dict[str, EncodedData], windows: int, num_steps: i
 
 def stored(candidates: int, folder: Path) -> dict[str, EncodedData]:
     made, names = batches(candidates), [feature.name for feature in PLAIN.id_features]
-    expanded = [replace(batch.expanded(names)) for batch in made]
+    expanded = [batch.expanded(names) for batch in made]
     return {
         "expanded": write_encoded(folder / "expanded", PLAIN, {"train": expanded}),
         "once": write_encoded(folder / "once", ONCE, {"train": made}),
@@ -160,7 +158,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_freed_memory()
-    windows, num_steps = (2, 4) if args.quick else (5, 6)
+    windows, num_steps = (2, 4) if args.quick else (9, 6)
     results: dict[str, dict] = {}
     for candidates in (8,) if args.quick else CANDIDATES:
         folder = Path(tempfile.mkdtemp())
