@@ -27,7 +27,7 @@ PUBLIC = {
     """,
     "hotrows.datasets": "ALL BY_NAME DataSet Samples Source download prepare",
     "hotrows.models": """
-        BY_NAME CAN DCNv2 DIEN DIN DLRM DNN DeepFM FM LR MMoE Model WideDeep build logits_and_loss
+        BY_NAME CAN DCNv2 DIEN DIN DLRM DNN DeepFM FM LR MMoE Model TBSM WideDeep build logits_and_loss
     """,
     "hotrows.nn": """
         AttentionalGRU BatchNorm BilinearAttention CoAction CrossNetwork CrossNetworkMixture Dice

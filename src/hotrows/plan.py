@@ -64,6 +64,13 @@ class PackPlan:
             starts=functional.pad(self.starts, (0, missing), value=num_ids),
         )
 
+    def narrowed(self, num_rows: int) -> PackPlan:
+        """Without the padding: the first `num_rows` rows."""
+        if num_rows == self.num_rows:
+            return self
+        rows, slots = self.rows[:num_rows], self.slots[:num_rows]
+        return replace(self, rows=rows, slots=slots, starts=self.starts[: num_rows + 1])
+
 
 @dataclass(frozen=True)
 class Moves:
@@ -157,8 +164,9 @@ class Plan:
     signals: those of all ranks when this batch was planned: `planning.routing.RankSignals`.
     on_device: the packs are planned on the device, when the batch is copied there; none until then.
     requests: where samples of a request share features, which bags are of requests.
-    on_host: the plan in host memory that this one is a copy of on a device: sizes are read from it
-        without waiting for the device. None for a plan that was made where it is.
+    on_host: what the host knows of a plan on a device without waiting for it: the sizes, and where the
+        plan is a copy of one made there, or rows are copied by the host, the values. None for a plan
+        that was made where it is.
     """
 
     packs: tuple[PackPlan, ...]

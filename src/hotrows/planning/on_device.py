@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -115,6 +116,15 @@ class DevicePlanner:
 
         return DevicePlanned(tuple(plans[r.signature] for r in reads), tuple(blocks), mark, check)
 
+    def resolving(self, batch: Batch, ids: Int64[Tensor, "_"]) -> list[Callable[[], Tensor]]:
+        """For each group of packs what makes, launched, the rows that a batch reads, with repeats.
+
+        ids: of the batch, on the device. A bad id is -1: who plans the batch says what it was.
+        """
+        leaders = leaders_of(self._planner.reads_of(batch.features)).values()
+        tables = [(*self._tables_of(leader), leader.num_columns) for leader in leaders]
+        return [partial(_resolved, ids, batch.size, *of_group) for of_group in tables]
+
     def _fill(
         self,
         plans: Mapping[tuple, PackPlan],
@@ -160,6 +170,10 @@ class DevicePlanner:
                 put(reads.num_rows),
             )
         return self._tables[reads.signature]
+
+
+def _resolved(ids: Tensor, batch_size: int, *tables: Any) -> Tensor:
+    return ops.resolve(ids, None, batch_size, *tables)[0]
 
 
 def _tensors(plan: PackPlan) -> tuple[Tensor, ...]:

@@ -66,7 +66,7 @@ class StreamRun(Callback):
         state, encoder = steps.state, run_folder.open_encoder(run)
         source = open_source(source, encoder.schema) if isinstance(source, str) else source
         with ExitStack() as opened:
-            path = self._config.dead_letters or run / DEAD_LETTERS
+            path = _letters_of(run, self._config)
             letters = DeadLetters(path, state.stream.read if state.stream else 0)
             opened.callback(letters.close)
             self._log = LineLog(run / BATCHES, lambda line: line.get("step", math.inf) <= state.step)
@@ -272,6 +272,15 @@ def _reads_of(log: Path, step: int) -> list[list[dict[str, Any]]]:
             f"{path} does not exist: a run on a stream writes it, and its batches are cut alike"
         )
     return [line["reads"] for line in read_lines(path) if line["step"] > step]
+
+
+def _letters_of(run: Path, config: StreamConfig) -> Path:
+    """The file of dead letters; ValueError for one that was not this run's: it would be cut back."""
+    path = Path(config.dead_letters or run / DEAD_LETTERS)
+    is_known = config.dead_letters in (None, run_folder.read_stream(run).get("dead_letters"))
+    if not is_known and path.exists() and path.stat().st_size:
+        raise ValueError(f"{path} has lines already, which are not of this run: name a new file")
+    return path
 
 
 def _check(steps: StepTrainer) -> None:

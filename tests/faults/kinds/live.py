@@ -29,10 +29,11 @@ from hotrows.train.publishing import Publisher
 from tests.faults import commands
 from tests.faults.commands import Failed
 from tests.faults.jobs import free_port
-from tests.faults.kinds.publishing import Contents, Process, contents_of
+from tests.faults.kinds.publishing import Process
 from tests.faults.trials import Trial
 from tests.support.bundles import SMALL, known_program
 from tests.support.clicks import SCHEMA, table
+from tests.support.published import Contents, contents_of
 
 EVENTS = 2_000
 _LONGEST, _IDLE = 0.4, 2.0  # seconds between two kills; without an event after which the stream ends
@@ -114,14 +115,15 @@ class Noted(Contents):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._file = open(folder / "contents.jsonl", "a")  # noqa: SIM115
-        self._file.write("\n")  # behind a line that a kill has cut
+        self._path = folder / "contents.jsonl"
+        with open(self._path, "a") as file:
+            file.write("\n")  # behind a line that a kill has cut
 
     def after_step(self, trainer: Trainer, progress: Any) -> None:
         super().after_step(trainer, progress)
-        for step, contents in self.by_step.items():
-            self._file.write(json.dumps({"step": step, "contents": contents}) + "\n")
-        self._file.flush()
+        with open(self._path, "a") as file:
+            for step, contents in self.by_step.items():
+                file.write(json.dumps({"step": step, "contents": contents}) + "\n")
         self.by_step.clear()
 
 

@@ -43,7 +43,7 @@ from hotrows.runtime.native import pointer
 
 _KINDS = {"sgd": 0, "adagrad": 1, "rmsprop": 2, "adam": 3}
 _DTYPES = (torch.float32, torch.float64)
-_COLUMNS = 12  # of struct Target in csrc/deferred.cpp
+_COLUMNS = 12  # of struct Target in csrc/deferred_rows.h
 _NUM_FIXED = 8  # of them do not change from step to step
 
 __all__ = ["PackedTargets", "Target", "catch_up", "catch_up_all", "lookup", "pack_targets", "update"]
