@@ -24,7 +24,7 @@ from benchmarks.harness import conditions, write
 from benchmarks.samples import ends_of, random_lengths
 from hotrows import Batch, Dense, Schema, Sequence, Sparse, TrainConfig
 from hotrows.batch import RequestFeatures
-from hotrows.data import EncodedData, write_encoded
+from hotrows.data import EncodedData, Loader, write_encoded
 from hotrows.train.step_trainer import StepTrainer, keep_freed_memory
 
 QUESTION = __doc__.split("\n")[0]
@@ -116,6 +116,26 @@ class Arm:
         self.seconds.append((time.perf_counter() - begin) / num_steps)
 
 
+def alone(arm: Arm) -> dict[str, float]:
+    """Milliseconds of a batch without the model: loaded; planned; looked up and updated."""
+    embedding, times = arm.steps.embedding, []
+    batches = Loader(arm.steps.data.parts["train"], BATCH_SIZE).batches(0)
+    for step in range(len(arm.losses), len(arm.losses) + BATCHES):
+        moments = [time.perf_counter()]
+        batch = next(batches)
+        moments.append(time.perf_counter())
+        plan = embedding.plan(batch, step)
+        moments.append(time.perf_counter())
+        vectors = embedding.lookup(plan)
+        for leaf in vectors.leaves:
+            leaf.grad = leaf.detach() * 1e-3
+        embedding.update(plan, vectors)
+        moments.append(time.perf_counter())
+        times.append(np.diff(moments))
+    names = ("load", "plan", "look up and update")
+    return dict(zip(names, (1000 * np.median(times, 0)).tolist(), strict=True))
+
+
 def measure(model: str, data: dict[str, EncodedData], windows: int, num_steps: int) -> dict:
     arms = {}
     for name, encoded in data.items():
@@ -134,6 +154,7 @@ def measure(model: str, data: dict[str, EncodedData], windows: int, num_steps: i
         "largest_difference_of_losses": float(np.abs(losses[0] - losses[1]).max()),
         "last_loss": float(losses[0][-1]),
         "seconds": seconds,
+        "ms_without_the_model": {name: alone(arm) for name, arm in arms.items()},
     }
 
 
@@ -181,6 +202,8 @@ def main() -> None:
                     f"{result['largest_difference_of_losses']:.1e}",
                     flush=True,
                 )
+                for name, times in result["ms_without_the_model"].items():
+                    print(f"    {name}: " + ", ".join(f"{n} {ms:.2f} ms" for n, ms in times.items()))
         finally:
             shutil.rmtree(folder)
     if not args.quick:
