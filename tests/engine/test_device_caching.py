@@ -16,7 +16,6 @@ from hotrows import Adagrad, Adam, Embedding, RowWiseAdagrad
 from hotrows.planning.device_slots import DeviceSlots
 from hotrows.planning.policy import Lookahead, Newest
 from hotrows.storage.cache import Cache
-from tests.engine.test_caching import Coming, run_in_some_order
 from tests.support import pretend
 from tests.support.cached import (
     caching_of,
@@ -30,6 +29,7 @@ from tests.support.cached import (
 )
 from tests.support.devices import KINDS, device_of
 from tests.support.pretend_order import Race
+from tests.support.stage_order import Coming, run_in_some_order
 
 
 def engine(device, caching=None, optimizer=None, dtype="float32", **options):
@@ -148,6 +148,18 @@ def test_batches_are_drained_where_few_slots_are_free_and_else_are_not():
 @pytest.mark.parametrize("share", [0.3, pytest.param(0.01, marks=pytest.mark.slow)])
 def test_rows_of_files_move_as_the_device_says(share, tmp_path):
     check_some_order(2, share, 2, 3, path=tmp_path / "rows")
+
+
+def test_the_records_of_a_row_lie_side_by_side_for_the_device():
+    """So a weight of four bytes is moved with its vector, in vectors of 16 bytes."""
+    with pretend.gpu() as device:
+        embedding = engine(device, caching_of(0.3))
+        first, of_items, second = embedding.stores
+        assert first.block is second.block and first.block.shape == (63, 64 + 16)
+        assert second.records.data_ptr() == first.records.data_ptr() + 64
+        assert of_items.block.shape == (300, 48)
+        sizes = [cached.cache.store.stride for cached in embedding.cached_tables.groups]
+        assert sizes == [80, 48]
 
 
 def test_the_pretended_device_computes_what_the_host_does():
