@@ -37,7 +37,7 @@ def encoded(tmp_path_factory):
 def request(seed, **user):
     """Many candidates of a user, as `shared` and as rows."""
     rows = raw_rows(CANDIDATES, seed)
-    candidates = [{"item": i, "weight": i / 9} for i in rows["item"].to_pylist()]
+    candidates = [{"item": i, "weight": (i or 0) / 9} for i in rows["item"].to_pylist()]
     first = {"price": 3.5, "user": 4, "tags": [1, 2], "history": [5, 7, 9]} | user
     return candidates, first
 
