@@ -33,6 +33,7 @@ from benchmarks.serving import ROWS, request_of, schema_of, table_of
 from benchmarks.serving_load import wait_for
 from hotrows.serving import chain
 
+NOTE = "writer, training, server and client shared the cores of this machine, with other programs"
 EVERY, CANDIDATES, PATIENCE = 0.05, 20, 60.0  # seconds between files; rows of a request; seconds
 
 
@@ -49,9 +50,8 @@ def main(rates: Sequence[int], seconds: float, publish: str, batch: int) -> None
                 folder / str(rate), folder / "enc", rate, seconds, publish, batch
             )
             print(rate, json.dumps(figures[f"{rate:,} events/s"]), flush=True)
-    note = "writer, training, server and client shared the cores of this machine"
-    settings = {"model": "deepfm", "seconds": seconds, "publish_every": publish, "batch_size": batch}
-    write("freshness", {**settings, "note": note, "figures": figures, **conditions(1)})
+            about = {"model": "deepfm", "seconds": seconds, "publish_every": publish, "batch_size": batch}
+            write("freshness", {**about, "note": NOTE, "figures": figures, **conditions(1)})
 
 
 def measure(

@@ -35,7 +35,8 @@ def main(models: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             figures[model] = measure(model, Path(folder))
         print(model, json.dumps(figures[model], indent=1))
-        sizes = {"requests": REQUESTS, "candidates": CANDIDATES, "past": PAST}
+        note = "the cores were shared with other programs while this was measured"
+        sizes = {"requests": REQUESTS, "candidates": CANDIDATES, "past": PAST, "note": note}
         write("serving", {**sizes, "figures": figures, **conditions(1)})
 
 
