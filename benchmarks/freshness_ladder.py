@@ -1,6 +1,6 @@
 """What is it worth that the model which serves is fresh? AUC against how often a model is published.
 
-    python -m benchmarks.freshness_ladder [RAW]      RAW: a folder with the files of MovieLens 1M
+    python -m benchmarks.freshness_ladder [movielens_1m | drift] [--raw FOLDER]     a minute or two each
 
 One model learns every event in the order of time, in batches of a second. Copies of it serve: each takes
 over all that was learned every second, minute, half hour, five hours or day of event time, and scores
@@ -12,7 +12,8 @@ numbers, as they did in 2000, and rate a movie every 20 s. Drift: clicks drawn h
 hour, and what users like of each changes in the course of hours.
 """
 
-import sys
+import argparse
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,12 +23,13 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
 from benchmarks.accuracy_data import RAW
-from benchmarks.harness import ROOT, conditions, write
+from benchmarks.harness import RESULTS, ROOT, conditions, write
 from hotrows import Schema, Sparse
 from hotrows.metrics.binary import auc
 from hotrows.models import FM
 from hotrows.runtime import figures
 
+LABELS = {"movielens_1m": "MovieLens 1M", "drift": "clicks with drift"}
 DAY = 86_400
 RUNGS = {"1 s": 1, "1 min": 60, "30 min": 1800, "5 h": 18_000, "1 day": DAY}
 DAYS, ONE_USER_IN, GAP = 6, 16, 20  # of MovieLens; GAP: seconds between two ratings of a user
@@ -51,11 +53,21 @@ class Events:
 
 def main() -> None:
     torch.set_num_threads(1)
-    raw = Path(sys.argv[1]) if len(sys.argv) > 1 else RAW
-    result = {}
-    for name, events in (("movielens_1m", movielens(raw)), ("drift", drift())):
-        result[name] = {"events": len(events.times), **ladder(events)}
-        print(name, result[name], flush=True)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", choices=list(LABELS), default=list(LABELS))
+    parser.add_argument("--raw", type=Path, default=RAW, help="A folder with the files of MovieLens 1M.")
+    given = parser.parse_args()
+    for name in given.names:
+        events = drift() if name == "drift" else movielens(given.raw)
+        save(name, {"events": len(events.times), **ladder(events)})
+
+
+def save(name: str, found: dict[str, float]) -> None:
+    """Adds what was found to the results, and draws all of them."""
+    print(name, found, flush=True)
+    path = RESULTS / "freshness_ladder.json"
+    known = json.loads(path.read_text())["auc"] if path.exists() else {}
+    result = {**known, name: found}
     write("freshness_ladder", {"days": DAYS, "one_user_in": ONE_USER_IN, "auc": result, **conditions(1)})
     draw(result)
 
@@ -167,13 +179,13 @@ def _by_time(columns: dict[str, np.ndarray], labels: np.ndarray, times: np.ndarr
 
 
 def draw(result: dict[str, dict[str, float]]) -> None:
-    figure = figures.new_figure(9.5, 4.4)
+    figure = figures.new_figure(1.5 + 4.5 * len(result), 4.4)
     if figure is None:
         return
     with figures.style():
         colors = {"movielens_1m": figures.BLUE, "drift": figures.ORANGE}
-        labels = {"movielens_1m": "MovieLens 1M", "drift": "clicks with drift"}
-        for axes, (name, values) in zip(figure.subplots(1, 2), result.items(), strict=True):
+        panels = figure.subplots(1, len(result), squeeze=False)[0]
+        for axes, (name, values) in zip(panels, result.items(), strict=True):
             heights = [values[rung] for rung in RUNGS]
             axes.plot(list(RUNGS), heights, "o-", color=colors[name], linewidth=2)
             for place, height in enumerate(heights):
@@ -182,7 +194,7 @@ def draw(result: dict[str, dict[str, float]]) -> None:
                 )
             room = max(heights) - min(heights) or 0.01
             axes.set_ylim(min(heights) - 0.2 * room, max(heights) + 0.25 * room)
-            axes.set_title(labels[name])
+            axes.set_title(LABELS[name])
             axes.set_xlabel("published every (event time)")
             axes.set_ylabel("AUC of events not seen")
         figures.set_title(figure, "What freshness is worth", "one model, served by copies of other ages")
