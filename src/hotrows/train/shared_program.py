@@ -49,14 +49,14 @@ class _Each:
 
 @dataclass(frozen=True)
 class _Both:
-    """Both side by side along dimension 1: column j is column `columns[j]` of [once, each]."""
+    """Both side by side along dimension 1: column j is column `columns[j]` of [once, by_sample]."""
 
     once: Tensor
-    each: Tensor
+    by_sample: Tensor
     columns: tuple[int, ...]
 
     def split(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns of a weight for `once`, and those for `each`."""
+        """The columns of a weight for `once`, and those for `by_sample`."""
         places = sorted(range(len(self.columns)), key=self.columns.__getitem__)
         first = self.once.shape[1]
         return _selected(weight, places[:first]), _selected(weight, places[first:])
@@ -66,7 +66,7 @@ class _Both:
 class _Size:
     """A size, of B samples and of one; None where nothing of one sample has it."""
 
-    each: Any
+    by_sample: Any
     once: Any
 
 
@@ -111,12 +111,12 @@ class SharedModel(nn.Module):
         )
         tensors = []
         for entry in self.inputs:
-            whole = by_name[entry.name.removesuffix(_OF_USER)]
-            width = len(entry.reads) if entry.kind in ("pooled", "dense") else whole.shape[-1]
-            whole = whole[:1] if entry.shared else whole
+            example = by_name[entry.name.removesuffix(_OF_USER)]
+            width = len(entry.reads) if entry.kind in ("pooled", "dense") else example.shape[-1]
+            example = example[:1] if entry.shared else example
             if entry.kind == "lengths":
-                whole = torch.full_like(whole, 2) if entry.shared else whole
-            tensors.append(whole if entry.kind in ("sequence", "lengths") else whole[:, :width])
+                example = torch.full_like(example, 2) if entry.shared else example
+            tensors.append(example if entry.kind in ("sequence", "lengths") else example[:, :width])
         return tuple(tensors)
 
 
@@ -197,12 +197,12 @@ class _Run:
             return _Size(self._size, 1)
         if isinstance(value, _Both):
             return len(value.columns) if dim == 1 else value.once.shape[dim]
-        whole = value.tensor.shape[dim] if isinstance(value, _Once | _Each) else value.shape[dim]
+        size = value.tensor.shape[dim] if isinstance(value, _Once | _Each) else value.shape[dim]
         if not self._has_samples(expression):
-            return whole
+            return size
         if isinstance(value, _Each):
-            return _Size(whole, None)  # lists of samples of their own, end to end
-        return _Size(whole * self._size, whole)
+            return _Size(size, None)  # lists of samples of their own, end to end
+        return _Size(size * self._size, size)
 
     def _of_sizes(self, node: fx.Node, arguments: Any, named: Any, leaves: Sequence[Any]) -> Any:
         """What follows from sizes alone: another size, or a tensor of this shape."""
@@ -213,10 +213,10 @@ class _Run:
                 tensor = node.target(*_all_once(arguments), **_all_once(named))
                 return _Once(tensor, self._place(node.meta["val"]))
             return _Each(node.target(*self._all_each(arguments), **self._all_each(named)))
-        each = node.target(*self._all_each(arguments), **self._all_each(named))
+        by_sample = node.target(*self._all_each(arguments), **self._all_each(named))
         if any(isinstance(leaf, _Size) and leaf.once is None for leaf in leaves):
-            return _Size(each, None)
-        return _Size(each, node.target(*_all_once(arguments), **_all_once(named)))
+            return _Size(by_sample, None)
+        return _Size(by_sample, node.target(*_all_once(arguments), **_all_once(named)))
 
     def _side_by_side(self, node: fx.Node, arguments: Any, leaves: Sequence[Any]) -> Any:
         """What keeps values of one sample and of B apart: None where they are to be repeated."""
@@ -233,13 +233,13 @@ class _Run:
             of_once, of_each = both.split(arguments[1])
             bias = arguments[2] if len(arguments) > 2 else None
             once = nn.functional.linear(both.once, of_once, bias)
-            return _Each(nn.functional.linear(both.each, of_each) + once)
+            return _Each(nn.functional.linear(both.by_sample, of_each) + once)
         shape = getattr(node.meta["val"], "shape", ())
         is_flat = len(shape) == 2 and self._has_samples(shape[0]) and shape[0].node.expr == self._symbol
         if node.target in _FLATTENING and both.once.dim() == 3 and is_flat:
             dim = both.once.shape[2]
             columns = tuple(column * dim + i for column in both.columns for i in range(dim))
-            return _Both(both.once.flatten(1), both.each.flatten(1), columns)
+            return _Both(both.once.flatten(1), both.by_sample.flatten(1), columns)
         return None
 
     # ---- values of B samples
@@ -263,8 +263,8 @@ class _Run:
             return apart.expand(sizes).flatten(value.place, value.place + 1)
         if isinstance(value, _Both):
             once = value.once.expand(self._size, *value.once.shape[1:])
-            return _selected(torch.cat([once, value.each], 1), value.columns)
-        return value.each if isinstance(value, _Size) else getattr(value, "tensor", value)
+            return _selected(torch.cat([once, value.by_sample], 1), value.columns)
+        return value.by_sample if isinstance(value, _Size) else getattr(value, "tensor", value)
 
     def _all_each(self, tree: Any) -> Any:
         return pytree.tree_map(self._each, tree, is_leaf=_is_value)
@@ -291,7 +291,7 @@ def _selected(values: Tensor, columns: Sequence[int]) -> Tensor:
 def _cat(pieces: Sequence[Any]) -> _Both:
     """Values beside each other, along dimension 1."""
     once: list[Tensor] = []
-    each: list[Tensor] = []
+    by_sample: list[Tensor] = []
     columns: list[int] = []
     num_once = sum(_width(piece, _Once) for piece in pieces)
     first_once, first_each = 0, num_once
@@ -301,18 +301,18 @@ def _cat(pieces: Sequence[Any]) -> _Both:
             firsts = (first_each - width, first_once)
             columns += [column + firsts[column < width] for column in piece.columns]
             once.append(piece.once)
-            each.append(piece.each)
+            by_sample.append(piece.by_sample)
         else:
-            (once if isinstance(piece, _Once) else each).append(piece.tensor)
+            (once if isinstance(piece, _Once) else by_sample).append(piece.tensor)
             first = first_once if isinstance(piece, _Once) else first_each
             columns += range(first, first + piece.tensor.shape[1])
         first_once, first_each = first_once + _width(piece, _Once), first_each + _width(piece, _Each)
-    return _Both(torch.cat(once, 1), torch.cat(each, 1), tuple(columns))
+    return _Both(torch.cat(once, 1), torch.cat(by_sample, 1), tuple(columns))
 
 
 def _width(piece: Any, kind: type) -> int:
     if isinstance(piece, _Both):
-        return (piece.once if kind is _Once else piece.each).shape[1]
+        return (piece.once if kind is _Once else piece.by_sample).shape[1]
     return piece.tensor.shape[1] if isinstance(piece, kind) else 0
 
 
