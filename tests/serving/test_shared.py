@@ -2,11 +2,14 @@
 
 import numpy as np
 import pytest
+import torch
+from torch.nn.functional import linear
 
 from hotrows.data import prepare
 from hotrows.schema import Dense, Schema, Sequence, Sparse
 from hotrows.serving import Scorer, programs
 from hotrows.train.export import export
+from hotrows.train.shared_program import _cat, _Each, _Once
 from tests.support.bundles import furthest, raw_rows, trained
 from tests.support.clicks import table
 
@@ -68,6 +71,17 @@ def check(bundle, monkeypatch):
         assert furthest(logits, one_by_one) < 3e-6
 
 
+def test_a_linear_layer_over_both_is_a_sum_of_two():
+    once, others, weight = torch.randn(1, 3), torch.randn(5, 4), torch.randn(6, 7)
+    pieces = [_Once(once[:, :2], 0), _Each(others), _Once(once[:, 2:], 0)]
+    joined = torch.cat([once[:, :2].expand(5, 2), others, once[:, 2:].expand(5, 1)], 1)
+    both = _cat(pieces)
+    of_once, of_others = both.split(weight)
+    total = linear(both.once, of_once) + linear(both.by_sample, of_others)
+    torch.testing.assert_close(total, linear(joined, weight))
+
+
+@pytest.mark.slow
 def test_shared_features_are_computed_once_and_score_alike(bundle, monkeypatch):
     check(bundle, monkeypatch)
 
@@ -88,6 +102,7 @@ def noting(call, given):
     return noted
 
 
+@pytest.mark.slow
 def test_rows_that_share_less_take_the_ordinary_program(bundle):
     scorer = Scorer(bundle)
     candidates, shared = request(2)
