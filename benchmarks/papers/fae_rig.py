@@ -236,6 +236,8 @@ def table_of_groups(head: str, arms: dict[str, dict]) -> str:
 def others_used(arms: dict[str, dict]) -> str:
     """How far the seconds are those of a machine of one's own."""
     cores = [arm["other_cores"] for arm in arms.values() if "other_cores" in arm]
+    if not cores:
+        return "How much of the cores other programs used was not noted."
     return f"Other programs used {min(cores):.2f} to {max(cores):.2f} of the cores meanwhile."
 
 
