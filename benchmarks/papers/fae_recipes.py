@@ -34,7 +34,7 @@ SHOP = Schema(
         Sequence("history_category", vocabulary="category", max_length=LENGTH),
     ),
 )
-_SMALL = {"rmc1": {"dim": 8}, "rmc2": {"dim": 8, "bottom": [8], "top": [8]}}
+_SMALL = {"rmc1": {"dim": 8}}  # the others are the model of the rig
 
 
 def run(findings: Findings, setting: Setting) -> None:
