@@ -53,18 +53,19 @@ ON_DEVICE = {
 }
 
 ON_HOST = {
-    "10%": Arm("looks ahead, stages overlap, a graph", 0.10),
+    "10%": Arm("looks ahead, the device maps slots, stages overlap, a graph", 0.10, planning="device"),
     "straw-man": Arm(
         "ScratchPipe's: a window of two, every stage in turn", 0.10, policy=Lookahead(2), in_flight=1,
         overlapped=False,
     ),
     "in-step": Arm("TorchRec's way: sets of 32 by LRU, filled within the step", 0.10, planning="device",
                    kind="in-step"),
-    "10%-eager": Arm("as 10%, kernel by kernel", 0.10, step="eager"),
-    "lru": Arm("LRU, stages overlap", 0.10, policy=LRU),
-    "5%": Arm("as 10%", 0.05),
-    "2%": Arm("as 10%", 0.02),
-    "1%": Arm("as 10%", 0.01),
+    "10%-eager": Arm("as 10%, kernel by kernel", 0.10, step="eager", planning="device"),
+    "10%-host": Arm("as 10%, planned by the host", 0.10),
+    "lru": Arm("LRU, stages overlap", 0.10, policy=LRU, planning="device"),
+    "5%": Arm("as 10%", 0.05, planning="device"),
+    "2%": Arm("as 10%", 0.02, planning="device"),
+    "1%": Arm("as 10%", 0.01, planning="device"),
     "hot": Arm("the most popular rows stay", 0.10, policy=_HOT),
     "hybridhash": Arm(
         "after PICASSO's: the rows that most batches used stay; misses cross within the step", 0.10,

@@ -51,7 +51,8 @@ class Run:
     def _embedding(self) -> Embedding:
         caching, parts = None, 1
         if self.arm.share is not None:
-            parts = num_threads(None, self.rig.setting.device == "cpu")  # as `Trainer` deals tables
+            if self.arm.planning == "host":
+                parts = num_threads(None, self.rig.setting.device == "cpu")  # as `Trainer` deals tables
             caching = self._caching(parts)
         with self.rig.memory.in_place_of_tables():
             return self._of_tables(caching, parts)

@@ -11,7 +11,7 @@ import functools
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from benchmarks import fae
+from benchmarks import fae, markdown
+from benchmarks.gpu_parts.part import Findings
 from benchmarks.link import gather_rate, pace
 from benchmarks.papers.part import Setting
 from hotrows.config import TrainConfig
@@ -34,7 +35,7 @@ from hotrows.train.evaluate import evaluate
 from hotrows.train.recommender import Recommender
 
 RATIO = 12  # fast memory over slow memory, as in docs/papers/scratchpipe.md
-ROWS = 100_000  # of the data, 80,000 of them to train on
+ROWS = 600_000  # of the data, 480,000 of them to train on
 SHARE = 0.2  # of the tables' bytes that fast memory has
 
 
@@ -186,6 +187,49 @@ class _Timed:
         metrics = self._evaluate(*arguments)
         self.seconds, self.num = self.seconds + time.perf_counter() - begin, self.num + 1
         return metrics
+
+
+def run_arms(
+    findings: Findings,
+    setting: Setting,
+    data: Callable[[], EncodedData],
+    config: TrainConfig,
+    prefix: str = "",
+) -> None:
+    """Adds the training of each arm to the findings, under prefix + its name."""
+    if all(findings.has(prefix + name) for name in ARMS):
+        return
+    with laid_out(setting, data(), config) as layout:
+        for name, arm in ARMS.items():
+            if not findings.has(prefix + name):
+                figures = train(arm, data(), layout, config)
+                findings.add(
+                    prefix + name, {**figures, **layout.facts(), "batch_size": config.batch_size}
+                )
+
+
+def table_of_groups(head: str, arms: dict[str, dict]) -> str:
+    """A line for each group of arms, "GROUP: ARM": seconds in all, and in brackets how many times faster
+    than `all rows in slow memory` and than the static cache."""
+    lines = []
+    for group in dict.fromkeys(name.split(": ")[0] for name in arms):
+        here = {name: arms[f"{group}: {name}"] for name in ARMS if f"{group}: {name}" in arms}
+        cells = [
+            f"{here[name]['seconds']:.1f} ({over(here, CPU_ONLY, name)}, {over(here, HYBRID, name)})"
+            if name in here
+            else ""
+            for name in ARMS
+        ]
+        lines.append([group, percent(next(iter(here.values()))["all_hot_samples"]), *cells])
+    return markdown.table([head, "all-hot samples", *ARMS], lines)
+
+
+def over(arms: dict[str, dict], base: str, name: str) -> str:
+    return f"{arms[base]['seconds'] / arms[name]['seconds']:.2f}" if base in arms else ""
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", " %")
 
 
 # ---- what ids are read

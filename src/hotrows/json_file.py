@@ -17,7 +17,7 @@ import re
 import types
 import typing
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +142,16 @@ def value_of(kind: Any, value: Any, where: str) -> Any:
         return build(kind, value)
     expected = str(getattr(kind, "__name__", kind)) if not arguments else str(kind)
     raise ValueError(f"{where} must be of type {expected}, not {shown(value)}")
+
+
+def check_types(declared: Any) -> None:
+    """Makes tuples of what is listed, and raises ValueError for the first field of a wrong type."""
+    for name, expected in types_of(declared.__class__).items():
+        value = getattr(declared, name)
+        if isinstance(value, Iterable) and not isinstance(value, str | bytes | tuple | dict):
+            value = tuple(value)
+        value = value_of(expected, value, f"{name} of a {type(declared).__name__.lower()}")
+        object.__setattr__(declared, name, value)
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from hotrows.batch import samples
 from hotrows.config import TrainConfig
 from hotrows.engine.caching import Caching
 from hotrows.engine.stages import start
+from hotrows.planning.policy import Newest
 from hotrows.table import Cross
 from hotrows.train.run_data import TrainingBatches
 from tests.support import pretend
@@ -124,7 +125,7 @@ SINGLE = samples(stream()[0], 0, 2)
         ({"micro_batches": 2}, SINGLE, "trained in micro-batches"),
         ({"crosses": [Cross(("user", "shop"), 50)]}, SINGLE, "crosses features"),
         ({"sequences": ["last_item"]}, SINGLE, "vectors of some features are not pooled"),
-        ({"caching": Caching(fast_memory=4000)}, SINGLE, "slots of a cache"),
+        ({"caching": Caching(4000, policy=Newest())}, SINGLE, "the policy"),
         ({"touched": True}, SINGLE, "full_every"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -54,6 +54,21 @@ def test_whole_tables_go_where_there_is_least():
     assert ranks == {"b": 0, "c": 1, "d": 1, "a": 0}
 
 
+def test_a_giant_table_is_dealt_over_as_many_ranks_as_it_is_shares():
+    """A whole one would leave its rank with most of all weights, however the others are placed."""
+    tables = [Table(name, rows, 4, (name,)) for name, rows in zip("abcd", (900, 60, 50, 45), strict=True)]
+    placements = uniform("tables", tables, 4)
+    assert placements["a"] == by_rows(4)
+    tables = [
+        Table(name, rows, 4, (name,)) for name, rows in zip("abcd", (500, 300, 140, 60), strict=True)
+    ]
+    placements = uniform("tables", tables, 4)
+    assert placements == {"a": by_rows(2), "b": by_rows(2, 2), "c": by_table(2), "d": by_table(3)}
+    sharding = Sharding(4, (500, 300, 140, 60), tuple(placements[name] for name in "abcd"))
+    held = [sum(piece.num_rows for piece in sharding.slices(rank)) for rank in range(4)]
+    assert held == [250, 250, 290, 210]
+
+
 def test_tables_of_fewer_columns_than_ranks_are_dealt_by_rows():
     tables = [Table("wide", 9, 4, ("wide",)), Table("narrow", 9, 2, ("narrow",))]
     placements = uniform("columns", tables, 3)

@@ -14,6 +14,7 @@ import torch
 from hotrows import checkpoint
 from hotrows.optim import FTRL, SGD, Adam
 from hotrows.train import Trainer, run_folder, train
+from hotrows.train.defaults import settle
 from hotrows.train.reports import Reports
 from hotrows.train.step import Step
 from tests.support import pretend
@@ -98,7 +99,9 @@ def test_nothing_of_a_step_lives_on(encoded, tmp_path, model, monkeypatch):
 
 
 def test_behind_a_cache_tables_are_dealt_to_the_planning_threads(encoded, tmp_path):
-    config = dataclasses.replace(CONFIG, fast_memory=1500, planning_threads=2)
+    config = dataclasses.replace(CONFIG, fast_memory=1500, planning_threads=2, planning="host")
+    there = dataclasses.replace(config, device="cuda", planning=None)
+    assert settle(there, encoded).pack_parts == 1  # the device plans them at once
     here = train(encoded, config, tmp_path / "here")
     there, _ = on_device(encoded, config, tmp_path / "there")
     assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=ROUNDING)

@@ -28,6 +28,8 @@ class Caching:
     cache_transfer: how rows are copied between host memory and a device: `zero_copy`, the device reads
         and writes them itself, or `staged`, the host gathers them and copies blocks; rows of files are
         always staged.
+    map_slots: where slots are mapped to rows: on the `host`, or on the `device` where it can; with
+        `auto`, without a warning where it cannot.
     hot_ids: by table, the ids whose rows the policy `Hot` keeps in slots, the most popular first;
         under any policy the cache begins with them.
     """
@@ -40,6 +42,7 @@ class Caching:
     hot_ids: Mapping[str, Tensor] | None = None
     memory_split: str = "reads"
     cache_transfer: str = "zero_copy"
+    map_slots: str = "host"
 
     def __post_init__(self) -> None:
         if self.store != "memory" and not (self.path and str(self.path) != "."):

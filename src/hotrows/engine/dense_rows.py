@@ -158,13 +158,13 @@ class DenseRows:
         self._note(p, squares)
 
     def catch_up_tables(
-        self, groups: Sequence[Group], stores: Stores, caches: Caches, num_ids: Mapping[str, int] | None
+        self, groups: Sequence[Group], stores: Stores, caches: Caches, num_ids: Mapping[str, int]
     ) -> list[int]:
         """Lets every row make the steps that it missed, and forgets these; returns the groups that
         have such rows.
 
         stores: of all packs, where there are no caches, one for each group. num_ids: by table, the ids
-        from this one on are new and have missed none; None: there are none.
+        from this one on have missed none.
         """
         changed = [g for g, group in enumerate(groups) if any(p in self for p in group.packs)]
         for g in changed:
@@ -180,9 +180,13 @@ class DenseRows:
                 if cache is not None and records is not None:
                     cache.write(rows[moved], records[moved])
         self._begin_at(self.now)
-        if num_ids is not None:
-            self._squares = None  # new rows are not in it
         return changed
+
+    def begin_rows(self, p: int, records: UInt8[Tensor, "U _"]) -> None:
+        """Makes new records of pack p, which stand for new keys, miss the steps from here on alone."""
+        if p in self._packs:
+            last = self._target(p, records).last
+            last.fill_(self.now)
 
     def _chunks(
         self, group: Group, stores: Stores, cache: Cache | None, num_ids: Mapping[str, int] | None = None
@@ -209,6 +213,10 @@ class DenseRows:
     def counts_squares(self) -> bool:
         """Whether the sums of squared weights are followed."""
         return self._squares is not None
+
+    def forget_squares(self) -> None:
+        """Ends following the sums of squared weights: there are rows that are not in them."""
+        self._squares = None
 
     def count_squares(self, groups: Sequence[Group], stores: Stores, caches: Caches) -> None:
         """Begins to follow the sums of squared weights, in one pass over the tables; the pipeline is

@@ -190,6 +190,8 @@ class PackedTables:
                 continue
             packs = self.groups[g].packs
             records = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
+            for p, of_pack in zip(packs, records, strict=True):
+                self.dense_rows.begin_rows(p, of_pack)
             self._note_rows(g, host.rows)
             if not self._is_resident(plan, g):
                 assert self._read_through is not None
@@ -198,7 +200,7 @@ class PackedTables:
             for p, of_pack in zip(packs, records, strict=True):
                 ops.copy_rows(self._device.put(of_pack), None, self._records(p), new.slots)
             if self.cached:
-                self.cached.groups[g].cache.mark_changed(host.slots)
+                self.cached.groups[g].cache.mark_changed(new.slots)
 
     # ---- update
 
@@ -281,10 +283,10 @@ class PackedTables:
             self._note_update(plan, g)
 
     def _note_update(self, plan: Plan, g: int) -> None:
-        part = plan.host.packs[self.groups[g].packs[0]]
-        self._note_rows(g, part.rows)
+        first = self.groups[g].packs[0]
+        self._note_rows(g, plan.host.packs[first].rows)
         if self.cached and self._is_resident(plan, g):
-            self.cached.groups[g].cache.mark_changed(part.slots)
+            self.cached.groups[g].cache.mark_changed(plan.packs[first].slots)
 
     def _note_rows(self, g: int, rows: Int64[Tensor, "U"]) -> None:
         if self.touched:
@@ -328,7 +330,7 @@ class PackedTables:
 
     # ---- all rows; the pipeline is paused
 
-    def catch_up(self, num_ids: Mapping[str, int] | None = None) -> None:
+    def catch_up(self, num_ids: Mapping[str, int]) -> None:
         """Lets every row under a dense optimizer make the steps that it missed, and forgets these.
 
         num_ids: see `DenseRows.catch_up_tables`.
@@ -378,7 +380,7 @@ class PackedTables:
 
 def held_by_streams(plan: Plan) -> list[Tensor]:
     """What streams hold of a plan: the block that all its tensors are views of."""
-    return [] if plan.on_host is None else [plan.packs[0].inverse]
+    return [] if plan.on_host is None else [plan.packs[0].inverse, plan.packs[0].slots]
 
 
 def _initial_values(shard: RankShard, seed: int) -> InitialValues:

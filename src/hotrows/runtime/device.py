@@ -148,10 +148,10 @@ class Cuda(Device):
             work()
             for tensor in holds:
                 tensor.record_stream(stream)
-            return stream.record_event()
+            return stream.record_event(_event())
 
     def mark(self) -> Mark:
-        return torch.cuda.current_stream(self.torch).record_event()
+        return torch.cuda.current_stream(self.torch).record_event(_event())
 
     def wait(self, mark: Mark, holds: Sequence[Tensor] = ()) -> None:
         stream = torch.cuda.current_stream(self.torch)
@@ -200,6 +200,11 @@ class Cuda(Device):
             if name not in self._streams:
                 self._streams[name] = torch.cuda.Stream(self.torch)
             return self._streams[name]
+
+
+def _event() -> torch.cuda.Event:
+    """An event for which a thread that waits sleeps: others need the core."""
+    return torch.cuda.Event(blocking=True)
 
 
 def _unlock(device: torch.device, address: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.kinds import (
     damage,
     hostile,
+    keys,
     live,
     processes,
     publishing,
@@ -17,6 +18,7 @@ from tests.faults.trials import Kind
 
 KINDS: dict[str, tuple[Kind, float]] = {
     "kill": (processes.kill, 4),
+    "kill keys": (keys.kill, 2),
     "kill ranks": (processes.kill_ranks, 2),
     "interrupt": (processes.interrupt, 2),
     "pause": (processes.pause, 1),

@@ -29,10 +29,11 @@ from hotrows.train.publishing import Publisher
 from tests.faults import commands
 from tests.faults.commands import Failed
 from tests.faults.jobs import free_port
-from tests.faults.kinds.publishing import Contents, Process, contents_of
+from tests.faults.kinds.publishing import Process
 from tests.faults.trials import Trial
 from tests.support.bundles import SMALL, known_program
 from tests.support.clicks import SCHEMA, table
+from tests.support.published import Contents, contents_of
 
 EVENTS = 2_000
 _LONGEST, _IDLE = 0.4, 2.0  # seconds between two kills; without an event after which the stream ends

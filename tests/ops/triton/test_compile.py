@@ -47,6 +47,13 @@ def compile_all() -> None:
     step_cache_kernels.put_back(near[:, :516], host, rows, rows, 0)
     runs, starts, bags = rows.int(), torch.arange(65).int(), rows.int()
     kernels.unique_padded(rows)
+    narrow = [rows.int() for _ in range(5)]
+    slot_of, row_of, last_use, coming, ranking = narrow
+    numbers = torch.zeros(4, 64, dtype=torch.int64)
+    kernels.feed_rows(coming, rows, 5)
+    kernels.touch_slots(slot_of, last_use, rows, 5)
+    kernels.rank_slots(row_of, last_use, coming, ranking, rows[:3], 5, 4)
+    kernels.take_slots(*narrow, rows[:3], rows, 5, 4, rows, numbers, rows[:4])
     kernels.resolve(rows, None, 16, torch.arange(4), rows[:4], rows[:4], 2)
     for optimizer, dim, dtype in zip(
         cases.OPTIMIZERS, (16, 1, 17, 128, 64, 3, 200), [*cases.DTYPES] * 3, strict=False
@@ -76,5 +83,7 @@ def test_kernels_compile_for_sm_90_without_fused_multiply_add(tmp_path):
         "_count", "_fill", "_resolve", "_copy_rows", "_gather", "_pool",
         "_sum_windows", "_sum_gradients", "_update",
         "_move", "_find", "_choose", "_swap", "_put_back",
+        "_feed_rows", "_touch_slots", "_age_slots",
+        "_find_slots", "_search_ranking", "_vacate_slots", "_fill_slots",
     }  # fmt: skip
     assert all(fused == "False" and cubin == "True" for _, fused, cubin in lines), lines

@@ -36,8 +36,8 @@ def update(
     dim, num_rows, num_pieces = layout[0], rows.numel(), len(pieces)
     if dim > launch.MAX_DIM:
         summed = sum_gradients(grad, order, starts, bags, weights)
-        each = torch.arange(num_rows + 1, dtype=torch.int32, device=grad.device)
-        runs, rule = (each[:-1], each, None, None), (kind, hyper, first_rows, pieces)
+        bounds = torch.arange(num_rows + 1, dtype=torch.int32, device=grad.device)
+        runs, rule = (bounds[:-1], bounds, None, None), (kind, hyper, first_rows, pieces)
         reference.update(records, layout, slots, rows, *runs, summed, *rule, decay, mean_squares)
         return
     stored, grad = views(records, layout), grad.contiguous()
