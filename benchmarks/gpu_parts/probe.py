@@ -123,9 +123,9 @@ def _move(setting: Setting, programs: int | None, *arguments: Tensor | None) -> 
     if programs is None or not setting.on_gpu:
         ops.copy_rows(*arguments)
         return
-    from benchmarks.gpu_parts import mover_kernel
+    from hotrows.ops.triton.copy_rows import move
 
-    mover_kernel.move(*arguments, programs)
+    move(*arguments, programs)
 
 
 def _rates(setting: Setting, host: Tensor, rows: Tensor, programs: int | None = None) -> dict:

@@ -150,6 +150,18 @@ def test_rows_of_files_move_as_the_device_says(share, tmp_path):
     check_some_order(2, share, 2, 3, path=tmp_path / "rows")
 
 
+def test_the_records_of_a_row_lie_side_by_side_for_the_device():
+    """So a weight of four bytes is moved with its vector, in vectors of 16 bytes."""
+    with pretend.gpu() as device:
+        embedding = engine(device, caching_of(0.3))
+        first, of_items, second = embedding.stores
+        assert first.block is second.block and first.block.shape == (63, 64 + 16)
+        assert second.records.data_ptr() == first.records.data_ptr() + 64
+        assert of_items.block.shape == (300, 48)
+        sizes = [cached.cache.store.stride for cached in embedding.cached_tables.groups]
+        assert sizes == [80, 48]
+
+
 def test_the_pretended_device_computes_what_the_host_does():
     with device_of("pretended") as device:
         on_gpu = engine(device)

@@ -82,9 +82,10 @@ def records(embedding):
     if not embedding.cached_tables:
         stored = [store.records for store in embedding.stores]
         return [torch.cat([stored[p] for p in group.packs], 1) for group in embedding.groups]
-    return [
-        cached.cache.read(torch.arange(cached.group.rows)) for cached in embedding.cached_tables.groups
+    caches = [
+        (cached.cache, torch.arange(cached.group.rows)) for cached in embedding.cached_tables.groups
     ]
+    return [torch.cat(cache.of_packs(cache.read(rows)), 1) for cache, rows in caches]
 
 
 def same(a, b):

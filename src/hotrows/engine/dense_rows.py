@@ -204,7 +204,7 @@ class DenseRows:
                     yield k, rows, None, {p: stores[p].records[first:stop] for p in packs}
                     continue
                 records = cache.read(rows)
-                parts = zip(group.packs, records.split(list(group.strides), 1), strict=True)
+                parts = zip(group.packs, cache.of_packs(records), strict=True)
                 yield k, rows, records, {p: part for p, part in parts if p in packs}
 
     # ---- sums of squared weights, for L2 terms in a clipped norm
@@ -236,7 +236,7 @@ class DenseRows:
         if self._squares is None:
             return
         records, places, group = cached.cache.read(rows), torch.arange(len(rows)), cached.group
-        for p, part in zip(group.packs, records.split(list(group.strides), 1), strict=True):
+        for p, part in zip(group.packs, cached.cache.of_packs(records), strict=True):
             if p in self._packs:
                 self.catch_up(p, part, rows, places)
         cached.cache.write(rows, records)

@@ -35,7 +35,7 @@ from hotrows.runtime.device import Device
 from hotrows.runtime.streams import Streams
 from hotrows.shapes import Float, Float32, Float64, Int64, UInt8
 from hotrows.storage.cache import chunks
-from hotrows.storage.store import InitialValues, MemoryStore
+from hotrows.storage.store import InitialValues, MemoryStore, group_block
 
 
 @dataclass(frozen=True)
@@ -115,11 +115,12 @@ class PackedTables:
             return tuple(MemoryStore(values, self._device) for values in self._initial_values)
         if caching.path is not None:
             return ()
-        stores = tuple(map(MemoryStore, self._initial_values))
-        if caching.cache_transfer == "zero_copy":
-            for store in stores:
-                self._device.page_lock(store.records)
-        return stores
+        if self._device.on_host or caching.cache_transfer != "zero_copy":
+            return tuple(map(MemoryStore, self._initial_values))
+        blocks = [group_block([self._initial_values[p] for p in group.packs]) for group in self.groups]
+        for block, _ in blocks:
+            self._device.page_lock(block)
+        return tuple(blocks[g][1][i] for _, (g, i) in sorted(self._place.items()))
 
     @property
     def num_bytes(self) -> int:

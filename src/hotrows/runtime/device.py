@@ -100,6 +100,12 @@ class Device:
         """The state of the device's generator; None on the host."""
         return None
 
+    @contextmanager
+    def ahead_of_lanes(self) -> Iterator[None]:
+        """What the calling thread launches within is done before what waits on lanes: training's steps
+        before moves of rows."""
+        yield
+
 
 class Cuda(Device):
     """One NVIDIA GPU."""
@@ -194,6 +200,15 @@ class Cuda(Device):
 
     def random_state(self) -> Tensor | None:
         return torch.cuda.get_rng_state(self.torch)
+
+    @contextmanager
+    def ahead_of_lanes(self) -> Iterator[None]:
+        # Lanes, and the default stream, have the lowest priority; -1 is above.
+        outer, stream = torch.cuda.current_stream(self.torch), torch.cuda.Stream(self.torch, priority=-1)
+        stream.wait_stream(outer)
+        with torch.cuda.stream(stream):
+            yield
+        outer.wait_stream(stream)
 
     def _lane(self, name: str) -> torch.cuda.Stream:
         with self._making:

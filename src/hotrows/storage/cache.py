@@ -31,7 +31,7 @@ from torch import Tensor
 
 from hotrows import ops
 from hotrows.plan import Moves
-from hotrows.runtime.device import HOST, Device, Mark
+from hotrows.runtime.device import HOST, Device, Mark, aligned
 from hotrows.runtime.transfer import to_device
 from hotrows.storage.store import Store, empty_records
 
@@ -60,7 +60,8 @@ class Transfer:
 class Cache:
     """`num_slots` records of each pack of a group, in front of `store`.
 
-    strides: bytes of each pack's record; arenas: the slots, [C, stride] uint8 per pack. device: where
+    strides: bytes of each pack's record; arenas: the slots, [C, stride] uint8 per pack. Records of the
+    group have the bytes of `store.stride`, and gaps where the store has some: `of_packs`. device: where
     slots are. zero_copy: the device reads and writes the store's records itself, as the host always
     can.
 
@@ -77,7 +78,10 @@ class Cache:
         zero_copy: bool = True,
     ) -> None:
         self.store, self._device, self.zero_copy = store, device, zero_copy
-        self.arenas = tuple(empty_records(num_slots, stride, device) for stride in strides)
+        sizes = [aligned(stride) for stride in strides]
+        self._sizes = sizes if store.stride == sum(sizes) else list(strides)
+        self._slots = tuple(empty_records(num_slots, size, device) for size in self._sizes)
+        self.arenas = tuple(s[:, :stride] for s, stride in zip(self._slots, strides, strict=True))
         self._row_of = device.put(torch.full((num_slots,), -1))
         self._state = device.put(torch.zeros(num_slots, dtype=torch.uint8))
         self._transfers: dict[int, Transfer] = {}  # collected, and not yet written back
@@ -309,20 +313,21 @@ class Cache:
 
     def _copy_out(self, slots: Tensor, records: Tensor, places: Tensor | None = None) -> None:
         """Copies slots into records, at `places` of them; all on the device."""
-        for arena, part in zip(self.arenas, self._of_packs(records), strict=True):
+        for arena, part in zip(self._slots, records.split(self._sizes, 1), strict=True):
             ops.copy_rows(arena, slots, part, places)
 
     def _copy_in(self, slots: Tensor, records: Tensor, places: Tensor | None = None) -> None:
         """Copies records, those at `places`, into slots; all on the device."""
-        for arena, part in zip(self.arenas, self._of_packs(records), strict=True):
+        for arena, part in zip(self._slots, records.split(self._sizes, 1), strict=True):
             ops.copy_rows(part, places, arena, slots)
 
     def _empty(self, num_rows: int) -> Tensor:
         return torch.empty(num_rows, self.store.stride, dtype=torch.uint8, device=self._device.torch)
 
-    def _of_packs(self, records: Tensor) -> tuple[Tensor, ...]:
-        """The records of a group as those of its packs."""
-        return records.split([arena.shape[1] for arena in self.arenas], 1)
+    def of_packs(self, records: Tensor) -> list[Tensor]:
+        """The records of a group as those of its packs, views without the gaps."""
+        parts = zip(records.split(self._sizes, 1), self.arenas, strict=True)
+        return [part[:, : arena.shape[1]] for part, arena in parts]
 
 
 def chunks(num_rows: int, size: int = CHUNK_ROWS) -> Iterator[tuple[int, int]]:

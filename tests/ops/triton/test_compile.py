@@ -34,13 +34,13 @@ def compile_all() -> None:
 
     driver.set_active(Compiles())
     run, JITFunction.run = JITFunction.run, compiled
-    from benchmarks.gpu_parts import mover_kernel, step_cache_kernels
+    from benchmarks.gpu_parts import step_cache_kernels
 
     from hotrows.ops import triton as kernels
 
     rows = torch.arange(64)
     host, near = (torch.zeros(64, stride, dtype=torch.uint8) for stride in (516, 528))
-    mover_kernel.move(near, rows, near.clone(), None, 24)
+    kernels.copy_rows(near, rows, near.clone(), None)
     sets = torch.zeros(2, 32, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
     step_cache_kernels.find(rows, rows, *sets, 1)
     step_cache_kernels.replace(near[:, :516], host, rows, rows, rows, rows, rows, *sets, 1)
@@ -82,7 +82,7 @@ def test_kernels_compile_for_sm_90_without_fused_multiply_add(tmp_path):
     assert {name for name, _, _ in lines} == {
         "_count", "_fill", "_resolve", "_copy_rows", "_gather", "_pool",
         "_sum_windows", "_sum_gradients", "_update",
-        "_move", "_find", "_choose", "_swap", "_put_back",
+        "_find", "_choose", "_swap", "_put_back", "_move",
         "_feed_rows", "_touch_slots", "_age_slots",
         "_find_slots", "_search_ranking", "_vacate_slots", "_fill_slots",
     }  # fmt: skip
