@@ -212,7 +212,9 @@ def test_a_real_graph_has_the_bits_of_its_steps(encoded, tmp_path, settings):
     assert_same(tmp_path / "steps", tmp_path / "graph")
 
 
-@pytest.mark.parametrize("settings", [{}, {"fast_memory": 1500}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{"fast_memory": 1500}, pytest.param({}, marks=pytest.mark.slow)], ids=str
+)
 def test_a_run_is_evaluated_and_predicts_on_a_device(encoded, tmp_path, settings):
     train(encoded, dataclasses.replace(CONFIG, **settings), tmp_path / "run")
     part, here = encoded.parts["test"], load_run(tmp_path / "run")
@@ -222,9 +224,3 @@ def test_a_run_is_evaluated_and_predicts_on_a_device(encoded, tmp_path, settings
         assert there.evaluate(part).auc == pytest.approx(here.evaluate(part).auc, rel=ROUNDING)
         numpy.testing.assert_allclose(there.predict(part), here.predict(part), rtol=ROUNDING)
         assert (there.embedding.cached_tables is None) == (not settings)
-
-
-def test_without_a_device_none_is_read_to(encoded, tmp_path):
-    train(encoded, CONFIG, tmp_path / "run")
-    with pytest.raises(ValueError, match="device 'cuda' is not there"):
-        load_run(tmp_path / "run", device="cuda")
