@@ -24,14 +24,14 @@ from benchmarks.harness import conditions, write
 from benchmarks.samples import ends_of, random_lengths
 from hotrows import Batch, Dense, Schema, Sequence, Sparse, TrainConfig
 from hotrows.batch import RequestFeatures
-from hotrows.data import EncodedData, write_encoded
+from hotrows.data import EncodedData, Loader, write_encoded
 from hotrows.train.step_trainer import StepTrainer, keep_freed_memory
 
 QUESTION = __doc__.split("\n")[0]
 CANDIDATES = (1, 2, 4, 8, 16, 32)
 BATCH_SIZE = 2048
 BATCHES = 24
-MODELS = {"din": {}, "dien": {}, "din-paper": {"form": "paper"}}
+MODELS = ("dien", "din")
 SHARED = ("user", "age", "city", "segments", "items", "categories")
 ROWS = {"user": 1_000_000, "city": 5_000, "segment": 200, "item": 1_000_000, "category": 1_000}
 ZIPF, MEAN_LENGTH, MOST = 1.05, 40, 100
@@ -94,11 +94,10 @@ class Arm:
     """A training in windows."""
 
     def __init__(self, data: EncodedData, model: str) -> None:
-        name, options = model.partition("-")[0], dict(MODELS[model])
-        if name == "dien":
-            options["auxiliary"] = 0.0  # its negatives are drawn at random: losses could not be compared
+        # The auxiliary loss draws negatives at random, so that losses could not be compared.
+        options = {"auxiliary": 0.0} if model == "dien" else {}
         config = TrainConfig(
-            model=name,
+            model=model,
             model_options=options | {"histories": [["items", "categories"]]},
             batch_size=BATCH_SIZE,
             shuffle=False,
@@ -109,13 +108,32 @@ class Arm:
         self.steps.choose_linear_paths()
         self.runner = self.steps.start()
         self._work = iter(self.runner)
-        self._traced = False
 
     def window(self, num_steps: int) -> None:
         begin = time.perf_counter()
         for _ in range(num_steps):
             self.losses.append(float(self.steps.train(next(self._work))))
         self.seconds.append((time.perf_counter() - begin) / num_steps)
+
+
+def alone(arm: Arm) -> dict[str, float]:
+    """Milliseconds of a batch without the model: loaded; planned; looked up and updated."""
+    embedding, times = arm.steps.embedding, []
+    batches = Loader(arm.steps.data.parts["train"], BATCH_SIZE).batches(0)
+    for step in range(len(arm.losses), len(arm.losses) + BATCHES):
+        moments = [time.perf_counter()]
+        batch = next(batches)
+        moments.append(time.perf_counter())
+        plan = embedding.plan(batch, step)
+        moments.append(time.perf_counter())
+        vectors = embedding.lookup(plan)
+        for leaf in vectors.leaves:
+            leaf.grad = leaf.detach() * 1e-3
+        embedding.update(plan, vectors)
+        moments.append(time.perf_counter())
+        times.append(np.diff(moments))
+    names = ("load", "plan", "look up and update")
+    return dict(zip(names, (1000 * np.median(times, 0)).tolist(), strict=True))
 
 
 def measure(model: str, data: dict[str, EncodedData], windows: int, num_steps: int) -> dict:
@@ -136,12 +154,13 @@ def measure(model: str, data: dict[str, EncodedData], windows: int, num_steps: i
         "largest_difference_of_losses": float(np.abs(losses[0] - losses[1]).max()),
         "last_loss": float(losses[0][-1]),
         "seconds": seconds,
+        "ms_without_the_model": {name: alone(arm) for name, arm in arms.items()},
     }
 
 
 def stored(candidates: int, folder: Path) -> dict[str, EncodedData]:
     made, names = batches(candidates), [feature.name for feature in PLAIN.id_features]
-    expanded = [replace(batch.expanded(names)) for batch in made]
+    expanded = [batch.expanded(names) for batch in made]
     return {
         "expanded": write_encoded(folder / "expanded", PLAIN, {"train": expanded}),
         "once": write_encoded(folder / "once", ONCE, {"train": made}),
@@ -160,7 +179,7 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     keep_freed_memory()
-    windows, num_steps = (2, 4) if args.quick else (5, 6)
+    windows, num_steps = (2, 4) if args.quick else (9, 6)
     results: dict[str, dict] = {}
     for candidates in (8,) if args.quick else CANDIDATES:
         folder = Path(tempfile.mkdtemp())
@@ -183,6 +202,8 @@ def main() -> None:
                     f"{result['largest_difference_of_losses']:.1e}",
                     flush=True,
                 )
+                for name, times in result["ms_without_the_model"].items():
+                    print(f"    {name}: " + ", ".join(f"{n} {ms:.2f} ms" for n, ms in times.items()))
         finally:
             shutil.rmtree(folder)
     if not args.quick:

@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,12 @@ ROW_BYTES = 256  # 64 float32, for figures of data sets alone
 
 
 def run_speed(findings: Findings, setting: Setting) -> None:
-    _run_arms(findings, setting, setting.pick(BATCH, 256), "")
+    _run_arms(findings, setting, setting.pick(BATCH, 256), "", rounds=setting.pick(2, 1))
+
+
+def run_links(findings: Findings, setting: Setting) -> None:
+    batch_size = setting.pick(BATCH, 256)
+    _run_arms(findings, setting, batch_size, f"1/{fae_rig.PCIE}: ", ratio=fae_rig.PCIE)
 
 
 def run_batches(findings: Findings, setting: Setting) -> None:
@@ -41,9 +47,9 @@ def run_batches(findings: Findings, setting: Setting) -> None:
         _run_arms(findings, setting, batch_size, f"{batch_size:,}: ")
 
 
-def _run_arms(findings: Findings, setting: Setting, batch_size: int, prefix: str) -> None:
+def _run_arms(findings: Findings, setting: Setting, batch_size: int, prefix: str, **options: Any) -> None:
     config = fae_rig.config_of(setting, batch_size)
-    fae_rig.run_arms(findings, setting, lambda: fae_rig.data_of(setting), config, prefix)
+    fae_rig.run_arms(findings, setting, lambda: fae_rig.data_of(setting), config, prefix, **options)
 
 
 def speed_table(arms: dict[str, dict]) -> str:
@@ -66,6 +72,10 @@ def speed_table(arms: dict[str, dict]) -> str:
         f"samples are all-hot."
     )
     return f"{markdown.table(head, lines)}\n\n{note}"
+
+
+def links_table(arms: dict[str, dict]) -> str:
+    return table_of_groups("link, of fast memory's rate", arms)
 
 
 def batches_table(arms: dict[str, dict]) -> str:
@@ -299,6 +309,7 @@ PAPER = Paper(
     "FAE (VLDB 2022)",
     {
         "speed": Part("How long does a whole training take, by arm?", run_speed, speed_table),
+        "links": Part("And behind a link as slow as PCIe?", run_links, links_table),
         "batches": Part("And by the size of a batch?", run_batches, batches_table),
         "recipes": fae_recipes.PART,
         "skew": Part("How much more often are the popular rows read?", run_skew, skew_table),

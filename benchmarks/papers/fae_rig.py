@@ -35,6 +35,7 @@ from hotrows.train.evaluate import evaluate
 from hotrows.train.recommender import Recommender
 
 RATIO = 12  # fast memory over slow memory, as in docs/papers/scratchpipe.md
+PCIE = 57  # a V100's memory, 900 GB/s, over PCIe 3.0 of 16 lanes, 15.75 GB/s
 ROWS = 600_000  # of the data, 480,000 of them to train on
 SHARE = 0.2  # of the tables' bytes that fast memory has
 
@@ -113,8 +114,13 @@ class Layout:
 
 
 @contextlib.contextmanager
-def laid_out(setting: Setting, data: EncodedData, config: TrainConfig) -> Iterator[Layout]:
-    """Profiles and regroups; the hot set leaves room in fast memory for the other rows of a batch."""
+def laid_out(
+    setting: Setting, data: EncodedData, config: TrainConfig, ratio: float = RATIO
+) -> Iterator[Layout]:
+    """Profiles and regroups; the hot set leaves room in fast memory for the other rows of a batch.
+
+    ratio: of the rate of fast memory to that of the link.
+    """
     embedding = Recommender(config, data.schema).embedding
     stride = embedding.num_bytes // sum(pack.rows for pack in embedding.packs)
     slots = int(SHARE * embedding.num_bytes) // stride
@@ -123,7 +129,7 @@ def laid_out(setting: Setting, data: EncodedData, config: TrainConfig) -> Iterat
     hot_slots = slots - min(slots // 2, 2 * distinct)
     bytes_per_row = row_bytes(embedding.tables, data.schema, config.row_optimizer)
     records = torch.zeros(setting.pick(1 << 29, 1 << 16) // stride, stride, dtype=torch.uint8)
-    rate = gather_rate(records, setting.pick(1.5, 0.01)) / RATIO
+    rate = gather_rate(records, setting.pick(1.5, 0.01)) / ratio
     del records
     with tempfile.TemporaryDirectory(dir=data.path.parent) as folder:
         begin = time.perf_counter()
@@ -195,17 +201,24 @@ def run_arms(
     data: Callable[[], EncodedData],
     config: TrainConfig,
     prefix: str = "",
+    ratio: float = RATIO,
+    rounds: int = 1,
 ) -> None:
-    """Adds the training of each arm to the findings, under prefix + its name."""
-    if all(findings.has(prefix + name) for name in ARMS):
+    """Adds the training of each arm to the findings, under prefix + its name: the fastest of as many
+    rounds, in each of which all arms take turns."""
+    missing = [name for name in ARMS if not findings.has(prefix + name)]
+    if not missing:
         return
-    with laid_out(setting, data(), config) as layout:
-        for name, arm in ARMS.items():
-            if not findings.has(prefix + name):
-                figures = train(arm, data(), layout, config)
-                findings.add(
-                    prefix + name, {**figures, **layout.facts(), "batch_size": config.batch_size}
-                )
+    with laid_out(setting, data(), config, ratio) as layout:
+        facts = {**layout.facts(), "batch_size": config.batch_size, "ratio": ratio}
+        seen: dict[str, list[dict]] = {name: [] for name in missing}
+        for last in range(1, rounds + 1):
+            for name, runs in seen.items():
+                runs.append(train(ARMS[name], data(), layout, config))
+                best = min(runs, key=lambda figures: figures["seconds"])
+                seconds = [figures["seconds"] for figures in runs]
+                if last == rounds:
+                    findings.add(prefix + name, {**best, **facts, "rounds": seconds})
 
 
 def table_of_groups(head: str, arms: dict[str, dict]) -> str:

@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import SGD, Adagrad, Adam, Batch, Embedding, models
+from hotrows import SGD, Adagrad, Adam, Batch, Cross, Dynamic, Embedding, Table, models
 from hotrows.batch import RequestFeatures, samples, split
 from hotrows.distributed.in_process import run as on_threads
 from hotrows.engine.caching import Caching
+from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.stages import start
 from tests.models.looked_up import SMALL
 from tests.support.requests import OWN, request_batch, schema, tables
@@ -157,6 +158,29 @@ def test_a_cache_changes_no_bit():
     assert fetched > sum(group.rows for group in behind.groups)
     for table in expected.tables:
         assert torch.equal(expected.weights(table.name), behind.weights(table.name))
+
+
+def test_crosses_and_dynamic_features_train_the_expanded_batch():
+    cross = Cross(("user", "item"), rows=50)
+    declared = [Table("pairs", 50, 4, ("user*item",)), Table("item", 60, 4, ("item",))]
+    dynamic = schema(user=Dynamic(capacity=60))
+    keyed = [Table("user", 63, 4, ("user",), reserved=dynamic.reserved_of("user"))]
+    batch = request_batch([3, 1, 2])
+    for make in (
+        lambda: Embedding(declared, crosses=(cross,)),
+        lambda: Embedding(keyed, dynamic=DynamicIds.of_schema(dynamic, keyed)),
+    ):
+        done = []
+        for read in (batch, batch.expanded()):
+            engine = make()
+            for step, one in enumerate(engine.resolved([read])):
+                plan = engine.plan(one, step)
+                vectors = engine.lookup(plan)
+                assert vectors.requests is None
+                sum(leaf.sin().sum() for leaf in vectors.leaves).backward()
+                engine.update(plan, vectors)
+            done.append(engine.weights(engine.tables[0].name).clone())
+        assert torch.equal(*done)
 
 
 @pytest.mark.parametrize("num_ranks, micro_batches", [(1, 2), (2, 1), (2, 2)])

@@ -27,12 +27,13 @@ def tables(optimizer, dims=(8, 8)):
     ]
 
 
-def schema(labels="click"):
-    """A user with a history, shared by the candidates of a request."""
+def schema(labels="click", user=None):
+    """A user with a history, shared by the candidates of a request. user: dynamic, perhaps."""
     return Schema(
         features=(
             Dense("price"),
-            *(Sparse(name, rows=ROWS[name]) for name in ("user", "city", "shop")),
+            Sparse("user", rows=ROWS["user"], dynamic=user),
+            *(Sparse(name, rows=ROWS[name]) for name in ("city", "shop")),
             Sparse("item", rows=60),
             Sparse("tags", vocabulary="tag", rows=30, many=True, pooling="mean"),
             Sparse("words", vocabulary="tag", rows=30, many=True),

@@ -31,12 +31,21 @@ class SharedLists:
         lengths = self.offsets.diff().repeat_interleave(self.starts.diff())
         return functional.pad(lengths.cumsum(0), (1, 0))
 
+    @cached_property
+    def one_sample_each(self) -> bool:
+        """Whether no list is shared, so that what is repeated is the lists as they are."""
+        return int(self.starts[-1]) == len(self.starts) - 1
+
     def repeated(self, values: Tensor) -> Tensor:
         """The lists of all samples, end to end: [N, D] -> [N', D]."""
+        if self.one_sample_each:
+            return values
         return _Repeated.apply(values, self.offsets, self.starts)
 
     def of_samples(self, values: Tensor) -> Tensor:
         """One value of each request, for each of its samples: [R, K] -> [B, K]."""
+        if self.one_sample_each:
+            return values
         return _Repeated.apply(values, torch.arange(len(values) + 1), self.starts)
 
 
