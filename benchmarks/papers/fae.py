@@ -259,10 +259,12 @@ def run_accuracy(findings: Findings, setting: Setting) -> None:
                 continue
             hot = _regrouped(data, Path(folder) / f"{name}-hot")
             runs = [
-                {arm: accuracy.measure(arm, data, hot, seed, Path(folder) / "run")
-                 for arm in ("plain", "scheduled")}
+                {
+                    arm: accuracy.measure(arm, data, hot, seed, Path(folder) / "run")
+                    for arm in ("plain", "scheduled")
+                }
                 for seed in seeds
-            ]  # fmt: skip
+            ]
             both = {arm: accuracy.summarize(arm, runs) for arm in ("plain", "scheduled")}
             hot_half, cold = hot.hot_and_cold()
             findings.add(

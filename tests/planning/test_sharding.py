@@ -30,8 +30,9 @@ def test_ids_are_dealt_like_cards_behind_the_hot_ones():
 def test_a_table_on_one_rank_is_whole_there():
     sharding = Sharding(2, (3, 4), (by_table(1), by_table(0)))
     assert [[list(piece.ids) for piece in sharding.slices(rank)] for rank in (0, 1)] == [
-        [[0, 1, 2, 3]], [[0, 1, 2]]
-    ]  # fmt: skip
+        [[0, 1, 2, 3]],
+        [[0, 1, 2]],
+    ]
 
 
 def test_by_columns_every_rank_has_all_rows():
