@@ -1,26 +1,35 @@
 """How well does a model predict whose tables keep a part of the keys? Ways to choose it, side by side.
 
-    python -m benchmarks.dynamic [movielens] [drift] [--seeds 0 1 2] [--samples 1000000] [--quick]
+    python -m benchmarks.dynamic [movielens] [avazu] [drift] [--seeds 0 1 2] [--minutes 10] [--quick]
+    python -m benchmarks.dynamic --page     # writes tables and a picture of docs/dynamic_ids.md
 
-A stream of samples is read once, in order, in ten parts; after each of the first nine, the model predicts
-the next one. The figure is the mean AUC of these nine; `online` is the AUC of all batches together, each
-predicted before it is trained. Tables hold a share of all distinct keys of the stream:
+A stream of samples is read once, in order, in ten parts; after each of the first nine, a factorization
+machine predicts the next one. The figure is the mean AUC of these nine. Tables hold a share of all
+distinct keys of the stream:
 
     lru        keys that were read twice, the one read longest ago is evicted
-    lfu        every key, the one with the fewest reads is evicted, of a half-life of 100 batches
-    ahead      keys that are read twice within 64 batches, the one read farthest ahead is evicted
+    lfu        every key, the one with the fewest reads is evicted, of a half-life of 25 batches
+    ahead      keys that are read twice within 16 batches, the one read farthest ahead is evicted
     hashing    no key is kept apart: rows are shared by a hash, the trick that others use
     unlimited  every key has a row
 
+A stream is 240 batches, 24 a part. No way sees beyond the part that it trains: what is looked ahead ends
+there.
+
 MovieLens-1M has no times: users come in the order of their numbers, the highest first, which is that of
-their registration, one every 166 ratings, and rate in their order. `drift` is drawn: users and items are
-born and die, popularity moves, and tastes stay.
+their registration, one every 166 ratings, and rate in their order. `avazu` is few samples, of four hours
+of a week. `drift` is drawn: users and items are born and die, popularity moves, and tastes stay.
+
+Figures are written as they come; a run that was ended goes on with those that are missing.
 """
 
 import argparse
+import csv
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import mean, stdev
 
@@ -29,80 +38,98 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks.harness import RESULTS, conditions, write
+from benchmarks import markdown
+from benchmarks.harness import RESULTS, ROOT, conditions, write
 from hotrows import Adagrad, Batch, Constant, Dynamic, Embedding, Normal, Table
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.metrics import auc
 from hotrows.schema import Schema, Sparse
 
-RATINGS = Path(__file__).parents[2] / "shared" / "data" / "movielens_1m_ratings.csv.gz"
-FEATURES = ("user", "item")
+DATA = Path(__file__).parents[2] / "shared" / "data"
+PAGE = ROOT / "docs" / "dynamic_ids.md"
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
-BATCH, DIM, WINDOW, PARTS = 1024, 8, 64, 10
+BATCHES, DIM, WINDOW, PARTS = 240, 8, 16, 10
 WAYS = {
     "lru": {"admit": "after:2", "evict": "lru"},
-    "lfu": {"evict": "lfu:100"},
+    "lfu": {"evict": "lfu:25"},
     "ahead": {"admit": "ahead:2", "evict": "ahead", "window": WINDOW},
 }
+ARMS = (("unlimited", 1.0), *product((*WAYS, "hashing"), SHARES))
 
 
 @dataclass(frozen=True)
 class Samples:
-    """keys: [2, N] int64, of users and items; labels: [N] float32; in the order of time."""
+    """keys: [F, N] int64, of each feature; labels: [N] float32; in the order of time."""
 
     keys: np.ndarray
     labels: np.ndarray
 
-    def batches(self, begin: int, end: int) -> Iterator[Batch]:
-        for first in range(begin, end, BATCH):
-            part = slice(first, min(first + BATCH, end))
-            keys, labels = (
-                torch.from_numpy(self.keys[:, part].copy()),
-                torch.from_numpy(self.labels[part]),
-            )
-            yield Batch(FEATURES, keys.reshape(-1), torch.zeros(len(labels), 0), labels)
+    @property
+    def bounds(self) -> list[int]:
+        """Where the batches of a stream begin and end."""
+        return [len(self.labels) * number // BATCHES for number in range(BATCHES + 1)]
+
+    def of_part(self, part: int) -> slice:
+        first, last = (part * BATCHES // PARTS, (part + 1) * BATCHES // PARTS)
+        return slice(self.bounds[first], self.bounds[last])
+
+    def batches(self, part: int) -> Iterator[Batch]:
+        span = self.of_part(part)
+        inside = [bound for bound in self.bounds if span.start <= bound <= span.stop]
+        for begin, end in pairwise(inside):
+            keys = torch.from_numpy(self.keys[:, begin:end].copy())
+            labels = torch.from_numpy(self.labels[begin:end])
+            features = tuple(f"key{f}" for f in range(len(keys)))
+            yield Batch(features, keys.reshape(-1), torch.zeros(len(labels), 0), labels)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("streams", nargs="*", default=list(STREAMS), metavar="STREAM")
     parser.add_argument("--seeds", type=int, nargs="+", default=range(10), help="added to those measured")
-    parser.add_argument("--samples", type=int, default=1_000_000)
-    parser.add_argument(
-        "--quick", action="store_true", help="one seed of few samples; nothing is written"
-    )
+    parser.add_argument("--minutes", type=float, default=1e6, help="begin no figure after so many")
+    parser.add_argument("--page", action="store_true", help="write what was measured into the docs")
+    parser.add_argument("--quick", action="store_true", help="few samples; nothing is written")
     args = parser.parse_args()
+    if args.page:
+        write_page()
+        return
     torch.set_num_threads(1)
-    for name in args.streams:
-        setting = {"samples": args.samples, "batch": BATCH, "dim": DIM, "ways": WAYS}
+    began = time.monotonic()
+    for seed, name in product(args.seeds[:1] if args.quick else args.seeds, args.streams):
+        setting = {"batches": BATCHES, "dim": DIM, "ways": WAYS}
         figures = [] if args.quick else earlier(name, setting)
-        for seed in args.seeds[:1] if args.quick else args.seeds:
-            samples = STREAMS[name](seed, 60_000 if args.quick else args.samples)
-            figures = [figure for figure in figures if figure["seed"] != seed]
-            figures += measure(samples, seed, (0.1,) if args.quick else SHARES)
-            show(name, figures)
+        done = {(f["seed"], f["way"], f["share"]) for f in figures}
+        missing = [arm for arm in ARMS if (seed, *arm) not in done and (not args.quick or arm[1] >= 0.5)]
+        samples = STREAMS[name](seed, 60_000 if args.quick else 1_000_000) if missing else None
+        for way, share in missing:
+            if time.monotonic() - began > 60 * args.minutes:
+                return
+            assert samples is not None
+            figures.append(
+                {"seed": seed, "way": way, "share": share, **measure(samples, seed, way, share)}
+            )
             if not args.quick:
-                write(f"dynamic-{name}", {**conditions(1), **setting, "figures": figures})
+                facts = {**setting, "samples": len(samples.labels), "features": len(samples.keys)}
+                write(f"dynamic-{name}", {**conditions(1), **facts, "figures": figures})
+        show(name, figures)
 
 
 def earlier(name: str, setting: dict) -> list[dict]:
-    """The figures of other seeds that were measured by the same setting."""
+    """The figures that were measured by the same setting."""
     path = RESULTS / f"dynamic-{name}.json"
     result = json.loads(path.read_text()) if path.exists() else {}
     return result["figures"] if setting.items() <= result.items() else []
 
 
-def measure(samples: Samples, seed: int, shares: tuple[float, ...]) -> list[dict]:
-    """The figures of every way and share, of one seed of the first values."""
-    distinct = [len(np.unique(keys)) for keys in samples.keys]
-    figures = [{"way": "unlimited", "share": 1.0, **train(samples, seed, [Dynamic()] * 2)}]
-    for share in shares:
-        rows = [max(int(share * num), 1) for num in distinct]
-        for way, policy in WAYS.items():
-            dynamic = [Dynamic(capacity=num, **policy) for num in rows]
-            figures.append({"way": way, "share": share, **train(samples, seed, dynamic)})
-        figures.append({"way": "hashing", "share": share, **train(hashed(samples, rows), seed, rows)})
-    return [{"seed": seed, **figure} for figure in figures]
+def measure(samples: Samples, seed: int, way: str, share: float) -> dict[str, float]:
+    """The figures of a way that keeps a share of the distinct keys of each feature."""
+    rows = [max(int(share * len(np.unique(keys))), 1) for keys in samples.keys]
+    if way == "unlimited":
+        return train(samples, seed, [Dynamic()] * len(rows))
+    if way == "hashing":
+        return train(hashed(samples, rows), seed, rows)
+    return train(samples, seed, [Dynamic(capacity=num, **WAYS[way]) for num in rows])
 
 
 def hashed(samples: Samples, rows: list[int]) -> Samples:
@@ -123,66 +150,64 @@ def train(samples: Samples, seed: int, declared: list[Dynamic] | list[int]) -> d
     dense = torch.optim.Adagrad([bias], lr=0.02)
 
     def logits(vectors: list[Tensor]) -> Tensor:
-        pairs, linear = (leaf.view(-1, 2, leaf.shape[1]) for leaf in vectors)
-        return bias + linear.sum((1, 2)) + (pairs[:, 0] * pairs[:, 1]).sum(1)
+        vector, linear = (leaf.view(-1, len(declared), leaf.shape[1]) for leaf in vectors)
+        pairs = (vector.sum(1) ** 2 - (vector**2).sum(1)).sum(1) / 2
+        return bias + linear.sum((1, 2)) + pairs
 
     @torch.no_grad()
-    def predictions(batches: Iterator[Batch]) -> Tensor:
+    def predictions(part: int) -> Tensor:
+        batches = samples.batches(part)
         return torch.cat([logits(embedding.lookup(embedding.plan(batch)).leaves) for batch in batches])
 
-    num, aucs, online = len(samples.labels), [], []
-    bounds = [num * part // PARTS // BATCH * BATCH for part in range(PARTS)] + [num]
-    for step, (batch, raw) in enumerate(
-        zip(
-            embedding.resolved(samples.batches(0, bounds[-2])),
-            samples.batches(0, bounds[-2]),
-            strict=True,
-        )
-    ):
-        if step * BATCH in bounds[1:]:
-            part = bounds.index(step * BATCH)
-            aucs.append(
-                _auc(predictions(samples.batches(*bounds[part : part + 2])), samples, bounds, part)
-            )
-        online.append(predictions(iter([raw])))
-        plan = embedding.plan(batch, step)
-        vectors = embedding.lookup(plan)
-        functional.binary_cross_entropy_with_logits(logits(vectors.leaves), batch.labels).backward()
-        embedding.update(plan, vectors)
-        dense.step()
-        dense.zero_grad()
-    last = predictions(samples.batches(*bounds[-2:]))
-    aucs.append(_auc(last, samples, bounds, PARTS - 1))
-    labels = torch.from_numpy(samples.labels[: bounds[-2]])
-    return {"auc": mean(aucs), "online": auc(torch.cat(online), labels)}
+    aucs, step = [], 0
+    for part in range(PARTS - 1):
+        for batch in embedding.resolved(samples.batches(part)):
+            vectors = embedding.lookup(plan := embedding.plan(batch, step))
+            functional.binary_cross_entropy_with_logits(logits(vectors.leaves), batch.labels).backward()
+            embedding.update(plan, vectors)
+            dense.step()
+            dense.zero_grad()
+            step += 1
+        labels = torch.from_numpy(samples.labels[samples.of_part(part + 1)])
+        aucs.append(auc(predictions(part + 1), labels))
+    return {"auc": mean(aucs)}
 
 
 def tables(declared: list[Dynamic] | list[int], seed: int) -> Embedding:
+    names = [f"key{f}" for f in range(len(declared))]
     of = Schema(
         features=tuple(
             Sparse(name, rows=how + 3) if isinstance(how, int) else Sparse(name, dynamic=how)
-            for name, how in zip(FEATURES, declared, strict=True)
+            for name, how in zip(names, declared, strict=True)
         )
     )
     made = []
     for role, dim, first in (("vector", DIM, Normal(0.1)), ("linear", 1, Constant(0.0))):
-        for name in FEATURES:
+        for name in names:
             rows, reserved = of.rows_of(name), of.reserved_of(name)
             made.append(Table(f"{name}.{role}", rows, dim, (name,), role, first, reserved=reserved))
     dynamic = DynamicIds.of_schema(of, made)
     return Embedding(made, optimizer=Adagrad(lr=0.05), seed=seed, dynamic=dynamic)
 
 
-def _auc(predictions: Tensor, samples: Samples, bounds: list[int], part: int) -> float:
-    return auc(predictions, torch.from_numpy(samples.labels[bounds[part] : bounds[part + 1]]))
-
-
 def movielens(seed: int, most: int) -> Samples:
     """Users in the order of their registration; the seed is that of first values alone."""
-    user, item, rating, place = np.loadtxt(RATINGS, np.int64, delimiter=",", skiprows=1).T
+    ratings = DATA / "movielens_1m_ratings.csv.gz"
+    user, item, rating, place = np.loadtxt(ratings, np.int64, delimiter=",", skiprows=1).T
     num_users = user.max()
     order = np.argsort((num_users - user) * (len(user) / num_users) + place, kind="stable")[:most]
     return Samples(np.stack([user, item])[:, order], (rating[order] >= 4).astype(np.float32))
+
+
+def avazu(seed: int, most: int) -> Samples:
+    """The columns that have many values; the seed is that of first values alone."""
+    with open(DATA / "avazu_14k.csv", newline="") as file:
+        rows = list(csv.DictReader(file))[:most]
+    columns = "site_id", "app_id", "device_id", "device_ip", "device_model", "C14", "C17", "C20"
+    keys = [np.unique([row[name] for row in rows], return_inverse=True)[1] for name in columns]
+    return Samples(
+        np.stack(keys).astype(np.int64), np.array([row["click"] == "1" for row in rows], np.float32)
+    )
 
 
 def drift(seed: int, most: int, life: float = 0.1) -> Samples:
@@ -223,19 +248,57 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 def show(name: str, figures: list[dict]) -> None:
     """Prints mean and 95 % interval over seeds."""
-    print(f"\n{name}: {len({f['seed'] for f in figures})} seeds; next-tenth AUC, online AUC")
+    print(f"\n{name}: {len({f['seed'] for f in figures})} seeds; next-tenth AUC")
     for share in sorted({f["share"] for f in figures}):
         for way in dict.fromkeys(f["way"] for f in figures if f["share"] == share):
-            chosen = [f for f in figures if (f["way"], f["share"]) == (way, share)]
-            words = []
-            for what in ("auc", "online"):
-                values = [f[what] for f in chosen]
-                spread = 1.96 * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
-                words.append(f"{mean(values):.4f} ± {spread:.4f}")
-            print(f"{share:6.0%}  {way:10} {words[0]}   {words[1]}", flush=True)
+            print(f"{share:6.0%}  {way:10} {_cell(figures, way, share)}", flush=True)
 
 
-STREAMS = {"movielens": movielens, "drift": drift}
+def _aucs(figures: list[dict], way: str, share: float) -> list[float]:
+    return [f["auc"] for f in figures if (f["way"], f["share"]) == (way, share)]
+
+
+def _cell(figures: list[dict], way: str, share: float) -> str:
+    values = _aucs(figures, way, share)
+    if not values:
+        return ""
+    spread = 1.96 * stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return f"{mean(values):.4f} ± {spread:.4f}"
+
+
+def closed(figures: list[dict], share: float) -> float:
+    """How much of the gap between lru and unlimited looking forward closes."""
+    lru, ahead = (mean(_aucs(figures, way, share)) for way in ("lru", "ahead"))
+    return (ahead - lru) / (mean(_aucs(figures, "unlimited", 1.0)) - lru)
+
+
+def write_page() -> None:
+    """Tables and a picture of all streams that were measured."""
+    from benchmarks.pictures import draw_kept
+
+    measured, content = {}, {}
+    for name in STREAMS:
+        path = RESULTS / f"dynamic-{name}.json"
+        if path.exists():
+            measured[name] = json.loads(path.read_text())["figures"]
+    for name, figures in measured.items():
+        head = ["rows kept", *WAYS, "hashing", "of the gap closed"]
+        lines = [
+            [
+                f"{share:.0%}",
+                *(_cell(figures, way, share) for way in (*WAYS, "hashing")),
+                f"{closed(figures, share):.0%}",
+            ]
+            for share in SHARES
+        ]
+        seeds = len({f["seed"] for f in figures})
+        caption = f"{name}, {seeds} seeds; unlimited {_cell(figures, 'unlimited', 1.0)}"
+        content[f"kept-{name}"] = f"{caption}\n\n{markdown.table(head, lines)}"
+    markdown.put(PAGE, content)
+    draw_kept(measured)
+
+
+STREAMS = {"movielens": movielens, "avazu": avazu, "drift": drift}
 
 if __name__ == "__main__":
     main()

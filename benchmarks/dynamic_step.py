@@ -1,11 +1,12 @@
 """What does a training step with dynamic ids cost, next to one with ids that are known before?
 
-    python -m benchmarks.dynamic_step [--rows 33800000] [--share 0.1] [--quick]
+    python -m benchmarks.dynamic_step [--rows 33800000] [--share 0.1 [--store FOLDER]] [--quick]
 
 DLRM on 26 features of Criteo's sizes, scaled to `rows` in all, ids by Zipf 1.05, batches of 8,192, in
-memory or behind a cache that holds a share of the rows. One arm reads ids, the other the same as keys,
-all of which are live before, but for 1 % of new ones in every batch, which evict others. Arms take
-turns, ten steps each; the figure is the median step, planning on a thread of its own.
+memory or behind a cache that holds a share of the rows, the others in memory or in files. One arm
+reads ids, the other the same as keys, all of which are live before, but for 1 % of new ones in every
+batch, which evict others. Arms take turns, ten steps each; the figure is the median step, planning on a
+thread of its own.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -31,13 +33,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=33_800_000)
     parser.add_argument("--share", type=float, help="of the rows in fast memory (default: all)")
+    parser.add_argument("--store", type=Path, help="folder for the other rows (default: in memory)")
     parser.add_argument("--turns", type=int, default=8)
     parser.add_argument("--quick", action="store_true", help="few rows and turns; nothing is written")
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = 200_000 if args.quick else args.rows
     sizes = [max(int(size * rows / sum(CRITEO_KAGGLE)), 10) for size in CRITEO_KAGGLE]
-    arms = {name: Arm(sizes, name == "dynamic", args.share) for name in ("static", "dynamic")}
+    arms = {}
+    for name in ("static", "dynamic"):
+        store = "memory" if args.store is None else f"file:{args.store / name}"
+        caching = args.share and Caching(int(sum(sizes) * 2 * 4 * DIM * args.share), store)
+        arms[name] = Arm(sizes, name == "dynamic", caching)
     turns = 2 if args.quick else args.turns
     steps: dict[str, list[list[float]]] = {name: [] for name in arms}
     for turn in range(1 + turns):
@@ -51,7 +58,8 @@ def main() -> None:
     words = ", ".join(f"{name} {ms:.1f} ms" for name, ms in figures.items())
     print(f"{sum(sizes):,} rows: {words}, {ratio:.3f}x")
     if not args.quick:
-        name = "dynamic_step" if args.share is None else "dynamic_step-cached"
+        tier = "-cached" if args.store is None else "-file"
+        name = "dynamic_step" if args.share is None else f"dynamic_step{tier}"
         setting = {"rows": sum(sizes), "share": args.share, "batch": BATCH, "dim": DIM, "new": NEW}
         write(name, {**conditions(1), **setting, "ms": figures, "ratio": ratio})
 
@@ -59,7 +67,7 @@ def main() -> None:
 class Arm:
     """A model that trains on the stream, some steps at a time."""
 
-    def __init__(self, sizes: list[int], is_dynamic: bool, share: float | None) -> None:
+    def __init__(self, sizes: list[int], is_dynamic: bool, caching: Caching | None) -> None:
         self.sizes, self.is_dynamic = sizes, is_dynamic
         self.draw = np.random.default_rng(0)
         names = [f"C{f}" for f in range(len(sizes))]
@@ -73,9 +81,6 @@ class Arm:
         torch.manual_seed(0)
         self.model = models.build("dlrm", schema, dim=DIM)
         self.features = tuple(names)
-        caching = None
-        if share is not None:
-            caching = Caching(int(sum(sizes) * 2 * 4 * DIM * share))
         self.embedding = Embedding.for_model(
             self.model, schema, optimizer=Adagrad(lr=0.02), caching=caching
         )

@@ -1,9 +1,10 @@
-"""Draws what `misses.py` and `tiers.py` found, for docs/caching.md.
+"""Draws what `misses.py` and `tiers.py` found, for docs/caching.md; `dynamic.py` draws what it found.
 
 python -m benchmarks.pictures
 """
 
 import json
+from statistics import mean
 
 from benchmarks.harness import RESULTS, ROOT
 from hotrows.runtime import figures
@@ -48,6 +49,32 @@ def draw_misses() -> None:
                 axes.legend(ncols=2, loc="upper left")
         figures.set_title(figure, "Rows fetched per batch", "four batches in flight, warm start")
         figures.save(figure, OUT / "misses.png")
+
+
+def draw_kept(measured: dict[str, list[dict]]) -> None:
+    """AUC over rows kept, of the figures of `dynamic.py`, by stream."""
+    colors = {"lru": GRAY, "lfu": ORANGE, "ahead": BLUE, "hashing": GREEN}
+    figure = figures.new_figure(12.5, 4.2)
+    with figures.style():
+        for axes, (stream, found) in zip(
+            figure.subplots(1, len(measured), squeeze=False)[0], measured.items(), strict=True
+        ):
+            unlimited = mean(f["auc"] for f in found if f["way"] == "unlimited")
+            axes.axhline(unlimited, color="#22252a", linewidth=1, linestyle=":", label="unlimited")
+            for way, color in colors.items():
+                shares = sorted({f["share"] for f in found if f["way"] == way})
+                aucs = [
+                    mean(f["auc"] for f in found if (f["way"], f["share"]) == (way, s)) for s in shares
+                ]
+                axes.plot([100 * s for s in shares], aucs, "o-", color=color, label=way, linewidth=2)
+            axes.set_xscale("log")
+            axes.set_xticks([1, 2, 5, 10, 20, 50], ["1", "2", "5", "10", "20", "50"])
+            axes.set_title(stream)
+            axes.set_xlabel("rows kept, % of all keys")
+        figure.axes[0].set_ylabel("next-tenth AUC")
+        figure.axes[0].legend(loc="lower right")
+        figures.set_title(figure, "Which keys to keep", "of a stream that is read once")
+        figures.save(figure, OUT / "kept.png")
 
 
 def draw_published() -> None:

@@ -6,8 +6,9 @@
 // Collecting scans the rows once for those before a next bound, so chosen from a sample that about one row
 // in 32 comes before it. The scan goes on by some rows a batch, ahead of need. A collected row that was
 // read since, that is, whose weight and last use are others now, is skipped when it is met; one that was
-// read and still comes before the bound must be pushed anew. Which row is next is a function of the rows
-// alone, whenever they were collected.
+// read and still comes before the bound must be pushed anew. How many there are is estimated, so that rows
+// are collected in time, or all anew where most of them were read. Which row is next is a function of the
+// rows alone, whenever they were collected.
 #pragma once
 
 #include "memory.h"
@@ -32,14 +33,14 @@ class EvictionOrder {
   }
 
   // Takes the row that goes first, if it comes before `limit`. weigh(row, &leaving) says what a row
-  // weighs, or false where it may not go. most: no row that may go comes after it.
+  // weighs, or false where it may not go; weigh.prefetch(row) comes before. most: no row that may go comes after it.
   template <class Weigh>
   bool next(Weigh weigh, uint32_t num_rows, const Leaving& limit, const Leaving& most, Leaving* leaving) {
     while (true) {
       if (skip_stale(weigh) && (!is_scanning_ || is_below(heads_[0].item, bound_))) {
         if (!before(heads_[0].item, limit)) return false;
         *leaving = heads_[0].item;
-        pop_head();
+        pop_head(weigh);
         return true;
       }
       if (has_bound_ && !before(bound_, limit)) return false;
@@ -49,13 +50,14 @@ class EvictionOrder {
   }
 
   // Collects ahead of need: starts a scan where the bound comes before `needed`, up to `least` at least, or
-  // where few rows are left that were collected (keeps_some), and scans `pace` rows.
+  // where too few rows are left that were collected (keeps_some), and scans `pace` rows.
   template <class Weigh>
   void prepare(Weigh weigh, uint32_t num_rows, int64_t pace, bool keeps_some, const Leaving& needed,
                const Leaving& least, const Leaving& most) {
     const int64_t share = share_of(num_rows);
-    if (num_pushed_ > num_rows / 4 + kFew) clear();
-    const bool lacks = (keeps_some && num_items_ < share / 2) || (before(lowest(), needed) && !is_below(needed, bound_));
+    if (num_pushed_ > num_rows / 4 + kFew || 2 * num_stale_ > num_items_ + kFew) clear();
+    const bool lacks =
+        (keeps_some && num_items_ - num_stale_ < share * 3 / 4) || (before(lowest(), needed) && !is_below(needed, bound_));
     if (!is_scanning_ && lacks) start(weigh, num_rows, least, most);
     if (is_scanning_) scan(weigh, pace);
   }
@@ -64,11 +66,14 @@ class EvictionOrder {
   Leaving lowest() const { return {0, now_ + 1, 0}; }
 
   // Rows to scan for each row that goes, so that the next ones are collected in time.
-  static constexpr int64_t kRowsPerLeaving = 128;
+  static constexpr int64_t kRowsPerLeaving = 56;
   static constexpr int64_t kFew = 4096;
 
   // Whether a row that is read or new must be pushed.
   bool collects(const Leaving& row) const { return is_scanning_ ? is_below(row, next_) : is_below(row, bound_); }
+
+  // Notes that a row which came before the bound, as `was`, has been read.
+  void note_read(const Leaving& was, int64_t count) { num_stale_ += is_below(was, bound_) ? count : 0; }
 
   void push(std::vector<Leaving> run) {
     num_pushed_ += static_cast<int64_t>(run.size());
@@ -78,7 +83,7 @@ class EvictionOrder {
   void clear() {
     heads_.clear();
     has_bound_ = is_scanning_ = false;
-    num_items_ = num_pushed_ = 0;
+    num_items_ = num_stale_ = num_pushed_ = 0;
   }
 
   int64_t num_bytes() const {
@@ -90,6 +95,8 @@ class EvictionOrder {
  private:
   static constexpr int64_t kSample = 1024;
   static constexpr uint32_t kShare = 32;
+  static constexpr size_t kAhead = 4;       // rows of a run that are prefetched
+  static constexpr int64_t kShortest = 8;  // rows scanned for each one that is collected, at least
 
   struct Head {
     Leaving item;  // the least of the run that is left
@@ -110,7 +117,9 @@ class EvictionOrder {
 
   void add(std::vector<Leaving> run) {
     if (run.empty()) return;
-    std::sort(run.begin(), run.end(), [this](const Leaving& a, const Leaving& b) { return before(a, b); });
+    const auto is_before = [this](const Leaving& a, const Leaving& b) { return before(a, b); };
+    if (!std::is_sorted(run.begin(), run.end(), is_before)) std::sort(run.begin(), run.end(), is_before);
+    run.shrink_to_fit();
     num_items_ += static_cast<int64_t>(run.size());
     heads_.push_back({run.front(), std::move(run), 1});
     std::push_heap(heads_.begin(), heads_.end(), Later{this});
@@ -122,12 +131,14 @@ class EvictionOrder {
       const Leaving& item = heads_[0].item;
       Leaving now;
       if (weigh(item.row, &now) && now.weight == item.weight && now.last_use == item.last_use) return true;
-      pop_head();
+      num_stale_ = std::max<int64_t>(num_stale_ - 1, 0);
+      pop_head(weigh);
     }
     return false;
   }
 
-  void pop_head() {
+  template <class Weigh>
+  void pop_head(Weigh weigh) {
     --num_items_;
     std::pop_heap(heads_.begin(), heads_.end(), Later{this});
     Head& head = heads_.back();
@@ -136,6 +147,7 @@ class EvictionOrder {
       return;
     }
     head.item = head.run[head.after++];
+    if (head.after + kAhead < head.run.size()) weigh.prefetch(head.run[head.after + kAhead].row);
     std::push_heap(heads_.begin(), heads_.end(), Later{this});
   }
 
@@ -165,7 +177,8 @@ class EvictionOrder {
   void scan(Weigh weigh, int64_t count) {
     std::vector<Leaving> run;
     const uint32_t end = static_cast<uint32_t>(std::min<int64_t>(int64_t{cursor_} + count, end_));
-    for (; cursor_ < end; ++cursor_) {
+    const size_t most = static_cast<size_t>(count / kShortest);
+    for (; cursor_ < end && run.size() <= most; ++cursor_) {
       Leaving leaving;
       if (weigh(cursor_, &leaving) && before(leaving, next_) && !is_below(leaving, bound_)) run.push_back(leaving);
     }
@@ -178,7 +191,8 @@ class EvictionOrder {
 
   uint32_t now_ = 0;
   std::vector<Head> heads_;  // a heap, the least one first
-  int64_t num_items_ = 0, num_pushed_ = 0;  // collected; pushed since all was cleared
+  int64_t num_items_ = 0, num_stale_ = 0;  // collected; of these, read since
+  int64_t num_pushed_ = 0;                 // since all was cleared
   Leaving bound_{}, next_{};  // next_: of the scan that is under way, up to row end_
   bool has_bound_ = false, is_scanning_ = false;
   uint32_t cursor_ = 0, end_ = 0, sampled_ = 0;

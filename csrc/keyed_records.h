@@ -6,11 +6,14 @@
 //   free      places below the highest one that are free: bits, and bits of words that have any
 //
 // The home of a key is the upper half of its hash, scaled to the number of lines, so that homes rise with
-// hashes. At 82 % full, lines become a quarter more: with every two keys that come in one line of old ones is
-// moved, in the order of homes, and its memory given back. A key whose old home was moved is looked for in
-// the new lines alone, any other in the old ones alone: there is no pause, and never a second probe.
-// A line and a record are each a cache miss, so `find_all` prefetches both some keys ahead.
+// hashes. At 82 % full, lines become a quarter more: with every key that comes one line of old ones is moved,
+// in the order of homes, and its memory given back, all before old lines are more than nine tenths full. A key
+// whose old home was moved is looked for in the new lines alone, any other in the old ones alone: there is no
+// pause, and never a second probe. A line and a record are each a cache miss, so `find_all` prefetches both
+// some keys ahead: one by one, since the misses of a block would wait for one another.
 #pragma once
+
+#include <type_traits>
 
 #include "memory.h"
 
@@ -85,15 +88,18 @@ class Segments {
   void reserve(uint32_t end) {
     while (capacity_ < end) {
       if (capacity_ < kSize) {
-        if (segments_.empty()) segments_.emplace_back();
+        const uint32_t before = capacity_;
         capacity_ = std::max<uint32_t>(capacity_ * 2, 64);
-        segments_[0].resize(capacity_);
+        Zeroed larger = block(capacity_);
+        if (before) std::memcpy(larger.as<Record>(), starts_[0], before * sizeof(Record));
+        segments_.resize(1);
+        segments_[0] = std::move(larger);
       } else {
-        segments_.emplace_back(kSize);
+        segments_.push_back(block(kSize));
         capacity_ += kSize;
       }
       starts_.resize(segments_.size());
-      starts_.back() = segments_.back().data();
+      starts_.back() = segments_.back().template as<Record>();
     }
   }
 
@@ -102,8 +108,11 @@ class Segments {
  private:
   static constexpr int kBits = 17;
   static constexpr uint32_t kSize = 1 << kBits;
+  static_assert(std::is_trivially_copyable<Record>::value, "records are made by zeroing memory, and copied as bytes");
 
-  std::vector<Large<Record>> segments_;
+  static Zeroed block(uint32_t num) { return Zeroed(static_cast<int64_t>(num * sizeof(Record))); }
+
+  std::vector<Zeroed> segments_;
   std::vector<Record*> starts_;
   uint32_t capacity_ = 0;
 };
@@ -166,20 +175,22 @@ class KeyedRecords {
   void find_all(const int64_t* keys, int64_t n, Visit visit) const {
     uint64_t hashes[kRing];
     uint32_t first[kRing];
+    const uint32_t size_before = size();
     for (int64_t i = 0; i < n + kFar; ++i) {
       if (i < n) {
-        hashes[i % kRing] = mix64(static_cast<uint64_t>(keys[i]));
-        prefetch_line(hashes[i % kRing]);
+        hashes[ring(i)] = mix64(static_cast<uint64_t>(keys[i]));
+        prefetch_line(hashes[ring(i)]);
       }
       const int64_t near = i - kNear;
       if (near >= 0 && near < n) {
-        first[near % kRing] = first_match(hashes[near % kRing]);
-        if (first[near % kRing] != kNone) prefetch_for_write(&records_[first[near % kRing]]);
+        first[ring(near)] = first_match(hashes[ring(near)]);
+        if (first[ring(near)] != kNone) prefetch_for_write(&records_[first[ring(near)]]);
       }
       const int64_t now = i - kFar;
       if (now < 0) continue;
-      uint32_t place = first[now % kRing];
-      if (place == kNone || records_[place].key != keys[now]) place = find(hashes[now % kRing], keys[now]);
+      uint32_t place = first[ring(now)];
+      const bool is_sure = place == kNone ? size() == size_before : records_[place].key == keys[now];
+      if (!is_sure) place = find(hashes[ring(now)], keys[now]);
       visit(now, place);
     }
   }
@@ -193,7 +204,7 @@ class KeyedRecords {
       const int64_t wanted = std::max(lines_.homes * factor / 4, homes_for(std::min(size() + more, most_)));
       grow(std::max(std::min(wanted, homes_for(most_)), homes_for(size() + more)), lines_.spare);
     }
-    if (old_.homes) move(more / 2 + 1);
+    if (old_.homes) move(more + 1);
   }
 
   // Puts in a key that is not in; `reserve` has made room.
@@ -228,8 +239,10 @@ class KeyedRecords {
  private:
   static constexpr int64_t kFirst = 4, kSpare = 8, kDoubles = 4096;
   static constexpr int64_t kRing = 128, kFar = 64, kNear = 32;
+  static constexpr int64_t kAhead = 4;  // lines, whose records are prefetched
   static constexpr int64_t kGiveBack = 1 << 15;  // lines, of 2 MiB together
 
+  static uint64_t ring(int64_t i) { return static_cast<uint64_t>(i) % kRing; }
   static uint8_t tag_of(uint64_t hash) { return std::max<uint8_t>(static_cast<uint8_t>(hash), 1); }
   static int64_t room(const Lines& lines) { return lines.homes * Line::kSlots * 82 / 100; }
   static int64_t homes_for(int64_t keys) { return keys * 100 / (Line::kSlots * 82) + 1; }
@@ -308,9 +321,9 @@ class KeyedRecords {
   // Moves the keys of some more homes to the new lines.
   void move(int64_t count) {
     const int64_t end = std::min(moved_ + count, old_.homes);
-    for (int64_t i = moved_; i < std::min(moved_ + kNear / 8, end); ++i) prefetch_records(i);
+    for (int64_t i = moved_; i < std::min(moved_ + kAhead, end); ++i) prefetch_records(i);
     for (; moved_ < end; ++moved_) {
-      if (moved_ + kNear / 8 < old_.homes) prefetch_records(moved_ + kNear / 8);
+      if (moved_ + kAhead < old_.homes) prefetch_records(moved_ + kAhead);
       move_home();
       if ((moved_ + 1) % kGiveBack == 0) {
         old_.memory.give_back((moved_ + 1 - kGiveBack) * static_cast<int64_t>(sizeof(Line)),
@@ -336,7 +349,8 @@ class KeyedRecords {
         const uint32_t place = old_[i].places[__builtin_ctz(bits)];
         const uint64_t hash = mix64(static_cast<uint64_t>(records_[place].key));
         if (old_.home(hash) != moved_) continue;
-        take_out(old_, hash, place);
+        old_[i].tags[__builtin_ctz(bits)] = 0;
+        for (int64_t full = moved_; full < i; ++full) --old_[full].passed;
         while (!put(lines_, hash, place)) spread(lines_.spare * 2);
       }
       if (old_[moved_].passed == 0) return;

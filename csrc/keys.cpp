@@ -316,7 +316,9 @@ class KeyTable {
   // Finds the keys of a batch and notes live ones as read; ids: of the others, ~number among the new keys.
   void read_live(const int64_t* keys, int64_t n, int64_t* ids) {
     new_.clear(n);
-    auto& touched = journal().touched;
+    touched_.resize(std::max(touched_.size(), static_cast<size_t>(n)));
+    Journal::Touched* end = touched_.data();
+    const bool counts = s_.eviction == kLfu;
     rows_.find_all(keys, n, [&](int64_t i, uint32_t place) {
       if (place == rows_.kNone) {
         ids[i] = ~static_cast<int64_t>(new_.add(keys[i]));
@@ -324,13 +326,15 @@ class KeyTable {
       }
       ids[i] = place + first_id_;
       Row& row = rows_[place];
-      if (row.last_use != now_) {
-        touched.push_back({place, row.last_use, row.extra});
-        if (s_.eviction == kLfu) row.extra = decayed(row);
-        row.last_use = now_;
+      *end = {place, row.last_use, row.extra};  // kept where it is the first read, without a branch
+      end += row.last_use != now_;
+      if (counts) {
+        if (row.last_use != now_) row.extra = decayed(row);
+        add_read(row, 1);
       }
-      if (s_.eviction == kLfu) add_read(row, 1);
+      row.last_use = now_;
     });
+    journal().touched.assign(touched_.data(), end);
   }
 
   static void add_read(Row& row, int64_t reads) {
@@ -392,7 +396,7 @@ class KeyTable {
 
   void count_waiting() {
     const int64_t n = static_cast<int64_t>(new_.keys.size());
-    waiting_reads_.resize(new_.keys.size());
+    waiting_reads_.resize(new_.keys.size()), waiting_places_.resize(new_.keys.size());
     waiting_.reserve(n);
     waiting_.find_all(new_.keys.data(), n, [&](int64_t i, uint32_t place) {
       const bool is_new = place == waiting_.kNone;
@@ -400,7 +404,7 @@ class KeyTable {
       Waiting& key = waiting_[place];
       journal().waiting.push_back({key.key, is_new ? 0 : key.reads});
       key.reads = static_cast<uint32_t>(std::min<int64_t>(int64_t{key.reads} + new_.reads[i], kMostCounted));
-      waiting_reads_[i] = key.reads;
+      waiting_reads_[i] = key.reads, waiting_places_[i] = place;
     });
   }
 
@@ -423,9 +427,13 @@ class KeyTable {
     return (epoch(row.last_use) + static_cast<uint64_t>(32 - zeros)) << 32 | row.extra << zeros;
   }
 
-  auto weigher() const {
-    return [this](uint32_t place, Leaving* leaving) { return weigh(place, leaving); };
-  }
+  struct Weigher {
+    const KeyTable* table;
+    bool operator()(uint32_t place, Leaving* leaving) const { return table->weigh(place, leaving); }
+    void prefetch(uint32_t place) const { hotrows::prefetch(&table->rows_[place]); }
+  };
+
+  Weigher weigher() const { return {this}; }
 
   // The row that goes last.
   Leaving most() const {
@@ -498,6 +506,9 @@ class KeyTable {
     const size_t n = static_cast<size_t>(std::clamp<int64_t>(room(), 0, static_cast<int64_t>(admitted_.size())));
     new_ids_.assign(new_.keys.size(), 0);
     rows_.reserve(static_cast<int64_t>(n));
+    auto& born = journal().born;
+    auto& born_keys = journal().born_keys;
+    born.reserve(n), born_keys.reserve(n);
     for (size_t i = 0; i < n; ++i) {
       if (i + kNear < n) rows_.prefetch(new_.keys[admitted_[i + kNear]]);
       const uint32_t number = admitted_[i];
@@ -510,12 +521,11 @@ class KeyTable {
         row.extra = new_ahead_[number].next;
         num_unread_ += row.extra == 0;
       }
-      if (s_.admission == kAfter) waiting_.erase(waiting_.find(key));
+      if (s_.admission == kAfter) waiting_.erase(waiting_places_[number]);
       new_ids_[number] = place + first_id_;
-      journal().born.push_back(place);
-      journal().born_keys.push_back(key);
-      totals_.rows = std::max(totals_.rows, int64_t{place} + 1);
+      born.push_back(place), born_keys.push_back(key);
     }
+    if (n) totals_.rows = std::max(totals_.rows, int64_t{born.back()} + 1);  // the lowest free ones, ascending
     totals_.admitted += static_cast<int64_t>(n);
     totals_.refused += static_cast<int64_t>(admitted_.size() - n);
   }
@@ -534,7 +544,8 @@ class KeyTable {
     }
     const int64_t pace = num_going * EvictionOrder::kRowsPerLeaving + EvictionOrder::kFew +
                          (expires ? rows_.end() / std::max<int64_t>(ahead / 2, 1) : 0);
-    order_.prepare(weigher(), rows_.end(), pace, is_full && num_going > 0, needed, least, most());
+    note_stale();
+    order_.prepare(weigher(), rows_.end(), pace, is_full, needed, least, most());
     if (s_.eviction != kLfu) return;
     std::vector<Leaving> run;
     const auto add = [&](uint32_t place) {
@@ -544,6 +555,17 @@ class KeyTable {
     for (const auto& touched : journal().touched) add(touched.row);
     for (const uint32_t place : journal().born) add(place);
     order_.push(std::move(run));
+  }
+
+  // Estimates, of a few, how many of the rows read now had been collected.
+  void note_stale() {
+    constexpr size_t kStride = 8;
+    const auto& touched = journal().touched;
+    for (size_t i = 0; i < touched.size(); i += kStride) {
+      if (s_.eviction == kFarthest && touched[i].extra) continue;
+      const Row was{0, touched[i].last_use, touched[i].extra};
+      order_.note_read({s_.eviction == kLfu ? weight(was) : 0, was.last_use, touched[i].row}, kStride);
+    }
   }
 
   struct Then {
@@ -592,6 +614,8 @@ class KeyTable {
   std::vector<KeyWindow::Reads> new_ahead_;
   std::vector<uint32_t> admitted_;
   std::vector<int64_t> waiting_reads_, new_ids_, read_;
+  std::vector<uint32_t> waiting_places_;
+  std::vector<Journal::Touched> touched_;
 };
 
 KeyTable* table_of(void* handle) { return static_cast<KeyTable*>(handle); }

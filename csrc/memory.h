@@ -25,7 +25,7 @@ class Zeroed {
   ~Zeroed() {
     if (!data_) return;
     if (mapped()) {
-      ::munmap(data_, static_cast<size_t>(size_));
+      ::munmap(data_, static_cast<size_t>(num_mapped()));
     } else {
       std::free(data_);
     }
@@ -50,18 +50,25 @@ class Zeroed {
  private:
   static constexpr int64_t kPage = 64 << 10;  // as large as any system's
   static constexpr int64_t kMapped = 256 << 10;
-  static constexpr int64_t kHuge = 4 << 20;
+  static constexpr int64_t kHuge = 2 << 20;
 
   bool mapped() const { return size_ >= kMapped; }
+  int64_t num_mapped() const { return (size_ + kPage - 1) / kPage * kPage; }
 
+  // A large block begins where a huge page does, so that no part of it is in small ones but its end.
   void* map() const {
-    const size_t size = static_cast<size_t>(size_);
-    void* p = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) return nullptr;
+    const int64_t align = size_ >= kHuge ? kHuge : 0, size = num_mapped();
+    void* p = ::mmap(nullptr, static_cast<size_t>(size + align), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                     -1, 0);
+    if (p == MAP_FAILED || align == 0) return p == MAP_FAILED ? nullptr : p;
+    char* begin = static_cast<char*>(p);
+    const int64_t before = (align - reinterpret_cast<intptr_t>(p) % align) % align;
+    if (before) ::munmap(begin, static_cast<size_t>(before));
+    if (before < align) ::munmap(begin + before + size, static_cast<size_t>(align - before));
 #ifdef MADV_HUGEPAGE
-    if (size_ >= kHuge) ::madvise(p, size, MADV_HUGEPAGE);
+    ::madvise(begin + before, static_cast<size_t>(size), MADV_HUGEPAGE);
 #endif
-    return p;
+    return begin + before;
   }
 
   void swap(Zeroed& other) {

@@ -263,11 +263,8 @@ class TrainConfig:
         most=1024,
         changes="no bit",
     )
-    planning: str = setting(
-        "host",
-        "Where batches are planned; device: where all rows are on it and features have one id",
-        choices=PLANNING,
-        changes="no bit",
+    planning: str | None = setting(
+        None, "Where batches are planned", unset="device on CUDA", choices=PLANNING, changes="no bit"
     )
     sharding: str = setting(
         "auto", "How tables are sharded over ranks", choices=("auto", *SHARDINGS), changes="rounding"

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 import torch
 
-from hotrows import Adam, Batch, Cross, DenseAdam, Embedding, Table
+from hotrows import Adagrad, Adam, Batch, Cross, DenseAdam, DenseAdamW, Embedding, Table
 from hotrows.dynamic import Dynamic
 from hotrows.engine.caching import Caching
 from hotrows.engine.stages import start
@@ -94,14 +94,53 @@ def test_rounding_is_keyed_by_ids_and_steps_are_counted_from_a_birth():
     support.assert_equal(train_in_stages(support.engine(schema, **options), batches), expected)
 
 
-def test_where_nothing_is_evicted_a_key_trains_as_an_id_does():
+def first_values(embedding, p, new):
+    return views(
+        embedding.packed._initial_values[p].of_keys(new.ids, new.keys), embedding.packed._layouts[p]
+    )
+
+
+@pytest.mark.parametrize("share", [None, 0.3])
+@pytest.mark.parametrize("make", [DenseAdam, DenseAdamW], ids=lambda make: make.__name__)
+def test_dense_optimizers_step_a_row_from_its_birth_on(make, share):
+    """As PyTorch's optimizer of a whole table does, whose rows and moments begin anew with their keys."""
+    optimizer = make(lr=0.01, weight_decay=0.1)
+    schema, batches = support.schema(support.POLICIES["lru"]), support.stream(30)
+    caching = None if share is None else Caching(fast_memory(support.engine(schema, optimizer), share))
+    embedding = support.engine(schema, optimizer, caching=caching)
+    (p,) = (p for p, pack in enumerate(embedding.packs) if pack.tables[0].name == "item")
+    weights = embedding.weights("item").clone().requires_grad_()
+    plain = getattr(torch.optim, make.__name__.removeprefix("Dense"))([weights], 0.01, weight_decay=0.1)
+    num_born = 0
+    for step, batch in enumerate(embedding.resolved(batches)):
+        for new in (new for new in batch.new_ids if "item" in new.features):
+            num_born += len(new.ids)
+            with torch.no_grad():
+                weights[new.ids] = first_values(embedding, p, new).weights
+                for moment in ("exp_avg", "exp_avg_sq"):
+                    plain.state[weights].get(moment, torch.zeros_like(weights))[new.ids] = 0
+        columns = support.columns_of(batch)
+        read = torch.stack([columns["item"], columns["last_item"]], 1).reshape(-1)
+        plain.zero_grad(set_to_none=False)
+        support.loss_of(p, weights[read]).backward()
+        plain.step()
+        support.train(embedding, batch, embedding.plan(batch, step))
+        if step == 20:
+            embedding.catch_up()
+    assert num_born > 2 * len(embedding.dynamic.live(embedding.tables[2])[0]), "rows are used again"
+    live = embedding.dynamic.live(embedding.packs[p].tables[0])[0]
+    torch.testing.assert_close(embedding.weights("item")[live], weights.detach()[live])
+
+
+@pytest.mark.parametrize("optimizer", [Adagrad(), DenseAdam(lr=0.01)], ids=lambda o: o.kind)
+def test_where_nothing_is_evicted_a_key_trains_as_an_id_does(optimizer):
     """Keys 3 and up as ids of a table, and as keys: a row of the same bits for each."""
     draw = torch.Generator().manual_seed(0)
     batches = [
         Batch(("item",), torch.randint(3, 90, (15,), generator=draw), torch.zeros(15, 1))
         for _ in range(10)
     ]
-    declared = [Table("item", 100, 6, ("item",))]
+    declared = [Table("item", 100, 6, ("item",), optimizer=optimizer)]
     static = Embedding(declared, seed=5)
     for step, batch in enumerate(batches):
         support.train(static, batch, static.plan(batch, step))
@@ -179,7 +218,7 @@ def test_what_dynamic_features_cannot_do_is_refused():
     tables = [Table("both", 500, 4, ("user", "shop"))]
     with pytest.raises(ValueError, match="'both' is read by features of several vocabularies"):
         Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
-    with pytest.raises(ValueError, match="not kept aside so far"):
+    with pytest.raises(ValueError, match="not kept aside. To keep the rows of all keys, .* --store file"):
         support.engine(support.schema(Dynamic(keep="file:rows")))
     growing = support.schema(Dynamic())
     with device_of("pretended") as device:
@@ -195,9 +234,9 @@ def test_what_dynamic_features_cannot_do_is_refused():
     tables = [Table("user", 500, 4, ("user",), optimizer=Adam(decay_by_count=True))]
     with pytest.raises(ValueError, match="decay_by_count needs the counts of ids"):
         Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
-    tables = [Table("user", 500, 4, ("user",), optimizer=DenseAdam())]
-    with pytest.raises(ValueError, match="dense meaning updates all rows .* give them a lazy one"):
-        Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
+    dense = support.engine(schema, DenseAdam(weight_decay=0.1))
+    with pytest.raises(ValueError, match="table 'user': a norm that is clipped counts the L2 terms"):
+        dense.count_squares()
 
 
 def timed(batches):

@@ -20,6 +20,7 @@ from typing import Any
 
 from hotrows import checkpoint, cli
 from hotrows.runtime.atomic_files import write_json
+from hotrows.schema import Schema
 from hotrows.storage.disk_io import Disk
 from hotrows.train.export import export
 from hotrows.train.metrics_log import read_metrics
@@ -65,13 +66,13 @@ class World:
     to be kept is moved away, and copied back by the trials that go on from it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, of: Schema | None = None) -> None:
         self.folder, self.here = folder, folder / "here"
         folder.mkdir(parents=True, exist_ok=True)
         self.raw = write_rows(folder / "raw.csv", 1310)
         self.other_raw = write_rows(folder / "other.csv", 1310, seed=1)
         self.schema = folder / "schema.json"
-        self.schema.write_text(schema().to_json())
+        self.schema.write_text((of or schema()).to_json())
 
     def words(self, job: str, seed: int = 3) -> list[str]:
         """The command line of a job, in a folder of its own; runs are in `run`, results in `out`."""
@@ -270,7 +271,11 @@ def _bits_of(folder: Path, scratch: Path) -> dict[str, Any]:
         if checkpoint.read_manifest(saved).stores:
             if which == "best":  # the store has gone back to it
                 export(run, scratch / which, which)
-            shutil.copyfile(saved / "trainer.safetensors", scratch / f"{which}.safetensors")
+            for name in ("trainer", "keys"):
+                if (saved / f"{name}.safetensors").exists():
+                    shutil.copyfile(
+                        saved / f"{name}.safetensors", scratch / f"{which}-{name}.safetensors"
+                    )
         else:
             checkpoint.merge(saved, scratch / which)
     sums = {n: s for n, s in file_sums(scratch).items() if n.endswith((".safetensors", ".records"))}

@@ -9,7 +9,9 @@ from hotrows import data
 from hotrows.config import TrainConfig
 from hotrows.data import Loader
 from hotrows.datasets import schemas, synthetic
+from hotrows.dynamic import Dynamic
 from hotrows.planning.policy import LRU, Newest
+from hotrows.schema import Schema, Sparse
 from hotrows.tuning.cache_simulation import POLICIES, simulate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -96,9 +98,7 @@ def test_the_bounds_stand_beside_any_policy(encoded):
     chosen = {"newest": Newest()}
     simulation = simulate(encoded, batch_size=64, batches=4, fast_memory=[10**5], policies=chosen)
     assert simulation.policies == ("newest", "lru", "belady")
-    assert simulate(
-        encoded, batch_size=64, batches=4, fast_memory=[10**5], policies=chosen
-    ) == simulation  # fmt: skip
+    assert simulate(encoded, batch_size=64, batches=4, fast_memory=[10**5], policies=chosen) == simulation
 
 
 def test_an_order_stands_beside_the_optimum_of_a_plain_shuffle(encoded):
@@ -110,6 +110,32 @@ def test_an_order_stands_beside_the_optimum_of_a_plain_shuffle(encoded):
     assert reuse.distinct_rows == pytest.approx(reuse.rows / plain.rows) and reuse.distinct_rows < 0.98
     for cache, optimum in zip(reuse.results("lookahead"), plain.results("belady"), strict=True):
         assert 1.1 * cache.reads < optimum.reads
+
+
+def test_keys_that_are_all_live_are_read_as_ids_are(encoded, tmp_path):
+    """The values of a feature as keys and as ids: what a cache misses, whatever numbers rows have."""
+    rows = {
+        "label": [0, 1] * 500,
+        "a": [n * n % 97 for n in range(1000)],
+        "b": [n % 60 for n in range(1000)],
+    }
+    of_both = []
+    for dynamic in (
+        None,
+        Dynamic(capacity=200, evict="lru"),
+        Dynamic(capacity=20, evict="lru"),
+        Dynamic(),
+    ):
+        schema = Schema((Sparse("a", dynamic=dynamic), Sparse("b")), name="keys")
+        of_both.append(data.prepare(rows, schema, tmp_path / f"{len(of_both)}", split="position:1,0,0"))
+    how = {"model": "dlrm", "model_options": {"dim": 4}, "batch_size": 50, "policies": {"lru": LRU}}
+    static, keys, few = (simulate(d, fast_memory=[40 * STRIDE], **how) for d in of_both[:3])
+    assert (keys.lookups, keys.rows, keys.untouched) == (static.lookups, static.rows, static.untouched)
+    (expected, _), (found, _) = static.measured, keys.measured
+    assert found.misses == pytest.approx(expected.misses, rel=0.1) and found.misses > 5
+    assert few.rows < keys.rows, "keys without a row share the unknown one"
+    with pytest.raises(ValueError, match="needs the size of tables, and the keys of 'a' .* no capacity"):
+        simulate(of_both[3], **how)
 
 
 def test_crosses_of_a_model_are_rows_as_any(encoded):

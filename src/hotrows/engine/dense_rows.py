@@ -153,20 +153,18 @@ class DenseRows:
         targets, bounds = self._targets(p, records), self._bounds(p, part.rows)
         scales = torch.ones(len(self._packs[p].tables), dtype=torch.float64)
         squares = self._changes(p)
-        deferred.update(
-            self._packs[p].optimizer.deferred, targets, slots, bounds, part.order, part.starts, part.bags,
-            part.weights, grad, scales, squares,
-        )  # fmt: skip
+        kind, runs = self._packs[p].optimizer.deferred, (part.order, part.starts, part.bags)
+        deferred.update(kind, targets, slots, bounds, *runs, part.weights, grad, scales, squares)
         self._note(p, squares)
 
     def catch_up_tables(
-        self, groups: Sequence[Group], stores: Stores, caches: Caches, num_ids: Mapping[str, int] | None
+        self, groups: Sequence[Group], stores: Stores, caches: Caches, num_ids: Mapping[str, int]
     ) -> list[int]:
         """Lets every row make the steps that it missed, and forgets these; returns the groups that
         have such rows.
 
         stores: of all packs, where there are no caches, one for each group. num_ids: by table, the ids
-        from this one on are new and have missed none; None: there are none.
+        from this one on have missed none.
         """
         changed = [g for g, group in enumerate(groups) if any(p in self for p in group.packs)]
         for g in changed:
@@ -182,9 +180,13 @@ class DenseRows:
                 if cache is not None and records is not None:
                     cache.write(rows[moved], records[moved])
         self._begin_at(self.now)
-        if num_ids is not None:
-            self._squares = None  # new rows are not in it
         return changed
+
+    def begin_rows(self, p: int, records: UInt8[Tensor, "U _"]) -> None:
+        """Makes new records of pack p, which stand for new keys, miss the steps from here on alone."""
+        if p in self._packs:
+            last = self._target(p, records).last
+            last.fill_(self.now)
 
     def _chunks(
         self, group: Group, stores: Stores, cache: Cache | None, num_ids: Mapping[str, int] | None = None
@@ -202,7 +204,7 @@ class DenseRows:
                     yield k, rows, None, {p: stores[p].records[first:stop] for p in packs}
                     continue
                 records = cache.read(rows)
-                parts = zip(group.packs, records.split(list(group.strides), 1), strict=True)
+                parts = zip(group.packs, cache.of_packs(records), strict=True)
                 yield k, rows, records, {p: part for p, part in parts if p in packs}
 
     # ---- sums of squared weights, for L2 terms in a clipped norm
@@ -211,6 +213,10 @@ class DenseRows:
     def counts_squares(self) -> bool:
         """Whether the sums of squared weights are followed."""
         return self._squares is not None
+
+    def forget_squares(self) -> None:
+        """Ends following the sums of squared weights: there are rows that are not in them."""
+        self._squares = None
 
     def count_squares(self, groups: Sequence[Group], stores: Stores, caches: Caches) -> None:
         """Begins to follow the sums of squared weights, in one pass over the tables; the pipeline is
@@ -230,7 +236,7 @@ class DenseRows:
         if self._squares is None:
             return
         records, places, group = cached.cache.read(rows), torch.arange(len(rows)), cached.group
-        for p, part in zip(group.packs, records.split(list(group.strides), 1), strict=True):
+        for p, part in zip(group.packs, cached.cache.of_packs(records), strict=True):
             if p in self._packs:
                 self.catch_up(p, part, rows, places)
         cached.cache.write(rows, records)
@@ -295,10 +301,9 @@ class DenseRows:
         by_table = [places.get(self._table_packs[name], -1) for name in self._all_tables]
         by_history = {f"{PREFIX}steps.{h}": history.recorded for h, history in enumerate(histories)}
         first = torch.tensor([history.first for history in histories])
+        tables = {f"{PREFIX}first": first, f"{PREFIX}tables": torch.tensor(by_table)}
         squares = {} if self._squares is None else {f"{PREFIX}squares": self._squares + self._change}
-        return {
-            f"{PREFIX}first": first, f"{PREFIX}tables": torch.tensor(by_table), **by_history, **squares,
-        }  # fmt: skip
+        return {**tables, **by_history, **squares}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes over the steps of a checkpoint of equal tables; none: no step has been made."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from hotrows.batch import Batch, NewIds, samples
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.dynamic import Dynamic
-from hotrows.optim import DenseRowOptimizer, RowOptimizer
+from hotrows.optim import RowOptimizer
 from hotrows.planning.crosses import append_crosses
 from hotrows.planning.key_partitions import KeyPartitions, SentKeys, Vocabulary
 from hotrows.schema import MISSING, MISSING_KEY, Schema, vocabulary_of
@@ -84,10 +84,15 @@ class DynamicIds:
                     f"table {table.name!r}: decay_by_count needs the counts of ids, and dynamic features "
                     f"have none: leave it out"
                 )
-            if isinstance(table.optimizer, DenseRowOptimizer):
+
+    def check_squares(self, tables: Sequence[Table]) -> None:
+        """Raises ValueError where L2 terms would be counted of rows that stand for no key."""
+        for table in tables:
+            if getattr(table.optimizer, "l2", 0.0) and set(table.features) & set(self.features):
                 raise ValueError(
-                    f"table {table.name!r}: an optimizer with dense meaning updates all rows in every "
-                    f"step, and rows of dynamic features come and go: give them a lazy one, such as Adam"
+                    f"table {table.name!r}: a norm that is clipped counts the L2 terms of all rows, and "
+                    f"those of dynamic features come and go: leave out the clipping, or the optimizer's "
+                    f"decay"
                 )
 
     # ---- training
@@ -104,6 +109,7 @@ class DynamicIds:
         numbered, last = iter(batches), None
         while True:
             step, batch = next(numbered, (0, None))
+            batch = None if batch is None else batch.expanded()
             sent = self.keys.send(None if batch is None else self._present_keys(batch), self._time(batch))
             if sent is None:
                 break
@@ -166,6 +172,7 @@ class DynamicIds:
 
         Between ranks: collective.
         """
+        batch = batch.expanded()
         ids = self.keys.find(self._present_keys(batch))
         return dataclasses.replace(self._with_ids(batch, ids), new_ids=())
 
@@ -245,7 +252,9 @@ def _present(keys: Tensor) -> Tensor:
 def _check_declared(name: str, dynamic: Dynamic, can_grow: bool) -> None:
     if dynamic.keep is not None:
         raise ValueError(
-            f"keys of {name!r}: evicted rows are not kept aside so far; leave out keep={dynamic.keep!r}"
+            f"keys of {name!r}: evicted rows are not kept aside. To keep the rows of all keys, leave out "
+            f"capacity, evict and keep={dynamic.keep!r}, and have them in a file behind a cache: "
+            f"--store file:PATH --fast-memory SIZE"
         )
     if dynamic.capacity is None and not can_grow:
         raise ValueError(

@@ -45,6 +45,7 @@ from hotrows.runtime.native import pointer
 
 __all__ = ["KeyTable", "NativeKeyTable", "Resolved", "key_table"]
 
+_NONE = torch.empty(0, dtype=torch.int64)
 _ADMISSIONS = ("first", "after", "sketch", "probability", "ahead")
 _EVICTIONS = ("none", "lru", "lfu", "ahead", "idle", "time")
 
@@ -95,6 +96,8 @@ class NativeKeyTable(KeyTable):
         case = self._call("resolve", self._handle, keys, keys.numel(), event_time, ids, counts)
         assert case == 0, "resolve() got other keys than feed()"
         num_born, num_died = counts.tolist()
+        if not num_born + num_died:
+            return Resolved(ids, _NONE, _NONE, _NONE, _NONE)
         changes = [torch.empty(n, dtype=torch.int64) for n in (num_born, num_born, num_died, num_died)]
         self._call("changes", self._handle, *changes)
         return Resolved(ids, *changes)

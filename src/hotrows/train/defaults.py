@@ -139,8 +139,10 @@ def _vectors(batch_size: int) -> optim.Adagrad:
 
 
 def _pack_parts(config: TrainConfig) -> int:
-    """Planning spends most of its time on slots of a cache, and each part has slots of its own."""
-    if config.pack_parts is not None or config.fast_memory is None:
+    """Planning on the host spends most of its time on slots of a cache, and each part has its own."""
+    looks_ahead = config.policy.startswith(("lookahead", "lru"))
+    on_device = config.device != "cpu" and config.planning != "host" and looks_ahead
+    if config.pack_parts is not None or config.fast_memory is None or on_device:
         return 1 if config.pack_parts is None else config.pack_parts
     from hotrows.planning.threads import num_threads
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
@@ -23,11 +23,13 @@ import torch
 from torch import Tensor
 
 from hotrows import models, ops
+from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.costs.workload import stored_tables
 from hotrows.data import EncodedData, Loader
 from hotrows.data.stored.order import parse_order
 from hotrows.engine.caching import Caching
+from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.optim import RowOptimizer
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.planning.packing import Group, group_packs, pack_tables
@@ -259,7 +261,6 @@ def _read_trace(
     One thread reads batches and resolves ids, the calling one finds distinct rows.
     """
     assert config.batch_size is not None and config.model is not None
-    data.check_counts("a simulation")
     if not data.parts["train"].rows:
         raise ValueError(f"the training part of {data.path} has no rows: nothing can be replayed")
     with torch.random.fork_rng(devices=[]):
@@ -273,14 +274,38 @@ def _read_trace(
     )
     total = min(len(loader), batches or len(loader))
     trace = _Trace(config.batch_size)
+    dynamic = DynamicIds.of_schema(data.schema, tables)
+    if dynamic is not None:
+        _check_capacities(data, dynamic)
+        dynamic.begin(planner.ranks, model.crosses)
     touched = [torch.zeros(group.rows, dtype=torch.bool) for group in groups]
-    resolved = prefetch(map(planner.rows, islice(loader.batches(0), total)), depth=4)
+    batches_read = _with_ids(islice(loader.batches(0), total), dynamic)
+    resolved = prefetch(map(planner.rows, batches_read), depth=4)
     with closing(resolved):
         for rows_by_group in resolved:
             pairs = zip(rows_by_group, touched, strict=True)
             trace.batches.append([_read(rows, is_touched) for rows, is_touched in pairs])
             report("reading", len(trace.batches), total)
     return groups, trace
+
+
+def _with_ids(batches: Iterator[Batch], dynamic: DynamicIds | None) -> Iterator[Batch]:
+    """Batches in which keys have become ids, as if each were trained at once."""
+    if dynamic is None:
+        yield from batches
+        return
+    for _, batch in dynamic.resolved(enumerate(batches)):
+        dynamic.trained()
+        yield dataclasses.replace(batch, new_ids=())  # they are among the rows that the batch reads
+
+
+def _check_capacities(data: EncodedData, dynamic: DynamicIds) -> None:
+    for name, vocabulary in dynamic.vocabularies.items():
+        if vocabulary.dynamic.capacity is None:
+            raise ValueError(
+                f"a simulation needs the size of tables, and the keys of {name!r} in {data.path} have no "
+                f"capacity: prepare the data with --dynamic '{name} capacity=ROWS ...'"
+            )
 
 
 def _read(rows: Tensor, touched: Tensor) -> _Read:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from tests.faults.kinds import damage, hostile, processes, publishing, ranks, resources, sharing, stores
+from tests.faults.kinds import (
+    damage,
+    hostile,
+    keys,
+    live,
+    processes,
+    publishing,
+    ranks,
+    resources,
+    sharing,
+    stores,
+)
 from tests.faults.trials import Kind
 
 KINDS: dict[str, tuple[Kind, float]] = {
     "kill": (processes.kill, 4),
+    "kill keys": (keys.kill, 2),
     "kill ranks": (processes.kill_ranks, 2),
     "interrupt": (processes.interrupt, 2),
     "pause": (processes.pause, 1),
@@ -26,6 +38,7 @@ KINDS: dict[str, tuple[Kind, float]] = {
     "hostile folder": (hostile.folder, 1),
     "store": (stores.crash, 2),
     "publishing": (publishing.publishing, 2),
+    "live": (live.live, 2),
     "stages of ranks": (ranks.stages, 2),
     "torchrun": (ranks.torchrun, 1),
     "network": (ranks.cut_network, 1),

@@ -28,7 +28,11 @@ def a_job(trial: Trial) -> tuple[str, str]:
 
 def kill(trial: Trial) -> str:
     """SIGKILL at a random moment or change of the disk, again while it goes on, then to the end."""
-    job, run_of = a_job(trial)
+    return kill_job(trial, *a_job(trial))
+
+
+def kill_job(trial: Trial, job: str, run_of: str) -> str:
+    """What `kill` does, to a job that reads the run of a training, if any."""
     trial.note(f"{job}, on {run_of}")
     undisturbed = trial.world.undisturbed(job, run_of)
     trial.world.begin(job, run_of)
