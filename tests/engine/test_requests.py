@@ -24,6 +24,7 @@ CANDIDATES = {
     "one request": [4],
     "nothing": [],
 }
+SLOW = pytest.mark.slow
 shapes = pytest.mark.parametrize("candidates", CANDIDATES.values(), ids=CANDIDATES)
 
 
@@ -77,6 +78,7 @@ def test_starts_of_requests_must_end_with_the_samples():
 
 
 @shapes
+@pytest.mark.pairs
 @pytest.mark.parametrize("lists", [True, False])
 @pytest.mark.parametrize("dims", [(8, 8), (8, 5)])
 def test_all_vectors_have_the_bits_of_the_twin(candidates, lists, dims):
@@ -122,8 +124,8 @@ def test_row_updates_have_the_bits_of_the_twin_where_sums_are_exact(candidates, 
     assert all(map(torch.equal, records, expected))
 
 
-@shapes
-def test_row_updates_equal_the_twin_up_to_the_order_of_sums(candidates):
+def test_row_updates_equal_the_twin_up_to_the_order_of_sums():
+    candidates = CANDIDATES["uneven"]
     batches = [request_batch(candidates, seed) for seed in range(3)]
     engine, twin = embedding(), embedding()
     trained(engine, batches, torch.sin)
@@ -184,7 +186,9 @@ def test_crosses_and_dynamic_features_train_the_expanded_batch():
 
 
 @pytest.mark.parametrize("num_ranks, micro_batches", [(1, 2), (2, 1), (2, 2)])
-@pytest.mark.parametrize("sharding", ["rows", "columns", "replicated"])
+@pytest.mark.parametrize(
+    "sharding", ["rows", *(pytest.param(s, marks=SLOW) for s in ("columns", "replicated"))]
+)
 def test_ranks_and_micro_batches_share_too(num_ranks, micro_batches, sharding):
     """Requests are cut between them; sums of small whole numbers are exact, so bits are the twin's."""
     batches = [request_batch([4, 1, 3, 2, 5], seed) for seed in range(2)]
@@ -211,7 +215,12 @@ def test_ranks_and_micro_batches_share_too(num_ranks, micro_batches, sharding):
 
 
 ON_THE_TWIN = [(name, "uneven") for name in sorted(SMALL)]
-ON_THE_TWIN += [(name, shape) for name in ("din", "dien") for shape in CANDIDATES if shape != "uneven"]
+ON_THE_TWIN += [
+    pytest.param(name, shape, marks=[SLOW] * (shape == "eights"))
+    for name in ("din", "dien")
+    for shape in CANDIDATES
+    if shape != "uneven"
+]
 
 
 @pytest.mark.parametrize("name, shape", ON_THE_TWIN)
