@@ -12,6 +12,7 @@ from hotrows.distributed.in_process import run as on_threads
 from hotrows.engine.caching import Caching
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.stages import start
+from hotrows.models import interests
 from tests.models.looked_up import SMALL
 from tests.support.requests import OWN, request_batch, schema, tables
 from tests.support.sharded import whole_weights
@@ -246,3 +247,18 @@ def test_every_model_trains_as_on_the_twin(name, shape):
     assert_close(logits, expected, rtol=1e-5, atol=1e-6)
     for one, other in zip([*grads, *rows], [*expected_grads, *expected_rows], strict=True):
         assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_auxiliary_loss_counts_a_request_for_each_of_its_samples(monkeypatch):
+    """Negatives are drawn at random, once for a request: in their place, the same for both."""
+    monkeypatch.setattr(interests._Shuffled, "apply", torch.zeros_like)
+    declared, batch = schema(), request_batch([3, 1, 5, 2], num_dense=1)
+    torch.manual_seed(1)
+    model = models.build("dien", declared, **SMALL["dien"]).train()
+    losses = []
+    for read in (batch, batch.expanded()):
+        engine = Embedding.for_model(model, declared, seed=2)
+        engine.weights("item").copy_(torch.linspace(-2, 2, 60 * 8).view(60, 8))
+        losses.append(model(engine.lookup(engine.plan(read)), read.dense)[1])
+    assert losses[0] > 0
+    assert_close(*losses)
