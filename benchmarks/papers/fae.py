@@ -15,7 +15,7 @@ from benchmarks import markdown
 from benchmarks.accuracy_data import RAW
 from benchmarks.gpu_parts.part import Findings
 from benchmarks.papers import fae_recipes, fae_rig
-from benchmarks.papers.fae_rig import CPU_ONLY, HYBRID, OURS, over, percent, table_of_groups
+from benchmarks.papers.fae_rig import CPU_ONLY, HYBRID, OURS, others_used, over, percent, table_of_groups
 from benchmarks.papers.part import Paper, Part, Setting
 from hotrows.data import EncodedData, prepare, profile, regroup
 from hotrows.data.hot_cold.profile import all_hot, choose, row_bytes
@@ -34,7 +34,7 @@ ROW_BYTES = 256  # 64 float32, for figures of data sets alone
 
 
 def run_speed(findings: Findings, setting: Setting) -> None:
-    _run_arms(findings, setting, setting.pick(BATCH, 256), "", rounds=setting.pick(2, 1))
+    _run_arms(findings, setting, setting.pick(BATCH, 256), "")
 
 
 def run_links(findings: Findings, setting: Setting) -> None:
@@ -69,7 +69,7 @@ def speed_table(arms: dict[str, dict]) -> str:
         f"the rate at which rows are gathered from fast memory here. Fast memory: "
         f"{one['fast_memory_mb']:.0f} MB, a fifth of the tables; {one['hot_rows']:,} hot rows serve "
         f"{percent(one['hot_lookups'])} of the lookups, {percent(one['all_hot_samples'])} of the "
-        f"samples are all-hot."
+        f"samples are all-hot. {others_used(arms)}"
     )
     return f"{markdown.table(head, lines)}\n\n{note}"
 

@@ -24,6 +24,7 @@ from benchmarks import fae, markdown
 from benchmarks.gpu_parts.part import Findings
 from benchmarks.link import gather_rate, pace
 from benchmarks.papers.part import Setting
+from benchmarks.workload import cpu_seconds_of_others
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Loader, prepare, profile, regroup
 from hotrows.data.hot_cold.profile import Profile, row_bytes
@@ -75,9 +76,9 @@ def config_of(setting: Setting, batch_size: int) -> TrainConfig:
     )
 
 
-def data_of(setting: Setting) -> EncodedData:
+def data_of(setting: Setting, rows: int = ROWS) -> EncodedData:
     """Synthetic Criteo, encoded; that of whole runs is kept."""
-    return _small_data()[0] if setting.small else fae.encoded(torch.get_num_threads(), ROWS)
+    return _small_data()[0] if setting.small else fae.encoded(torch.get_num_threads(), rows)
 
 
 @functools.cache
@@ -161,9 +162,10 @@ def train(arm: Arm, data: EncodedData, layout: Layout, config: TrainConfig) -> d
         trainer = Trainer(trained, config, Path(folder) / "run")
         link = pace(trainer.embedding, layout.rate) if trainer.cached_tables else None
         timed = _Timed(trainer)
-        begin = time.perf_counter()
+        begin, cpu, others = time.perf_counter(), time.process_time(), cpu_seconds_of_others()
         result = trainer.fit(evaluate=timed)
         seconds = time.perf_counter() - begin
+        cpu, others = time.process_time() - cpu, cpu_seconds_of_others() - others
         shutil.rmtree(trainer.run)
     before = sum(layout.seconds.values()) if arm.regrouped else 0.0
     before += layout.seconds["profile"] if arm.policy == "hot" and not arm.regrouped else 0.0
@@ -171,6 +173,8 @@ def train(arm: Arm, data: EncodedData, layout: Layout, config: TrainConfig) -> d
         "what": arm.what,
         "seconds": before + seconds,
         "before_seconds": before,
+        "cpu_seconds": cpu,
+        "other_cores": max(others, 0.0) / seconds,
         "evaluation_seconds": timed.seconds,
         "evaluations": timed.num,
         "training_seconds": data.parts["train"].rows / result.samples_per_second,
@@ -202,23 +206,15 @@ def run_arms(
     config: TrainConfig,
     prefix: str = "",
     ratio: float = RATIO,
-    rounds: int = 1,
 ) -> None:
-    """Adds the training of each arm to the findings, under prefix + its name: the fastest of as many
-    rounds, in each of which all arms take turns."""
-    missing = [name for name in ARMS if not findings.has(prefix + name)]
-    if not missing:
+    """Adds the training of each arm to the findings, under prefix + its name."""
+    if all(findings.has(prefix + name) for name in ARMS):
         return
     with laid_out(setting, data(), config, ratio) as layout:
         facts = {**layout.facts(), "batch_size": config.batch_size, "ratio": ratio}
-        seen: dict[str, list[dict]] = {name: [] for name in missing}
-        for last in range(1, rounds + 1):
-            for name, runs in seen.items():
-                runs.append(train(ARMS[name], data(), layout, config))
-                best = min(runs, key=lambda figures: figures["seconds"])
-                seconds = [figures["seconds"] for figures in runs]
-                if last == rounds:
-                    findings.add(prefix + name, {**best, **facts, "rounds": seconds})
+        for name, arm in ARMS.items():
+            if not findings.has(prefix + name):
+                findings.add(prefix + name, {**train(arm, data(), layout, config), **facts})
 
 
 def table_of_groups(head: str, arms: dict[str, dict]) -> str:
@@ -234,7 +230,15 @@ def table_of_groups(head: str, arms: dict[str, dict]) -> str:
             for name in ARMS
         ]
         lines.append([group, percent(next(iter(here.values()))["all_hot_samples"]), *cells])
-    return markdown.table([head, "all-hot samples", *ARMS], lines)
+    return f"{markdown.table([head, 'all-hot samples', *ARMS], lines)}\n\n{others_used(arms)}"
+
+
+def others_used(arms: dict[str, dict]) -> str:
+    """How far the seconds are those of a machine of one's own."""
+    cores = [arm["other_cores"] for arm in arms.values() if "other_cores" in arm]
+    if not cores:
+        return "How much of the cores other programs used was not noted."
+    return f"Other programs used {min(cores):.2f} to {max(cores):.2f} of the cores meanwhile."
 
 
 def over(arms: dict[str, dict], base: str, name: str) -> str:

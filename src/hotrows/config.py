@@ -114,7 +114,10 @@ class TrainConfig:
     )
     dense_optimizer: str = setting("adam", "Optimizer of the dense part", choices=DENSE_OPTIMIZERS)
     dense_lr: float | None = setting(
-        None, "Learning rate of the dense part", unset="0.001, of lr and fm 0.01", above=0
+        None,
+        "Learning rate of the dense part",
+        unset="0.001, less where labels are rare; of lr and fm 0.01",
+        above=0,
     )
     clip_norm: float | None = setting(
         None, "Largest norm of the dense gradients", unset="no limit", above=0

@@ -167,7 +167,8 @@ def is_name(text: str) -> bool:
 
 def shown(value: Any) -> str:
     """Formats a value for a message, shortened to 60 characters."""
-    text = repr(value)
+    is_long = isinstance(value, int) and abs(value) >= 1 << 200
+    text = "a number of many digits" if is_long else repr(value)
     return text[:60] + ("..." if len(text) > 60 else "")
 
 

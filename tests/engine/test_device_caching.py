@@ -124,7 +124,10 @@ def test_any_legal_order_where_the_device_maps_slots(examples):
     check()
 
 
-@pytest.mark.parametrize("without", ["nothing", "pins before", "pins after"])
+_SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("nothing", "pins after")]
+
+
+@pytest.mark.parametrize("without", ["pins before", *_SLOW])
 def test_without_either_side_of_the_pin_it_is_noticed(without, monkeypatch):
     """Rows would be evicted that are not trained yet, or read before they were written."""
     expected, wrong = resident()[0], pytest.raises((Race, AssertionError))

@@ -143,7 +143,20 @@ def test_what_the_device_cannot_plan_the_host_plans_and_says_so_once(options, ba
     assert len(caplog.messages) == 1 and reason in caplog.messages[0]
 
 
-@pytest.mark.parametrize("settings", [{}, {"full_every": 2}, {"fast_memory": 1500}])
+CACHED = {"fast_memory": 1500}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"full_every": 2},
+        CACHED,
+        pytest.param(CACHED | {"full_every": 2}, marks=pytest.mark.slow),
+        pytest.param(CACHED | {"micro_batches": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_a_run_planned_on_the_device_is_that_planned_on_the_host(encoded, tmp_path, settings):
     config = replace(CONFIG, device="cuda", **settings)
     on_device(encoded, config, tmp_path / "host")

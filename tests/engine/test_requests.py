@@ -12,6 +12,7 @@ from hotrows.distributed.in_process import run as on_threads
 from hotrows.engine.caching import Caching
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.stages import start
+from hotrows.models import interests
 from tests.models.looked_up import SMALL
 from tests.support.requests import OWN, request_batch, schema, tables
 from tests.support.sharded import whole_weights
@@ -24,6 +25,7 @@ CANDIDATES = {
     "one request": [4],
     "nothing": [],
 }
+SLOW = pytest.mark.slow
 shapes = pytest.mark.parametrize("candidates", CANDIDATES.values(), ids=CANDIDATES)
 
 
@@ -77,6 +79,7 @@ def test_starts_of_requests_must_end_with_the_samples():
 
 
 @shapes
+@pytest.mark.pairs
 @pytest.mark.parametrize("lists", [True, False])
 @pytest.mark.parametrize("dims", [(8, 8), (8, 5)])
 def test_all_vectors_have_the_bits_of_the_twin(candidates, lists, dims):
@@ -122,8 +125,8 @@ def test_row_updates_have_the_bits_of_the_twin_where_sums_are_exact(candidates, 
     assert all(map(torch.equal, records, expected))
 
 
-@shapes
-def test_row_updates_equal_the_twin_up_to_the_order_of_sums(candidates):
+def test_row_updates_equal_the_twin_up_to_the_order_of_sums():
+    candidates = CANDIDATES["uneven"]
     batches = [request_batch(candidates, seed) for seed in range(3)]
     engine, twin = embedding(), embedding()
     trained(engine, batches, torch.sin)
@@ -184,7 +187,9 @@ def test_crosses_and_dynamic_features_train_the_expanded_batch():
 
 
 @pytest.mark.parametrize("num_ranks, micro_batches", [(1, 2), (2, 1), (2, 2)])
-@pytest.mark.parametrize("sharding", ["rows", "columns", "replicated"])
+@pytest.mark.parametrize(
+    "sharding", ["rows", *(pytest.param(s, marks=SLOW) for s in ("columns", "replicated"))]
+)
 def test_ranks_and_micro_batches_share_too(num_ranks, micro_batches, sharding):
     """Requests are cut between them; sums of small whole numbers are exact, so bits are the twin's."""
     batches = [request_batch([4, 1, 3, 2, 5], seed) for seed in range(2)]
@@ -211,7 +216,12 @@ def test_ranks_and_micro_batches_share_too(num_ranks, micro_batches, sharding):
 
 
 ON_THE_TWIN = [(name, "uneven") for name in sorted(SMALL)]
-ON_THE_TWIN += [(name, shape) for name in ("din", "dien") for shape in CANDIDATES if shape != "uneven"]
+ON_THE_TWIN += [
+    pytest.param(name, shape, marks=[SLOW] * (shape == "eights"))
+    for name in ("din", "dien")
+    for shape in CANDIDATES
+    if shape != "uneven"
+]
 
 
 @pytest.mark.parametrize("name, shape", ON_THE_TWIN)
@@ -237,3 +247,18 @@ def test_every_model_trains_as_on_the_twin(name, shape):
     assert_close(logits, expected, rtol=1e-5, atol=1e-6)
     for one, other in zip([*grads, *rows], [*expected_grads, *expected_rows], strict=True):
         assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_the_auxiliary_loss_counts_a_request_for_each_of_its_samples(monkeypatch):
+    """Negatives are drawn at random, once for a request: in their place, the same for both."""
+    monkeypatch.setattr(interests._Shuffled, "apply", torch.zeros_like)
+    declared, batch = schema(), request_batch([3, 1, 5, 2], seed=1, num_dense=1)
+    torch.manual_seed(1)
+    model = models.build("dien", declared, **SMALL["dien"]).train()
+    losses = []
+    for read in (batch, batch.expanded()):
+        engine = Embedding.for_model(model, declared, seed=2)
+        engine.weights("item").copy_(torch.linspace(-2, 2, 60 * 8).view(60, 8))
+        losses.append(model(engine.lookup(engine.plan(read)), read.dense)[1])
+    assert losses[0] > 0
+    assert_close(*losses)

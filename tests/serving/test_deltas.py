@@ -1,6 +1,7 @@
 """Deltas: what is served after each is what training had, bit for bit; chains are whole, or refused."""
 
 import dataclasses
+import gc
 import json
 import shutil
 from functools import partial
@@ -271,6 +272,23 @@ def test_the_server_says_which_version_answered_and_how_old_it_is(to):
     assert {"hotrows_version 2", "hotrows_version_step 1", "hotrows_follow_errors_total 0"} <= set(lines)
     (staleness,) = [float(line.split()[1]) for line in lines if line.startswith("hotrows_staleness")]
     assert 0 < staleness < 10_000
+
+
+def test_a_temporary_copy_goes_with_what_made_it(published, tmp_path):
+    pytest.importorskip("fsspec")
+    url = f"memory://{tmp_path.name}/temporary"
+    Mirror.open(url, Path(shutil.copytree(published[0], tmp_path / "to"))).push()
+    scorer = Scorer.watch(url, every=None)
+    copy, expected = scorer.follower.folder, scorer.logits(ROWS).tobytes()
+    version = scorer.version
+    assert copy.is_dir() and scorer.logits(ROWS).tobytes() == expected
+    scorer.close()
+    del scorer
+    gc.collect()
+    assert not copy.exists()
+    assert version.tables  # whoever still has a version has its rows, too
+    for table in version.tables.values():
+        assert len(table[np.zeros(1, np.int64)]) == 1
 
 
 @pytest.mark.parametrize("place", ["fsspec", "redis"])

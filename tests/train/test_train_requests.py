@@ -54,6 +54,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(data, tmp_path):
     assert same_bits(tmp_path / "whole", tmp_path / "cut")
 
 
+@pytest.mark.slow
 def test_two_ranks_train_as_one(data, tmp_path):
     config = dataclasses.replace(CONFIG, epochs=1)
     alone = Trainer(data[0], config, tmp_path / "one").fit()

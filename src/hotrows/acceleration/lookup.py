@@ -261,6 +261,14 @@ def _plain(
     common = (options.max_norm, options.norm_type, options.scale_grad_by_freq)
     if options.mode is None:
         return functional.embedding(ids, weight, options.padding_idx, *common, options.sparse)
-    how: dict[str, Any] = {"mode": options.mode, "sparse": options.sparse, "per_sample_weights": samples}
-    how |= {"include_last_offset": options.include_last_offset, "padding_idx": options.padding_idx}
-    return functional.embedding_bag(ids, weight, offsets, *common, **how)
+    return functional.embedding_bag(
+        ids,
+        weight,
+        offsets,
+        *common,
+        options.mode,
+        options.sparse,
+        samples,
+        options.include_last_offset,
+        options.padding_idx,
+    )

@@ -17,7 +17,6 @@ from safetensors.torch import save as tensors_to_bytes
 
 from hotrows import optim
 from hotrows.checkpoint import files, key_state
-from hotrows.checkpoint.files import FileSum
 from hotrows.checkpoint.manifest import (
     DENSE,
     KEYS,
@@ -35,6 +34,7 @@ from hotrows.checkpoint.table_files import Progress, TableFiles, table_file
 from hotrows.engine.dense_rows import catch_up_all, saved_histories
 from hotrows.ops.deferred.history import StepHistory
 from hotrows.runtime.atomic_files import new_folder
+from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.tensor_file import DTYPES, Stored
 from hotrows.version import VERSION
 

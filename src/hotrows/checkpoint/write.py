@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hotrows import ops
 from hotrows.checkpoint import files, key_state
-from hotrows.checkpoint.files import FileSum, bytes_of
+from hotrows.checkpoint.files import bytes_of
 from hotrows.checkpoint.manifest import (
     NAME,
     Manifest,
@@ -41,6 +41,7 @@ from hotrows.distributed.comm import Ranks
 from hotrows.engine.embedding import Embedding
 from hotrows.record import RankShard, TableSlice, below, layout_of
 from hotrows.runtime.atomic_files import part_of, publish, sync
+from hotrows.runtime.file_sums import FileSum
 
 
 @dataclass(frozen=True)

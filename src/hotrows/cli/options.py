@@ -212,6 +212,12 @@ run_options = with_options(
 )
 
 
+def device_option() -> Callable:
+    """--device of commands that read a run."""
+    kinds = click.Choice(["cpu", "cuda"])
+    return click.option("--device", type=kinds, default="cpu", help="Where to compute.")
+
+
 class _Command(click.Command):
     """A command whose help lists its options in sections and ends with examples that keep their lines.
 

@@ -220,7 +220,8 @@ class CachedTables:
         if caching.map_slots == "host" or read_only:
             return False
         sizes = [group.rows for group in self._groups], num_slots
-        reason = device_slots.refusal(caching.policy, *sizes, caching.lookahead_bytes)
+        most = max(caching.fast_memory, caching.lookahead_bytes)
+        reason = device_slots.refusal(caching.policy, *sizes, most)
         if reason is not None:
             level = logging.WARNING if caching.map_slots == "device" else logging.INFO
             log.log(level, "slots of the cache are mapped on the host, since %s", reason)

@@ -22,8 +22,8 @@ class Caching:
     store: where all rows are: `memory`, or `file:PATH`, a folder made when training begins.
     policy: which rows stay in slots. in_flight: number of batches between their first move and their
         write-back at most.
-    lookahead_memory: bytes of metadata of the batches in the window of `Lookahead`; None: a quarter of
-        `fast_memory`, 64 MiB at least.
+    lookahead_memory: bytes of metadata of the batches in the window of `Lookahead`, or of slot maps on
+        a device; None: a quarter of `fast_memory`, 64 MiB at least.
     memory_split: how groups of packs share fast memory, see `planning.slot_budget.divide`.
     cache_transfer: how rows are copied between host memory and a device: `zero_copy`, the device reads
         and writes them itself, or `staged`, the host gathers them and copies blocks; rows of files are

@@ -53,6 +53,8 @@ class _Cell(nn.Module):
     ) -> Tensor:
         if x.ndim != 2 or x.shape[1] != self.input_size:
             raise ValueError(f"x must be [N, {self.input_size}], one row a position, not {list(x.shape)}")
+        if isinstance(offsets, SharedLists) and offsets.one_sample_each:
+            offsets = offsets.offsets
         num = int(offsets.sample_offsets[-1]) if isinstance(offsets, SharedLists) else len(x)
         if attention is not None and attention.shape != (num,):
             raise ValueError(

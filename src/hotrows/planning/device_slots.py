@@ -76,8 +76,8 @@ def refusal(
     num_bytes = 8 * sum(num_rows) + 12 * sum(num_slots)
     if num_bytes > most_bytes:
         return (
-            f"the map takes {num_bytes / 2**20:,.0f} MiB of the device, which is more than the "
-            f"{most_bytes / 2**20:,.0f} MiB of lookahead_memory"
+            f"the map takes {num_bytes / 2**20:,.0f} MiB of the device, more than fast_memory and "
+            f"lookahead_memory, the larger of which is {most_bytes / 2**20:,.0f} MiB"
         )
     return None
 

@@ -94,17 +94,13 @@ class NativeSlotMap(SlotMap):
         pairs = self._buffers_for(rows.numel())
         num_in, num_out = ctypes.c_int64(), ctypes.c_int64()
         batch = pointer(rows), _size(rows), pointer(slots)
-        moves = *map(pointer, pairs), ctypes.byref(num_in), ctypes.byref(num_out)
-        case = self._call("take", self._handle, *batch, *moves, returns=ctypes.c_int64)
+        room = *map(pointer, pairs), ctypes.byref(num_in), ctypes.byref(num_out)
+        case = self._call("take", self._handle, *batch, *room, returns=ctypes.c_int64)
         assert case >= 0, "allocate() got other rows than feed()"
         rows_in, slots_in = (part[: num_in.value].clone() for part in pairs[:2])
         rows_out, slots_out = (part[: num_out.value].clone() for part in pairs[2:])
-        bypasses = case == _BYPASSES_CACHE
-        return (
-            slots,
-            Moves(rows_in, slots_in, rows_out, slots_out, bypasses),
-            case in (_DRAINED, _BYPASSES_CACHE),
-        )
+        moves = Moves(rows_in, slots_in, rows_out, slots_out, case == _BYPASSES_CACHE)
+        return slots, moves, case in (_DRAINED, _BYPASSES_CACHE)
 
     def _buffers_for(self, num_rows: int) -> list[Tensor]:
         """Memory for rows and slots, reused by every batch: fresh memory costs more than they do."""

@@ -7,7 +7,6 @@ random ids beside the model that it was made of, and is refused where the two di
 from __future__ import annotations
 
 import copy
-import dataclasses
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,9 @@ from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.checkpoint import files
-from hotrows.checkpoint.files import FileSum
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.runtime.atomic_files import link_or_copy
+from hotrows.runtime.file_sums import FileSum, sum_of
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import MISSING_KEY, Schema, is_list
 from hotrows.serving import table_rows
@@ -36,7 +35,6 @@ from hotrows.serving.bundle import (
     StoredLoss,
     StoredTable,
     fields_of,
-    files_of,
     keys_file,
     table_file,
 )
@@ -52,9 +50,7 @@ from hotrows.train.shared_program import SharedModel, shared_program
 
 Progress = Callable[[str, int, int], None]
 _SAMPLES, _LONGEST = 128, 6  # of the ids that a new bundle is compared on
-_TOLERANCE = (
-    1e-3  # for other results than rounding gives: the comparison of tests is a thousand times finer
-)
+_TOLERANCE = 1e-3  # for other results than rounding gives; tests compare a thousand times finer
 
 
 @dataclass(frozen=True)
@@ -101,7 +97,7 @@ def write_bundle(
         done += rows
         progress("exporting", done, sum(num_rows.values()))
     keys = tuple(_write_keys(folder, embedding.dynamic)) if embedding.dynamic else ()
-    sums |= {stored.file: files.sum_of(folder / stored.file) for stored in keys}
+    sums |= {stored.file: sum_of(folder / stored.file) for stored in keys}
     sums |= _copy_encoders(run, folder)
     histories = getattr(model, "histories", ())
     bundle = Bundle(
@@ -115,7 +111,7 @@ def write_bundle(
             label: StoredLoss(str(loss), loss.link)
             for label, loss in zip(recommender.labels, recommender.losses, strict=True)
         },
-        files=files_of({name: dataclasses.asdict(of_file) for name, of_file in sums.items()}),
+        files=sums,
         keys=keys,
         shared=form.shared,
         shared_program=SHARED_PROGRAMS[kind] if form.shared else "",
@@ -251,7 +247,7 @@ def _copy_encoders(run: Path, folder: Path) -> dict[str, FileSum]:
         name = f"{ENCODERS}/{file.relative_to(source).as_posix()}"
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         link_or_copy(file, folder / name)
-        sums[name] = files.sum_of(folder / name)
+        sums[name] = sum_of(folder / name)
     return sums
 
 

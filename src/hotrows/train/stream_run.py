@@ -198,9 +198,16 @@ class OnStream:
         repeat: the folder of a run whose batches are made again, of the same events.
         verbose, callbacks: see `Trainer.fit`.
         """
-        how: dict[str, Any] = {"on_alarm": on_alarm, "repeat": repeat, "callbacks": callbacks}
-        window = self.checkpoints.window
-        with StreamRun(self.run, self.steps, source, stream, **how, window=window) as running:
+        with StreamRun(
+            self.run,
+            self.steps,
+            source,
+            stream,
+            on_alarm=on_alarm,
+            repeat=repeat,
+            window=self.checkpoints.window,
+            callbacks=callbacks,
+        ) as running:
             self._stream, self.checkpoints.open_window = running, running.window.tensors
             self.checkpoints.window = {}
             try:
