@@ -167,7 +167,7 @@ _FIELDS = tuple(field.name for field in dataclasses.fields(Bundle) if field.name
 
 def _check(bundle: Bundle) -> None:
     tables = {table.name: table for table in bundle.tables}
-    files = {bundle.program, *(stored.file for stored in (*bundle.tables, *bundle.keys))}
+    files = {bundle.program, *(t.file for t in bundle.tables), *(k.file for k in bundle.keys)}
     files |= {bundle.shared_program} if bundle.shared else set()
     if bundle.program not in PROGRAMS.values() or not files <= set(bundle.files):
         raise ValueError(f"expected files that it lists, found {sorted(files - set(bundle.files))}")
