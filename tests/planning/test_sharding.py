@@ -13,7 +13,6 @@ from hotrows.planning.sharding import (
     Placement,
     Sharding,
     by_rows,
-    by_table,
     columns_of,
     replicated,
     uniform,
@@ -28,7 +27,7 @@ def test_ids_are_dealt_like_cards_behind_the_hot_ones():
 
 
 def test_a_table_on_one_rank_is_whole_there():
-    sharding = Sharding(2, (3, 4), (by_table(1), by_table(0)))
+    sharding = Sharding(2, (3, 4), (by_rows(1, 1), by_rows(1, 0)))
     assert [[list(piece.ids) for piece in sharding.slices(rank)] for rank in (0, 1)] == [
         [[0, 1, 2, 3]],
         [[0, 1, 2]],
@@ -63,7 +62,7 @@ def test_a_giant_table_is_dealt_over_as_many_ranks_as_it_is_shares():
         Table(name, rows, 4, (name,)) for name, rows in zip("abcd", (500, 300, 140, 60), strict=True)
     ]
     placements = uniform("tables", tables, 4)
-    assert placements == {"a": by_rows(2), "b": by_rows(2, 2), "c": by_table(2), "d": by_table(3)}
+    assert placements == {"a": by_rows(2), "b": by_rows(2, 2), "c": by_rows(1, 2), "d": by_rows(1, 3)}
     sharding = Sharding(4, (500, 300, 140, 60), tuple(placements[name] for name in "abcd"))
     held = [sum(piece.num_rows for piece in sharding.slices(rank)) for rank in range(4)]
     assert held == [250, 250, 290, 210]

@@ -76,13 +76,8 @@ class Placement:
 
 
 def by_rows(num_ranks: int, first_rank: int = 0) -> Placement:
-    """Ids dealt over all ranks."""
+    """Ids dealt over so many ranks from the first on; over one rank, the whole table is there."""
     return Placement(num_ranks=num_ranks, first_rank=first_rank)
-
-
-def by_table(rank: int) -> Placement:
-    """The whole table on one rank."""
-    return Placement(first_rank=rank)
 
 
 def replicated(rows: int) -> Placement:
