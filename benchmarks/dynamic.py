@@ -271,10 +271,11 @@ def _of_whole_seeds(figures: list[dict]) -> list[dict]:
     return [f for f in figures if sum(other["seed"] == f["seed"] for other in figures) == len(ARMS)]
 
 
-def closed(figures: list[dict], share: float) -> float:
-    """How much of the gap between lru and unlimited looking forward closes."""
+def closed(figures: list[dict], share: float) -> str:
+    """How much of the gap between lru and unlimited looking forward closes, where there is one."""
     lru, ahead = (mean(_aucs(figures, way, share)) for way in ("lru", "ahead"))
-    return (ahead - lru) / (mean(_aucs(figures, "unlimited", 1.0)) - lru)
+    gap = mean(_aucs(figures, "unlimited", 1.0)) - lru
+    return f"{(ahead - lru) / gap:.0%}" if gap > 0.001 else "no gap"
 
 
 def write_page() -> None:
@@ -292,7 +293,7 @@ def write_page() -> None:
             [
                 f"{share:.0%}",
                 *(_cell(figures, way, share) for way in (*WAYS, "hashing")),
-                f"{closed(figures, share):.0%}",
+                closed(figures, share),
             ]
             for share in SHARES
         ]
