@@ -32,8 +32,9 @@ class EvictionOrder {
     return a.row < b.row;
   }
 
-  // Takes the row that goes first, if it comes before `limit`. weigh(row, &leaving) says what a row
-  // weighs, or false where it may not go; weigh.prefetch(row) comes before. most: no row that may go comes after it.
+  // Takes the row that goes first, if it comes before `limit`. weigh(row, &leaving) says what a row weighs, or
+  // false where it may not go; weigh.is_after(row, bound): that it does not come before `bound`, where that is
+  // quick to say; weigh.prefetch(row). most: no row that may go comes after it.
   template <class Weigh>
   bool next(Weigh weigh, uint32_t num_rows, const Leaving& limit, const Leaving& most, Leaving* leaving) {
     while (true) {
@@ -55,7 +56,7 @@ class EvictionOrder {
   void prepare(Weigh weigh, uint32_t num_rows, int64_t pace, bool keeps_some, const Leaving& needed,
                const Leaving& least, const Leaving& most) {
     const int64_t share = share_of(num_rows);
-    if (num_pushed_ > num_rows / 4 + kFew || 2 * num_stale_ > num_items_ + kFew) clear();
+    if (num_pushed_ > num_rows / 4 + kFew) clear();
     const bool lacks =
         (keeps_some && num_items_ - num_stale_ < share * 3 / 4) || (before(lowest(), needed) && !is_below(needed, bound_));
     if (!is_scanning_ && lacks) start(weigh, num_rows, least, most);
@@ -72,8 +73,16 @@ class EvictionOrder {
   // Whether a row that is read or new must be pushed.
   bool collects(const Leaving& row) const { return is_scanning_ ? is_below(row, next_) : is_below(row, bound_); }
 
-  // Notes that a row which came before the bound, as `was`, has been read.
-  void note_read(const Leaving& was, int64_t count) { num_stale_ += is_below(was, bound_) ? count : 0; }
+  // Whether a row that was as `was`, and has been read, had been collected.
+  bool had_collected(const Leaving& was) const { return is_below(was, bound_); }
+
+  // Notes that about so many collected rows have been read.
+  void note_stale(int64_t count) { num_stale_ += count; }
+
+  // Begins anew where most of what was collected has been read since, which would be skipped all at once.
+  void forget_stale() {
+    if (2 * num_stale_ > num_items_ + kFew) clear();
+  }
 
   void push(std::vector<Leaving> run) {
     num_pushed_ += static_cast<int64_t>(run.size());
@@ -95,7 +104,7 @@ class EvictionOrder {
  private:
   static constexpr int64_t kSample = 1024;
   static constexpr uint32_t kShare = 32;
-  static constexpr size_t kAhead = 4;       // rows of a run that are prefetched
+  static constexpr size_t kAhead = 4;      // rows of a run that are prefetched
   static constexpr int64_t kShortest = 8;  // rows scanned for each one that is collected, at least
 
   struct Head {
@@ -180,7 +189,8 @@ class EvictionOrder {
     const size_t most = static_cast<size_t>(count / kShortest);
     for (; cursor_ < end && run.size() <= most; ++cursor_) {
       Leaving leaving;
-      if (weigh(cursor_, &leaving) && before(leaving, next_) && !is_below(leaving, bound_)) run.push_back(leaving);
+      if (weigh.is_after(cursor_, next_) || !weigh(cursor_, &leaving)) continue;
+      if (before(leaving, next_) && !is_below(leaving, bound_)) run.push_back(leaving);
     }
     add(std::move(run));
     if (cursor_ < end_) return;

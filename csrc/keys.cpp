@@ -55,6 +55,7 @@ struct Point {
 
 constexpr uint32_t kRead = 16, kMostCounted = UINT32_MAX;
 constexpr int64_t kNear = 16;
+constexpr int64_t kLeastExponent = 1 << 30;
 
 // What undoes a batch. touched: rows as they were before it read them.
 struct Journal {
@@ -341,12 +342,17 @@ class KeyTable {
     row.extra = static_cast<uint32_t>(std::min<int64_t>(int64_t{row.extra} + kRead * reads, kMostCounted));
   }
 
-  uint64_t epoch(uint32_t last_use) const {
-    return s_.limit ? static_cast<uint64_t>(resolved_ - static_cast<int64_t>(now_ - last_use)) / s_.limit : 0;
+  // How often reads had halved in weight when a row was last used: batches / limit, rounded down. Keys that a
+  // table began with were used before batch 0.
+  int64_t epoch(uint32_t last_use) const {
+    if (s_.limit == 0) return 0;
+    const int64_t batch = resolved_ - static_cast<int64_t>(now_ - last_use);
+    if (batch < 0) return -((s_.limit - 1 - batch) / s_.limit);
+    return s_.limit == 1 ? batch : static_cast<int64_t>(static_cast<unsigned __int128>(batch) * inverse_ >> 64);
   }
 
   uint32_t decayed(const Row& row) const {
-    const uint64_t halvings = s_.limit ? epoch(now_) - epoch(row.last_use) : 0;
+    const int64_t halvings = epoch(now_) - epoch(row.last_use);
     return halvings < 32 ? row.extra >> halvings : 0;
   }
 
@@ -420,16 +426,20 @@ class KeyTable {
     return true;
   }
 
-  // reads * 2^epoch: exponent, then mantissa.
+  // reads * 2^epoch: exponent, from 0 up, then mantissa.
   uint64_t weight(const Row& row) const {
     if (row.extra == 0) return 0;
     const int zeros = __builtin_clz(row.extra);
-    return (epoch(row.last_use) + static_cast<uint64_t>(32 - zeros)) << 32 | row.extra << zeros;
+    return static_cast<uint64_t>(epoch(row.last_use) + 32 - zeros + kLeastExponent) << 32 | row.extra << zeros;
   }
 
   struct Weigher {
     const KeyTable* table;
     bool operator()(uint32_t place, Leaving* leaving) const { return table->weigh(place, leaving); }
+    bool is_after(uint32_t place, const Leaving& bound) const {
+      return table->s_.eviction != kLfu &&
+             table->now_ - table->rows_[place].last_use < table->now_ - bound.last_use;
+    }
     void prefetch(uint32_t place) const { hotrows::prefetch(&table->rows_[place]); }
   };
 
@@ -542,9 +552,12 @@ class KeyTable {
       needed.last_use = static_cast<uint32_t>(std::min(oldest() + ahead / 2, resolved_));
       least.last_use = static_cast<uint32_t>(std::min(oldest() + ahead, resolved_));
     }
-    const int64_t pace = num_going * EvictionOrder::kRowsPerLeaving + EvictionOrder::kFew +
+    const int64_t stale = num_stale();
+    order_.note_stale(stale);
+    if (num_going == 0) order_.forget_stale();
+    const int64_t num_used = num_going + (num_going ? stale : 0);
+    const int64_t pace = num_used * EvictionOrder::kRowsPerLeaving + EvictionOrder::kFew +
                          (expires ? rows_.end() / std::max<int64_t>(ahead / 2, 1) : 0);
-    note_stale();
     order_.prepare(weigher(), rows_.end(), pace, is_full, needed, least, most());
     if (s_.eviction != kLfu) return;
     std::vector<Leaving> run;
@@ -557,15 +570,17 @@ class KeyTable {
     order_.push(std::move(run));
   }
 
-  // Estimates, of a few, how many of the rows read now had been collected.
-  void note_stale() {
+  // About how many of the rows read now had been collected: by one in eight.
+  int64_t num_stale() const {
     constexpr size_t kStride = 8;
-    const auto& touched = journal().touched;
+    int64_t num = 0;
+    const auto& touched = journals_.back().touched;
     for (size_t i = 0; i < touched.size(); i += kStride) {
       if (s_.eviction == kFarthest && touched[i].extra) continue;
       const Row was{0, touched[i].last_use, touched[i].extra};
-      order_.note_read({s_.eviction == kLfu ? weight(was) : 0, was.last_use, touched[i].row}, kStride);
+      num += order_.had_collected({s_.eviction == kLfu ? weight(was) : 0, was.last_use, touched[i].row});
     }
+    return num * static_cast<int64_t>(kStride);
   }
 
   struct Then {
@@ -596,6 +611,7 @@ class KeyTable {
   }
 
   const Settings s_;
+  const uint64_t inverse_ = s_.limit > 1 ? UINT64_MAX / static_cast<uint64_t>(s_.limit) + 1 : 0;  // of 2^64
   const int64_t first_id_;
   int64_t resolved_ = 0, windowed_ = 0;  // numbers of the next batches
   uint32_t now_ = 0;

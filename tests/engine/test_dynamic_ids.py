@@ -234,7 +234,7 @@ def test_what_dynamic_features_cannot_do_is_refused():
     tables = [Table("user", 500, 4, ("user",), optimizer=Adam(decay_by_count=True))]
     with pytest.raises(ValueError, match="decay_by_count needs the counts of ids"):
         Embedding(tables, dynamic=support.DynamicIds.of_schema(schema, tables))
-    dense = support.engine(schema, DenseAdam(weight_decay=0.1))
+    dense = support.engine(schema, DenseAdam(l2=0.1))
     with pytest.raises(ValueError, match="table 'user': a norm that is clipped counts the L2 terms"):
         dense.count_squares()
 

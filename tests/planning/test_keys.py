@@ -16,6 +16,7 @@ from hotrows.runtime import native
 LEAST, MOST = -(2**63), 2**63 - 1
 KINDS = [ReferenceKeyTable] if native.load() is None else [ReferenceKeyTable, NativeKeyTable]
 every_kind = pytest.mark.parametrize("kind", KINDS)
+needs_native = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 
 
 def ints(*numbers):
@@ -141,6 +142,23 @@ def test_reads_weigh_half_after_a_half_life(kind):
     batches = [(1,) * 5, (2,) * 3, (), (), (2,), (9,)]
     assert died(replay(kind(Dynamic(capacity=2, evict="lfu")), batches))[-1] == [2]
     assert died(replay(kind(Dynamic(capacity=2, evict="lfu:2")), batches))[-1] == [1]
+
+
+@needs_native
+@pytest.mark.parametrize("half_life", [1, 3, 7])
+def test_reads_of_keys_that_a_table_begins_with_halve_alike(half_life):
+    """These were last read in batches below 0."""
+    dynamic, numbers = Dynamic(capacity=12, evict=f"lfu:{half_life}"), torch.arange(12)
+    batches = [(100 + n, n % 12, n * n % 12, 100 + n // 2) for n in range(30)]
+    ends = []
+    for kind in KINDS:
+        table = kind(dynamic)
+        state = table.state() | {"keys": numbers, "ids": 3 + numbers, "last_use": -1 - numbers}
+        state["counts"] = 16 * (1 + numbers % 3)
+        state["counters"][2:4] = 12
+        table.load(state)
+        ends.append([in_full(resolved) for resolved in replay(table, batches)])
+    assert ends[0] == ends[1]
 
 
 @every_kind
@@ -347,9 +365,6 @@ def test_in_which_order_a_batch_lists_its_keys_does_not_matter(kind, dynamic, tr
     resolved = zip(replay(listed, batches, times), replay(other, shuffled, times), strict=True)
     assert all(in_full(a)[1:] == in_full(b)[1:] for a, b in resolved)
     assert plain(listed.state()) == plain(other.state())
-
-
-needs_native = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 
 
 @needs_native

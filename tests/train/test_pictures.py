@@ -72,6 +72,28 @@ def test_skew_is_drawn(tmp_path, vocabularies):
     assert picture.read_bytes().startswith(PNG)
 
 
+def test_births_and_deaths_of_keys_are_drawn_a_step(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    drawn, save = [], figures.save
+    monkeypatch.setattr(
+        figures, "save", lambda figure, path: [drawn.append(figure), save(figure, path)][1]
+    )
+    counts = [(10, 100, 0), (30, 300, 40), (40, 300, 90)]
+    lines = [
+        {"kind": "train", "step": step, "keys": {"item": {"live": a - e, "admitted": a, "evicted": e}}}
+        for step, a, e in counts
+    ]
+    run = run_with(tmp_path / "run")
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert pictures.draw_keys(run, tmp_path / "keys.png").read_bytes().startswith(PNG)
+    axes = {axes.get_title(loc="left"): list(axes.lines[0].get_ydata()) for axes in drawn[0].axes}
+    expected = {"Live keys": [100, 260, 210], "Births a step": [10, 10, 0], "Deaths a step": [0, 2, 5]}
+    assert axes == expected
+    (run / "metrics.jsonl").write_text("")
+    with pytest.raises(ValueError, match="its log has no keys to draw"):
+        pictures.draw_keys(run, tmp_path / "none.png")
+
+
 def test_a_run_without_a_step_has_no_picture(tmp_path):
     assert pictures.draw_run(tmp_path) is None
 

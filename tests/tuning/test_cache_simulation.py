@@ -11,7 +11,7 @@ from hotrows.data import Loader
 from hotrows.datasets import schemas, synthetic
 from hotrows.dynamic import Dynamic
 from hotrows.planning.policy import LRU, Newest
-from hotrows.schema import Schema, Sparse
+from hotrows.schema import Dense, Schema, Sparse
 from hotrows.tuning.cache_simulation import POLICIES, simulate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -116,6 +116,7 @@ def test_keys_that_are_all_live_are_read_as_ids_are(encoded, tmp_path):
     """The values of a feature as keys and as ids: what a cache misses, whatever numbers rows have."""
     rows = {
         "label": [0, 1] * 500,
+        "n": [0.5, 1.0] * 500,
         "a": [n * n % 97 for n in range(1000)],
         "b": [n % 60 for n in range(1000)],
     }
@@ -126,7 +127,7 @@ def test_keys_that_are_all_live_are_read_as_ids_are(encoded, tmp_path):
         Dynamic(capacity=20, evict="lru"),
         Dynamic(),
     ):
-        schema = Schema((Sparse("a", dynamic=dynamic), Sparse("b")), name="keys")
+        schema = Schema((Dense("n"), Sparse("a", dynamic=dynamic), Sparse("b")), name="keys")
         of_both.append(data.prepare(rows, schema, tmp_path / f"{len(of_both)}", split="position:1,0,0"))
     how = {"model": "dlrm", "model_options": {"dim": 4}, "batch_size": 50, "policies": {"lru": LRU}}
     static, keys, few = (simulate(d, fast_memory=[40 * STRIDE], **how) for d in of_both[:3])

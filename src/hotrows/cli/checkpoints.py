@@ -11,6 +11,7 @@ import click
 
 from hotrows.cli.options import (
     COUNT,
+    FILE,
     FOLDER,
     bar,
     command,
@@ -131,11 +132,12 @@ def export_command(place: Path, out: Path, which: str, state: bool) -> None:
     click.echo(f"{out}: {len(list((out / 'tables').iterdir())):,} tables, {_size(out)}")
 
 
-@command("tables", "hotrows tables runs/a", "hotrows tables runs/a --json")
+@command("tables", "hotrows tables runs/a", "hotrows tables runs/a --picture keys.png")
 @click.argument("place", metavar="RUN", type=FOLDER)
 @_WHICH
+@click.option("--picture", type=FILE, help="Draw births and deaths of keys over steps into this PNG.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
-def tables_command(place: Path, which: str, as_json: bool) -> None:
+def tables_command(place: Path, which: str, picture: Path | None, as_json: bool) -> None:
     """Show the tables of a run, and its keys.
 
     Of each table its rows and bytes; of dynamic features the keys that have a row, how many got and lost
@@ -146,6 +148,11 @@ def tables_command(place: Path, which: str, as_json: bool) -> None:
 
     folder = _folder(place, which)
     tables, keys = checkpoint.summary(folder)["tables"], checkpoint.key_tables(folder)
+    drawn = None
+    if picture is not None:
+        from hotrows.train import pictures
+
+        drawn = pictures.draw_keys(place, picture)
     if as_json:
         click.echo(json.dumps({"tables": tables, "keys": keys}, indent=2))
         return
@@ -154,6 +161,8 @@ def tables_command(place: Path, which: str, as_json: bool) -> None:
     if keys:
         click.echo()
         print_table(_keys(keys))
+    if drawn:
+        click.echo(drawn)
 
 
 def _keys(key_tables: list[dict[str, Any]]) -> Table:

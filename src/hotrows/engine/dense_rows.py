@@ -182,30 +182,37 @@ class DenseRows:
         self._begin_at(self.now)
         return changed
 
-    def begin_rows(self, p: int, records: UInt8[Tensor, "U _"]) -> None:
+    def begun(self, p: int, records: UInt8[Tensor, "U _"]) -> UInt8[Tensor, "U _"]:
         """Makes new records of pack p, which stand for new keys, miss the steps from here on alone."""
         if p in self._packs:
             last = self._target(p, records).last
             last.fill_(self.now)
+        return records
 
     def _chunks(
         self, group: Group, stores: Stores, cache: Cache | None, num_ids: Mapping[str, int] | None = None
     ) -> Iterator[tuple[int, Tensor, Tensor | None, dict[int, Tensor]]]:
         """Yields adjacent rows of a slice, some at a time: the slice, its rows, of a cached group a copy
         of its records, and the records of each pack under a dense optimizer."""
-        packs, shard = [p for p in group.packs if p in self], self._shards[group.packs[0]]
-        for k, piece in enumerate(shard.slices if packs else ()):
-            limit = (num_ids or {}).get(shard.tables[piece.table].name, piece.ids.stop)
-            old = range(piece.first_id, min(limit, piece.ids.stop), piece.id_step)
-            for begin, end in chunks(len(old)):
-                rows = torch.arange(piece.first_row + begin, piece.first_row + end)
+        packs = [p for p in group.packs if p in self]
+        for k, span in enumerate(self.spans(group, num_ids or {}) if packs else ()):
+            for begin, end in chunks(len(span)):
+                part = slice(span.start + begin, span.start + end)
+                rows = torch.arange(part.start, part.stop)
                 if cache is None:
-                    first, stop = piece.first_row + begin, piece.first_row + end
-                    yield k, rows, None, {p: stores[p].records[first:stop] for p in packs}
+                    yield k, rows, None, {p: stores[p].records[part] for p in packs}
                     continue
                 records = cache.read(rows)
                 parts = zip(group.packs, cache.of_packs(records), strict=True)
                 yield k, rows, records, {p: part for p, part in parts if p in packs}
+
+    def spans(self, group: Group, num_ids: Mapping[str, int]) -> Iterator[range]:
+        """Yields the rows of each slice of a table; num_ids: by table, only those of ids below it."""
+        shard = self._shards[group.packs[0]]
+        for piece in shard.slices:
+            end = min(num_ids.get(shard.tables[piece.table].name, piece.ids.stop), piece.ids.stop)
+            num_rows = len(range(piece.first_id, end, piece.id_step))
+            yield range(piece.first_row, piece.first_row + num_rows)
 
     # ---- sums of squared weights, for L2 terms in a clipped norm
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from hotrows.batch import Batch, NewIds, samples
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.dynamic import Dynamic
-from hotrows.optim import RowOptimizer
+from hotrows.optim import DenseRowOptimizer, RowOptimizer
 from hotrows.planning.crosses import append_crosses
 from hotrows.planning.key_partitions import KeyPartitions, SentKeys, Vocabulary
 from hotrows.schema import MISSING, MISSING_KEY, Schema, vocabulary_of
@@ -88,11 +88,11 @@ class DynamicIds:
     def check_squares(self, tables: Sequence[Table]) -> None:
         """Raises ValueError where L2 terms would be counted of rows that stand for no key."""
         for table in tables:
-            if getattr(table.optimizer, "l2", 0.0) and set(table.features) & set(self.features):
+            has_l2 = isinstance(table.optimizer, DenseRowOptimizer) and table.optimizer.l2
+            if has_l2 and set(table.features) & set(self.features):
                 raise ValueError(
                     f"table {table.name!r}: a norm that is clipped counts the L2 terms of all rows, and "
-                    f"those of dynamic features come and go: leave out the clipping, or the optimizer's "
-                    f"decay"
+                    f"those of dynamic features come and go: leave out the clipping, or l2"
                 )
 
     # ---- training

@@ -190,9 +190,8 @@ class PackedTables:
             if not len(host.rows):
                 continue
             packs = self.groups[g].packs
-            records = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
-            for p, of_pack in zip(packs, records, strict=True):
-                self.dense_rows.begin_rows(p, of_pack)
+            made = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
+            records = [self.dense_rows.begun(p, of_pack) for p, of_pack in zip(packs, made, strict=True)]
             self._note_rows(g, host.rows)
             if not self._is_resident(plan, g):
                 assert self._read_through is not None
@@ -331,15 +330,15 @@ class PackedTables:
 
     # ---- all rows; the pipeline is paused
 
-    def catch_up(self, num_ids: Mapping[str, int]) -> None:
+    def catch_up(self, num_ids: Mapping[str, int] | None = None) -> None:
         """Lets every row under a dense optimizer make the steps that it missed, and forgets these.
 
         num_ids: see `DenseRows.catch_up_tables`.
         """
         caches = [cached.cache for cached in self.cached.groups] if self.cached else []
-        for g in self.dense_rows.catch_up_tables(self.groups, self.stores, caches, num_ids):
-            if self.touched:
-                self.touched[g].fill_(True)
+        for g in self.dense_rows.catch_up_tables(self.groups, self.stores, caches, num_ids or {}):
+            for span in self.dense_rows.spans(self.groups[g], num_ids or {}) if self.touched else ():
+                self.touched[g][span.start : span.stop] = True
 
     def weights(self, table: str) -> Float[Tensor, "rows D"]:
         """The weights of a table as stored, where they are in host memory a view of the records, else a

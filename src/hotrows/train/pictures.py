@@ -116,6 +116,40 @@ def draw_skew(description: Description, picture: Path) -> Path | None:
         return figures.save(figure, picture)
 
 
+def draw_keys(run: Path, picture: Path) -> Path | None:
+    """Draws how keys of a run's dynamic features came and went: live ones, births and deaths a step."""
+    records = [r for r in metrics_log.read_metrics(run) if r["kind"] == "train" and r.get("keys")]
+    if not records:
+        raise ValueError(
+            f"{run}: its log has no keys to draw: no feature is dynamic, or no step was logged so far"
+        )
+    figure = figures.new_figure(12.5, 4.2)
+    if figure is None:
+        return None
+    steps, lengths = [r["step"] for r in records], _lengths([r["step"] for r in records])
+    panels = {"live": "Live keys", "admitted": "Births a step", "evicted": "Deaths a step"}
+    with figures.style():
+        for axes, (count, title) in zip(figure.subplots(1, 3), panels.items(), strict=True):
+            for name, color in zip(records[-1]["keys"], (BLUE, ORANGE, GREEN, INK), strict=False):
+                counts = [r["keys"].get(name, {}).get(count, 0) for r in records]
+                shown = counts if count == "live" else np.diff(counts, prepend=0) / lengths
+                axes.plot(steps, shown, color=color, label=name)
+            axes.set_title(title)
+            axes.set_xlim(0, steps[-1] * 1.02)
+            axes.set_ylim(bottom=0)
+            axes.xaxis.set_major_formatter(short)
+            axes.yaxis.set_major_formatter(short)
+            axes.set_xlabel("step")
+        figure.axes[0].legend()
+        figures.set_title(figure, *_run_title(run))
+        return figures.save(figure, picture)
+
+
+def _lengths(steps: list[int]) -> np.ndarray:
+    """The number of steps that each record of a log is about."""
+    return np.maximum(np.diff(steps, prepend=0), 1)
+
+
 def _drawn(evaluations: list[dict]) -> list[str]:
     """Two metrics to draw, the second of which decides; of several labels those that decide of each."""
     last = evaluations[-1] if evaluations else {}
