@@ -180,8 +180,8 @@ def _sharing(request: Request, bundle: Bundle, schema: Schema) -> tuple[Request,
         all_rows[0][name] = np.tile(ids, request.size)
         all_rows[1][name] = None if ends is None else np.arange(request.size + 1) * len(ids)
     for cross in bundle.crosses:
-        for ids, _ in (once, all_rows):
-            ids[cross.name] = bucket_of([ids[name] for name in cross.features], cross.rows)
+        for of_rows, _ in (once, all_rows):
+            of_rows[cross.name] = bucket_of([of_rows[name] for name in cross.features], cross.rows)
     shared = frozenset(bundle.shared)
     return Request(request.size, *once, dense, shared), Request(request.size, *all_rows, dense)
 

@@ -107,9 +107,10 @@ def onnx_program(plain: nn.Module, program: torch.export.ExportedProgram) -> Any
     except Exception as error:
         raise ValueError(f"{name} is not taken by torch.onnx: {_line(error)}; {_KNOWN}") from error
     names = [entry.name for entry in plain.inputs]
-    for value, name in zip(onnx_model.model.graph.inputs, names, strict=True):
+    graph: Any = onnx_model.model.graph
+    for value, name in zip(graph.inputs, names, strict=True):
         value.name = name
-    onnx_model.model.graph.outputs[0].name = "logits"
+    graph.outputs[0].name = "logits"
     onnx.checker.check_model(onnx_model.model_proto)
     return onnx_model.model_proto
 

@@ -272,6 +272,7 @@ class Publisher(Callback):
         version = version_at(self.folder, trust=True)
         self._mark(trainer.embedding, dict(_differences(trainer.embedding, version)))
         for name, changed in self._keys.items():
+            assert trainer.embedding.dynamic is not None  # since there are such tables
             ids, keys = (tensor.numpy() for tensor in trainer.embedding.dynamic.keys.live(name))
             changed.add(version.keys[name].pairs()[0], GONE)
             changed.add(keys, ids)

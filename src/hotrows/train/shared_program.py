@@ -183,9 +183,9 @@ class _Run:
         if special is not None:
             return special
         if any(isinstance(leaf, _Each | _Both) for leaf in leaves):
-            result = node.target(*self._all_each(arguments), **self._all_each(named))
+            result = _call(node, self._all_each(arguments), self._all_each(named))
             return pytree.tree_map_only(Tensor, _Each, result)
-        result = node.target(*_all_once(arguments), **_all_once(named))
+        result = _call(node, _all_once(arguments), _all_once(named))
         if not any(isinstance(leaf, _Once) for leaf in leaves):
             return result  # of parameters alone
         places = pytree.tree_map(self._place, node.meta["val"])
@@ -207,16 +207,16 @@ class _Run:
     def _of_sizes(self, node: fx.Node, arguments: Any, named: Any, leaves: Sequence[Any]) -> Any:
         """What follows from sizes alone: another size, or a tensor of this shape."""
         if not any(isinstance(leaf, _Size) for leaf in leaves):
-            return node.target(*arguments, **named)
+            return _call(node, arguments, named)
         if isinstance(node.meta.get("val"), Tensor):
             if node.target in _CREATING:  # of equal values
-                tensor = node.target(*_all_once(arguments), **_all_once(named))
+                tensor = _call(node, _all_once(arguments), _all_once(named))
                 return _Once(tensor, self._place(node.meta["val"]))
-            return _Each(node.target(*self._all_each(arguments), **self._all_each(named)))
-        by_sample = node.target(*self._all_each(arguments), **self._all_each(named))
+            return _Each(_call(node, self._all_each(arguments), self._all_each(named)))
+        by_sample = _call(node, self._all_each(arguments), self._all_each(named))
         if any(isinstance(leaf, _Size) and leaf.once is None for leaf in leaves):
             return _Size(by_sample, None)
-        return _Size(by_sample, node.target(*_all_once(arguments), **_all_once(named)))
+        return _Size(by_sample, _call(node, _all_once(arguments), _all_once(named)))
 
     def _side_by_side(self, node: fx.Node, arguments: Any, leaves: Sequence[Any]) -> Any:
         """What keeps values of one sample and of B apart: None where they are to be repeated."""
@@ -234,7 +234,7 @@ class _Run:
             bias = arguments[2] if len(arguments) > 2 else None
             once = nn.functional.linear(both.once, of_once, bias)
             return _Each(nn.functional.linear(both.by_sample, of_each) + once)
-        shape = getattr(node.meta["val"], "shape", ())
+        shape: Sequence[Any] = getattr(node.meta["val"], "shape", ())
         is_flat = len(shape) == 2 and self._has_samples(shape[0]) and shape[0].node.expr == self._symbol
         if node.target in _FLATTENING and both.once.dim() == 3 and is_flat:
             dim = both.once.shape[2]
@@ -310,7 +310,12 @@ def _cat(pieces: Sequence[Any]) -> _Both:
     return _Both(torch.cat(once, 1), torch.cat(by_sample, 1), tuple(columns))
 
 
-def _width(piece: Any, kind: type) -> int:
+def _call(node: fx.Node, arguments: Any, named: Any) -> Any:
+    target: Any = node.target
+    return target(*arguments, **named)
+
+
+def _width(piece: Any, kind: type[_Once | _Each]) -> int:
     if isinstance(piece, _Both):
         return (piece.once if kind is _Once else piece.by_sample).shape[1]
     return piece.tensor.shape[1] if isinstance(piece, kind) else 0
