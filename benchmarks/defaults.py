@@ -27,7 +27,7 @@ from hotrows.metrics import Metrics
 from hotrows.train import Trainer
 
 NAME, QUESTION = "defaults", __doc__.splitlines()[0]
-REFERENCE = "one-hot"
+REFERENCE, SCIKIT_LEARN = "one-hot", "scikit-learn"
 MODELS = ("lr", "fm", "dnn", "deepfm", "dcnv2")
 SEQUENCE_MODELS = ("din", "dien")
 WITH_HISTORY = ("movielens", "taobao")
@@ -54,11 +54,13 @@ def main() -> None:
 def _figures(name: str, model: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
     data = defaults_data.load(name, seed, args.raw)
     begin = time.perf_counter()
-    if model == REFERENCE:
-        metrics, strength = one_hot.fitted(data)
+    if model in (REFERENCE, SCIKIT_LEARN):
+        fit = one_hot.fitted if model == REFERENCE else one_hot.fitted_by_scikit_learn
+        metrics, strength = fit(data)
         return {**_of(metrics), "strength": strength, "seconds": _since(begin)}
     changes = {key: json.loads(value) for key, value in (text.split("=", 1) for text in args.config)}
-    config = TrainConfig.from_fields({"model": model, "seed": seed, **changes})
+    settings = {"model": model, "seed": seed, "plan_depth": 0, **changes}  # 0 changes no bit
+    config = TrainConfig.from_fields(settings)
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(data, config, Path(folder) / "run")
         result = trainer.fit()

@@ -19,8 +19,10 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -67,14 +69,13 @@ def measure(
         "--publish", str(published), "--publish-every", publish, "--linear-paths", "plain",
     ]  # fmt: skip
     serve = [*hotrows, "serve", "--follow", str(published), "--port", str(port)]
-    said = open(folder / "said", "w")  # noqa: SIM115
-    trainer = subprocess.Popen(train, stdout=said, stderr=said)
-    server = None
-    try:
+    with ExitStack() as stack:
+        said = stack.enter_context(open(folder / "said", "w"))
+        trainer = stack.enter_context(_process(train, said))
         while not any(published.glob("base-*[0-9]")):
             assert trainer.poll() is None, (folder / "said").read_text()[-3000:]
             time.sleep(0.1)
-        server = subprocess.Popen(serve, stdout=said, stderr=said)
+        stack.enter_context(_process(serve, said))
         wait_for(port)
         answers = Answers(port, published)
         appended = append(events, rate, seconds)
@@ -84,12 +85,16 @@ def measure(
             time.sleep(0.5)
         answers.close()
         times, trained = trained_by(answers, run)
-    finally:
-        for process in filter(None, (server, trainer)):
-            process.terminate()
-            process.wait()
-        said.close()
     return delays(appended, times, trained, seconds) | {"requests": answers.count}
+
+
+@contextmanager
+def _process(command: list[str], said: IO[str]) -> Iterator[subprocess.Popen]:
+    with subprocess.Popen(command, stdout=said, stderr=said) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 class Answers:
@@ -156,8 +161,10 @@ def delays(
     """Percentiles of the delay of events, and how many events a second were appended and trained."""
     begin = appended[0][1]
     places = np.searchsorted(trained, [count for count, _ in appended])  # the first that has them all
-    pairs = [(times[place] - moment if place < len(times) else np.inf, moment)
-             for place, (_, moment) in zip(places, appended, strict=True)]  # fmt: skip
+    pairs = [
+        (times[place] - moment if place < len(times) else np.inf, moment)
+        for place, (_, moment) in zip(places, appended, strict=True)
+    ]
     counted = np.array([delay for delay, moment in pairs if moment - begin > seconds / 3])
     took = appended[-1][1] - begin
     return {

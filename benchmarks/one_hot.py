@@ -35,25 +35,53 @@ class Design(NamedTuple):
 
 def fitted(data: EncodedData) -> tuple[Metrics, float]:
     """Metrics on the test part, and the strength that the validation part chooses by log loss."""
-    first = np.cumsum([0, *(data.schema.rows_of(f.name) for f in data.schema.id_features)])
-    parts = {name: _design(part, first) for name, part in data.parts.items()}
-    train, validation, test = (parts[name] for name in ("train", "validation", "test"))
-    mean, deviation = train.dense.mean(0), train.dense.std(0, unbiased=False).clamp(min=1e-9)
-    train, validation, test = (
-        part._replace(dense=(part.dense - mean) / deviation) for part in (train, validation, test)
-    )
-    weights = torch.zeros(int(first[-1]) + train.dense.shape[1] + 1, dtype=torch.float64)
+    (train, validation, test), num_columns = _designs(data)
+    weights = torch.zeros(num_columns + train.dense.shape[1] + 1, dtype=torch.float64)
     rate = float(train.labels.mean())
     weights[-1] = math.log(rate / (1 - rate))
     best: tuple[float, float, Tensor] | None = None
     for strength in STRENGTHS:
-        weights = _fit(train, weights, strength, int(first[-1]))
-        loss = _loss(validation, weights, int(first[-1]))
+        weights = _fit(train, weights, strength, num_columns)
+        loss = _loss(validation.logits(weights, num_columns), validation)
         if best is None or loss < best[0]:
             best = loss, strength, weights
     assert best is not None
-    logits = test.logits(best[2], int(first[-1]))
-    return compute_metrics(logits.float(), test.labels.float(), None, test.groups), best[1]
+    return _metrics(test.logits(best[2], num_columns), test), best[1]
+
+
+def fitted_by_scikit_learn(data: EncodedData) -> tuple[Metrics, float]:
+    """What `fitted` says, of scikit-learn's LogisticRegression."""
+    from scipy.sparse import csr_matrix, hstack
+    from sklearn.linear_model import LogisticRegression
+
+    designs, num_columns = _designs(data)
+
+    def matrix(design: Design) -> csr_matrix:
+        places = design.samples.numpy(), design.columns.numpy()
+        shape = len(design.labels), num_columns
+        return hstack([csr_matrix((design.shares.numpy(), places), shape), design.dense.numpy()]).tocsr()
+
+    train, validation, test = map(matrix, designs)
+    outcomes = []
+    for strength in STRENGTHS:
+        model = LogisticRegression(C=1 / strength, max_iter=2000).fit(train, designs[0].labels.numpy())
+        logits = [torch.from_numpy(model.decision_function(x)) for x in (validation, test)]
+        outcomes.append((_loss(logits[0], designs[1]), -strength, logits[1]))
+    _, strength, logits = min(outcomes, key=lambda outcome: outcome[:2])
+    return _metrics(logits, designs[2]), -strength
+
+
+def _designs(data: EncodedData) -> tuple[list[Design], int]:
+    """Training, validation and test part, numbers scaled as in training; the number of ids."""
+    first = np.cumsum([0, *(data.schema.rows_of(f.name) for f in data.schema.id_features)])
+    designs = [_design(data.parts[name], first) for name in ("train", "validation", "test")]
+    dense = designs[0].dense
+    mean, deviation = dense.mean(0), dense.std(0, unbiased=False).clamp(min=1e-9)
+    return [d._replace(dense=(d.dense - mean) / deviation) for d in designs], int(first[-1])
+
+
+def _metrics(logits: Tensor, test: Design) -> Metrics:
+    return compute_metrics(logits.float(), test.labels.float(), None, test.groups)
 
 
 def _fit(train: Design, start: Tensor, strength: float, num_columns: int) -> Tensor:
@@ -75,8 +103,7 @@ def _fit(train: Design, start: Tensor, strength: float, num_columns: int) -> Ten
     return weights.detach()
 
 
-def _loss(part: Design, weights: Tensor, num_columns: int) -> float:
-    logits = part.logits(weights, num_columns)
+def _loss(logits: Tensor, part: Design) -> float:
     return float(functional.binary_cross_entropy_with_logits(logits, part.labels))
 
 

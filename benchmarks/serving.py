@@ -119,11 +119,13 @@ def table_of(model: str, rows: int, seed: int):
         offsets = pa.array(np.arange(rows + 1) * PAST, pa.int32())
         return pa.table(
             {
-                "click": click.astype(np.int8), "age": random.normal(40, 9, rows),
-                "user": random.integers(0, 50_000, rows), "item": item,
+                "click": click.astype(np.int8),
+                "age": random.normal(40, 9, rows),
+                "user": random.integers(0, 50_000, rows),
+                "item": item,
                 "history": pa.ListArray.from_arrays(offsets, pa.array(history.reshape(-1))),
             }
-        )  # fmt: skip
+        )
     ids = (random.zipf(1.2, (rows, 26)) % 20_000).astype(np.int64)
     signal = ((ids % 7 - 3) * np.linspace(0.4, 0, 26)).sum(1)
     click = random.random(rows) < 1 / (1 + np.exp(-signal))

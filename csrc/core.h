@@ -2,7 +2,7 @@
 //
 // The core is plain C symbols over plain pointers. It allocates nothing that outlives a call and keeps
 // no state, but for handles that their caller frees: slot maps (slots.cpp), key tables (keys.cpp), counts
-// of ids (counts.cpp), and indices and fetchers of record files (file.cpp).
+// of ids (counts.cpp), and indices and fetchers of record files (file_index.cpp, file_fetch.cpp).
 // It reports a failure by its return value. Floating-point results do not depend on the number of
 // threads or on the instruction set: loops are split by rows, never inside a sum, and contraction is
 // off.

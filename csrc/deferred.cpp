@@ -16,8 +16,8 @@
 #include <memory>
 #include <tuple>
 
+#include "deferred_rows.h"
 #include "replay.h"
-#include "runs.h"
 
 namespace {
 
@@ -27,109 +27,6 @@ constexpr int64_t kRowsOfBlock = 128;  // of an update or a read: the unit of wo
 constexpr int64_t kSweepRows = 1024;   // of a sweep, likewise: sorted at once
 constexpr int64_t kChunk = 1024;       // elements that are replayed from the first-level cache
 constexpr int64_t kSmall = 1 << 15;    // elements (times steps) below which a team of threads does not pay
-
-// One line of the caller's array; strides in bytes.
-struct Target {
-  uint8_t* weights;
-  int64_t weights_stride;
-  uint8_t* states[2];  // null where there are fewer
-  int64_t states_stride;
-  uint8_t* lasts;
-  int64_t lasts_stride, num_rows;
-  Numbers steps;  // the first is of step `first`
-  int64_t first, now, first_decay;
-
-  template <class T>
-  T* weight(int64_t row) const {
-    return reinterpret_cast<T*>(weights + row * weights_stride);
-  }
-  template <class T>
-  T* state(int which, int64_t row) const {
-    return states[which] ? reinterpret_cast<T*>(states[which] + row * states_stride) : nullptr;
-  }
-  int32_t& last(int64_t row) const { return *reinterpret_cast<int32_t*>(lasts + row * lasts_stride); }
-  // The first step that a row has yet to make; `now` where it is up to date.
-  int64_t start(int64_t row) const {
-    const int64_t been = last(row);
-    return std::min(now, std::max(first, been < 0 ? first_decay : been));
-  }
-};
-static_assert(sizeof(Target) == 12 * sizeof(int64_t), "as in ops/deferred.py");
-
-// Rows of a call, by target: those of target t are slots[bounds[t]] .. slots[bounds[t + 1] - 1].
-struct Rows {
-  const Target* targets;
-  int64_t num_targets;
-  const int64_t* slots;
-  const int64_t* bounds;
-
-  int64_t begin() const { return bounds[0]; }
-  int64_t end() const { return bounds[num_targets]; }
-};
-
-struct Block {
-  int64_t target, begin, end;
-};
-
-// Each target's range cut into blocks of at most `size`.
-template <class Range>
-std::vector<Block> blocks_of(int64_t num_targets, int64_t size, Range range) {
-  std::vector<Block> blocks;
-  for (int64_t t = 0; t < num_targets; ++t) {
-    const auto [begin, end] = range(t);
-    for (int64_t at = begin; at < end; at += size) blocks.push_back({t, at, std::min(end, at + size)});
-  }
-  return blocks;
-}
-
-template <class T>
-double sum_of_squares(const T* w, int64_t dim) {
-  typedef T Eight __attribute__((vector_size(8 * sizeof(T))));
-  typedef double Sums __attribute__((vector_size(64)));
-  Sums sums = {};
-  for (int64_t d = 0; d < dim; d += 8) {
-    Eight part = {};
-    if (d + 8 <= dim)
-      std::memcpy(&part, w + d, sizeof part);
-    else
-      for (int64_t k = 0; d + k < dim; ++k) part[k] = w[d + k];
-    const Sums wide = __builtin_convertvector(part, Sums);
-    sums += wide * wide;
-  }
-  return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
-}
-
-void add_changes(const std::vector<Block>& blocks, const std::vector<double>& changes, double* squares) {
-  if (!squares) return;
-  for (size_t b = 0; b < blocks.size(); ++b) squares[blocks[b].target] += changes[b];
-}
-
-inline void prefetch_bytes(const void* from, int64_t size) {
-  if (!from) return;
-  const uint8_t* bytes = static_cast<const uint8_t*>(from);
-  for (int64_t at = 0; at < size; at += 64) prefetch_for_write(bytes + at);
-  prefetch_for_write(bytes + size - 1);
-}
-
-template <class T>
-void prefetch_row(const Target& target, int64_t row, int64_t dim) {
-  const int64_t size = dim * static_cast<int64_t>(sizeof(T));
-  prefetch_bytes(target.weight<T>(row), size);
-  for (int s = 0; s < 2; ++s) prefetch_bytes(target.state<T>(s, row), size);
-  prefetch_for_write(&target.last(row));
-}
-
-// Widths known when compiled keep a row in registers; 0 stands for any other.
-#define HOTROWS_FOR_WIDTH(dim, call) \
-  switch (dim) {                     \
-    case 1: call(1); break;          \
-    case 8: call(8); break;          \
-    case 16: call(16); break;        \
-    case 32: call(32); break;        \
-    case 64: call(64); break;        \
-    case 128: call(128); break;      \
-    default: call(0); break;         \
-  }
 
 // ---- catching up ----------------------------------------------------------------------------------
 
@@ -381,11 +278,7 @@ void collect(const Rows& rows, int64_t dim, T* __restrict out) {
     const Target& target = rows.targets[blocks[b].target];
     const int64_t end = rows.bounds[blocks[b].target + 1];
     for (int64_t u = blocks[b].begin; u < blocks[b].end; ++u) {
-      if (u + kAhead < end) {
-        const uint8_t* next = target.weights + rows.slots[u + kAhead] * target.weights_stride;
-        for (int64_t at = 0; at < size; at += 64) prefetch(next + at);
-        prefetch(next + size - 1);
-      }
+      if (u + kAhead < end) prefetch_bytes<false>(target.weight<T>(rows.slots[u + kAhead]), size);
       std::memcpy(out + u * width, target.weight<T>(rows.slots[u]), static_cast<size_t>(size));
     }
   }

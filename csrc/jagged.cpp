@@ -96,3 +96,29 @@ HOTROWS_API void hotrows_weighted_copies(const float* weights, const float* quer
       for (int64_t d = 0; d < D; ++d) out[n * D + d] = weights[n] * queries[b * D + d];
   });
 }
+
+// Each request's list of values, once for each of its samples: sample s of request r has a copy of
+// values[offsets[r]] .. values[offsets[r + 1] - 1]; those of request r begin at out[ends[r]].
+HOTROWS_API void hotrows_repeat_lists(const float* values, const int64_t* offsets, const int64_t* starts,
+                                      const int64_t* ends, int64_t R, int64_t D, float* out) {
+  each_sample(ends, R, [&](int64_t r) {
+    const int64_t size = (offsets[r + 1] - offsets[r]) * D;
+    float* to = out + ends[r] * D;
+    for (int64_t s = starts[r]; s < starts[r + 1]; ++s, to += size)
+      std::copy_n(values + offsets[r] * D, size, to);
+  });
+}
+
+// The way back: of each request, the sum over its samples, one after the other.
+HOTROWS_API void hotrows_sum_lists(const float* grad, const int64_t* offsets, const int64_t* starts,
+                                   const int64_t* ends, int64_t R, int64_t D, float* out) {
+  each_sample(ends, R, [&](int64_t r) {
+    const int64_t size = (offsets[r + 1] - offsets[r]) * D;
+    const float* from = grad + ends[r] * D;
+    float* to = out + offsets[r] * D;
+    std::fill_n(to, size, 0.0f);
+    for (int64_t s = starts[r]; s < starts[r + 1]; ++s, from += size)
+      for (int64_t n = 0; n < size; n += kLanes)
+        store(to + n, load(to + n, size - n) + load(from + n, size - n), size - n);
+  });
+}

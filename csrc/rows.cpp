@@ -36,24 +36,6 @@ inline uint16_t round_stochastically(float x, uint64_t random) {
   return static_cast<uint16_t>(bits >> 16);
 }
 
-template <bool kWrite>
-inline void prefetch_bytes(const uint8_t* from, int64_t size) {
-  for (int64_t at = 0; at < size; at += 64) kWrite ? prefetch_for_write(from + at) : prefetch(from + at);
-  kWrite ? prefetch_for_write(from + size - 1) : prefetch(from + size - 1);
-}
-
-// Widths known when compiled keep a row in registers; 0 stands for any other.
-#define HOTROWS_FOR_WIDTH(dim, call) \
-  switch (dim) {                     \
-    case 1: call(1); break;          \
-    case 8: call(8); break;          \
-    case 16: call(16); break;        \
-    case 32: call(32); break;        \
-    case 64: call(64); break;        \
-    case 128: call(128); break;      \
-    default: call(0); break;         \
-  }
-
 // ---- pool ---------------------------------------------------------------------------------------
 
 // Distinct rows, in ascending order, to a dense [U, D] block that the caches hold.

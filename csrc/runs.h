@@ -7,6 +7,25 @@ namespace hotrows {
 
 constexpr int64_t kAhead = 16;  // turns between prefetching a row and using it
 
+// Widths known when compiled keep a row in registers; 0 stands for any other.
+#define HOTROWS_FOR_WIDTH(dim, call) \
+  switch (dim) {                     \
+    case 1: call(1); break;          \
+    case 8: call(8); break;          \
+    case 16: call(16); break;        \
+    case 32: call(32); break;        \
+    case 64: call(64); break;        \
+    case 128: call(128); break;      \
+    default: call(0); break;         \
+  }
+
+template <bool kWrite>
+inline void prefetch_bytes(const void* start, int64_t size) {
+  const uint8_t* from = static_cast<const uint8_t*>(start);
+  for (int64_t at = 0; at < size; at += 64) kWrite ? prefetch_for_write(from + at) : prefetch(from + at);
+  kWrite ? prefetch_for_write(from + size - 1) : prefetch(from + size - 1);
+}
+
 // One pack's runs of equal rows, and the gradients of its vectors; fields as in `PackPlan`.
 template <class T>
 struct Runs {
@@ -32,9 +51,7 @@ inline void sum_run(const Runs<T>& runs, int64_t u, int64_t dim, T* __restrict o
   for (int64_t d = 0; d < width; ++d) out[d] = T(0);
   for (int64_t at = runs.starts[u]; at < runs.starts[u + 1]; ++at) {
     if (at + kAhead < num_ids) {
-      const uint8_t* next = reinterpret_cast<const uint8_t*>(runs.vector(at + kAhead, width));
-      for (int64_t byte = 0; byte < size; byte += 64) prefetch(next + byte);
-      prefetch(next + size - 1);
+      prefetch_bytes<false>(runs.vector(at + kAhead, width), size);
     }
     const T* vector = runs.vector(at, width);
     if (runs.weights) {

@@ -10,221 +10,21 @@
 //
 // Lists are never searched: an item that its slot no longer bears out is skipped when it is met. A
 // row used by batch j is listed at batch j + past + 1, when the past no longer pins it.
+// Table and counts: row_table.h; what stands in them and in the lists: slot_lists.h.
 // Everything that a row leads to is prefetched some rows ahead; what is written is random, what is
 // read in bulk lies in a row.
-#include <memory>
-#include <tuple>
-
-#include "memory.h"
+#include "row_table.h"
+#include "slot_lists.h"
 
 namespace {
 
-using hotrows::Large;
-using hotrows::prefetch;
-using hotrows::prefetch_for_write;
+using namespace hotrows;
+using namespace hotrows::slots;
 
-constexpr int64_t kBlock = 64, kFar = 32, kNear = 16;  // rows prefetched ahead
+constexpr int64_t kBlock = 64, kNear = 16;  // rows prefetched ahead
 constexpr int kMetBits = 14;
-constexpr int32_t kUnknown = -1;
-
-// Values by row, by linear probing; rows and values stand apart, so that probing stays in one line.
-// Multiplying by the golden ratio spreads rows that lie close more evenly than chance would, and a
-// row's place rises with its hash: growing copies in order.
-template <class Value>
-class RowTable {
- public:
-  static constexpr size_t kNone = SIZE_MAX;
-
-  void prefetch(int64_t row) const {
-    const size_t p = home(row);
-    ::prefetch(&rows_[p]);
-    prefetch_for_write(&values_[p]);
-  }
-
-  // Where a row stands, until one is put or erased.
-  size_t find(int64_t row) const {
-    size_t p = home(row);
-    while (rows_[p] != row) {
-      if (rows_[p] < 0) return kNone;
-      p = after(p);
-    }
-    return p;
-  }
-
-  // The same, for a row that may be new; `reserve` has made room: for all of them at once where they
-  // come in the order of another table, or they would crowd its first places.
-  size_t put(int64_t row) {
-    size_t p = home(row);
-    while (rows_[p] != row) {
-      if (rows_[p] < 0) {
-        rows_[p] = row;
-        values_[p] = Value();
-        ++size_;
-        break;
-      }
-      p = after(p);
-    }
-    return p;
-  }
-
-  Value& operator[](size_t p) { return values_[p]; }
-
-  void reserve(size_t more) {
-    if ((size_ + more) * 4 <= rows_.size() * 3) return;
-    const size_t wider = std::max(rows_.size(), size_ + more) * 3 / 2;
-    Large<int64_t> rows(wider, kEmpty);
-    Large<Value> values(wider);
-    rows.swap(rows_);
-    values.swap(values_);
-    size_ = 0;
-    for (size_t p = 0; p < rows.size(); ++p)
-      if (rows[p] >= 0) values_[put(rows[p])] = values[p];
-  }
-
-  // Moves back the rows behind it that stand away from home, so that probing needs no tombstones.
-  void erase(size_t hole) {
-    for (size_t p = after(hole); rows_[p] >= 0; p = after(p)) {
-      const size_t from = home(rows_[p]);
-      const bool stays = hole < p ? hole < from && from <= p : hole < from || from <= p;
-      if (stays) continue;
-      rows_[hole] = rows_[p];
-      values_[hole] = values_[p];
-      hole = p;
-    }
-    rows_[hole] = kEmpty;
-    --size_;
-  }
-
-  template <class Visit>
-  void each(Visit visit) const {
-    for (size_t p = 0; p < rows_.size(); ++p)
-      if (rows_[p] >= 0) visit(rows_[p], values_[p]);
-  }
-
-  void clear() {
-    std::fill(rows_.begin(), rows_.end(), kEmpty);
-    size_ = 0;
-  }
-
-  size_t size() const { return size_; }
-  size_t bytes() const { return rows_.capacity() * sizeof(int64_t) + values_.capacity() * sizeof(Value); }
-
- private:
-  static constexpr int64_t kEmpty = -1;
-  static constexpr size_t kLeast = 256;
-
-  size_t home(int64_t row) const {
-    const uint64_t hash = static_cast<uint64_t>(row) * hotrows::kGolden;
-    return static_cast<size_t>(static_cast<unsigned __int128>(hash) * rows_.size() >> 64);
-  }
-  size_t after(size_t p) const { return p + 1 == rows_.size() ? 0 : p + 1; }
-
-  Large<int64_t> rows_ = Large<int64_t>(kLeast, kEmpty);
-  Large<Value> values_ = Large<Value>(kLeast);
-  size_t size_ = 0;
-};
-
-// A row that has a slot or uses to come: first, last: numbers of uses; newest: the last one's batch.
-struct Known {
-  int32_t slot = -1;
-  uint32_t first = 0, last = 0;
-  int32_t newest = -1;
-};
-
-// A row of the batch that is taken, with what it leads to: its place in the table has left the cache by
-// the time that it is read again.
-struct Found {
-  Known* known;
-  uint32_t first;
-  int32_t slot;
-};
-
-// A use, which tells where the next one of its row is: filled in when that one comes.
-struct Use {
-  int32_t next_batch;
-  uint32_t next;
-};
-
-class Uses {
- public:
-  Use& operator[](uint32_t number) { return ring_[number & (ring_.size() - 1)]; }
-  uint32_t push() { return end_++; }
-  void pop(uint32_t count) { begin_ += count; }
-  uint32_t begin() const { return begin_; }
-  uint32_t end() const { return end_; }
-  size_t bytes() const { return ring_.capacity() * sizeof(Use); }
-
-  void reserve(uint32_t more) {
-    if (end_ - begin_ + more <= ring_.size()) return;
-    Large<Use> old(ring_.size() * 2);
-    old.swap(ring_);
-    for (uint32_t n = begin_; n != end_; ++n) (*this)[n] = old[n & (old.size() - 1)];
-  }
-
- private:
-  Large<Use> ring_ = Large<Use>(1024);
-  uint32_t begin_ = 0, end_ = 0;  // numbers go round at 2^32
-};
-
-struct Slot {
-  int64_t row = -1;
-  int32_t last_use = 0, next_use = kUnknown;
-};
-
-struct Item {
-  int32_t slot, last_use;
-};
-
-struct Queue {
-  std::vector<Item> items;
-  size_t head = 0;
-  int64_t live = 0;  // items that their slots bear out
-};
-
-// What belongs to a batch fed and not taken.
-struct Bucket {
-  std::vector<Item> items;  // the slots whose row it uses next
-  int64_t live = 0;
-  uint32_t uses_end = 0;
-};
-
-// A row that may go; those of the lowest rank first, then the oldest.
-struct Victim {
-  int32_t rank, last_use;
-  int64_t row;
-  int32_t slot;
-};
-
-bool is_older(const Victim& a, const Victim& b) {
-  return std::tie(a.rank, a.last_use, a.row) < std::tie(b.rank, b.last_use, b.row);
-}
-
-// Sorts by merging what already rises: rows that were last used together leave in order.
-template <class Item, class Less>
-void sort_runs(std::vector<Item>& items, std::vector<Item>& spare, Less less) {
-  std::vector<size_t> ends;
-  for (size_t i = 1; i < items.size(); ++i)
-    if (less(items[i], items[i - 1])) ends.push_back(i);
-  ends.push_back(items.size());
-  spare.resize(items.size());
-  while (ends.size() > 1) {
-    size_t begin = 0, kept = 0;
-    for (size_t r = 0; r < ends.size(); r += 2) {
-      const size_t middle = ends[r], end = ends[std::min(r + 1, ends.size() - 1)];
-      const auto at = items.begin();
-      std::merge(at + begin, at + middle, at + middle, at + end, spare.begin() + begin, less);
-      begin = ends[kept++] = end;
-    }
-    ends.resize(kept);
-    items.swap(spare);
-  }
-}
 
 struct Nothing {};
-
-struct Counted {
-  int64_t row, count;
-};
 
 enum Case : int64_t { kMismatch = -1, kOverlapped = 0, kDrained = 1, kPassesThrough = 2 };
 
@@ -232,8 +32,8 @@ class SlotMap {
  public:
   // window: how far ahead a next use counts for the order; newest_first: the order of `Newest`.
   SlotMap(int64_t num_slots, int32_t past, int32_t future, int32_t window, bool newest_first, int64_t num_counted)
-      : past_(past), future_(future), window_(window), newest_first_(newest_first), num_counted_(num_counted),
-        slots_(num_slots), wanted_(num_slots), buckets_(8), used_(past + 1) {}
+      : past_(past), future_(future), window_(window), newest_first_(newest_first), slots_(num_slots),
+        wanted_(num_slots), buckets_(8), used_(past + 1), counts_(num_counted) {}
 
   void feed(const int64_t* rows, int64_t n) {
     const int32_t batch = fed_;
@@ -338,28 +138,8 @@ class SlotMap {
     for (const Item item : idle) list(item);
   }
 
-  // Counts each row once, and where there is no room halves all counts until there is.
-  void count(const int64_t* rows, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-      if (i + kFar < n) counts_.prefetch(rows[i + kFar]);
-      if (counts_.size() == static_cast<size_t>(num_counted_) && counts_.find(rows[i]) == counts_.kNone) halve_counts();
-      counts_.reserve(1);
-      ++counts_[counts_.put(rows[i])];
-    }
-  }
-
-  // The n rows counted most, or as many as there are; ties by row.
-  int64_t most_counted(int64_t n, int64_t* rows) const {
-    std::vector<Counted> all;
-    all.reserve(counts_.size());
-    counts_.each([&](int64_t row, int64_t count) { all.push_back({row, count}); });
-    n = std::min<int64_t>(n, all.size());
-    std::nth_element(all.begin(), all.begin() + n, all.end(), [](const Counted& a, const Counted& b) {
-      return a.count != b.count ? a.count > b.count : a.row < b.row;
-    });
-    for (int64_t i = 0; i < n; ++i) rows[i] = all[i].row;
-    return n;
-  }
+  void count(const int64_t* rows, int64_t n) { counts_.count(rows, n); }
+  int64_t most_counted(int64_t n, int64_t* rows) const { return counts_.most(n, rows); }
 
   int64_t num_resident() const { return num_resident_; }
   int64_t num_uses() const { return uses_.end() - uses_.begin(); }
@@ -447,7 +227,7 @@ class SlotMap {
     fresh_.resize(n);
     int64_t count = 0;
     for (int64_t i = 0; i < n; ++i) {
-      int64_t& met = met_[static_cast<uint64_t>(rows[i]) * hotrows::kGolden >> (64 - kMetBits)];
+      int64_t& met = met_[static_cast<uint64_t>(rows[i]) * kGolden >> (64 - kMetBits)];
       fresh_[count] = rows[i];
       count += met != rows[i];
       met = rows[i];
@@ -610,20 +390,8 @@ class SlotMap {
     if (table_[at].slot < 0 && table_[at].newest < taken_) table_.erase(at);
   }
 
-  void halve_counts() {
-    while (counts_.size() == static_cast<size_t>(num_counted_)) {
-      RowTable<int64_t> kept;
-      kept.reserve(counts_.size());
-      counts_.each([&](int64_t row, int64_t count) {
-        if (count > 1) kept[kept.put(row)] = count / 2;
-      });
-      counts_ = std::move(kept);
-    }
-  }
-
   const int32_t past_, future_, window_;
   const bool newest_first_;
-  const int64_t num_counted_;
 
   RowTable<Known> table_;
   Uses uses_;
@@ -639,7 +407,7 @@ class SlotMap {
   std::vector<std::vector<int32_t>> used_;  // slots of the batches that still pin theirs
 
   RowTable<Nothing> wanted_rows_;
-  RowTable<int64_t> counts_;
+  RowCounts counts_;
   std::vector<int64_t> met_ = std::vector<int64_t>(size_t{1} << kMetBits), fresh_;
   std::vector<Found> found_;
   std::vector<Victim> victims_, spare_;

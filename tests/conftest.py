@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tests.support import choice
+from tests.support.redis_server import RedisServer
 
 if not torch.cuda.is_available():
     # Read when Triton is first imported: its kernels then run on the CPU, element by element.
@@ -78,6 +79,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def redis_server(tmp_path):
+    """A Redis server; a test that asks for it is skipped where there is none."""
+    server = RedisServer(tmp_path)
+    yield server
+    server.stop()
 
 
 @pytest.fixture

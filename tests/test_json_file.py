@@ -123,7 +123,7 @@ def test_values_are_built_of_their_types():
         ({"step": 1, "first": {"name": "\ud800"}}, "name of a piece must be of type str"),
         ({"step": 1, "first": 3}, "first of a content must be of type"),
     ],
-)  # fmt: skip
+)
 def test_the_first_field_that_does_not_fit_is_named(fields, said):
     with pytest.raises(ValueError, match=said):
         build(Content, fields)

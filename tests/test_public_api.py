@@ -16,7 +16,8 @@ PUBLIC = {
     "hotrows": """
         FTRL SGD Adagrad Adam Batch Caching Callback Classifier Constant Cross Dense DenseAdam
         DenseAdamW DenseSGD Dynamic DynamicEmbedding Embedding Label Loader Normal PackPlan Plan
-        RowWiseAdagrad Schema Sequence Sparse Table Time TrainConfig Trainer Uniform Vectors
+        RequestFeatures RowWiseAdagrad Schema Sequence Sparse Table Time TrainConfig Trainer Uniform
+        Vectors
         accelerate explain load_run lookahead prefetch prepare restore
     """,
     "hotrows.data": """
@@ -26,14 +27,14 @@ PUBLIC = {
     """,
     "hotrows.datasets": "ALL BY_NAME DataSet Samples Source download prepare",
     "hotrows.models": """
-        BY_NAME CAN DCNv2 DIEN DIN DLRM DNN DeepFM FM LR MMoE Model WideDeep build logits_and_loss
+        BY_NAME CAN DCNv2 DIEN DIN DLRM DNN DeepFM FM LR MMoE Model TBSM WideDeep build logits_and_loss
     """,
     "hotrows.nn": """
         AttentionalGRU BatchNorm BilinearAttention CoAction CrossNetwork CrossNetworkMixture Dice
         DotInteraction Dropout ExpertMixture FactorizationMachine GRU GroupedMLP MLP PReLU PathLinear
-        TargetAttention TargetProjection batched choose_linear_paths jagged_dot last_of linear_from_zero
-        pool_jagged pool_padded products_per_sample samples_of share_statistics softmax_jagged to_padded
-        use_linear_paths weighted_sum
+        SharedLists TargetAttention TargetProjection batched choose_linear_paths jagged_dot last_of
+        linear_from_zero pool_jagged pool_padded products_per_sample samples_of share_statistics
+        softmax_jagged to_padded use_linear_paths weighted_sum
     """,
     "hotrows.streams": """
         Alarm CutBatch DeadLetters EventSource EventStream RawEvents StreamConfig StreamState open_source

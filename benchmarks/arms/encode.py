@@ -59,8 +59,9 @@ def with_polars(columns, training: int) -> dict:
         vocabulary = pl.DataFrame({name: ranked, "id": ids})
         joined = columns.select(name).join(vocabulary, on=name, how="left", maintain_order="left")
         known = joined["id"].fill_null(UNKNOWN)
-        encoded[name] = known.zip_with(values.is_not_null(), pl.repeat(
-            MISSING, len(values), dtype=pl.UInt32, eager=True)).to_numpy()  # fmt: skip
+        encoded[name] = known.zip_with(
+            values.is_not_null(), pl.repeat(MISSING, len(values), dtype=pl.UInt32, eager=True)
+        ).to_numpy()
     return encoded
 
 

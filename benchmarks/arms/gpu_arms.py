@@ -4,7 +4,7 @@ On the device: all rows there; of these the fastest is what a cache is held agai
 cache on the device in front of records in host memory, driven as hotrows does and as others do.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -28,7 +28,7 @@ class Arm:
     share: float | None = None
     step: str = "graph"
     planning: str = "host"
-    policy: Policy = Lookahead(WINDOW)  # noqa: RUF009  (frozen)
+    policy: Policy = field(default_factory=lambda: Lookahead(WINDOW))
     in_flight: int = 4
     overlapped: bool = True
     kind: str = "hotrows"
@@ -42,27 +42,30 @@ ON_DEVICE = {
     "plain": Arm("PyTorch: one table, index_select, unique, index_add", kind="plain", exact=False),
     "step-alone": Arm("24 batches in turn, planned before: no part of the comparison", planning="before"),
     "whole-compiled": Arm(
-        "plans of the device, the model compiled, a graph", step="compiled", planning="device",
+        "plans of the device, the model compiled, a graph",
+        step="compiled",
+        planning="device",
         exact=False,
     ),
     "plain-compiled": Arm(
         "PyTorch as `plain`, its model compiled", step="compiled", kind="plain", exact=False
     ),
-}  # fmt: skip
+}
 
 ON_HOST = {
-    "10%": Arm("looks ahead, stages overlap, a graph", 0.10),
+    "10%": Arm("looks ahead, the device maps slots, stages overlap, a graph", 0.10, planning="device"),
     "straw-man": Arm(
         "ScratchPipe's: a window of two, every stage in turn", 0.10, policy=Lookahead(2), in_flight=1,
         overlapped=False,
     ),
     "in-step": Arm("TorchRec's way: sets of 32 by LRU, filled within the step", 0.10, planning="device",
                    kind="in-step"),
-    "10%-eager": Arm("as 10%, kernel by kernel", 0.10, step="eager"),
-    "lru": Arm("LRU, stages overlap", 0.10, policy=LRU),
-    "5%": Arm("as 10%", 0.05),
-    "2%": Arm("as 10%", 0.02),
-    "1%": Arm("as 10%", 0.01),
+    "10%-eager": Arm("as 10%, kernel by kernel", 0.10, step="eager", planning="device"),
+    "10%-host": Arm("as 10%, planned by the host", 0.10),
+    "lru": Arm("LRU, stages overlap", 0.10, policy=LRU, planning="device"),
+    "5%": Arm("as 10%", 0.05, planning="device"),
+    "2%": Arm("as 10%", 0.02, planning="device"),
+    "1%": Arm("as 10%", 0.01, planning="device"),
     "hot": Arm("the most popular rows stay", 0.10, policy=_HOT),
     "hybridhash": Arm(
         "after PICASSO's: the rows that most batches used stay; misses cross within the step", 0.10,

@@ -93,8 +93,9 @@ class Rig:
         everything = np.concatenate(counts)
         rows = np.flatnonzero(everything)
         rows = rows[np.argsort(-everything[rows], kind="stable")[:slots]]
-        of_tables = [rows[(rows >= first) & (rows < end)] - first for first, end in
-                     itertools.pairwise(firsts)]  # fmt: skip
+        of_tables = [
+            rows[(rows >= first) & (rows < end)] - first for first, end in itertools.pairwise(firsts)
+        ]
         return [torch.from_numpy(ids) for ids in of_tables]
 
 

@@ -51,7 +51,8 @@ class Run:
     def _embedding(self) -> Embedding:
         caching, parts = None, 1
         if self.arm.share is not None:
-            parts = num_threads(None, self.rig.setting.device == "cpu")  # as `Trainer` deals tables
+            if self.arm.planning == "host":
+                parts = num_threads(None, self.rig.setting.device == "cpu")  # as `Trainer` deals tables
             caching = self._caching(parts)
         with self.rig.memory.in_place_of_tables():
             return self._of_tables(caching, parts)
@@ -129,10 +130,12 @@ class Run:
         if not self.embedding.cached_tables:
             return {}
         return {
-            "rows": moved.rows / num, "misses": moved.rows_in / num,
+            "rows": moved.rows / num,
+            "misses": moved.rows_in / num,
             "hit_rate": 1 - moved.rows_in / moved.rows,
-            "mb_in": moved.bytes_in / num / 1e6, "mb_out": moved.bytes_out / num / 1e6,
-        }  # fmt: skip
+            "mb_in": moved.bytes_in / num / 1e6,
+            "mb_out": moved.bytes_out / num / 1e6,
+        }
 
 
 class InStepRun(Run):

@@ -71,7 +71,12 @@ def make_step(args: Namespace) -> Callable[[int], float | None]:
     optimizer = ROW_OPTIMIZERS[args.optimizer](lr=LEARNING_RATE)
     roles = getattr(model, "first_layer_roles", ()) if args.precision == "float32" else ()
     roles = () if args.embedding_only or args.first_layer == "vectors" else roles
-    embedding = hotrows.Embedding(model.tables, optimizer=optimizer, first_layer_roles=roles)
+    embedding = hotrows.Embedding(
+        model.tables,
+        optimizer=optimizer,
+        first_layer_roles=roles,
+        pack_parts=getattr(args, "pack_parts", 1),
+    )
     planned = _planned(args, data, embedding)
     step = _embedding_step if args.embedding_only else _training_step
     return step(args, model, embedding, planned)

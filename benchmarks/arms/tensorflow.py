@@ -28,12 +28,17 @@ OPTIMIZERS = {"adagrad": tf_keras.optimizers.legacy.Adagrad, "sgd": tf_keras.opt
 
 def main() -> None:
     args = arm.parse()
+    arm.report(args, step_of(args), "tensorflow-cpu", "tf-keras")
+
+
+def step_of(args: Namespace) -> Callable[[int], float | None]:
+    """Step k on its batch, as one graph; returns the loss, or None where there is no model."""
     tf.config.threading.set_intra_op_parallelism_threads(args.threads)
     tf.config.threading.set_inter_op_parallelism_threads(args.threads)
     data = [Batch(*map(tf.constant, batch)) for batch in batches(args.workload, args.batch_size)]
     make_step = embedding_step if args.embedding_only else training_step
     step = tf.function(make_step(args))
-    arm.report(args, lambda k: _number(step(data[k % len(data)])), "tensorflow-cpu", "tf-keras")
+    return lambda k: _number(step(data[k % len(data)]))
 
 
 def training_step(args: Namespace) -> Callable:

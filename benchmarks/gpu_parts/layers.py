@@ -169,8 +169,9 @@ def _log_loss(setting: Setting) -> Pair:
     labels, weights = (torch.rand_like(logits) for _ in range(2))
     return Pair(
         lambda: log_loss(logits, labels, weights),
-        lambda: functional.binary_cross_entropy_with_logits(logits, labels, weights), [logits],
-    )  # fmt: skip
+        lambda: functional.binary_cross_entropy_with_logits(logits, labels, weights),
+        [logits],
+    )
 
 
 PAIRS = {

@@ -107,9 +107,10 @@ def cache_limits() -> str:
     for share in SHARES:
         for policy in ("lookahead", "hot", "lru"):
             figure = next(
-                f for f in figures
+                f
+                for f in figures
                 if f["policy"] == policy and f["cache"] == share and f["in_flight"] == 4
-            )  # fmt: skip
+            )
             misses = FIELDS * figure["misses_per_batch"]
             link, one_thread = misses * record / LINK, figure["ns_per_lookup"] * 1e-9 * LOOKUPS
             lines.append([

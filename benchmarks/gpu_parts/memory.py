@@ -33,7 +33,7 @@ class Memory:
     def __init__(self, num_rows: int, layout: RecordLayout, on_device: bool, setting: Setting) -> None:
         self._setting, self._layout = setting, layout
         self.device = (find(setting.device) if on_device else HOST).torch
-        stride = aligned(layout.stride) if on_device and setting.on_gpu else layout.stride
+        stride = aligned(layout.stride) if setting.on_gpu else layout.stride
         if on_device:
             self.block = torch.zeros(num_rows, stride, dtype=torch.uint8, device=self.device)
         else:
@@ -72,9 +72,16 @@ class Memory:
             store.records = store.records[:, : store.layout.stride]
             begin = end
 
+        def make_group(values) -> tuple[Tensor, list[MemoryStore]]:
+            store, first = MemoryStore.__new__(MemoryStore), begin
+            make(store, values[0])
+            store.block = self.block[first:begin]
+            return store.block, [store]
+
         device = type(find(self._setting.device))
         with (
             mock.patch.object(MemoryStore, "__init__", make),
+            mock.patch("hotrows.engine.packed_tables.group_block", make_group),
             mock.patch.object(device, "page_lock", lambda *_: None),
         ):
             yield

@@ -1,9 +1,13 @@
 """Is a batch planned faster by threads of the host or by the device?
 
 A batch of 65,536 samples and 26 fields, 1.7 M lookups. `host-N`: resolve and sort on N native threads,
-in as many packs; `device`: the upload of the ids, then both there. What a cache's slots cost on top is
-on the host in either case, in as many maps as packs (`cached-N`: all of planning behind one).
+in as many packs; `device`: the upload of the ids, then both there. With a cache's slots on top, for a
+tenth of the rows: `cached-N` on the host, in as many maps as packs; `device-slots` on the device, where
+`launches_ms` is what launching the slots takes of a thread.
 """
+
+import time
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -13,10 +17,12 @@ from benchmarks.gpu_parts.timing import seconds_of, timed
 from benchmarks.gpu_parts.workloads import batches_of, embedding_of, tables_of, zipf_stream
 from hotrows import ops
 from hotrows.planning import packing
+from hotrows.planning.device_slots import DeviceSlots
 from hotrows.planning.planner import Planner
 from hotrows.planning.policy import Lookahead
 from hotrows.planning.slots import SlotMap, slot_map
 from hotrows.planning.threads import Threads
+from hotrows.runtime.device import find
 
 THREADS = (1, 2, 4, 8, 16)
 
@@ -34,6 +40,7 @@ def run(findings: Findings, setting: Setting) -> None:
     findings.demand_green()
     findings.add("upload", _upload(planned, setting))
     findings.add("device", device.times(batches[0]))
+    findings.add("device-slots", device.slot_times(batches))
     for num in THREADS:
         host = _OnHost(embedding.tables, num)
         for name, work in {"host": host.plan, "cached": host.plan_cached}.items():
@@ -97,6 +104,27 @@ class _OnDevice:
         near = batch.ids.pin_memory() if self._setting.on_gpu else batch.ids
         moved = timed(lambda: ids.copy_(near, non_blocking=True), self._setting)
         return {"ids_ms": moved.ms, "plan_ms": timed(lambda: self.plan(ids), self._setting).ms}
+
+    def slot_times(self, batches: list) -> dict:
+        """Of planning a batch with its slots, a window of them looked ahead; the ids are there."""
+        num_rows, there = int(self._of_tables[2].sum()), find(self._setting.device)
+        slots = DeviceSlots(num_rows, num_rows // 10, Lookahead(), 4, there)
+        there.synchronize()
+        ids = [batch.ids.to(self._setting.device) for batch in batches]
+        seconds, number = [], 0
+
+        def plan() -> None:
+            nonlocal number
+            rows = self.plan(ids[number % len(ids)])[0]
+            slots.feed(lambda: rows)  # of another batch, in training
+            slots.touch(rows)
+            begin = time.perf_counter()
+            slots.take(rows, slots.memory(len(rows)))
+            seconds.append(time.perf_counter() - begin)
+            number += 1
+
+        timing = timed(plan, self._setting, repeats=self._setting.pick(64, 4))
+        return {"ms": timing.ms, "highest_ms": timing.highest, "launches_ms": 1e3 * median(seconds)}
 
 
 def _compare(device: _OnDevice, batch, planned) -> None:

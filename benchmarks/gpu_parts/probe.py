@@ -123,9 +123,9 @@ def _move(setting: Setting, programs: int | None, *arguments: Tensor | None) -> 
     if programs is None or not setting.on_gpu:
         ops.copy_rows(*arguments)
         return
-    from benchmarks.gpu_parts import mover_kernel
+    from hotrows.ops.triton.copy_rows import move
 
-    mover_kernel.move(*arguments, programs)
+    move(*arguments, programs)
 
 
 def _rates(setting: Setting, host: Tensor, rows: Tensor, programs: int | None = None) -> dict:
@@ -168,9 +168,7 @@ def _beside(setting: Setting, host: Tensor, rows: Tensor, programs: int | None) 
 
     num = setting.pick(10, 1)
     alone = [_span(setting, work, num) for work in (multiply, copy)]
-    beside = [
-        _span(setting, multiply, num, copy, 2 * num), _span(setting, copy, num, multiply, 10 * num)
-    ]  # fmt: skip
+    beside = [_span(setting, multiply, num, copy, 2 * num), _span(setting, copy, num, multiply, 10 * num)]
     rates = [size / ms / 1e6 for ms in (alone[1], beside[1])]
     return {
         "product_ms": alone[0], "product_ms_beside": beside[0], "product_slower": beside[0] / alone[0],

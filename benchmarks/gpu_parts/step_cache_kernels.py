@@ -25,33 +25,34 @@ def replace(
 ) -> None:  # fmt: skip
     num_sets, ways = row_of.shape
     old = torch.empty_like(rows)
+    moment = time, num_sets, len(rows)
     _choose[(triton.cdiv(len(rows), _CHOSEN),)](
-        of_set, order, rank, row_of, last_use, slots, old, time, num_sets, len(rows),
-        WAYS=ways, ROWS=_CHOSEN,
-    )  # fmt: skip
-    near, far = records.view(torch.int32), host.view(torch.int32)
-    words = host.shape[1] // _WORD
+        of_set, order, rank, row_of, last_use, slots, old, *moment, WAYS=ways, ROWS=_CHOSEN
+    )
+    near, far, tile = _words(records, host)
+    moment = time, num_sets, num_sets * ways, len(rows)
     _swap[(triton.cdiv(len(rows), _MOVED),)](
-        near, far, rows, slots, of_set, order, old, row_of, last_use, time, num_sets, num_sets * ways,
-        len(rows), WORDS=words, NEAR=near.stride(0), FAR=far.stride(0), ROWS=_MOVED,
-        COLUMNS=triton.next_power_of_2(words),
-    )  # fmt: skip
+        near, far, rows, slots, of_set, order, old, row_of, last_use, *moment, **tile
+    )
 
 
 def put_back(records: Tensor, host: Tensor, rows: Tensor, slots: Tensor, first_slot: int) -> None:
-    near, far = records.view(torch.int32), host.view(torch.int32)
-    words = host.shape[1] // _WORD
-    _put_back[(triton.cdiv(len(rows), _MOVED),)](
-        near, far, rows, slots, first_slot, len(rows), WORDS=words, NEAR=near.stride(0),
-        FAR=far.stride(0), ROWS=_MOVED, COLUMNS=triton.next_power_of_2(words),
-    )  # fmt: skip
+    near, far, tile = _words(records, host)
+    _put_back[(triton.cdiv(len(rows), _MOVED),)](near, far, rows, slots, first_slot, len(rows), **tile)
+
+
+def _words(records: Tensor, host: Tensor) -> tuple[Tensor, Tensor, dict[str, int]]:
+    """Records on the device and on the host as words, and the tiles in which they are moved."""
+    near, far, words = records.view(torch.int32), host.view(torch.int32), host.shape[1] // _WORD
+    strides = {"NEAR": near.stride(0), "FAR": far.stride(0)}
+    tile = {"WORDS": words, "ROWS": _MOVED, "COLUMNS": triton.next_power_of_2(words)}
+    return near, far, {**strides, **tile}
 
 
 @triton.jit(do_not_specialize=["time", "num_rows"])
 def _find(
-    p_rows, p_sets, p_row_of, p_last_use, p_slots, time, num_rows,
-    WAYS: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
+    p_rows, p_sets, p_row_of, p_last_use, p_slots, time, num_rows, WAYS: tl.constexpr, ROWS: tl.constexpr
+):
     o_row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     m_row = o_row < num_rows
     b_row = tl.load(p_rows + o_row, mask=m_row, other=-1)
@@ -71,10 +72,7 @@ def _choose(
     WAYS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The slot of each missing row: of its set, the one that stands at its rank by age."""
-    o_row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    b_set = tl.load(p_of_set + o_row, mask=o_row < num_rows, other=num_sets)
-    m_row = (o_row < num_rows) & (b_set < num_sets)
-    b_place = tl.load(p_order + o_row, mask=m_row, other=0)
+    o_row, m_row, b_set, b_place = _missing(p_of_set, p_order, num_sets, num_rows, ROWS)
     b_rank = tl.load(p_rank + o_row, mask=m_row, other=0)
     o_way = tl.arange(0, WAYS)
     o_slot = tl.where(m_row, b_set, 0)[:, None] * WAYS + o_way[None, :]
@@ -95,10 +93,7 @@ def _swap(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The old row of a slot goes to host memory, and the missing one takes its place."""
-    o_row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
-    b_set = tl.load(p_of_set + o_row, mask=o_row < num_rows, other=num_sets)
-    m_row = (o_row < num_rows) & (b_set < num_sets)
-    b_place = tl.load(p_order + o_row, mask=m_row, other=0)
+    o_row, m_row, _, b_place = _missing(p_of_set, p_order, num_sets, num_rows, ROWS)
     b_slot = tl.load(p_slots + b_place, mask=m_row, other=0)
     b_row = tl.load(p_rows + b_place, mask=m_row, other=0)
     b_old = tl.load(p_old + o_row, mask=m_row, other=-1)
@@ -112,6 +107,15 @@ def _swap(
     m_kept = m_row & (b_slot < num_slots)
     tl.store(p_row_of + b_slot, b_row, mask=m_kept)
     tl.store(p_last_use + b_slot, time, mask=m_kept)
+
+
+@triton.jit
+def _missing(p_of_set, p_order, num_sets, num_rows, ROWS: tl.constexpr):
+    """Of missing rows in the order of their sets: which are real, their sets, places in the batch."""
+    o_row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    b_set = tl.load(p_of_set + o_row, mask=o_row < num_rows, other=num_sets)
+    m_row = (o_row < num_rows) & (b_set < num_sets)
+    return o_row, m_row, b_set, tl.load(p_order + o_row, mask=m_row, other=0)
 
 
 @triton.jit(do_not_specialize=["first_slot", "num_rows"])

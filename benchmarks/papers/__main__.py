@@ -22,6 +22,7 @@ from benchmarks.harness import RESULTS
 from benchmarks.markdown import put
 from benchmarks.papers import fae, picasso, scratchpipe
 from benchmarks.papers.part import Paper, Setting
+from benchmarks.peers import python_of
 from benchmarks.pictures import OUT as PICTURES
 
 PAPERS = {paper.name: paper for paper in (picasso.PAPER, scratchpipe.PAPER, fae.PAPER)}
@@ -34,7 +35,8 @@ def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
     papers = [PAPERS[name] for name in args.papers or PAPERS]
     out = args.out or (None if args.quick else RESULTS)
-    setting = Setting(args.device, args.quick, pictures=PICTURES if out == RESULTS else out)
+    pictures = PICTURES if out == RESULTS else out
+    setting = Setting(args.device, args.quick, pictures=pictures, tensorflow=args.tensorflow)
     wrong = 0
     for paper in papers:
         path = None if out is None else results_of(paper, setting.device, out)
@@ -123,6 +125,13 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="which parts have run")
     parser.add_argument("--page", action="store_true", help="only write the tables of the pages")
     parser.add_argument("--out", type=Path, help="folder of the JSON; default: results/")
+    parser.add_argument(
+        "--tensorflow",
+        metavar="PYTHON",
+        default=_tensorflow(),
+        help="an interpreter with tensorflow-cpu and tf-keras, for TensorFlow's arm; default: what "
+        "`python -m benchmarks.peers tensorflow` has made, if it has",
+    )
     args = parser.parse_args(argv)
     if unknown := set(args.papers) - set(PAPERS):
         parser.error(f"no paper {', '.join(sorted(unknown))}; there are {', '.join(PAPERS)}")
@@ -132,6 +141,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("PyTorch sees no GPU; leave out --device")
     return args
+
+
+def _tensorflow() -> str | None:
+    python = python_of("tensorflow")
+    return str(python) if python.exists() else None
 
 
 if __name__ == "__main__":

@@ -90,11 +90,13 @@ def table(arms: dict[str, dict]) -> str:
         for wire, by_arm in arms.items()
         if wire.endswith(_RATE)
     ]  # fmt: skip
-    return "\n\n".join([
-        markdown.table(head, lines),
-        "W&D, samples a second by the rate of the wire:",
-        markdown.table(["wire of each rank", *INTERLEAVED, "wire busy"], of_wires),
-    ])  # fmt: skip
+    return "\n\n".join(
+        [
+            markdown.table(head, lines),
+            "W&D, samples a second by the rate of the wire:",
+            markdown.table(["wire of each rank", *INTERLEAVED, "wire busy"], of_wires),
+        ]
+    )
 
 
 PART = Part("What does each of the four gain, where wire and slow memory take their time?", run, table)

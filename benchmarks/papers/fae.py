@@ -6,6 +6,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,8 @@ from benchmarks import fae as accuracy
 from benchmarks import markdown
 from benchmarks.accuracy_data import RAW
 from benchmarks.gpu_parts.part import Findings
-from benchmarks.papers import fae_rig
-from benchmarks.papers.fae_rig import ARMS, CPU_ONLY, HYBRID, OURS
+from benchmarks.papers import fae_recipes, fae_rig
+from benchmarks.papers.fae_rig import CPU_ONLY, HYBRID, OURS, others_used, over, percent, table_of_groups
 from benchmarks.papers.part import Paper, Part, Setting
 from hotrows.data import EncodedData, prepare, profile, regroup
 from hotrows.data.hot_cold.profile import all_hot, choose, row_bytes
@@ -36,21 +37,19 @@ def run_speed(findings: Findings, setting: Setting) -> None:
     _run_arms(findings, setting, setting.pick(BATCH, 256), "")
 
 
+def run_links(findings: Findings, setting: Setting) -> None:
+    batch_size = setting.pick(BATCH, 256)
+    _run_arms(findings, setting, batch_size, f"1/{fae_rig.PCIE}: ", ratio=fae_rig.PCIE)
+
+
 def run_batches(findings: Findings, setting: Setting) -> None:
     for batch_size in setting.pick(BATCHES, (512,)):
         _run_arms(findings, setting, batch_size, f"{batch_size:,}: ")
 
 
-def _run_arms(findings: Findings, setting: Setting, batch_size: int, prefix: str) -> None:
-    if all(findings.has(prefix + name) for name in ARMS):
-        return
+def _run_arms(findings: Findings, setting: Setting, batch_size: int, prefix: str, **options: Any) -> None:
     config = fae_rig.config_of(setting, batch_size)
-    data = fae_rig.data_of(setting)
-    with fae_rig.laid_out(setting, data, config) as layout:
-        for name, arm in ARMS.items():
-            if not findings.has(prefix + name):
-                figures = fae_rig.train(arm, data, layout, config)
-                findings.add(prefix + name, {**figures, **layout.facts(), "batch_size": batch_size})
+    fae_rig.run_arms(findings, setting, lambda: fae_rig.data_of(setting), config, prefix, **options)
 
 
 def speed_table(arms: dict[str, dict]) -> str:
@@ -58,7 +57,7 @@ def speed_table(arms: dict[str, dict]) -> str:
     for name, arm in arms.items():
         lines.append([
             f"**{name}**" if name.startswith(OURS) else name, f"{arm['seconds']:.1f}",
-            _over(arms, CPU_ONLY, name), _over(arms, HYBRID, name), f"{arm['before_seconds']:.1f}",
+            over(arms, CPU_ONLY, name), over(arms, HYBRID, name), f"{arm['before_seconds']:.1f}",
             f"{arm['training_seconds']:.1f}", f"{arm['evaluation_seconds']:.1f} ({arm['evaluations']})",
             f"{arm['link_seconds']:.1f}", f"{arm['link_mb']:,.0f}", f"{arm['auc']:.4f}",
         ])  # fmt: skip
@@ -69,30 +68,18 @@ def speed_table(arms: dict[str, dict]) -> str:
         f"Batches of {one['batch_size']:,}. Link: {one['link_gb_per_s']:.2f} GB/s, 1/{fae_rig.RATIO} of "
         f"the rate at which rows are gathered from fast memory here. Fast memory: "
         f"{one['fast_memory_mb']:.0f} MB, a fifth of the tables; {one['hot_rows']:,} hot rows serve "
-        f"{_percent(one['hot_lookups'])} of the lookups, {_percent(one['all_hot_samples'])} of the "
-        f"samples are all-hot."
+        f"{percent(one['hot_lookups'])} of the lookups, {percent(one['all_hot_samples'])} of the "
+        f"samples are all-hot. {others_used(arms)}"
     )
     return f"{markdown.table(head, lines)}\n\n{note}"
 
 
-def _over(arms: dict[str, dict], base: str, name: str) -> str:
-    return f"{arms[base]['seconds'] / arms[name]['seconds']:.2f}" if base in arms else ""
+def links_table(arms: dict[str, dict]) -> str:
+    return table_of_groups("link, of fast memory's rate", arms)
 
 
 def batches_table(arms: dict[str, dict]) -> str:
-    """Seconds in all, and over `all rows in slow memory` and the static cache."""
-    lines = []
-    for size in dict.fromkeys(name.split(": ")[0] for name in arms):
-        here = {name.split(": ")[1]: arm for name, arm in arms.items() if name.startswith(f"{size}: ")}
-        cells = []
-        for name in ARMS:
-            if name not in here:
-                cells.append("")
-                continue
-            ratios = [_over(here, base, name) for base in (CPU_ONLY, HYBRID)]
-            cells.append(f"{here[name]['seconds']:.1f} ({ratios[0]}, {ratios[1]})")
-        lines.append([size, _percent(next(iter(here.values()))["all_hot_samples"]), *cells])
-    return markdown.table(["batch", "all-hot samples", *ARMS], lines)
+    return table_of_groups("batch", arms)
 
 
 # ---- data sets
@@ -154,7 +141,7 @@ def share_table(arms: dict[str, dict]) -> str:
         here = [arms.get(f"{name}: {budget:.0%}") for budget in BUDGETS]
         first = next(arm for arm in here if arm)
         cells = [
-            f"{_percent(arm['all_hot'])} ({_percent(arm['hot_lookups'])})" if arm else "" for arm in here
+            f"{percent(arm['all_hot'])} ({percent(arm['hot_lookups'])})" if arm else "" for arm in here
         ]
         lines.append([name, f"{first['samples']:,}", f"{first['rows']:,}", *cells])
     heads = [f"{budget:.0%}".replace("%", " %") for budget in BUDGETS]
@@ -204,7 +191,7 @@ def _draw_skew(counts: dict[str, np.ndarray], path: Path) -> None:
 def skew_table(arms: dict[str, dict]) -> str:
     lines = [
         [name, f"{arm['rows']:,}", f"{arm['most']:,}", f"{arm['median']:,}", f"{arm['over_median']:,.0f}",
-         *(_percent(arm[f"top_{share:g}"]) for share in (0.001, 0.01, 0.1))]
+         *(percent(arm[f"top_{share:g}"]) for share in (0.001, 0.01, 0.1))]
         for name, arm in arms.items()
     ]  # fmt: skip
     head = ["data", "rows read", "most read row, lookups", "median row", "times the median",
@@ -252,8 +239,8 @@ def _calibrated(seconds: float, hot, best, accesses, data: EncodedData) -> dict:
 
 def calibrator_table(arms: dict[str, dict]) -> str:
     lines = [
-        [name, f"{1e3 * arm['seconds']:.0f}", f"{arm['hot_rows']:,}", _percent(arm["of_scan"]),
-         _percent(arm["hot_lookups"]), _percent(arm["all_hot"])]
+        [name, f"{1e3 * arm['seconds']:.0f}", f"{arm['hot_rows']:,}", percent(arm["of_scan"]),
+         percent(arm["hot_lookups"]), percent(arm["all_hot"])]
         for name, arm in arms.items()
     ]  # fmt: skip
     head = ["", "ms", "hot rows", "of the scan's, found", "lookups they serve", "all-hot samples"]
@@ -272,10 +259,12 @@ def run_accuracy(findings: Findings, setting: Setting) -> None:
                 continue
             hot = _regrouped(data, Path(folder) / f"{name}-hot")
             runs = [
-                {arm: accuracy.measure(arm, data, hot, seed, Path(folder) / "run")
-                 for arm in ("plain", "scheduled")}
+                {
+                    arm: accuracy.measure(arm, data, hot, seed, Path(folder) / "run")
+                    for arm in ("plain", "scheduled")
+                }
                 for seed in seeds
-            ]  # fmt: skip
+            ]
             both = {arm: accuracy.summarize(arm, runs) for arm in ("plain", "scheduled")}
             hot_half, cold = hot.hot_and_cold()
             findings.add(
@@ -306,7 +295,7 @@ def _regrouped(data: EncodedData, out: Path) -> EncodedData:
 
 def accuracy_table(arms: dict[str, dict]) -> str:
     lines = [
-        [name, _percent(arm["all_hot"]), f"{arm['plain_auc']:.4f} ± {arm['deviation']:.4f}",
+        [name, percent(arm["all_hot"]), f"{arm['plain_auc']:.4f} ± {arm['deviation']:.4f}",
          f"{arm['scheduled_auc']:.4f}", f"{arm['more']:+.4f}",
          f"{arm['interval'][0]:+.4f} to {arm['interval'][1]:+.4f}"]
         for name, arm in arms.items()
@@ -315,16 +304,14 @@ def accuracy_table(arms: dict[str, dict]) -> str:
     return markdown.table(head, lines)
 
 
-def _percent(share: float) -> str:
-    return f"{share:.1%}".replace("%", " %")
-
-
 PAPER = Paper(
     "fae",
     "FAE (VLDB 2022)",
     {
         "speed": Part("How long does a whole training take, by arm?", run_speed, speed_table),
+        "links": Part("And behind a link as slow as PCIe?", run_links, links_table),
         "batches": Part("And by the size of a batch?", run_batches, batches_table),
+        "recipes": fae_recipes.PART,
         "skew": Part("How much more often are the popular rows read?", run_skew, skew_table),
         "share": Part("How many samples are all-hot, by data and budget?", run_share, share_table),
         "calibrator": Part("How near is a sample to a scan?", run_calibrator, calibrator_table),

@@ -11,7 +11,7 @@ import functools
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,9 +20,11 @@ from unittest import mock
 import numpy as np
 import torch
 
-from benchmarks import fae
+from benchmarks import fae, markdown
+from benchmarks.gpu_parts.part import Findings
 from benchmarks.link import gather_rate, pace
 from benchmarks.papers.part import Setting
+from benchmarks.workload import cpu_seconds_of_others
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, Loader, prepare, profile, regroup
 from hotrows.data.hot_cold.profile import Profile, row_bytes
@@ -34,7 +36,8 @@ from hotrows.train.evaluate import evaluate
 from hotrows.train.recommender import Recommender
 
 RATIO = 12  # fast memory over slow memory, as in docs/papers/scratchpipe.md
-ROWS = 100_000  # of the data, 80,000 of them to train on
+PCIE = 57  # a V100's memory, 900 GB/s, over PCIe 3.0 of 16 lanes, 15.75 GB/s
+ROWS = 600_000  # of the data, 480,000 of them to train on
 SHARE = 0.2  # of the tables' bytes that fast memory has
 
 
@@ -73,9 +76,9 @@ def config_of(setting: Setting, batch_size: int) -> TrainConfig:
     )
 
 
-def data_of(setting: Setting) -> EncodedData:
+def data_of(setting: Setting, rows: int = ROWS) -> EncodedData:
     """Synthetic Criteo, encoded; that of whole runs is kept."""
-    return _small_data()[0] if setting.small else fae.encoded(torch.get_num_threads(), ROWS)
+    return _small_data()[0] if setting.small else fae.encoded(torch.get_num_threads(), rows)
 
 
 @functools.cache
@@ -112,8 +115,13 @@ class Layout:
 
 
 @contextlib.contextmanager
-def laid_out(setting: Setting, data: EncodedData, config: TrainConfig) -> Iterator[Layout]:
-    """Profiles and regroups; the hot set leaves room in fast memory for the other rows of a batch."""
+def laid_out(
+    setting: Setting, data: EncodedData, config: TrainConfig, ratio: float = RATIO
+) -> Iterator[Layout]:
+    """Profiles and regroups; the hot set leaves room in fast memory for the other rows of a batch.
+
+    ratio: of the rate of fast memory to that of the link.
+    """
     embedding = Recommender(config, data.schema).embedding
     stride = embedding.num_bytes // sum(pack.rows for pack in embedding.packs)
     slots = int(SHARE * embedding.num_bytes) // stride
@@ -122,7 +130,7 @@ def laid_out(setting: Setting, data: EncodedData, config: TrainConfig) -> Iterat
     hot_slots = slots - min(slots // 2, 2 * distinct)
     bytes_per_row = row_bytes(embedding.tables, data.schema, config.row_optimizer)
     records = torch.zeros(setting.pick(1 << 29, 1 << 16) // stride, stride, dtype=torch.uint8)
-    rate = gather_rate(records, setting.pick(1.5, 0.01)) / RATIO
+    rate = gather_rate(records, setting.pick(1.5, 0.01)) / ratio
     del records
     with tempfile.TemporaryDirectory(dir=data.path.parent) as folder:
         begin = time.perf_counter()
@@ -154,9 +162,10 @@ def train(arm: Arm, data: EncodedData, layout: Layout, config: TrainConfig) -> d
         trainer = Trainer(trained, config, Path(folder) / "run")
         link = pace(trainer.embedding, layout.rate) if trainer.cached_tables else None
         timed = _Timed(trainer)
-        begin = time.perf_counter()
+        begin, cpu, others = time.perf_counter(), time.process_time(), cpu_seconds_of_others()
         result = trainer.fit(evaluate=timed)
         seconds = time.perf_counter() - begin
+        cpu, others = time.process_time() - cpu, cpu_seconds_of_others() - others
         shutil.rmtree(trainer.run)
     before = sum(layout.seconds.values()) if arm.regrouped else 0.0
     before += layout.seconds["profile"] if arm.policy == "hot" and not arm.regrouped else 0.0
@@ -164,6 +173,8 @@ def train(arm: Arm, data: EncodedData, layout: Layout, config: TrainConfig) -> d
         "what": arm.what,
         "seconds": before + seconds,
         "before_seconds": before,
+        "cpu_seconds": cpu,
+        "other_cores": max(others, 0.0) / seconds,
         "evaluation_seconds": timed.seconds,
         "evaluations": timed.num,
         "training_seconds": data.parts["train"].rows / result.samples_per_second,
@@ -186,6 +197,56 @@ class _Timed:
         metrics = self._evaluate(*arguments)
         self.seconds, self.num = self.seconds + time.perf_counter() - begin, self.num + 1
         return metrics
+
+
+def run_arms(
+    findings: Findings,
+    setting: Setting,
+    data: Callable[[], EncodedData],
+    config: TrainConfig,
+    prefix: str = "",
+    ratio: float = RATIO,
+) -> None:
+    """Adds the training of each arm to the findings, under prefix + its name."""
+    if all(findings.has(prefix + name) for name in ARMS):
+        return
+    with laid_out(setting, data(), config, ratio) as layout:
+        facts = {**layout.facts(), "batch_size": config.batch_size, "ratio": ratio}
+        for name, arm in ARMS.items():
+            if not findings.has(prefix + name):
+                findings.add(prefix + name, {**train(arm, data(), layout, config), **facts})
+
+
+def table_of_groups(head: str, arms: dict[str, dict]) -> str:
+    """A line for each group of arms, "GROUP: ARM": seconds in all, and in brackets how many times faster
+    than `all rows in slow memory` and than the static cache."""
+    lines = []
+    for group in dict.fromkeys(name.split(": ")[0] for name in arms):
+        here = {name: arms[f"{group}: {name}"] for name in ARMS if f"{group}: {name}" in arms}
+        cells = [
+            f"{here[name]['seconds']:.1f} ({over(here, CPU_ONLY, name)}, {over(here, HYBRID, name)})"
+            if name in here
+            else ""
+            for name in ARMS
+        ]
+        lines.append([group, percent(next(iter(here.values()))["all_hot_samples"]), *cells])
+    return f"{markdown.table([head, 'all-hot samples', *ARMS], lines)}\n\n{others_used(arms)}"
+
+
+def others_used(arms: dict[str, dict]) -> str:
+    """How far the seconds are those of a machine of one's own."""
+    cores = [arm["other_cores"] for arm in arms.values() if "other_cores" in arm]
+    if not cores:
+        return "How much of the cores other programs used was not noted."
+    return f"Other programs used {min(cores):.2f} to {max(cores):.2f} of the cores meanwhile."
+
+
+def over(arms: dict[str, dict], base: str, name: str) -> str:
+    return f"{arms[base]['seconds'] / arms[name]['seconds']:.2f}" if base in arms else ""
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", " %")
 
 
 # ---- what ids are read

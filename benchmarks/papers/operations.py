@@ -38,7 +38,7 @@ OPTIONS: dict[str, dict] = {
     "dien": {"attention": (16,), "hidden": (64, 32)},
     "can": {"hidden": (64, 32)},
 }
-_A_PACK_PER_TABLE = 1 << 20
+A_PACK_PER_TABLE = 1 << 20
 _NOTHING = ("empty", "empty_like", "new_empty", "detach", "_unsafe_view", "empty_strided")
 
 
@@ -110,7 +110,7 @@ def of_hotrows(name: str, num_fields: int, packing: bool) -> dict[str, int]:
         model,
         hotrows_models.schema_of(features),
         optimizer=hotrows.Adagrad(),
-        pack_parts=1 if packing else _A_PACK_PER_TABLE,
+        pack_parts=1 if packing else A_PACK_PER_TABLE,
         first_layer_roles=(),
     )
     batch = hotrows_models.batch_of(features, samples)

@@ -17,9 +17,13 @@ LONGEST = 900  # seconds of one arm
 
 @dataclass(frozen=True)
 class Setting(gpu_parts.part.Setting):
-    """How a part is run. device: `cpu` or `cuda`. small: shrunk to seconds; its figures mean nothing."""
+    """How a part is run. device: `cpu` or `cuda`. small: shrunk to seconds; its figures mean nothing.
+
+    tensorflow: an interpreter that has TensorFlow and tf-keras; None: without that arm.
+    """
 
     device: str = "cpu"
+    tensorflow: str | None = None
 
     def facts(self) -> dict:
         return {"device": self.device, "small": self.small}
@@ -53,15 +57,16 @@ class Paper:
         return ROOT / "docs" / "papers" / f"{self.name}.md"
 
 
-def in_a_process(arm: str, request: dict, setting: Setting) -> dict:
+def in_a_process(arm: str, request: dict, setting: Setting, python: str | None = None) -> dict:
     """The figures of `benchmarks.arms.ARM`, whose `measure(request)` runs in a process of its own.
 
     In this process where the run is small. An arm that goes wrong is an `error` among its figures.
+    python: another interpreter than this one.
     """
     module = f"benchmarks.arms.{arm}"
-    if setting.small:
+    if setting.small and python is None:
         return importlib.import_module(module).measure(request)
-    command = [sys.executable, "-W", "ignore", "-m", module, json.dumps(request)]
+    command = [python or sys.executable, "-W", "ignore", "-m", module, json.dumps(request)]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LONGEST)
     except subprocess.TimeoutExpired:

@@ -43,7 +43,7 @@ class Rig:
     dim: int = 128
     lookups: int = 20  # of a sample in a table
     batch: int = 512
-    seconds: float = 4.0  # of an arm at most, without its beginning
+    seconds: float = 10.0  # of an arm at most, without its beginning
     steps: int = 400  # of the stream
 
     @property
@@ -212,7 +212,7 @@ def _train(rig: Rig, arm: Arm, embedding: Embedding, ids: np.ndarray, slots: int
             turned = sum(rows_in) / slots
             if now - begin > rig.seconds or (len(seconds) >= 24 and turned >= TURNOVERS):
                 break
-        counted = slice(min(len(seconds) // 2, 12), None)  # the pipeline is full, the cache has turned
+        counted = slice(len(seconds) // 2, None)  # pipeline and window are full, the cache has turned
         stages = _stage_seconds(runner.events)
         stalled = dict(runner.stalled)
     return {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
     from hotrows.acceleration.explain import explain
     from hotrows.acceleration.lookahead import lookahead
-    from hotrows.batch import Batch
+    from hotrows.batch import Batch, RequestFeatures
     from hotrows.config import TrainConfig
     from hotrows.data.encode.prepare import prepare
     from hotrows.data.load.loader import Loader
@@ -72,6 +72,7 @@ __all__ = [
     "Normal",
     "PackPlan",
     "Plan",
+    "RequestFeatures",
     "RowWiseAdagrad",
     "Schema",
     "Sequence",
@@ -98,7 +99,7 @@ __getattr__, __dir__ = lazy_names(
         "hotrows.acceleration.dynamic_embedding": ["DynamicEmbedding"],
         "hotrows.acceleration.explain": ["explain"],
         "hotrows.acceleration.lookahead": ["lookahead"],
-        "hotrows.batch": ["Batch"],
+        "hotrows.batch": ["Batch", "RequestFeatures"],
         "hotrows.config": ["TrainConfig"],
         "hotrows.data.encode.prepare": ["prepare"],
         "hotrows.data.load.loader": ["Loader"],

@@ -7,6 +7,7 @@ P ranks.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,32 @@ class NewIds:
     features: tuple[str, ...]
     ids: Tensor
     keys: Tensor
+
+
+@dataclass(frozen=True)
+class RequestFeatures:
+    """What samples of one request share, once for each of R requests.
+
+    shared: a batch whose samples are the requests, of the features that are shared: their ids, and no
+        dense values or labels. starts: [R + 1] int64 from 0 to B; request r has the samples starts[r] ..
+        starts[r + 1] - 1, one at least.
+    """
+
+    shared: Batch
+    starts: Tensor
+
+    @property
+    def of_samples(self) -> Tensor:
+        """The request of each sample: [B] int64."""
+        return torch.arange(self.shared.size).repeat_interleave(self.starts.diff())
+
+    def among(self, first: int, end: int) -> RequestFeatures:
+        """Those of samples `first` to `end` - 1; a request that is cut is in both batches."""
+        low = int(torch.searchsorted(self.starts, first, right=True)) - 1
+        high = max(int(torch.searchsorted(self.starts, end)), low) if first < end else low
+        return RequestFeatures(
+            samples(self.shared, low, high), self.starts[low : high + 1].clamp(first, end) - first
+        )
 
 
 @dataclass(frozen=True)
@@ -60,6 +87,7 @@ class Batch:
     groups: Tensor | None = None
     times: Tensor | None = None
     new_ids: tuple[NewIds, ...] | None = None
+    requests: RequestFeatures | None = None
 
     def __post_init__(self) -> None:
         if self.ids.dtype != torch.int64:
@@ -78,11 +106,46 @@ class Batch:
             raise ValueError(
                 f"offsets must have F * B + 1 = {num_bags + 1} entries, not {self.offsets.numel()}"
             )
+        if self.requests is not None and int(self.requests.starts[-1]) != self.size:
+            raise ValueError(
+                f"starts of requests must end with the {self.size} samples of the batch, not with "
+                f"{int(self.requests.starts[-1])}"
+            )
 
     @property
     def size(self) -> int:
         """B, the number of samples."""
         return self.dense.shape[0]
+
+    @property
+    def all_features(self) -> tuple[str, ...]:
+        """The features that carry ids, those that samples of a request share last."""
+        return self.features + (() if self.requests is None else self.requests.shared.features)
+
+    def expanded(self, features: Sequence[str] | None = None) -> Batch:
+        """The batch with all its features in every sample, whatever a request shares.
+
+        features: their order; None: that of `all_features`.
+        """
+        if self.requests is None:
+            return self
+        repeated = {
+            **vars(self.requests.shared),
+            **_ids_of(self.requests.shared, self.requests.of_samples),
+        }
+        pieces = {**_by_feature(vars(self)), **_by_feature(repeated)}
+        names = tuple(features or self.all_features)
+        ids, lengths, weights = zip(*(pieces[name] for name in names), strict=True)
+        has_lists = self.offsets is not None or self.requests.shared.offsets is not None
+        has_weights = self.weights is not None or self.requests.shared.weights is not None
+        return replace(
+            self,
+            features=names,
+            ids=torch.cat(ids),
+            offsets=functional.pad(torch.cat(lengths).cumsum(0), (1, 0)) if has_lists else None,
+            weights=torch.cat(weights) if has_weights else None,
+            requests=None,
+        )
 
     def pin_memory(self) -> Batch:
         """A copy in page-locked memory, for copies to a device that need not wait."""
@@ -107,16 +170,37 @@ def samples(batch: Batch, first: int, end: int) -> Batch:
         for name in ("dense", "labels", "sample_weights", "groups", "times")
         if (value := getattr(batch, name)) is not None
     }
+    if batch.requests is not None:
+        changes["requests"] = batch.requests.among(first, end)
+    number = batch.first_sample + first
+    return replace(batch, first_sample=number, **_ids_of(batch, slice(first, end)), **changes)
 
-    def of_bags(values: Tensor) -> Tensor:  # [F * B] -> [F * (end - first)]
-        return values.view(len(batch.features), -1)[:, first:end].reshape(-1)
+
+def _ids_of(batch: Batch, chosen: slice | Tensor) -> dict[str, Any]:
+    """The ids, offsets and weights of chosen samples."""
+
+    def of_bags(values: Tensor) -> Tensor:  # [F * B] -> [F * chosen]
+        return values.view(len(batch.features), batch.size)[:, chosen].reshape(-1)
 
     if batch.offsets is None:
-        ids, weights = of_bags(batch.ids), None if batch.weights is None else of_bags(batch.weights)
-    else:
-        lengths, starts = of_bags(batch.offsets.diff()), of_bags(batch.offsets[:-1])
-        changes["offsets"] = offsets = functional.pad(lengths.cumsum(0), (1, 0))
-        places = torch.arange(int(offsets[-1])) + (starts - offsets[:-1]).repeat_interleave(lengths)
-        ids, weights = batch.ids[places], None if batch.weights is None else batch.weights[places]
-    number = batch.first_sample + first
-    return replace(batch, ids=ids, weights=weights, first_sample=number, **changes)
+        weights = None if batch.weights is None else of_bags(batch.weights)
+        return {"ids": of_bags(batch.ids), "offsets": None, "weights": weights}
+    lengths, starts = of_bags(batch.offsets.diff()), of_bags(batch.offsets[:-1])
+    offsets = functional.pad(lengths.cumsum(0), (1, 0))
+    places = torch.arange(int(offsets[-1])) + (starts - offsets[:-1]).repeat_interleave(lengths)
+    weights = None if batch.weights is None else batch.weights[places]
+    return {"ids": batch.ids[places], "offsets": offsets, "weights": weights}
+
+
+def _by_feature(fields: Mapping[str, Any]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """By feature, the ids of all samples, how many each has, and their weights."""
+    features, ids, offsets, weights = (fields[name] for name in ("features", "ids", "offsets", "weights"))
+    if not features:
+        return {}
+    if offsets is None:
+        offsets = torch.arange(len(ids) + 1)
+    weights = torch.ones(len(ids)) if weights is None else weights
+    lengths = offsets.diff().view(len(features), -1)  # [F, B]
+    sizes = lengths.sum(1).tolist()
+    pieces = zip(ids.split(sizes), lengths, weights.split(sizes), strict=True)
+    return dict(zip(features, pieces, strict=True))

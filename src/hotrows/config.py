@@ -114,7 +114,10 @@ class TrainConfig:
     )
     dense_optimizer: str = setting("adam", "Optimizer of the dense part", choices=DENSE_OPTIMIZERS)
     dense_lr: float | None = setting(
-        None, "Learning rate of the dense part", unset="0.001, of lr and fm 0.01", above=0
+        None,
+        "Learning rate of the dense part",
+        unset="0.001, less where labels are rare; of lr and fm 0.01",
+        above=0,
     )
     clip_norm: float | None = setting(
         None, "Largest norm of the dense gradients", unset="no limit", above=0
@@ -260,11 +263,8 @@ class TrainConfig:
         most=1024,
         changes="no bit",
     )
-    planning: str = setting(
-        "host",
-        "Where batches are planned; device: where all rows are on it and features have one id",
-        choices=PLANNING,
-        changes="no bit",
+    planning: str | None = setting(
+        None, "Where batches are planned", unset="device on CUDA", choices=PLANNING, changes="no bit"
     )
     sharding: str = setting(
         "auto", "How tables are sharded over ranks", choices=("auto", *SHARDINGS), changes="rounding"

@@ -149,8 +149,14 @@ def expiring(features: Iterable[Any]) -> list[str]:
     return [f.name for f in features if f.dynamic is not None and f.dynamic.eviction.kind == "time"]
 
 
-def check_times(schema: str, features: Iterable[Any]) -> None:
-    """Raises ValueError where keys expire by event time; for a schema, by its name, without a time."""
+def check_times(schema: str, features: Iterable[Any], made_of_time: Iterable[str]) -> None:
+    """Raises ValueError where features are made of the time, or keys expire by it; for a schema, by its
+    name, without a time."""
+    if of_time := list(made_of_time):
+        raise ValueError(
+            f"schema {schema!r}: features {of_time} are made of the time; say which column that is: "
+            f"time=Time(COLUMN)"
+        )
     if timed := expiring(features):
         raise ValueError(
             f"schema {schema!r}: keys of features {timed} expire by the time of samples; say which "

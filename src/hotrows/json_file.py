@@ -17,7 +17,7 @@ import re
 import types
 import typing
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,6 +144,16 @@ def value_of(kind: Any, value: Any, where: str) -> Any:
     raise ValueError(f"{where} must be of type {expected}, not {shown(value)}")
 
 
+def check_types(declared: Any) -> None:
+    """Makes tuples of what is listed, and raises ValueError for the first field of a wrong type."""
+    for name, expected in types_of(declared.__class__).items():
+        value = getattr(declared, name)
+        if isinstance(value, Iterable) and not isinstance(value, str | bytes | tuple | dict):
+            value = tuple(value)
+        value = value_of(expected, value, f"{name} of a {type(declared).__name__.lower()}")
+        object.__setattr__(declared, name, value)
+
+
 @functools.cache
 def types_of(kind: Any) -> dict[str, Any]:
     """The types of the fields of a dataclass, by name."""
@@ -157,7 +167,8 @@ def is_name(text: str) -> bool:
 
 def shown(value: Any) -> str:
     """Formats a value for a message, shortened to 60 characters."""
-    text = repr(value)
+    is_long = isinstance(value, int) and abs(value) >= 1 << 200
+    text = "a number of many digits" if is_long else repr(value)
     return text[:60] + ("..." if len(text) > 60 else "")
 
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -256,6 +257,17 @@ def parse_by_label(text: str) -> dict[str, Loss]:
     if len(losses) < len(pairs) or ("" in losses and len(losses) > 1):
         raise ValueError(f"give one loss, or one for each label (rating=squared,click=focal): {text!r}")
     return losses
+
+
+def check_grouped(schema: str, losses: Mapping[str, str | None], group: str | None) -> None:
+    """Raises ValueError where a loss compares samples of a group and there is none. schema: its name;
+    losses: by label, as declared; group: the column of groups."""
+    ordered = [label for label, loss in losses.items() if parse(loss or Loss.name).is_order]
+    if ordered and group is None:
+        raise ValueError(
+            f"schema {schema!r}: the loss of label {ordered[0]!r} compares samples of a group; say which "
+            f"column that is: group=COLUMN"
+        )
 
 
 def parse_ranking(text: str) -> tuple[str, ...]:

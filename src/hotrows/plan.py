@@ -64,6 +64,13 @@ class PackPlan:
             starts=functional.pad(self.starts, (0, missing), value=num_ids),
         )
 
+    def narrowed(self, num_rows: int) -> PackPlan:
+        """Without the padding: the first `num_rows` rows."""
+        if num_rows == self.num_rows:
+            return self
+        rows, slots = self.rows[:num_rows], self.slots[:num_rows]
+        return replace(self, rows=rows, slots=slots, starts=self.starts[: num_rows + 1])
+
 
 @dataclass(frozen=True)
 class Moves:
@@ -122,6 +129,23 @@ class RowExchangePlan:
 
 
 @dataclass(frozen=True)
+class RequestPlan:
+    """Which bags of a plan are of samples, and which of the requests that these belong to.
+
+    features: those that requests have; starts: [R + 1], request r has the samples starts[r] ..
+        starts[r + 1] - 1.
+    samples, shared: plans of B samples and of R requests whose packs are those of the whole plan, with
+        their own bags alone: pack p has first those of samples.packs[p], then those of shared.packs[p],
+        each in the order that bags of a batch have. Their `sequence_starts` count from their first bag.
+    """
+
+    features: tuple[str, ...]
+    starts: Int64[Tensor, "_"]
+    samples: Plan
+    shared: Plan
+
+
+@dataclass(frozen=True)
 class Plan:
     """The plan of one batch on one rank. Empty tuples mean: none.
 
@@ -139,8 +163,10 @@ class Plan:
     global_size: samples of the batch on all ranks; 0: batch_size.
     signals: those of all ranks when this batch was planned: `planning.routing.RankSignals`.
     on_device: the packs are planned on the device, when the batch is copied there; none until then.
-    on_host: the plan in host memory that this one is a copy of on a device: sizes are read from it
-        without waiting for the device. None for a plan that was made where it is.
+    requests: where samples of a request share features, which bags are of requests.
+    on_host: what the host knows of a plan on a device without waiting for it: the sizes, and where the
+        plan is a copy of one made there, or rows are copied by the host, the values. None for a plan
+        that was made where it is.
     """
 
     packs: tuple[PackPlan, ...]
@@ -154,6 +180,7 @@ class Plan:
     global_size: int = 0
     signals: int = 0
     on_device: bool = False
+    requests: RequestPlan | None = None
     on_host: Plan | None = None
 
     def padded(self) -> Plan:

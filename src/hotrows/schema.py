@@ -9,9 +9,7 @@ values of the training part follow by falling frequency.
         time=Time("stamp", utc_offset=8),
         group="user",
         features=(
-            Dense("price"),
-            Sparse("user", min_count=5),
-            Sparse("hour", transform="hour"),
+            Dense("price"), Sparse("user", min_count=5), Sparse("hour", transform="hour"),
             Sparse("genres", many=True, separator="|", pooling="mean"),
             Sparse("item"),
             Sequence("history", vocabulary="item", max_length=100),
@@ -24,7 +22,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -32,7 +29,7 @@ from typing import Any
 
 from hotrows import losses
 from hotrows.dynamic import GROWING, Dynamic, check_feature, check_times, expiring, leave_out_defaults
-from hotrows.json_file import JsonFile, build, parse, shown, types_of, value_of
+from hotrows.json_file import JsonFile, build, check_types, parse, shown, value_of
 
 PADDING = 0
 MISSING = 1
@@ -59,7 +56,7 @@ class Dense:
     transform: str = "log"
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
         _check_one_of(self, "transform", DENSE_TRANSFORMS)
 
 
@@ -97,7 +94,7 @@ class Sparse:
     dynamic: Dynamic | None = None
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
         _check_ids(self)
         _check_one_of(self, "pooling", ("sum", "mean"))
         _check_one_of(self, "transform", SPARSE_TRANSFORMS)
@@ -133,7 +130,7 @@ class Sequence:
     dynamic: Dynamic | None = None
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
         _check_ids(self)
 
 
@@ -154,7 +151,7 @@ class Label:
     loss: str | None = None
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
         if self.positive and self.at_least is not None:
             raise ValueError(f"label {self.name!r}: give either positive= or at_least=, not both")
         try:
@@ -186,7 +183,7 @@ class Time:
     utc_offset: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
 
 
 Feature = Dense | Sparse | Sequence
@@ -203,11 +200,14 @@ class Schema:
     columns: the raw file's columns in order, if it has no header line; None: a header names them.
     delimiter: character between the columns of a raw line.
     weight: column of a sample's weight in the loss and in metrics (default: weights of 1).
-    group: column by whose values AUC is grouped and samples are ranked, such as the user (default: not
-        grouped).
+    group: column by whose values AUC is grouped and samples are ranked, such as the user (default: the
+        request, or not grouped).
     time: column that a split by time, features of time and keys that expire by it read.
     missing: values that mean missing, besides the empty one.
     strip: whether to remove spaces around values.
+    request: column that says of which request a sample is; rows of a request follow one another.
+    shared: features that are equal in all samples of a request, such as the user's, and are stored,
+        looked up and computed once for it.
     """
 
     features: tuple[Feature, ...]
@@ -220,9 +220,11 @@ class Schema:
     time: Time | None = None
     missing: tuple[str, ...] = ()
     strip: bool = False
+    request: str | None = None
+    shared: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check_types(self)
         for what, items in (("feature", self.features), ("label", self.labels)):
             counts = Counter(named.name for named in items)
             twice = sorted(name for name, count in counts.items() if count > 1)
@@ -230,19 +232,11 @@ class Schema:
                 raise ValueError(f"schema {self.name!r}: {what} names must be unique, twice: {twice}")
         if not self.labels:
             raise ValueError(f"schema {self.name!r} needs at least one label")
-        ordered = [label.name for label in self.labels if losses.parse(label.loss or "log_loss").is_order]
-        if ordered and self.group is None:
-            raise ValueError(
-                f"schema {self.name!r}: the loss of label {ordered[0]!r} compares samples of a group; "
-                f"say which column that is: group=COLUMN"
-            )
+        losses.check_grouped(self.name, {label.name: label.loss for label in self.labels}, self.grouping)
+        self._check_shared()
         if self.time is None:
-            if timed := [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]:
-                raise ValueError(
-                    f"schema {self.name!r}: features {timed} are made of the time; say which column "
-                    f"that is: time=Time(COLUMN)"
-                )
-            check_times(self.name, self.id_features)
+            of_time = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
+            check_times(self.name, self.id_features, of_time)
         if self.columns is not None:
             named = set(self.columns)
             absent = [column for column in self.raw_columns if column not in named]
@@ -257,6 +251,19 @@ class Schema:
         kinds = {"dense": self.dense, "sparse": self.sparse, "sequences": self.sequences}
         listed = [f"{len(fs):,} {kind}: {_listed(fs)}" for kind, fs in kinds.items() if fs]
         return f"Schema({self.name!r}, {'; '.join([f'label {_listed(self.labels)}', *listed])})"
+
+    def _check_shared(self) -> None:
+        unknown = sorted(set(self.shared) - {feature.name for feature in self.features})
+        if unknown or bool(self.shared) != (self.request is not None):
+            raise ValueError(
+                f"schema {self.name!r}: expected request=COLUMN and, beside it, shared=(FEATURE, ...) of "
+                f"its features, not {self.request!r} and {unknown or list(self.shared)}"
+            )
+
+    @property
+    def grouping(self) -> str | None:
+        """The column by whose values samples are grouped: `group`, or the request."""
+        return self.group or self.request
 
     @cached_property
     def labels(self) -> tuple[Label, ...]:
@@ -276,8 +283,8 @@ class Schema:
 
     @cached_property
     def raw_columns(self) -> tuple[str, ...]:
-        """Every raw column that is read, each once: of features, labels, weight, group and time."""
-        others = (self.weight, self.group, self.time and self.time.column)
+        """Every raw column that is read, each once: of features, labels, weight, group, time, request."""
+        others = (self.weight, self.group, self.time and self.time.column, self.request)
         columns = [self.column_of(feature) for feature in self.features]
         columns += [column_of(label) for label in self.labels]
         return tuple(dict.fromkeys([*columns, *(column for column in others if column)]))
@@ -344,9 +351,11 @@ class Schema:
         for feature in features:
             leave_out_defaults(feature)
         fields = {**dataclasses.asdict(self), "features": features}
+        if self.request is None:
+            del fields["request"], fields["shared"]
         for label in fields["label"] if isinstance(self.label, tuple) else [fields["label"]]:
             if isinstance(label, dict) and label["loss"] is None:
-                del label["loss"]  # as schemas had it before: it is a part of fingerprints
+                del label["loss"]  # as schemas had it before: it is a part of fingerprints, like requests
         return json.dumps(fields, indent=2)
 
     @staticmethod
@@ -406,16 +415,6 @@ def _feature(fields: Any) -> Feature:
     if kind not in list(_KINDS):
         raise ValueError(f"feature kind must be one of {sorted(_KINDS)}, not {shown(kind)}")
     return build(_KINDS[kind], {name: value for name, value in fields.items() if name != "kind"})
-
-
-def _check_types(declared: Any) -> None:
-    """Makes tuples of what is listed, and raises ValueError for the first field of a wrong type."""
-    for name, expected in types_of(declared.__class__).items():
-        value = getattr(declared, name)
-        if isinstance(value, Iterable) and not isinstance(value, str | bytes | tuple | dict):
-            value = tuple(value)
-        value = value_of(expected, value, f"{name} of a {type(declared).__name__.lower()}")
-        object.__setattr__(declared, name, value)
 
 
 def _check_one_of(feature: Dense | Sparse, field: str, legal: tuple[str, ...]) -> None:

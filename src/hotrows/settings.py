@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from hotrows.json_file import shown
+
 # Values that the engine checks too; they are here because naming them must not load PyTorch.
 CACHE_TRANSFERS = ("zero_copy", "staged")
 PLANNING = ("host", "device")  # where plans are made
@@ -87,20 +89,18 @@ class Setting:
         if value is None and self.optional:
             return
         if self.choices and value not in self.choices:
-            raise ValueError(f"{self.name} must be one of {', '.join(self.choices)}, not {_shown(value)}")
+            raise ValueError(f"{self.name} must be one of {', '.join(self.choices)}, not {shown(value)}")
         kind, words = _KINDS.get(get_origin(self.type) or self.type, (object, ""))
         if not isinstance(value, kind) or (isinstance(value, bool) and self.type is not bool):
-            raise ValueError(f"{self.name} must be {words}, not {_shown(value)}")
+            raise ValueError(f"{self.name} must be {words}, not {shown(value)}")
         if self.least is not None and value < self.least:
-            raise ValueError(f"{self.name} must be at least {self.least}, not {_shown(value)}")
+            raise ValueError(f"{self.name} must be at least {self.least}, not {shown(value)}")
         if self.above is not None and not value > self.above:
-            raise ValueError(f"{self.name} must be above {self.above:g}, not {_shown(value)}")
+            raise ValueError(f"{self.name} must be above {self.above:g}, not {shown(value)}")
         if self.most is not None and value > self.most:
-            raise ValueError(f"{self.name} must be at most {self.most:,}, not {_shown(value)}")
+            raise ValueError(f"{self.name} must be at most {self.most:,}, not {shown(value)}")
         if self.type is int and not -(1 << 63) <= value < 1 << 63:
-            raise ValueError(
-                f"{self.name} must be a whole number of at most 64 bits, not {_shown(value)}"
-            )
+            raise ValueError(f"{self.name} must be a whole number of at most 64 bits, not {shown(value)}")
         if self.type is float and not abs(value) <= sys.float_info.max:
             raise ValueError(f"{self.name} must be a finite number, not {value}")
 
@@ -113,12 +113,6 @@ _KINDS: dict[Any, tuple[Any, str]] = {
     str: (str, "text"),
     dict: (dict, "names with their values"),
 }
-
-
-def _shown(value: Any) -> str:
-    """Formats a value for a message, shortened to 60 characters."""
-    text = "a number of many digits" if isinstance(value, int) and value >= 1 << 200 else repr(value)
-    return text[:60] + ("..." if len(text) > 60 else "")
 
 
 def setting(default: Any, help: str, **known: Any) -> Any:

@@ -234,7 +234,7 @@ def test_a_table_may_be_in_any_pieces_that_cover_it_once(run):
         (lambda c: c["tables"][0]["layout"].update(dtype="int4"), "rows or layout of table 'A' are imp"),
         (lambda c: c.update(base="../other"), "its base is named '../other'"),
     ],
-)  # fmt: skip
+)
 def test_a_manifest_that_makes_no_sense_is_refused_before_anything_is_read(run, change, said):
     folder = saved(run)
     changed(folder, change)

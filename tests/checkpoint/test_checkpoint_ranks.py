@@ -315,8 +315,9 @@ def trained_in_files(path, num_ranks, name, tables, batches):
         for one in (embedding, plain):
             train(one, batches[:2])
         name_of = checkpoint.save(path, embedding, dense(), state(), "f")
-        embedding.cached_tables.retain([checkpoint.generations(
-            path / "checkpoints" / name_of, ranks.rank, num_ranks)])  # fmt: skip
+        embedding.cached_tables.retain(
+            [checkpoint.generations(path / "checkpoints" / name_of, ranks.rank, num_ranks)]
+        )
         train(embedding, batches[2:])
         embedding.close()
         return plain

@@ -397,9 +397,7 @@ def test_a_run_with_increments_goes_on_to_the_same_bits(tmp_path, monkeypatch, a
     )
     uninterrupted = tmp_path / "whole"
     Trainer(encoded, config, uninterrupted).fit()
-    interrupted = Trainer(
-        encoded, config, tmp_path / "run", progress=interrupt_after(after)
-    )  # fmt: skip
+    interrupted = Trainer(encoded, config, tmp_path / "run", progress=interrupt_after(after))
     with pytest.raises(Interrupted):
         interrupted.fit()
     last = checkpoint.folder_of(tmp_path / "run", "last")

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from hotrows import models
 from hotrows.cli import cli, config_files
 from hotrows.cli.training import config_with
 from hotrows.config import SETTINGS, TrainConfig
+from hotrows.models.recipes import RECIPES
 from hotrows.optim import SGD, Adagrad, Adam
+from hotrows.schema import Dense, Schema, Sequence, Sparse
 
 TOML = """
 model = "din"
@@ -51,6 +54,23 @@ def options_of(*arguments: str) -> dict:
     params = cli.commands["train"].make_context("train", ["enc", *map(str, arguments)]).params
     names = {*SETTINGS, "lr", "embedding_lr", "row_options"}
     return {name: value for name, value in params.items() if name in names}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_found_by_its_name_unless_a_file_has_it(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    config = config_files.read(Path(name), ["batch_size=64"])
+    past = [Sequence("past", vocabulary="C1", rows=9)] if name == "rmc1" else []
+    sparse = [Sparse(f"C{n}", rows=9) for n in range(26)]
+    schema = Schema(features=(*(Dense(f"I{n}") for n in range(13)), *sparse, *past))
+    model = models.build(config.model, schema, **config.model_options)
+    assert config.batch_size == 64 and config.epochs == 1
+    sizes = {"rmc1": (367, 15), "rmc2": (367, 512), "rmc3": (415, 512)}
+    assert config.row_optimizer == (Adagrad(lr=0.05) if name == "rmc1" else SGD(lr=0.1))
+    first = model.top.layers[0]
+    assert (first.in_features, first.out_features) == sizes[name]
+    written(tmp_path, name, SAME.to_json())
+    assert config_files.read(Path(name)) == SAME
 
 
 def test_a_file_is_read_as_toml_or_json(tmp_path):

@@ -74,7 +74,7 @@ print("DLRM" in dir(hotrows.models))
 def test_a_name_that_is_not_there_is_no_attribute():
     assert not hasattr(package, "Embeding") and not hasattr(package, "_native")
     with pytest.raises(AttributeError, match="module 'hotrows.models' has no attribute 'DLMR'"):
-        package.models.DLMR  # noqa: B018
+        _ = package.models.DLMR
 
 
 def test_without_arguments_three_commands_to_a_first_model_are_taught_and_work(

@@ -88,11 +88,19 @@ def test_one_way_for_all(kind, placement):
 
 
 def test_whole_tables_go_to_the_rank_with_the_least_work_largest_first():
-    sizes = [10, 10**6, 10**5, 10**4]
+    sizes = [10, 10**6, 9 * 10**5, 2 * 10**5]
     choice = choose_sharding([load(n, f"t{n}") for n in sizes], CPU, 2, STEP, kind="tables")
     assert all(place.num_ranks == 1 for place in choice.placements)
     largest, second = choice.placements[1], choice.placements[2]
     assert (largest.first_rank, second.first_rank) == (0, 1)
+
+
+def test_a_giant_table_is_dealt_over_as_many_ranks_as_it_is_shares():
+    sizes = [10, 10**6, 10**5, 10**4]
+    for num_ranks, expected in ((2, [1, 2, 1, 1]), (4, [1, 4, 1, 1]), (16, [1, 15, 2, 1])):
+        loads = [load(n, f"t{n}") for n in sizes]
+        choice = choose_sharding(loads, CPU, num_ranks, STEP, kind="tables")
+        assert [place.num_ranks for place in choice.placements] == expected
 
 
 def test_more_ranks_than_tables_or_rows():

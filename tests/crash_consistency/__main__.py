@@ -17,13 +17,16 @@ from tests.support.scratch import folder_in_memory
 @click.option("--drawn", default=8, show_default=True, help="Drawn sets of lost calls for every crash.")
 @click.option("--every", default=1, show_default=True, help="Crash after one of so many calls.")
 @click.option("--seed", default=0, show_default=True, help="Of the draws.")
+@click.option("--part", default=(1, 1), type=(int, int), help="I N: the I-th of N parts of the calls.")
 @click.option("--drop", type=click.Choice(["files", "folders"]), help="Leave out syncs; must be found.")
-def main(scenarios: tuple[str, ...], drawn: int, every: int, seed: int, drop: str | None) -> None:
+def main(
+    scenarios: tuple[str, ...], drawn: int, every: int, seed: int, part: tuple[int, int], drop: str | None
+) -> None:
     failed = False
     for name in scenarios or SCENARIOS:
         with tempfile.TemporaryDirectory(dir=folder_in_memory()) as folder:
             campaign = Campaign(name, Path(folder), drop or "")
-            campaign.run(drawn=drawn, every=every, seed=seed)
+            campaign.run(drawn=drawn, every=every, seed=seed, part=(part[0] - 1, part[1]))
             print(campaign.summary(), flush=True)
             failed |= bool(campaign.failures)
     raise SystemExit(int(failed))

@@ -31,11 +31,19 @@ class Campaign:
         self.num_crashes = self.num_states = self.num_checked = 0
         self.failures: list[Failure] = []
 
-    def run(self, drawn: int = 2, every: int = 1, seed: int = 0, most: int | None = None) -> None:
+    def run(
+        self,
+        drawn: int = 2,
+        every: int = 1,
+        seed: int = 0,
+        most: int | None = None,
+        part: tuple[int, int] = (0, 1),
+    ) -> None:
         """Checks the states of a crash after every `every`-th call, and ends after `most` checks or as
-        soon as some failed."""
-        seen = set()
-        for crash in range(seed % every, len(self.recording.changes) + 1, every):
+        soon as some failed. part: (i, n), the i-th of n parts of the calls, in their order."""
+        seen, (i, n) = set(), part
+        crashes = range(seed % every, len(self.recording.changes) + 1, every)
+        for crash in crashes[len(crashes) * i // n : len(crashes) * (i + 1) // n]:
             said = self.recording.said(crash)
             self.num_crashes += 1
             for state in self.recording.states(crash, drawn, seed):

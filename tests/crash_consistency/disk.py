@@ -90,6 +90,7 @@ class Recording:
     def states(self, crash: int, num_drawn: int, seed: int = 0) -> Iterator[State]:
         """States that a crash after so many calls may leave, of those that are not durable: all, none,
         names without bytes, bytes without names, each missing or alone, the last one torn, some drawn."""
+        self._contents.clear()  # those of other crashes fill the memory
         chance = random.Random(crash * 1_000_003 + seed)
         sure, unsure = [], []
         for i in range(crash):

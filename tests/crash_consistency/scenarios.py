@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import zlib
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -20,16 +22,21 @@ from hotrows import checkpoint
 from hotrows.checkpoint import State, Writer
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare
+from hotrows.dynamic import Dynamic
 from hotrows.engine.embedding import Embedding
+from hotrows.serving import chain
+from hotrows.serving.version import version_at
 from hotrows.storage.file_store import FileStore
 from hotrows.train import metrics_log, pictures, train
 from hotrows.train.export import export
+from hotrows.train.publishing import Publisher
 from tests.crash_consistency.recording import say
 from tests.support.checkpoints import TABLES, dense, state
 from tests.support.embeddings import batches_of
 from tests.support.embeddings import train as train_rows
 from tests.support.file_stores import META, engine, first_values
-from tests.support.runs import CONFIG, encode, same_bits, schema, weights_of, write_rows
+from tests.support.published import contents_of, is_of, train_published, undisturbed
+from tests.support.runs import CONFIG, same_bits, schema, weights_of, write_rows
 from tests.support.store_script import NUM_ROWS, STRIDE, Books, check_what_is_left, play, script
 
 
@@ -41,7 +48,6 @@ class Scenario:
     act: Callable[[Path], None]
     check: Callable[[Path, list[str]], None]
     prepare: Callable[[Path], None] = lambda root: None
-    is_slow: bool = False  # whether a check takes a second rather than milliseconds
 
 
 # ---- checkpoints of tables in memory: full ones, increments, the last two, the best
@@ -124,23 +130,27 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-# ---- whole runs: in memory, and behind a cache over a file store
+# ---- whole runs: in memory, of dynamic ids, and behind a cache over a file store
 
 
-def _config(root: Path, in_file: bool) -> TrainConfig:
+def _config(root: Path, of: str) -> TrainConfig:
     small = replace(CONFIG, epochs=1, checkpoint_every=6)
-    if not in_file:
-        return replace(small, full_every=2, keep_last=2)
-    return replace(small, fast_memory=40 * 40, in_flight=2, store=f"file:{root / 'rows'}")
+    if of == "file":
+        return replace(small, fast_memory=40 * 40, in_flight=2, store=f"file:{root / 'rows'}")
+    if of == "keys":
+        return replace(small, checkpoint_every=4, full_every=3, keep_last=2)
+    return replace(small, full_every=2, keep_last=2)
 
 
-def make_data(root: Path, in_file: bool) -> None:
-    encode(root.parent)
+def make_data(root: Path, of: str) -> None:
+    raw = write_rows(root.with_name("raw.csv"))
+    dynamic = Dynamic(capacity=18, admit="after:2", evict="lru", partitions=2) if of == "keys" else None
+    prepare([raw], schema(dynamic=dynamic), root.with_name("enc"), split="position:0.6,0.2,0.2")
     expected = root.with_name("expected")
-    train(EncodedData.open(root.with_name("enc")), _config(expected, in_file), expected)
+    train(EncodedData.open(root.with_name("enc")), _config(expected, of), expected)
 
 
-def train_run(root: Path, in_file: bool) -> None:
+def train_run(root: Path, of: str) -> None:
     save = Writer.save
 
     def saved(writer: Writer, state: State, is_best: bool = True) -> None:
@@ -150,19 +160,19 @@ def train_run(root: Path, in_file: bool) -> None:
 
     Writer.save = saved
     with _without_what_nothing_reads():
-        train(EncodedData.open(root.with_name("enc")), _config(root, in_file), root / "run")
+        train(EncodedData.open(root.with_name("enc")), _config(root, of), root / "run")
     say("trained")
 
 
-def check_run(root: Path, said: list[str], in_file: bool) -> None:
+def check_run(root: Path, said: list[str], of: str) -> None:
     run = root / "run"
     saved = max((int(text.split()[1]) for text in said if text.startswith("saved")), default=None)
     if saved is not None:
         assert int(checkpoint.folder_of(run, "last").name.removeprefix("step-")) >= saved
     data, resumes = EncodedData.open(root.with_name("enc")), (run / "config.json").exists()
     with _without_what_nothing_reads():
-        train(data, _config(root, in_file), run, resume=resumes)
-    if not in_file:
+        train(data, _config(root, of), run, resume=resumes)
+    if of != "file":
         assert same_bits(run, root.with_name("expected"))
     pairs = zip(weights_of(run), _expected_weights(root.with_name("expected")), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -204,16 +214,68 @@ def check_export(root: Path, said: list[str]) -> None:
     assert _files(out) == _files(root / "again")
 
 
+# ---- a run that publishes a model: deltas, and bases made of them
+
+_STEPS = 24
+
+
+def publish_run(root: Path) -> None:
+    publish = Publisher._publish
+
+    def published(publisher: Publisher, snapshot: Any) -> None:
+        publish(publisher, snapshot)
+        say(f"published {snapshot.step}")
+
+    with patch.object(Publisher, "_publish", published):
+        _publish(root)
+
+
+def _publish(root: Path) -> None:
+    publisher = Publisher(root / "to", "3b", base_every=2, keep=1)
+    with _without_what_nothing_reads():
+        train_published(root.with_name("enc"), root / "run", _STEPS, publisher)
+
+
+def make_published(root: Path) -> None:
+    expected = undisturbed(root.with_name("enc"), root.with_name("expected"), _STEPS)
+    root.with_name("expected.json").write_text(json.dumps(expected))
+
+
+def check_published(root: Path, said: list[str]) -> None:
+    expected, to = json.loads(root.with_name("expected.json").read_text()), root / "to"
+    there = _versions(to, expected)
+    assert max(there, default=0) >= max((int(text.split()[1]) for text in said), default=0)
+    _publish(root)
+    assert max(_versions(to, expected)) == _STEPS
+    assert [path for path in to.iterdir() if path.suffix in (".part", ".gone")] == []
+
+
+def _versions(to: Path, expected: dict[str, Any]) -> list[int]:
+    """The steps of the versions in a folder, each of which is what the undisturbed run had then."""
+    found = chain.look(to)
+    numbers = range(found.bases[0], found.newest + 1) if found.newest else []
+    versions = [version_at(to, number) for number in numbers]
+    steps = [version.head.step for version in versions if version.head is not None]
+    sums = map(contents_of, versions)
+    assert all(is_of(of_one, expected[str(step)]) for step, of_one in zip(steps, sums, strict=True))
+    return steps
+
+
+def _run(of: str) -> Scenario:
+    act, check, made = (partial(f, of=of) for f in (train_run, check_run, make_data))
+    return Scenario(act, check, made)
+
+
 SCENARIOS = {
     "checkpoints": Scenario(save_checkpoints, check_checkpoints, lambda root: (root / "run").mkdir()),
     "store": Scenario(write_store, check_store, create_store),
     "data": Scenario(prepare_data, check_data, lambda root: write_rows(root.with_name("raw.csv"), 200)),
-    "export": Scenario(export_run, check_export, partial(make_data, in_file=False)),
-    "run": Scenario(partial(train_run, in_file=False), partial(check_run, in_file=False),
-                    partial(make_data, in_file=False), is_slow=True),
-    "run behind a cache": Scenario(partial(train_run, in_file=True), partial(check_run, in_file=True),
-                                   partial(make_data, in_file=True), is_slow=True),
-}  # fmt: skip
+    "export": Scenario(export_run, check_export, partial(make_data, of="memory")),
+    "publishing": Scenario(publish_run, check_published, make_published),
+    "run": _run("memory"),
+    "run with dynamic ids": _run("keys"),
+    "run behind a cache": _run("file"),
+}
 
 if __name__ == "__main__":
     name, folder, step = sys.argv[1:]

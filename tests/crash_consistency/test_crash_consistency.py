@@ -27,15 +27,16 @@ def campaign_of(tmp_path_factory):
     return campaign
 
 
-LONG = "run behind a cache"  # whose parts, stores and checkpoints, have scenarios of their own
+# Of which stores, checkpoints and exports, and the campaign's kills, are a part that is quick.
+LONG = ["run behind a cache", "run with dynamic ids", "publishing"]
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == LONG)) for name in SCENARIOS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in SCENARIOS]
 )
 def test_after_a_power_failure_the_next_start_finds_the_old_state_or_the_new_one(campaign_of, name):
     campaign = campaign_of(name)
-    whole, few = everything(), {"run": 6, "run behind a cache": 6, "export": 20}.get(name, 30)
+    whole, few = everything(), {"run": 6, "export": 20}.get(name, 30)
     every = 1 if whole or name == "export" else 13  # an export is fifteen calls
     campaign.run(every=every, seed=5, most=None if whole else few)
     assert not campaign.failures, campaign.summary()

@@ -149,7 +149,7 @@ def test_addresses_are_opened_through_fsspec(tmp_path, text):
         ("seen", pa.array([[["a"]], [], []]), "lists of lists are not read"),
         ("rating", pa.array([None, 1, 2], pa.int8()), "row 0, column 'rating': expected a number"),
     ],
-)  # fmt: skip
+)
 def test_columns_of_other_kinds_are_refused(tmp_path, column, values, message):
     index = TABLE.schema.names.index(column)
     table = TABLE.set_column(index, column, values)

@@ -393,9 +393,7 @@ def test_old_data_is_encoded_by_the_rule_that_it_was_prepared_by(tmp_path, core)
 def test_a_list_of_one_word_that_means_missing_has_one_value(tmp_path, core, strip):
     """In text it was an empty list, in Parquet one missing value; data of before stays as it was."""
     features = (Sparse("tags", many=True), Sparse("first", column="tags"))
-    schema = Schema(
-        label="click", delimiter=",", missing=("NULL",), strip=strip, features=features
-    )  # fmt: skip
+    schema = Schema(label="click", delimiter=",", missing=("NULL",), strip=strip, features=features)
     cells = ["a|b", "NULL", "", "NULL|a", "|", "nan", "a"]
     spaced = [f" {cell} " if strip else cell for cell in cells]
     lists = [["a", "b"], ["NULL"], [], [None, "a"], ["", ""], [None], ["a"]]

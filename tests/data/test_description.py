@@ -62,8 +62,9 @@ def test_hottest_rows_of_a_known_law(tmp_path):
 def test_data_without_unknown_ids_is_described(tmp_path):
     """Sharing unknown lookups among no rows divided by zero."""
     schema = Schema(features=(Sparse("a", num_unknown=0),), columns=("label", "a"))
-    data = prepare(write(tmp_path / "raw", [("0", "x"), ("1", "")]), schema, tmp_path / "out",
-                   split="fraction:1,0,0")  # fmt: skip
+    data = prepare(
+        write(tmp_path / "raw", [("0", "x"), ("1", "")]), schema, tmp_path / "out", split="fraction:1,0,0"
+    )
     (description,) = describe(data).vocabularies
     assert (description.rows, description.lookups) == (3, 2)
 

@@ -113,9 +113,7 @@ def test_blocks_share_out_an_epoch():
     assert blocks(Position(rate=Rate(25)), 6, 8) == [
         (0, 0, 2, 0, 2), (0, 2, 4, 2, 4), (0, 4, 6, 4, 6), (0, 6, 6, 6, 8)
     ]  # fmt: skip
-    assert blocks(Position(rate=Rate(1)), 2, 3) == [
-        (0, 0, 1, 0, 1), (0, 1, 2, 1, 2), (0, 2, 2, 2, 3)
-    ]  # fmt: skip
+    assert blocks(Position(rate=Rate(1)), 2, 3) == [(0, 0, 1, 0, 1), (0, 1, 2, 1, 2), (0, 2, 2, 2, 3)]
 
 
 def test_without_evaluations_cold_batches_come_first():

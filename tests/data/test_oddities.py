@@ -64,9 +64,10 @@ def test_usual_data_is_not_warned_of(warned):
 def test_one_class_only(warned, number):
     said = warned(table(click=np.full(ROWS, number)))
     assert [line.partition(" rows of ")[2] for line in said] == [
-        "train: nothing can be learned of it", "validation: it has no AUC there",
+        "train: nothing can be learned of it",
+        "validation: it has no AUC there",
         "test: it has no AUC there",
-    ]  # fmt: skip
+    ]
     assert said[0].startswith(f"label 'click' is {number} in all ")
 
 

@@ -207,8 +207,9 @@ def test_parts_may_be_files_of_their_own(tmp_path):
 def test_an_unknown_value_may_be_an_error(tmp_path, monkeypatch, core):
     if core == "plain":
         use_plain_python(monkeypatch)
-    schema = Schema(features=(Sparse("a", num_unknown=0), Sequence("b", num_unknown=0)),
-                    columns=("label", "a", "b"))  # fmt: skip
+    schema = Schema(
+        features=(Sparse("a", num_unknown=0), Sequence("b", num_unknown=0)), columns=("label", "a", "b")
+    )
     raw = write(tmp_path / "raw", [("0", "x", "p|q"), ("1", "", "")])
     data = prepare(raw, schema, tmp_path / "out", split="fraction:1,0,0")
     assert data.schema.rows_of("a") == 3

@@ -1,5 +1,7 @@
 """hotrows data: lists, says where files are, and prepares."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from hotrows import cli, data, datasets
@@ -60,12 +62,9 @@ def test_wrong_usage_gets_one_line(hotrows, tmp_path, monkeypatch, arguments, co
 def test_a_set_is_prepared_with_its_schema_and_what_was_asked(hotrows, tmp_path, monkeypatch):
     arguments_passed = {}
 
-    class Encoded:
-        parts = {"train": type("Part", (), {"rows": 29_305})}  # noqa: RUF012
-
     def prepare(raw, schema, out, **how):
         arguments_passed.update(how, schema=schema)
-        return Encoded()
+        return SimpleNamespace(parts={"train": SimpleNamespace(rows=29_305)})
 
     monkeypatch.setattr(data, "prepare", prepare)
     out = tmp_path / "enc"

@@ -9,6 +9,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from threading import Thread
+from typing import ClassVar
 
 import pytest
 
@@ -38,7 +39,7 @@ def packed(name):
 class Server(BaseHTTPRequestHandler):
     """Serves CONTENT, or an archive, from any byte on; `ranges` remembers the ranges."""
 
-    ranges: list = []  # noqa: RUF012 (the class is the server's memory)
+    ranges: ClassVar[list] = []
     resumes = True
     cuts_off = False
     says_length = True

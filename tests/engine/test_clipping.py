@@ -74,7 +74,7 @@ CASES = [
     (DenseSGD(lr=0.1, weight_decay=0.1), lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.1), 0.0),
     (SGD(lr=0.1), lambda p: torch.optim.SGD(p, 0.1), 0.0),
     (Adagrad(lr=0.1), lambda p: torch.optim.Adagrad(p, 0.1), 0.0),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("optimizer", "plain", "l2"), CASES, ids=[str(case[0]) for case in CASES])

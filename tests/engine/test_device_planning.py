@@ -15,6 +15,7 @@ from hotrows.batch import samples
 from hotrows.config import TrainConfig
 from hotrows.engine.caching import Caching
 from hotrows.engine.stages import start
+from hotrows.planning.policy import Newest
 from hotrows.table import Cross
 from hotrows.train.run_data import TrainingBatches
 from tests.support import pretend
@@ -124,7 +125,7 @@ SINGLE = samples(stream()[0], 0, 2)
         ({"micro_batches": 2}, SINGLE, "trained in micro-batches"),
         ({"crosses": [Cross(("user", "shop"), 50)]}, SINGLE, "crosses features"),
         ({"sequences": ["last_item"]}, SINGLE, "vectors of some features are not pooled"),
-        ({"caching": Caching(fast_memory=4000)}, SINGLE, "slots of a cache"),
+        ({"caching": Caching(4000, policy=Newest())}, SINGLE, "the policy"),
         ({"touched": True}, SINGLE, "full_every"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -142,7 +143,20 @@ def test_what_the_device_cannot_plan_the_host_plans_and_says_so_once(options, ba
     assert len(caplog.messages) == 1 and reason in caplog.messages[0]
 
 
-@pytest.mark.parametrize("settings", [{}, {"full_every": 2}, {"fast_memory": 1500}])
+CACHED = {"fast_memory": 1500}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"full_every": 2},
+        CACHED,
+        pytest.param(CACHED | {"full_every": 2}, marks=pytest.mark.slow),
+        pytest.param(CACHED | {"micro_batches": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
 def test_a_run_planned_on_the_device_is_that_planned_on_the_host(encoded, tmp_path, settings):
     config = replace(CONFIG, device="cuda", **settings)
     on_device(encoded, config, tmp_path / "host")

@@ -166,7 +166,7 @@ class Command:
             os.environ["PYTHONPATH"] = str(_SOURCE)  # not what else is installed
             os.set_inheritable(ready, False)
             os.execv(sys.executable, [sys.executable, "-m", "hotrows", *self.words])
-        sys.stdout, sys.stderr = (open(n, "w", buffering=1, closefd=False) for n in (1, 2))  # noqa: SIM115
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
         faulthandler.enable()
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         torch.set_num_threads(1)

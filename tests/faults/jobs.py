@@ -119,7 +119,7 @@ def step_of(run: Path) -> int:
 
 def _rank(
     rank: int, num_ranks: int, port: int, faults: tuple[Fault, ...], arguments: list[str], said: Path
-) -> None:  # fmt: skip
+) -> None:
     """A rank, in a process of its own."""
     from hotrows import cli
     from hotrows.train import pictures
@@ -128,8 +128,8 @@ def _rank(
     os.write(out, b"\n")  # takes room for what it says, before the disk is full
     os.dup2(out, 1)
     os.dup2(out, 2)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     os.environ.update(
         RANK=str(rank), WORLD_SIZE=str(num_ranks), LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(port),

@@ -32,9 +32,10 @@ def a_short_cut_is_waited_out(data: Path, run: Path, hosts: Sequence[Host], per_
 
 def a_short_cut_is_a_restart(data: Path, run: Path, hosts: Sequence[Host], per_host: int = 1) -> None:
     """The timeout is shorter: the ranks give up, and torchrun begins again by itself."""
-    with _unplugged_while_training(
-        hosts, data, run, per_host, "--max-restarts", "3", timeout=4
-    ) as (started, said):  # fmt: skip
+    with _unplugged_while_training(hosts, data, run, per_host, "--max-restarts", "3", timeout=4) as (
+        started,
+        said,
+    ):
         time.sleep(OUT_FOR)
         hosts[1].plug(True)
         assert _all_end(started, 180) == [0, 0], _texts(said)
@@ -64,7 +65,7 @@ def a_cut_for_good_ends_the_ranks(
 @contextmanager
 def _unplugged_while_training(
     hosts: Sequence[Host], data: Path, run: Path, per_host: int, *torchrun: str, timeout: float
-) -> Iterator[tuple[list[subprocess.Popen], Path]]:  # fmt: skip
+) -> Iterator[tuple[list[subprocess.Popen], Path]]:
     """A job that has saved a checkpoint, and whose cable has just been unplugged."""
     said = run.with_name(f"{run.name}-said")
     started = start_on(

@@ -99,8 +99,7 @@ def start_on(
             f"is_host={int(number == 0)},join_timeout=60",  # its name resolves to no address here
             *torchrun, *script(data, run, faults, timeout, *more),
         )  # fmt: skip
-        output = open(said.with_name(f"{said.name}-{number}"), "w")  # noqa: SIM115
-        with output:
+        with open(said.with_name(f"{said.name}-{number}"), "w") as output:
             started.append(
                 subprocess.Popen(
                     command,

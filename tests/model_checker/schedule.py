@@ -47,9 +47,10 @@ def explained(case: Case, explored: Explored) -> str:
 
 def _settings(case: Case) -> str:
     parts = [
-        f"{case.num_slots} slot{'s' * (case.num_slots > 1)}", f"{case.in_flight} in flight",
+        f"{case.num_slots} slot{'s' * (case.num_slots > 1)}",
+        f"{case.in_flight} in flight",
         "rows in a file" if case.in_file else "rows in memory",
-    ]  # fmt: skip
+    ]
     if case.num_ranks > 1:
         parts.append(f"{case.num_ranks} ranks")
     return ", ".join(parts)
@@ -105,7 +106,7 @@ def _effect(name: str, edge: str, plan: PlannedBatch) -> str:
         ("train", "begins"): [f"looks up {_rows(plan.used)}"],
         ("train", "ends"): [f"updates {_rows(plan.used)}"],
         ("write", "ends"): [f"stores {_rows(plan.rows_out)}, if changed" if plan.rows_out else ""],
-    }  # fmt: skip
+    }
     effects = [text for text in texts.get((name, edge), []) if text]
     return f": {', '.join(effects)}" if effects else ""
 

@@ -39,6 +39,7 @@ CASES = [
     ("can", {"base": "pooled"}),
     ("can", {"base": "din"}),
     ("can", {"base": "dien"}),
+    ("tbsm", {}),
 ]
 
 every_case = pytest.mark.parametrize(("name", "options"), CASES, ids=str)

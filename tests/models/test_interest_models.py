@@ -14,7 +14,6 @@ from tests.models.looked_up import (
     DENSE,
     HISTORY,
     SPARSE,
-    WITH_HISTORY,
     FakeVectors,
     build,
     logits_of,
@@ -22,6 +21,7 @@ from tests.models.looked_up import (
     schema_of,
 )
 
+INTEREST_MODELS = ("din", "dien", "can")
 LENGTHS = [3, 0, 1, 4, 0]
 SHOP = Schema(
     features=(
@@ -291,7 +291,7 @@ def test_the_tables_of_can_are_as_wide_as_its_networks():
 # ---- histories
 
 
-@pytest.mark.parametrize("name", WITH_HISTORY)
+@pytest.mark.parametrize("name", INTEREST_MODELS)
 def test_an_item_and_the_past_share_a_table(name):
     model = build(name)
     assert model.sequences == ("history",)
@@ -328,7 +328,7 @@ def test_joined_sequences_are_one_history_of_wider_vectors():
     assert_close(model(vectors, torch.empty(5, 0)), logits, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", WITH_HISTORY)
+@pytest.mark.parametrize("name", INTEREST_MODELS)
 def test_histories_of_any_number_and_joined_ones_give_logits(name):
     for histories in (None, JOINED, ["items"], ["items", ["categories", "items"]]):
         model = build(name, SHOP, histories=histories)
@@ -336,7 +336,7 @@ def test_histories_of_any_number_and_joined_ones_give_logits(name):
         assert logits.shape == (5,) and logits.isfinite().all()
 
 
-@pytest.mark.parametrize("name", WITH_HISTORY)
+@pytest.mark.parametrize("name", INTEREST_MODELS)
 def test_joined_sequences_of_unequal_lengths_are_refused(name):
     model = build(name, SHOP, histories=JOINED)
     vectors = lookup(model, 2, lengths=[2, 1])

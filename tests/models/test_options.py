@@ -135,6 +135,6 @@ def test_options_of_ones_own_model_may_have_any_type_or_none(tmp_path, kind):
 
 def test_a_history_needs_a_feature_of_its_vocabulary():
     schema = Schema(features=(*SPARSE, Sequence("searches", rows=7)))
-    for name in ("din", "dien", "can"):
+    for name in ("din", "dien", "can", "tbsm"):
         with pytest.raises(ValueError, match="the schema has no such pair: declare Sequence"):
             build(name, schema)

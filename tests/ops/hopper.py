@@ -6,7 +6,6 @@
 A launch compiles the kernel for these very arguments and stops there.
 """
 
-import importlib
 import re
 import subprocess
 import sys
@@ -71,13 +70,12 @@ def interactions():
 
 def layers(calls):
     """Of each call the op, and name, registers, bytes of stack and of shared memory of its kernels."""
-    import hotrows.nn.log_loss  # noqa: F401  (and with it the ops of all layers)
-    from hotrows.ops.layers.by_device import OPS
+    from tests.ops.triton.layer_cases import kernel
 
     compiled = compile_only()
     for name, arguments in calls:
         del compiled[:]
-        getattr(importlib.import_module(f"hotrows.ops.triton.{OPS[name]}"), name)(*arguments)
+        kernel(name)(*arguments)
         yield name, [(kernel, *_resources(made)) for kernel, made in compiled]
 
 

@@ -95,7 +95,7 @@ CASES = {
     "adam without eps": Case("Adam", {"weight_decay": 0.1, "eps": 0.0}),
     "adamw": Case("AdamW", {"weight_decay": 0.1}, lrs=(0.01, 0.02)),
     "adamw l2": Case("AdamW", {"weight_decay": 0.1}, l2s=(0.01,)),
-}  # fmt: skip
+}
 
 
 def batches(num_steps, num_rows, dim, often=6):

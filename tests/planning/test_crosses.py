@@ -77,9 +77,8 @@ def test_a_batch_without_samples_has_crosses_without_ids():
 def test_a_list_is_refused_where_the_batch_has_one():
     ids = torch.tensor([1, 2, 7, 8, 5, 6, 6])
     lists = Batch(
-        FEATURES, ids, torch.zeros(2, 0), offsets=torch.tensor([0, 1, 2, 3, 4, 5, 7]),
-        first_sample=40,
-    )  # fmt: skip
+        FEATURES, ids, torch.zeros(2, 0), offsets=torch.tensor([0, 1, 2, 3, 4, 5, 7]), first_sample=40
+    )
     with pytest.raises(ValueError, match="one id of feature 'user' in each sample, but sample 41 "):
         append_crosses(lists, [CROSS])
     with pytest.raises(ValueError, match="made of feature 'ad', but the batch has only"):

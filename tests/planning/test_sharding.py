@@ -30,8 +30,9 @@ def test_ids_are_dealt_like_cards_behind_the_hot_ones():
 def test_a_table_on_one_rank_is_whole_there():
     sharding = Sharding(2, (3, 4), (by_table(1), by_table(0)))
     assert [[list(piece.ids) for piece in sharding.slices(rank)] for rank in (0, 1)] == [
-        [[0, 1, 2, 3]], [[0, 1, 2]]
-    ]  # fmt: skip
+        [[0, 1, 2, 3]],
+        [[0, 1, 2]],
+    ]
 
 
 def test_by_columns_every_rank_has_all_rows():
@@ -51,6 +52,21 @@ def test_whole_tables_go_where_there_is_least():
     tables = [Table(name, rows, 4, (name,)) for name, rows in zip("abcd", (10, 90, 50, 45), strict=True)]
     ranks = {name: place.first_rank for name, place in uniform("tables", tables, 2).items()}
     assert ranks == {"b": 0, "c": 1, "d": 1, "a": 0}
+
+
+def test_a_giant_table_is_dealt_over_as_many_ranks_as_it_is_shares():
+    """A whole one would leave its rank with most of all weights, however the others are placed."""
+    tables = [Table(name, rows, 4, (name,)) for name, rows in zip("abcd", (900, 60, 50, 45), strict=True)]
+    placements = uniform("tables", tables, 4)
+    assert placements["a"] == by_rows(4)
+    tables = [
+        Table(name, rows, 4, (name,)) for name, rows in zip("abcd", (500, 300, 140, 60), strict=True)
+    ]
+    placements = uniform("tables", tables, 4)
+    assert placements == {"a": by_rows(2), "b": by_rows(2, 2), "c": by_table(2), "d": by_table(3)}
+    sharding = Sharding(4, (500, 300, 140, 60), tuple(placements[name] for name in "abcd"))
+    held = [sum(piece.num_rows for piece in sharding.slices(rank)) for rank in range(4)]
+    assert held == [250, 250, 290, 210]
 
 
 def test_tables_of_fewer_columns_than_ranks_are_dealt_by_rows():

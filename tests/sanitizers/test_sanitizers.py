@@ -13,7 +13,7 @@ PLANTED = {
     "thread": ("sum_of_all", "data race"),
 }
 READING = ("text", "canonical", "counts", "vocabulary", "loader", "machine")
-TRAINING = ("planning", "slots", "rows", "file", "interaction", "dropout", "relu")
+TRAINING = ("planning", "slots", "rows", "file_*", "interaction", "dropout", "relu")
 CALLS = """
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])

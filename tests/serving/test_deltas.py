@@ -1,12 +1,9 @@
 """Deltas: what is served after each is what training had, bit for bit; chains are whole, or refused."""
 
 import dataclasses
+import gc
 import json
 import shutil
-import socket
-import subprocess
-import threading
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -277,31 +274,28 @@ def test_the_server_says_which_version_answered_and_how_old_it_is(to):
     assert 0 < staleness < 10_000
 
 
-@pytest.fixture
-def redis_url(tmp_path):
-    """A Redis server of this test's own, on a free port."""
-    pytest.importorskip("redis", reason="needs the Redis client")
-    if shutil.which("redis-server") is None:
-        pytest.skip("needs redis-server")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-    with subprocess.Popen([*command, "--dir", str(tmp_path)], stdout=subprocess.DEVNULL) as server:
-        try:
-            for _ in range(600):
-                with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                    break
-                threading.Event().wait(0.05)
-            yield f"redis://127.0.0.1:{port}/0?name=clicks"
-        finally:
-            server.kill()
+def test_a_temporary_copy_goes_with_what_made_it(published, tmp_path):
+    pytest.importorskip("fsspec")
+    url = f"memory://{tmp_path.name}/temporary"
+    Mirror.open(url, Path(shutil.copytree(published[0], tmp_path / "to"))).push()
+    scorer = Scorer.watch(url, every=None)
+    copy, expected = scorer.follower.folder, scorer.logits(ROWS).tobytes()
+    version = scorer.version
+    assert copy.is_dir() and scorer.logits(ROWS).tobytes() == expected
+    scorer.close()
+    del scorer
+    gc.collect()
+    assert not copy.exists()
+    assert version.tables  # whoever still has a version has its rows, too
+    for table in version.tables.values():
+        assert len(table[np.zeros(1, np.int64)]) == 1
 
 
 @pytest.mark.parametrize("place", ["fsspec", "redis"])
 def test_a_place_has_the_same_versions(published, tmp_path, request, place):
     if place == "redis":
-        url = request.getfixturevalue("redis_url")
+        port = request.getfixturevalue("redis_server").port
+        url = f"redis://127.0.0.1:{port}/0?name=clicks"
     else:
         pytest.importorskip("fsspec")
         url = f"memory://{tmp_path.name}/model"

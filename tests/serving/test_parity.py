@@ -15,7 +15,7 @@ pytestmark = [
 ROWS = raw_rows(3000)
 
 
-LONG = ("can", "dien")  # to export; din and mmoe stand for them without --all
+LONG = ("can", "dien", "tbsm")  # to export; din and mmoe stand for them without --all
 MODELS = [pytest.param(n, marks=[pytest.mark.slow] * (n in LONG)) for n in sorted(models.BY_NAME)]
 
 

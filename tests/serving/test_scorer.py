@@ -16,9 +16,11 @@ import torch
 
 import hotrows
 from hotrows import load_run
+from hotrows.cli.checkpoints import merge_command
 from hotrows.models import Model, tables
 from hotrows.planning.crosses import bucket_of as bucket_of_tensors
-from hotrows.serving import Scorer, table_rows
+from hotrows.serving import Scorer, chain, table_rows
+from hotrows.serving.deltas import VersionHead
 from hotrows.serving.requests import bucket_of
 from hotrows.train import Trainer
 from hotrows.train.export import export
@@ -187,9 +189,14 @@ def test_flipped_rows_are_noticed_where_that_is_asked(din_bundle, tmp_path):
 
 
 def test_a_program_of_pytorch_is_opened_only_where_it_is_trusted(din_run, tmp_path):
-    out = export(din_run, tmp_path / "out", format="pt2")
+    out = export(din_run, tmp_path / "published" / "base-0000000001", format="pt2")
+    chain.write_base_head(out, VersionHead("a", 1, 8, 0.0))
+    merge = [str(out.parent), str(tmp_path / "merged")]
     with pytest.raises(ValueError, match="which evaluates expressions of it"):
         Scorer(out)
+    with pytest.raises(ValueError, match="which evaluates expressions of it"):
+        merge_command.main(merge, standalone_mode=False)
+    merge_command.main([*merge, "--trust"], standalone_mode=False)
 
 
 class Own(Model):

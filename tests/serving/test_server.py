@@ -9,6 +9,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -108,8 +109,9 @@ def test_hostile_arrow_gets_one_clear_line(client):
         assert answer.status_code in (400, 422) and answer.json()["detail"].count("\n") == 0, body[:20]
     answer = send_arrow(client, arrow_bytes(pa.table({"usr": [1]})))
     assert (answer.status_code, answer.json()["detail"]) == (
-        422, "no column 'usr' is read; did you mean 'user'?",
-    )  # fmt: skip
+        422,
+        "no column 'usr' is read; did you mean 'user'?",
+    )
     assert client.post("/score", json=JSON_ROWS).status_code == 200
 
 
@@ -225,19 +227,23 @@ def test_requests_that_wait_are_scored_together_and_others_shed(client, scorer, 
         assert line in page.splitlines(), line
 
 
+def codes_of_one_group(client, gate, bodies):
+    """The status of each request, of those that wait at the gate together."""
+    results, threads = in_threads([partial(client.post, "/score", json=body) for body in bodies])
+    for thread in threads:
+        thread.start()
+    gate.opened.set()
+    for thread in threads:
+        thread.join(60)
+    return [answer.status_code for answer in results]
+
+
 def test_one_bad_request_of_a_group_fails_alone(scorer, monkeypatch):
     gate = Gate(scorer, monkeypatch)
     with TestClient(application(scorer, Limits(seconds=60))) as client:
         bodies = [JSON_ROWS, [{"usr": 1}], JSON_ROWS, [{"price": "much"}]]
-        results, threads = in_threads(
-            [lambda body=body: client.post("/score", json=body) for body in bodies]
-        )
-        for thread in threads:
-            thread.start()
-        gate.opened.set()
-        for thread in threads:
-            thread.join(60)
-    assert [answer.status_code for answer in results] == [200, 422, 200, 422]
+        codes = codes_of_one_group(client, gate, bodies)
+    assert codes == [200, 422, 200, 422]
 
 
 def test_a_request_takes_no_longer_than_it_may(scorer, monkeypatch):
@@ -260,15 +266,8 @@ def test_one_request_that_the_program_cannot_compute_fails_alone(scorer, monkeyp
     monkeypatch.setattr(scorer, "_run", breaks)
     with TestClient(application(scorer, Limits(seconds=60))) as client:
         bodies = [JSON_ROWS[:1], JSON_ROWS[:3], JSON_ROWS[:2], JSON_ROWS[:3], JSON_ROWS]
-        results, threads = in_threads(
-            [lambda body=body: client.post("/score", json=body) for body in bodies]
-        )
-        for thread in threads:
-            thread.start()
-        gate.opened.set()
-        for thread in threads:
-            thread.join(60)
-    assert [answer.status_code for answer in results] == [200, 500, 200, 500, 200]
+        codes = codes_of_one_group(client, gate, bodies)
+    assert codes == [200, 500, 200, 500, 200]
     lines = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert len(lines) == 2 and all("\n" not in line for line in lines)
     assert all("RuntimeError: no such node" in line and "test_server.py:" in line for line in lines)

@@ -2,9 +2,6 @@
 a later process goes on."""
 
 import json
-import shutil
-import socket
-import subprocess
 import time
 from itertools import chain
 
@@ -17,7 +14,6 @@ from hotrows.streams import StreamConfig, open_source
 from hotrows.streams.line_log import read_lines
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka")
-redis = pytest.importorskip("redis", reason="needs redis")
 
 SCHEMA = Schema((Dense("n"), Sparse("a")), label=Label("y"), delimiter=",", columns=("y", "n", "a"))
 
@@ -120,88 +116,53 @@ def test_events_that_a_topic_has_lost_are_missed(cluster):
             open_source(text, SCHEMA)
 
 
-class Server:
-    """A redis-server of this test's own."""
-
-    def __init__(self, folder):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(folder)]
-        self.process = subprocess.Popen([*command, "--save", ""], stdout=subprocess.DEVNULL)
-        self.client = redis.Redis(port=self.port)
-        until = time.monotonic() + 60
-        while True:
-            try:
-                self.client.ping()
-                return
-            except redis.ConnectionError:
-                assert time.monotonic() < until and self.process.poll() is None
-                time.sleep(0.02)
-
-    def open(self, stream, words=""):
-        return open_source(f"redis://127.0.0.1:{self.port}/{stream}{words}", SCHEMA)
+def opened(server, stream, words=""):
+    return open_source(f"redis://127.0.0.1:{server.port}/{stream}{words}", SCHEMA)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    if shutil.which("redis-server") is None:
-        pytest.skip("needs redis-server")
-    server = Server(tmp_path_factory.mktemp("redis"))
-    yield server
-    server.client.close()
-    server.process.terminate()
-    server.process.wait()
-
-
-def test_entries_of_a_stream_are_read_in_order_and_read_again(server):
+def test_entries_of_a_stream_are_read_in_order_and_read_again(redis_server):
     for n in range(10):
-        server.client.xadd("clicks", {"y": 1, "n": n, "a": f"x{n}"})
-    source = server.open("clicks")
+        redis_server.client.xadd("clicks", {"y": 1, "n": n, "a": f"x{n}"})
+    source = opened(redis_server, "clicks")
     assert some(source, 4, limit=3) == [0, 1, 2, 3]
     place = json.loads(json.dumps(source.position))
     assert some(source, 6) == list(range(4, 10))
     assert len(source.read(5, 0.01)) == 0
     end = source.position
-    later = server.open("clicks")
+    later = opened(redis_server, "clicks")
     later.seek(place)
     assert numbers_of(later.read_to(end, 0)) == list(range(4, 10))
     assert later.position == end
-    server.client.xadd("clicks", {"event": message(10)})
+    redis_server.client.xadd("clicks", {"event": message(10)})
     assert some(source, 1) == [10]
-    newest = server.open("clicks", "?start=latest")
+    newest = opened(redis_server, "clicks", "?start=latest")
     assert len(newest.read(5, 0.01)) == 0
     for one in (source, later, newest):
         one.close()
 
 
-def test_entries_that_were_deleted_are_missed(server):
+def test_entries_that_were_deleted_are_missed(redis_server):
     for n in range(10):
-        server.client.xadd("short", {"event": message(n)})
-    source = server.open("short")
+        redis_server.client.xadd("short", {"event": message(n)})
+    source = opened(redis_server, "short")
     assert some(source, 2) == [0, 1]
     place = source.position
-    server.client.xtrim("short", maxlen=3, approximate=False)
+    redis_server.client.xtrim("short", maxlen=3, approximate=False)
     with pytest.raises(ValueError, match="5 entries after .* were trimmed: events are lost; keep more"):
-        server.open("short").seek(place)
-    server.client.delete("short")
+        opened(redis_server, "short").seek(place)
+    redis_server.client.delete("short")
     with pytest.raises(ValueError, match="ends before .*, which was read: it was made anew"):
-        server.open("short").seek(place)
-    guarded = open_source(f"redis://default:secret@127.0.0.1:{server.port}/clicks", SCHEMA)
-    assert guarded.name == server.open("clicks").name
+        opened(redis_server, "short").seek(place)
+    guarded = open_source(f"redis://default:secret@127.0.0.1:{redis_server.port}/clicks", SCHEMA)
+    assert guarded.name == opened(redis_server, "clicks").name
     for text in ("redis://localhost/", "redis:///clicks"):
         with pytest.raises(ValueError, match="a Redis stream is redis://HOST:PORT/STREAM"):
             open_source(text, SCHEMA)
 
 
-def test_a_server_that_is_away_is_waited_for(tmp_path, caplog):
-    if shutil.which("redis-server") is None:
-        pytest.skip("needs redis-server")
-    server = Server(tmp_path)
-    source = server.open("clicks")
-    server.client.close()
-    server.process.kill()
-    server.process.wait()
+def test_a_server_that_is_away_is_waited_for(redis_server, caplog):
+    source = opened(redis_server, "clicks")
+    redis_server.stop()
     assert len(source.read(5, 0.01)) == len(source.read(5, 0.01)) == 0
     assert len([m for m in caplog.messages if "; it is tried again" in m]) == 1
     source.close()
@@ -231,10 +192,10 @@ def test_a_killed_run_trains_each_event_of_a_broker_once(kind, data, lines, tmp_
             cluster.write("run", partition, [json.dumps(event) for event in events[partition::2]])
         address = f"kafka://{cluster.address}/run"
     else:
-        server = request.getfixturevalue("server")
+        redis_server = request.getfixturevalue("redis_server")
         for event in events:
-            server.client.xadd("run", event)
-        address = f"redis://127.0.0.1:{server.port}/run"
+            redis_server.client.xadd("run", event)
+        address = f"redis://127.0.0.1:{redis_server.port}/run"
     config = TrainConfig(
         model="fm", batch_size=32, checkpoint_every=1, linear_paths="plain", background_checkpoints=False
     )

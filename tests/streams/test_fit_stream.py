@@ -85,6 +85,17 @@ def test_all_events_are_trained_once_and_scored_by_windows(whole):
     assert all(0.4 < line["auc"] < 1 and line["log_loss"] < 1 for line in windows)
 
 
+def test_a_file_that_is_no_file_of_this_run_is_not_cut_for_dead_letters(data, folder, tmp_path):
+    notes = tmp_path / "notes.txt"
+    notes.write_text("not a letter\n")
+    stream = dataclasses.replace(DRAINED, dead_letters=str(notes))
+    with pytest.raises(ValueError, match=r"notes\.txt has lines already, .*: name a new file"):
+        train(data, folder, tmp_path / "run", stream)
+    assert notes.read_text() == "not a letter\n"
+    train(data, folder, tmp_path / "run", dataclasses.replace(stream, dead_letters=str(tmp_path / "new")))
+    assert (tmp_path / "new").read_bytes() == b""
+
+
 def test_the_weights_are_those_of_a_loop_over_the_same_batches(data, whole, folder):
     trainer = Trainer(data, CONFIG, folder.parent / "offline")  # not on a stream: its steps alone
     steps = trainer.steps

@@ -81,13 +81,11 @@ def records(embedding):
     """All records, weights and state, as they are at present."""
     if not embedding.cached_tables:
         stored = [store.records for store in embedding.stores]
-        return [
-            torch.cat([stored[p] for p in group.packs], 1)
-            for group in embedding.groups
-        ]  # fmt: skip
-    return [
-        cached.cache.read(torch.arange(cached.group.rows)) for cached in embedding.cached_tables.groups
+        return [torch.cat([stored[p] for p in group.packs], 1) for group in embedding.groups]
+    caches = [
+        (cached.cache, torch.arange(cached.group.rows)) for cached in embedding.cached_tables.groups
     ]
+    return [torch.cat(cache.of_packs(cache.read(rows)), 1) for cache, rows in caches]
 
 
 def same(a, b):

@@ -27,8 +27,24 @@ def arguments(device):
         "initialize": (records, layout, torch.arange(5), *keys, "uniform", 0.1, []),
         "copy_rows": (records.clone(), rows, records, None),
         "unique": (ids,),
+        **_of_slots(),
     }  # fmt: skip
     return {
         name: tuple(arg.to(device) if isinstance(arg, torch.Tensor) else arg for arg in args)
         for name, args in calls.items()
+    }
+
+
+def _of_slots():
+    """Of a cache of two slots, one of them free, in front of five rows."""
+    slot_of, coming = torch.tensor([-1, 0, -1, -1, -1]).int(), torch.tensor([-1, 2, -1, 1, -1]).int()
+    row_of, last_use = torch.tensor([1, -1]).int(), torch.tensor([0, -(2**31)]).int()
+    ranking, progress = torch.tensor([1, 0]).int(), torch.tensor([0, 1, 1])
+    rows = torch.tensor([1, 3, -1])
+    filled = torch.zeros(3).long(), torch.zeros(4, 3).long(), torch.zeros(4).long()
+    return {
+        "feed_rows": (coming.clone(), rows, 3),
+        "touch_slots": (slot_of.clone(), last_use.clone(), rows, 1),
+        "rank_slots": (*(t.clone() for t in (row_of, last_use, coming, ranking, progress)), 1, 1),
+        "take_slots": (slot_of, row_of, last_use, coming, ranking, progress, rows, 1, 1, *filled),
     }

@@ -180,7 +180,7 @@ TARGETS = {
     "describe": ("runs", described, ("enc/*",), 30),
     "store": ("stores", restored, ("store/store.json", "store/log-*", "store/undo-*"), 120),
     "ranks": ("ranks", resharded, ("run/**/*",), 120),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -239,6 +239,28 @@ def test_all_others_are_read_once_without_decay(config, data):
     assert settled.model_options == {}
 
 
+@pytest.mark.parametrize("model", ["deepfm", "dcnv2", "dnn", "mmoe"])
+def test_deep_networks_step_slowly_where_a_batch_has_few_ones(model):
+    """Adam's steps are as long for noise as for a signal, so its rate follows the root of B p (1 - p)."""
+
+    def rate(*ones, batch_size=100, schema=SCHEMAS["ids alone"], **config):
+        data = of_size(10_000, schema=schema, ones=ones)
+        return settle(TrainConfig(model, batch_size=batch_size, **config), data).dense_lr
+
+    assert rate(100) == pytest.approx(0.001 * math.sqrt(0.99 / 8), rel=0.02)
+    assert rate(9_900) == rate(100)
+    assert rate(100, batch_size=8) == rate(100, batch_size=64)
+    assert rate(100, batch_size=1000) == rate(1_500) == rate() == 0.001
+    assert 0 < rate(0) < 1e-4
+    assert settle(TrainConfig(model), of_size(1, ones=(1,))).dense_lr == 0.001
+    assert rate(100, dense_lr=0.002) == 0.002
+    several = SCHEMAS["several labels"]
+    assert rate(2_000, 10, schema=several) == 0.001
+    assert rate(2_000, 10, schema=several, label="buy") == pytest.approx(
+        0.001 * math.sqrt(0.1 / 8), rel=0.02
+    )
+
+
 def test_a_model_that_is_made_or_was_trained_keeps_its_tables(tmp_path):
     """Few samples give DCNv2 weights of ids, but for an object, and a run from before there were any."""
     enc = prepared(tmp_path / "enc", SCHEMAS["ids alone"])
@@ -321,9 +343,10 @@ def test_of_decayed_weights_a_later_evaluation_is_better_unless_chance_cannot_ex
     assert state.best_step == best_step
 
 
-def of_size(rows, vocabularies=("user",), schema=SCHEMAS["ids alone"], validation=100):
-    """Stands in for data with so many training samples."""
-    parts = {"train": SimpleNamespace(rows=rows), "validation": SimpleNamespace(rows=validation)}
+def of_size(rows, vocabularies=("user",), schema=SCHEMAS["ids alone"], validation=100, ones=()):
+    """Stands in for data with so many training samples; ones: of each label."""
+    train = SimpleNamespace(rows=rows, clicks=ones, labelled=(rows,) * len(ones))
+    parts = {"train": train, "validation": SimpleNamespace(rows=validation)}
     return SimpleNamespace(parts=parts, schema=schema, vocabularies=vocabularies)
 
 

@@ -77,9 +77,10 @@ def test_an_object_is_trained_as_it_is_and_found_again(encoded, tmp_path):
     assert model.layer.weight.any()
     assert TrainConfig.load(tmp_path / "run" / "config.json").model == f"{__name__}:Net"
     same = Net(encoded.schema, dim=6)
-    found = [predictions(tmp_path / "run", encoded, **how) for how in (
-        {"trust": True}, {"model": Net}, {"model": same}, {"model": f"{__name__}:Net"},
-    )]  # fmt: skip
+    found = [
+        predictions(tmp_path / "run", encoded, **how)
+        for how in ({"trust": True}, {"model": Net}, {"model": same}, {"model": f"{__name__}:Net"})
+    ]
     assert all(np.array_equal(found[0], other) for other in found)
     assert torch.equal(same.layer.weight, model.layer.weight)
 

@@ -57,7 +57,7 @@ def test_the_picture_marks_the_evaluation_that_the_run_chose(tmp_path, monkeypat
     axes = {one.get_title(loc="left"): one for one in drawn[0].axes}
     assert {"Training loss", "Log loss on validation", "AUC on validation"} < set(axes)
     marked = [text.get_text() for text in axes["AUC on validation"].texts]
-    assert marked == ["best 0.7800"]  # of step 20, not the last one that is no better
+    assert marked == ["best checkpoint 0.7800"]  # of step 20, not the last one that is no better
     lines = {line.get_label(): list(line.get_ydata()) for line in axes["Log loss on validation"].lines}
     assert (lines["click"], lines["buy"], lines["mean"]) == ([0.4] * 3, [0.3] * 3, [0.4] * 3)
     assert len(axes["Training loss"].lines) == 2

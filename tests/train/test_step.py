@@ -82,9 +82,10 @@ def trained(encoded, config, captures=None, scales=(1.0, 0.5)):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"fast_memory": 1 << 14}, {"row_optimizer": SGD(), "dense_optimizer": "sgd"}],
+    "settings",
+    [{}, {"fast_memory": 1 << 14}, {"row_optimizer": SGD(), "dense_optimizer": "sgd"}],
     ids=["whole", "cache", "sgd"],
-)  # fmt: skip
+)
 def test_a_captured_step_is_the_step(encoded, settings):
     config = dataclasses.replace(CONFIG, **settings)
     captures = Captures()

@@ -8,12 +8,14 @@ for bit.
 import dataclasses
 import threading
 
+import numpy
 import pytest
 import torch
 
 from hotrows import checkpoint
 from hotrows.optim import FTRL, SGD, Adam
-from hotrows.train import Trainer, run_folder, train
+from hotrows.train import Trainer, load_run, run_folder, train
+from hotrows.train.defaults import settle
 from hotrows.train.reports import Reports
 from hotrows.train.step import Step
 from tests.support import pretend
@@ -98,7 +100,9 @@ def test_nothing_of_a_step_lives_on(encoded, tmp_path, model, monkeypatch):
 
 
 def test_behind_a_cache_tables_are_dealt_to_the_planning_threads(encoded, tmp_path):
-    config = dataclasses.replace(CONFIG, fast_memory=1500, planning_threads=2)
+    config = dataclasses.replace(CONFIG, fast_memory=1500, planning_threads=2, planning="host")
+    there = dataclasses.replace(config, device="cuda", planning=None)
+    assert settle(there, encoded).pack_parts == 1  # the device plans them at once
     here = train(encoded, config, tmp_path / "here")
     there, _ = on_device(encoded, config, tmp_path / "there")
     assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=ROUNDING)
@@ -206,3 +210,17 @@ def test_a_real_graph_has_the_bits_of_its_steps(encoded, tmp_path, settings):
     train(encoded, config, tmp_path / "steps")
     train(encoded, dataclasses.replace(config, cuda_graph=True), tmp_path / "graph")
     assert_same(tmp_path / "steps", tmp_path / "graph")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"fast_memory": 1500}, pytest.param({}, marks=pytest.mark.slow)], ids=str
+)
+def test_a_run_is_evaluated_and_predicts_on_a_device(encoded, tmp_path, settings):
+    train(encoded, dataclasses.replace(CONFIG, **settings), tmp_path / "run")
+    part, here = encoded.parts["test"], load_run(tmp_path / "run")
+    with pretend.gpu():
+        there = load_run(tmp_path / "run", device="cuda")
+        assert next(there.model.parameters()).is_cuda
+        assert there.evaluate(part).auc == pytest.approx(here.evaluate(part).auc, rel=ROUNDING)
+        numpy.testing.assert_allclose(there.predict(part), here.predict(part), rtol=ROUNDING)
+        assert (there.embedding.cached_tables is None) == (not settings)

@@ -98,9 +98,7 @@ def test_the_bounds_stand_beside_any_policy(encoded):
     chosen = {"newest": Newest()}
     simulation = simulate(encoded, batch_size=64, batches=4, fast_memory=[10**5], policies=chosen)
     assert simulation.policies == ("newest", "lru", "belady")
-    assert simulate(
-        encoded, batch_size=64, batches=4, fast_memory=[10**5], policies=chosen
-    ) == simulation  # fmt: skip
+    assert simulate(encoded, batch_size=64, batches=4, fast_memory=[10**5], policies=chosen) == simulation
 
 
 def test_an_order_stands_beside_the_optimum_of_a_plain_shuffle(encoded):

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from hotrows.acceleration import ddp, gradient_ops, l2_terms, lookup_handlers  # noqa: F401  (they register)
+from hotrows.acceleration import ddp, gradient_ops, l2_terms, lookup_handlers
 from hotrows.acceleration.batch_arguments import CallRecorder
 from hotrows.acceleration.cached_tables import CachedTable, cache_tables, why_not_cached
 from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
@@ -40,6 +40,7 @@ from hotrows.runtime.units import parse_bytes
 Optimizers = TypeVar("Optimizers", Optimizer, list, tuple)
 
 _STATE = "_hotrows"
+_HANDLERS = (gradient_ops, l2_terms, lookup_handlers)  # what they handle is registered by their import
 SMALL = 1 << 18  # weights up to which a model's only table stays plain: PyTorch is as fast there
 
 

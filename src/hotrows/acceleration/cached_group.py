@@ -65,7 +65,7 @@ class CachedTableGroup:
 
     @property
     def slots(self) -> SlotMap:
-        return self._rows.slots
+        return self._rows.host_slots
 
     def views_of(self, records: Tensor) -> RecordViews:
         return views(records, self.layout.as_ints())

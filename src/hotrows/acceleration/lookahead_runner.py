@@ -105,9 +105,8 @@ class LookaheadRunner:
     """The pipeline of one iteration over a loader: iterate over it, then `close` it."""
 
     def __init__(
-        self, batches: Iterator[Any], probe: IdProbe, groups: Sequence[CachedTableGroup],
-        in_flight: int,
-    ) -> None:  # fmt: skip
+        self, batches: Iterator[Any], probe: IdProbe, groups: Sequence[CachedTableGroup], in_flight: int
+    ) -> None:
         self._batches, self._probe, self._groups = batches, probe, groups
         self._window = in_flight
         # With so many beyond those trained, the planning thread never waits for another batch.

@@ -212,7 +212,7 @@ def _plain_gradient(part: TableGradient, values: Tensor, sparse: bool) -> Tensor
     if sparse:
         return torch.sparse_coo_tensor(
             part.rows[None], part.sums, tuple(values.shape), is_coalesced=True, check_invariants=False
-        )  # fmt: skip
+        )
     return torch.zeros_like(values).index_copy_(0, part.rows, part.sums)
 
 
@@ -262,6 +262,13 @@ def _plain(
     if options.mode is None:
         return functional.embedding(ids, weight, options.padding_idx, *common, options.sparse)
     return functional.embedding_bag(
-        ids, weight, offsets, *common, options.mode, options.sparse, samples,
-        options.include_last_offset, options.padding_idx,
-    )  # fmt: skip
+        ids,
+        weight,
+        offsets,
+        *common,
+        options.mode,
+        options.sparse,
+        samples,
+        options.include_last_offset,
+        options.padding_idx,
+    )

@@ -49,10 +49,8 @@ def _embedding_bag(
         return NotImplemented
     if (input.dim() == 2) == (offsets is not None) or input.dim() not in (1, 2):
         return NotImplemented  # PyTorch's own message
-    options = Lookup(
-        mode, _not_negative(padding_idx, weight), max_norm, norm_type, scale_grad_by_freq, sparse,
-        include_last_offset,
-    )  # fmt: skip
+    padding, norm = _not_negative(padding_idx, weight), (max_norm, norm_type)
+    options = Lookup(mode, padding, *norm, scale_grad_by_freq, sparse, include_last_offset)
     return lookup([options], [weight], [input], [offsets], [per_sample_weights])[0]
 
 

@@ -18,9 +18,9 @@ _EMBEDDING = tuple(inspect.signature(F.embedding).parameters)
 _EMBEDDING_BAG = tuple(inspect.signature(F.embedding_bag).parameters)
 _ATEN_EMBEDDING = ("weight", "indices", "padding_idx", "scale_grad_by_freq", "sparse")
 _ATEN_BAG = (
-    "weight", "indices", "offsets", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights",
-    "include_last_offset", "padding_idx",
-)  # fmt: skip
+    *("weight", "indices", "offsets", "scale_grad_by_freq", "mode", "sparse", "per_sample_weights"),
+    *("include_last_offset", "padding_idx"),
+)
 
 
 @dataclass(frozen=True)

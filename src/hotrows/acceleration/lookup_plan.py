@@ -188,10 +188,8 @@ def _rows(calls: Sequence[LookupCall], first_rows: Tensor, num_rows: Tensor) -> 
     for begin, end in itertools.pairwise([0, *changes, len(sizes)]):
         span_ids = torch.cat(ids[begin:end]) if end - begin > 1 else ids[begin]
         # As sequences of one batch: one bag per id, lookup after lookup.
-        span_rows, _, _, bad = ops.resolve(
-            span_ids.long(), None, sizes[begin], torch.arange(end - begin), first_rows[begin:end],
-            num_rows[begin:end], 0,
-        )  # fmt: skip
+        tables = torch.arange(end - begin), first_rows[begin:end], num_rows[begin:end]
+        span_rows, _, _, bad = ops.resolve(span_ids.long(), None, sizes[begin], *tables, 0)
         if int(bad) >= 0:
             raise _outside(calls[begin + int(bad) // sizes[begin]], span_ids[int(bad)])
         rows.append(span_rows)

@@ -214,9 +214,8 @@ def _update(pack: PackGradient, members: list[tuple[RowTable, RowGradient]]) -> 
         grad, weights = pack.grad, pack.weights
     factors = torch.tensor([part.factor for part in parts], dtype=torch.float64)
     with _writing(plan, begin, end, tables) as (targets, slots), counted_squares(tables) as squares:
-        deferred.update(
-            tables[0].rule.kind, targets, slots, bounds, *runs, weights, grad, factors, squares,
-        )  # fmt: skip
+        kind = tables[0].rule.kind
+        deferred.update(kind, targets, slots, bounds, *runs, weights, grad, factors, squares)
 
 
 def _writing(

@@ -276,12 +276,12 @@ class RowTable:
         self.make_states()
         self._split_off()
         self.history.record(self.rule.numbers(group, self.history.now + 1, decay))
-        order = torch.arange(rows.numel() + 1, dtype=torch.int32)
+        order, bounds = torch.arange(len(rows) + 1, dtype=torch.int32), torch.tensor([0, len(rows)])
+        runs, scales = (order[:-1], order, None, None), torch.ones(1, dtype=torch.float64)
         with self.writing(rows) as (target, slots):
             deferred.update(
-                self.rule.kind, [target], slots, torch.tensor([0, rows.numel()]), order[:-1], order,
-                None, None, sums, torch.ones(1, dtype=torch.float64), self.squares_out,
-            )  # fmt: skip
+                self.rule.kind, [target], slots, bounds, *runs, sums, scales, self.squares_out
+            )
         self.history.now += 1
         if self.rule.lazy:
             self.history.forget()

@@ -17,7 +17,6 @@ from safetensors.torch import save as tensors_to_bytes
 
 from hotrows import optim
 from hotrows.checkpoint import files, key_state
-from hotrows.checkpoint.files import FileSum
 from hotrows.checkpoint.manifest import (
     DENSE,
     KEYS,
@@ -35,6 +34,7 @@ from hotrows.checkpoint.table_files import Progress, TableFiles, table_file
 from hotrows.engine.dense_rows import catch_up_all, saved_histories
 from hotrows.ops.deferred.history import StepHistory
 from hotrows.runtime.atomic_files import new_folder
+from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.tensor_file import DTYPES, Stored
 from hotrows.version import VERSION
 
@@ -99,20 +99,17 @@ def export_tables(
             history = histories.get(table.name)
             chunks = [_chunks(tables[table.name], table, column, history) for column in columns]
             table_files.write(table.name, tensors, chunks)
-            described.append({
-                "name": table.name, "rows": table.rows, "dim": table.layout.dim,
-                "dtype": table.layout.dtype, "optimizer": table.optimizer,
-                "file": table_file(table.name), "tensors": list(tensors),
-            })  # fmt: skip
+            form = {"rows": table.rows, "dim": table.layout.dim, "dtype": table.layout.dtype}
+            contents = {"file": table_file(table.name), "tensors": list(tensors)}
+            described.append({"name": table.name, **form, "optimizer": table.optimizer, **contents})
         dense = list(itertools.islice(_dense(checkpoints), None if state else 1))
         for name, content in dense:
             table_files.sums[name] = files.write_file(part / name, [content])
-        fields = {
-            "hotrows": VERSION, "step": manifest.step,
-            "fingerprint": manifest.fingerprint, "tables": described,
-            "dense": [name for name, _ in dense], "state": manifest.state,
-        }  # fmt: skip
-        table_files.describe(EXPORT, fields)
+        source = {"hotrows": VERSION, "step": manifest.step, "fingerprint": manifest.fingerprint}
+        names = [name for name, _ in dense]
+        table_files.describe(
+            EXPORT, {**source, "tables": described, "dense": names, "state": manifest.state}
+        )
     return out
 
 

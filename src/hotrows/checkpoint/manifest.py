@@ -16,12 +16,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hotrows.checkpoint.files import REMEDY, FileSum, check_size, damaged
+from hotrows.checkpoint.files import REMEDY, check_size, damaged
 from hotrows.checkpoint.reshard import ColumnSlice, common_range
 from hotrows.json_file import JsonFile, build, is_name
 from hotrows.planning.sharding import Placement
 from hotrows.record import RecordLayout
 from hotrows.runtime.atomic_files import json_text
+from hotrows.runtime.file_sums import FileSum
 from hotrows.table import TABLE_DTYPES
 
 NAME = "manifest.json"

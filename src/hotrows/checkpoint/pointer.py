@@ -6,10 +6,11 @@ import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from hotrows.checkpoint.files import FileSum, verify
+from hotrows.checkpoint.files import verify
 from hotrows.checkpoint.manifest import NAME, bases, read_manifest
 from hotrows.json_file import JsonFile, build, is_name
 from hotrows.runtime.atomic_files import write_json
+from hotrows.runtime.file_sums import FileSum
 
 FOLDER = "checkpoints"
 _POINTER = "checkpoints.json"

@@ -187,8 +187,9 @@ def _verify(checkpoints: Chain, ranks: Ranks) -> None:
 def _is_as_written(checkpoints: Chain, embedding: Embedding) -> bool:
     """Whether every rank holds what one rank wrote, in files that it can read from end to end."""
     (_, manifest), num_ranks = checkpoints[-1], embedding.ranks.num_ranks
-    on_host = all(store.device.on_host for store in embedding.stores)  # files can be read into them
-    if len(checkpoints) > 1 or manifest.num_ranks != num_ranks or not on_host:
+    # Files can be read into memory without gaps.
+    as_files = all(store.device.on_host and store.block is None for store in embedding.stores)
+    if len(checkpoints) > 1 or manifest.num_ranks != num_ranks or not as_files:
         return False
     held = [_held(embedding, rank) for rank in range(num_ranks)]
     return all(held[piece.rank or 0].get(_key(piece), -1) >= piece.num_ids for piece in manifest.pieces)
@@ -241,7 +242,7 @@ def _fill_memory(tables: Tables, embedding: Embedding) -> None:
                 first = piece.first_row + begin
                 records = store.copy_out(first, first + len(ids))
                 sources.fill(saved, ids, records.numpy(), columns)
-                if not store.device.on_host:
+                if not store.device.on_host or store.block is not None:
                     store.copy_in(first, records)
 
 

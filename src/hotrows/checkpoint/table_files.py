@@ -14,10 +14,10 @@ from urllib.parse import quote
 import numpy as np
 
 from hotrows.checkpoint import files
-from hotrows.checkpoint.files import FileSum
 from hotrows.json_file import value_of
 from hotrows.runtime.atomic_files import json_text
-from hotrows.runtime.tensor_file import EXPORT_FILE, Stored, header
+from hotrows.runtime.file_sums import FileSum
+from hotrows.runtime.tensor_file import EXPORT_FILE, Stored, entries, header
 
 Progress = Callable[[str, int, int], None]
 
@@ -57,7 +57,7 @@ class TableFiles:
     def _content(
         self, tensors: Mapping[str, Stored], chunks: Sequence[Iterable[np.ndarray]]
     ) -> Iterator[bytes | memoryview]:
-        yield header(tensors)
+        yield header(entries(tensors))
         for number, chunks_of_tensor in enumerate(chunks):
             for rows in chunks_of_tensor:
                 yield memoryview(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from hotrows import ops
 from hotrows.checkpoint import files, key_state
-from hotrows.checkpoint.files import FileSum, bytes_of
+from hotrows.checkpoint.files import bytes_of
 from hotrows.checkpoint.manifest import (
     NAME,
     Manifest,
@@ -41,6 +41,7 @@ from hotrows.distributed.comm import Ranks
 from hotrows.engine.embedding import Embedding
 from hotrows.record import RankShard, TableSlice, below, layout_of
 from hotrows.runtime.atomic_files import part_of, publish, sync
+from hotrows.runtime.file_sums import FileSum
 
 
 @dataclass(frozen=True)
@@ -216,8 +217,8 @@ def _write_records(folder: Path, snapshot: Snapshot) -> _Written:
 
 
 def _bytes_of(records: Tensor) -> Iterator[memoryview]:
-    """The bytes of all records; those on a device are copied a chunk at a time."""
-    if records.device.type == "cpu":
+    """The bytes of all records; those on a device, or with gaps, are copied a chunk at a time."""
+    if records.device.type == "cpu" and records.is_contiguous():
         return iter([bytes_of(records)])
     chunks = records.split(max(files.CHUNK // max(records.shape[1], 1), 1))
     return (bytes_of(chunk.cpu().contiguous()) for chunk in chunks)

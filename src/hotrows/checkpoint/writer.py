@@ -23,7 +23,6 @@ from pathlib import Path
 
 from torch import nn
 
-from hotrows.checkpoint.files import FileSum
 from hotrows.checkpoint.manifest import bases
 from hotrows.checkpoint.pointer import moved_on, point, pointed, retained
 from hotrows.checkpoint.run_lock import RunLock
@@ -32,6 +31,7 @@ from hotrows.distributed.all_or_none import of_rank_0, together
 from hotrows.distributed.job import RankLost
 from hotrows.engine.embedding import Embedding
 from hotrows.record import layout_of
+from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.locks import LockLost
 from hotrows.runtime.machine import available_memory
 

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows.cli.options import COUNT, FILE, FOLDER, bar, command, new_table, option, print_table
+from hotrows.cli.options import (
+    COUNT,
+    FILE,
+    FOLDER,
+    bar,
+    command,
+    new_table,
+    option,
+    print_table,
+    program_trust_option,
+)
 from hotrows.runtime.units import format_bytes
 
 if TYPE_CHECKING:
@@ -80,7 +90,8 @@ def inspect_command(place: Path, which: str, verify: bool, as_json: bool) -> Non
 @click.argument("out", type=FOLDER)
 @_WHICH
 @click.option("--version", type=COUNT, help="Of a published model. [the newest]")
-def merge_command(place: Path, out: Path, which: str, version: int | None) -> None:
+@program_trust_option()
+def merge_command(place: Path, out: Path, which: str, version: int | None, trust: bool) -> None:
     """Make one full checkpoint of one rank, or one bundle.
 
     Joins the parts of all ranks, and an increment with all that it is made on, in the new folder OUT. Of
@@ -91,7 +102,7 @@ def merge_command(place: Path, out: Path, which: str, version: int | None) -> No
         from hotrows.serving import chain, merging
 
         if version is not None or chain.look(place).newest:
-            merged = merging.merge(place, out, version, progress, trust=True)
+            merged = merging.merge(place, out, version, progress, trust)
             click.echo(f"{out}: version {merged.number:,}, {_size(out)}")
             return
         checkpoint.merge(_folder(place, which), out, progress)

@@ -1,4 +1,5 @@
-"""Files of settings, in JSON, TOML or YAML, and `--set NAME=VALUE`, which changes single ones."""
+"""Files of settings, in JSON, TOML or YAML, recipes by name, and `--set NAME=VALUE`, which changes single
+settings."""
 
 from __future__ import annotations
 
@@ -12,15 +13,21 @@ import click
 
 from hotrows.cli.options import name_and_value
 from hotrows.config import CONFIG_FILE, ROW_OPTIMIZERS, SETTINGS, TrainConfig
+from hotrows.models.recipes import RECIPES
 from hotrows.runtime.suggestions import did_you_mean
 
 _WITH_ENTRIES = ("model_options", "label_weights", *ROW_OPTIMIZERS)
 
 
 def read(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
-    """Reads a config from a file; changes: texts of --set, which take precedence."""
+    """Reads a config from a file, or the recipe of that name where there is no such file; changes: texts
+    of --set, which take precedence."""
     if not path.exists():
-        raise ValueError(f"there is no {path}; `hotrows tune` writes one")
+        if str(path) in RECIPES:
+            return TrainConfig.from_fields(_with_changes(RECIPES[str(path)], changes))
+        raise ValueError(
+            f"there is no {path}; `hotrows tune` writes one, and {', '.join(RECIPES)} are recipes"
+        )
     fields = _with_changes(_fields_of(path), changes)
     with CONFIG_FILE.naming(path):
         return TrainConfig.from_fields(fields)

@@ -187,6 +187,12 @@ def trust_option() -> Callable:
     return click.option("--trust", is_flag=True, help="Run the code that the run, or --config, names.")
 
 
+def program_trust_option() -> Callable:
+    """Returns the option that lets a published or exported program run code."""
+    said = "Open a program in pt2, whose reader runs what the file says."
+    return click.option("--trust", is_flag=True, help=said)
+
+
 def with_options(*options: Callable) -> Callable:
     """Decorates a command with options, which its help lists in this order."""
 
@@ -204,6 +210,12 @@ run_options = with_options(
     click.option("--model", type=MODEL, help="The model of the run, where it is your own."),
     trust_option(),
 )
+
+
+def device_option() -> Callable:
+    """--device of commands that read a run."""
+    kinds = click.Choice(["cpu", "cuda"])
+    return click.option("--device", type=kinds, default="cpu", help="Where to compute.")
 
 
 class _Command(click.Command):

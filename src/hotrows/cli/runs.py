@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hotrows.cli.options import FILE, FOLDER, Place, bar, command, run_options
+from hotrows.cli.options import FILE, FOLDER, Place, bar, command, device_option, run_options
 from hotrows.cli.predictions import FORMATS, predictions_to
 from hotrows.runtime.units import format_bytes
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 @command("eval", "hotrows eval runs/a", "hotrows eval runs/a --part validation --checkpoint last --json")
 @run_options
+@device_option()
 @click.option("--part", type=click.Choice(["train", "validation", "test"]), default="test")
 @click.option("--data", "folder", type=FOLDER, help="The data, where it has moved.")
 @click.option("--metrics", help="Further metrics within groups, such as ndcg@10,hit@5,mrr. [the run's]")
@@ -57,6 +58,7 @@ def eval_command(
     "zcat day_23.gz | head -1000 > some.txt && hotrows predict runs/a some.txt",
 )
 @run_options
+@device_option()
 @click.argument("raw", nargs=-1, required=True)
 @click.option(
     "--out",

@@ -7,7 +7,17 @@ from pathlib import Path
 
 import click
 
-from hotrows.cli.options import BYTES, COUNT, FOLDER, POSITIVE, THREADS, command, new_table, print_table
+from hotrows.cli.options import (
+    BYTES,
+    COUNT,
+    FOLDER,
+    POSITIVE,
+    THREADS,
+    command,
+    new_table,
+    print_table,
+    program_trust_option,
+)
 from hotrows.runtime.units import format_bytes
 
 
@@ -38,9 +48,7 @@ from hotrows.runtime.units import format_bytes
 @click.option(
     "--most-waiting", type=COUNT, default=256, show_default=True, help="Requests that may wait."
 )
-@click.option(
-    "--trust", is_flag=True, help="Open a program in pt2, whose reader runs what the file says."
-)
+@program_trust_option()
 def serve_command(
     bundle: Path | None,
     follow: str | None,

@@ -122,7 +122,8 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "--config",
     "config_file",
     type=FILE,
-    help="Settings to begin with, in JSON, TOML or YAML: a file of tune, a run's config.json, or yours.",
+    help="Settings to begin with, in JSON, TOML or YAML: a file of tune, a run's config.json, or yours; "
+    "or a recipe: rmc1, rmc2, rmc3.",
 )
 @click.option(
     "--set",

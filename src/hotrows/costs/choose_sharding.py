@@ -9,10 +9,11 @@ In four steps:
              rank less than exchanging it; a table of such ids alone is replicated
     order    tables by cost, the dearest first
     place    all rows over all ranks; or, where that makes the step 2 % faster: whole tables on one
-             rank each, or everything on every rank, or rows that are not hot over all ranks; or
-             those of each table on one rank or all, or on 1, 2, 4, ... or all, from the rank with
-             the least work on: the cheapest way that leaves no rank with more than its fair share
-             of all work, else the one after which the busiest rank has the least
+             rank each, giant ones over as many as they are shares; or everything on every rank, or
+             rows that are not hot over all ranks; or those of each table on one rank or all, or on
+             1, 2, 4, ... or all, from the rank with the least work on: the cheapest way that leaves
+             no rank with more than its fair share of all work, else the one after which the busiest
+             rank has the least
     packs    a pack (tables of equal dim and record) goes by columns, or is replicated, where the
              step is faster then
 
@@ -28,7 +29,7 @@ import numpy as np
 
 from hotrows.costs.step_cost import Machine, reduce_seconds, step_cost, wire_seconds, work_seconds
 from hotrows.costs.volumes import StepWork, TableLoad, volumes_of
-from hotrows.planning.sharding import BY_COLUMNS, Placement
+from hotrows.planning.sharding import BY_COLUMNS, Placement, num_shares
 from hotrows.runtime.units import format_bytes
 
 KINDS = ("auto", "rows", "tables", "columns", "replicated")
@@ -148,8 +149,11 @@ def _place(problem: _Problem, kinds: Sequence[str]) -> ChosenSharding:
     loads, num_ranks = problem.loads, problem.num_ranks
     hot = _hot_ids(problem, kinds)
 
+    sizes = [load.rows * load.dim for load in loads]
+
     def options_of(t: int, first: int) -> list[_PlacedTable]:
-        placements = _placements(loads[t], hot[t], kinds[t], first, num_ranks)
+        shares = num_shares(sizes[t], sizes, num_ranks)
+        placements = _placements(loads[t], hot[t], kinds[t], first, num_ranks, shares)
         return [problem.placed(loads[t], place) for place in placements]
 
     costs = [min(option.cost for option in options_of(t, 0)) for t in range(len(loads))]
@@ -188,8 +192,13 @@ def _first(options: Sequence[_PlacedTable], values: Sequence[float]) -> _PlacedT
     return next(option for option, value in zip(options, values, strict=True) if value <= least)
 
 
-def _placements(load: TableLoad, hot: int, kind: str, first: int, num_ranks: int) -> list[Placement]:
-    """Lists ways to place a table, the simplest first: on 1, 2, 4, ... ranks, and on all."""
+def _placements(
+    load: TableLoad, hot: int, kind: str, first: int, num_ranks: int, shares: int
+) -> list[Placement]:
+    """Lists ways to place a table, the simplest first: on 1, 2, 4, ... ranks, and on all.
+
+    shares: number of ranks' shares of all tables that it is, which a giant one is dealt over.
+    """
     if hot == load.rows:
         return [Placement(hot=hot)]
     if kind == "columns":
@@ -198,7 +207,7 @@ def _placements(load: TableLoad, hot: int, kind: str, first: int, num_ranks: int
     if kind in ("rows", "hot or rows"):
         return [over]
     if kind == "tables":
-        return [Placement(hot, 1, first)]
+        return [Placement(hot, min(shares, over.num_ranks), first)]
     nums = [1 << n for n in range(over.num_ranks.bit_length() if kind == "auto" else 1)]
     return [*(Placement(hot, num, first) for num in nums if num < over.num_ranks), over]
 

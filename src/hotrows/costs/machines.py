@@ -64,12 +64,6 @@ class Machine:
     far_memory: float = 0.0
     far_bandwidth: float = math.inf
 
-    def shared_by(self, ranks: float) -> Machine:
-        """A rank of this machine when so many share it: 1 / ranks of every rate, links excepted."""
-        rates = ("flops", "memory_bandwidth", "row_bandwidth", "planning_rate")
-        slower = {name: getattr(self, name) / ranks for name in rates}
-        return dataclasses.replace(self, row_seconds=self.row_seconds * ranks, **slower)
-
     def to_json(self) -> dict[str, Any]:
         """All that is finite; what is not is a default."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value != math.inf}

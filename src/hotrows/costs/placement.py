@@ -228,7 +228,7 @@ class _Choice:
         assert config.batch_size is not None
         size = max(1, config.batch_size // num_ranks // max(config.micro_batches, 1))
         loader = Loader(self.data.parts["train"], size, shuffle=config.shuffle, seed=config.seed)
-        return list(islice(loader.batches(0), _MEASURED_BATCHES))
+        return [batch.expanded() for batch in islice(loader.batches(0), _MEASURED_BATCHES)]
 
     def summed(self, sharding: Mapping[str, Placement]) -> tuple[str, ...]:
         """List features of which a rank requests fewer sums than rows in the first batches."""

@@ -11,17 +11,20 @@ batches that are planned, ahead of those whose rows the cache has; cache and sto
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from hotrows.engine.caching import CacheTraffic, Caching
 from hotrows.plan import Moves, NewRows, PackPlan, Plan
+from hotrows.planning import device_slots
+from hotrows.planning.device_slots import DeviceSlots
 from hotrows.planning.packing import Group, Pack
-from hotrows.planning.policy import Hot, Policy
+from hotrows.planning.policy import Hot, Lookahead, Policy
 from hotrows.planning.slot_budget import divide
 from hotrows.planning.slots import Allocation, SlotMap, slot_map
 from hotrows.planning.threads import Threads
@@ -31,6 +34,9 @@ from hotrows.shapes import Int64, UInt8
 from hotrows.storage.cache import Cache
 from hotrows.storage.file_store import FileStore
 from hotrows.storage.store import HostStore, InitialValues, MemoryStore, Store
+from hotrows.storage.store_view import ReadOnlyStore, RecordSource
+
+log = logging.getLogger("hotrows")
 
 _LOG_ROWS = 1 << 20  # records in the log of a store that grows, so that its index stays small
 
@@ -40,8 +46,11 @@ class CachedGroup:
 
     group: the packs and their records. slots: which row is in which slot, as far as batches are
         planned. policy: which rows stay in slots; in_flight: how many batches may be between their
-        first move and their write-back; lookahead_bytes: see `SlotMap`.
+        first move and their write-back; lookahead_bytes: see `SlotMap`. device: maps the slots; None:
+        the host does.
     """
+
+    slots: SlotMap | DeviceSlots
 
     def __init__(
         self,
@@ -50,13 +59,24 @@ class CachedGroup:
         policy: Policy,
         in_flight: int = 1,
         lookahead_bytes: int | None = None,
+        device: Device | None = None,
     ) -> None:
         self.group, self.cache = group, cache
-        self._lookahead_bytes = lookahead_bytes
+        self._lookahead_bytes, self._device = lookahead_bytes, device
         self.slots = self._slot_map(policy, in_flight)
 
-    def _slot_map(self, policy: Policy, in_flight: int) -> SlotMap:
-        return slot_map(self.cache.num_slots, policy, in_flight, lookahead_bytes=self._lookahead_bytes)
+    def _slot_map(self, policy: Policy, in_flight: int) -> SlotMap | DeviceSlots:
+        num_slots = self.cache.num_slots
+        if self._device is None:
+            return slot_map(num_slots, policy, in_flight, lookahead_bytes=self._lookahead_bytes)
+        assert isinstance(policy, Lookahead)
+        return DeviceSlots(self.group.rows, num_slots, policy, in_flight, self._device)
+
+    @property
+    def host_slots(self) -> SlotMap:
+        """The slots, where the host maps them."""
+        assert isinstance(self.slots, SlotMap)
+        return self.slots
 
     # ---- planning
 
@@ -66,9 +86,9 @@ class CachedGroup:
         Returns the slots of the rows that it reads, and of those that stand for new keys.
         """
         if new is None:
-            return self.slots.allocate(part.rows), None
+            return self.host_slots.allocate(part.rows), None
         rows = torch.cat([part.rows, new.rows]).unique()
-        taken = self.slots.allocate(rows)
+        taken = self.host_slots.allocate(rows)
         slots, of_new = (taken.slots[torch.searchsorted(rows, r)] for r in (part.rows, new.rows))
         return dataclasses.replace(taken, slots=slots), dataclasses.replace(new, slots=of_new)
 
@@ -127,8 +147,8 @@ class CachedGroup:
 
         None: there are more rows than slots, and nothing moves.
         """
-        self.slots.end()
-        taken = self.slots.allocate(rows)
+        self.host_slots.end()
+        taken = self.host_slots.allocate(rows)
         self.move(taken.moves)
         return None if taken.moves.bypasses_cache else taken.slots
 
@@ -141,11 +161,11 @@ class CachedGroup:
     def read_from(self, source: RecordSource) -> None:
         """Reads rows from a source from here on, and trains no more."""
         self.cache.clear()
-        self.cache.store = _ReadOnly(self.group.stride, source)
+        self.cache.store = ReadOnlyStore(self.group.stride, source)
 
     def close(self) -> None:
         """Closes the source that it reads from, if any."""
-        if isinstance(self.cache.store, _ReadOnly):
+        if isinstance(self.cache.store, ReadOnlyStore):
             self.cache.store.close()
 
 
@@ -187,26 +207,46 @@ class CachedTables:
             for g, group in enumerate(groups)
         ]
         share = caching.lookahead_bytes // len(groups)
+        self.maps_on_device = self._maps_on_device(num_slots, read_only)
+        maps = device if self.maps_on_device else None
         self.groups = tuple(
-            CachedGroup(group, cache, self._policy(group), caching.in_flight, share)
+            CachedGroup(group, cache, self._policy(group), caching.in_flight, share, maps)
             for group, cache in zip(groups, caches, strict=True)
         )
+
+    def _maps_on_device(self, num_slots: Sequence[int], read_only: bool) -> bool:
+        """Whether the device maps the slots; logs why, where it was to and cannot."""
+        caching = self.caching
+        if caching.map_slots == "host" or read_only:
+            return False
+        sizes = [group.rows for group in self._groups], num_slots
+        most = max(caching.fast_memory, caching.lookahead_bytes)
+        reason = device_slots.refusal(caching.policy, *sizes, most)
+        if reason is not None:
+            level = logging.WARNING if caching.map_slots == "device" else logging.INFO
+            log.log(level, "slots of the cache are mapped on the host, since %s", reason)
+        return reason is None
+
+    @property
+    def device_slots(self) -> list[DeviceSlots]:
+        """The slots of each group, where the device maps them."""
+        return [group.slots for group in self.groups if isinstance(group.slots, DeviceSlots)]
 
     # ---- planning
 
     @property
     def wants(self) -> bool:
         """Whether another batch should be fed before moves are planned."""
-        return any(group.slots.wants() for group in self.groups)
+        return any(group.host_slots.wants() for group in self.groups)
 
     def feed(self, rows: Sequence[Tensor]) -> None:
         """Shows planning a batch to come: the rows, [N] with repeats, of each group."""
-        self._threads.map(lambda g: self.groups[g].slots.feed(rows[g]), range(len(self.groups)))
+        self._threads.map(lambda g: self.groups[g].host_slots.feed(rows[g]), range(len(self.groups)))
 
     def feed_end(self) -> None:
         """Says that no batch comes after those fed."""
         for group in self.groups:
-            group.slots.end()
+            group.host_slots.end()
 
     def take(self, plan: Plan) -> Plan:
         """The plan of the next batch with its slots, and with the rows that it moves."""
@@ -338,7 +378,7 @@ class CachedTables:
         if self.files:
             return self.files[g]
         if self.caching.path is not None:
-            return _ReadOnly(self._groups[g].stride)
+            return ReadOnlyStore(self._groups[g].stride)
         return HostStore([stores[p] for p in self._groups[g].packs])
 
     def _open(self, g: int) -> FileStore:
@@ -395,42 +435,10 @@ def _described(piece: TableSlice, shard: RankShard) -> dict[str, Any]:
     table = shard.tables[piece.table]
     if shard.is_whole:
         return {"name": table.name, "rows": table.rows}
-    return {
-        "name": table.name, "rows": piece.num_rows, "first_id": piece.first_id,
-        "id_step": piece.id_step, "columns": list(shard.columns),
-    }  # fmt: skip
+    ids = {"rows": piece.num_rows, "first_id": piece.first_id, "id_step": piece.id_step}
+    return {"name": table.name, **ids, "columns": list(shard.columns)}
 
 
 def _folder(shard: RankShard) -> str:
     """The folder of a rank's stores within that of all ranks."""
     return "" if shard.is_whole else f"rank-{shard.rank}-of-{shard.num_ranks}"
-
-
-class RecordSource(Protocol):
-    """Records of a group that can be read, and closed."""
-
-    def read(self, rows: Int64[Tensor, "m"], out: UInt8[Tensor, "m _"]) -> None:
-        """Fills out with the records of `rows`, distinct, ascending."""
-
-    def close(self) -> None:
-        """Reads no more."""
-
-
-class _ReadOnly:
-    """A file store that is not open for training. source: one of its checkpoints, once it is known."""
-
-    def __init__(self, stride: int, source: RecordSource | None = None) -> None:
-        self.stride = stride
-        self._source = source
-
-    def read(self, rows: Int64[Tensor, "m"], out: UInt8[Tensor, "m _"]) -> None:
-        if self._source is None:
-            raise ValueError("the tables are in a file store: load a checkpoint of the run first")
-        self._source.read(rows, out)
-
-    def write(self, rows: Tensor, records: Tensor, keeps: bool = False) -> None:
-        raise ValueError("this file store is open for reading alone; train with `Trainer`")
-
-    def close(self) -> None:
-        if self._source is not None:
-            self._source.close()

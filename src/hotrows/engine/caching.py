@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch import Tensor
@@ -22,24 +22,27 @@ class Caching:
     store: where all rows are: `memory`, or `file:PATH`, a folder made when training begins.
     policy: which rows stay in slots. in_flight: number of batches between their first move and their
         write-back at most.
-    lookahead_memory: bytes of metadata of the batches in the window of `Lookahead`; None: a quarter of
-        `fast_memory`, 64 MiB at least.
+    lookahead_memory: bytes of metadata of the batches in the window of `Lookahead`, or of slot maps on
+        a device; None: a quarter of `fast_memory`, 64 MiB at least.
     memory_split: how groups of packs share fast memory, see `planning.slot_budget.divide`.
     cache_transfer: how rows are copied between host memory and a device: `zero_copy`, the device reads
         and writes them itself, or `staged`, the host gathers them and copies blocks; rows of files are
         always staged.
+    map_slots: where slots are mapped to rows: on the `host`, or on the `device` where it can; with
+        `auto`, without a warning where it cannot.
     hot_ids: by table, the ids whose rows the policy `Hot` keeps in slots, the most popular first;
         under any policy the cache begins with them.
     """
 
     fast_memory: int
     store: str = "memory"
-    policy: Policy = Lookahead()  # noqa: RUF009  (frozen)
+    policy: Policy = field(default_factory=Lookahead)
     in_flight: int = 4
     lookahead_memory: int | None = None
     hot_ids: Mapping[str, Tensor] | None = None
     memory_split: str = "reads"
     cache_transfer: str = "zero_copy"
+    map_slots: str = "host"
 
     def __post_init__(self) -> None:
         if self.store != "memory" and not (self.path and str(self.path) != "."):

@@ -153,10 +153,8 @@ class DenseRows:
         targets, bounds = self._targets(p, records), self._bounds(p, part.rows)
         scales = torch.ones(len(self._packs[p].tables), dtype=torch.float64)
         squares = self._changes(p)
-        deferred.update(
-            self._packs[p].optimizer.deferred, targets, slots, bounds, part.order, part.starts, part.bags,
-            part.weights, grad, scales, squares,
-        )  # fmt: skip
+        kind, runs = self._packs[p].optimizer.deferred, (part.order, part.starts, part.bags)
+        deferred.update(kind, targets, slots, bounds, *runs, part.weights, grad, scales, squares)
         self._note(p, squares)
 
     def catch_up_tables(
@@ -205,7 +203,7 @@ class DenseRows:
                     yield k, rows, None, {p: stores[p].records[part] for p in packs}
                     continue
                 records = cache.read(rows)
-                parts = zip(group.packs, records.split(list(group.strides), 1), strict=True)
+                parts = zip(group.packs, cache.of_packs(records), strict=True)
                 yield k, rows, records, {p: part for p, part in parts if p in packs}
 
     def spans(self, group: Group, num_ids: Mapping[str, int]) -> Iterator[range]:
@@ -245,7 +243,7 @@ class DenseRows:
         if self._squares is None:
             return
         records, places, group = cached.cache.read(rows), torch.arange(len(rows)), cached.group
-        for p, part in zip(group.packs, records.split(list(group.strides), 1), strict=True):
+        for p, part in zip(group.packs, cached.cache.of_packs(records), strict=True):
             if p in self._packs:
                 self.catch_up(p, part, rows, places)
         cached.cache.write(rows, records)
@@ -310,10 +308,9 @@ class DenseRows:
         by_table = [places.get(self._table_packs[name], -1) for name in self._all_tables]
         by_history = {f"{PREFIX}steps.{h}": history.recorded for h, history in enumerate(histories)}
         first = torch.tensor([history.first for history in histories])
+        tables = {f"{PREFIX}first": first, f"{PREFIX}tables": torch.tensor(by_table)}
         squares = {} if self._squares is None else {f"{PREFIX}squares": self._squares + self._change}
-        return {
-            f"{PREFIX}first": first, f"{PREFIX}tables": torch.tensor(by_table), **by_history, **squares,
-        }  # fmt: skip
+        return {**tables, **by_history, **squares}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Takes over the steps of a checkpoint of equal tables; none: no step has been made."""

@@ -109,6 +109,7 @@ class DynamicIds:
         numbered, last = iter(batches), None
         while True:
             step, batch = next(numbered, (0, None))
+            batch = None if batch is None else batch.expanded()
             sent = self.keys.send(None if batch is None else self._present_keys(batch), self._time(batch))
             if sent is None:
                 break
@@ -171,6 +172,7 @@ class DynamicIds:
 
         Between ranks: collective.
         """
+        batch = batch.expanded()
         ids = self.keys.find(self._present_keys(batch))
         return dataclasses.replace(self._with_ids(batch, ids), new_ids=())
 

@@ -36,6 +36,7 @@ from hotrows.engine.clipping import Clip, clip_factor, count_squares, scaled
 from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.micro_batches import WIRE_DTYPES, MicroBatches
 from hotrows.engine.packed_tables import PackedTables
+from hotrows.engine.shared_vectors import SharedVectors
 from hotrows.engine.vectors import Vectors
 from hotrows.optim import Adagrad, RowOptimizer
 from hotrows.plan import Plan
@@ -84,7 +85,7 @@ class Execution:
         one rank, a batch that reads its rows often gives it their distinct rows.
     planning_threads: threads that plan groups of packs in parallel; None: 1 on the host, and beside a
         device all cores but two, at most 8. planning: where batches that are trained through the
-        stages are planned: on the `host`, or on the `device` where it can.
+        stages are planned: on the `host`, or on the `device` where it can; None: where fast memory is.
     """
 
     ranks: Ranks | None = None
@@ -97,12 +98,12 @@ class Execution:
     streams: int = 1
     first_layer_roles: Collection[str] = ()
     planning_threads: int | None = None
-    planning: str = "host"
+    planning: str | None = None
 
     def __post_init__(self) -> None:
         for name, choices in (("planning", PLANNING), ("wire_dtype", tuple(WIRE_DTYPES))):
             value = getattr(self, name)
-            if value not in choices:
+            if value not in choices and not (name == "planning" and value is None):
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
 
     def placements(self, tables: Sequence[Table]) -> Mapping[str, Placement] | None:
@@ -129,6 +130,8 @@ class Embedding:
     execution: the fields of `Execution`: ranks, sharding, micro_batches, device and more.
     """
 
+    _begun: Plan | None = None  # the last plan whose new rows have their first values
+
     def __init__(
         self,
         tables: Sequence[Table],
@@ -153,9 +156,7 @@ class Embedding:
             )
         self.dynamic = dynamic
         default = optimizer or Adagrad()
-        self.tables = tuple(
-            dataclasses.replace(table, optimizer=table.optimizer or default) for table in tables
-        )
+        self.tables = tuple(dataclasses.replace(t, optimizer=t.optimizer or default) for t in tables)
         self.packs = pack_tables(self.tables, sequences, run.placements(self.tables), run.pack_parts)
         self.threads = Threads(num_threads(run.planning_threads, self.device.on_host))
         self.planner = Planner(
@@ -166,15 +167,16 @@ class Embedding:
             run.micro_batches,
             run.summed,
             self.threads,
+            shares=self.device.on_host and dynamic is None,
         )
         if dynamic is not None:
             dynamic.check(self.tables, self.device.on_host or (caching is not None and caching.can_grow))
             dynamic.begin(self.planner.ranks, crosses)
-        self._device_planner: DevicePlanner | None = None
-        if run.planning == "device" and not self.device.on_host:
-            self._device_planner = DevicePlanner(self.planner, self.device)
-        self._warned = False
-        self._begun: Plan | None = None  # the last plan whose new rows have their first values
+        plans_there = run.planning != "host" and not self.device.on_host
+        self.device_planner = DevicePlanner(self.planner, self.device) if plans_there else None
+        if plans_there and caching is not None and dynamic is None:
+            caching = dataclasses.replace(caching, map_slots=run.planning or "auto")
+        self._warned = run.planning is None
         self.packed = PackedTables(
             self.packs,
             self.ranks,
@@ -241,16 +243,16 @@ class Embedding:
 
     def plan_ahead(self, batch: Batch, step: int = 0, signals: int = 0) -> Plan:
         """The plan of a batch to be uploaded: where the device plans, `upload` makes its packs."""
-        if self._device_planner is None or not self._can_plan_on_device(batch):
+        if not self.plans_on_device(batch):
             return self.plan(batch, step, signals)
         return Plan((), step, batch.size, signals=signals, on_device=True)
 
-    def _can_plan_on_device(self, batch: Batch) -> bool:
-        assert self._device_planner is not None
-        reason = self._device_planner.refusal(batch)
-        if self.cached_tables:
-            reason = "slots of a cache are mapped there"
-        elif self.dynamic is not None:
+    def plans_on_device(self, batch: Batch) -> bool:
+        """Whether the device finds the rows and runs of such a batch."""
+        if self.device_planner is None or (self.cached_tables and not self.cached_tables.maps_on_device):
+            return False
+        reason = self.device_planner.refusal(batch)
+        if self.dynamic is not None:
             reason = "features are dynamic"
         elif self.packed.touched:
             reason = "increments of checkpoints note there which rows have changed (full_every)"
@@ -258,7 +260,7 @@ class Embedding:
             reason = "deltas note there which rows have changed (publish)"
         if reason is not None and not self._warned:
             self._warned = True
-            log.warning("planning='device': batches are planned on the host, since %s", reason)
+            log.warning("planning='device': rows are found on the host, since %s", reason)
         return reason is None
 
     def upload(self, batch: Batch, plan: Plan, padded: bool = False) -> Uploaded:
@@ -268,8 +270,8 @@ class Embedding:
         padding, so that the tensors of every full batch have equal sizes.
         """
         if plan.on_device:
-            assert self._device_planner is not None
-            return self._device_planner.upload(batch, plan)
+            assert self.device_planner is not None
+            return self.device_planner.upload(batch, plan)
         return on_device.upload(self.device, batch, plan, padded)
 
     def to_device(self, batch: Batch, plan: Plan) -> tuple[Batch, Plan]:
@@ -295,10 +297,13 @@ class Embedding:
             part = plan.micro_batches[micro_batch]
             leaves = self._micro_batches.lookup(plan, micro_batch)
         else:
-            by_rows = frozenset(
-                p for p in self._may_go_by_rows if first_layer.pays(self.packs[p], plan.packs[p])
-            )
+            if plan.requests is None:
+                by_rows = frozenset(
+                    p for p in self._may_go_by_rows if first_layer.pays(self.packs[p], plan.packs[p])
+                )
             leaves = self.packed.lookup(plan, by_rows)
+        if part.requests is not None:
+            return SharedVectors(self.packs, part, tuple(leaf.requires_grad_(grad) for leaf in leaves))
         return Vectors(self.packs, part, tuple(leaf.requires_grad_(grad) for leaf in leaves), by_rows)
 
     def send_gradients(self, plan: Plan, micro_batch: int, vectors: Vectors) -> None:

@@ -35,7 +35,7 @@ from hotrows.runtime.device import Device
 from hotrows.runtime.streams import Streams
 from hotrows.shapes import Float, Float32, Float64, Int64, UInt8
 from hotrows.storage.cache import chunks
-from hotrows.storage.store import InitialValues, MemoryStore
+from hotrows.storage.store import InitialValues, MemoryStore, group_block
 
 
 @dataclass(frozen=True)
@@ -104,10 +104,8 @@ class PackedTables:
         self.cached: CachedTables | None = None
         self._read_through: ReadThrough | None = None
         if caching is not None:
-            self.cached = CachedTables(
-                caching, self.shards, self.groups, self._initial_values, self.stores, seed, read_only,
-                device, threads,
-            )  # fmt: skip
+            tables = self.shards, self.groups, self._initial_values, self.stores
+            self.cached = CachedTables(caching, *tables, seed, read_only, device, threads)
             layouts = [values.layout for values in self._initial_values]
             self._read_through = ReadThrough(self.cached.groups, layouts, device, self.dense_rows)
 
@@ -117,11 +115,12 @@ class PackedTables:
             return tuple(MemoryStore(values, self._device) for values in self._initial_values)
         if caching.path is not None:
             return ()
-        stores = tuple(map(MemoryStore, self._initial_values))
-        if caching.cache_transfer == "zero_copy":
-            for store in stores:
-                self._device.page_lock(store.records)
-        return stores
+        if self._device.on_host or caching.cache_transfer != "zero_copy":
+            return tuple(map(MemoryStore, self._initial_values))
+        blocks = [group_block([self._initial_values[p] for p in group.packs]) for group in self.groups]
+        for block, _ in blocks:
+            self._device.page_lock(block)
+        return tuple(blocks[g][1][i] for _, (g, i) in sorted(self._place.items()))
 
     @property
     def num_bytes(self) -> int:
@@ -201,7 +200,7 @@ class PackedTables:
             for p, of_pack in zip(packs, records, strict=True):
                 ops.copy_rows(self._device.put(of_pack), None, self._records(p), new.slots)
             if self.cached:
-                self.cached.groups[g].cache.mark_changed(host.slots)
+                self.cached.groups[g].cache.mark_changed(new.slots)
 
     # ---- update
 
@@ -284,10 +283,10 @@ class PackedTables:
             self._note_update(plan, g)
 
     def _note_update(self, plan: Plan, g: int) -> None:
-        part = plan.host.packs[self.groups[g].packs[0]]
-        self._note_rows(g, part.rows)
+        first = self.groups[g].packs[0]
+        self._note_rows(g, plan.host.packs[first].rows)
         if self.cached and self._is_resident(plan, g):
-            self.cached.groups[g].cache.mark_changed(part.slots)
+            self.cached.groups[g].cache.mark_changed(plan.packs[first].slots)
 
     def _note_rows(self, g: int, rows: Int64[Tensor, "U"]) -> None:
         if self.touched:
@@ -381,7 +380,7 @@ class PackedTables:
 
 def held_by_streams(plan: Plan) -> list[Tensor]:
     """What streams hold of a plan: the block that all its tensors are views of."""
-    return [] if plan.on_host is None else [plan.packs[0].inverse]
+    return [] if plan.on_host is None else [plan.packs[0].inverse, plan.packs[0].slots]
 
 
 def _initial_values(shard: RankShard, seed: int) -> InitialValues:

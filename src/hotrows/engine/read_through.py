@@ -137,8 +137,7 @@ class ReadThrough:
 
     def _of_packs(self, g: int, records: Tensor) -> list[tuple[int, Tensor]]:
         """Each pack of a group with its part of the group's records."""
-        group = self._groups[g].group
-        return list(zip(group.packs, records.split(list(group.strides), 1), strict=True))
+        return list(zip(self._groups[g].group.packs, self._cache(g).of_packs(records), strict=True))
 
 
 def _rows_of(plan: Plan, p: int) -> tuple[Int64[Tensor, "U"], Int64[Tensor, "U"]]:

@@ -2,13 +2,14 @@
 
     plan         load the batch; look ahead at those to come; plan its moves     thread `plan`
     upload       copy the plan and what the model reads to the device            thread `upload`
+    count        where the device has mapped slots: read how many rows move      thread `count`
     collect      read the rows that come in; copy those that go out              thread `move`
     insert       put the rows that come in into their slots                      thread `move`
     train        the caller's                                                    the caller's
     write back   store the rows that went out                                    thread `write`
 
 On the host there is no `upload`. Where every row is in memory, nothing moves: `collect`, `insert` and
-`write back` are left out.
+`write back` are left out, and `count` where the host maps slots.
 
 On a device, stages launch their work and return; what must come first is waited for there, by marks
 (`hotrows.runtime.device`): `collect` waits for the upload and for the batch that had to leave,
@@ -28,6 +29,7 @@ from torch import Tensor
 
 from hotrows.batch import Batch, samples
 from hotrows.engine.cached_tables import CachedTables
+from hotrows.engine.device_moves import Ahead, DeviceMoves
 from hotrows.engine.embedding import Embedding
 from hotrows.pipeline.prefetch import prefetch
 from hotrows.pipeline.runner import TRAIN, NoMore, Overlapped, Serial
@@ -50,7 +52,8 @@ class StagedBatch:
 
     ready: marks that training waits for on the device; blocks: the memory of what was copied there.
     transfers: of the rows that it moves, by group. trained: the mark behind its training.
-    check: raises what is only known on the device, such as an id outside its table.
+    check: raises what is only known on the device, such as an id outside its table. ahead: what is
+    launched for it where the device maps slots.
     """
 
     batch: Batch
@@ -60,6 +63,7 @@ class StagedBatch:
     transfers: list[Transfer] = field(default_factory=list)
     trained: Mark = None
     check: Callable[[], None] | None = None
+    ahead: Ahead | None = None
 
 
 def training_stages(
@@ -80,17 +84,24 @@ def training_stages(
     """
     if embedding.dynamic is not None:  # in one order, by the one who reads furthest ahead
         batches, future = embedding.dynamic.resolved(batches), None
-    run = _Stages(embedding, padded)
+    run, cached_tables = _Stages(embedding, padded), embedding.cached_tables
     plan: Callable[[Work], None]
-    has_input = arrived
-    if embedding.cached_tables is None:
+    has_input, count = arrived, _nothing
+    if cached_tables is None:
         plan = _PlannedBatches(embedding, batches, signals, one_thread=arrived is not None).plan
     else:
-        plan = moves = _PlanMoves(embedding, embedding.cached_tables, batches, future, signals, arrived)
+        readers = _planned_twice(embedding, batches, future, signals)
+        moves: _PlanMoves | DeviceMoves
+        if cached_tables.maps_on_device:
+            run.moves = moves = DeviceMoves(embedding, cached_tables, *readers, arrived, padded)
+            plan, count = run.plan_on_device, moves.count
+        else:
+            plan = moves = _PlanMoves(embedding, cached_tables, *readers, arrived)
         has_input = None if arrived is None else moves.has_input
     stages = [
         Stage("plan", "plan", run=plan, has_input=has_input),
         Stage("upload", "upload", run=run.upload),
+        Stage("count", "count", run=count),
         Stage("collect", "move", enters=True, run=run.collect),
         Stage("insert", "move", run=run.insert),
         Stage(TRAIN, TRAIN, begin=run.begin_training, end=run.end_training),
@@ -99,8 +110,10 @@ def training_stages(
     unneeded: set[str] = set()
     if embedding.device.on_host:
         unneeded |= {"upload"}
-    if embedding.cached_tables is None:
+    if cached_tables is None:
         unneeded |= {"collect", "insert", "write back"}
+    if cached_tables is None or not cached_tables.maps_on_device:
+        unneeded |= {"count"}
     return [stage for stage in stages if stage.name not in unneeded]
 
 
@@ -136,8 +149,14 @@ def start(
     return Overlapped(stages, first, trace, plan_depth, lockstep=True)
 
 
+def _nothing(work: Work) -> None:
+    pass
+
+
 class _Stages:
-    """What stages do after planning."""
+    """What stages do after planning. moves: what plans on the device, where it maps slots."""
+
+    moves: DeviceMoves | None = None
 
     def __init__(self, embedding: Embedding, padded: bool) -> None:
         self._embedding, self._device, self._padded = embedding, embedding.device, padded
@@ -147,9 +166,17 @@ class _Stages:
         self._trained: deque[Mark] = deque()
         self._written: Mark = None  # passed once every batch that has left is in the store
 
+    def plan_on_device(self, work: Work) -> None:
+        assert self.moves is not None
+        batch, plan, ahead = self.moves.plan(work)
+        work.item = StagedBatch(batch, plan, ahead=ahead)
+
     def upload(self, work: Work) -> None:
         staged: StagedBatch = work.item
-        copy = self._embedding.upload(staged.batch, staged.plan, self._padded)
+        if self.moves is not None and staged.ahead is not None:
+            copy = self.moves.upload(staged.ahead)
+        else:
+            copy = self._embedding.upload(staged.batch, staged.plan, self._padded)
         staged.batch, staged.plan = copy.value
         staged.ready, staged.blocks, staged.check = [copy.mark], copy.blocks, copy.check
 
@@ -192,18 +219,12 @@ class _PlanMoves:
         self,
         embedding: Embedding,
         cached_tables: CachedTables,
-        batches: Iterable[NumberedBatch],
-        future: Iterable[Batch] | None,
-        signals: Signals,
+        planned: _PlannedBatches,
+        future: _PlannedBatches,
         arrived: Arrived | None,
     ) -> None:
         self._ranks, self._cached_tables = embedding.planner.ranks, cached_tables
-        one_thread = future is None  # as `tee` demands
-        if future is None:
-            batches, again = tee(batches)
-            future = (batch for _, batch in again)
-        self._planned = _PlannedBatches(embedding, batches, signals, one_thread)
-        self._future = _PlannedBatches(embedding, enumerate(future), lambda: 0, one_thread)
+        self._planned, self._future = planned, future
         self._begun = False
         self._arrived = arrived
         self._ahead = 0  # batches fed beyond those planned
@@ -238,6 +259,21 @@ class _PlanMoves:
         if self._ranks.num_ranks == 1:
             return wants
         return bool(self._ranks.all_gather(torch.tensor([wants])).wait().any())
+
+
+def _planned_twice(
+    embedding: Embedding,
+    batches: Iterable[NumberedBatch],
+    future: Iterable[Batch] | None,
+    signals: Signals,
+) -> tuple[_PlannedBatches, _PlannedBatches]:
+    """The batches to plan, and once more to look ahead."""
+    one_thread = future is None  # as `tee` demands
+    if future is None:
+        batches, again = tee(batches)
+        future = (batch for _, batch in again)
+    planned = _PlannedBatches(embedding, batches, signals, one_thread)
+    return planned, _PlannedBatches(embedding, enumerate(future), lambda: 0, one_thread)
 
 
 class _PlannedBatches:
@@ -288,10 +324,14 @@ class _PlannedBatches:
         """The rows that the next batch reads, for each group of packs."""
         if self._embedding.planner.routes:
             return self._embedding.planner.rows_of(self.next()[1])
+        return self._embedding.planner.rows(self.batch())
+
+    def batch(self) -> Batch:
+        """The next batch; NoMore once there is none."""
         _, batch = self._load()
         if batch is None:
             raise NoMore
-        return self._embedding.planner.rows(batch)
+        return batch
 
     def _load(self) -> tuple[int, Batch | None]:
         return next(self._batches, (0, None))

@@ -15,6 +15,7 @@ from hotrows.plan import Plan
 from hotrows.shapes import Float, Int64
 
 if TYPE_CHECKING:
+    from hotrows.nn.shared_lists import SharedLists
     from hotrows.planning.packing import Pack
 
 
@@ -24,7 +25,10 @@ class Vectors:
     leaves: one per pack, [M, D] float32, in the order of the plan's packs. A leaf with sequences is
     split once, so that its gradient is put together in one pass.
     by_rows: packs whose leaf is the distinct rows of the batch, [U, D]; `joined` alone reads them.
+    requests: the vectors of what samples of a request share (`SharedVectors`); None: nothing is shared.
     """
+
+    requests: Vectors | None = None
 
     def __init__(
         self, packs: Sequence[Pack], plan: Plan, leaves: tuple[Tensor, ...], by_rows: Collection[int] = ()
@@ -56,14 +60,14 @@ class Vectors:
         another order, or their tables are in several packs.
         """
         if features is None:
-            features = [name for pack in self.packs for name, table in pack.columns
-                        if pack.tables[table].role == role]  # fmt: skip
-        columns = [self._find(feature, role) for feature in features]
+            columns = ((name, pack.tables[t]) for pack in self.packs for name, t in pack.columns)
+            features = [name for name, table in columns if table.role == role]
+        places = [self._find(feature, role) for feature in features]
         if not self.packs:  # of data whose features are all dense
             return torch.zeros(self._plan.batch_size, 0, 0)
-        if not columns:
+        if not places:
             raise ValueError(f"no table has the role {role!r}; roles: {self._roles()}")
-        parts = [self._columns_of(*span) for span in _spans(columns)]
+        parts = [self._columns_of(*span) for span in _spans(places)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def joined(
@@ -104,6 +108,13 @@ class Vectors:
                 part = self._split(p)[1 + pack.sequence_of[feature, role]]
                 return part, begin - begin[0]
         raise KeyError(f"no sequence feature {feature!r} with role {role!r} was looked up")
+
+    def shared_lists(
+        self, feature: str, role: str = "vector"
+    ) -> tuple[Float[Tensor, "N D"], SharedLists] | None:
+        """The vectors of a sequence feature that samples of a request share, once for each request, and
+        whose lists they are; None: every sample has a list of its own."""
+        return None
 
     def lengths(self, feature: str) -> Int64[Tensor, "B"]:
         """How many elements each sample has in a sequence feature, in host memory."""

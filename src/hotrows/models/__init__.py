@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from hotrows.models.lr import LR
     from hotrows.models.mmoe import MMoE
     from hotrows.models.model import Model, logits_and_loss
+    from hotrows.models.tbsm import TBSM
     from hotrows.models.wide_deep import WideDeep
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "DNN",
     "FM",
     "LR",
+    "TBSM",
     "DCNv2",
     "DeepFM",
     "MMoE",
@@ -65,6 +67,7 @@ _CLASSES = {
     "din": "DIN",
     "dien": "DIEN",
     "can": "CAN",
+    "tbsm": "TBSM",
     "mmoe": "MMoE",
 }
 

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotrows.models.vectors import LookedUpVectors
+from hotrows.models.vectors import LookedUpVectors, shared_lists
 from hotrows.nn.jagged_products import Lists
+from hotrows.nn.shared_lists import SharedLists
 from hotrows.ops.layers.padded import PaddedLists
 from hotrows.schema import Schema, Sequence, vocabulary_of
 
@@ -32,9 +33,29 @@ class History:
 
     def past(self, vectors: LookedUpVectors, role: str = "vector") -> tuple[Tensor, Lists, Tensor | None]:
         """[N, D], the vectors of the elements, their offsets [B + 1], and in host memory lengths [B]."""
+        if (shared := self.shared_past(vectors, role)) is not None:
+            values, lists, lengths = shared
+            lengths = lengths.repeat_interleave(lists.starts.diff())
+            return lists.repeated(values), lists.sample_offsets, lengths
         pairs = [vectors.sequence(name, role) for name in self.sequences]
         if isinstance(pairs[0][1], PaddedLists):  # whose lengths are equal: who pads them sees to it
             return _joined([values for values, _ in pairs]), pairs[0][1], None
+        return _joined([values for values, _ in pairs]), pairs[0][1], self._lengths(vectors)
+
+    def shared_past(
+        self, vectors: LookedUpVectors, role: str = "vector"
+    ) -> tuple[Tensor, SharedLists, Tensor] | None:
+        """What `past` returns, once for each request: lists of R requests, and lengths [R]; None where
+        samples of a request do not share all of it."""
+        pairs = [shared_lists(vectors, name, role) for name in self.sequences]
+        present = [pair for pair in pairs if pair is not None]
+        if len(present) < len(pairs):
+            return None
+        lengths = self._lengths(vectors)[present[0][1].starts[:-1]]
+        return _joined([values for values, _ in present]), present[0][1], lengths
+
+    def _lengths(self, vectors: LookedUpVectors) -> Tensor:
+        """How many elements each sample has, [B] in host memory, in each of the sequences."""
         lengths = vectors.lengths(self.sequences[0])
         for name in self.sequences[1:]:
             if not torch.equal(lengths, vectors.lengths(name)):
@@ -42,7 +63,7 @@ class History:
                     f"the sequences {self.sequences[0]!r} and {name!r} of one history differ in "
                     f"length in a sample; name them as two histories"
                 )
-        return _joined([values for values, _ in pairs]), pairs[0][1], lengths
+        return lengths
 
 
 def histories_of(

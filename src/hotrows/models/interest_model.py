@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hotrows.models import tables
 from hotrows.models.histories import histories_of
+from hotrows.models.interests import OfRequests
 from hotrows.models.model import Model
 from hotrows.models.vectors import LookedUpVectors
 from hotrows.nn import MLP, BatchNorm
@@ -68,7 +69,8 @@ class InterestModel(Model):
         losses = []
         for history, interest in zip(self.histories, self.interests, strict=True):
             target = history.target(vectors)
-            values, loss = interest(target, *history.past(vectors))
+            shared = history.shared_past(vectors) if isinstance(interest, OfRequests) else None
+            values, loss = interest(target, *(shared or history.past(vectors)))
             parts += [values, values * target] if self.product else [values]
             losses += [] if loss is None else [loss]
         parts += self.more(vectors)

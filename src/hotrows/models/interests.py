@@ -3,6 +3,9 @@
 Each is a module: (target [B, D], past [N, D], offsets [B + 1], lengths [B]) -> (interest
 [B, num_outputs], loss). lengths: of the lists, in host memory, None where they are not known there. The
 loss is None, or in training a scalar that the model adds to its own.
+
+One that is `OfRequests` also takes lists that samples of a request share, `SharedLists` in place of
+offsets, with lengths [R]: what the target does not enter is then computed once for each request.
 """
 
 from __future__ import annotations
@@ -25,12 +28,17 @@ from hotrows.nn import (
     samples_of,
 )
 from hotrows.nn.jagged_products import Lists
+from hotrows.nn.shared_lists import SharedLists
 
 Interest = tuple[Tensor, Tensor | None]
 EVOLUTIONS = ("augru", "augru_code", "agru", "aigru")
 
 
-class PooledInterest(nn.Module):
+class OfRequests(nn.Module):
+    """An interest that takes shared lists."""
+
+
+class PooledInterest(OfRequests):
     """The history's sum or mean, whatever the target."""
 
     def __init__(self, dim: int, pooling: str = "mean") -> None:
@@ -38,8 +46,10 @@ class PooledInterest(nn.Module):
         self.num_outputs, self.pooling = dim, pooling
 
     def forward(
-        self, target: Tensor, past: Tensor, offsets: Lists, lengths: Tensor | None = None
+        self, target: Tensor, past: Tensor, offsets: Lists | SharedLists, lengths: Tensor | None = None
     ) -> Interest:
+        if isinstance(offsets, SharedLists):
+            return offsets.of_samples(pool_jagged(past, offsets.offsets, self.pooling)), None
         return pool_jagged(past, offsets, self.pooling), None
 
 
@@ -71,7 +81,7 @@ class AttentionInterest(nn.Module):
         return self.projection(self.attention(target, past, offsets)), None
 
 
-class EvolvingInterest(nn.Module):
+class EvolvingInterest(OfRequests):
     """DIEN's (Zhou et al., AAAI 2019): a GRU extracts interests, one led by attention evolves them.
 
     past -> GRU -> states h_t -+-> attention to the target a_t -+-> AUGRU -> its last state
@@ -122,32 +132,53 @@ class EvolvingInterest(nn.Module):
         self.tells = None if auxiliary_hidden is None else _Tells(dim, auxiliary_hidden)
 
     def forward(
-        self, target: Tensor, past: Tensor, offsets: Lists, lengths: Tensor | None = None
+        self, target: Tensor, past: Tensor, offsets: Lists | SharedLists, lengths: Tensor | None = None
     ) -> Interest:
-        states = self.extraction(past, offsets, lengths)
-        weights = self.attention.scores(self.query(target), states, offsets)
-        if self.evolution == "aigru":
-            evolved = self.evolving(states * weights[:, None], offsets, lengths)
-        else:
-            evolved = self.evolving(states, weights, offsets, lengths)
-        interest = last_of(evolved, offsets)
+        shared = offsets if isinstance(offsets, SharedLists) else None
+        lists = offsets.offsets if isinstance(offsets, SharedLists) else offsets
+        states = self.extraction(past, lists, lengths)
+        interest = self._evolved(target, states, offsets, lengths)
         if self.sums:
-            total = pool_jagged(past, offsets, "sum")
+            total = pool_jagged(past, lists, "sum")
+            total = total if shared is None else shared.of_samples(total)
             interest = torch.cat([interest, total, total * target], 1)
         if not self.training or not self.auxiliary:
             return interest, None
-        assert isinstance(offsets, Tensor), "lists are padded in programs alone, which do not train"
-        return interest, self.auxiliary * self._auxiliary_loss(states, past, offsets)
+        assert isinstance(lists, Tensor), "lists are padded in programs alone, which do not train"
+        num_samples = None if shared is None else shared.starts.diff()
+        return interest, self.auxiliary * self._auxiliary_loss(states, past, lists, num_samples)
 
-    def _auxiliary_loss(self, states: Tensor, past: Tensor, offsets: Tensor) -> Tensor:
+    def _evolved(
+        self, target: Tensor, states: Tensor, offsets: Lists | SharedLists, lengths: Tensor | None
+    ) -> Tensor:
+        """The last state that attention to each target leads to: [B, D]."""
+        lists: Lists
+        if isinstance(offsets, SharedLists):
+            repeated, lists = offsets.repeated(states), offsets.sample_offsets
+            lengths = None if lengths is None else lengths.repeat_interleave(offsets.starts.diff())
+        else:
+            repeated, lists = states, offsets
+        weights = self.attention.scores(self.query(target), repeated, lists)
+        if self.evolution == "aigru":
+            return last_of(self.evolving(repeated * weights[:, None], lists, lengths), lists)
+        return last_of(self.evolving(states, weights, offsets, lengths), lists)
+
+    def _auxiliary_loss(
+        self, states: Tensor, past: Tensor, offsets: Tensor, num_samples: Tensor | None
+    ) -> Tensor:
         """The mean cross-entropy of telling what came next, over all elements that have a next; 0
-        where none has, and the network runs all the same: other ranks wait for its normalisation."""
+        where none has, and the network runs all the same: other ranks wait for its normalisation.
+
+        num_samples: of shared lists, [R], how many samples each counts for; None: one.
+        """
         sample = samples_of(offsets, len(past))
-        has_next = sample[1:] == sample[:-1]
+        weight = sample[1:] == sample[:-1]
+        if num_samples is not None:
+            weight = weight * num_samples[sample[1:]]
         others = _Shuffled.apply(past[1:])
         ones = functional.softplus(-self._told(states[:-1], past[1:]))
         zeros = functional.softplus(self._told(states[:-1], others))
-        return ((ones + zeros) * has_next).sum() / has_next.sum().clamp(min=1)
+        return ((ones + zeros) * weight).sum() / weight.sum().clamp(min=1)
 
     def _told(self, states: Tensor, elements: Tensor) -> Tensor:
         """[M] logits: how well each element goes with the state before it."""

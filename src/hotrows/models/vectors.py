@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from hotrows.nn.jagged_products import Lists
+from hotrows.nn.shared_lists import SharedLists
 from hotrows.ops.layers.row_products import JoinedRows
 
 
@@ -37,3 +38,8 @@ def joined(vectors: LookedUpVectors, dense: Tensor) -> Tensor | JoinedRows:
     if hasattr(vectors, "joined"):
         return vectors.joined(dense)
     return torch.cat([vectors.stack().flatten(1), dense], dim=1)
+
+
+def shared_lists(vectors: LookedUpVectors, feature: str, role: str) -> tuple[Tensor, SharedLists] | None:
+    """The vectors of a sequence once for each request, [N, D], where samples of a request share it."""
+    return vectors.shared_lists(feature, role) if hasattr(vectors, "shared_lists") else None

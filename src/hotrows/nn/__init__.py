@@ -19,6 +19,7 @@ from hotrows.nn.linear_paths import choose_linear_paths, products_per_sample, us
 from hotrows.nn.mlp import MLP, linear_from_zero
 from hotrows.nn.prelu import PReLU
 from hotrows.nn.recurrent import GRU, AttentionalGRU
+from hotrows.nn.shared_lists import SharedLists
 from hotrows.nn.statistics import share_statistics
 from hotrows.nn.target_attention import TargetAttention, TargetProjection
 from hotrows.ops.layers.jagged import samples_of
@@ -40,6 +41,7 @@ __all__ = [
     "GroupedMLP",
     "PReLU",
     "PathLinear",
+    "SharedLists",
     "TargetAttention",
     "TargetProjection",
     "batched",

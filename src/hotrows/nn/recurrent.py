@@ -6,7 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from hotrows.nn.jagged_products import Lists
+from hotrows.nn.shared_lists import SharedLists
 from hotrows.ops.layers import padded, recurrent
+from hotrows.ops.layers.jagged import repeat_lists, sum_lists
 from hotrows.ops.layers.padded import PaddedLists
 from hotrows.ops.layers.recurrent import KINDS, RESETS
 
@@ -42,13 +44,21 @@ class _Cell(nn.Module):
             nn.init.constant_(self.bias_ih[: 2 * self.hidden_size], self.gate_bias)
 
     def _states(
-        self, x: Tensor, attention: Tensor | None, offsets: Lists, kind: str, lengths: Tensor | None
+        self,
+        x: Tensor,
+        attention: Tensor | None,
+        offsets: Lists | SharedLists,
+        kind: str,
+        lengths: Tensor | None,
     ) -> Tensor:
         if x.ndim != 2 or x.shape[1] != self.input_size:
             raise ValueError(f"x must be [N, {self.input_size}], one row a position, not {list(x.shape)}")
-        if attention is not None and attention.shape != x.shape[:1]:
+        if isinstance(offsets, SharedLists) and offsets.one_sample_each:
+            offsets = offsets.offsets
+        num = int(offsets.sample_offsets[-1]) if isinstance(offsets, SharedLists) else len(x)
+        if attention is not None and attention.shape != (num,):
             raise ValueError(
-                f"attention must be [N], one weight for each of the {x.shape[0]} positions, "
+                f"attention must be [N], one weight for each of the {num} positions, "
                 f"not {list(attention.shape)}"
             )
         dtype = self.weight_hh.dtype
@@ -91,6 +101,8 @@ class AttentionalGRU(_Cell):
         "augru_code"  1 - (1 - a) * z  its authors' code, VecAttGRUCell: z keeps the old state
         "agru"        a                the paper's AGRU; z and its parameters stay unused
 
+    Where lists are shared, x is [N, D] of R requests, attention and states are of every sample's list.
+
     The authors' code is kind="augru_code", reset="before", gate_bias=1.0; the paper's formulas are
     the defaults. Where a is 0, "augru" and "agru" leave the state as it was; "augru_code" is then
     a plain GRU without attention. reset, gate_bias, lengths and dtypes: as in `GRU`.
@@ -110,7 +122,7 @@ class AttentionalGRU(_Cell):
         self.kind = kind
 
     def forward(
-        self, x: Tensor, attention: Tensor, offsets: Lists, lengths: Tensor | None = None
+        self, x: Tensor, attention: Tensor, offsets: Lists | SharedLists, lengths: Tensor | None = None
     ) -> Tensor:
         return self._states(x, attention, offsets, self.kind, lengths)
 
@@ -122,14 +134,18 @@ class _Recurrence(torch.autograd.Function):
     """Input products and recurrence in one, so that the gates may take the products' place."""
 
     @staticmethod
-    def forward(ctx, x, attention, offsets, weight_ih, weight_hh, bias_ih, bias_hh, kind, reset, lengths):
+    def forward(ctx, x, attention, lists, weight_ih, weight_hh, bias_ih, bias_hh, kind, reset, lengths):
+        shared = lists if isinstance(lists, SharedLists) else None
+        offsets = lists if shared is None else shared.sample_offsets
         with torch.autocast(x.device.type, enabled=False):
             parts = torch.addmm(bias_ih, x, weight_ih.t())
+            if shared is not None:
+                parts = repeat_lists(parts, shared.offsets, shared.starts)
             states, gates, inner = recurrent.recurrent(
                 parts, attention, offsets, weight_hh, bias_hh, kind, reset, lengths
             )
         ctx.save_for_backward(x, attention, offsets, weight_ih, weight_hh, states, gates, inner)
-        ctx.kind, ctx.reset, ctx.lengths = kind, reset, lengths
+        ctx.kind, ctx.reset, ctx.lengths, ctx.shared = kind, reset, lengths, shared
         return states
 
     @staticmethod
@@ -141,6 +157,8 @@ class _Recurrence(torch.autograd.Function):
             grad_parts, grad_attention, grad_weight_hh, *grad_biases = recurrent.recurrent_backward(
                 grad, states, gates, inner, attention, offsets, weight_hh, *options
             )
+            if ctx.shared is not None:
+                grad_parts = sum_lists(grad_parts, ctx.shared.offsets, ctx.shared.starts)
             grad_x = grad_parts.mm(weight_ih) if ctx.needs_input_grad[0] else None
             grad_weight_ih = grad_parts.t().mm(x)
         grads = grad_x, grad_attention, None, grad_weight_ih, grad_weight_hh, *grad_biases

@@ -29,6 +29,13 @@ _SCHEMAS = (
     "initialize(Tensor(a!) records, int[] layout, Tensor rows, Tensor first_rows, Tensor pieces, "
     "str kind, float scale, float[] state) -> ()",
     "copy_rows(Tensor source, Tensor? source_rows, Tensor(a!) target, Tensor? target_rows) -> ()",
+    "feed_rows(Tensor(a!) coming, Tensor rows, int batch) -> ()",
+    "touch_slots(Tensor slot_of, Tensor(a!) last_use, Tensor rows, int batch) -> ()",
+    "rank_slots(Tensor row_of, Tensor last_use, Tensor coming, Tensor(a!) ranking, "
+    "Tensor(b!) progress, int batch, int in_flight) -> ()",
+    "take_slots(Tensor(a!) slot_of, Tensor(b!) row_of, Tensor(c!) last_use, Tensor coming, "
+    "Tensor ranking, Tensor(d!) progress, Tensor rows, int batch, int in_flight, Tensor(e!) slots, "
+    "Tensor(f!) moves, Tensor(g!) counts) -> ()",
 )
 
 _library = torch.library.Library("hotrows", "DEF")
@@ -51,6 +58,10 @@ pool = torch.ops.hotrows.pool
 sum_gradients = torch.ops.hotrows.sum_gradients
 initialize = torch.ops.hotrows.initialize
 copy_rows = torch.ops.hotrows.copy_rows
+feed_rows = torch.ops.hotrows.feed_rows
+touch_slots = torch.ops.hotrows.touch_slots
+rank_slots = torch.ops.hotrows.rank_slots
+take_slots = torch.ops.hotrows.take_slots
 collect = cpu.collect  # of rows in host memory
 
 
@@ -99,8 +110,7 @@ def update(
     grad: of the vectors that `pack` looks up; rows of -1 are padding and skipped.
     slots: the places of its rows in `records`; None: `pack.slots`.
     """
-    torch.ops.hotrows.update(
-        records.values, records.layout, pack.slots if slots is None else slots, pack.rows,
-        pack.order, pack.starts, pack.bags, pack.weights, grad, rule.kind, rule.hyper,
-        keys.first_rows, keys.pieces, rule.decay, rule.mean_squares,
-    )  # fmt: skip
+    places = records.values, records.layout, pack.slots if slots is None else slots, pack.rows
+    runs = pack.order, pack.starts, pack.bags, pack.weights
+    step = rule.kind, rule.hyper, keys.first_rows, keys.pieces, rule.decay, rule.mean_squares
+    torch.ops.hotrows.update(*places, *runs, grad, *step)

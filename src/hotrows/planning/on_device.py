@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,6 +73,8 @@ class DevicePlanner:
 
     def refusal(self, batch: Batch) -> str | None:
         """Why a batch must be planned on the host; None: the device can plan it."""
+        if batch.requests is not None:
+            return "samples of a request share features"
         if batch.offsets is not None:
             return "features are lists of ids"
         if batch.weights is not None:
@@ -112,6 +115,15 @@ class DevicePlanner:
                     raise outside(n, leader, batch)
 
         return DevicePlanned(tuple(plans[r.signature] for r in reads), tuple(blocks), mark, check)
+
+    def resolving(self, batch: Batch, ids: Int64[Tensor, "_"]) -> list[Callable[[], Tensor]]:
+        """For each group of packs what makes, launched, the rows that a batch reads, with repeats.
+
+        ids: of the batch, on the device. A bad id is -1: who plans the batch says what it was.
+        """
+        leaders = leaders_of(self._planner.reads_of(batch.features)).values()
+        tables = [(*self._tables_of(leader), leader.num_columns) for leader in leaders]
+        return [partial(_resolved, ids, batch.size, *of_group) for of_group in tables]
 
     def _fill(
         self,
@@ -158,6 +170,10 @@ class DevicePlanner:
                 put(reads.num_rows),
             )
         return self._tables[reads.signature]
+
+
+def _resolved(ids: Tensor, batch_size: int, *tables: Any) -> Tensor:
+    return ops.resolve(ids, None, batch_size, *tables)[0]
 
 
 def _tensors(plan: PackPlan) -> tuple[Tensor, ...]:

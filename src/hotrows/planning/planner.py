@@ -17,9 +17,11 @@ from hotrows import ops
 from hotrows.batch import Batch, NewIds, split
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.plan import NewRows, PackPlan, Plan
+from hotrows.planning import requests
 from hotrows.planning.crosses import append_crosses
 from hotrows.planning.packing import Pack
 from hotrows.planning.remote_pooling import RowsAndSums, summed_columns, with_sums
+from hotrows.planning.requests import Bags
 from hotrows.planning.routing import route
 from hotrows.planning.sharding import Sharding
 from hotrows.planning.threads import Threads
@@ -36,6 +38,8 @@ class Planner:
         micro-batches in which a batch is trained. With several of either, `plan` is collective.
     summed: list features whose vectors are summed on the ranks that own the rows (`remote_pooling`).
     threads: plan groups of packs in parallel; None: the caller's thread alone.
+    shares: whether what samples of a request share is looked up once, where no features are crossed; else
+        batches are expanded.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class Planner:
         micro_batches: int = 1,
         summed: Collection[str] = (),
         threads: Threads | None = None,
+        shares: bool = True,
     ) -> None:
         self.packs = tuple(packs)
         self.pooling = dict(pooling or {})
@@ -55,7 +60,8 @@ class Planner:
         self.micro_batches = micro_batches
         self.summed = frozenset(summed)
         self._threads = threads or Threads()
-        self._reads: dict[tuple[str, ...], list[Reads]] = {}
+        self._shares = shares and not self.crosses
+        self._reads: dict[tuple[tuple[str, ...], frozenset[str]], list[Reads]] = {}
         if self.routes:
             _check_numbers(self.packs, self.ranks)
 
@@ -69,26 +75,40 @@ class Planner:
 
         signals: `RankSignals` of this rank; the plan has those of all ranks.
         """
-        batch = append_crosses(batch, self.crosses)
+        batch = self._taken(batch)
         plan = self._plan(batch, step, signals)
         return replace(plan, new_rows=self._new_rows(batch)) if batch.new_ids else plan
 
+    def _taken(self, batch: Batch) -> Batch:
+        """The batch as it is planned, with its crosses."""
+        return append_crosses(batch if self._shares else batch.expanded(), self.crosses)
+
     def _plan(self, batch: Batch, step: int, signals: int) -> Plan:
-        reads = self.reads_of(batch.features)
-        groups = list(leaders_of(reads))
-        group_of_pack = [groups.index(pack_reads.signature) for pack_reads in reads]
+        reads = self._reads_of_halves(batch)
+        groups = list(dict.fromkeys(map(_signature, reads)))
+        group_of_pack = [groups.index(_signature(pack_reads)) for pack_reads in reads]
         leaders = [group_of_pack.index(g) for g in range(len(groups))]
-        if not self.routes:
-            plans = self._threads.map(lambda p: self._plan_pack(reads[p], batch), leaders)
-            packs = tuple(plans[g] for g in group_of_pack)
-            return Plan(packs, step, batch.size, signals=signals)
         micro_batches = split(batch, self.micro_batches)
+        planned = [
+            self._threads.map(partial(self._plan_pack, reads, part), leaders) for part in micro_batches
+        ]
+        bags = [[of_groups[g][1] for g in group_of_pack] for of_groups in planned]
+        if not self.routes:
+            packs = tuple(planned[0][g][0] for g in group_of_pack)
+            plan = Plan(packs, step, batch.size, signals=signals)
+            return requests.with_requests(plan, batch, bags[0])
         read = [
-            self._threads.map(partial(self._read, self.summed, part), leaders) for part in micro_batches
+            [
+                self._with_sums(self.summed, part, p, pack)
+                for p, (pack, _) in zip(leaders, packs, strict=True)
+            ]
+            for part, packs in zip(micro_batches, planned, strict=True)
         ]
         sizes = [part.size for part in micro_batches]
         shardings = [self.packs[p].sharding(self.ranks.num_ranks) for p in leaders]
-        return route(read, sizes, shardings, group_of_pack, self.ranks, step, signals)
+        plan = route(read, sizes, shardings, group_of_pack, self.ranks, step, signals)
+        parts = zip(plan.micro_batches, micro_batches, bags, strict=True)
+        return replace(plan, micro_batches=tuple(requests.with_requests(*part) for part in parts))
 
     def rows(self, batch: Batch) -> list[Tensor]:
         """The rows that a batch needs, [N] int64 with repeats, for each group of packs: a look ahead.
@@ -96,9 +116,16 @@ class Planner:
         Groups come in the order of `packing.group_packs`. Ids are checked as by `plan`.
         """
         assert not self.routes, "between ranks, rows are those of a plan: see `rows_of`"
-        batch = append_crosses(batch, self.crosses)
-        leaders = leaders_of(self.reads_of(batch.features))
-        rows = self._threads.map(lambda r: _resolve(r, batch)[0], list(leaders.values()))
+        batch = self._taken(batch)
+        leaders = {_signature(pack_reads): pack_reads for pack_reads in self._reads_of_halves(batch)}
+        halves = requests.halves(batch)
+
+        def of_group(reads: tuple[Reads, ...]) -> Tensor:
+            pairs = zip(reads, halves, strict=True)
+            rows = [_resolve(r, half.batch, half.starts)[0] for r, half in pairs]
+            return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+        rows = self._threads.map(of_group, list(leaders.values()))
         return with_new(rows, self._new_rows(batch) if batch.new_ids else ())
 
     def rows_of(self, plan: Plan) -> list[Tensor]:
@@ -114,34 +141,49 @@ class Planner:
 
     def volumes(self, p: int, batch: Batch, feature: str) -> tuple[int, int]:
         """The distinct rows that a list feature reads of pack p, and the sums that would replace them."""
-        _, sums = self._read([feature], batch, p)
+        plan, _ = self._plan_pack(self._reads_of_halves(batch), batch, p)
+        _, sums = self._with_sums([feature], batch, p, plan)
         return (0, 0) if sums is None else (len(sums.rows.unique()), len(sums.lengths))
 
-    def reads_of(self, features: tuple[str, ...]) -> list[Reads]:
-        """The reads of each pack of a batch with these features; computed once for a run."""
-        if features not in self._reads:
-            num_ranks = self.ranks.num_ranks
-            self._reads[features] = [_reads(pack, features, num_ranks) for pack in self.packs]
-        return self._reads[features]
+    def reads_of(self, features: tuple[str, ...], others: Collection[str] = ()) -> list[Reads]:
+        """The reads of each pack of a batch with these features; computed once for a run.
 
-    def _read(self, summed: Collection[str], batch: Batch, p: int) -> RowsAndSums:
+        others: features that packs read of another batch.
+        """
+        key = features, frozenset(others)
+        if key not in self._reads:
+            num_ranks = self.ranks.num_ranks
+            self._reads[key] = [_reads(pack, *key, num_ranks) for pack in self.packs]
+        return self._reads[key]
+
+    def _reads_of_halves(self, batch: Batch) -> list[tuple[Reads, ...]]:
+        """What each pack reads of samples and, where these share features, what it reads of requests."""
+        reads = [self.reads_of(half.batch.features, half.others) for half in requests.halves(batch)]
+        return list(zip(*reads, strict=True))
+
+    def _with_sums(self, summed: Collection[str], batch: Batch, p: int, plan: PackPlan) -> RowsAndSums:
         """The distinct rows that samples read of pack p, and the sums that features `summed` request."""
-        plan = self._plan_pack(self.reads_of(batch.features)[p], batch)
+        if batch.requests is not None:
+            return plan, None
         pack, sharding = self.packs[p], self.packs[p].sharding(self.ranks.num_ranks)
         columns = summed_columns(pack, summed)
         return with_sums(plan, sharding, columns, len(pack.columns), batch.size)
 
-    def _plan_pack(self, reads: Reads, batch: Batch) -> PackPlan:
-        rows, source, bag_starts = _resolve(reads, batch)  # [N], [N], [M + 1]
-        distinct, inverse, order, starts = ops.unique(rows)  # [U], [N], [N], [U + 1]
+    def _plan_pack(
+        self, reads: Sequence[tuple[Reads, ...]], batch: Batch, p: int
+    ) -> tuple[PackPlan, tuple[Bags, ...]]:
+        """The plan of pack p, and its bags: of samples, and of requests where these share features."""
+        pairs = zip(reads[p], requests.halves(batch), strict=True)
+        bags = tuple(self._bags(of_half, half.batch, half.starts) for of_half, half in pairs)
+        return requests.plan_of(bags), bags
+
+    def _bags(self, reads: Reads, batch: Batch, starts: Tensor | None = None) -> Bags:
+        """The bags that a pack has of a batch. starts: first samples of requests, where it is of them."""
+        rows, source, bag_starts = _resolve(reads, batch, starts)  # [N], [N], [M + 1]
         single = batch.offsets is None
         bags = None if single else ops.reference.bags_of(bag_starts).int()  # [N]
-        return PackPlan(
-            rows=distinct,
-            slots=distinct,  # every row is resident: its slot is its row
-            inverse=inverse,
-            order=order,
-            starts=starts,
+        return Bags(
+            rows=rows,
             num_bags=rows.numel() if single else bag_starts.numel() - 1,
             bag_starts=None if single else bag_starts,
             bags=bags,
@@ -193,6 +235,11 @@ class Reads:
     scattered: Sharding | None = None
 
 
+def _signature(reads: tuple[Reads, ...]) -> tuple:
+    """Equal for packs that read equal row numbers, of samples and of requests."""
+    return tuple(of_half.signature for of_half in reads)
+
+
 def leaders_of(reads: Sequence[Reads]) -> dict[tuple, Reads]:
     """By signature, one of the packs that read equal rows, in order of appearance."""
     return {pack_reads.signature: pack_reads for pack_reads in reads}
@@ -232,8 +279,9 @@ def _new_rows_of(pack: Pack, new_ids: Sequence[NewIds], ranks: Ranks) -> NewRows
     return NewRows(all_rows, all_keys, all_rows)
 
 
-def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> Reads:
-    reads = pack.columns + pack.sequences
+def _reads(pack: Pack, features: tuple[str, ...], others: Collection[str], num_ranks: int) -> Reads:
+    columns = [read for read in pack.columns if read[0] not in others]
+    reads = columns + [read for read in pack.sequences if read[0] not in others]
     names = tuple(feature for feature, _ in reads)
     absent = sorted(set(names) - set(features))
     if absent:
@@ -250,26 +298,24 @@ def _reads(pack: Pack, features: tuple[str, ...], num_ranks: int) -> Reads:
         features=torch.tensor(positions, dtype=torch.int64),
         first_rows=torch.tensor(first_rows, dtype=torch.int64),
         num_rows=torch.tensor(num_rows, dtype=torch.int64),
-        num_columns=len(pack.columns),
-        signature=(*map(tuple, (positions, first_rows, num_rows)), len(pack.columns), pack.placements),
+        num_columns=len(columns),
+        signature=(*map(tuple, (positions, first_rows, num_rows)), len(columns), pack.placements),
         routes=sharding.routes()[[table for _, table in reads]] if routed and not scattered else None,
         scattered=sharding if scattered else None,
     )
 
 
 def _resolve(
-    reads: Reads, batch: Batch
+    reads: Reads, batch: Batch, starts: Tensor | None = None
 ) -> tuple[Int64[Tensor, "N"], Int64[Tensor, "_"], Int32[Tensor, "_"]]:
     """Rows, their places in `batch.ids` and bags [M + 1]; ValueError for an id outside.
 
     Places and bags are empty where every bag has one id.
     """
-    rows, source, bag_starts, bad = ops.resolve(
-        batch.ids, batch.offsets, batch.size, reads.features, reads.first_rows,
-        reads.num_rows, reads.num_columns, reads.routes,
-    )  # fmt: skip
+    tables = reads.features, reads.first_rows, reads.num_rows, reads.num_columns, reads.routes
+    rows, source, bag_starts, bad = ops.resolve(batch.ids, batch.offsets, batch.size, *tables)
     if int(bad) >= 0:
-        raise outside(int(bad), reads, batch, source)
+        raise outside(int(bad), reads, batch, source, starts)
     if reads.scattered is not None:
         rows = reads.scattered.rows_among_ranks(rows)
     return rows, source, bag_starts
@@ -299,8 +345,11 @@ def _by_bag(
     return torch.cat([columns.t().reshape(-1), sequences.reshape(-1)])  # [N]
 
 
-def outside(n: int, reads: Reads, batch: Batch, source: Tensor | None = None) -> ValueError:
-    """The error for an id that its table does not hold. n, source: the results of `ops.resolve`."""
+def outside(
+    n: int, reads: Reads, batch: Batch, source: Tensor | None = None, starts: Tensor | None = None
+) -> ValueError:
+    """The error for an id that its table does not hold. n, source: the results of `ops.resolve`; starts:
+    the first sample of each request, where the batch is of requests."""
     if batch.offsets is None:
         pooled = reads.num_columns * batch.size
         k, sample = (
@@ -316,6 +365,7 @@ def outside(n: int, reads: Reads, batch: Batch, source: Tensor | None = None) ->
         feature, sample = divmod(bag, batch.size)
         k = reads.features.tolist().index(feature)
         value = batch.ids[place]
+    sample = sample if starts is None else int(starts[sample])
     return ValueError(
         f"feature {reads.names[k]!r} has id {int(value):,} in sample "
         f"{batch.first_sample + sample:,}, but its table holds ids 0 to {int(reads.num_rows[k]) - 1:,}; "

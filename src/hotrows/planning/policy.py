@@ -146,10 +146,10 @@ class Window:
     4 a batch at most.
 
     future_pins: batches that are looked at in any case. most_bytes: bound of `num_bytes`, at which no
-    batch past them is looked at; None: no bound.
+    batch past them is looked at; None: no bound. turnovers: in place of three.
     """
 
-    TURNOVERS, GROWTH, MEMORY, LEAST_MISSES = 3, 4, 100, 1 / 16
+    GROWTH, MEMORY, LEAST_MISSES = 4, 100, 1 / 16
 
     def __init__(
         self,
@@ -158,12 +158,14 @@ class Window:
         in_flight: int,
         future_pins: int,
         most_bytes: int | None = None,
+        turnovers: float = 3,
     ) -> None:
         window = policy.window if isinstance(policy, Lookahead) else 0
         self._grows = window == "auto"
         self.batches = in_flight if isinstance(window, str) else window
         self._num_slots, self._least = num_slots, in_flight
         self._future_pins, self._most_bytes = future_pins, most_bytes
+        self._turnovers = turnovers
         self._misses, self._seen = 0.0, 0
 
     @staticmethod
@@ -190,5 +192,5 @@ class Window:
         self._seen += 1
         counted = max(num_misses, num_rows * self.LEAST_MISSES)
         self._misses += (counted - self._misses) / min(self._seen, self.MEMORY)
-        fits = int(self.TURNOVERS * self._num_slots / self._misses) if self._misses else self.batches
+        fits = int(self._turnovers * self._num_slots / self._misses) if self._misses else self.batches
         self.batches = max(self._least, min(fits, self.batches + self.GROWTH))

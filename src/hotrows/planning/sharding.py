@@ -97,7 +97,8 @@ MOST_RUNS = 4096  # of the hot ids of a table
 def uniform(kind: str, tables: Sequence[Table], num_ranks: int) -> dict[str, Placement]:
     """Places all tables in one way: a placement by table name.
 
-    rows: ids dealt over all ranks; tables: whole, the largest first, each to the rank with least yet;
+    rows: ids dealt over all ranks; tables: whole, the largest first, each to the rank with least yet,
+    but for giant ones, whose rows are dealt over as many ranks as they are shares (`num_shares`);
     columns: where a table has as many columns as there are ranks, else by rows; replicated.
     """
     if kind == "tables":
@@ -113,12 +114,25 @@ def uniform(kind: str, tables: Sequence[Table], num_ranks: int) -> dict[str, Pla
     return placements
 
 
+def num_shares(size: int, sizes: Sequence[int], num_ranks: int) -> int:
+    """Number of ranks that a table is dealt over so that none gets more than a rank's share of all.
+
+    sizes: of all tables. 10, (10, 90, 50, 45), 2 -> 1; 90, (90, 10), 2 -> 2
+    """
+    return min(num_ranks, max(1, -(-size * num_ranks // sum(sizes))))
+
+
 def _whole_tables(tables: Sequence[Table], num_ranks: int) -> dict[str, Placement]:
-    held, placements = [0] * num_ranks, {}
+    held, placements = [0.0] * num_ranks, {}
+    sizes = [table.rows * table.dim for table in tables]
     for table in sorted(tables, key=lambda t: -t.rows * t.dim):
-        rank = held.index(min(held))
-        held[rank] += table.rows * table.dim
-        placements[table.name] = by_table(rank)
+        size = table.rows * table.dim
+        num = min(num_shares(size, sizes, num_ranks), table.rows)
+        windows = [[(first + n) % num_ranks for n in range(num)] for first in range(num_ranks)]
+        ranks = min(windows, key=lambda window: max(held[rank] for rank in window))
+        for rank in ranks:
+            held[rank] += size / num
+        placements[table.name] = by_rows(num, ranks[0])
     return placements
 
 

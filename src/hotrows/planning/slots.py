@@ -62,11 +62,9 @@ class NativeSlotMap(SlotMap):
         super().__init__(num_slots, policy, in_flight, **options)
         self._buffers = torch.empty(4, 0, dtype=torch.int64)
         self._core: Any = native.load()
-        self._handle = self._call(
-            "new", ctypes.c_int64(num_slots), self._past, self._future, self._known_window(),
-            isinstance(policy, Newest), ctypes.c_int64(policies.num_counted(num_slots)),
-            returns=ctypes.c_void_p,
-        )  # fmt: skip
+        counted = ctypes.c_int64(policies.num_counted(num_slots))
+        order = self._past, self._future, self._known_window(), isinstance(policy, Newest), counted
+        self._handle = self._call("new", ctypes.c_int64(num_slots), *order, returns=ctypes.c_void_p)
 
     def __del__(self) -> None:
         if self._handle is not None:
@@ -95,10 +93,9 @@ class NativeSlotMap(SlotMap):
         slots = torch.empty_like(rows)
         pairs = self._buffers_for(rows.numel())
         num_in, num_out = ctypes.c_int64(), ctypes.c_int64()
-        case = self._call(
-            "take", self._handle, pointer(rows), _size(rows), pointer(slots), *map(pointer, pairs),
-            ctypes.byref(num_in), ctypes.byref(num_out), returns=ctypes.c_int64,
-        )  # fmt: skip
+        batch = pointer(rows), _size(rows), pointer(slots)
+        room = *map(pointer, pairs), ctypes.byref(num_in), ctypes.byref(num_out)
+        case = self._call("take", self._handle, *batch, *room, returns=ctypes.c_int64)
         assert case >= 0, "allocate() got other rows than feed()"
         rows_in, slots_in = (part[: num_in.value].clone() for part in pairs[:2])
         rows_out, slots_out = (part[: num_out.value].clone() for part in pairs[2:])

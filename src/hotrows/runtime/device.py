@@ -100,6 +100,12 @@ class Device:
         """The state of the device's generator; None on the host."""
         return None
 
+    @contextmanager
+    def ahead_of_lanes(self) -> Iterator[None]:
+        """What the calling thread launches within is done before what waits on lanes: training's steps
+        before moves of rows."""
+        yield
+
 
 class Cuda(Device):
     """One NVIDIA GPU."""
@@ -148,10 +154,10 @@ class Cuda(Device):
             work()
             for tensor in holds:
                 tensor.record_stream(stream)
-            return stream.record_event()
+            return stream.record_event(_event())
 
     def mark(self) -> Mark:
-        return torch.cuda.current_stream(self.torch).record_event()
+        return torch.cuda.current_stream(self.torch).record_event(_event())
 
     def wait(self, mark: Mark, holds: Sequence[Tensor] = ()) -> None:
         stream = torch.cuda.current_stream(self.torch)
@@ -195,11 +201,25 @@ class Cuda(Device):
     def random_state(self) -> Tensor | None:
         return torch.cuda.get_rng_state(self.torch)
 
+    @contextmanager
+    def ahead_of_lanes(self) -> Iterator[None]:
+        # Lanes, and the default stream, have the lowest priority; -1 is above.
+        outer, stream = torch.cuda.current_stream(self.torch), torch.cuda.Stream(self.torch, priority=-1)
+        stream.wait_stream(outer)
+        with torch.cuda.stream(stream):
+            yield
+        outer.wait_stream(stream)
+
     def _lane(self, name: str) -> torch.cuda.Stream:
         with self._making:
             if name not in self._streams:
                 self._streams[name] = torch.cuda.Stream(self.torch)
             return self._streams[name]
+
+
+def _event() -> torch.cuda.Event:
+    """An event for which a thread that waits sleeps: others need the core."""
+    return torch.cuda.Event(blocking=True)
 
 
 def _unlock(device: torch.device, address: int) -> None:

@@ -7,10 +7,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hotrows.json_file import JsonFile
 
-_SIZES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I64": 8}
+_SIZES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 EXPORT_FILE = JsonFile("export again", newest=2, signed=2, oldest=1)
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 
@@ -27,15 +28,18 @@ class Stored:
         return _SIZES[self.dtype] * math.prod(self.shape)
 
 
-def header(tensors: Mapping[str, Stored]) -> bytes:
-    """The first bytes of a file whose tensors follow in this order: the length of the JSON, then the
-    JSON, padded to 8 bytes."""
+def entries(tensors: Mapping[str, Stored]) -> dict[str, Any]:
+    """What a file says of its tensors, which follow in this order."""
     fields, end = {}, 0
     for name, tensor in tensors.items():
         begin, end = end, end + tensor.num_bytes
-        fields[name] = {
-            "dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": [begin, end],
-        }  # fmt: skip
+        form = {"dtype": tensor.dtype, "shape": list(tensor.shape)}
+        fields[name] = {**form, "data_offsets": [begin, end]}
+    return fields
+
+
+def header(fields: Mapping[str, Any]) -> bytes:
+    """The first bytes of a file: the length of the JSON of its fields, then this, padded to 8 bytes."""
     text = json.dumps(fields).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -12,23 +12,23 @@ PyTorch's reader of a `model.pt2` evaluates expressions of the file, so only a t
 from __future__ import annotations
 
 import dataclasses
-import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from hotrows import losses
-from hotrows.json_file import build, value_of
+from hotrows.json_file import build
 from hotrows.losses import Loss
+from hotrows.runtime import file_sums
+from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.tensor_file import EXPORT_FILE
 from hotrows.table import Cross
 
 MANIFEST, ENCODERS = "export.json", "encoders"
 PROGRAMS = {"onnx": "model.onnx", "pt2": "model.pt2"}
 INPUT_KINDS = ("dense", "pooled", "sequence", "lengths")
-_CHUNK = 16 << 20
+_REMEDY = "export again"
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,6 @@ class StoredLoss:
 
 
 @dataclass(frozen=True)
-class StoredFile:
-    """The size of a file in bytes, and the crc32 of all of them."""
-
-    bytes: int
-    crc32: int
-
-
-@dataclass(frozen=True)
 class Bundle:
     """What `export.json` of a bundle says, checked; path: of the folder.
 
@@ -96,7 +88,7 @@ class Bundle:
     crosses: tuple[Cross, ...]
     equal_lengths: tuple[tuple[str, ...], ...]
     losses: dict[str, StoredLoss]
-    files: dict[str, StoredFile]
+    files: dict[str, FileSum]
 
     @property
     def format(self) -> str:
@@ -108,13 +100,7 @@ class Bundle:
 
     def verify(self, name: str) -> None:
         """Compares a file with its checksum; ValueError where it was damaged."""
-        path, expected = self.path / name, self.files[name]
-        checksum = 0
-        with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                checksum = zlib.crc32(chunk, checksum)
-        if checksum != expected.crc32:
-            raise _damaged(path, "its checksum is wrong")
+        file_sums.verify(self.path / name, self.files[name], _REMEDY)
 
 
 def table_file(table: str) -> str:
@@ -139,7 +125,7 @@ def open_bundle(path: Path | str) -> Bundle:
         bundle = build(Bundle, {"path": path, **wanted}, "bundle")
         _check(bundle)
     for name, expected in bundle.files.items():
-        _check_size(path / name, expected)
+        file_sums.check_size(path / name, expected, _REMEDY)
     return bundle
 
 
@@ -166,19 +152,3 @@ def _check(bundle: Bundle) -> None:
         if len({tables[name].dim for name in names}) > 1:
             raise ValueError(f"input {entry.name!r} reads tables of several widths")
     bundle.loss_of_labels()
-
-
-def _check_size(path: Path, expected: StoredFile) -> None:
-    if not path.is_file():
-        raise _damaged(path, "the file is missing")
-    if (size := path.stat().st_size) != expected.bytes:
-        raise _damaged(path, f"it has {size:,} bytes instead of {expected.bytes:,}")
-
-
-def _damaged(path: Path, why: str) -> ValueError:
-    return ValueError(f"{path} is damaged: {why}; export again")
-
-
-def files_of(sums: Mapping[str, Any]) -> dict[str, StoredFile]:
-    """Sizes and checksums, by file, as they are in `export.json`."""
-    return value_of(dict[str, StoredFile], dict(sums), "files")

@@ -188,11 +188,9 @@ def describe(folder: Path) -> Iterator[dict[str, Any]]:
             k for k, numbers in (("base", chain.bases), ("delta", chain.deltas)) if number in numbers
         ]
         files = [*base.rglob("*"), delta]
-        yield {
-            "version": number, "step": head.step, "age": time.time() - head.time, "kinds": kinds,
-            "bytes": sum(file.stat().st_size for file in files if file.is_file()),
-            "pinned": number == chain.pin,
-        }  # fmt: skip
+        size = sum(file.stat().st_size for file in files if file.is_file())
+        of_run = {"version": number, "step": head.step, "age": time.time() - head.time}
+        yield {**of_run, "kinds": kinds, "bytes": size, "pinned": number == chain.pin}
 
 
 def _pin(folder: Path) -> int | None:

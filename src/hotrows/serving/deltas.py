@@ -27,7 +27,9 @@ from typing import Any
 import numpy as np
 
 from hotrows.json_file import JsonFile, build, parse
+from hotrows.runtime import tensor_file
 from hotrows.runtime.atomic_files import replaced
+from hotrows.runtime.tensor_file import Stored
 
 VERSION_FILE = JsonFile("bring it back from a copy, or wait for the next base")
 _DTYPES = {"U8": "u1", "F16": "<f2", "F32": "<f4", "I32": "<i4", "I64": "<i8", "BOOL": "?", "F64": "<f8"}
@@ -71,18 +73,13 @@ class Delta:
 def write_delta(path: Path, delta: Delta) -> VersionHead:
     """Writes a delta, durably and whole; returns its head with the checksum."""
     tensors = dict(_tensors(delta))
-    entries, end = {}, 0
-    for name, tensor in tensors.items():
-        begin, end = end, end + tensor.nbytes
-        entry = {"dtype": _NAMES[tensor.dtype.str], "shape": list(tensor.shape)}
-        entries[name] = {**entry, "data_offsets": [begin, end]}
+    entries = tensor_file.entries({n: Stored(_NAMES[t.dtype.str], t.shape) for n, t in tensors.items()})
     parts = [memoryview(tensor.reshape(-1).view(np.uint8).data) for tensor in tensors.values()]
     head = dataclasses.replace(delta.head, checksum=_checksum(entries, parts))
     signed = VERSION_FILE.sign(dataclasses.asdict(head))
-    text = json.dumps({"__metadata__": {"version": json.dumps(signed)}, **entries}).encode()
-    text += b" " * (-len(text) % 8)
+    metadata = {"__metadata__": {"version": json.dumps(signed)}}
     with replaced(path) as part, open(part, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        file.write(tensor_file.header({**metadata, **entries}))
         for content in parts:
             file.write(content)
     return head

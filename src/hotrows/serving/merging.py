@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,11 @@ import numpy as np
 
 from hotrows.json_file import value_of
 from hotrows.runtime.atomic_files import json_text, new_folder
+from hotrows.runtime.file_sums import FileSum, sum_of
 from hotrows.runtime.tensor_file import EXPORT_FILE
 from hotrows.serving import chain
-from hotrows.serving.bundle import MANIFEST, StoredFile
+from hotrows.serving.bundle import MANIFEST
 from hotrows.serving.version import Version, version_at
-
-_CHUNK = 16 << 20  # bytes
 
 
 def merge(
@@ -45,7 +43,7 @@ def write(
     """Writes the files of a version as a base into the folder `out`."""
     source = version.bundle.path
     fields = EXPORT_FILE.read(source / MANIFEST)
-    sums = value_of(dict[str, StoredFile], fields["files"], "files of an export")
+    sums = value_of(dict[str, FileSum], fields["files"], "files of an export")
     tables = {table.file: version.tables[table.name] for table in version.bundle.tables}
     done, total = 0, sum(table.rows for table in version.bundle.tables)
     for name in sums:
@@ -64,7 +62,7 @@ def write(
             progress("merging", done, total)
         elif name == version.bundle.program:
             target.write_bytes(version.program.content())
-        sums[name] = _sum_of(target)
+        sums[name] = sum_of(target)
     fields["files"] = {name: dataclasses.asdict(of_file) for name, of_file in sums.items()}
     fields["tables"] = [_without_errors(entry) for entry in fields["tables"]]
     fields.pop("largest_difference", None)
@@ -78,16 +76,3 @@ def _without_errors(entry: dict[str, Any]) -> dict[str, Any]:
     if entry["dtype"] == "float32":
         return entry
     return {name: value for name, value in entry.items() if name not in ("largest_error", "rms_error")}
-
-
-def _sum_of(path: Path) -> StoredFile:
-    size, checksum = 0, 0
-    for chunk in _chunks(path):
-        size, checksum = size + len(chunk), zlib.crc32(chunk, checksum)
-    return StoredFile(size, checksum)
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with open(path, "rb") as file:
-        while chunk := file.read(_CHUNK):
-            yield chunk

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,10 +49,18 @@ class Mirror:
 
     @staticmethod
     def open(address: Path | str, folder: Path | str | None = None) -> Mirror | None:
-        """The mirror of a place in `folder` (default: a temporary one); None where the address is one."""
+        """The mirror of a place in `folder`; None where the address is one itself.
+
+        folder: by default a temporary one, which is deleted with the mirror.
+        """
         if not is_url(address):
             return None
-        return Mirror(open_place(str(address)), Path(folder or tempfile.mkdtemp(prefix="hotrows-")))
+        place = open_place(str(address))
+        if folder is not None:
+            return Mirror(place, Path(folder))
+        mirror = Mirror(place, Path(tempfile.mkdtemp(prefix="hotrows-")))
+        weakref.finalize(mirror, shutil.rmtree, mirror.folder, ignore_errors=True)
+        return mirror
 
     def push(self) -> None:
         """Makes the place have what the folder has, but for the pin, which is the place's."""
@@ -197,7 +206,7 @@ class _Redis:
         try:
             import redis
         except ImportError:
-            raise ValueError(f"{url} needs the Redis client: pip install 'hotrows[remote]'") from None
+            raise ValueError(f"{url} needs the Redis client: pip install 'hotrows[redis]'") from None
         parts = urlsplit(url)
         self._key = "hotrows:" + parse_qs(parts.query).get("name", ["model"])[0]
         self._redis: Any = redis.Redis.from_url(urlunsplit(parts._replace(query="")))

@@ -62,7 +62,8 @@ class Scorer:
         """A scorer by the newest version in `folder`, to which training publishes; or at a URL.
 
         every: seconds between looks for a newer one; None: only when `scorer.follower.look()` is called.
-        cache: the folder for copies of what is at a URL (default: a temporary one). `close` ends it.
+        cache: the folder for copies of what is at a URL (default: a temporary one, deleted with the
+            scorer). `close` ends the looks.
         """
         scorer = cls.__new__(cls)
         follower = Follower(folder, every=every, threads=threads, trust=trust, cache=cache)

@@ -91,11 +91,14 @@ def serve(scorer: Scorer, host: str, port: int, limits: Limits) -> None:
         import uvicorn
     except ImportError:
         raise ValueError("the server needs FastAPI and uvicorn: pip install 'hotrows[serving]'") from None
-    seconds = math.ceil(limits.seconds) + 1
     uvicorn.run(
-        application(scorer, limits), host=host, port=port, log_level="warning", access_log=False,
-        timeout_graceful_shutdown=seconds,
-    )  # fmt: skip
+        application(scorer, limits),
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=math.ceil(limits.seconds) + 1,
+    )
 
 
 class _Server:

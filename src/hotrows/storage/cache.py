@@ -31,7 +31,7 @@ from torch import Tensor
 
 from hotrows import ops
 from hotrows.plan import Moves
-from hotrows.runtime.device import HOST, Device, Mark
+from hotrows.runtime.device import HOST, Device, Mark, aligned
 from hotrows.runtime.transfer import to_device
 from hotrows.storage.store import Store, empty_records
 
@@ -60,9 +60,13 @@ class Transfer:
 class Cache:
     """`num_slots` records of each pack of a group, in front of `store`.
 
-    strides: bytes of each pack's record; arenas: the slots, [C, stride] uint8 per pack. device: where
+    strides: bytes of each pack's record; arenas: the slots, [C, stride] uint8 per pack. Records of the
+    group have the bytes of `store.stride`, and gaps where the store has some: `of_packs`. device: where
     slots are. zero_copy: the device reads and writes the store's records itself, as the host always
     can.
+
+    Which row is in each slot, and which of them training has changed, is noted on the device as well: by
+    those who fill and train the slots, in their lanes.
     """
 
     def __init__(
@@ -73,16 +77,20 @@ class Cache:
         device: Device = HOST,
         zero_copy: bool = True,
     ) -> None:
-        self.store, self._device, self._zero_copy = store, device, zero_copy
-        self.arenas = tuple(empty_records(num_slots, stride, device) for stride in strides)
-        self._row_of = torch.full((num_slots,), -1)
-        self._state = torch.zeros(num_slots, dtype=torch.uint8)
+        self.store, self._device, self.zero_copy = store, device, zero_copy
+        sizes = [aligned(stride) for stride in strides]
+        self._sizes = sizes if store.stride == sum(sizes) else list(strides)
+        self._slots = tuple(empty_records(num_slots, size, device) for size in self._sizes)
+        self.arenas = tuple(s[:, :stride] for s, stride in zip(self._slots, strides, strict=True))
+        self._row_of = device.put(torch.full((num_slots,), -1))
+        self._state = device.put(torch.zeros(num_slots, dtype=torch.uint8))
         self._transfers: dict[int, Transfer] = {}  # collected, and not yet written back
         self._staged: dict[int, Transfer] = {}  # collected, and not yet inserted
         self._residents: tuple[Tensor, Tensor] | None = None  # rows that have slots, sorted; slots
         # Slots are written on another lane than made them: should the cache be dropped in the middle
         # of something, their memory waits for it.
-        device.launch(MOVE, lambda: None, [device.mark()], self.arenas)
+        memory = [*self.arenas, self._row_of, self._state]
+        device.launch(MOVE, lambda: None, [device.mark()], memory)
 
     @property
     def num_slots(self) -> int:
@@ -100,15 +108,17 @@ class Cache:
     ) -> Transfer:
         """Reads the rows that come in, and copies those that go out from their slots.
 
-        device_moves: the moves on the device; None: `moves` are. after: marks to be passed first.
+        device_moves: the moves on the device; None: `moves` are. after: marks to be passed first. With
+        zero copy both may be on the device.
         """
-        device, stride, after = self._device, self.store.stride, list(after)
-        vacated = moves.slots_out
-        moves, device_moves = self._without_unchanged(moves, device_moves or moves, after)
+        device, stride, device_moves = self._device, self.store.stride, device_moves or moves
+        vacated = device_moves.slots_out
+        if device.on_host:
+            moves = device_moves = self._without_unchanged(moves)
         staged = device.empty(MOVE, moves.rows_in.numel(), stride)
         leaving = device.empty(MOVE, moves.rows_out.numel(), stride)
         block: Tensor | None = None
-        if not self._zero_copy:
+        if not self.zero_copy:
             block = device.staging(*staged.shape)
             self.store.read(moves.rows_in, block)
 
@@ -120,40 +130,35 @@ class Cache:
                     staged.copy_(block, non_blocking=True)
             if len(leaving):
                 self._copy_out(device_moves.slots_out, leaving)
+            if len(vacated):
+                self._row_of.index_fill_(0, vacated, -1)
 
         mark = device.launch(MOVE, copy, after, _blocks(device_moves))
-        self._row_of[vacated] = -1
-        self._state[vacated] = _SAME
+        if device.on_host:  # a device writes back what is unchanged, too: nobody there has counted it
+            self._state[vacated] = _SAME
         self._residents = None
         transfer = Transfer(moves, device_moves, staged, leaving, mark)
         self._transfers[id(transfer)] = self._staged[id(transfer)] = transfer
         return transfer
 
-    def _without_unchanged(
-        self, moves: Moves, device_moves: Moves, after: list[Mark]
-    ) -> tuple[Moves, Moves]:
+    def _without_unchanged(self, moves: Moves) -> Moves:
         """The moves without the rows that go out as they came in: the store has their values."""
         changed = self._state[moves.slots_out] != _SAME
         if changed.all():
-            return moves, device_moves
-        rows, slots = moves.rows_out[changed], moves.slots_out[changed]
-        copies = to_device(self._device, (rows, slots))
-        after.append(copies.mark)
-        moves = replace(moves, rows_out=rows, slots_out=slots)
-        rows, slots = copies.value
-        return moves, replace(device_moves, rows_out=rows, slots_out=slots)
+            return moves
+        return replace(moves, rows_out=moves.rows_out[changed], slots_out=moves.slots_out[changed])
 
     def insert(self, transfer: Transfer) -> Mark:
         """Puts the rows that come in into their slots; returns the mark that training waits for."""
-        moves, device_moves, staged = transfer.moves, transfer.device_moves, transfer.staged
+        moves, staged = transfer.device_moves, transfer.staged
 
         def copy() -> None:
             if len(staged):
-                self._copy_in(device_moves.slots_in, staged)
+                self._copy_in(moves.slots_in, staged)
+                self._row_of.index_copy_(0, moves.slots_in, moves.rows_in)
 
-        mark = self._device.launch(MOVE, copy, holds=_blocks(device_moves))
+        mark = self._device.launch(MOVE, copy, holds=_blocks(moves))
         self._staged.pop(id(transfer), None)
-        self._row_of[moves.slots_in] = moves.rows_in
         self._residents = None
         return mark
 
@@ -167,7 +172,7 @@ class Cache:
         if is_written or not len(leaving):  # a mark all the same: behind training, and in order
             return device.launch(WRITE, lambda: None, after)
         after = [transfer.collected, *after]
-        if self._zero_copy:
+        if self.zero_copy:
             holds = [leaving, *_blocks(moves)]
             return device.launch(WRITE, lambda: self.store.write(moves.rows_out, leaving), after, holds)
         block = device.staging(*leaving.shape)
@@ -177,15 +182,16 @@ class Cache:
         return mark
 
     def mark_changed(self, slots: Tensor) -> None:
-        """Notes that training writes these slots. slots: in host memory."""
-        self._state[slots] = _CHANGED
+        """Notes that training writes these slots, on the device."""
+        self._state.index_fill_(0, slots, _CHANGED)
 
     # ---- all rows; the pipeline is paused, and the host waits for the device
 
     @property
     def rows(self) -> Tensor:
-        """The rows that have a slot at present, ascending."""
-        return self._row_of[self._row_of >= 0].sort().values
+        """The rows that have a slot at present, ascending, in host memory."""
+        row_of = self._row_of.cpu()
+        return row_of[row_of >= 0].sort().values
 
     def holds(self, slots: Tensor, rows: Tensor) -> bool:
         """Whether slots[i] has row rows[i], for all i."""
@@ -213,25 +219,28 @@ class Cache:
         keeps: no row will be read from the store before it was written again.
         """
         self.write_back_all()
+        state, row_of = self._state.cpu(), self._row_of.cpu()
         for begin, end in chunks(self.num_slots):
-            changed = (self._state[begin:end] == _CHANGED).nonzero().squeeze(1) + begin
-            rows, order = self._row_of[changed].sort()
+            changed = (state[begin:end] == _CHANGED).nonzero().squeeze(1) + begin
+            changed = changed[row_of[changed] >= 0]  # padding is looked up in a slot, too
+            rows, order = row_of[changed].sort()
             if rows.numel():
                 self.store.write(rows, self._gather(changed[order]), keeps=keeps)
-            self._state[changed] = _FLUSHED
+            state[changed] = _FLUSHED
+        self._state.copy_(state)
 
     def clear(self) -> None:
         """Forgets every row; what was not flushed is lost."""
         self._transfers.clear()
         self._staged.clear()
         self._device.synchronize()
-        self._row_of.fill_(-1)
+        self._device.finish(self._device.launch(MOVE, lambda: self._row_of.fill_(-1)))
         self._state.zero_()
         self._residents = None
 
     def read(self, rows: Tensor) -> Tensor:
         """[m, stride] in host memory: the present records of `rows`, distinct and ascending."""
-        slots = self._slots_of(rows)
+        slots = self._slots_of(self._device.put(rows)).cpu()
         records = torch.empty(rows.numel(), self.store.stride, dtype=torch.uint8)
         absent, resident = slots < 0, (slots >= 0).nonzero().squeeze(1)
         if absent.any():
@@ -244,11 +253,12 @@ class Cache:
 
     def write(self, rows: Tensor, records: Tensor) -> None:
         """Makes records in host memory the present ones of `rows`, distinct and ascending."""
-        slots = self._slots_of(rows)
+        slots = self._slots_of(self._device.put(rows)).cpu()
         absent, resident = slots < 0, (slots >= 0).nonzero().squeeze(1)
         if resident.numel():
-            self._copy_in(self._device.put(slots[resident]), self._device.put(records[resident]))
-        self._state[slots[resident]] = _CHANGED
+            changed = self._device.put(slots[resident])
+            self._copy_in(changed, self._device.put(records[resident]))
+            self._state[changed] = _CHANGED
         if absent.any():
             self.store.write(rows[absent], records[absent])
         for transfer in list(self._staged.values()):  # read from the store before this write
@@ -259,9 +269,9 @@ class Cache:
 
     def read_on_device(self, rows: Tensor, device_rows: Tensor) -> Tensor:
         """[m, stride] on the device: the present records of `rows` (host), `device_rows` (device)."""
-        if not self._zero_copy:
+        if not self.zero_copy:
             return self._device.put(self.read(rows))
-        slots, places = self._residents_among(rows)
+        slots, places = self._residents_among(device_rows)
         records = self._empty(len(rows))
         self.store.read(device_rows, records)  # residents too: they are few, and overwritten below
         if len(slots):
@@ -270,22 +280,22 @@ class Cache:
 
     def write_on_device(self, rows: Tensor, device_rows: Tensor, records: Tensor) -> None:
         """Makes records on the device the present ones of `rows` (host), `device_rows` (device)."""
-        if not self._zero_copy:
+        if not self.zero_copy:
             self.write(rows, records.cpu())
             return
-        slots, places = self._residents_among(rows)
+        slots, places = self._residents_among(device_rows)
         self.store.write(device_rows, records)
         if len(slots):
             self._copy_in(slots, records, places)
 
     def _residents_among(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Of the rows that have slots, these and their places in `rows`, on the device."""
+        """Of the rows that have slots, these and their places in `rows`; all on the device."""
         slots = self._slots_of(rows)
         places = (slots >= 0).nonzero().squeeze(1)
-        return self._device.put(slots[places]), self._device.put(places)
+        return slots[places], places
 
     def _slots_of(self, rows: Tensor) -> Tensor:
-        """[m]: the slot of each row at present, -1 where it has none."""
+        """[m]: the slot of each row at present, -1 where it has none; all on the device."""
         self.write_back_all()
         if self._residents is None:
             self._residents = self._row_of.sort()
@@ -303,20 +313,21 @@ class Cache:
 
     def _copy_out(self, slots: Tensor, records: Tensor, places: Tensor | None = None) -> None:
         """Copies slots into records, at `places` of them; all on the device."""
-        for arena, part in zip(self.arenas, self._of_packs(records), strict=True):
+        for arena, part in zip(self._slots, records.split(self._sizes, 1), strict=True):
             ops.copy_rows(arena, slots, part, places)
 
     def _copy_in(self, slots: Tensor, records: Tensor, places: Tensor | None = None) -> None:
         """Copies records, those at `places`, into slots; all on the device."""
-        for arena, part in zip(self.arenas, self._of_packs(records), strict=True):
+        for arena, part in zip(self._slots, records.split(self._sizes, 1), strict=True):
             ops.copy_rows(part, places, arena, slots)
 
     def _empty(self, num_rows: int) -> Tensor:
         return torch.empty(num_rows, self.store.stride, dtype=torch.uint8, device=self._device.torch)
 
-    def _of_packs(self, records: Tensor) -> tuple[Tensor, ...]:
-        """The records of a group as those of its packs."""
-        return records.split([arena.shape[1] for arena in self.arenas], 1)
+    def of_packs(self, records: Tensor) -> list[Tensor]:
+        """The records of a group as those of its packs, views without the gaps."""
+        parts = zip(records.split(self._sizes, 1), self.arenas, strict=True)
+        return [part[:, : arena.shape[1]] for part, arena in parts]
 
 
 def chunks(num_rows: int, size: int = CHUNK_ROWS) -> Iterator[tuple[int, int]]:

@@ -50,13 +50,11 @@ class InitialValues:
 
     def fill(self, records: Tensor, rows: Tensor) -> None:
         """Fills records [m, stride] with the initial values of `rows` [m] int64."""
-        kind, scale = _kind(self.initializer)
-        ops.initialize(
-            records, self.layout.as_ints(), rows, self.first_rows, self.pieces, kind, scale,
-            list(self.state),
-        )  # fmt: skip
+        keys, state = (self.first_rows, self.pieces), list(self.state)
+        layout = self.layout.as_ints()
+        ops.initialize(records, layout, rows, *keys, *_kind(self.initializer), state)
         if self.step and len(records):
-            step = views(records, self.layout.as_ints()).step
+            step = views(records, layout).step
             assert step is not None
             step.fill_(self.step)
 
@@ -78,13 +76,26 @@ class InitialValues:
 
 class MemoryStore:
     """All records of a pack in memory, [R, stride] bytes: on huge pages where there are any, or on a
-    device. Where rows come with their keys, only those that have come take memory."""
+    device. Where rows come with their keys, only those that have come take memory.
 
-    def __init__(self, initial_values: InitialValues, device: Device = HOST) -> None:
-        self.layout, self.device = initial_values.layout, device
+    records: the memory, where it is part of a `group_block`; block: this.
+    """
+
+    block: Tensor | None = None
+
+    def __init__(
+        self,
+        initial_values: InitialValues,
+        device: Device = HOST,
+        records: Tensor | None = None,
+        block: Tensor | None = None,
+    ) -> None:
+        self.layout, self.device, self.block = initial_values.layout, device, block
         num_rows = initial_values.num_rows
         present = initial_values.present
-        if present is None or not device.on_host or num_rows == 0:
+        if records is not None:
+            self.records = records
+        elif present is None or not device.on_host or num_rows == 0:
             self.records = empty_records(num_rows, self.layout.stride, device)
         else:
             self.records = _reserved_records(num_rows, self.layout.stride)
@@ -140,22 +151,44 @@ class Store(Protocol):
 
 
 class HostStore:
-    """The memory stores of a group's packs as slow memory."""
+    """The memory stores of a group's packs as slow memory; where these share a `group_block`, its records
+    are those of the group, with gaps."""
 
     def __init__(self, stores: Sequence[MemoryStore]) -> None:
-        self.stores = tuple(stores)
+        self.stores, self._block = tuple(stores), stores[0].block
         self.stride = sum(store.layout.stride for store in stores)
+        if self._block is not None:
+            self.stride = self._block.shape[1]
 
     def read(self, rows: Tensor, out: Tensor) -> None:
+        if self._block is not None:
+            ops.copy_rows(self._block, rows, out, None)
+            return
         for store, part in zip(self.stores, self._parts(out), strict=True):
             ops.copy_rows(store.records, rows, part, None)
 
     def write(self, rows: Tensor, records: Tensor, keeps: bool = False) -> None:
+        if self._block is not None:
+            ops.copy_rows(records, None, self._block, rows)
+            return
         for store, part in zip(self.stores, self._parts(records), strict=True):
             ops.copy_rows(part, None, store.records, rows)
 
     def _parts(self, records: Tensor) -> tuple[Tensor, ...]:
         return records.split([store.layout.stride for store in self.stores], 1)
+
+
+def group_block(values: Sequence[InitialValues]) -> tuple[Tensor, list[MemoryStore]]:
+    """Host memory of a group's packs, and the store of each: the records of a row lie side by side.
+
+    Each begins at a multiple of what a device reads at once, so a row is moved as a whole, in few and
+    full requests: [R, sum of the strides, each rounded up].
+    """
+    sizes = [aligned(of_pack.layout.stride) for of_pack in values]
+    block = empty_records(values[0].num_rows, sum(sizes))
+    pairs = zip(values, block.split(sizes, 1), strict=True)
+    parts = [(of_pack, part[:, : of_pack.layout.stride]) for of_pack, part in pairs]
+    return block, [MemoryStore(of_pack, HOST, part, block) for of_pack, part in parts]
 
 
 def empty_records(num_rows: int, stride: int, device: Device = HOST) -> Tensor:

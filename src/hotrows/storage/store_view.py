@@ -1,10 +1,11 @@
-"""A file store as one of its checkpoints left it, for reading."""
+"""A file store as one of its checkpoints left it, for reading; and a store that only reads."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -141,3 +142,33 @@ def checked(
             f"from {numbers.min():,} to {numbers.max():,}"
         )
     return numbers, records.numpy()
+
+
+class RecordSource(Protocol):
+    """Records of a group that can be read, and closed."""
+
+    def read(self, rows: Tensor, out: Tensor) -> None:
+        """Fills out [m, stride] uint8 with the records of `rows` [m] int64, distinct, ascending."""
+
+    def close(self) -> None:
+        """Reads no more."""
+
+
+class ReadOnlyStore:
+    """A file store that is not open for training. source: one of its checkpoints, once it is known."""
+
+    def __init__(self, stride: int, source: RecordSource | None = None) -> None:
+        self.stride = stride
+        self._source = source
+
+    def read(self, rows: Tensor, out: Tensor) -> None:
+        if self._source is None:
+            raise ValueError("the tables are in a file store: load a checkpoint of the run first")
+        self._source.read(rows, out)
+
+    def write(self, rows: Tensor, records: Tensor, keeps: bool = False) -> None:
+        raise ValueError("this file store is open for reading alone; train with `Trainer`")
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()

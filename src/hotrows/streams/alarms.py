@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import math
+import time
+
+log = logging.getLogger("hotrows")
+
+_SILENCE = 60.0  # seconds between two warnings
 _EXIT_CODES = {"calibration": 3, "idle": 4, "nan": 5}
 
 
@@ -15,3 +22,15 @@ class Alarm(ValueError):
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind, self.exit_code = kind, _EXIT_CODES[kind]
+
+
+class Outage:
+    """Says, once a minute at most, that what a source named `name` reads from is away."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._warned_at = name, -math.inf
+
+    def warn(self, error: object) -> None:
+        if time.monotonic() - self._warned_at > _SILENCE:
+            log.warning(f"{self._name}: {error}; it is tried again")
+            self._warned_at = time.monotonic()

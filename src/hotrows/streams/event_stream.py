@@ -187,7 +187,9 @@ class EventStream:
             events=self._decoder.state.events + batch.size,
         )
         first = state.events - batch.size
-        return CutBatch(batch_of(rows, self._decoder.schema, first), state, tuple(batch.reads))
+        return CutBatch(
+            batch_of(rows, self._decoder.schema.id_features, first), state, tuple(batch.reads)
+        )
 
     def _fill(self, batch: _OpenBatch) -> None:
         """Reads until the batch is full or old enough, or nothing comes any more."""

@@ -156,6 +156,26 @@ def declared_layout(schema: Schema, name: str, line: bytes) -> Layout:
     return layout_of(schema, name, line.rstrip(b"\r\n"))
 
 
+def layout_by_first(schema: Schema, name: str, line: bytes) -> tuple[Layout | None, bool]:
+    """The columns of a text, by its first line, and whether this line is their header; None: JSON."""
+    if is_json(line):
+        return None, False
+    if schema.columns is not None:
+        return declared_layout(schema, name, line), False
+    return layout_of(schema, name, line if line.endswith(b"\n") else line + b"\n"), True
+
+
+def end_of_line(text: bytes, number: int) -> int:
+    """The end of the line of this number, or of the last whole line before it; 0: there is none."""
+    end = 0
+    for _ in range(number):
+        following = text.find(b"\n", end) + 1
+        if not following:
+            break
+        end = following
+    return end
+
+
 def _text(value: Any) -> str:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 

@@ -13,17 +13,16 @@ import math
 import os
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
-
-import numpy as np
+from typing import Any, Protocol
 
 from hotrows.data.raw.files import File
-from hotrows.data.raw.layout import Layout, layout_of
+from hotrows.data.raw.layout import Layout
 from hotrows.data.raw.reading import COMPRESSIONS
 from hotrows.data.raw.typed_files import TypedFile, kind_of, open_typed_file
 from hotrows.schema import Schema
-from hotrows.streams.events import LineEvents, RawEvents, TableEvents, declared_layout, is_json
+from hotrows.streams.events import LineEvents, RawEvents, TableEvents, end_of_line, layout_by_first
 
 log = logging.getLogger("hotrows")
 
@@ -252,7 +251,9 @@ class _TextFile:
 
     def __init__(self, path: Path, schema: Schema) -> None:
         self._path, self._schema = path, schema
-        self._file: BinaryIO = open(path, "rb")  # noqa: SIM115
+        with ExitStack() as opened:
+            self._file = opened.enter_context(open(path, "rb"))
+            self._opened = opened.pop_all()
         self.offset, self.line = 0, 1
         self._text = b""  # what was read behind `offset`
         self._layout: Layout | None = None
@@ -275,13 +276,13 @@ class _TextFile:
         if not self._take_header(is_complete):
             return LineEvents(name, b"")
         text = self._lines(limit, is_complete)
-        events = LineEvents(name, text if text.endswith(b"\n") or not text else text + b"\n", self.line,
-                            self._layout)  # fmt: skip
+        end = b"" if text.endswith(b"\n") or not text else b"\n"
+        events = LineEvents(name, text + end, self.line, self._layout)
         self.offset, self.line = self.offset + len(text), self.line + len(events)
         return events
 
     def close(self) -> None:
-        self._file.close()
+        self._opened.close()
 
     def _take_header(self, is_complete: bool) -> bool:
         """Finds what the lines are, by the first one; whether it is there."""
@@ -290,15 +291,11 @@ class _TextFile:
         line = self._lines(1, is_complete)
         if not line:
             return False
-        if is_json(line):
-            self._text = line + self._text
-        elif self._schema.columns is not None:
-            self._layout = declared_layout(self._schema, str(self._path), line)
-            self._text = line + self._text
-        else:
-            header = line if line.endswith(b"\n") else line + b"\n"
-            self._layout = layout_of(self._schema, str(self._path), header)
+        self._layout, is_header = layout_by_first(self._schema, str(self._path), line)
+        if is_header:
             self.offset, self.line = len(line), 2
+        else:
+            self._text = line + self._text
         self._is_known = True
         return True
 
@@ -315,15 +312,9 @@ class _TextFile:
                 self.is_read = True
                 break
             self._text += block
-        end = _end_of_line(self._text, limit)
+        end = end_of_line(self._text, limit)
         if is_complete and self.is_read and self._text.count(b"\n") < limit:
             end = len(self._text)
         self.is_read = self.is_read and end == len(self._text)
         text, self._text = self._text[:end], self._text[end:]
         return text
-
-
-def _end_of_line(text: bytes, number: int) -> int:
-    """The end of the line of this number, or of the last whole line before it."""
-    ends = np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))[:number]
-    return int(ends[-1]) + 1 if len(ends) else 0

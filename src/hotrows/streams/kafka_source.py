@@ -7,28 +7,19 @@ read.
 
 from __future__ import annotations
 
-import logging
-import math
-import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from hotrows.data.raw.layout import Layout
 from hotrows.schema import Schema
+from hotrows.streams.alarms import Outage
 from hotrows.streams.events import RawEvents, declared_layout, is_json, message_events
 
-log = logging.getLogger("hotrows")
-
 _TIMEOUT = 10.0  # seconds for answers about topics and offsets
-_SILENCE = 60.0  # seconds between two warnings
 _BEGIN = ("earliest", "latest")
-_PASSING = (
-    "_TRANSPORT",
-    "_ALL_BROKERS_DOWN",
-    "_RESOLVE",
-    "_TIMED_OUT",
-)  # errors of a broker that is away
+# Errors of a broker that is away: the consumer tries again by itself.
+_PASSING = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE", "_TIMED_OUT")
 
 
 class KafkaSource:
@@ -55,7 +46,7 @@ class KafkaSource:
         self._kafka, self._topic, self._schema = confluent_kafka, topic, schema
         self.name = f"kafka://{servers}/{topic}"
         fixed = {"enable.auto.commit": False, "auto.offset.reset": "error", "group.id": "hotrows"}
-        self._warned_at = -math.inf
+        self._outage = Outage(self.name)
         settings = {"bootstrap.servers": servers, "log_level": 2, **(options or {}), **fixed}
         self._consumer = confluent_kafka.Consumer({**settings, "error_cb": self._warn})
         self._offsets = {
@@ -76,9 +67,8 @@ class KafkaSource:
 
     @property
     def position(self) -> dict[str, Any]:
-        return {
-            "offsets": {str(partition): offset for partition, offset in sorted(self._offsets.items())}
-        }
+        offsets = sorted(self._offsets.items())
+        return {"offsets": {str(partition): offset for partition, offset in offsets}}
 
     def seek(self, position: dict[str, Any]) -> None:
         for partition in self._offsets.keys() - {int(name) for name in position["offsets"]}:
@@ -142,10 +132,7 @@ class KafkaSource:
             self._assigned = dict(offsets)
 
     def _warn(self, error: Any) -> None:
-        """Says, once a minute at most, that a broker is away: the consumer tries again by itself."""
-        if time.monotonic() - self._warned_at > _SILENCE:
-            log.warning(f"{self.name}: {error.str()}; it is tried again")
-            self._warned_at = time.monotonic()
+        self._outage.warn(error.str())
 
     def _events(self, messages: list[Any]) -> RawEvents:
         for error in (message.error() for message in messages if message.error()):
@@ -157,10 +144,9 @@ class KafkaSource:
                 raise ValueError(f"{self.name} cannot be read: {error.str()}")
             self._warn(error)
         messages = sorted((m for m in messages if not m.error()), key=lambda message: message.partition())
-        for message in messages:
-            self._offsets[message.partition()] = self._assigned[message.partition()] = (
-                message.offset() + 1
-            )
+        ends = {message.partition(): message.offset() + 1 for message in messages}
+        self._offsets |= ends
+        self._assigned |= ends
         values = [message.value() or b"" for message in messages]
         places = [f"partition {message.partition()} offset {message.offset()}" for message in messages]
         if values and not self._is_known:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,15 @@ class LineLog:
     ) -> None:
         self.path = path
         make_folder(path.parent)
-        self._file = open(path, "ab")  # noqa: SIM115
-        kept = 0
-        for end, line in _lines(path):
-            if not keeps(line):
-                break
-            kept = end
-        self._file.truncate(kept)
+        with ExitStack() as opened:
+            self._file = opened.enter_context(open(path, "ab"))
+            kept = 0
+            for end, line in _lines(path):
+                if not keeps(line):
+                    break
+                kept = end
+            self._file.truncate(kept)
+            self._opened = opened.pop_all()
 
     def write(self, fields: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(fields).encode() + b"\n")
@@ -38,7 +41,7 @@ class LineLog:
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        with self._file:
+        with self._opened:
             self.sync()
 
 

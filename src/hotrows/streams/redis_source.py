@@ -7,19 +7,14 @@ acknowledged.
 
 from __future__ import annotations
 
-import logging
-import math
-import time
 from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
+from hotrows.streams.alarms import Outage
 from hotrows.streams.events import RawEvents, field_events, message_events
-
-log = logging.getLogger("hotrows")
 
 _FIRST = "0-0"
 _ATTEMPTS = 3
-_SILENCE = 60.0  # seconds between two warnings
 
 
 class RedisSource:
@@ -37,8 +32,8 @@ class RedisSource:
             raise ValueError(f"start of a Redis stream is earliest or latest, not {start!r}")
         self._error, self._stream = redis.RedisError, stream
         self._passing = redis.ConnectionError, redis.TimeoutError
-        self._warned_at = -math.inf
         self.name = f"{_without_password(url)}/{stream}"
+        self._outage = Outage(self.name)
         self._server = redis.Redis.from_url(url, retry=Retry(ExponentialBackoff(), _ATTEMPTS))
         known = self._known()
         self._id, self._number = _FIRST, _trimmed(known)  # of the last entry, among all that were added
@@ -83,7 +78,7 @@ class RedisSource:
         try:
             answer = self._server.xread({self._stream: self._id}, count=limit, block=block)
         except self._passing as error:
-            self._warn(error)
+            self._outage.warn(error)
             return self._events([])
         except self._error as error:
             raise ValueError(f"{self.name} cannot be read: {error}") from None
@@ -91,9 +86,8 @@ class RedisSource:
         return self._events([entry for _, entries in streams for entry in _flat(entries)])
 
     def read_to(self, position: dict[str, Any], wait: float) -> RawEvents | None:
-        return self._events(
-            self._ask("xrange", self._stream, f"({self._id}", position["id"], count=1 << 14)
-        )
+        between = f"({self._id}", position["id"]
+        return self._events(self._ask("xrange", self._stream, *between, count=1 << 14))
 
     def has_reached(self, position: dict[str, Any]) -> bool:
         return _number(self._id) >= _number(position["id"])
@@ -112,12 +106,6 @@ class RedisSource:
             return getattr(self._server, command)(*arguments, **how)
         except self._error as error:
             raise ValueError(f"{self.name} cannot be read: {error}") from None
-
-    def _warn(self, error: Exception) -> None:
-        """Says, once a minute at most, that the server is away; the next read tries again."""
-        if time.monotonic() - self._warned_at > _SILENCE:
-            log.warning(f"{self.name}: {error}; it is tried again")
-            self._warned_at = time.monotonic()
 
     def _events(self, entries: list[tuple[bytes, dict[bytes, bytes]]]) -> RawEvents:
         if entries:

@@ -26,9 +26,13 @@ class StreamConfig:
         1.0, "Seconds after its first event when a batch is trained, full or not", above=0, resumable=True
     )
     queue: int = setting(
-        8, "Batches that wait for training at most; then nothing is read", least=1, most=1 << 16,
-        changes="no bit", option="--stream-queue",
-    )  # fmt: skip
+        8,
+        "Batches that wait for training at most; then nothing is read",
+        least=1,
+        most=1 << 16,
+        changes="no bit",
+        option="--stream-queue",
+    )
     lateness: float | None = setting(
         None,
         "Seconds of event time (the schema's `time`) by which an event may be older than the newest one "

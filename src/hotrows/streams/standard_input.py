@@ -12,9 +12,9 @@ import sys
 import time
 from typing import Any
 
-from hotrows.data.raw.layout import Layout, layout_of
+from hotrows.data.raw.layout import Layout
 from hotrows.schema import Schema
-from hotrows.streams.events import LineEvents, RawEvents, declared_layout, is_json
+from hotrows.streams.events import LineEvents, RawEvents, end_of_line, layout_by_first
 
 _BLOCK = 1 << 20
 _LONGEST = 1 << 24  # bytes of a line
@@ -86,21 +86,12 @@ class StandardInput:
             self._text += b"\n"
         if not self._is_known and b"\n" in self._text:
             self._take_header()
-        place = -1
-        for _ in range(limit):
-            end = self._text.find(b"\n", place + 1)
-            if end < 0:
-                break
-            place = end
-        lines, self._text = self._text[: place + 1], self._text[place + 1 :]
+        end = end_of_line(self._text, limit)
+        lines, self._text = self._text[:end], self._text[end:]
         return lines
 
     def _take_header(self) -> None:
-        line, self._is_known = self._text[: self._text.index(b"\n") + 1], True
-        if is_json(line):
-            return
-        if self._schema.columns is not None:
-            self._layout = declared_layout(self._schema, "standard input", line)
-            return
-        self._layout = layout_of(self._schema, "standard input", line)
-        self._text, self._line = self._text[len(line) :], 2
+        line, self._is_known = self._text[: end_of_line(self._text, 1)], True
+        self._layout, is_header = layout_by_first(self._schema, "standard input", line)
+        if is_header:
+            self._text, self._line = self._text[len(line) :], 2

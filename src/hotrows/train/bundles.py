@@ -7,7 +7,6 @@ random ids beside the model that it was made of, and is refused where the two di
 from __future__ import annotations
 
 import copy
-import dataclasses
 import io
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -19,8 +18,8 @@ from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.checkpoint import files
-from hotrows.checkpoint.files import FileSum
 from hotrows.runtime.atomic_files import link_or_copy
+from hotrows.runtime.file_sums import FileSum, sum_of
 from hotrows.schema import is_list
 from hotrows.serving import table_rows
 from hotrows.serving.bundle import (
@@ -30,7 +29,6 @@ from hotrows.serving.bundle import (
     StoredLoss,
     StoredTable,
     fields_of,
-    files_of,
     table_file,
 )
 from hotrows.serving.requests import Request, bucket_of
@@ -43,9 +41,7 @@ from hotrows.train.recommender import Recommender
 
 Progress = Callable[[str, int, int], None]
 _SAMPLES, _LONGEST = 128, 6  # of the ids that a new bundle is compared on
-_TOLERANCE = (
-    1e-3  # for other results than rounding gives: the comparison of tests is a thousand times finer
-)
+_TOLERANCE = 1e-3  # for other results than rounding gives; tests compare a thousand times finer
 
 
 def write_bundle(
@@ -89,7 +85,7 @@ def write_bundle(
             label: StoredLoss(str(loss), loss.link)
             for label, loss in zip(recommender.labels, recommender.losses, strict=True)
         },
-        files=files_of({name: dataclasses.asdict(of_file) for name, of_file in sums.items()}),
+        files=sums,
     )
     return fields_of(bundle), sums
 
@@ -168,7 +164,7 @@ def _copy_encoders(run: Path, folder: Path) -> dict[str, FileSum]:
         name = f"{ENCODERS}/{file.relative_to(source).as_posix()}"
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         link_or_copy(file, folder / name)
-        sums[name] = files.sum_of(folder / name)
+        sums[name] = sum_of(folder / name)
     return sums
 
 

@@ -30,7 +30,7 @@ def compiled(
     packs: of the embedding that the vectors come from. backend: of `torch.compile`.
     batches: compute equal submodules as one (`nn.batched`), for a GPU, where many small launches are
     what costs. A model of sequences is not compiled: the number of their elements differs in every
-    batch, and each would be compiled anew.
+    batch, and each would be compiled anew; nor are batches whose samples share features, by requests.
     """
     if model.sequences:
         return model
@@ -40,4 +40,8 @@ def compiled(
 
     how: dict[str, Any] = {"backend": backend, "fullgraph": True, "dynamic": False}
     traced = nn.batched(run, **how) if batches else torch.compile(run, **how)
-    return lambda vectors, dense: traced(vectors.leaves, dense)
+
+    def step(vectors: Vectors, dense: Tensor) -> Output:
+        return traced(vectors.leaves, dense) if vectors.requests is None else model(vectors, dense)
+
+    return step

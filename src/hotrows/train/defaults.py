@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from pathlib import Path
 
 from hotrows import models, optim
@@ -15,6 +16,9 @@ _DECAYS = {"lr": 3.0, "fm": 10.0}
 # gradient of a logit is by an element of a vector.
 _DEEP, _FEW = ("deepfm", "dcnv2"), 250_000
 _DECAY_OF_VECTORS, _VECTOR_GRADIENT = 100.0, 0.3
+# The rate of a dense part, and B p (1 - p) of a batch from which on it is the whole one.
+_DENSE_LR, _ENOUGH = 0.001, 8.0
+_LEAST_BATCH = 64
 
 
 def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> TrainConfig:
@@ -25,7 +29,8 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
     num_samples = _num_training_samples(data)
     model = config.model or models.default_name(data.schema, config.label)
     batch_size = config.batch_size or _batch_size(num_samples)
-    epochs, dense_lr, options = config.epochs or 1, 0.001, config.model_options
+    epochs, options = config.epochs or 1, config.model_options
+    dense_lr = _dense_lr(config, data, batch_size)
     rows = linear = optim.Adagrad()
     if model in _DECAYS:
         epochs, dense_lr = config.epochs or min(max(4_000_000 // num_samples, 1), 20), 0.01
@@ -63,7 +68,26 @@ def _num_training_samples(data: EncodedData) -> int:
 def _batch_size(num_samples: int) -> int:
     """The largest power of two that leaves 500 steps an epoch, from 64 to 8,192."""
     fitting = max(num_samples // 500, 1)
-    return min(max(1 << (fitting.bit_length() - 1), 64), 8192)
+    return min(max(1 << (fitting.bit_length() - 1), _LEAST_BATCH), 8192)
+
+
+def _dense_lr(config: TrainConfig, data: EncodedData, batch_size: int) -> float:
+    """Adam's rate for a deep network: less where a batch says little of a label that is nearly always 0,
+    or 1.
+
+    Adam's steps are as long for noise as for what a batch says. That is worth B p (1 - p) of its B
+    samples; as with the size of batches, the rate follows its root. Of several labels the one counts
+    that says most, and of smaller batches one of 64. See docs/defaults.md.
+    """
+    train = data.parts["train"]
+    worth = [
+        min(max(min(ones, rows - ones), 1) / rows, 0.5)
+        for label, ones, rows in zip(data.schema.labels, train.clicks, train.labelled, strict=False)
+        if label.values.binary and rows and config.label in (None, label.name)
+    ]
+    size = max(batch_size, _LEAST_BATCH)
+    enough = max((size * share * (1 - share) / _ENOUGH for share in worth), default=1.0)
+    return _DENSE_LR if enough >= 1 else float(f"{_DENSE_LR * math.sqrt(enough):.2g}")
 
 
 def _is_counted(data: EncodedData) -> bool:
@@ -115,8 +139,10 @@ def _vectors(batch_size: int) -> optim.Adagrad:
 
 
 def _pack_parts(config: TrainConfig) -> int:
-    """Planning spends most of its time on slots of a cache, and each part has slots of its own."""
-    if config.pack_parts is not None or config.fast_memory is None:
+    """Planning on the host spends most of its time on slots of a cache, and each part has its own."""
+    looks_ahead = config.policy.startswith(("lookahead", "lru"))
+    on_device = config.device != "cpu" and config.planning != "host" and looks_ahead
+    if config.pack_parts is not None or config.fast_memory is None or on_device:
         return 1 if config.pack_parts is None else config.pack_parts
     from hotrows.planning.threads import num_threads
 

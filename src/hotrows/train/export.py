@@ -31,10 +31,10 @@ from safetensors.torch import save as tensors_to_bytes
 from torch import Tensor
 
 from hotrows.checkpoint import files
-from hotrows.checkpoint.files import FileSum
 from hotrows.checkpoint.table_files import TableFiles, describe, table_file
 from hotrows.models.model import Model
 from hotrows.runtime.atomic_files import new_folder
+from hotrows.runtime.file_sums import FileSum
 from hotrows.runtime.tensor_file import DTYPES, Stored
 from hotrows.serving.table_rows import DTYPES as ROW_DTYPES
 from hotrows.table import Table

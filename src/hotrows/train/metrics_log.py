@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,9 @@ class MetricsLog:
         path = run / file
         path.parent.mkdir(exist_ok=True)
         write_text(path, "".join(json.dumps(record) + "\n" for record in records))
-        self._file = open(path, "a", buffering=1)  # noqa: SIM115
+        with ExitStack() as opened:
+            self._file = opened.enter_context(open(path, "a", buffering=1))
+            self._opened = opened.pop_all()
         self._events = _open_events(run, keep_until) if file == METRICS else None
 
     def write(self, kind: str, step: int, fields: dict[str, Any]) -> None:
@@ -87,7 +89,7 @@ class MetricsLog:
 
     def close(self) -> None:
         with self._named():  # tries to write once more what it could not
-            with closing(self._file):
+            with self._opened:
                 self._file.flush()
                 os.fsync(self._file.fileno())
             if self._events is not None:
@@ -135,7 +137,9 @@ class _Events:
 
         self._event, self._summary = event_pb2.Event, summary_pb2.Summary
         path = run / f"events.out.tfevents.{time.time():.0f}.{os.getpid()}.hotrows"
-        self._records = RecordWriter(open(path, "wb"))  # noqa: SIM115
+        with ExitStack() as opened:
+            self._records = RecordWriter(opened.enter_context(open(path, "wb")))
+            self._opened = opened.pop_all()
         self._put(file_version="brain.Event:2")
         # TensorBoard then forgets what an earlier part of the run wrote after this step.
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
@@ -150,7 +154,7 @@ class _Events:
         self._put(step=step, summary=self._summary(value=values))
 
     def close(self) -> None:
-        self._records.close()
+        self._opened.close()
 
     def _put(self, **fields: Any) -> None:
         event = self._event(wall_time=time.time(), **fields)

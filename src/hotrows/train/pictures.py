@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def draw_run(run: Path, picture: Path | None = None) -> Path | None:
 _STAGES = (
     *(GRAY, BLUE, "#7fb0de", GREEN, ORANGE, "#b8860b"),
     *("#8e6bb0", "#5ca8a0", "#c4626b", "#9aa86b", "#4f5b8f"),
-)  # fmt: skip
+)
 
 
 def draw_timeline(events: Sequence[Event], picture: Path, batches: int = 12) -> Path | None:
@@ -173,7 +173,7 @@ def _draw_loss(axes: Axes, steps: list[dict]) -> None:
 
 
 def _draw_metric(axes: Axes, title: str, evaluations: list[dict], name: str) -> None:
-    """Draws a metric of the evaluations, of several labels each one's, too; marks the best evaluation."""
+    """Draws a metric of the evaluations, of several labels each one's, too; marks the best checkpoint."""
     import matplotlib
 
     axes.set_title(title)
@@ -197,10 +197,9 @@ def _draw_metric(axes: Axes, title: str, evaluations: list[dict], name: str) -> 
     if best[0]:
         point = best[0][-1], best[1][-1]
         axes.plot(*point, "o", color=GREEN, markersize=10, clip_on=False)
-        axes.annotate(
-            f"best {point[1]:.4f}", point, xytext=(0, 11), textcoords="offset points", bbox=_WHITE,
-            ha="right" if point[0] > x[-1] / 2 else "left", color=GREEN, fontweight="bold",
-        )  # fmt: skip
+        value, side = f"best checkpoint {point[1]:.4f}", "right" if point[0] > x[-1] / 2 else "left"
+        bold: dict[str, Any] = {"ha": side, "color": GREEN, "fontweight": "bold", "bbox": _WHITE}
+        axes.annotate(value, point, xytext=(0, 11), textcoords="offset points", **bold)
 
 
 def _draw_speed(axes: Axes, steps: list[dict]) -> None:

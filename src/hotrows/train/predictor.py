@@ -120,9 +120,11 @@ def load_run(
     *,
     model: str | type[Model] | Model | None = None,
     trust: bool = False,
+    device: str = "cpu",
 ) -> Predictor:
     """The model of a run from its `best` or `last` checkpoint, ready to evaluate and predict.
 
+    device: where the model and its rows are, `cpu` or `cuda`; behind a cache if the run had one.
     Of a run with a model of one's own, whose code would run, one of these is needed.
     model: its class, its name as `file.py:Class`, or an object of it, whose parameters become those of
         the checkpoint; it takes the place of the one in the run's folder.
@@ -135,7 +137,7 @@ def load_run(
     config, model = dataclasses.replace(config, model=name), None if isinstance(model, str) else model
     folder = checkpoint.folder_of(run, which)
     schema = run_folder.read_schema(run)
-    predictor = Predictor(_for_reading(config), schema, read_only=True, model=model)
+    predictor = Predictor(_for_reading(config, device), schema, read_only=True, model=model)
     predictor.run = run
     checkpoint.load(folder, predictor.embedding, predictor.model, data.fingerprint, read_only=True)
     nn.use_linear_paths(predictor.model, run_folder.read_choices(run))
@@ -146,12 +148,13 @@ def _are_batches(data: Any) -> bool:
     return isinstance(data, list | tuple) and len(data) > 0 and isinstance(data[0], Batch)
 
 
-def _for_reading(config: TrainConfig) -> TrainConfig:
-    """The config of a run for lookups alone, on any machine: what fits in memory needs no cache.
+def _for_reading(config: TrainConfig, device: str) -> TrainConfig:
+    """The config of a run for lookups alone, on any machine: what fits in memory needs no cache, but on a
+    device, whose memory is smaller.
 
     A file store is read without a policy's help, `hot` having no data at hand that says what is.
     """
-    config = dataclasses.replace(config, device="cpu", cuda_graph=False, planning="host")
-    if config.store == "memory":
+    config = dataclasses.replace(config, device=device, cuda_graph=False, planning="host")
+    if config.store == "memory" and device == "cpu":
         return dataclasses.replace(config, fast_memory=None)
     return dataclasses.replace(config, policy="lru")

@@ -15,6 +15,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -91,13 +92,10 @@ def torch_program(plain: PlainModel) -> torch.export.ExportedProgram:
 def onnx_program(plain: PlainModel, program: torch.export.ExportedProgram) -> Any:
     """The ONNX model of a program; its inputs have the names of `plain.inputs`."""
     name = type(plain.model).__name__
-    try:
-        import onnx
-        import onnxscript  # noqa: F401
-    except ImportError:
-        raise ValueError(
-            "--format onnx needs onnx and onnxscript: pip install 'hotrows[export]'"
-        ) from None
+    if find_spec("onnx") is None or find_spec("onnxscript") is None:  # torch.onnx exports by the latter
+        raise ValueError("--format onnx needs onnx and onnxscript: pip install 'hotrows[export]'")
+    import onnx
+
     try:
         with _quiet(), torch.no_grad():
             onnx_model = torch.onnx.export(

@@ -230,13 +230,13 @@ class Publisher(Callback):
             if self._mirror:
                 self._mirror.push()
             return version_at(self.folder, trust=True)
-        version = version_at(self.folder, trust=True)
-        assert version.head is not None
-        if version.head.chain != name:
+        head = chain.head_of(versions, versions.newest)
+        if head.chain != name:  # before its program is opened, which may be code
             raise ValueError(
-                f"{self.folder} has the versions of another run, up to step {version.head.step:,}; "
+                f"{self.folder} has the versions of another run, up to step {head.step:,}; "
                 f"publish each run into a folder of its own"
             )
+        version = version_at(self.folder, trust=True)
         self._mark(trainer.embedding, dict(_differences(trainer.embedding, version)))
         return version
 

@@ -176,16 +176,19 @@ def prepared_parts(run: Path) -> Collection[Part] | None:
 
 
 def read_config(run: Path) -> TrainConfig:
-    if not (run / "config.json").exists():
-        raise ValueError(f"{run} is no run folder: it has no config.json")
-    return TrainConfig.load(run / "config.json")
+    """The settings of a run."""
+    return TrainConfig.load(_existing(run / "config.json"))
 
 
 def read_schema(run: Path) -> Schema:
     """The schema of the data that a run was trained on."""
-    if not (run / "schema.json").exists():
-        raise ValueError(f"{run} is no run folder: it has no schema.json")
-    return Schema.load(run / "schema.json")
+    return Schema.load(_existing(run / "schema.json"))
+
+
+def _existing(path: Path) -> Path:
+    if not path.exists():
+        raise ValueError(f"{path.parent} is no run folder: it has no {path.name}")
+    return path
 
 
 def read_json(path: Path) -> dict[str, Any]:

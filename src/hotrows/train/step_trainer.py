@@ -112,7 +112,8 @@ class StepTrainer:
             log.warning(
                 f"the loss {orders[0]} compares samples of a group within a batch, and rows of a group "
                 f"are far from one another in the data, which is shuffled {POOL_ROWS:,} rows at a time: "
-                f"sort the rows by {self.data.schema.group!r}, and prepare them with a split by position"
+                f"sort the rows by {self.data.schema.grouping!r}, and prepare them with a split by "
+                f"position"
             )
 
     @property

@@ -66,21 +66,16 @@ class StreamRun(Callback):
         state, encoder = steps.state, run_folder.open_encoder(run)
         source = open_source(source, encoder.schema) if isinstance(source, str) else source
         with ExitStack() as opened:
-            letters = DeadLetters(
-                Path(self._config.dead_letters or run / DEAD_LETTERS),
-                state.stream.read if state.stream else 0,
-            )
+            path = _letters_of(run, self._config)
+            letters = DeadLetters(path, state.stream.read if state.stream else 0)
             opened.callback(letters.close)
-            self._log = LineLog(
-                run / BATCHES, lambda line: line.get("step", state.step + 1) <= state.step
-            )
+            self._log = LineLog(run / BATCHES, lambda line: line.get("step", math.inf) <= state.step)
             opened.callback(self._log.close)
             self._files = (self._log, letters)
-            assert steps.config.batch_size is not None, "settle the config first"
-            events = EventStream(
-                source, encoder, steps.config.batch_size, self._config, state.stream, letters,
-                None if repeat is None else _reads_of(Path(repeat), state.step),
-            )  # fmt: skip
+            size = steps.config.batch_size
+            assert size is not None, "settle the config first"
+            cuts = None if repeat is None else _reads_of(Path(repeat), state.step)
+            events = EventStream(source, encoder, size, self._config, state.stream, letters, cuts)
             opened.callback(events.close)
             run_folder.write_stream(run, source.name, self._config.to_json())
             self._batches = steps.train_on(events, self.window.add)
@@ -148,15 +143,11 @@ class StreamRun(Callback):
 
     def _check_calibration(self, metrics: Metrics, bounds: tuple[float, float], trainer: Any) -> None:
         if not bounds[0] <= metrics.calibration <= bounds[1]:
-            self._sound(
-                Alarm(
-                    "calibration",
-                    f"the calibration of the last {metrics.samples:,} events is "
-                    f"{metrics.calibration:.4f}, out of {bounds[0]:g} to {bounds[1]:g}, after step "
-                    f"{self._steps.state.step:,}",
-                ),
-                trainer,
+            what = (
+                f"the calibration of the last {metrics.samples:,} events is {metrics.calibration:.4f}, "
+                f"out of {bounds[0]:g} to {bounds[1]:g}, after step {self._steps.state.step:,}"
             )
+            self._sound(Alarm("calibration", what), trainer)
 
     def _sound(self, alarm: Alarm, trainer: Any) -> None:
         if self._on_alarm is not None:
@@ -208,9 +199,15 @@ class OnStream:
         verbose, callbacks: see `Trainer.fit`.
         """
         with StreamRun(
-            self.run, self.steps, source, stream, on_alarm=on_alarm, repeat=repeat, callbacks=callbacks,
+            self.run,
+            self.steps,
+            source,
+            stream,
+            on_alarm=on_alarm,
+            repeat=repeat,
             window=self.checkpoints.window,
-        ) as running:  # fmt: skip
+            callbacks=callbacks,
+        ) as running:
             self._stream, self.checkpoints.open_window = running, running.window.tensors
             self.checkpoints.window = {}
             try:
@@ -282,6 +279,15 @@ def _reads_of(log: Path, step: int) -> list[list[dict[str, Any]]]:
             f"{path} does not exist: a run on a stream writes it, and its batches are cut alike"
         )
     return [line["reads"] for line in read_lines(path) if line["step"] > step]
+
+
+def _letters_of(run: Path, config: StreamConfig) -> Path:
+    """The file of dead letters; ValueError for one that was not this run's: it would be cut back."""
+    path = Path(config.dead_letters or run / DEAD_LETTERS)
+    is_known = config.dead_letters in (None, run_folder.read_stream(run).get("dead_letters"))
+    if not is_known and path.exists() and path.stat().st_size:
+        raise ValueError(f"{path} has lines already, which are not of this run: name a new file")
+    return path
 
 
 def _check(steps: StepTrainer) -> None:

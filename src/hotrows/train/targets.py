@@ -84,7 +84,7 @@ def losses_of(schema: Schema, tasks: Tasks, text: str | None) -> tuple[Loss, ...
         said.get(label.name) or of_all or losses.parse(label.loss or Loss.name) for label in labels
     )
     for label, loss in zip(labels, chosen, strict=True):
-        if loss.is_order and schema.group is None:
+        if loss.is_order and schema.grouping is None:
             raise ValueError(
                 f"the loss {loss.name} of label {label.name!r} compares samples of a group, and schema "
                 f"{schema.name!r} has none: say which column that is, group=COLUMN, and prepare again"
@@ -95,7 +95,7 @@ def losses_of(schema: Schema, tasks: Tasks, text: str | None) -> tuple[Loss, ...
 def ranking_of(schema: Schema, text: str | None) -> tuple[str, ...]:
     """The metrics within groups that a text names, such as ndcg@10,mrr; None: there are none."""
     names = () if text is None else losses.parse_ranking(text)
-    if names and schema.group is None:
+    if names and schema.grouping is None:
         raise ValueError(
             f"the metric {names[0]} is one within groups, and schema {schema.name!r} has none: say which "
             f"column that is, group=COLUMN, and prepare again"

@@ -384,6 +384,7 @@ class Trainer(Requests, OnStream):
 
 def _train_all(trainer: Trainer, stack: ExitStack) -> None:
     """Trains to the end; callbacks hear of its begin and its end, and are closed by the stack."""
+    stack.enter_context(trainer.recommender.device.ahead_of_lanes())
     callbacks = [callback for callback in trainer._callbacks if isinstance(callback, Callback)]
     for callback in callbacks:
         stack.callback(callback.close)

@@ -6,6 +6,7 @@ import copy
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -231,11 +232,10 @@ def go(run: Run) -> None:
         run.model.step = number
         _zero(run, step)
         if step.how == "closure":
-            closure = lambda step=step: (_zero(run, step), _backward(run, step))[1]  # noqa: E731
             state = run.draw.get_state()
             for optimizer in run.optimizers:
                 run.draw.set_state(state)
-                run.see("closure", optimizer.step(closure))
+                run.see("closure", optimizer.step(partial(_closure, run, step)))
         else:
             _backward(run, step)
         for name, which in step.after:
@@ -267,6 +267,11 @@ def _loss(run: Run, size: int, step: Step) -> Tensor:
         loss = loss + PENALTIES[form](run.weight(number))
     run.see("loss", loss)
     return loss
+
+
+def _closure(run: Run, step: Step) -> Tensor:
+    _zero(run, step)
+    return _backward(run, step)
 
 
 def _backward(run: Run, step: Step) -> Tensor:

@@ -13,29 +13,20 @@ import json
 import os
 import signal
 import time
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import torch
 
-from hotrows.config import TrainConfig
-from hotrows.data import EncodedData, prepare
-from hotrows.optim import Adagrad
 from hotrows.serving import chain
 from hotrows.serving.follower import Follower
-from hotrows.serving.programs import parameters
-from hotrows.serving.version import Version, version_at
-from hotrows.train import Callback, Trainer
+from hotrows.serving.version import version_at
 from hotrows.train.publishing import Publisher
 from tests.faults import commands
 from tests.faults.commands import Failed
 from tests.faults.trials import Trial
-from tests.support.bundles import SMALL, known_program
-from tests.support.clicks import SCHEMA, table
+from tests.support.published import contents_of, is_of, train_published, undisturbed
 
 STEPS = 150
 _LONGEST = 0.7  # seconds between two kills
@@ -49,7 +40,8 @@ def publishing(trial: Trial) -> str:
     every, base_every = trial.choose.choice(["1b", "2b", "5b", "0.02s"]), trial.choose.choice([2, 4, 9])
     trial.note(f"published every {every}, a base every {base_every}")
     trainer = Process(
-        trial.here / "said", lambda: _train(data, run, Publisher(to, every, base_every=base_every))
+        trial.here / "said",
+        lambda: train_published(data, run, STEPS, Publisher(to, every, base_every=base_every)),
     )
     logs = [trial.here / "a.log", trial.here / "b.log"]
     followers = [Process(log.with_suffix(".said"), lambda log=log: _follow(to, log)) for log in logs]
@@ -73,7 +65,7 @@ def publishing(trial: Trial) -> str:
     for log in logs:
         _check_log(log, expected)
     last = commands.computed(_last, to)
-    if last["step"] != STEPS or not _same(last["contents"], expected[str(STEPS)]):
+    if last["step"] != STEPS or not is_of(last["contents"], expected[str(STEPS)]):
         raise Failed("different", f"the last version is of step {last['step']}")
     if left := [path.name for path in to.iterdir() if path.suffix in (".part", ".gone")]:
         raise Failed("lost", f"{left} are left behind")
@@ -85,50 +77,8 @@ def _world(folder: Path) -> tuple[Path, dict[str, dict[str, int]]]:
     data, sums = folder / "enc", folder / "expected.json"
     if not sums.exists():
         folder.mkdir()
-        sums.write_text(json.dumps(commands.computed(_undisturbed, data, folder / "run")))
+        sums.write_text(json.dumps(commands.computed(undisturbed, data, folder / "run", STEPS)))
     return data, json.loads(sums.read_text())
-
-
-def _undisturbed(data: Path, run: Path) -> dict[str, dict[str, int]]:
-    prepare(table(400), SCHEMA, data, split="position:0.8")
-    contents = Contents()
-    _train(data, run, contents, Publisher(data.parent / "to", "50b"))  # which makes the program
-    return {str(step): sums for step, sums in contents.by_step.items()}
-
-
-def _train(data: Path, run: Path, *callbacks: Callback) -> None:
-    config = TrainConfig(
-        model="dlrm", model_options=SMALL["dlrm"], steps=STEPS, batch_size=16,
-        row_optimizer=Adagrad(lr=0.1), dense_lr=0.02, seed=3, linear_paths="plain", evaluate_every=STEPS,
-        checkpoint_every=7, full_every=3, keep_last=2,
-    )  # fmt: skip
-    resume = (run / "config.json").exists()
-    with known_program(data.parent / "program.onnx"), mock.patch("hotrows.train.pictures.draw_run"):
-        Trainer(EncodedData.open(data), config, run, resume=resume).fit(callbacks=callbacks)
-
-
-class Contents(Callback):
-    """The checksums of all tables and of the dense part after each step."""
-
-    def __init__(self) -> None:
-        self.by_step: dict[int, dict[str, int]] = {}
-
-    def begin(self, trainer: Trainer) -> None:
-        self.after_step(trainer, None)
-
-    def after_step(self, trainer: Trainer, progress: Any) -> None:
-        weights = {t.name: trainer.embedding.weights(t.name) for t in trainer.embedding.tables}
-        sums = {name: zlib.crc32(tensor.numpy().tobytes()) for name, tensor in weights.items()}
-        state = trainer.model.state_dict()
-        sums |= {f"model.{name}": zlib.crc32(value.numpy().tobytes()) for name, value in state.items()}
-        self.by_step[trainer.state.step] = sums
-
-
-def contents_of(version: Version) -> dict[str, int]:
-    """The checksums of all tables and of the dense part of a version."""
-    sums = {name: zlib.crc32(t.stored(np.arange(t.rows)).tobytes()) for name, t in version.tables.items()}
-    program = version.program.content()
-    return sums | {name: zlib.crc32(program[b:e]) for name, (b, e) in parameters(program).items()}
 
 
 def _follow(to: Path, log: Path) -> None:
@@ -219,9 +169,5 @@ def _check_log(log: Path, expected: dict[str, dict[str, int]]) -> None:
             raise Failed("lost", f"one who follows was refused: {fields['problem']}")
         if fields["number"] <= fields["from"]:
             raise Failed("different", f"went back from version {fields['from']} to {fields['number']}")
-        if not _same(fields["contents"], expected[str(fields["step"])]):
+        if not is_of(fields["contents"], expected[str(fields["step"])]):
             raise Failed("different", f"version {fields['number']} is not that of step {fields['step']}")
-
-
-def _same(contents: dict[str, int], expected: dict[str, int]) -> bool:
-    return all(expected[name] == checksum for name, checksum in contents.items())

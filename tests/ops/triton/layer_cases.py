@@ -1,10 +1,15 @@
 """Arguments of the layers' ops, on odd shapes: empty lists, one sample, dims that are no power of two."""
 
+import importlib
 import itertools
 
 import torch
 
+from hotrows.ops.layers.by_device import OPS
 from hotrows.ops.layers.recurrent import recurrent_reference
+
+_NAMES = ("attention", "batch_norm", "co_action", "dice", "jagged", "log_loss", "prelu", "recurrent")
+LAYERS = [importlib.import_module(f"hotrows.ops.layers.{name}") for name in _NAMES]
 
 LAUNCHES = {  # at most, of ops that have several: kernels, and calls of PyTorch that compute
     "moments": 2, "dice_sums": 2, "batch_norm_sums": 2, "prelu_backward": 2,
@@ -21,6 +26,11 @@ RECURRENCES = (
 )
 SIZES = ((1, 5), (200, 36))  # rows and columns
 CO_ACTIONS = (((5, 3, 2), 3, True), ((20, 1), 1, False), ((3, 17, 2, 4), 2, False))
+
+
+def kernel(name):
+    """The Triton function of an op."""
+    return getattr(importlib.import_module(f"hotrows.ops.triton.{OPS[name]}"), name)
 
 
 def offsets_of(lengths):

@@ -1,28 +1,7 @@
 """The kernels that only benchmarks have."""
 
-import pytest
 import torch
-from benchmarks.gpu_parts import mover_kernel, step_cache
-
-
-@pytest.mark.parametrize("programs", [1, 3])
-@pytest.mark.parametrize("vectors", [1, 33])
-def test_a_grid_of_any_size_moves_every_row(programs, vectors, device):
-    source = torch.randint(0, 256, (90, 16 * vectors), dtype=torch.uint8, device=device)
-    rows = torch.randperm(90, device=device)[:70].sort().values
-    out = torch.full((70, 16 * vectors), 0xAA, dtype=torch.uint8, device=device)
-    mover_kernel.move(source, rows, out, None, programs)
-    assert torch.equal(out, source[rows])
-    expected, new = source.clone(), out.flip(0).contiguous()
-    mover_kernel.move(new, None, source, rows, programs)
-    expected[rows] = new
-    assert torch.equal(source, expected)
-
-
-def test_rows_that_are_no_vectors_of_16_bytes_are_refused(device):
-    rows = torch.zeros(4, 516, dtype=torch.uint8, device=device)
-    with pytest.raises(ValueError, match="multiples of 16 bytes"):
-        mover_kernel.move(rows, None, rows.clone(), None, 8)
+from benchmarks.gpu_parts import step_cache
 
 
 class WithKernels(step_cache.StepCache):

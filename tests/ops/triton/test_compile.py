@@ -34,19 +34,26 @@ def compile_all() -> None:
 
     driver.set_active(Compiles())
     run, JITFunction.run = JITFunction.run, compiled
-    from benchmarks.gpu_parts import mover_kernel, step_cache_kernels
+    from benchmarks.gpu_parts import step_cache_kernels
 
     from hotrows.ops import triton as kernels
 
     rows = torch.arange(64)
     host, near = (torch.zeros(64, stride, dtype=torch.uint8) for stride in (516, 528))
-    mover_kernel.move(near, rows, near.clone(), None, 24)
+    kernels.copy_rows(near, rows, near.clone(), None)
     sets = torch.zeros(2, 32, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
     step_cache_kernels.find(rows, rows, *sets, 1)
     step_cache_kernels.replace(near[:, :516], host, rows, rows, rows, rows, rows, *sets, 1)
     step_cache_kernels.put_back(near[:, :516], host, rows, rows, 0)
     runs, starts, bags = rows.int(), torch.arange(65).int(), rows.int()
     kernels.unique_padded(rows)
+    narrow = [rows.int() for _ in range(5)]
+    slot_of, row_of, last_use, coming, ranking = narrow
+    numbers = torch.zeros(4, 64, dtype=torch.int64)
+    kernels.feed_rows(coming, rows, 5)
+    kernels.touch_slots(slot_of, last_use, rows, 5)
+    kernels.rank_slots(row_of, last_use, coming, ranking, rows[:3], 5, 4)
+    kernels.take_slots(*narrow, rows[:3], rows, 5, 4, rows, numbers, rows[:4])
     kernels.resolve(rows, None, 16, torch.arange(4), rows[:4], rows[:4], 2)
     for optimizer, dim, dtype in zip(
         cases.OPTIMIZERS, (16, 1, 17, 128, 64, 3, 200), [*cases.DTYPES] * 3, strict=False
@@ -75,6 +82,8 @@ def test_kernels_compile_for_sm_90_without_fused_multiply_add(tmp_path):
     assert {name for name, _, _ in lines} == {
         "_count", "_fill", "_resolve", "_copy_rows", "_gather", "_pool",
         "_sum_windows", "_sum_gradients", "_update",
-        "_move", "_find", "_choose", "_swap", "_put_back",
+        "_find", "_choose", "_swap", "_put_back", "_move",
+        "_feed_rows", "_touch_slots", "_age_slots",
+        "_find_slots", "_search_ranking", "_vacate_slots", "_fill_slots",
     }  # fmt: skip
     assert all(fused == "False" and cubin == "True" for _, fused, cubin in lines), lines

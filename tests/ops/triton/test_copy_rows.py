@@ -5,7 +5,7 @@ import torch
 
 from hotrows.ops import triton as kernels
 from hotrows.ops.rows import reference
-from hotrows.ops.triton.copy_rows import _widest
+from hotrows.ops.triton.copy_rows import _widest, move
 from tests.ops.triton.cases import on
 
 
@@ -25,12 +25,27 @@ def test_copies_equal_the_reference(size, device):
         assert torch.equal(fast.cpu(), slow)
 
 
+@pytest.mark.parametrize("programs", [1, 3])
+@pytest.mark.parametrize("vectors", [1, 33])
+def test_a_grid_of_any_size_moves_every_row(programs, vectors, device):
+    source = torch.randint(0, 256, (90, 16 * vectors), dtype=torch.uint8, device=device)
+    rows = torch.randperm(90, device=device)[:70].sort().values
+    out = torch.full((70, 16 * vectors), 0xAA, dtype=torch.uint8, device=device)
+    move(source, rows, out, None, programs)
+    assert torch.equal(out, source[rows])
+    expected, new = source.clone(), out.flip(0).contiguous()
+    move(new, None, source, rows, programs)
+    expected[rows] = new
+    assert torch.equal(source, expected)
+
+
 def test_words_are_as_wide_as_all_addresses_allow():
     def width(size, stride, offset):
         rows = torch.empty(4, stride, dtype=torch.uint8)
         return _widest(rows[:, offset : offset + size], rows[:, :size])[0]
 
-    assert width(64, 128, 8) == 8
+    assert width(64, 128, 16) == 16
+    assert width(64, 128, 8) == width(56, 128, 16) == width(64, 136, 8) == 8
     assert width(64, 128, 4) == width(60, 128, 8) == width(64, 132, 8) == 4
     assert width(63, 128, 8) == 1
 

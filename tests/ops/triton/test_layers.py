@@ -7,18 +7,12 @@ import torch
 from torch.testing import assert_close
 from torch.utils._python_dispatch import _disable_current_modes
 
-from hotrows.ops.layers import attention, batch_norm, co_action, dice, jagged, log_loss, prelu, recurrent
 from hotrows.ops.layers.by_device import OPS
 from tests.nn.launches import Launches
 from tests.ops.triton import layer_cases
-from tests.ops.triton.layer_cases import moved
+from tests.ops.triton.layer_cases import LAYERS, kernel, moved
 
-LAYERS = (attention, batch_norm, co_action, dice, jagged, log_loss, prelu, recurrent)
 OF_LISTS = sorted(name for name, module in OPS.items() if module not in ("statistics", "log_loss"))
-
-
-def kernel(name):
-    return getattr(importlib.import_module(f"hotrows.ops.triton.{OPS[name]}"), name)
 
 
 def reference(name):

@@ -15,6 +15,7 @@ import numpy as np
 
 from hotrows.data.encode.keys import keys_of
 from hotrows.data.encode.rates import RateCounter, ValueRates, usual_of
+from hotrows.data.encode.requests import request_numbers
 from hotrows.data.encode.transform import Transform
 from hotrows.data.encode.vocabulary import open_vocabularies
 from hotrows.data.encode.vocabulary_file import Values, open_values
@@ -121,7 +122,7 @@ class Encoder:
                 part, has_labels = rows[first : first + batch_size], columns.labels is not None
                 if columns.kept is not None:
                     kept.append(columns.kept.slice(first, batch_size))
-                yield batch_of(part, self.schema, columns.first_row + first, has_labels)
+                yield batch_of(part, self.schema.id_features, columns.first_row + first, has_labels)
         counter.rates().warn()
 
     def encode_columns(self, columns: Columns) -> Rows:
@@ -133,7 +134,7 @@ class Encoder:
                 ids[f] = keys_of(raw)
             elif feature.num_unknown == 0:
                 _check_known(feature, raw, encoded, columns)
-        labels = columns.labels
+        labels, requests = columns.labels, request_numbers(columns)
         if labels is None:
             shape = (len(self.schema.labels), columns.num_rows)
             labels = no_labels(shape, self.schema.has_numbers)
@@ -143,8 +144,9 @@ class Encoder:
             dense=self._transform.apply(columns.dense, self.threads),
             labels=labels[0] if len(labels) == 1 else np.ascontiguousarray(labels.T),
             weights=columns.weights,
-            groups=None if columns.groups is None else hash_values(columns.groups).view(np.int64),
+            groups=requests if columns.groups is None else hash_values(columns.groups).view(np.int64),
             times=columns.times if self.schema.keeps_times else None,
+            requests=requests,
         )
 
 
@@ -196,13 +198,14 @@ def stored_encoders(
     }
 
 
-def batch_of(rows: Rows, schema: Schema, first_sample: int = 0, has_labels: bool = True) -> Batch:
-    """Copies encoded rows into a batch."""
+def batch_of(
+    rows: Rows, features: Sequence[IdFeature], first_sample: int = 0, has_labels: bool = True
+) -> Batch:
+    """Copies encoded rows into a batch. features: those of their ids."""
     import torch
 
     from hotrows.batch import Batch
 
-    features = schema.id_features
     ids = [rows.values(f) for f in range(len(features))]
     lengths = [np.ones(len(rows), np.int64) if o is None else np.diff(o) for o in rows.offsets]
     offsets = ends_of(np.concatenate(lengths)) if any(o is not None for o in rows.offsets) else None

@@ -46,7 +46,10 @@ def _count_rows(job: Job, progress: StageProgress | None) -> int:
     sizes = [source.size for source in job.shared]
     total = 0
     for i, source in enumerate(job.shared):
-        total += source.count_rows(job.schema)
+        if job.schema.request is None:
+            total += source.count_rows(job.schema)
+        else:  # whose rows may have lists of candidates
+            total += sum(columns.num_rows for _, columns in stream([source], job.reading))
         if progress is not None:
             progress(sum(sizes[: i + 1]), sum(sizes))
     return total
@@ -57,7 +60,8 @@ def _time_bounds(job: Job, progress: StageProgress | None) -> tuple[int, int]:
 
     Rows of one time belong to one part, that of the first of them.
     """
-    timed = dataclasses.replace(job.schema, features=(), weight=None, group=None)
+    shared = tuple(f for f in job.schema.features if f.name in job.schema.shared)
+    timed = dataclasses.replace(job.schema, features=shared, weight=None, group=None)
     seen = IdCounts()
     for _, columns in stream(job.shared, Reading(timed, job.threads, for_training=False), progress):
         assert columns.times is not None

@@ -170,6 +170,11 @@ def _split(text: str, schema: Schema, declared: Sequence[str]) -> Split:
         raise ValueError(
             f"split {text!r} needs to know the time: say which column that is, time=Time(COLUMN)"
         )
+    if split.kind == "stratified" and schema.request is not None:
+        raise ValueError(
+            f"split {text!r} draws rows by their label, and rows of a request stay together; split in "
+            f"another way, such as fraction:0.8,0.1,0.1"
+        )
     if split.kind == "stratified" and not schema.labels[0].values.binary:
         raise ValueError(
             f"split {text!r} shares out the rows of each label, and {schema.labels[0].name!r} is a "

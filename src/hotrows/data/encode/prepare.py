@@ -39,6 +39,7 @@ from hotrows.data.encode.job import (
 )
 from hotrows.data.encode.oddities import oddities, with_extremes
 from hotrows.data.encode.rates import ValueRates
+from hotrows.data.encode.requests import SharedChecks
 from hotrows.data.encode.split import Sharing
 from hotrows.data.encode.vocabulary_file import open_values
 from hotrows.data.raw.inputs import InputPosition, stream
@@ -153,11 +154,13 @@ def _encode(
     sharing = Sharing(job.split, job.seed, state["total"], state["before"], start.sharing)
     rows, num_rows = list(start.rows), start.position.rows
     extremes = build(Extremes, state.get("encoding", {}).get("extremes", {}))
+    shared = SharedChecks(encoder.schema)
     oldest = [start] * len(NAMES)  # per part, the state before the first row that is in no shard
     for position, columns in stream(job.inputs, job.reading, progress, start.position):
         before = _StreamState(position, tuple(rows), sharing.state)
         in_shards = [writer.rows_in_shards for writer in writers]
         encoded, missing = encoder.encode_columns(columns), np.isnan(columns.dense)
+        shared.check(encoded, columns)
         part_of_row = job.parts(position, columns, sharing)
         extremes = with_extremes(extremes, encoder.schema, columns)
         for part, writer in enumerate(writers):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from hotrows.data.encode.requests import request_numbers
 from hotrows.data.raw.columns import Columns
 from hotrows.data.raw.values import MISSING_TIME, mix64
 from hotrows.data.stored.order import permutation
@@ -30,9 +31,9 @@ _SHARE = re.compile(
 class Split:
     """A rule that distributes rows over the parts.
 
-    kind: `fraction` draws a part for every row from (seed, row number); `stratified` draws so that
-    every part gets its share of every label's rows; `position` cuts the files, in their order, into
-    training, validation and test; `time` cuts by the schema's time.
+    kind: `fraction` draws a part for every row from (seed, row number), or for every request;
+    `stratified` draws so that every part gets its share of every label's rows; `position` cuts the
+    files, in their order, into training, validation and test; `time` cuts by the schema's time.
     shares: of training, validation and test; they sum to 1. None where `before` replaces them.
     before: of a split by time: earlier rows than the first train, earlier ones than the second validate.
     """
@@ -157,7 +158,8 @@ class Sharing:
             return self._by_time(columns)
         if self._split.kind == "stratified":
             return self._stratified(columns)
-        return self._cut(random_bits(rows, self._seed), 1 << 53)
+        requests = request_numbers(columns)  # drawn whole
+        return self._cut(random_bits(rows if requests is None else requests, self._seed), 1 << 53)
 
     def _cut(self, numbers: np.ndarray, end: int) -> np.ndarray:
         """Returns the part of each number below `end`, the range being cut by the shares."""

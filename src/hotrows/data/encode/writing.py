@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +52,8 @@ def write_encoded(out: Path | str, schema: Schema, parts: Mapping[str, Iterable[
 
     The schema's features that carry ids must declare their `rows`; batches must have what the schema
     declares: labels (nan where one of several is missing), offsets where features are lists, sample
-    weights, groups and times. Such data has no encoder for raw rows.
+    weights, groups and times. Those without `requests` have all features in every sample, and shared ones
+    are stored once where neighbours of a group agree. Such data has no encoder for raw rows.
     """
     if set(parts) - set(NAMES) or "train" not in parts:
         raise ValueError(f"parts must be 'train' and perhaps {NAMES[1:]}, not {sorted(parts)}")
@@ -76,6 +78,11 @@ def write_encoded(out: Path | str, schema: Schema, parts: Mapping[str, Iterable[
 
 def _checked(schema: Schema, part: str, first_row: int, batch: Batch) -> Rows:
     """Converts a batch to rows; an error if it does not fit the schema."""
+    requests = _requests(schema, first_row, batch)
+    if schema.group is None and batch.groups is None:
+        batch = replace(batch, groups=requests)
+    names = [feature.name for feature in schema.id_features]
+    batch = batch.expanded(names if set(names) == set(batch.all_features) else None)
     _check_fields(schema, f"{part} row {first_row}", batch)
     offsets = _offsets(schema, f"{part} row {first_row}", batch)
     columns = _columns(batch, offsets)
@@ -98,7 +105,18 @@ def _checked(schema: Schema, part: str, first_row: int, batch: Batch) -> Rows:
         weights=_array(batch.sample_weights, np.float32),
         groups=_array(batch.groups, np.int64),
         times=_array(batch.times, np.int64),
+        requests=None if requests is None else _array(requests, np.int64),
     )
+
+
+def _requests(schema: Schema, first_row: int, batch: Batch) -> Tensor | None:
+    """A number of the request of each sample: its group, or the row where the request begins."""
+    if schema.request is None:
+        return None
+    if batch.requests is None or (schema.group is None and batch.groups is not None):
+        return batch.groups
+    starts, of_samples = batch.requests.starts, batch.requests.of_samples
+    return first_row + starts[:-1][of_samples]
 
 
 def _check_fields(schema: Schema, where: str, batch: Batch) -> None:
@@ -115,7 +133,7 @@ def _check_fields(schema: Schema, where: str, batch: Batch) -> None:
     expected = {
         "labels": (batch.labels, (batch.size,) if labels == 1 else (batch.size, labels)),
         "sample_weights": (batch.sample_weights, schema.weight and (batch.size,)),
-        "groups": (batch.groups, schema.group and (batch.size,)),
+        "groups": (batch.groups, schema.grouping and (batch.size,)),
         "times": (batch.times, schema.keeps_times and (batch.size,)),
     }
     for name, (tensor, shape) in expected.items():

@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from hotrows.batch import Batch
+from hotrows.batch import Batch, RequestFeatures
+from hotrows.data.encode.encoding import batch_of
 from hotrows.data.load.stream import Stream
 from hotrows.data.raw.columns import missing_labels
-from hotrows.data.stored.gather import ends_of, lengths_of
+from hotrows.data.stored.gather import Room, ends_of, lengths_of
 from hotrows.data.stored.order import Share, Shuffle, parse_order
 from hotrows.data.stored.part import Part
+from hotrows.data.stored.requests import RequestRows, gathered_requests, id_features
 from hotrows.data.stored.rows import Rows
 from hotrows.schema import Schema, is_list
 
@@ -110,7 +112,8 @@ class Loader:
         left = None
         for number in range(first_batch, len(self)):
             first, end = share.of_batch(number)
-            batch = _BatchBuilder(self.part.schema, end - first, first)
+            builder = _BatchBuilder if self.part.schema.request is None else _RequestBatchBuilder
+            batch: Any = builder(self.part.schema, end - first, first)
             while batch.room:
                 left = batch.take(left or next(pieces))
             yield batch.finished()
@@ -144,7 +147,7 @@ class _BatchBuilder:
         self._dense = np.empty((size, len(schema.dense)), np.float32)
         self._labels = np.empty((size, num_labels) if num_labels > 1 else size, np.float32)
         self._weights = None if schema.weight is None else np.empty(size, np.float32)
-        self._groups = None if schema.group is None else np.empty(size, np.int64)
+        self._groups = None if schema.grouping is None else np.empty(size, np.int64)
         self._times = np.empty(size, np.int64) if schema.keeps_times else None
         lists = any(map(is_list, schema.id_features))
         self._ids = None if lists else np.empty((num_features, size), np.int64)
@@ -208,6 +211,37 @@ class _BatchBuilder:
         if self._size:
             np.concatenate(list(chain.from_iterable(self._values)), out=ids, casting="unsafe")
         return ids, offsets
+
+
+class _RequestBatchBuilder:
+    """A batch of requests while it is filled: what samples of a request share is in it once."""
+
+    def __init__(self, schema: Schema, size: int, first_sample: int) -> None:
+        self._schema, self._first_sample = schema, first_sample
+        self.room = size
+        self._pieces: list[RequestRows] = []
+
+    def take(self, rows: RequestRows) -> RequestRows | None:
+        """Appends rows while there is room; returns those that are left."""
+        size = min(len(rows), self.room)
+        piece, left = rows[:size], rows[size:]
+        self.room -= size
+        self._pieces.append(piece.take(np.arange(size)) if self.room else piece)
+        return left if len(left) else None
+
+    def finished(self) -> Batch:
+        if len(self._pieces) == 1:
+            rows = self._pieces[0]
+        else:
+            size = sum(map(len, self._pieces))
+            rows = gathered_requests(self._pieces, np.arange(size), (Room(), Room()))
+        shared = replace(batch_of(rows.shared, id_features(self._schema, True)), labels=None)
+        starts = torch.from_numpy(rows.starts.astype(np.int64))
+        rows_of_samples = replace(rows.samples, groups=rows.groups, dense=rows.all_dense())
+        batch = batch_of(rows_of_samples, id_features(self._schema, False), self._first_sample)
+        return replace(
+            batch, requests=RequestFeatures(replace(shared, dense=shared.dense[:, :0]), starts)
+        )
 
 
 def _tensor(array: np.ndarray | None) -> torch.Tensor | None:

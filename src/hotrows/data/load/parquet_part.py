@@ -30,6 +30,7 @@ from hotrows.data.stored.encoded import EncodedData
 from hotrows.data.stored.gather import Room, interleave, joined_offsets
 from hotrows.data.stored.order import Share, Shuffle, pools_of
 from hotrows.data.stored.part import NAMES, Part, chosen, shared
+from hotrows.data.stored.requests import RequestRows
 from hotrows.data.stored.rows import Rows, gathered, id_type
 from hotrows.json_file import value_of
 from hotrows.pipeline.prefetch import prefetch
@@ -87,13 +88,13 @@ class ParquetPart(Part):
     def rows(self) -> int:
         return sum(group.rows for group in self.groups)
 
-    def shard(self, index: int) -> Rows:
+    def stored(self, index: int) -> Rows:
         raise ValueError(
             f"part {self.name!r} is read straight from Parquet and has no shards; prepare the data "
             f"(`hotrows prepare`) for what needs them"
         )
 
-    def in_order(self, share: Share, first_place: int) -> Iterator[Rows]:
+    def in_order(self, share: Share, first_place: int) -> Iterator[Rows | RequestRows]:
         bounds = self._bounds()
         groups = [i for i, end in enumerate(bounds[1:]) if end > first_place]
         pieces = prefetch(self._read([[self.groups[i]] for i in groups]), 1)
@@ -224,6 +225,11 @@ def _columns_read(schema: Schema) -> tuple[str, ...]:
 
 
 def _check_schema(schema: Schema) -> None:
+    if schema.request is not None:
+        raise ValueError(
+            f"schema {schema.name!r}: samples of a request share features where shards have them once; "
+            f"prepare the data (`hotrows prepare`), or leave out request and shared"
+        )
     for feature in schema.id_features:
         schema.rows_of(feature.name)
     unfit = [f.name for f in schema.dense if f.transform == "standard"]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw import values
+from hotrows.data.raw.candidates import rows_of_candidates
 from hotrows.data.raw.canonical import LAST_EXACT
 from hotrows.data.raw.cells import Bad, Reading, columns_of, show
 from hotrows.data.raw.columns import Columns, RawIds
@@ -42,12 +43,14 @@ def pyarrow() -> ModuleType:
 
 @dataclass(frozen=True)
 class ArrowCells:
-    """`Cells` of an Arrow record batch. first_row: number of its first row in the file `name`."""
+    """`Cells` of an Arrow record batch. first_row: number of its first row in the file `name`; rows: of
+    candidates, the row of the file that each is in."""
 
     batch: Any
     name: str
     first_row: int
     how: Reading
+    rows: np.ndarray | None = None
 
     @property
     def num_rows(self) -> int:
@@ -108,7 +111,7 @@ class ArrowCells:
         return seconds, None if bad is None else Bad(bad, column, values.kind_of_time(format))
 
     def where(self, row: int) -> str:
-        return f"{self.name} row {self.first_row + row:,}"
+        return f"{self.name} row {self.first_row + row if self.rows is None else self.rows[row]:,}"
 
     def shown(self, row: int, column: str) -> str:
         array = self.batch.column(column)
@@ -241,8 +244,14 @@ def table_columns(table: Any, name: str, how: Reading) -> Iterator[Columns]:
     columns = check_present(how.schema, name, tuple(table.schema.names), how.for_training, how.kept)
     first_row = 0
     for batch in table.select(columns).combine_chunks().to_batches(ROWS_PER_CHUNK):
-        yield columns_of(ArrowCells(batch, name, first_row, how), how)
+        yield from columns_of_batch(batch, name, first_row, how)
         first_row += batch.num_rows
+
+
+def columns_of_batch(batch: Any, name: str, first_row: int, how: Reading) -> Iterator[Columns]:
+    """Yields the columns of a record batch; where rows have lists of candidates, in several chunks."""
+    for part, rows in rows_of_candidates(batch, how.schema, name, first_row, ROWS_PER_CHUNK):
+        yield columns_of(ArrowCells(part, name, first_row, how, rows), how)
 
 
 def as_table(data: Any) -> Any:

@@ -122,7 +122,9 @@ def columns_of(cells: Cells, how: Reading) -> Columns:
     label_values, bad_labels = _labels(cells, how, numbers) if labels else (None, [])
     weights, bad_weight = _weights(cells, schema, numbers)
     _raise_first(cells, [*bad_labels, bad_number, bad_weight, bad_time])
-    group = schema.group if schema.group and cells.has(schema.group) else None
+    group, request = (
+        name if name and cells.has(name) else None for name in (schema.group, schema.request)
+    )
     return Columns(
         first_row=0,
         num_rows=cells.num_rows,
@@ -134,6 +136,7 @@ def columns_of(cells: Cells, how: Reading) -> Columns:
         groups=None if group is None else cells.raw(group),
         times=times,
         kept=cells.kept,
+        requests=None if request is None else cells.raw(request),
     )
 
 

@@ -47,8 +47,8 @@ class Columns:
     ids: one per id feature of the schema, sparse ones first; dense: [num_dense, rows] float64, NaN
     where missing; labels: [num_labels, rows] uint8, 255 where missing, or float32 where the schema
     has numbers, NaN where missing; None without labels.
-    weights: [rows] float32; groups: a value per row; times: [rows] int64, seconds since 1970, of the
-    schema's clock. None where the schema has no such column.
+    weights: [rows] float32; groups, requests: a value per row; times: [rows] int64, seconds since 1970,
+    of the schema's clock. None where the schema has no such column.
     kept: columns as they are in the input, an Arrow table; None where none are kept.
     where: function from a row of the chunk to its file and line ("train.csv line 17").
     """
@@ -63,6 +63,7 @@ class Columns:
     groups: RawIds | None = None
     times: np.ndarray | None = None
     kept: Any = None
+    requests: RawIds | None = None
 
 
 def no_labels(shape: tuple[int, ...], numbers: bool) -> np.ndarray:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hotrows.data.raw.arrow import ROWS_PER_CHUNK, ArrowCells, first_line, pyarrow, with_partitions
-from hotrows.data.raw.cells import Reading, columns_of
+from hotrows.data.raw.arrow import ROWS_PER_CHUNK, columns_of_batch, first_line, pyarrow, with_partitions
+from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.columns import Columns
 from hotrows.data.raw.files import File
 from hotrows.data.raw.layout import check_present
@@ -69,7 +69,8 @@ def file_columns(file: File, kind: str, how: Reading) -> Iterator[tuple[int, Col
     """Yields (bytes read so far, columns) of a file, up to ROWS_PER_CHUNK rows at a time."""
     size = file.size
     for share, first_row, batch in prefetch(_batches(file, kind, how), 1):
-        yield int(share * size), columns_of(ArrowCells(batch, file.name, first_row, how), how)
+        for columns in columns_of_batch(batch, file.name, first_row, how):
+            yield int(share * size), columns
 
 
 def first_rows_of_file(file: File, kind: str, limit: Callable[[int], int]) -> tuple[Any, bool]:

@@ -31,6 +31,7 @@ import numpy as np
 from hotrows.data.raw.values import mix64
 from hotrows.data.stored.gather import ends_of, lengths_of
 from hotrows.data.stored.order import MOST_CLUSTERS, Pool, Shuffle
+from hotrows.data.stored.requests import RequestRows, numbered
 from hotrows.data.stored.rows import Rows
 from hotrows.runtime import native
 from hotrows.runtime.native import call
@@ -43,19 +44,25 @@ _ONE = 1 << 16  # a row, in units of scores
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
-def order_of(pool: Pool, pieces: Sequence[Rows], schema: Schema, shuffle: Shuffle) -> np.ndarray:
+def order_of(
+    pool: Pool, pieces: Sequence[Rows | RequestRows], schema: Schema, shuffle: Shuffle
+) -> np.ndarray:
     """Returns the rows of a pool, which are those of the pieces, in the order in which they are read."""
+    of_requests = [rows for rows in pieces if isinstance(rows, RequestRows)]
+    together = [numbered(of_requests)] if of_requests else []
     groups = [rows.groups for rows in pieces if rows.groups is not None] if shuffle.keep_groups else []
+    together += [np.concatenate(groups)] if groups else []
     numbers = None
     if shuffle.num_clusters > 1:
         with shuffle.lock:
             numbers = shuffle.recent.pop(pool.seed, None)
             if numbers is None:
-                numbers = clusters(pieces, schema, shuffle.num_clusters)
+                expanded = [p.expanded() if isinstance(p, RequestRows) else p for p in pieces]
+                numbers = clusters(expanded, schema, shuffle.num_clusters)
             shuffle.recent[pool.seed] = numbers
             if len(shuffle.recent) > _MOST_RECENT:
                 del shuffle.recent[next(iter(shuffle.recent))]
-    return pool.order(np.concatenate(groups) if groups else None, numbers)
+    return pool.order(together, numbers)
 
 
 def clusters(pieces: Sequence[Rows], schema: Schema, num_clusters: int) -> np.ndarray:

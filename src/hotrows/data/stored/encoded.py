@@ -21,9 +21,13 @@ from hotrows.schema import FIRST_UNKNOWN, Schema, is_list, vocabulary_of
 VERSION = 3  # 2: no checksums, and values by text rule 1
 _MANIFEST = "data.json"
 _FILE = JsonFile(
-    "prepare the data again", "prepare the data again with this version",
-    version="version", newest=VERSION, signed=3, oldest=2,
-)  # fmt: skip
+    "prepare the data again",
+    "prepare the data again with this version",
+    version="version",
+    newest=VERSION,
+    signed=3,
+    oldest=2,
+)
 
 
 @dataclass(frozen=True)

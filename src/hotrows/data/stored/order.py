@@ -10,8 +10,8 @@ a pool are permuted. A part of one pool is shuffled completely. Where a file has
     rows of a pool        permuted; pool after pool is the order of the epoch
 
 Where groups stay together, the rows of a group follow one another within a pool, in a random order, and
-so do the groups. Where rows are to be reused, a pool is read cluster after cluster (`clusters`), each in
-a random order.
+so do the groups. So do the rows of a request that share features; blocks are then cut between requests.
+Where rows are to be reused, a pool is read cluster after cluster (`clusters`), each in a random order.
 
 Ranks share every batch, so that together they read the rows of one process, in its order:
 
@@ -93,19 +93,20 @@ class Pool:
     def rows(self) -> int:
         return sum(end - first for first, end in self.blocks)
 
-    def order(self, groups: np.ndarray | None = None, clusters: np.ndarray | None = None) -> np.ndarray:
+    def order(self, groups: Sequence[np.ndarray] = (), clusters: np.ndarray | None = None) -> np.ndarray:
         """Returns the pool's rows, counted through its blocks, in their new order: [rows] int64.
 
         groups: [rows] integers, for rows of a group to follow one another: groups come in the order of
-        their first rows. clusters: [rows] integers, for clusters to come one after the other.
+        their first rows; of several, groups of the first stay together in those of the next. clusters:
+        [rows] integers, for clusters to come one after the other.
         """
         order = permutation(self.rows, *self.seed)
         if clusters is not None:
             order = order[np.argsort(clusters[order], kind="stable")]
-        if groups is None:
-            return order
-        _, first, group = np.unique(groups[order], return_index=True, return_inverse=True)
-        return order[np.argsort(first[group], kind="stable")]
+        for numbers in groups:
+            _, first, group = np.unique(numbers[order], return_index=True, return_inverse=True)
+            order = order[np.argsort(first[group], kind="stable")]
+        return order
 
 
 def pools(

@@ -12,7 +12,8 @@ import numpy as np
 
 from hotrows.data.stored.clusters import order_of
 from hotrows.data.stored.gather import Room
-from hotrows.data.stored.order import Pool, Share, Shuffle, pools
+from hotrows.data.stored.order import BLOCK_ROWS, Pool, Share, Shuffle, pools, pools_of
+from hotrows.data.stored.requests import RequestRows, bounds_between, gathered_pieces
 from hotrows.data.stored.rows import Rows, gathered, means_of_labels
 from hotrows.data.stored.sections import check_once
 from hotrows.data.stored.shard_reader import check_rows, open_shard
@@ -71,6 +72,10 @@ class Part:
         return tuple(feature.name for feature in self.schema.id_features)
 
     def shard(self, index: int) -> Rows:
+        """The rows of a shard, mapped, or copied where rows of a request share features."""
+        return _expanded(self.stored(index))
+
+    def stored(self, index: int) -> Rows | RequestRows:
         """Maps the rows of a shard; an error if the file was cut off or replaced."""
         name, expected = self.shards[index]
         status = (self.folder / name).stat() if (self.folder / name).exists() else None
@@ -83,7 +88,7 @@ class Part:
         """Opens the first shard and checks the sizes of all, to notice a damaged file before a run and
         draw no order of missing rows."""
         if self.shards:
-            self.shard(0)
+            self.stored(0)
         for name, rows in self.shards:
             path = self.folder / name
             if path.exists() and path.stat().st_size < rows:  # a row takes a byte at least
@@ -93,29 +98,43 @@ class Part:
                 )
 
     def mapped(self, first: int, end: int) -> Iterator[Rows]:
-        """The rows first .. end - 1, in one piece per shard."""
+        """The rows first .. end - 1, in one piece per shard; copies where they share features."""
+        return map(_expanded, self._pieces(first, end))
+
+    def _pieces(self, first: int, end: int) -> Iterator[Rows | RequestRows]:
+        """The rows first .. end - 1 as they are stored, in one piece per shard."""
         starts = self._starts()
         index = int(np.searchsorted(starts, first, side="right")) - 1
         while first < end:
             stop, start = min(end, starts[index + 1]), starts[index]
-            yield self.shard(index)[first - start : stop - start]
+            yield self.stored(index)[first - start : stop - start]
             first, index = stop, index + 1
 
-    def in_order(self, share: Share, first_place: int) -> Iterator[Rows]:
+    def in_order(self, share: Share, first_place: int) -> Iterator[Rows | RequestRows]:
         """Yields the rows of a rank in an unshuffled epoch, from place `first_place` on."""
         for index, (start, end) in enumerate(pairwise(self._starts())):
             if end > first_place:
                 yield shared(self._check(index), share, start, max(first_place, start))
 
-    def shuffled(self, share: Share, first_place: int, shuffle: Shuffle, epoch: int) -> Iterator[Rows]:
+    def shuffled(
+        self, share: Share, first_place: int, shuffle: Shuffle, epoch: int
+    ) -> Iterator[Rows | RequestRows]:
         """Yields the rows of a rank in a shuffled epoch, from place `first_place` on, one pool at a
-        time; a pool is valid until the next one is requested."""
-        room, all_pools = Room(), list(pools(self.rows, shuffle.seed, epoch, first_place))
+        time; a pool is valid until the next one is requested. Requests move whole."""
+        rooms, all_pools = (Room(), Room()), list(self._pools(shuffle.seed, epoch, first_place))
         for pool in all_pools:
             self._check_share(pool.number, all_pools[-1].number + 1)
-            blocks = [piece for block in pool.blocks for piece in self.mapped(*block)]
-            order = order_of(pool, blocks, self.schema, shuffle)
-            yield gathered(blocks, chosen(order, pool, share, first_place), room)
+            blocks = [piece for block in pool.blocks for piece in self._pieces(*block)]
+            order = chosen(order_of(pool, blocks, self.schema, shuffle), pool, share, first_place)
+            yield gathered_pieces(blocks, order, rooms)
+
+    def _pools(self, seed: int, epoch: int, first_place: int) -> Iterator[Pool]:
+        """The pools of an epoch; blocks cut no request."""
+        if self.schema.request is None:
+            return pools(self.rows, seed, epoch, first_place)
+        shards = (self.stored(index) for index in range(len(self.shards)))
+        starts = (rows.starts for rows in shards if isinstance(rows, RequestRows))
+        return pools_of(bounds_between(starts, BLOCK_ROWS), seed, epoch, first_place)
 
     def sample(self, blocks: int, block_rows: int) -> Rows:
         """Copies a sample of rows: all of a small part, else blocks spread evenly over it."""
@@ -136,7 +155,8 @@ class Part:
 
     def _labels(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """The labels and weights of all rows, piece by piece."""
-        for rows in self.mapped(0, self.rows):
+        for piece in self._pieces(0, self.rows):
+            rows = piece.samples if isinstance(piece, RequestRows) else piece
             yield rows.labels, rows.weights
 
     def _check_share(self, number: int, count: int) -> None:
@@ -145,9 +165,9 @@ class Part:
         for index in range(first // count, -(-end // count)):
             self._check(index)
 
-    def _check(self, index: int) -> Rows:
+    def _check(self, index: int) -> Rows | RequestRows:
         """Maps the rows of a shard and compares all of it with its checksums, once in a process."""
-        rows = self.shard(index)
+        rows = self.stored(index)
         check_once(self.folder / self.shards[index][0])
         return rows
 
@@ -155,7 +175,11 @@ class Part:
         return [0, *accumulate(rows for _, rows in self.shards)]
 
 
-def shared(rows: Rows, share: Share, start: int, first_place: int) -> Rows:
+def _expanded(rows: Rows | RequestRows) -> Rows:
+    return rows.expanded() if isinstance(rows, RequestRows) else rows
+
+
+def shared(rows: Rows | RequestRows, share: Share, start: int, first_place: int) -> Rows | RequestRows:
     """Selects the rows of a rank from place `first_place` on; `rows` begin at place `start` of the
     epoch."""
     places = share.among(first_place, start + len(rows))
@@ -171,6 +195,8 @@ def chosen(order: np.ndarray, pool: Pool, share: Share, first_place: int) -> np.
 
 
 @lru_cache(maxsize=256)
-def _opened(path: Path, version: tuple[int, int, int], schema: Schema, header_crc32: int | None) -> Rows:
+def _opened(
+    path: Path, version: tuple[int, int, int], schema: Schema, header_crc32: int | None
+) -> Rows | RequestRows:
     """Maps a shard once per version (inode, time and size) of its file."""
     return open_shard(path, schema, header_crc32)

@@ -11,6 +11,8 @@ from hotrows.data.raw.columns import MISSING_LABEL
 from hotrows.data.stored.gather import Gathering, Room
 from hotrows.schema import MISSING, MISSING_KEY, IdFeature, Schema
 
+OPTIONAL = ("weights", "groups", "times", "requests")  # columns of Rows that a schema may not have
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -20,7 +22,8 @@ class Rows:
         row has one id, so that ids are [rows]; else [rows + 1], row r has ids[o[r] : o[r + 1]].
     dense: [rows, num_dense] float32.
     labels: [rows] uint8, of several labels [rows, T], 255 where missing; or float32, NaN where missing.
-    weights: [rows] float32; groups, times: [rows] int64; None where the schema has none.
+    weights: [rows] float32; groups, times: [rows] int64; requests: [rows] int64, equal for neighbours of
+        one request; None where the schema has none.
     """
 
     ids: tuple[np.ndarray, ...]
@@ -30,6 +33,7 @@ class Rows:
     weights: np.ndarray | None = None
     groups: np.ndarray | None = None
     times: np.ndarray | None = None
+    requests: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -45,9 +49,10 @@ class Rows:
             offsets=tuple(None if o is None else o[first : end + 1] for o in self.offsets),
             dense=self.dense[first:end],
             labels=self.labels[first:end],
-            weights=None if self.weights is None else self.weights[first:end],
-            groups=None if self.groups is None else self.groups[first:end],
-            times=None if self.times is None else self.times[first:end],
+            **{
+                name: None if (column := getattr(self, name)) is None else column[first:end]
+                for name in OPTIONAL
+            },
         )
 
     def take(self, order: np.ndarray) -> Rows:
@@ -94,7 +99,7 @@ def gathered(pieces: Sequence[Rows], order: np.ndarray, room: Room) -> Rows:
         offsets.append(ends)
     others = {
         name: gathering.column(name, [getattr(piece, name) for piece in pieces])
-        for name in ("dense", "labels", "weights", "groups", "times")
+        for name in ("dense", "labels", *OPTIONAL)
         if getattr(first, name) is not None
     }
     return Rows(ids=tuple(ids), offsets=tuple(offsets), **others)

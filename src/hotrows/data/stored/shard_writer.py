@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.raw.columns import missing_labels, no_labels
-from hotrows.data.stored.rows import Rows, id_type, missing_id
+from hotrows.data.stored.requests import id_features, packed
+from hotrows.data.stored.rows import OPTIONAL, Rows, id_type, missing_id
 from hotrows.data.stored.sections import write_sections
 from hotrows.data.stored.shard_reader import check_rows, open_shard
 from hotrows.runtime.atomic_files import replaced
-from hotrows.schema import FIRST_UNKNOWN, Schema, is_list
+from hotrows.schema import FIRST_UNKNOWN, IdFeature, Schema, is_list
 
 ROWS_PER_SHARD = 1 << 19
 
@@ -162,7 +163,8 @@ class _ShardBuilder:
         if len(schema.labels) == 1:
             self._labels = self._labels[:, 0]
         self._weights = None if schema.weight is None else np.empty(rows, np.float32)
-        self._groups = None if schema.group is None else np.empty(rows, np.int64)
+        self._groups = None if schema.grouping is None else np.empty(rows, np.int64)
+        self._requests = None if schema.request is None else np.empty(rows, np.int64)
         self._times = np.empty(rows, np.int64) if schema.keeps_times else None
 
     @property
@@ -178,8 +180,8 @@ class _ShardBuilder:
                 self._append_lists(f, rows.values(f), offsets)
         self._dense[place] = rows.dense
         self._labels[place] = rows.labels
-        optional = {"weights": self._weights, "groups": self._groups, "times": self._times}
-        for name, into in optional.items():
+        for name in OPTIONAL:
+            into = getattr(self, f"_{name}")
             values = getattr(rows, name)
             if into is not None:
                 assert values is not None
@@ -208,9 +210,7 @@ class _ShardBuilder:
             offsets=tuple(None if o is None else o[: end + 1] for o in self._offsets),
             dense=self._dense[:end],
             labels=self._labels[:end],
-            weights=None if self._weights is None else self._weights[:end],
-            groups=None if self._groups is None else self._groups[:end],
-            times=None if self._times is None else self._times[:end],
+            **{name: None if (c := getattr(self, f"_{name}")) is None else c[:end] for name in OPTIONAL},
         )
 
 
@@ -231,13 +231,28 @@ def written_of(shards: Sequence[tuple[str, int]], tally: Tally, schema: Schema) 
 
 def _arrays(rows: Rows, schema: Schema) -> dict[str, np.ndarray]:
     """The sections of a shard."""
+    if schema.request is None:
+        return _columns(rows, schema.id_features)
+    of_requests = packed(rows, schema)
+    shared = _columns(of_requests.shared, id_features(schema, True))
+    arrays = {
+        **{name: column for name, column in shared.items() if "/" in name},
+        "requests/dense": of_requests.shared.dense,
+        "requests/numbers": shared["requests"],
+        "requests/starts": of_requests.starts.astype(np.uint32),
+    }
+    return _columns(of_requests.samples, id_features(schema, False)) | arrays
+
+
+def _columns(rows: Rows, features: Sequence[IdFeature]) -> dict[str, np.ndarray]:
+    """The columns of rows by name."""
     arrays = {"labels": rows.labels, "dense": rows.dense}
-    arrays |= {f"ids/{f.name}": ids for f, ids in zip(schema.id_features, rows.ids, strict=True)}
-    for feature, offsets in zip(schema.id_features, rows.offsets, strict=True):
+    arrays |= {f"ids/{f.name}": ids for f, ids in zip(features, rows.ids, strict=True)}
+    for feature, offsets in zip(features, rows.offsets, strict=True):
         if offsets is not None:
             narrow = int(offsets[-1]) <= np.iinfo(np.uint32).max
             arrays[f"offsets/{feature.name}"] = offsets.astype(np.uint32 if narrow else np.int64)
-    optional = {"weights": rows.weights, "groups": rows.groups, "times": rows.times}
+    optional = {name: getattr(rows, name) for name in OPTIONAL}
     return arrays | {name: array for name, array in optional.items() if array is not None}
 
 

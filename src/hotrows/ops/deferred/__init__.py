@@ -1,28 +1,30 @@
 """Deferred dense optimizers, whose rows move when they are read: catch-up, update and lookup over tables.
 
 A dense optimizer moves every row at every step, with or without a gradient: moments fade, weight decay
-and L2 terms pull. A row that no batch reads may make these steps later, all at once, as long as it has made
-them before it is read: `catch_up`. The result is that of the dense optimizer, to rounding.
+and L2 terms pull. A row that no batch reads may make these steps later, all at once, as long as it has
+made them before it is read: `catch_up`. The result is that of the dense optimizer, to rounding.
 
     row 7    touched . . . . . . . read       last = 3: it has made steps 0, 1, 2
     step        2    3 4 5 6 7 8 9            now = 9: steps 3 to 8 are made when it is read
 
-All rows of a table make a step with one set of numbers: the gradient is g + c * w, with g = 0 for the rows
+All rows of a table make a step with one set of numbers: the gradient is g + c * w, with g = 0 for rows
 that the batch did not read; then w *= shrink; then the rule of torch.optim.
 
-    kind        numbers of a step, 8 float64 (those not named are 0)                      states
-    "sgd"       c, shrink, lr, momentum, 1 - dampening, nesterov (0 or 1)                 buffer, or none
-    "adagrad"   c, shrink, lr / (1 + step * lr_decay), eps                                sum
-    "rmsprop"   c, shrink, lr, alpha, eps                                                 square_avg
-    "adam"      c, shrink, lr / bias_correction1, beta1, beta2, eps, sqrt(bias_correction2)   exp_avg, exp_avg_sq
-    "none"      nothing is ever deferred
+    kind       numbers of a step, 8 float64 (those not named are 0)             states
+    "sgd"      c, shrink, lr, momentum, 1 - dampening, nesterov (0 or 1)        buffer, or none
+    "adagrad"  c, shrink, lr / (1 + step * lr_decay), eps                       sum
+    "rmsprop"  c, shrink, lr, alpha, eps                                        square_avg
+    "adam"     c, shrink, lr / bias_correction1, beta1, beta2, eps,
+               sqrt(bias_correction2)                                           exp_avg, exp_avg_sq
+    "none"     nothing is ever deferred
 
-c is weight_decay plus the coefficients of L2 terms; shrink is the factor of decoupled weight decay (1 without it).
-SGD's first step takes the gradient undamped: its 1 - dampening is 1.
+c is weight_decay plus the coefficients of L2 terms; shrink is the factor of decoupled weight decay (1
+without it). SGD's first step takes the gradient undamped: its 1 - dampening is 1.
 
-CPU tensors of float32 or float64 go to the native core, all other tensors to the reference (`deferred.reference`).
-csrc/replay.h says what a deferred step costs in the core, and when a row needs no further ones.
-"""  # noqa: E501
+CPU tensors of float32 or float64 go to the native core, all other tensors to the reference
+(`deferred.reference`). csrc/replay.h says what a deferred step costs in the core, and when a row needs no
+further ones.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ from hotrows.runtime.native import pointer
 
 _KINDS = {"sgd": 0, "adagrad": 1, "rmsprop": 2, "adam": 3}
 _DTYPES = (torch.float32, torch.float64)
-_COLUMNS = 12  # of struct Target in csrc/deferred.cpp
+_COLUMNS = 12  # of struct Target in csrc/deferred_rows.h
 _NUM_FIXED = 8  # of them do not change from step to step
 
 __all__ = ["PackedTargets", "Target", "catch_up", "catch_up_all", "lookup", "pack_targets", "update"]
@@ -162,11 +164,8 @@ def update(
     dtype = packed.targets[0].weights.dtype
     grad = grad.to(dtype).contiguous()
     weights = None if weights is None else weights.to(dtype).contiguous()
-    packed.core.hotrows_deferred_update(
-        c_int(_KINDS[kind]), *_tables(packed), pointer(slots), pointer(bounds), pointer(order),
-        pointer(starts), pointer(bags), pointer(weights), pointer(grad), pointer(scales),
-        pointer(squares),
-    )  # fmt: skip
+    tensors = slots, bounds, order, starts, bags, weights, grad, scales, squares
+    packed.core.hotrows_deferred_update(c_int(_KINDS[kind]), *_tables(packed), *map(pointer, tensors))
 
 
 def lookup(
@@ -190,12 +189,9 @@ def lookup(
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
     scratch = table.new_empty(slots.numel(), table.shape[1])
     out = table.new_empty(num_bags, table.shape[1])
-    itemsize, dim, *lines = _tables(packed)
-    packed.core.hotrows_deferred_look_up(
-        itemsize, dim, *lines, pointer(slots), pointer(bounds), pointer(inverse),
-        c_int64(inverse.numel()), pointer(bag_starts), pointer(weights), c_int64(num_bags),
-        pointer(scratch), pointer(out),
-    )  # fmt: skip
+    ids = *map(pointer, (slots, bounds, inverse)), c_int64(inverse.numel())
+    bags = pointer(bag_starts), pointer(weights), c_int64(num_bags)
+    packed.core.hotrows_deferred_look_up(*_tables(packed), *ids, *bags, pointer(scratch), pointer(out))
     return out
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from hotrows.ops.rows.reference import bags_of
+from hotrows.ops.rows.reference import bags_of, sum_gradients
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def update(
         rows = slots[begin:end]
         if begin == end:
             continue
-        g = _sum_runs(grad, order, starts[begin : end + 1], bags, weights)  # [U, D] of this target
+        g = sum_gradients(grad, order, starts[begin : end + 1], bags, weights)  # [U, D] of this target
         g = g * scales[t].to(grad.dtype)
         numbers = target.steps[target.now - target.first].tolist()
         before = target.weights[rows]
@@ -99,18 +99,6 @@ def lookup(
         return rows
     out = rows.new_zeros(bag_starts.numel() - 1, rows.shape[1])
     return out.index_add_(0, bags_of(bag_starts), rows)
-
-
-def _sum_runs(
-    grad: Tensor, order: Tensor, starts: Tensor, bags: Tensor | None, weights: Tensor | None
-) -> Tensor:
-    """[U, D]: `ops.rows.reference.sum_gradients` in the dtype of the gradients."""
-    n = order[int(starts[0]) : int(starts[-1])].long()
-    terms = grad[n if bags is None else bags.long()[n]]  # [N, D]
-    if weights is not None:
-        terms = terms * weights[n, None]
-    out = grad.new_zeros(starts.numel() - 1, grad.shape[1])
-    return out.index_add_(0, bags_of(starts), terms)
 
 
 def _catch_up(kind: str, target: Target, rows: Tensor, square: Tensor | None) -> None:

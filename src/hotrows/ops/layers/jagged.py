@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hotrows.ops.layers.by_device import by_device, gpu_op
+from hotrows.runtime.native import call, core, takes
 
 
 def samples_of(offsets: Tensor, num: int | None = None) -> Tensor:
@@ -38,6 +40,54 @@ def last_of(states: Tensor, offsets: Tensor) -> Tensor:
 def last_of_backward(grad: Tensor, offsets: Tensor, num: int) -> Tensor:
     """[num, H]: each sample's gradient at its last position, zeros elsewhere."""
     return by_device(last_of_backward_reference, grad, offsets, num)
+
+
+def repeat_lists(values: Tensor, offsets: Tensor, starts: Tensor) -> Tensor:
+    """[N', D]: each request's list of values, once for each of its samples, in their order.
+
+    values: [N, D]; offsets: [R + 1], of the lists; starts: [R + 1], request r has the samples starts[r]
+    .. starts[r + 1] - 1.
+    """
+    if not takes(values):
+        return repeat_lists_reference(values, offsets, starts)
+    values, (offsets, starts, ends) = values.contiguous(), _repetitions(offsets, starts)
+    out = torch.empty(int(ends[-1]), values.shape[1])
+    call(core(), "repeat_lists", values, offsets, starts, ends, len(starts) - 1, values.shape[1], out)
+    return out
+
+
+def sum_lists(grad: Tensor, offsets: Tensor, starts: Tensor) -> Tensor:
+    """[N, D]: the gradient of `repeat_lists`, of each request summed over its samples in their order."""
+    if not takes(grad):
+        return sum_lists_reference(grad, offsets, starts)
+    grad, (offsets, starts, ends) = grad.contiguous(), _repetitions(offsets, starts)
+    out = torch.empty(int(offsets[-1]), grad.shape[1])
+    call(core(), "sum_lists", grad, offsets, starts, ends, len(starts) - 1, grad.shape[1], out)
+    return out
+
+
+def _repetitions(offsets: Tensor, starts: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Offsets and starts, and where what is repeated of each request begins: [R + 1]."""
+    ends = functional.pad((offsets.diff() * starts.diff()).cumsum(0), (1, 0))
+    return offsets.contiguous(), starts.contiguous(), ends
+
+
+def repeat_lists_reference(values: Tensor, offsets: Tensor, starts: Tensor) -> Tensor:
+    return values[_places(offsets, starts)]
+
+
+def sum_lists_reference(grad: Tensor, offsets: Tensor, starts: Tensor) -> Tensor:
+    out = grad.new_zeros(int(offsets[-1]), grad.shape[1])
+    return out.index_add_(0, _places(offsets, starts), grad)
+
+
+def _places(offsets: Tensor, starts: Tensor) -> Tensor:
+    """[N'] int64: the value that each repetition is of."""
+    request = samples_of(starts)  # [B]
+    lengths = offsets.diff()[request]
+    ends = lengths.cumsum(0)
+    sample = torch.arange(len(lengths), device=offsets.device).repeat_interleave(lengths)
+    return torch.arange(len(sample), device=offsets.device) + (offsets[request] - ends + lengths)[sample]
 
 
 @gpu_op("lists")

@@ -50,10 +50,9 @@ def recurrent(
     weight, bias = weight.contiguous(), bias.contiguous()
     states = parts.new_empty(len(parts), weight.shape[1])
     inner = torch.empty_like(states) if reset == "after" else None
-    call(
-        core(), "recurrent", parts, attention, offsets, len(offsets) - 1, weight, bias,
-        weight.shape[1], KINDS.index(kind), reset == "after", inner, states,
-    )  # fmt: skip
+    lists = attention, offsets, len(offsets) - 1
+    form = weight.shape[1], KINDS.index(kind), reset == "after"
+    call(core(), "recurrent", parts, *lists, weight, bias, *form, inner, states)
     return states, parts, inner
 
 
@@ -82,10 +81,10 @@ def recurrent_backward(
     grad_attention = None if attention is None else torch.empty_like(attention)
     grad_bias_ih, grad_bias_hh = weight.new_empty(len(weight)), weight.new_empty(len(weight))
     grads = grad_parts, grad_attention, grad_weight, grad_bias_ih, grad_bias_hh
-    call(
-        core(), "recurrent_backward", grad_states, states, gates, inner, attention, offsets,
-        len(offsets) - 1, weight, weight.shape[1], KINDS.index(kind), reset == "after", *grads,
-    )  # fmt: skip
+    lists = attention, offsets, len(offsets) - 1
+    form = weight.shape[1], KINDS.index(kind), reset == "after"
+    passed = grad_states, states, gates, inner
+    call(core(), "recurrent_backward", *passed, *lists, weight, *form, *grads)
     return grads
 
 

@@ -133,7 +133,5 @@ def _columns(
 
 
 def _arguments(rows: Tensor, reads: RowReads) -> tuple:
-    return (
-        rows.contiguous(), rows.shape[1], reads.bounds, reads.starts, reads.order, reads.bags,
-        reads.weights, reads.num_features, reads.batch_size,
-    )  # fmt: skip
+    runs = reads.bounds, reads.starts, reads.order, reads.bags, reads.weights
+    return rows.contiguous(), rows.shape[1], *runs, reads.num_features, reads.batch_size

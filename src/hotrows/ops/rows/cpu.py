@@ -67,10 +67,9 @@ def pool(records, layout, slots, inverse, bag_starts, weights):
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
     out = torch.empty(num_bags, layout[0])
     scratch = torch.empty(slots.numel(), layout[0])
-    call(
-        core(), "pool", records, _layout(records, layout), slots, slots.numel(), inverse,
-        inverse.numel(), bag_starts, weights, num_bags, scratch, out,
-    )  # fmt: skip
+    rows = records, _layout(records, layout), slots, slots.numel()
+    bags = inverse, inverse.numel(), bag_starts, weights, num_bags
+    call(core(), "pool", *rows, *bags, scratch, out)
     return out
 
 
@@ -78,11 +77,9 @@ def collect(records, layout, slots):
     if native.load() is None or dtype_of(layout) == torch.float16:
         return reference.collect(records, layout, slots)
     out = torch.empty(slots.numel(), layout[0])
-    none = torch.empty(0, dtype=torch.int32)
-    call(
-        core(), "pool", records, _layout(records, layout), slots, slots.numel(), none, 0, None, None, 0,
-        out, out,
-    )  # fmt: skip
+    rows = records, _layout(records, layout), slots, slots.numel()
+    no_bags = torch.empty(0, dtype=torch.int32), 0, None, None, 0
+    call(core(), "pool", *rows, *no_bags, out, out)
     return out
 
 
@@ -99,38 +96,31 @@ def update(
     records, layout, slots, rows, order, starts, bags, weights, grad, kind, hyper, first_rows,
     pieces, decay=None, mean_squares=None,
 ):  # fmt: skip
+    runs = order, starts, bags, weights, grad.contiguous()
     if dtype_of(layout) == torch.float16:
-        reference.update(
-            records, layout, slots, rows, order, starts, bags, weights, grad, kind, hyper, first_rows,
-            pieces, decay, mean_squares,
-        )  # fmt: skip
+        step = kind, hyper, first_rows, pieces
+        reference.update(records, layout, slots, rows, *runs, *step, decay, mean_squares)
         return
     assert hyper.dtype == torch.float64 and hyper.is_contiguous(), "optim.hyper_tensor"
-    runs = order, starts, bags, weights, grad.contiguous()
-    keys = first_rows, _checked(pieces), len(pieces)
-    call(
-        core(), "update", records, _layout(records, layout), slots, rows, rows.numel(), *runs,
-        _KINDS.index(kind), hyper[1:], int(hyper[0]), *keys, decay, mean_squares,
-    )  # fmt: skip
+    places = records, _layout(records, layout), slots, rows, rows.numel()
+    rule = _KINDS.index(kind), hyper[1:], int(hyper[0]), first_rows, _checked(pieces), len(pieces)
+    call(core(), "update", *places, *runs, *rule, decay, mean_squares)
 
 
 def initialize(records, layout, rows, first_rows, pieces, kind, scale, state):
     if dtype_of(layout) == torch.float16:
         reference.initialize(records, layout, rows, first_rows, pieces, kind, scale, state)
         return
+    places = records, _layout(records, layout), rows, rows.numel()
     keys = first_rows, _checked(pieces), len(pieces)
-    call(
-        core(), "initialize", records, _layout(records, layout), rows, rows.numel(), *keys,
-        _INITIALIZERS.index(kind), c_double(scale), (c_float * len(state))(*state),
-    )  # fmt: skip
+    values = _INITIALIZERS.index(kind), c_double(scale), (c_float * len(state))(*state)
+    call(core(), "initialize", *places, *keys, *values)
 
 
 def copy_rows(source, source_rows, target, target_rows):
     count = next(len(rows) for rows in (source_rows, target_rows, source) if rows is not None)
-    call(
-        core(), "copy_rows", source, source.stride(0), source_rows, target, target.stride(0),
-        target_rows, count, source.shape[1],
-    )  # fmt: skip
+    places = source, source.stride(0), source_rows, target, target.stride(0), target_rows
+    call(core(), "copy_rows", *places, count, source.shape[1])
 
 
 def _count(offsets: Tensor, batch_size: int, features: Tensor, num_columns: int) -> tuple[int, int]:

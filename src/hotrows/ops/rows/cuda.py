@@ -15,7 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-_TRITON = ("resolve", "unique_padded", "pool", "sum_gradients", "update", "copy_rows")
+_TRITON = (
+    *("resolve", "unique_padded", "pool", "sum_gradients", "update", "copy_rows"),
+    *("feed_rows", "touch_slots", "rank_slots", "take_slots"),
+)
 _CHUNK_BYTES = 64 << 20  # of first values on their way
 
 

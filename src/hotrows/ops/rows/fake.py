@@ -48,6 +48,9 @@ def copy_rows(*args, **kwargs) -> None:
     """Only writes."""
 
 
+feed_rows = touch_slots = rank_slots = take_slots = copy_rows
+
+
 def _runs(rows: Tensor, num_distinct):
     inverse, order = (rows.new_empty(rows.numel(), dtype=torch.int32) for _ in range(2))
     starts = rows.new_empty(num_distinct + 1, dtype=torch.int32)

@@ -20,8 +20,11 @@ from hotrows.ops.rows.reference_random import (
     row_keys,
     unit,
 )
+from hotrows.ops.rows.reference_slots import feed_rows, rank_slots, take_slots, touch_slots
 from hotrows.record import views
 from hotrows.shapes import Float, Float32, Int32, Int64, UInt8
+
+__all__ = ["feed_rows", "rank_slots", "take_slots", "touch_slots"]  # beside what is defined here
 
 
 def resolve(

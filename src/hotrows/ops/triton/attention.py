@@ -31,10 +31,10 @@ def target_projection(
     (num, dim), hidden = keys.shape, len(weight)
     out = keys.new_empty(num, hidden)
     if out.numel() > 0:
+        sizes = {"H": hidden, "D": dim, **_tile(BD=_SUMMED)}
         _project[(triton.cdiv(num, _POSITIONS), triton.cdiv(hidden, _WIDTH))](
-            queries, keys, *search_of(offsets), weight, bias, out, num, H=hidden, D=dim,
-            **_tile(BD=_SUMMED),
-        )  # fmt: skip
+            queries, keys, *search_of(offsets), weight, bias, out, num, **sizes
+        )
     return out
 
 
@@ -77,9 +77,7 @@ def softmax_jagged_backward(grad: Tensor, weights: Tensor, offsets: Tensor) -> T
     out = torch.empty_like(weights)
     if out.numel() > 0:
         num, size = out.numel(), len(offsets) - 1
-        _softmax_back[(size,)](
-            grad, weights, offsets.contiguous(), out, num, size, BN=32, num_warps=1
-        )  # fmt: skip
+        _softmax_back[(size,)](grad, weights, offsets.contiguous(), out, num, size, BN=32, num_warps=1)
     return out
 
 
@@ -117,10 +115,10 @@ def _sums(weights: Tensor | None, values: Tensor, offsets: Tensor) -> Tensor:
     out = values.new_empty(size, dim)
     if out.numel() > 0:
         samples, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
+        sizes = {"D": dim, "BB": samples, "BD": columns, "UNROLL": launch.UNROLL}
         _sum[(triton.cdiv(size, samples), triton.cdiv(dim, columns))](
-            weights, values, offsets.contiguous(), out, size, D=dim, BB=samples, BD=columns,
-            UNROLL=launch.UNROLL,
-        )  # fmt: skip
+            weights, values, offsets.contiguous(), out, size, **sizes
+        )
     return out
 
 
@@ -161,9 +159,8 @@ def _project_back(
     o_n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
     o_d = tl.program_id(1) * BD + tl.arange(0, BD)
     b_sample, m_n = samples_of(p_offsets, num_samples, num_steps, o_n, num)
-    b_to_query, b_to_key, b_to_product = (
-        tl.zeros([BN, BD], tl.float32), tl.zeros([BN, BD], tl.float32), tl.zeros([BN, BD], tl.float32)
-    )  # fmt: skip
+    b_to_query, b_to_key = tl.zeros([BN, BD], tl.float32), tl.zeros([BN, BD], tl.float32)
+    b_to_product = tl.zeros([BN, BD], tl.float32)
     for first in range(0, H, BH):
         o_h = first + tl.arange(0, BH)
         m_g = m_n[:, None] & (o_h < H)[None, :]
@@ -192,10 +189,8 @@ def _project_weights(
     i_chunk = tl.program_id(0).to(tl.int64)
     o_h = tl.program_id(1) * BH + tl.arange(0, BH)
     o_d = tl.program_id(2) * BD + tl.arange(0, BD)
-    b_of_query, b_of_key, b_of_product, b_bias = (
-        tl.zeros([BH, BD], tl.float32), tl.zeros([BH, BD], tl.float32),
-        tl.zeros([BH, BD], tl.float32), tl.zeros([BH], tl.float32),
-    )  # fmt: skip
+    b_of_query, b_of_key = tl.zeros([BH, BD], tl.float32), tl.zeros([BH, BD], tl.float32)
+    b_of_product, b_bias = tl.zeros([BH, BD], tl.float32), tl.zeros([BH], tl.float32)
     for tile in range(num_tiles):
         o_n = (i_chunk * num_tiles + tile) * BN + tl.arange(0, BN)
         b_sample, m_n = samples_of(p_offsets, num_samples, num_steps, o_n, num)

@@ -50,10 +50,8 @@ def co_action_backward(
     grad_weights, grad_inputs = torch.empty_like(weights), torch.empty_like(inputs)
     if len(weights) > 0:
         network = _network(sizes, orders, shared_orders)
-        _backward[(len(weights),)](
-            grad, weights, inputs, offsets, grad_weights, grad_inputs, len(weights), len(inputs),
-            **network,
-        )  # fmt: skip
+        grads, sizes = (grad_weights, grad_inputs), (len(weights), len(inputs))
+        _backward[(len(weights),)](grad, weights, inputs, offsets, *grads, *sizes, **network)
     return grad_weights, grad_inputs
 
 

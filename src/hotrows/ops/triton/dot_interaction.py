@@ -5,7 +5,8 @@
     backward   dZ = S Z, S both triangles of the gradient
 
 Formulas: `ops.layers.interaction`. Sums are in float32, in an order fixed by the shapes; tensors of one
-narrow dtype are multiplied as they are, which is exact. D is walked in blocks of BD.
+narrow dtype are multiplied as they are, which is exact. Where float32 vectors give a bfloat16 result,
+under autocast, they are multiplied in TF32, which keeps three bits more. D is walked in blocks of BD.
 """
 
 from __future__ import annotations
@@ -29,11 +30,10 @@ def dot_interaction(bottom: Tensor, vectors: Tensor) -> Tensor:
     size, count, width = vectors.shape
     out = bottom.new_empty(size, width + count * (count + 1) // 2)
     if out.numel() > 0:
+        strides = bottom.stride(0), *vectors.stride()
+        tile = _tile(count, width, bottom, vectors, out=bottom.dtype)
         with torch.cuda.device_of(vectors):
-            _forward[(size,)](
-                bottom, vectors, out, bottom.stride(0), *vectors.stride(), out.stride(0),
-                count, width, **_tile(count, width, bottom, vectors),
-            )  # fmt: skip
+            _forward[(size,)](bottom, vectors, out, *strides, out.stride(0), count, width, **tile)
     return out
 
 
@@ -42,12 +42,12 @@ def dot_interaction_backward(grad: Tensor, bottom: Tensor, vectors: Tensor) -> t
     size, count, width = vectors.shape
     grad_bottom, grad_vectors = bottom.new_empty(bottom.shape), vectors.new_empty(vectors.shape)
     if grad_bottom.numel() > 0:
+        strides, grads = (bottom.stride(0), *vectors.stride()), (grad_bottom, grad_vectors)
+        tile = _tile(count, width, grad, bottom, vectors)
         with torch.cuda.device_of(vectors):
             _backward[(size,)](
-                grad, bottom, vectors, grad_bottom, grad_vectors,
-                grad.stride(0), bottom.stride(0), *vectors.stride(),
-                count, width, **_tile(count, width, grad, bottom, vectors),
-            )  # fmt: skip
+                grad, bottom, vectors, *grads, grad.stride(0), *strides, count, width, **tile
+            )
     return grad_bottom, grad_vectors
 
 
@@ -56,7 +56,7 @@ def _forward(
     bottom, vectors, out,
     bottom_stride, vectors_stride_b, vectors_stride_f, vectors_stride_d, out_stride,
     F: tl.constexpr, D: tl.constexpr, BF: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    DTYPE: tl.constexpr,
+    DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     i_b = tl.program_id(0).to(tl.int64)
     p_bottom = bottom + i_b * bottom_stride
@@ -69,7 +69,7 @@ def _forward(
         # [BF, BD]
         b_z = _load_z(p_bottom, p_vectors, vectors_stride_f, vectors_stride_d, o_f, o_d, F, D)
         b_z = b_z.to(DTYPE)
-        b_products = tl.dot(b_z, tl.trans(b_z), b_products, input_precision="ieee")
+        b_products = tl.dot(b_z, tl.trans(b_z), b_products, input_precision=PRECISION)
         # [BD]
         b_bottom = tl.load(p_bottom + o_d, mask=o_d < D)
         tl.store(p_out + o_d, b_bottom, mask=o_d < D)
@@ -84,7 +84,7 @@ def _backward(
     grad, bottom, vectors, grad_bottom, grad_vectors,
     grad_stride, bottom_stride, vectors_stride_b, vectors_stride_f, vectors_stride_d,
     F: tl.constexpr, D: tl.constexpr, BF: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    DTYPE: tl.constexpr,
+    DTYPE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     i_b = tl.program_id(0).to(tl.int64)
     p_grad = grad + i_b * grad_stride
@@ -106,7 +106,7 @@ def _backward(
             b_s = tl.load(p_s, mask=(o_low < o_high) & (o_high <= F), other=0.0)
             # [BK, BD]
             b_z = _load_z(p_bottom, p_vectors, vectors_stride_f, vectors_stride_d, o_k, o_d, F, D)
-            b_grad_z = tl.dot(b_s.to(DTYPE), b_z.to(DTYPE), b_grad_z, input_precision="ieee")
+            b_grad_z = tl.dot(b_s.to(DTYPE), b_z.to(DTYPE), b_grad_z, input_precision=PRECISION)
         m_z = (o_f[:, None] > 0) & (o_f[:, None] <= F) & m_d[None, :]
         p_z = p_grad_vectors + (o_f[:, None] - 1) * D + o_d[None, :]
         tl.store(p_z, b_grad_z.to(grad_vectors.dtype.element_ty), mask=m_z)
@@ -128,20 +128,22 @@ def _load_z(p_bottom, p_vectors, stride_f, stride_d, o_f, o_d, F: tl.constexpr, 
     return tl.where(o_f[:, None] == 0, b_bottom[None, :], b_vectors)
 
 
-def _tile(count: int, width: int, *tensors: Tensor) -> dict:
-    """Sizes of the tile, the dtype that products are taken in, and warps per program.
+def _tile(count: int, width: int, *tensors: Tensor, out: torch.dtype = torch.float32) -> dict:
+    """Sizes of the tile, the dtype that products are taken in and how, and warps per program.
 
-    Without tensor cores, in float32, long blocks would not fit the registers.
+    out: of all results. Without tensor cores, in float32, long blocks would not fit the registers.
     """
     dtypes = {tensor.dtype for tensor in tensors}
     dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+    in_tf32 = dtype == torch.float32 and out == torch.bfloat16
     rows = max(16, triton.next_power_of_2(count + 1))
-    longest = 16 if dtype == torch.float32 else 64
+    longest = 16 if dtype == torch.float32 and not in_tf32 else 64
     return {
         "BF": rows,
         "BK": min(rows, longest),
         "BD": min(max(16, triton.next_power_of_2(width)), longest),
         "DTYPE": _DTYPES[dtype],
+        "PRECISION": "tf32" if in_tf32 else "ieee",
         "num_warps": {16: 1, 32: 4, 64: 4, 128: 8}[rows],
     }
 

@@ -32,6 +32,13 @@ COPY_BYTES = 8192
 """Of a tile of rows copied: 4 loads of 16 bytes in flight per thread, which host memory needs more
 than the device's own."""
 
+MOVERS = 24
+"""Programs that move rows, at most: 75 kB in flight are all that a link of 50 GB/s and 1.5 us needs, and
+more would only hold registers that the step could use."""
+
+MOVED = 1024
+"""Vectors of 16 bytes at once by such a program: 8 by each of its threads."""
+
 LANES = 256
 """Elements per program where each is one number."""
 

@@ -27,14 +27,13 @@ def pool(
         dim, launch.GATHER_ELEMENTS if single else launch.BAG_ELEMENTS, launch.GATHER_COLUMNS
     )
     grid = (triton.cdiv(num_bags, bags), triton.cdiv(dim, columns))
-    sizes = {"D": dim, "STRIDE": stored.stride(0), "BAGS": bags, "COLUMNS": columns}
+    tile = {"D": dim, "STRIDE": stored.stride(0), "BAGS": bags, "COLUMNS": columns, **launch.OPTIONS}
     if single:
-        _gather[grid](stored, slots, inverse, weights, out, num_bags, **sizes, **launch.OPTIONS)
+        _gather[grid](stored, slots, inverse, weights, out, num_bags, **tile)
     else:
         _pool[grid](
-            stored, slots, inverse, bag_starts, weights, out, num_bags, **sizes, UNROLL=launch.UNROLL,
-            **launch.OPTIONS,
-        )  # fmt: skip
+            stored, slots, inverse, bag_starts, weights, out, num_bags, **tile, UNROLL=launch.UNROLL
+        )
     return out
 
 

@@ -34,10 +34,10 @@ def recurrent(
     states, gates = parts.new_empty(num, width), torch.empty_like(parts)
     inner = torch.empty_like(states) if reset == "after" else None
     if num > 0:
+        lists, results = (attention, offsets, _longest_first(offsets)), (states, gates, inner)
         _forward[(triton.cdiv(size, _SAMPLES),)](
-            parts, attention, offsets, _longest_first(offsets), weight, bias, states, gates, inner,
-            size, num, KIND=kind, H=width, **_tile(width),
-        )  # fmt: skip
+            parts, *lists, weight, bias, *results, size, num, KIND=kind, H=width, **_tile(width)
+        )
     return states, gates, inner
 
 
@@ -53,11 +53,11 @@ def recurrent_backward(
     grad_products = None if inner is None else torch.empty_like(gates)
     reset_state = torch.empty_like(states) if inner is None else None
     if num > 0:
+        passed = states, gates, inner, attention, offsets, _longest_first(offsets), weight
+        results = grad_parts, grad_products, grad_attention, entered, reset_state
         _backward[(triton.cdiv(size, _SAMPLES),)](
-            grad_states, states, gates, inner, attention, offsets, _longest_first(offsets), weight,
-            grad_parts, grad_products, grad_attention, entered, reset_state, size, num, KIND=kind,
-            H=width, **_tile(width),
-        )  # fmt: skip
+            grad_states, *passed, *results, size, num, KIND=kind, H=width, **_tile(width)
+        )
     grad_bias_ih = grad_parts.sum(0)
     if grad_products is not None:
         grad_weight, grad_bias_hh = grad_products.t() @ entered, grad_products.sum(0)
@@ -80,11 +80,8 @@ def _forward(
     b_c_r, b_c_z, b_c_n = _load_gates(p_bias + o_h, o_h < H, H)
     b_h = tl.zeros([BB, BH], tl.float32)
     for step in range(tl.max(b_length, axis=0)):
-        b_n = b_begin + step
-        m_n = step < b_length
-        m = m_n[:, None] & (o_h < H)[None, :]
-        o_gates = b_n[:, None] * (3 * H) + o_h[None, :]
-        o_state = b_n[:, None] * H + o_h[None, :]
+        b_n, m_n = b_begin + step, step < b_length
+        m, o_gates, o_state = _places(b_n, m_n, o_h, H)
         # [BB, BH]
         b_x_r, b_x_z, b_x_n = _load_gates(p_parts + o_gates, m, H)
         b_r = tl.sigmoid(b_x_r + _product(b_h, p_weight, o_h, H, 0, PRECISION) + b_c_r[None, :])
@@ -120,11 +117,8 @@ def _backward(
     longest = tl.max(b_length, axis=0)
     for back in range(longest):
         step = longest - 1 - back
-        b_n = b_begin + step
-        m_n = step < b_length
-        m = m_n[:, None] & (o_h < H)[None, :]
-        o_gates = b_n[:, None] * (3 * H) + o_h[None, :]
-        o_state = b_n[:, None] * H + o_h[None, :]
+        b_n, m_n = b_begin + step, step < b_length
+        m, o_gates, o_state = _places(b_n, m_n, o_h, H)
         # [BB, BH]
         b_r, b_z, b_candidate = _load_gates(p_gates + o_gates, m, H)
         b_h = tl.load(p_states + o_state - H, mask=m & (step > 0), other=0.0)
@@ -175,6 +169,13 @@ def _lists_of(p_offsets, p_order, num_samples, BB: tl.constexpr):
     b_sample = tl.load(p_order + o_b, mask=o_b < num_samples, other=0)
     b_begin = tl.load(p_offsets + b_sample)
     return b_begin, tl.where(o_b < num_samples, tl.load(p_offsets + b_sample + 1) - b_begin, 0)
+
+
+@triton.jit
+def _places(b_n, m_n, o_h, H: tl.constexpr):
+    """The mask of a step, and where the gates and the state of its positions are: [BB, BH]."""
+    o_gates, o_state = b_n[:, None] * (3 * H) + o_h[None, :], b_n[:, None] * H + o_h[None, :]
+    return m_n[:, None] & (o_h < H)[None, :], o_gates, o_state
 
 
 @triton.jit

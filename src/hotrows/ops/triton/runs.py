@@ -28,10 +28,11 @@ def sum_windows(
     num_windows = triton.cdiv(num_ids, launch.WINDOW)
     heads, tails = (grad.new_empty(num_windows, dim) for _ in range(2))
     columns = min(triton.next_power_of_2(dim), launch.WINDOW_COLUMNS)
+    runs, sizes = (order, starts, bags, weights), (num_ids, num_runs, starts.numel().bit_length())
+    tile = {"D": dim, "WINDOW": launch.WINDOW, "COLUMNS": columns}
     _sum_windows[(num_windows, triton.cdiv(dim, columns))](
-        grad, order, starts, bags, weights, heads, tails, num_ids, num_runs,
-        starts.numel().bit_length(), D=dim, WINDOW=launch.WINDOW, COLUMNS=columns, **launch.OPTIONS,
-    )  # fmt: skip
+        grad, *runs, heads, tails, *sizes, **tile, **launch.OPTIONS
+    )
     return heads, tails
 
 

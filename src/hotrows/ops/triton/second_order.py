@@ -32,11 +32,9 @@ def second_order_backward(grad: Tensor, vectors: Tensor) -> Tensor:
     size, count, width = vectors.shape
     grad_vectors = vectors.new_empty(vectors.shape)
     if grad_vectors.numel() > 0:
+        strides = grad.stride(0), *vectors.stride()
         with torch.cuda.device_of(vectors):
-            _backward[(size,)](
-                grad, vectors, grad_vectors, grad.stride(0), *vectors.stride(), count, width,
-                **_tile(vectors),
-            )  # fmt: skip
+            _backward[(size,)](grad, vectors, grad_vectors, *strides, count, width, **_tile(vectors))
     return grad_vectors
 
 

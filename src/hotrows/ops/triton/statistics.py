@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 _ROWS, _COLUMNS = 64, 32  # of a tile: 16 numbers a thread
+_BM, _BH = tl.constexpr(_ROWS), tl.constexpr(_COLUMNS)
 _MOST_CHUNKS = 256
 _CHUNKS = 16  # put together at once
 
@@ -22,10 +23,8 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     mean, var = x.new_empty(width), x.new_empty(width)
     num_chunks, tiles = _chunks(num)
     parts, columns = x.new_empty(num_chunks, 2, width), triton.cdiv(width, _COLUMNS)
-    _moments[(num_chunks, columns)](x, parts, num, tiles, H=width, BM=_ROWS, BH=_COLUMNS)
-    _combine[(columns,)](
-        parts, mean, var, num, tiles * _ROWS, num_chunks, H=width, BC=_CHUNKS, BH=_COLUMNS
-    )
+    _moments[(num_chunks, columns)](x, parts, num, tiles, H=width)
+    _combine[(columns,)](parts, mean, var, num, tiles * _ROWS, num_chunks, H=width, BC=_CHUNKS)
     return mean, var
 
 
@@ -35,8 +34,9 @@ def remember(
 ) -> Tensor:  # fmt: skip
     width, rstd = len(mean), torch.empty_like(mean)
     unbiased = num_rows / (num_rows - 1)
-    _remember[(triton.cdiv(width, 128),)](
-        mean, var, running_mean, running_var, num_batches, rstd, unbiased, momentum, eps, H=width, BH=128
+    running = running_mean, running_var, num_batches
+    _remember[(triton.cdiv(width, _COLUMNS),)](
+        mean, var, *running, rstd, unbiased, momentum, eps, H=width
     )
     return rstd
 
@@ -52,10 +52,9 @@ def dice_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor
 def dice_to_x(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor, sums: Tensor, num_rows: int
 ) -> Tensor:
+    grad, x, sums = grad.contiguous(), x.contiguous(), sums.contiguous()
     one_over = 1.0 / num_rows if num_rows > 0 else 0.0
-    return _elementwise(
-        _dice_to_x, grad.contiguous(), x.contiguous(), mean, rstd, alpha, sums.contiguous(), one_over
-    )
+    return _elementwise(_dice_to_x, grad, x, mean, rstd, alpha, sums, one_over)
 
 
 def batch_norm(x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -69,10 +68,8 @@ def batch_norm_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tens
 def batch_norm_to_x(
     grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor, sums: Tensor, num_rows: int
 ) -> Tensor:
-    return _elementwise(
-        _norm_to_x, grad.contiguous(), x.contiguous(), mean, rstd, weight, sums.contiguous(),
-        1.0 / num_rows,
-    )  # fmt: skip
+    grad, x, sums = grad.contiguous(), x.contiguous(), sums.contiguous()
+    return _elementwise(_norm_to_x, grad, x, mean, rstd, weight, sums, 1.0 / num_rows)
 
 
 def prelu_backward(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +82,7 @@ def _elementwise(kernel, *inputs) -> Tensor:
     (num, width), out = inputs[0].shape, torch.empty_like(inputs[0])
     if out.numel() > 0:
         grid = triton.cdiv(num, _ROWS), triton.cdiv(width, _COLUMNS)
-        kernel[grid](*inputs, out, num, H=width, BM=_ROWS, BH=_COLUMNS)
+        kernel[grid](*inputs, out, num, H=width)
     return out
 
 
@@ -96,9 +93,7 @@ def _sums(kernel, num_sums: int, *inputs: Tensor) -> Tensor:
     parts = inputs[0].new_empty(num_chunks, num_sums, width)
     if num == 0:
         return inputs[0].new_zeros(num_sums, width)
-    kernel[(num_chunks, triton.cdiv(width, _COLUMNS))](
-        *inputs, parts, num, tiles, H=width, BM=_ROWS, BH=_COLUMNS
-    )
+    kernel[(num_chunks, triton.cdiv(width, _COLUMNS))](*inputs, parts, num, tiles, H=width)
     return parts.sum(0)
 
 
@@ -110,35 +105,33 @@ def _chunks(num: int) -> tuple[int, int]:
 
 
 @triton.jit(do_not_specialize=["num", "num_tiles"])
-def _moments(p_x, p_parts, num, num_tiles, H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr):
+def _moments(p_x, p_parts, num, num_tiles, H: tl.constexpr):
     """Mean and summed squares of the differences from it, of a chunk."""
     i_chunk = tl.program_id(0).to(tl.int64)
-    b_mean, b_squares = tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
+    b_mean, b_squares = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
     seen = 0.0
     for tile in range(num_tiles):
         i_tile = i_chunk * num_tiles + tile
-        o, m, o_h = _tile(i_tile, num, H, BM, BH)
+        o, m, o_h = _tile(i_tile, num, H)
         b_x = tl.load(p_x + o, mask=m, other=0.0)
-        count = tl.minimum(tl.maximum(num - i_tile * BM, 0), BM).to(tl.float32)
+        count = tl.minimum(tl.maximum(num - i_tile * _BM, 0), _BM).to(tl.float32)
         b_tile_mean = tl.sum(b_x, axis=0) / tl.maximum(count, 1.0)
         b_apart = tl.where(m, b_x - b_tile_mean[None, :], 0.0)
         b_difference, share = b_tile_mean - b_mean, count / tl.maximum(seen + count, 1.0)
         b_mean += b_difference * share
         b_squares += tl.sum(b_apart * b_apart, axis=0) + b_difference * b_difference * (seen * share)
         seen += count
-    o_h = tl.program_id(1) * BH + tl.arange(0, BH)
+    o_h = tl.program_id(1) * _BH + tl.arange(0, _BH)
     p_part = p_parts + i_chunk * (2 * H) + o_h
     tl.store(p_part, b_mean, mask=o_h < H)
     tl.store(p_part + H, b_squares, mask=o_h < H)
 
 
 @triton.jit(do_not_specialize=["num", "rows", "num_chunks"])
-def _combine(
-    p_parts, p_mean, p_var, num, rows, num_chunks, H: tl.constexpr, BC: tl.constexpr, BH: tl.constexpr
-):
+def _combine(p_parts, p_mean, p_var, num, rows, num_chunks, H: tl.constexpr, BC: tl.constexpr):
     """Mean and variance of all rows, from those of chunks of `rows` rows."""
-    o_h = tl.program_id(0) * BH + tl.arange(0, BH)
-    b_mean, b_squares = tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
+    o_h = tl.program_id(0) * _BH + tl.arange(0, _BH)
+    b_mean, b_squares = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
     for first in range(0, num_chunks, BC):
         o_c = first + tl.arange(0, BC)
         m = (o_c < num_chunks)[:, None] & (o_h < H)[None, :]
@@ -159,10 +152,9 @@ def _combine(
 
 @triton.jit(do_not_specialize=["unbiased", "momentum", "eps"])
 def _remember(
-    p_mean, p_var, p_running_mean, p_running_var, p_num_batches, p_rstd, unbiased, momentum, eps,
-    H: tl.constexpr, BH: tl.constexpr,
-):  # fmt: skip
-    o_h = tl.program_id(0) * BH + tl.arange(0, BH)
+    p_mean, p_var, p_running_mean, p_running_var, p_seen, p_rstd, unbiased, momentum, eps, H: tl.constexpr
+):
+    o_h = tl.program_id(0) * _BH + tl.arange(0, _BH)
     m = o_h < H
     b_mean, b_var = tl.load(p_mean + o_h, mask=m), tl.load(p_var + o_h, mask=m, other=1.0)
     b_before = tl.load(p_running_mean + o_h, mask=m)
@@ -170,37 +162,34 @@ def _remember(
     b_before = tl.load(p_running_var + o_h, mask=m)
     tl.store(p_running_var + o_h, b_before + momentum * (b_var * unbiased - b_before), mask=m)
     tl.store(p_rstd + o_h, tl.div_rn(1.0, tl.sqrt_rn(b_var + eps)), mask=m)
-    if p_num_batches is not None:
-        tl.store(p_num_batches, tl.load(p_num_batches) + 1, mask=tl.program_id(0) == 0)
+    if p_seen is not None:
+        tl.store(p_seen, tl.load(p_seen) + 1, mask=tl.program_id(0) == 0)
 
 
 @triton.jit(do_not_specialize=["num"])
-def _dice(p_x, p_mean, p_rstd, p_alpha, p_out, num, H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr):
-    o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H, BM, BH)
+def _dice(p_x, p_mean, p_rstd, p_alpha, p_out, num, H: tl.constexpr):
+    o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H)
     b_x = tl.load(p_x + o, mask=m, other=0.0)
     b_z = _standardized(b_x, p_mean, p_rstd, o_h, H)
-    b_p, b_alpha = tl.sigmoid(b_z), tl.load(p_alpha + o_h, mask=o_h < H, other=0.0)
+    b_p, b_alpha = tl.sigmoid(b_z), _columns(p_alpha, o_h, H)
     tl.store(p_out + o, b_x * (b_p + b_alpha[None, :] * (1.0 - b_p)), mask=m)
 
 
 @triton.jit(do_not_specialize=["num", "num_tiles"])
-def _dice_sums(
-    p_grad, p_x, p_mean, p_rstd, p_alpha, p_parts, num, num_tiles,
-    H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
-):  # fmt: skip
+def _dice_sums(p_grad, p_x, p_mean, p_rstd, p_alpha, p_parts, num, num_tiles, H: tl.constexpr):
     i_chunk = tl.program_id(0).to(tl.int64)
-    b_by_z, b_by_zz = tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
-    b_by_alpha = tl.zeros([BH], tl.float32)
+    b_by_z, b_by_zz = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
+    b_by_alpha = tl.zeros([_BH], tl.float32)
     for tile in range(num_tiles):
-        o, m, o_h = _tile(i_chunk * num_tiles + tile, num, H, BM, BH)
-        b_g, b_x = tl.load(p_grad + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)
+        o, m, o_h = _tile(i_chunk * num_tiles + tile, num, H)
+        b_g, b_x = _pair(p_grad, p_x, o, m)
         b_z = _standardized(b_x, p_mean, p_rstd, o_h, H)
-        b_p, b_alpha = tl.sigmoid(b_z), tl.load(p_alpha + o_h, mask=o_h < H, other=0.0)
+        b_p, b_alpha = tl.sigmoid(b_z), _columns(p_alpha, o_h, H)
         b_dz = b_g * b_x * (1.0 - b_alpha[None, :]) * b_p * (1.0 - b_p)
         b_by_z += tl.sum(b_dz, axis=0)
         b_by_zz += tl.sum(b_dz * b_z, axis=0)
         b_by_alpha += tl.sum(b_g * b_x * (1.0 - b_p), axis=0)
-    o_h = tl.program_id(1) * BH + tl.arange(0, BH)
+    o_h = tl.program_id(1) * _BH + tl.arange(0, _BH)
     p_part = p_parts + i_chunk * (3 * H) + o_h
     tl.store(p_part, b_by_z, mask=o_h < H)
     tl.store(p_part + H, b_by_zz, mask=o_h < H)
@@ -208,98 +197,91 @@ def _dice_sums(
 
 
 @triton.jit(do_not_specialize=["one_over", "num"])
-def _dice_to_x(
-    p_grad, p_x, p_mean, p_rstd, p_alpha, p_sums, one_over, p_out, num,
-    H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
-):  # fmt: skip
+def _dice_to_x(p_grad, p_x, p_mean, p_rstd, p_alpha, p_sums, one_over, p_out, num, H: tl.constexpr):
     """one_over: of the number of rows, 0 where the statistics are of other ones."""
-    o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H, BM, BH)
-    b_g, b_x = tl.load(p_grad + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)
+    o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H)
+    b_g, b_x = _pair(p_grad, p_x, o, m)
     b_z = _standardized(b_x, p_mean, p_rstd, o_h, H)
-    b_p, b_alpha = tl.sigmoid(b_z), tl.load(p_alpha + o_h, mask=o_h < H, other=0.0)[None, :]
+    b_p, b_alpha = tl.sigmoid(b_z), _columns(p_alpha, o_h, H)[None, :]
     b_dz = b_g * b_x * (1.0 - b_alpha) * b_p * (1.0 - b_p)
-    b_by_z = tl.load(p_sums + o_h, mask=o_h < H, other=0.0) * one_over
-    b_by_zz = tl.load(p_sums + H + o_h, mask=o_h < H, other=0.0) * one_over
+    b_by_z = _columns(p_sums, o_h, H) * one_over
+    b_by_zz = _columns(p_sums + H, o_h, H) * one_over
     b_dz -= b_by_z[None, :] + b_z * b_by_zz[None, :]
-    b_rstd = tl.load(p_rstd + o_h, mask=o_h < H, other=0.0)
+    b_rstd = _columns(p_rstd, o_h, H)
     tl.store(p_out + o, b_g * (b_p + b_alpha * (1.0 - b_p)) + b_rstd[None, :] * b_dz, mask=m)
 
 
 @triton.jit(do_not_specialize=["num"])
-def _normalize(
-    p_x, p_mean, p_rstd, p_weight, p_bias, p_out, num,
-    H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
-):  # fmt: skip
-    o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H, BM, BH)
+def _normalize(p_x, p_mean, p_rstd, p_weight, p_bias, p_out, num, H: tl.constexpr):
+    o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H)
     b_z = _standardized(tl.load(p_x + o, mask=m, other=0.0), p_mean, p_rstd, o_h, H)
-    b_weight = tl.load(p_weight + o_h, mask=o_h < H, other=0.0)
-    b_bias = tl.load(p_bias + o_h, mask=o_h < H, other=0.0)
+    b_weight, b_bias = _columns(p_weight, o_h, H), _columns(p_bias, o_h, H)
     tl.store(p_out + o, b_z * b_weight[None, :] + b_bias[None, :], mask=m)
 
 
 @triton.jit(do_not_specialize=["num", "num_tiles"])
-def _norm_sums(
-    p_grad, p_x, p_mean, p_rstd, p_parts, num, num_tiles,
-    H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
-):  # fmt: skip
+def _norm_sums(p_grad, p_x, p_mean, p_rstd, p_parts, num, num_tiles, H: tl.constexpr):
     i_chunk = tl.program_id(0).to(tl.int64)
-    b_by_bias, b_by_weight = tl.zeros([BH], tl.float32), tl.zeros([BH], tl.float32)
+    b_by_bias, b_by_weight = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
     for tile in range(num_tiles):
-        o, m, o_h = _tile(i_chunk * num_tiles + tile, num, H, BM, BH)
-        b_g, b_x = tl.load(p_grad + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)
+        o, m, o_h = _tile(i_chunk * num_tiles + tile, num, H)
+        b_g, b_x = _pair(p_grad, p_x, o, m)
         b_by_bias += tl.sum(b_g, axis=0)
         b_by_weight += tl.sum(b_g * _standardized(b_x, p_mean, p_rstd, o_h, H), axis=0)
-    o_h = tl.program_id(1) * BH + tl.arange(0, BH)
+    o_h = tl.program_id(1) * _BH + tl.arange(0, _BH)
     p_part = p_parts + i_chunk * (2 * H) + o_h
     tl.store(p_part, b_by_bias, mask=o_h < H)
     tl.store(p_part + H, b_by_weight, mask=o_h < H)
 
 
 @triton.jit(do_not_specialize=["one_over", "num"])
-def _norm_to_x(
-    p_grad, p_x, p_mean, p_rstd, p_weight, p_sums, one_over, p_out, num,
-    H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
-):  # fmt: skip
-    o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H, BM, BH)
-    b_g, b_x = tl.load(p_grad + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)
+def _norm_to_x(p_grad, p_x, p_mean, p_rstd, p_weight, p_sums, one_over, p_out, num, H: tl.constexpr):
+    o, m, o_h = _tile(tl.program_id(0).to(tl.int64), num, H)
+    b_g, b_x = _pair(p_grad, p_x, o, m)
     b_z = _standardized(b_x, p_mean, p_rstd, o_h, H)
-    b_by_bias = tl.load(p_sums + o_h, mask=o_h < H, other=0.0) * one_over
-    b_by_weight = tl.load(p_sums + H + o_h, mask=o_h < H, other=0.0) * one_over
-    b_scale = tl.load(p_rstd + o_h, mask=o_h < H, other=0.0)
-    b_scale = b_scale * tl.load(p_weight + o_h, mask=o_h < H, other=0.0)
-    tl.store(
-        p_out + o, b_scale[None, :] * (b_g - b_by_bias[None, :] - b_z * b_by_weight[None, :]), mask=m
-    )
+    b_by_bias = _columns(p_sums, o_h, H) * one_over
+    b_by_weight = _columns(p_sums + H, o_h, H) * one_over
+    b_scale = _columns(p_rstd, o_h, H) * _columns(p_weight, o_h, H)
+    b_dx = b_scale[None, :] * (b_g - b_by_bias[None, :] - b_z * b_by_weight[None, :])
+    tl.store(p_out + o, b_dx, mask=m)
 
 
 @triton.jit(do_not_specialize=["num", "num_tiles"])
-def _prelu_back(
-    p_grad, p_x, p_slope, p_grad_x, p_parts, num, num_tiles,
-    H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr,
-):  # fmt: skip
+def _prelu_back(p_grad, p_x, p_slope, p_grad_x, p_parts, num, num_tiles, H: tl.constexpr):
     """The gradient of x, and the sums of one chunk for that of the slope."""
     i_chunk = tl.program_id(0).to(tl.int64)
-    b_by_slope = tl.zeros([BH], tl.float32)
+    b_by_slope = tl.zeros([_BH], tl.float32)
     for tile in range(num_tiles):
-        o, m, o_h = _tile(i_chunk * num_tiles + tile, num, H, BM, BH)
-        b_g, b_x = tl.load(p_grad + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)
-        b_slope = tl.load(p_slope + o_h, mask=o_h < H, other=0.0)
+        o, m, o_h = _tile(i_chunk * num_tiles + tile, num, H)
+        b_g, b_x = _pair(p_grad, p_x, o, m)
+        b_slope = _columns(p_slope, o_h, H)
         tl.store(p_grad_x + o, tl.where(b_x > 0, b_g, b_g * b_slope[None, :]), mask=m)
         b_by_slope += tl.sum(tl.where(b_x > 0, 0.0, b_g * b_x), axis=0)
-    o_h = tl.program_id(1) * BH + tl.arange(0, BH)
+    o_h = tl.program_id(1) * _BH + tl.arange(0, _BH)
     tl.store(p_parts + i_chunk * H + o_h, b_by_slope, mask=o_h < H)
 
 
 @triton.jit
-def _tile(i_tile, num, H: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr):
+def _tile(i_tile, num, H: tl.constexpr):
     """Places of a tile of [M, H], its mask, and its columns."""
-    o_m = i_tile * BM + tl.arange(0, BM)
-    o_h = tl.program_id(1) * BH + tl.arange(0, BH)
+    o_m = i_tile * _BM + tl.arange(0, _BM)
+    o_h = tl.program_id(1) * _BH + tl.arange(0, _BH)
     return o_m[:, None] * H + o_h[None, :], (o_m < num)[:, None] & (o_h < H)[None, :], o_h
 
 
 @triton.jit
+def _columns(p, o_h, H: tl.constexpr):
+    """The values of columns, zeros outside: [BH]."""
+    return tl.load(p + o_h, mask=o_h < H, other=0.0)
+
+
+@triton.jit
+def _pair(p_grad, p_x, o, m):
+    """A tile of the gradient, and of x."""
+    return tl.load(p_grad + o, mask=m, other=0.0), tl.load(p_x + o, mask=m, other=0.0)
+
+
+@triton.jit
 def _standardized(b_x, p_mean, p_rstd, o_h, H: tl.constexpr):
-    b_mean = tl.load(p_mean + o_h, mask=o_h < H, other=0.0)
-    b_rstd = tl.load(p_rstd + o_h, mask=o_h < H, other=0.0)
+    b_mean, b_rstd = _columns(p_mean, o_h, H), _columns(p_rstd, o_h, H)
     return (b_x - b_mean[None, :]) * b_rstd[None, :]

@@ -17,10 +17,10 @@ def sum_gradients(
     heads, tails = sum_windows(grad, order, starts, bags, weights)
     out = grad.new_empty(num_runs, dim)
     runs, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
+    tile = {"D": dim, "RUNS": runs, "COLUMNS": columns, "WINDOW": launch.WINDOW, "UNROLL": launch.UNROLL}
     _sum_gradients[(triton.cdiv(num_runs, runs), triton.cdiv(dim, columns))](
-        grad, order, starts, bags, weights, heads, tails, out, num_runs,
-        D=dim, RUNS=runs, COLUMNS=columns, WINDOW=launch.WINDOW, UNROLL=launch.UNROLL, **launch.OPTIONS,
-    )  # fmt: skip
+        grad, order, starts, bags, weights, heads, tails, out, num_runs, **tile, **launch.OPTIONS
+    )
     return out
 
 

@@ -23,12 +23,10 @@ def unique_padded(rows: Tensor, num_rows: int | None = None) -> tuple[Tensor, Te
         return distinct, inverse, order, starts.zero_()
     grid = (triton.cdiv(n + 1, launch.LANES),)
     counts = rows.new_empty(n)
-    _count[grid](keys, counts, n, LAST=last, LANES=launch.LANES, **launch.OPTIONS)
+    options = {"LAST": last, "LANES": launch.LANES, **launch.OPTIONS}
+    _count[grid](keys, counts, n, **options)
     counts = counts.cumsum(0)
-    _fill[grid](
-        keys, places, counts, distinct, inverse, order, starts, n, LAST=last, LANES=launch.LANES,
-        **launch.OPTIONS,
-    )  # fmt: skip
+    _fill[grid](keys, places, counts, distinct, inverse, order, starts, n, **options)
     return distinct, inverse, order, starts
 
 

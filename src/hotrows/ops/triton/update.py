@@ -36,22 +36,22 @@ def update(
     dim, num_rows, num_pieces = layout[0], rows.numel(), len(pieces)
     if dim > launch.MAX_DIM:
         summed = sum_gradients(grad, order, starts, bags, weights)
-        places = torch.arange(num_rows + 1, dtype=torch.int32, device=grad.device)
-        reference.update(
-            records, layout, slots, rows, places[:-1], places, None, None, summed, kind, hyper,
-            first_rows, pieces, decay, mean_squares,
-        )  # fmt: skip
+        bounds = torch.arange(num_rows + 1, dtype=torch.int32, device=grad.device)
+        runs, rule = (bounds[:-1], bounds, None, None), (kind, hyper, first_rows, pieces)
+        reference.update(records, layout, slots, rows, *runs, summed, *rule, decay, mean_squares)
         return
     stored, grad = views(records, layout), grad.contiguous()
     heads, tails = sum_windows(grad, order, starts, bags, weights)
+    places = stored.weights, stored.state, stored.step, slots, rows
+    gradients = grad, order, starts, bags, weights, heads, tails
+    options = hyper, first_rows, pieces, decay, mean_squares
+    sizes = num_rows, num_pieces, (num_pieces + 1).bit_length()
     tile_rows, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.MAX_DIM)
+    strides = {"WEIGHTS_STRIDE": stored.weights.stride(0), "STATE_STRIDE": stored.state.stride(0)}
+    tile = {"ROWS": tile_rows, "COLUMNS": columns, "WINDOW": launch.WINDOW, "UNROLL": launch.UNROLL}
     _update[(triton.cdiv(num_rows, tile_rows),)](
-        stored.weights, stored.state, stored.step, slots, rows, grad, order, starts, bags, weights,
-        heads, tails, hyper, first_rows, pieces, decay, mean_squares, num_rows, num_pieces,
-        (num_pieces + 1).bit_length(), KIND=kind, D=dim, WEIGHTS_STRIDE=stored.weights.stride(0),
-        STATE_STRIDE=stored.state.stride(0), ROWS=tile_rows, COLUMNS=columns, WINDOW=launch.WINDOW,
-        UNROLL=launch.UNROLL, **launch.OPTIONS,
-    )  # fmt: skip
+        *places, *gradients, *options, *sizes, KIND=kind, D=dim, **strides, **tile, **launch.OPTIONS
+    )
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_pieces", "num_steps"])
