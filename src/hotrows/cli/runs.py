@@ -166,7 +166,11 @@ def export_command(
     with bar() as progress:
         from hotrows.train.export import export
 
-        settings: dict[str, Any] = {"format": format, "table_dtype": table_dtype, "shared": names_of(shared)}
+        settings: dict[str, Any] = {
+            "format": format,
+            "table_dtype": table_dtype,
+            "shared": names_of(shared),
+        }
         export(run, out, progress=progress, **settings, **how)
     files = list((out / "tables").iterdir())
     size = format_bytes(sum(file.stat().st_size for file in files))

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,7 @@ def onnx_program(plain: nn.Module, program: torch.export.ExportedProgram) -> Any
     except Exception as error:
         raise ValueError(f"{name} is not taken by torch.onnx: {_line(error)}; {_KNOWN}") from error
     names = [entry.name for entry in plain.inputs]
-    graph: Any = onnx_model.model.graph
+    graph = cast("Any", onnx_model.model.graph)
     for value, name in zip(graph.inputs, names, strict=True):
         value.name = name
     graph.outputs[0].name = "logits"
