@@ -18,10 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hotrows import Schema, Sparse, TrainConfig, Trainer
+from hotrows import Publisher, Schema, Sparse, TrainConfig, Trainer
 from hotrows.data import prepare
 from hotrows.streams import StreamConfig
-from hotrows.train.publishing import Publisher
 
 SCHEMA = Schema((Sparse("user"), Sparse("item"), Sparse("hour")), label="click")
 ITEM = 7

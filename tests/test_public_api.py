@@ -16,8 +16,8 @@ PUBLIC = {
     "hotrows": """
         FTRL SGD Adagrad Adam Batch Caching Callback Classifier Constant Cross Dense DenseAdam
         DenseAdamW DenseSGD Dynamic DynamicEmbedding Embedding Label Loader Normal PackPlan Plan
-        RequestFeatures RowWiseAdagrad Schema Sequence Sparse Table Time TrainConfig Trainer Uniform
-        Vectors
+        Publisher RequestFeatures RowWiseAdagrad Schema Sequence Sparse Table Time TrainConfig
+        Trainer Uniform Vectors
         accelerate explain load_run lookahead prefetch prepare restore
     """,
     "hotrows.data": """

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hotrows.table import Constant, Cross, Normal, Table, Uniform
     from hotrows.train import Callback, Trainer, load_run
     from hotrows.train.classifier import Classifier
+    from hotrows.train.publishing import Publisher
 
 __version__ = VERSION
 
@@ -72,6 +73,7 @@ __all__ = [
     "Normal",
     "PackPlan",
     "Plan",
+    "Publisher",
     "RequestFeatures",
     "RowWiseAdagrad",
     "Schema",
@@ -123,5 +125,6 @@ __getattr__, __dir__ = lazy_names(
         "hotrows.table": ["Constant", "Cross", "Normal", "Table", "Uniform"],
         "hotrows.train": ["Callback", "Trainer", "load_run"],
         "hotrows.train.classifier": ["Classifier"],
+        "hotrows.train.publishing": ["Publisher"],
     },
 )

@@ -143,7 +143,7 @@ def test_features_of_one_vocabulary_read_one_table():
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="can, mmoe, or your own as file.py:Class, not 'dlmr'"):
+    with pytest.raises(ValueError, match="can, tbsm, mmoe, or your own as file.py:Class, not 'dlmr'"):
         models.build("dlmr", SCHEMA)
 
 

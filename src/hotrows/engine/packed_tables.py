@@ -190,8 +190,8 @@ class PackedTables:
             if not len(host.rows):
                 continue
             packs = self.groups[g].packs
-            made = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
-            records = [self.dense_rows.begun(p, of_pack) for p, of_pack in zip(packs, made, strict=True)]
+            first = [self._initial_values[p].of_keys(host.rows, host.keys) for p in packs]
+            records = [self.dense_rows.begun(p, of_pack) for p, of_pack in zip(packs, first, strict=True)]
             self._note_rows(g, host.rows)
             if not self._is_resident(plan, g):
                 assert self._read_through is not None

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +28,6 @@ from hotrows.ops.layers.padded import PaddedLists
 from hotrows.plan import Plan
 from hotrows.planning.packing import Pack
 from hotrows.serving.bundle import ProgramInput
-
-if TYPE_CHECKING:
-    from hotrows.train.shared_program import SharedModel
 
 OPSET = 18
 _SAMPLES, _PLACES = 5, 3  # of the tensors that a program is traced with
@@ -92,7 +89,7 @@ def torch_program(plain: PlainModel) -> torch.export.ExportedProgram:
         raise ValueError(f"{name} is not taken by torch.export: {_line(error)}; {_KNOWN}") from error
 
 
-def onnx_program(plain: PlainModel | SharedModel, program: torch.export.ExportedProgram) -> Any:
+def onnx_program(plain: nn.Module, program: torch.export.ExportedProgram) -> Any:
     """The ONNX model of a program of a `PlainModel` or `SharedModel`; its inputs have the names of
     `plain.inputs`."""
     name = type(plain.model).__name__
@@ -109,7 +106,7 @@ def onnx_program(plain: PlainModel | SharedModel, program: torch.export.Exported
             _optimize(onnx_model, set(program.state_dict))
     except Exception as error:
         raise ValueError(f"{name} is not taken by torch.onnx: {_line(error)}; {_KNOWN}") from error
-    names = [entry.name for entry in plain.inputs]
+    names = [entry.name for entry in cast("Sequence[ProgramInput]", plain.inputs)]
     for value, name in zip(onnx_model.model.graph.inputs, names, strict=True):
         value.name = name
     onnx_model.model.graph.outputs[0].name = "logits"
