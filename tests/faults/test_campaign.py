@@ -14,8 +14,8 @@ from tests.faults.kinds import KINDS
 from tests.faults.trials import same
 
 ROOT = Path(__file__).parents[2]
-# Each takes seconds; `test_faults.py` and `test_torchrun.py` have some of them.
-OF_JOBS = ("stages of ranks", "torchrun", "network")
+# Each takes many seconds; `test_faults.py`, `test_torchrun.py` and the kind `publishing` have some of them.
+OF_JOBS = ("stages of ranks", "torchrun", "network", "live")
 
 
 def campaign(*options):
@@ -34,7 +34,7 @@ def test_no_fault_loses_a_result_or_changes_it_without_a_word(trials):
 
 
 @pytest.mark.slow
-def test_no_fault_of_ranks_does():
+def test_no_fault_of_several_processes_does():
     campaign("--trials", "3", "--kinds", ",".join(OF_JOBS))
 
 
