@@ -14,7 +14,7 @@ from tests.faults.kinds import KINDS
 from tests.faults.trials import same
 
 ROOT = Path(__file__).parents[2]
-# Each takes many seconds; `test_faults.py`, `test_torchrun.py` and the kind `publishing` have some of them.
+# Each takes many seconds; `test_faults.py`, `test_torchrun.py` and `publishing` have some of them.
 OF_JOBS = ("stages of ranks", "torchrun", "network", "live")
 
 
