@@ -72,7 +72,7 @@ def draw_kept(measured: dict[str, list[dict]]) -> None:
             axes.set_title(stream)
             axes.set_xlabel("rows kept, % of all keys")
         figure.axes[0].set_ylabel("next-tenth AUC")
-        figure.axes[0].legend(loc="lower right")
+        figure.axes[-1].legend(loc="lower right")
         figures.set_title(figure, "Which keys to keep", "of a stream that is read once")
         figures.save(figure, OUT / "kept.png")
 
