@@ -66,7 +66,8 @@ def digest(paths: Iterable[Path]) -> str:
 
 
 def pip(*arguments: str) -> None:
-    command = [PYTHON, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    # Without --no-compile pip compiles all modules of all packages, of which few are ever imported.
+    command = [PYTHON, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
     subprocess.run([*command, *arguments], cwd=HERE, check=True)
 
 

@@ -291,7 +291,7 @@ def crash_at(monkeypatch, number):
     return done
 
 
-@pytest.mark.parametrize("full_every", [1, 4])
+@pytest.mark.parametrize("full_every", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_a_crash_between_any_two_steps_leaves_the_last_checkpoint_whole(tmp_path, full_every):
     crashes = 0
     for number in range(1000):

@@ -36,8 +36,8 @@ LONG = ["run behind a cache", "run with dynamic ids", "publishing"]
 )
 def test_after_a_power_failure_the_next_start_finds_the_old_state_or_the_new_one(campaign_of, name):
     campaign = campaign_of(name)
-    whole, few = everything(), {"run": 6, "export": 20}.get(name, 30)
-    every = 1 if whole or name == "export" else 13  # an export is fifteen calls
+    whole, few = everything(), {"run": 4, "export": 8}.get(name, 15)
+    every = 1 if whole or name == "export" else 29  # an export is fifteen calls
     campaign.run(every=every, seed=5, most=None if whole else few)
     assert not campaign.failures, campaign.summary()
     assert campaign.num_checked >= few

@@ -66,7 +66,11 @@ def test_a_cache_on_the_device_changes_no_bit(kind, cache_transfer, plan_depth, 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
-    "optimizer", [RowWiseAdagrad(lr=0.1, weight_decay=0.01), Adam(lr=0.01, per_row_step=True)]
+    "optimizer",
+    [
+        RowWiseAdagrad(lr=0.1, weight_decay=0.01),
+        pytest.param(Adam(lr=0.01, per_row_step=True), marks=pytest.mark.slow),
+    ],
 )
 def test_nor_do_files_policies_or_a_warm_start(kind, optimizer, tmp_path):
     with device_of(kind, seed=1) as device:
