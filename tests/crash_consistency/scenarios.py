@@ -27,7 +27,8 @@ from hotrows.engine.embedding import Embedding
 from hotrows.serving import chain
 from hotrows.serving.version import version_at
 from hotrows.storage.file_store import FileStore
-from hotrows.train import metrics_log, pictures, train
+from hotrows.streams import StreamConfig
+from hotrows.train import Trainer, metrics_log, pictures, train
 from hotrows.train.export import export
 from hotrows.train.publishing import Publisher
 from tests.crash_consistency.recording import say
@@ -130,7 +131,9 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-# ---- whole runs: in memory, of dynamic ids, and behind a cache over a file store
+# ---- whole runs: in memory, of dynamic ids, on a stream, and behind a cache over a file store
+
+_EVENTS = StreamConfig(stop_when_idle=0.0, window=300)
 
 
 def _config(root: Path, of: str) -> TrainConfig:
@@ -139,15 +142,31 @@ def _config(root: Path, of: str) -> TrainConfig:
         return replace(small, fast_memory=40 * 40, in_flight=2, store=f"file:{root / 'rows'}")
     if of == "keys":
         return replace(small, checkpoint_every=4, full_every=3, keep_last=2)
+    if of == "stream":
+        return replace(small, epochs=None, checkpoint_every=4)
     return replace(small, full_every=2, keep_last=2)
+
+
+def _train(root: Path, run: Path, of: str) -> None:
+    """Begins a run, or goes on with it."""
+    data, resumes = EncodedData.open(root.with_name("enc")), (run / "config.json").exists()
+    with _without_what_nothing_reads():
+        if of == "stream":
+            trainer = Trainer(data, _config(root, of), run, resume=resumes)
+            trainer.fit_stream(f"folder:{root.with_name('events')}", _EVENTS)
+        else:
+            train(data, _config(root, of), run, resume=resumes)
 
 
 def make_data(root: Path, of: str) -> None:
     raw = write_rows(root.with_name("raw.csv"))
     dynamic = Dynamic(capacity=18, admit="after:2", evict="lru", partitions=2) if of == "keys" else None
     prepare([raw], schema(dynamic=dynamic), root.with_name("enc"), split="position:0.6,0.2,0.2")
+    root.with_name("events").mkdir()
+    events = write_rows(root.with_name("events") / "a.csv", rows=900, seed=7)
+    events.write_text(events.read_text().replace("\n1,", "\nx,", 9))  # which are dead letters
     expected = root.with_name("expected")
-    train(EncodedData.open(root.with_name("enc")), _config(expected, of), expected)
+    _train(expected, expected, of)
 
 
 def train_run(root: Path, of: str) -> None:
@@ -159,22 +178,21 @@ def train_run(root: Path, of: str) -> None:
         say(f"saved {state.step}")
 
     Writer.save = saved
-    with _without_what_nothing_reads():
-        train(EncodedData.open(root.with_name("enc")), _config(root, of), root / "run")
+    _train(root, root / "run", of)
     say("trained")
 
 
 def check_run(root: Path, said: list[str], of: str) -> None:
-    run = root / "run"
+    run, expected = root / "run", root.with_name("expected")
     saved = max((int(text.split()[1]) for text in said if text.startswith("saved")), default=None)
     if saved is not None:
         assert int(checkpoint.folder_of(run, "last").name.removeprefix("step-")) >= saved
-    data, resumes = EncodedData.open(root.with_name("enc")), (run / "config.json").exists()
-    with _without_what_nothing_reads():
-        train(data, _config(root, of), run, resume=resumes)
-    if of != "file":
-        assert same_bits(run, root.with_name("expected"))
-    pairs = zip(weights_of(run), _expected_weights(root.with_name("expected")), strict=True)
+    _train(root, run, of)
+    if of in ("memory", "keys"):
+        assert same_bits(run, expected)
+    for name in ("stream.jsonl", "dead_letters.jsonl") if of == "stream" else ():
+        assert (run / name).read_bytes() == (expected / name).read_bytes()
+    pairs = zip(weights_of(run), _expected_weights(expected), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
@@ -274,6 +292,7 @@ SCENARIOS = {
     "publishing": Scenario(publish_run, check_published, make_published),
     "run": _run("memory"),
     "run with dynamic ids": _run("keys"),
+    "run on a stream": _run("stream"),
     "run behind a cache": _run("file"),
 }
 

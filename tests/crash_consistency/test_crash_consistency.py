@@ -28,7 +28,7 @@ def campaign_of(tmp_path_factory):
 
 
 # Of which stores, checkpoints and exports, and the campaign's kills, are a part that is quick.
-LONG = ["run behind a cache", "run with dynamic ids", "publishing"]
+LONG = ["run behind a cache", "run with dynamic ids", "run on a stream", "publishing"]
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 from hotrows import cli, losses
-from hotrows.data import draft_schema, prepare
+from hotrows.data import Encoder, draft_schema, prepare
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 
 ROWS = 400
@@ -72,13 +73,25 @@ def test_one_table_gives_one_schema_from_every_format(tmp_path, kind):
     draft = draft_schema(source)
     assert draft.schema.features == FEATURES
     assert (draft.schema.label, draft.schema.group) == ("click", "user_id")
-    assert draft.schema.time == Time("when", "iso" if kind in ("csv", "tsv") else "unix")
+    assert draft.schema.time == Time("when", "iso")
+    assert draft.schema.delimiter == ("\t" if kind == "tsv" else ",")
     said = "\n".join(draft.notes)
     assert "'row' is left out: another value in every row (a row number?)" in said
     assert "'source' is left out: one value in every row" in said
     assert "'converted' is left out: by its name it is a label too" in said
     assert Schema.from_json(draft.to_json()) == draft.schema
     assert_prepares(tmp_path, source, draft.schema)
+
+
+def test_what_pandas_writes_of_a_frame_is_read_as_the_frame(tmp_path):
+    frame = clicks().assign(new=lambda rows: rows["user_id"] % 2 == 0)
+    frame["user_id"] = frame["user_id"].where(frame["user_id"] % 7 != 0)  # floats, some missing
+    data = prepare(frame, draft_schema(frame).schema, tmp_path / "enc", split="fraction:0.8,0.1,0.1")
+    frame.to_csv(tmp_path / "rows.csv", index=False)
+    encoder = Encoder.open(data.path)
+    for typed, text in zip(encoder.encode(frame), encoder.encode(tmp_path / "rows.csv"), strict=True):
+        assert torch.equal(typed.ids, text.ids) and torch.equal(typed.dense, text.dense)
+        assert typed.features == text.features and {"new", "user_id", "when_hour"} < set(typed.features)
 
 
 def test_lists_in_cells_and_in_columns_of_lists(tmp_path):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hotrows import checkpoint, cli
+from hotrows.dynamic import Dynamic
 from hotrows.runtime.atomic_files import write_json
 from hotrows.schema import Schema
 from hotrows.storage.disk_io import Disk
@@ -33,13 +34,16 @@ _SETTINGS = (
     "--lr", "0.1", "--linear-paths", "plain", "--checkpoint-every", "3",
 )  # fmt: skip
 _CACHED = ("--fast-memory", "4KiB", "--in-flight", "2")
+OF_KEYS = "train with dynamic ids"
 TRAININGS = {
     "train in memory": (),
     "train with increments": ("--full-every", "3", "--keep-last", "2", "--epochs", "2"),
     "train waiting for checkpoints": ("--no-background-checkpoints",),
     "train behind a cache": _CACHED,
     "train in a file store": (*_CACHED, "--store", "file:rows"),
+    OF_KEYS: ("--full-every", "3", "--keep-last", "2"),
 }
+_KEYS = Dynamic(capacity=18, admit="after:2", evict="lru", partitions=2)
 RANKS_TRAIN = "train in memory"  # on several ranks, too
 TIMEOUT = 20  # seconds after which a silent rank is given up
 _OF_A_RUN = ("eval", "predict", "export", "checkpoint merge", "checkpoint export")
@@ -77,8 +81,9 @@ class World:
     def words(self, job: str, seed: int = 3) -> list[str]:
         """The command line of a job, in a folder of its own; runs are in `run`, results in `out`."""
         if job in TRAININGS:
+            data = self.data_of_keys if job == OF_KEYS else self.data
             return [
-                "train", str(self.data), *_SETTINGS, "--seed", str(seed), *TRAININGS[job], "--run", "run",
+                "train", str(data), *_SETTINGS, "--seed", str(seed), *TRAININGS[job], "--run", "run",
             ]  # fmt: skip
         if job == "prepare":
             split = ("--split", "position:0.6,0.2,0.2")
@@ -178,8 +183,19 @@ class World:
     @functools.cached_property
     def other_data(self) -> Path:
         """Data of the same schema and other rows."""
-        words = [str(self.other_raw) if w == str(self.raw) else w for w in self.words("prepare")]
-        with self._kept("other") as kept:
+        return self._prepared("other", self.raw, self.other_raw)
+
+    @functools.cached_property
+    def data_of_keys(self) -> Path:
+        """Data of the same rows, with a dynamic feature."""
+        keyed = self.schema.with_name("keyed.json")
+        keyed.write_text(schema(dynamic=_KEYS).to_json())
+        return self._prepared("keyed", self.schema, keyed)
+
+    def _prepared(self, name: str, in_place_of: Path, file: Path) -> Path:
+        """Prepares data with another file."""
+        words = [str(file) if word == str(in_place_of) else word for word in self.words("prepare")]
+        with self._kept(name) as kept:
             self.begin("prepare")
             assert run(self.here, *words).is_done
             return kept / "out"

@@ -89,7 +89,7 @@ def draft_schema(source: Any, label: str | None = None) -> Draft:
         features=tuple(_sharing(features, columns)),
         label=target if target != Label(target.name) else target.name,
         columns=None if rows.has_header else tuple(column.name for column in columns),
-        delimiter=rows.delimiter or "\t",
+        delimiter=rows.delimiter or ",",  # of what others write of typed columns as text
         group=groups[0] if groups else None,
         time=drafting.time,
         missing=tuple(dict.fromkeys(word for column in read for word in column.words)),

@@ -100,7 +100,8 @@ def column_of_kind(sample: RawColumn) -> Column:
     values = (
         [x if x is None else int(x) for x in sample.values] if sample.kind == "boolean" else sample.values
     )
-    column = Column(sample.name, kind, values, _counted(values), is_typed=kind != "number")
+    format = "iso" if kind == "time" else "unix"  # as text, too
+    column = Column(sample.name, kind, values, _counted(values), format=format, is_typed=kind != "number")
     return _as_unix_time(column) or column
 
 
