@@ -22,10 +22,10 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.harness import ROOT, conditions, write
+from benchmarks.memory_limit import MemoryLimit
 from benchmarks.peers import python_of
 from hotrows.runtime.units import parse_bytes
 
-CGROUP = Path("/sys/fs/cgroup/memory/hotrows-prepare")
 BESIDE = 256 << 20  # what a limit leaves for the file being read and written, beside --memory
 ARMS = ("hotrows", "polars", "sklearn")
 QUESTION = "How fast does raw data become shards, and in how much memory?"
@@ -95,38 +95,22 @@ def measure(arm: str, raw: Path, out: Path, threads: int) -> dict:
 
 def bounded(raw: Path, limit: int, threads: int) -> None:
     """Prepares a file within a memory cgroup of `limit` bytes."""
-    limited = begin_limit(limit)
-
-    def enter() -> None:
-        if limited:
-            (CGROUP / "cgroup.procs").write_text(str(os.getpid()))
-
+    group = MemoryLimit("prepare", limit)
     out = raw.parent / "prepared"
     command = [sys.executable, "-m", "benchmarks.prepare", "--threads", str(threads)]
     command += ["--one", str(raw), str(out), str(limit - BESIDE)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, preexec_fn=enter)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=True, preexec_fn=group.enter
+    )
     figures = json.loads(done.stdout.splitlines()[-1])
-    if limited:
-        figures["cgroup_peak_mb"] = int((CGROUP / "memory.max_usage_in_bytes").read_text()) / 2**20
-        figures["cgroup_failures"] = (CGROUP / "memory.oom_control").read_text().split()[-1]
+    if group.holds:
+        figures["cgroup_peak_mb"] = int((group.group / "memory.max_usage_in_bytes").read_text()) / 2**20
+        figures["cgroup_failures"] = (group.group / "memory.oom_control").read_text().split()[-1]
     facts = {"question": QUESTION, "raw_bytes": raw.stat().st_size, "limit": limit}
-    facts |= {"limited_by_cgroup": limited, "memory": limit - BESIDE}
+    facts |= {"limited_by_cgroup": group.holds, "memory": limit - BESIDE}
     write("prepare-bounded", facts | conditions(threads) | {"figures": figures})
     print(json.dumps(figures, indent=1))
     shutil.rmtree(out)
-
-
-def begin_limit(limit: int) -> bool:
-    """Makes the cgroup; whether this machine lets us."""
-    try:
-        CGROUP.mkdir(exist_ok=True)
-        (CGROUP / "memory.force_empty").write_text("0")
-        (CGROUP / "memory.limit_in_bytes").write_text(str(limit))
-        (CGROUP / "memory.max_usage_in_bytes").write_text("0")
-    except OSError as error:
-        print(f"no memory cgroup ({error}): the run is NOT limited")
-        return False
-    return True
 
 
 def hotrows_arm(raw: str, out: str, memory: str, threads: int) -> dict:

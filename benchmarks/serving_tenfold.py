@@ -23,6 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.memory_limit import MemoryLimit
 from benchmarks.serving import CANDIDATES, PAST
 from benchmarks.workload import CRITEO_KAGGLE
 
@@ -31,7 +32,6 @@ SKEWS = (1.05, 1.2)
 WARM, REQUESTS = 300, 500
 SHARE = 10  # tables to memory
 CHUNK = 1 << 18
-CGROUP = Path("/sys/fs/cgroup/memory/hotrows-serving")
 
 
 def sizes_of(model: str, scale: int) -> tuple[int, ...]:
@@ -134,31 +134,12 @@ def measure(folder: Path) -> None:
 
 def score_within(limit: int, model: str, folder: Path, skew: float) -> dict:
     """The figures of a process of its own, within so many bytes."""
-    is_limited = begin_limit(limit)
-
-    def enter() -> None:
-        if is_limited:
-            (CGROUP / "cgroup.procs").write_text(str(os.getpid()))
-
+    group = MemoryLimit("serving", limit)
     command = [sys.executable, "-m", "benchmarks.serving_tenfold", "score", str(folder), model, str(skew)]
-    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=enter)
+    done = subprocess.run(command, capture_output=True, text=True, preexec_fn=group.enter)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
-    return json.loads(done.stdout) | {"limited_by_cgroup": is_limited}
-
-
-def begin_limit(limit: int) -> bool:
-    """Makes the cgroup; whether this machine lets us."""
-    try:
-        CGROUP.mkdir(exist_ok=True)
-        os.sync()
-        Path("/proc/sys/vm/drop_caches").write_text("3")  # what others left in the page cache
-        (CGROUP / "memory.force_empty").write_text("0")
-        (CGROUP / "memory.limit_in_bytes").write_text(str(limit))
-    except OSError as error:
-        print(f"no memory cgroup ({error}): memory is NOT limited")
-        return False
-    return True
+    return json.loads(done.stdout) | {"limited_by_cgroup": group.holds}
 
 
 def disk(path: Path, seconds: float = 1.5) -> dict:

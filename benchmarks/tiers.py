@@ -28,12 +28,12 @@ import torch
 
 import hotrows
 from benchmarks.harness import RESULTS, ROOT, conditions, write
+from benchmarks.memory_limit import MemoryLimit
 from benchmarks.workload import CRITEO_KAGGLE, DATA
 from hotrows.data import EncodedData
 from hotrows.data.encode.writing import write_encoded
 
 BATCH = 8192
-CGROUP = Path("/sys/fs/cgroup/memory/hotrows-benchmark")
 SCHEMA = hotrows.Schema(
     tuple(hotrows.Dense(f"I{i}") for i in range(13))
     + tuple(hotrows.Sparse(f"C{f}", rows=rows) for f, rows in enumerate(CRITEO_KAGGLE)),
@@ -141,34 +141,18 @@ def in_words(figures: dict) -> str:
 
 def run(arm: str, setting: dict, limit: int | None = None) -> dict:
     """One arm in a process of its own, within so many bytes of memory."""
-    limited = limit is not None and begin_limit(limit)
-
-    def enter() -> None:
-        if limited:
-            (CGROUP / "cgroup.procs").write_text(str(os.getpid()))
-
+    group = None if limit is None else MemoryLimit("benchmark", limit)
     environment = os.environ | {"OMP_NUM_THREADS": "2", "MKL_NUM_THREADS": "2"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "benchmarks.arms.tiers", arm, json.dumps(setting)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800, preexec_fn=enter,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800,
+        preexec_fn=group.enter if group else None,
     )  # fmt: skip
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
-    return json.loads(done.stdout.splitlines()[-1]) | {"memory_limit": limit if limited else None}
-
-
-def begin_limit(limit: int) -> bool:
-    """Makes the cgroup; whether this machine lets us."""
-    try:
-        CGROUP.mkdir(exist_ok=True)
-        os.sync()
-        Path("/proc/sys/vm/drop_caches").write_text("3")  # what others left in the page cache
-        (CGROUP / "memory.force_empty").write_text("0")
-        (CGROUP / "memory.limit_in_bytes").write_text(str(limit))
-    except OSError as error:
-        print(f"  no memory cgroup ({error}): file arms are NOT limited")
-        return False
-    return True
+    return json.loads(done.stdout.splitlines()[-1]) | {
+        "memory_limit": limit if group and group.holds else None
+    }
 
 
 def table_bytes(setting: dict) -> int:
