@@ -25,8 +25,8 @@ from tests.fuzz.readers import make_text
 from tests.fuzz.stored import closed, opened
 
 CASES = {
-    "text": 300, "compressed": 300, "parquet": 200, "stored": 50, "manifest": 100, "state": 40,
-    "schema": 2000, "config": 1000, "archive": 500,
+    "text": 200, "compressed": 250, "parquet": 100, "arrow": 100, "orc": 50, "json lines": 100,
+    "stored": 50, "manifest": 100, "state": 40, "schema": 2000, "config": 1000, "archive": 500,
 }  # fmt: skip
 
 BOTH = pytest.mark.parametrize("plain", [False, True], ids=["native", "plain"])
@@ -103,6 +103,21 @@ def test_a_time_of_numbers_that_no_clock_shows_is_refused(tmp_path, monkeypatch,
         ValueError, match=r"raw line 4, column 'when': expected a time unix \(.*\), found '"
     ):
         read(tmp_path / "raw", schema)
+
+
+@pytest.mark.parametrize("opened", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_an_arrow_file_whose_offsets_point_elsewhere_is_refused(tmp_path, opened):
+    """Arrow hands out the bytes of a file as they are, and the core read where they point."""
+    path = tmp_path / "rows.arrow"
+    table = pa.table({"label": [0, 1], "a": ["ab", "cd"]})
+    with opened(sink := pa.BufferOutputStream(), table.schema) as writer:
+        writer.write_table(table)
+    offsets = b"".join(n.to_bytes(4, "little") for n in (0, 2, 4))
+    content = sink.getvalue().to_pybytes()
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, offsets[:8] + (1 << 30).to_bytes(4, "little")))
+    with pytest.raises(ValueError, match=r"rows.arrow is damaged \(.*offset"):
+        read(path, Schema(features=(Sparse("a"),)))
 
 
 def test_arrow_repeats_bytes_of_a_file_in_its_errors(tmp_path):

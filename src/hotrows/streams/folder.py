@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from hotrows.data.raw.files import File
 from hotrows.data.raw.layout import Layout
 from hotrows.data.raw.reading import COMPRESSIONS
-from hotrows.data.raw.typed_files import TypedFile, kind_of, open_typed_file
+from hotrows.data.raw.typed_files import TypedFile, explained, kind_of, open_typed_file
 from hotrows.schema import Schema
 from hotrows.streams.events import LineEvents, RawEvents, TableEvents, end_of_line, layout_by_first
 
@@ -216,8 +216,9 @@ class _RowsFile:
         return self.offset == self._num_rows
 
     def _from_group(self, first: int) -> Iterator[Any]:
-        for group in range(first, self._opened.num_groups):
-            yield from self._opened.batches(group, self._opened.names, 1 << 16)
+        with explained(f"{self._path} is damaged"):
+            for group in range(first, self._opened.num_groups):
+                yield from self._opened.batches(group, self._opened.names, 1 << 16)
 
     def skip(self, offset: int, line: int) -> None:
         """Reads the rows before, and drops them."""

@@ -46,7 +46,7 @@ def open_typed_file(file: File, kind: str) -> TypedFile:
     """Opens a file of a kind; an error if it is damaged."""
     if kind == "Parquet":
         return _Parquet(open_parquet_file(file))
-    with _explained(f"{file.name} is no whole {kind} file"):
+    with explained(f"{file.name} is no whole {kind} file"):
         source = pyarrow().memory_map(file.path) if file.system is None else file.open()
         return _OPEN[kind](source)
 
@@ -54,13 +54,13 @@ def open_typed_file(file: File, kind: str) -> TypedFile:
 def count_rows(file: File, kind: str) -> int:
     """The number of rows of a file."""
     opened = open_typed_file(file, kind)
-    with _explained(f"{file.name} is damaged"):
+    with explained(f"{file.name} is damaged"):
         return opened.num_rows
 
 
 def open_parquet_file(file: File, **options: Any) -> Any:
     """Opens a Parquet file; an error if it is none. options: of `pyarrow.parquet.ParquetFile`."""
-    with _explained(f"{file.name} is no whole Parquet file"):
+    with explained(f"{file.name} is no whole Parquet file"):
         source = file.path if file.system is None else file.open()
         return pyarrow().parquet.ParquetFile(source, **options)
 
@@ -79,7 +79,7 @@ def first_rows_of_file(file: File, kind: str, limit: Callable[[int], int]) -> tu
     names, columns = opened.names, _with_names_of_path(opened, file)
     rows, batches = limit(len(columns)), []
     at_once = min(rows + 1, ROWS_PER_CHUNK)
-    with _explained(f"{file.name} is damaged"):
+    with explained(f"{file.name} is damaged"):
         every = (b for g in range(opened.num_groups) for b in opened.batches(g, names, at_once))
         for batch in every:
             batches.append(with_partitions(_checked(batch, file), columns, file))
@@ -94,7 +94,7 @@ def first_rows_of_file(file: File, kind: str, limit: Callable[[int], int]) -> tu
 def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, Any]]:
     """Yields (share of the groups that was read, number of the first row, record batch)."""
     opened = open_typed_file(file, kind)
-    with _explained(f"{file.name} is damaged"):
+    with explained(f"{file.name} is damaged"):
         names = _with_names_of_path(opened, file)
         columns = check_present(how.schema, file.name, names, how.for_training, how.kept)
         inside = set(opened.names)
@@ -130,7 +130,7 @@ def _with_names_of_path(opened: TypedFile, file: File) -> tuple[str, ...]:
 
 
 @contextmanager
-def _explained(problem: str) -> Iterator[None]:
+def explained(problem: str) -> Iterator[None]:
     """Turns errors of Arrow into one that names the file."""
     pa = pyarrow()
     try:
@@ -175,7 +175,7 @@ class _Ipc:
 
     def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
         batch = self._of_columns(columns).get_batch(group)
-        return _slices(batch.select(list(columns)), num_rows)
+        return _slices(_validated(batch.select(list(columns))), num_rows)
 
     def _of_columns(self, columns: Sequence[str]) -> Any:
         ipc = pyarrow().ipc
@@ -198,7 +198,7 @@ class _IpcStream:
 
     def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
         for batch in self._opened():
-            yield from _slices(batch.select(list(columns)), num_rows)
+            yield from _slices(_validated(batch.select(list(columns))), num_rows)
 
     def _opened(self) -> Any:
         self._source.seek(0)
@@ -224,6 +224,12 @@ _OPEN: dict[str, Callable[[Any], TypedFile]] = {
     "Arrow stream": _IpcStream,
     "ORC": _Orc,
 }
+
+
+def _validated(batch: Any) -> Any:
+    """The batch, whose buffers are those of the file: offsets of a damaged one may point anywhere."""
+    batch.validate(full=True)
+    return batch
 
 
 def _slices(batch: Any, num_rows: int) -> Iterator[Any]:
