@@ -258,6 +258,22 @@ def test_a_damaged_delta_is_refused_and_the_version_stays(to, where):
     assert scorer.follower.look() == 1
 
 
+@pytest.mark.parametrize("inner", ["{}/evil", "../../evil", "tables/../../../evil"])
+def test_a_file_of_a_place_stays_in_the_folder_of_its_version(tmp_path, inner):
+    """`/etc/x` below a folder is `/etc/x`."""
+
+    class Place:
+        def names(self):
+            return {f"base-0000000001/{chain.HEAD}", f"base-0000000001/{inner.format(tmp_path)}"}
+
+        def get(self, name, file):
+            file.write_text("written")
+
+    with pytest.raises(ValueError, match="is no name of a file of a version"):
+        Mirror(Place(), tmp_path / "deep" / "to").pull()
+    assert not list(tmp_path.rglob("evil"))
+
+
 def test_the_server_says_which_version_answered_and_how_old_it_is(to):
     scorer = Scorer.watch(to, every=None)
     with TestClient(application(scorer, Limits(seconds=60))) as client:
