@@ -168,6 +168,13 @@ def test_ids_of_bytes_that_are_no_utf8_are_read_as_they_stand(tmp_path):
         assert [columns.ids[0].value(row) for row in range(2)] == [b"a\xffb", b"abc"]
 
 
+def test_a_key_of_json_that_is_no_utf8_is_refused_in_a_line(tmp_path):
+    """Only Python looked at it, and raised an error that named no file."""
+    (tmp_path / "raw.jsonl").write_bytes(b'{"label": 1, "a": "x"}\n{"label": 0, "a\xee": "x"}\n')
+    with pytest.raises(ValueError, match=r"raw.jsonl: a key between lines 1 and 2 is no UTF-8 \("):
+        read(tmp_path / "raw.jsonl", Schema(features=(Sparse("a"),)))
+
+
 def test_ids_may_be_floats_of_two_bytes(tmp_path):
     """Arrow has no absolute value of them, by which floats beyond 2^53 are found."""
     item = pa.array(np.array([2, math.nan, -5], np.float16))

@@ -19,8 +19,7 @@ from hotrows.distributed.in_process import run as run_ranks
 from hotrows.dynamic import Dynamic
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import Adagrad
-from hotrows.serving.chain import base_path
-from hotrows.serving.version import open_version, versions_in, with_deltas
+from hotrows.serving.version import open_base, versions_in, with_deltas
 from hotrows.storage.file_store import FileStore
 from hotrows.train import Trainer, load_run, run_folder, train
 from hotrows.train.export import export
@@ -205,8 +204,7 @@ def versions(folder):
     results = []
     for number in (chain.bases[0], chain.newest):
         base, deltas = chain.way(0, number)
-        version = open_version(base_path(chain.folder, base), verify=True)
-        version = with_deltas(version, chain.folder, deltas)
+        version = with_deltas(open_base(chain.folder, base, verify=True), chain.folder, deltas)
         results.append((version.number, version.head.step, contents_of(version)))
     return results
 
@@ -228,8 +226,8 @@ TARGETS = {
     "describe": ("runs", described, ("enc/*",), 30),
     "store": ("stores", restored, ("store/store.json", "store/log-*", "store/undo-*"), 120),
     "ranks": ("ranks", resharded, ("run/**/*",), 120),
-    "keys": ("key_runs", with_keys, USED, 50),
-    "versions": ("published", versions, ("to/**/*",), 80),
+    "keys": ("key_runs", with_keys, USED, 30),
+    "versions": ("published", versions, ("to/**/*",), 40),
 }
 
 
