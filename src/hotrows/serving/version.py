@@ -83,8 +83,8 @@ def open_base(
     version = open_version(path, threads, trust, verify)
     if (version.head or chain.base_head(path)).number != number:
         raise ValueError(
-            f"{path / chain.HEAD} is that of version {version.number:,}; bring it back from a copy, or wait "
-            f"for the next base"
+            f"{path / chain.HEAD} is that of version {version.number:,}; bring it back from a copy, or "
+            f"wait for the next base"
         )
     return version
 
