@@ -82,7 +82,7 @@ def first_rows_of_file(file: File, kind: str, limit: Callable[[int], int]) -> tu
     with explained(f"{file.name} is damaged"):
         every = (b for g in range(opened.num_groups) for b in opened.batches(g, names, at_once))
         for batch in every:
-            batches.append(with_partitions(_checked(batch, file), columns, file))
+            batches.append(with_partitions(checked(batch, file.name, kind), columns, file))
             if sum(batch.num_rows for batch in batches) > rows:
                 break
     if not batches:
@@ -102,24 +102,29 @@ def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, 
         first_row = 0
         for group in range(opened.num_groups):
             for batch in opened.batches(group, stored, ROWS_PER_CHUNK):
-                read = with_partitions(_checked(batch, file), columns, file)
+                read = with_partitions(checked(batch, file.name, kind), columns, file)
                 yield (group + 1) / opened.num_groups, first_row, read
                 first_row += batch.num_rows
 
 
-def _checked(batch: Any, file: File) -> Any:
-    """The batch; an error where an index is none of its dictionary, which Arrow reads without a look."""
-    pa = pyarrow()
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+def checked(batch: Any, name: str, kind: str) -> Any:
+    """The batch; an error where offsets of a damaged file `name`, or indices of its dictionaries, point
+    elsewhere: Arrow reads without a look, and hands out the buffers of its own files as they are."""
+    pa, is_arrow = pyarrow(), kind.startswith("Arrow")
+    if is_arrow:
+        batch.validate()
+    for column_name, column in zip(batch.schema.names, batch.columns, strict=True):
         if not pa.types.is_dictionary(column.type):
             continue
         size, indices = len(column.dictionary), pa.compute.min_max(column.indices).as_py()
         wrong = [index for index in indices.values() if index is not None and not 0 <= index < size]
         if wrong:
             raise ValueError(
-                f"{file.name} is damaged: column {name!r} has a dictionary of {size:,} values and the "
+                f"{name} is damaged: column {column_name!r} has a dictionary of {size:,} values and the "
                 f"index {wrong[0]}; write it again"
             )
+    if is_arrow:
+        batch.validate(full=True)
     return batch
 
 
@@ -175,7 +180,7 @@ class _Ipc:
 
     def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
         batch = self._of_columns(columns).get_batch(group)
-        return _slices(_validated(batch.select(list(columns))), num_rows)
+        return _slices(batch.select(list(columns)), num_rows)
 
     def _of_columns(self, columns: Sequence[str]) -> Any:
         ipc = pyarrow().ipc
@@ -198,7 +203,7 @@ class _IpcStream:
 
     def batches(self, group: int, columns: Sequence[str], num_rows: int) -> Iterator[Any]:
         for batch in self._opened():
-            yield from _slices(_validated(batch.select(list(columns))), num_rows)
+            yield from _slices(batch.select(list(columns)), num_rows)
 
     def _opened(self) -> Any:
         self._source.seek(0)
@@ -224,12 +229,6 @@ _OPEN: dict[str, Callable[[Any], TypedFile]] = {
     "Arrow stream": _IpcStream,
     "ORC": _Orc,
 }
-
-
-def _validated(batch: Any) -> Any:
-    """The batch, whose buffers are those of the file: offsets of a damaged one may point anywhere."""
-    batch.validate(full=True)
-    return batch
 
 
 def _slices(batch: Any, num_rows: int) -> Iterator[Any]:
