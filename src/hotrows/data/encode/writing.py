@@ -38,13 +38,17 @@ class IdCounts:
 
     def merged(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns the distinct ids, ascending, and their counts."""
-        new, new_counts = np.unique(np.concatenate([self._ids[:0], *self._pending]), return_counts=True)
-        self._ids, place = np.unique(np.concatenate([self._ids, new]), return_inverse=True)
+        self.join(*np.unique(np.concatenate([self._ids[:0], *self._pending]), return_counts=True))
+        self._pending, self._num_pending = [], 0
+        return self._ids, self._counts
+
+    def join(self, ids: np.ndarray, num: np.ndarray) -> None:
+        """Counts distinct ids, each of which was seen `num` times."""
+        self._ids, place = np.unique(np.concatenate([self._ids, ids]), return_inverse=True)
         counts = np.zeros(len(self._ids), np.int64)
         counts[place[: len(self._counts)]] = self._counts
-        counts[place[len(self._counts) :]] += new_counts
-        self._counts, self._pending, self._num_pending = counts, [], 0
-        return self._ids, self._counts
+        counts[place[len(self._counts) :]] += num
+        self._counts = counts
 
 
 def write_encoded(out: Path | str, schema: Schema, parts: Mapping[str, Iterable[Batch]]) -> EncodedData:
