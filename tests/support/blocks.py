@@ -29,7 +29,9 @@ class Blocks:
         assert self.context.execution_options.preserve_order
         for table in self.executions[0] if len(self.executions) == 1 else self.executions.pop(0):
             # Every second block is a part of a larger one.
-            cut = SimpleNamespace(start_offset=0, end_offset=table.num_rows) if table.num_rows % 2 else None
+            cut = (
+                SimpleNamespace(start_offset=0, end_offset=table.num_rows) if table.num_rows % 2 else None
+            )
             metadata = SimpleNamespace(num_rows=table.num_rows, size_bytes=table.nbytes)
             yield SimpleNamespace(
                 blocks=[SimpleNamespace(ref=Reference(table), metadata=metadata)], slices=[cut]

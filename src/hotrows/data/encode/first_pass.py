@@ -19,12 +19,12 @@ from hotrows.data.encode.encoding import (
     stored_values,
     without_keys,
 )
+from hotrows.data.encode.id_counts import IdCounts
 from hotrows.data.encode.job import Job, Progress, StageProgress, stage_progress, write_state
 from hotrows.data.encode.split import Sharing
 from hotrows.data.encode.transform import ColumnMoments
 from hotrows.data.encode.vocabulary import begin_counts, resume_counts
 from hotrows.data.encode.vocabulary_file import Values
-from hotrows.data.encode.writing import IdCounts
 from hotrows.data.raw.inputs import InputPosition, Reading, stream
 from hotrows.data.stored.encoded import StoredVocabulary
 from hotrows.runtime.atomic_files import link_or_copy

@@ -34,13 +34,13 @@ from hotrows.data.encode.cluster import tasks
 from hotrows.data.encode.cluster.ray_cluster import RayCluster
 from hotrows.data.encode.cluster.tasks import Encoded, Place, Surveyed, Work
 from hotrows.data.encode.encoding import Encoder, owners_of
+from hotrows.data.encode.id_counts import IdCounts
 from hotrows.data.encode.job import Job, StageProgress
 from hotrows.data.encode.oddities import joined
 from hotrows.data.encode.requests import SharedChecks
 from hotrows.data.encode.split import Sharing
 from hotrows.data.encode.transform import ColumnMoments
 from hotrows.data.encode.vocabulary_file import Values
-from hotrows.data.encode.writing import IdCounts
 from hotrows.data.raw.columns import Columns, RawIds
 from hotrows.data.raw.ray_dataset import RayBlock, RayInput
 from hotrows.data.stored.encoded import Extremes

@@ -23,12 +23,12 @@ import numpy as np
 
 from hotrows.data.encode.encoding import Encoder, opened_encoder, owners_of, without_keys
 from hotrows.data.encode.first_pass import standard_columns, without_features
+from hotrows.data.encode.id_counts import IdCounts
 from hotrows.data.encode.oddities import with_extremes
 from hotrows.data.encode.requests import SharedChecks
 from hotrows.data.encode.split import Sharing, Split, parts_of
 from hotrows.data.encode.vocabulary import Counts, begin_counts, resume_counts
 from hotrows.data.encode.vocabulary_file import open_values
-from hotrows.data.encode.writing import IdCounts
 from hotrows.data.raw.arrow import table_columns
 from hotrows.data.raw.columns import Columns, RawIds
 from hotrows.data.raw.inputs import Reading
