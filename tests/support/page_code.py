@@ -1,0 +1,140 @@
+"""The code blocks of the pages: what they are, the commands in them, and how they run.
+
+A block of Python or of a shell runs, in the order of its page, unless the line above it says why not:
+
+    <!-- not run: the code of another library -->
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import click
+
+from hotrows import cli
+
+ROOT = Path(__file__).parents[2]
+TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/README.md")
+PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
+LANGUAGES = {"python", "sh", "text", "json", "toml"}
+
+# Commands of pages that a page's folder cannot run, and what runs them instead.
+ELSEWHERE = {
+    "pip install": "installing is tested from wheels",
+    "python3 tasks.py": "the tests run in it",
+    "python3 csrc/build.py": "the tests run on what it built",
+    "python csrc/build.py": "the tests run on what it built",
+    "python -m benchmarks": "hours; figures come from it",
+    "python3 -m benchmarks": "hours, and a GPU",
+    "python -m tests": "tests/ runs shorter ones",
+    "PYTHONPATH=src": "tests/ runs shorter ones",
+    "torchrun": "tests/faults and tests/distributed run it; its options are checked here",
+    "curl": "tests/serving sends requests",
+    "hotrows serve": "it runs for ever; tests/serving starts servers",
+    "hotrows doctor": "tests/cli runs it",
+    "export PYTHONPATH": "sets a variable",
+    "eval": "completion of a shell",
+    "_HOTROWS_COMPLETE": "completion of a shell",
+}
+SHORTER = {"tune": ["--seconds", "1"]}  # options that make a command of a page short
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: its language, code, line, and why it is not run ("": it is)."""
+
+    language: str
+    code: str
+    line: int
+    not_run: str
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text()
+    fence = re.compile(r"^(?:<!-- not run: ([^\n]+) -->\n)?```(\w*)[^\n]*\n(.*?)^```", re.S | re.M)
+    return [
+        Block(m[2], m[3], text[: m.start()].count("\n") + 1, m[1] or "") for m in fence.finditer(text)
+    ]
+
+
+def commands(code: str) -> Iterator[list[str]]:
+    """The commands of a block of shell, as words; lines that end with a backslash are joined."""
+    for line in re.sub(r"\\\n", " ", code).splitlines():
+        lexer = shlex.shlex(line, posix=True, punctuation_chars="&|;<>")
+        lexer.whitespace_split = True
+        words: list[str] = []
+        for word in lexer:
+            if set(word) <= set("&|;"):
+                yield words
+                words = []
+            else:
+                words.append(word)
+        if words:
+            yield words
+
+
+def elsewhere(words: list[str]) -> bool:
+    text = " ".join(words)
+    return any(text.startswith(start) for start in ELSEWHERE)
+
+
+def arguments(words: list[str]) -> list[str] | None:
+    """What a command gives to hotrows, under torchrun too; None of another command."""
+    if words[0] == "hotrows":
+        return words[1:]
+    if words[0] in ("torchrun", "python", "python3") and "hotrows" in words:
+        return words[words.index("hotrows") + 1 :]
+    return None
+
+
+def check(given: list[str]) -> None:
+    """Raises where the command line would refuse a command: its name, its options, their values."""
+    command: click.Command = cli.cli
+    context = click.Context(command)
+    while isinstance(command, click.Group) and given:
+        found = command.get_command(context, given[0])
+        if found is None:
+            raise click.UsageError(f"no command {given[0]!r}")
+        command, given = found, given[1:]
+        context = click.Context(command, parent=context, info_name=command.name)
+    values, _, _ = command.make_parser(context).parse_args([*given])
+    for parameter in command.params:
+        value = values.get(parameter.name)
+        is_path = isinstance(parameter.type, click.Path)  # of a file that is not there
+        if isinstance(value, str | list) and not is_path:
+            parameter.type_cast_value(context, value)
+
+
+def run_shell(block: Block) -> None:
+    """Runs the commands of hotrows of a block in this process, in the current folder."""
+    for words in commands(block.code):
+        given = arguments(words)
+        if elsewhere(words):
+            continue
+        if given is None:
+            raise AssertionError(f"line {block.line}: say how {words} is run, or why not")
+        _make_room(given)
+        try:
+            cli.main([*given, *SHORTER.get(given[0], [])])
+        except SystemExit as left:
+            if left.code:
+                raise AssertionError(
+                    f"line {block.line}: {shlex.join(words)} ended with {left.code}"
+                ) from None
+
+
+def _make_room(given: list[str]) -> None:
+    """Deletes what a command is to make: another block of the page, or the test's folder, has made it."""
+    if "--resume" in given:
+        return
+    for option in ("--out", "--run"):
+        for name, value in pairwise(given):
+            if name == option and os.path.isdir(value):
+                shutil.rmtree(value)
