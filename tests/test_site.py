@@ -1,4 +1,4 @@
-"""The documentation site: built strictly, with all pages in its navigation and all names in its reference."""
+"""The documentation site: built strictly, all pages in its navigation, all names in its reference."""
 
 import ast
 import importlib.util

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -39,11 +40,21 @@ ELSEWHERE = {
     "curl": "tests/serving sends requests",
     "hotrows serve": "it runs for ever; tests/serving starts servers",
     "hotrows doctor": "tests/cli runs it",
+    "hotrows data NAME --raw": "gigabytes; tests/datasets builds each set from small files",
+    "python examples/retrieval.py": "tests/serving runs it",
     "export PYTHONPATH": "sets a variable",
     "eval": "completion of a shell",
     "_HOTROWS_COMPLETE": "completion of a shell",
 }
-SHORTER = {"tune": ["--seconds", "1"]}  # options that make a command of a page short
+MADE = r'(?:prepare\w*|write_encoded|Trainer)\(.*?"((?:enc|runs/|prepared)[\w/-]*)"'  # by Python
+# Options that end a command of a page early, by words of it.
+SHORTER = {
+    ("tune",): ["--seconds", "1"],
+    ("regroup",): ["--force"],
+    ("--stream",): ["--stop-when-idle", "0.3"],
+    ("runs/live", "--resume"): ["--stop-when-idle", "0.3"],
+    ("--publish", "--model"): ["--publish-every", "1b"],
+}
 
 
 @dataclass(frozen=True)
@@ -82,16 +93,16 @@ def commands(code: str) -> Iterator[list[str]]:
 
 def elsewhere(words: list[str]) -> bool:
     text = " ".join(words)
-    return any(text.startswith(start) for start in ELSEWHERE)
+    raw = words[:2] == ["hotrows", "data"] and "--raw" in words
+    return raw or any(text.startswith(start) for start in ELSEWHERE)
 
 
 def arguments(words: list[str]) -> list[str] | None:
     """What a command gives to hotrows, under torchrun too; None of another command."""
     if words[0] == "hotrows":
         return words[1:]
-    if words[0] in ("torchrun", "python", "python3") and "hotrows" in words:
-        return words[words.index("hotrows") + 1 :]
-    return None
+    text = shlex.join(words)
+    return shlex.split(text.split("-m hotrows", 1)[1]) if "-m hotrows" in text else None
 
 
 def check(given: list[str]) -> None:
@@ -121,8 +132,11 @@ def run_shell(block: Block) -> None:
         if given is None:
             raise AssertionError(f"line {block.line}: say how {words} is run, or why not")
         _make_room(given)
+        shorter = [
+            option for word, options in SHORTER.items() if {*word} <= {*given} for option in options
+        ]
         try:
-            cli.main([*given, *SHORTER.get(given[0], [])])
+            cli.main([*given, *shorter])
         except SystemExit as left:
             if left.code:
                 raise AssertionError(
@@ -130,11 +144,21 @@ def run_shell(block: Block) -> None:
                 ) from None
 
 
+def run_python(block: Block, page: str, names: dict[str, Any]) -> None:
+    """Runs a block of Python with the names of the blocks before it, in the current folder."""
+    for place in re.findall(MADE, block.code, re.S):
+        _remove(place)
+    exec(compile(block.code, f"{page}:{block.line}", "exec"), names)
+
+
 def _make_room(given: list[str]) -> None:
     """Deletes what a command is to make: another block of the page, or the test's folder, has made it."""
     if "--resume" in given:
         return
-    for option in ("--out", "--run"):
-        for name, value in pairwise(given):
-            if name == option and os.path.isdir(value):
-                shutil.rmtree(value)
+    for option, value in pairwise(given):
+        if option in ("--out", "--run") or (option == "--config" and given[0] == "tune"):
+            _remove(value)
+
+
+def _remove(place: str) -> None:
+    shutil.rmtree(place) if os.path.isdir(place) else Path(place).unlink(missing_ok=True)

@@ -14,8 +14,11 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 import hotrows
-from hotrows import Dense, Schema, Sequence, Sparse, Time, TrainConfig
+from hotrows import Dense, Label, Schema, Sequence, Sparse, Time, TrainConfig
+from hotrows.datasets.product import synth_product
 from hotrows.datasets.synthetic import synth_criteo
+from hotrows.train.export import export
+from tests.support.page_code import ROOT
 
 SHOP = Schema(
     (
@@ -71,8 +74,10 @@ def _write_rows() -> None:
     for day in (1, 2):
         Path(f"clicks/day={day}").mkdir(parents=True)
         shop(150, day).to_parquet(f"clicks/day={day}/part.parquet")
-    for name, seed in (("train.txt", 0), ("test.txt", 1), ("new_rows.txt", 2)):
-        shutil.move(synth_criteo(400, Path("criteo"), seed=seed, cardinality_scale=1e-4), name)
+    shutil.copy("yesterday.parquet", "train.parquet")
+    lines = synth_criteo(500, Path("criteo"), cardinality_scale=1e-4).read_text().splitlines(True)
+    Path("train.txt").write_text("".join(lines[:400]))
+    Path("test.txt").write_text("".join(lines[400:]))
 
 
 def names(page: str, prepared: Path, folder: Path) -> dict[str, Any]:
@@ -106,7 +111,11 @@ def plain() -> dict[str, Any]:
     return {"model": model, "optimizer": torch.optim.Adam(model.parameters()), "loader": loader}
 
 
-SETUP: dict[str, Any] = {"README.md": plain, "docs/any_model.md": plain}
+def renewed(page: str) -> dict[str, Any]:
+    """Names that are new for every block of a page: its blocks are alternatives."""
+    if page == "docs/requests.md":
+        return loop()  # of the data that the page has made
+    return plain() if page == "docs/any_model.md" else {}
 
 
 class Trial:
@@ -176,4 +185,124 @@ def _judge_python(names: dict[str, Any]) -> None:
     assert np.isfinite(again).all()
 
 
-SETUP["docs/python.md"] = optuna
+def loop() -> dict[str, Any]:
+    """What a loop of one's own has."""
+    data = hotrows.data.EncodedData.open("enc")
+    model = hotrows.models.DIN(data.schema, dim=4, hidden=(8,))
+    loader = hotrows.Loader(data.parts["train"], 32)
+    dense = torch.optim.Adam(model.parameters())
+    batches = list(loader.batches(0))
+    return {
+        "data": data,
+        "schema": data.schema,
+        "model": model,
+        "loader": loader,
+        "epoch": 0,
+        "batches": batches,
+        "batch": batches[0],
+        "step": 0,
+        "dense": dense,
+        "optimizer": dense,
+        "loss_of": binary_cross_entropy_with_logits,
+        "embedding": hotrows.Embedding.for_model(model, data.schema),
+    }
+
+
+def batching() -> dict[str, Any]:
+    return {"model": torch.nn.Sequential(torch.nn.Linear(4, 4)), "x": torch.ones(2, 4)}
+
+
+def checkpoints() -> dict[str, Any]:
+    """A run, and a writer's arguments for another one."""
+    shutil.copytree("runs/a/checkpoints/step-4", "runs/a/checkpoints/step-1200")
+    state = {"step": 1, "fields": {}, "tensors": {}}
+    return {**loop(), "run": Path("runs/own"), "fingerprint": "0", **state}
+
+
+def raw_rows() -> dict[str, Any]:
+    """Frames without lists, as their CSV files are, and rows of a product."""
+    synth_product(200, Path("raw"), num_fields=4)
+    for day in (1, 2):
+        Path(f"train/day={day}").mkdir(parents=True)
+        shop(150, day, lists=False).to_parquet(f"train/day={day}/part.parquet")
+    shutil.copy("train/day=1/part.parquet", "train/part.parquet")
+    features = (Dense("price"), Sparse("user", rows=100), Sparse("item", rows=100))
+    Schema(features, label="click").save("shop.json")
+    return {"frame": shop(lists=False)}
+
+
+def dynamic_ids() -> dict[str, Any]:
+    """Batches whose ids are keys: two features of one id, and lists of one."""
+    keys = [torch.randint(10**9, (8,)) for _ in range(3)]
+    offsets = torch.arange(3 * 8 + 1)
+    features = ("item", "country", "history")
+    return {
+        "model": SimpleNamespace(
+            tables=(hotrows.Table("item", 10**6 + 6, 4, ("item", "history")),), sequences=(), crosses=()
+        ),
+        "batches": [
+            hotrows.Batch(features, torch.cat([k, k % 3, k]), torch.zeros(8, 0), offsets=offsets)
+            for k in keys
+        ],
+        "keys": keys[0],
+    }
+
+
+def several_labels() -> dict[str, Any]:
+    frame = shop().assign(buy=lambda f: f["click"] * (f["item"] < 4))
+    return _prepared(frame, (Dense("price"), Sparse("user"), Sparse("item")), ("click", "buy"))
+
+
+def movies() -> dict[str, Any]:
+    frame = shop().rename(columns={"country": "gender", "item": "movie"})
+    return _prepared(frame, (Sparse("gender"), Sparse("movie"), Sparse("age")), "click")
+
+
+def _prepared(frame: pd.DataFrame, features: tuple, label: Any) -> dict[str, Any]:
+    shutil.rmtree("enc")
+    hotrows.prepare(frame, Schema(features, label=label), "enc")
+    return {}
+
+
+def requests() -> dict[str, Any]:
+    """A log of requests, three candidates each."""
+    log = shop().assign(request_id=lambda f: f.index // 3)
+    shared = ["age", "user", "history"]
+    log[shared] = log.loc[log["request_id"] * 3, shared].to_numpy()
+    log.to_parquet("log.parquet")
+    return loop()
+
+
+def training() -> dict[str, Any]:
+    """A text file of the schema's rows, vectors of items, and settings."""
+    frame = shop(50, 6)
+    frame["history"] = ["|".join(map(str, items)) for items in frame["history"]]
+    frame.to_csv("test.txt", sep="\t", index=False)
+    vectors = [np.full(64, 0.1, np.float32).tolist() for _ in range(3)]
+    pd.DataFrame({"item": [1, 2, 3], "vector": vectors}).to_parquet("vectors.parquet")
+    export("runs/a", "model")
+    Path("shop.toml").write_text('model = "deepfm"\n[model_options]\ndim = 32\n')
+    return {"features": (Dense("price"), Sparse("user")), "Schema": Schema, "Label": Label}
+
+
+def own_model() -> dict[str, Any]:
+    shutil.copy(ROOT / "examples" / "own_model.py", "own_model.py")
+    return {**loop(), "self": SimpleNamespace(), "dim": 8}
+
+
+SETUP: dict[str, Any] = {
+    "README.md": plain,
+    "docs/any_model.md": plain,
+    "docs/batching.md": batching,
+    "docs/checkpoints.md": checkpoints,
+    "docs/data.md": raw_rows,
+    "docs/dynamic_ids.md": dynamic_ids,
+    "docs/models/mmoe.md": several_labels,
+    "docs/models/wide_deep.md": movies,
+    "docs/python.md": optuna,
+    "docs/ranks.md": loop,
+    "docs/requests.md": requests,
+    "docs/training.md": training,
+    "docs/walkthrough.md": loop,
+    "docs/your_own_model.md": own_model,
+}
