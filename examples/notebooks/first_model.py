@@ -20,26 +20,26 @@ import numpy as np
 import pandas as pd
 
 import hotrows
-from hotrows.data import describe, draft_schema
+from hotrows.data import draft_schema
 
 ROWS = 20_000
 
 # %% [markdown]
 # ## A log
 #
-# Every user likes one of five kinds of items, and all like cheap ones.
+# Some items are liked, by some users more than by others, and cheap ones more than dear ones.
 
 # %%
 rng = np.random.default_rng(0)
 user, item = rng.integers(ROWS // 40, size=ROWS), rng.integers(50, size=ROWS)
 price = rng.gamma(2, 5, ROWS).round(2)
-liking = np.where(item % 5 == user % 5, 0.6, 0.1) * np.where(price < 10, 1, 0.6)
+liking = np.where(item < 12, 0.5, 0.1) * np.where(price < 10, 1, 0.5) * (0.5 + user % 3 / 3)
 frame = pd.DataFrame(
     {
         "user": user,
         "item": item,
         "price": price,
-        "seen_at": pd.Timestamp("2026-01-01") + pd.to_timedelta(np.arange(ROWS), "min"),
+        "seen_at": pd.Timestamp("2026-01-01") + pd.to_timedelta(np.arange(ROWS) * 30, "min"),
         "click": (rng.random(ROWS) < liking).astype(int),
     }
 )
@@ -64,9 +64,6 @@ draft.schema
 data = hotrows.prepare(frame, draft.schema, "enc", split="time:0.8,0.1,0.1")
 data
 
-# %%
-print(describe(data))
-
 # %% [markdown]
 # ## Training
 #
@@ -87,11 +84,11 @@ history[history.kind == "evaluation"][["step", "auc", "log_loss", "is_best"]]
 
 # %%
 predictor = hotrows.load_run("runs/first")
-new = pd.DataFrame({"user": [1, 1, 10**9], "item": [1, 2, 1], "price": [5.0, 5.0, 5.0]})
+new = pd.DataFrame({"user": [1, 1, 10**9], "item": [1, 40, 1], "price": [5.0, 5.0, 5.0]})
 new["seen_at"] = pd.Timestamp("2026-02-01")
 chances = predictor.predict(new)
 new.assign(chance=chances)
 
 # %% [markdown]
-# User 1 likes items 1, 6, 11 and so on: the first chance is the higher one. Next: [a model of your
+# Item 1 is one of those that are liked, so the first chance is higher than the second. Next: [a model of your
 # own](own_model.py).

@@ -49,7 +49,7 @@ data
 # %%
 options = {"dim": 16, "hidden": (64, 32)}
 simulation = simulate(data, model="deepfm", model_options=options, batch_size=1024, batches=150)
-advice = advise(simulation, samples_per_second=60_000)
+advice = advise(simulation)
 print(advice.sentence)
 Image(draw_curves(simulation, Path("misses.png"), advice.knee))
 
