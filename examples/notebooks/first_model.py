@@ -90,5 +90,5 @@ chances = predictor.predict(new)
 new.assign(chance=chances)
 
 # %% [markdown]
-# Item 1 is one of those that are liked, so the first chance is higher than the second. Next: [a model of your
-# own](own_model.py).
+# Item 1 is one of those that are liked, so the first chance is higher than the second. Next:
+# [a model of your own](own_model.py).

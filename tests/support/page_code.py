@@ -44,6 +44,7 @@ ELSEWHERE = {
     "python examples/retrieval.py": "tests/serving runs it",
     "export PYTHONPATH": "sets a variable",
     "eval": "completion of a shell",
+    "source": "completion of a shell",
     "_HOTROWS_COMPLETE": "completion of a shell",
 }
 MADE = r'(?:prepare\w*|write_encoded|Trainer)\(.*?"((?:enc|runs/|prepared)[\w/-]*)"'  # by Python
