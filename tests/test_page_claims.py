@@ -1,5 +1,6 @@
-"""Figures that several pages give are those of the result files, and models need what the page says."""
+"""Pages say what is so: figures of the result files, what models need, messages as they are printed."""
 
+import ast
 import json
 import re
 from pathlib import Path
@@ -103,3 +104,23 @@ def test_models_need_what_the_page_says():
                 )
             else:
                 assert enough, (name, kind)
+
+
+def messages():
+    """All texts of the package, with .. for the values in them."""
+    for path in (ROOT / "src" / "hotrows").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                yield "".join(v.value if isinstance(v, ast.Constant) else ".." for v in node.values)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+
+
+def test_messages_that_a_page_explains_are_messages_of_ours():
+    said = re.findall(
+        r'^\|[^|]*"([^"|]+)"[^|]*\|', (ROOT / "docs" / "troubleshooting.md").read_text(), re.M
+    )
+    assert len(said) > 8
+    texts = "\n".join(" ".join(text.split()) for text in messages())
+    unknown = [s for s in said if not re.search(".*".join(map(re.escape, s.split(".."))), texts)]
+    assert not unknown, f"docs/troubleshooting.md explains what nobody prints: {unknown}"
