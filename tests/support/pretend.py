@@ -342,7 +342,7 @@ def gpu(delay=lambda: None):
             "get_device_properties": lambda *_: _PROPERTIES,
         }.items():  # fmt: skip
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        stack.enter_context(mock.patch("hotrows.runtime.device.Cuda", lambda: device))
+        stack.enter_context(mock.patch("hotrows.runtime.device.Cuda", lambda *_: device))
         stack.enter_context(mock.patch.object(threading.Thread, "run", run_in_mode))
         before = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -108,16 +108,16 @@ class Device:
 
 
 class Cuda(Device):
-    """One NVIDIA GPU."""
+    """One NVIDIA GPU; index: its number among those that the process sees."""
 
     on_host = False
     # Of the process: PyTorch has 32 streams and then gives out the first again, so that a lane made
     # anew for every run would end up on the stream of a capture.
-    _streams: ClassVar[dict[str, torch.cuda.Stream]] = {}
+    _streams: ClassVar[dict[tuple[str, int], torch.cuda.Stream]] = {}
     _making = threading.Lock()
 
-    def __init__(self) -> None:
-        self.torch = torch.device("cuda", 0)
+    def __init__(self, index: int = 0) -> None:
+        self.torch = torch.device("cuda", index)
 
     def empty(self, lane: str, *shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         # The allocator may hand out what an earlier launch on the same stream still reads.
@@ -211,10 +211,11 @@ class Cuda(Device):
         outer.wait_stream(stream)
 
     def _lane(self, name: str) -> torch.cuda.Stream:
+        key = name, self.torch.index
         with self._making:
-            if name not in self._streams:
-                self._streams[name] = torch.cuda.Stream(self.torch)
-            return self._streams[name]
+            if key not in self._streams:
+                self._streams[key] = torch.cuda.Stream(self.torch)
+            return self._streams[key]
 
 
 def _event() -> torch.cuda.Event:
@@ -245,6 +246,11 @@ def find(name: str) -> Device:
             f"doctor` shows what it has, device='cpu' needs none"
         )
     return Cuda()
+
+
+def of(place: torch.device) -> Device:
+    """The device with the tensors of such a place."""
+    return HOST if place.type == "cpu" else Cuda(place.index or 0)
 
 
 def aligned(size: int) -> int:
