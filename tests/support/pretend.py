@@ -38,6 +38,7 @@ from tests.support.pretend_order import CALLER, Memory, Order
 CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten
 _COPIES = (aten._to_copy.default, aten.copy_.default, aten._copy_from.default)
+_TO = {getattr(aten.to, overload) for overload in aten.to.overloads()}
 _DEPENDS_ON_VALUES = {
     aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default,
     aten.masked_select.default, aten._unique2.default, aten.unique_dim.default,
@@ -58,8 +59,14 @@ def _update(records, layout, slots, rows, order, starts, *others):
     torch.ops.hotrows.update(records, layout, slots[:u], rows[:u], order, starts[: u + 1], *others)
 
 
-# A device skips padding; the native core is never given any.
-_KERNELS = {"hotrows::pool": _pool, "hotrows::update": _update}
+def _sum_gradients(grad, *runs):
+    return (ops.sum_gradients if grad.dtype == torch.float32 else reference.sum_gradients)(grad, *runs)
+
+
+# A device skips padding; the native core is never given any, nor gradients in float64.
+_KERNELS = {
+    "hotrows::pool": _pool, "hotrows::update": _update, "hotrows::sum_gradients": _sum_gradients,
+}  # fmt: skip
 
 
 class PretendTensor(torch.Tensor):
@@ -101,6 +108,11 @@ class PretendTensor(torch.Tensor):
     def data_ptr(self):
         raise RuntimeError("a tensor of the device has no address on the host")
 
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            memo[id(self)] = PretendTensor(self.inner.clone()).requires_grad_(self.requires_grad)
+        return memo[id(self)]
+
     def __repr__(self):
         return f"PretendTensor({self.inner})"
 
@@ -123,12 +135,19 @@ def _run(func, args, kwargs):
     if func is torch.ops.prim.device.default:  # PyTorch's C++ has a guard for `meta`, none for CUDA
         return torch.device("meta")
     leaves = tree_leaves((args, kwargs))
+    for leaf in leaves:  # what has a meaning of its own goes on making tensors of the device
+        if isinstance(leaf, torch.Tensor) and _is_own(type(leaf)):
+            with _Mode():
+                return type(leaf).__torch_dispatch__(func, (type(leaf),), args, kwargs)
     device = kwargs.get("device")
     on_device = any(isinstance(leaf, PretendTensor) for leaf in leaves)
     # PyTorch's C++ sees `meta`, and asks for it: zeros for a gradient that there is none of.
     to_device = device is not None and torch.device(device).type in ("cuda", "meta")
     if not on_device and not to_device:
         return func(*args, **kwargs)
+    if func in _TO:  # which is made of others, and arrives whole where autograd is past
+        with _Mode():
+            return func.decompose(*args, **kwargs)
     _refuse_mixture(func, args, leaves)
     if getattr(_order[0].thread, "captures", False):
         _refuse_in_capture(func, leaves)
@@ -154,6 +173,12 @@ def _run(func, args, kwargs):
         lambda leaf: PretendTensor(leaf, of_device) if isinstance(leaf, torch.Tensor) else leaf, result
     )
     return return_and_correct_aliasing(func, args, kwargs, result) if on_device else result
+
+
+def _is_own(kind):
+    """Whether tensors of a class take operations over, on any device."""
+    plain = torch.Tensor.__torch_dispatch__
+    return not issubclass(kind, PretendTensor) and kind.__torch_dispatch__ is not plain
 
 
 def _refuse_mixture(func, args, leaves):

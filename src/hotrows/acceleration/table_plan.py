@@ -34,4 +34,4 @@ class TablePlan:
     @functools.cached_property
     def ends(self) -> list[int]:
         """`bounds` as Python numbers."""
-        return self.bounds.tolist()
+        return self.bounds.cpu().tolist()

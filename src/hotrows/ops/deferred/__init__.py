@@ -188,7 +188,8 @@ def lookup(
     """Returns the vector of each bag, [M, D]: the sum of weights[n] * row slots[inverse[n]].
 
     inverse [N] int32, bag_starts [M + 1] int32 or None (one id per bag), weights [N] or None as in
-    `PackPlan`. Rows are read as stored: call `catch_up` before.
+    `PackPlan`. Rows are read as stored: call `catch_up` before. On a device, ids of -1 and those of rows
+    behind the last bound are padding, and read zeros.
     """
     packed = pack_targets(targets)
     if packed.core is None:

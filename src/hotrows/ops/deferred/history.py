@@ -120,12 +120,14 @@ class DeviceSteps:
             self._begin_anew()
         begin = self._count
         lines = [self._line(numbers) for numbers in steps[begin:count].tolist()]
+        self._num_records = num_records
+        if not lines:
+            return self._steps
         if count > len(self._steps):
             more = self._steps.new_zeros(max(count, 2 * len(self._steps)), DEVICE_WIDTH)
             more[:begin] = self._steps[:begin]
             self._steps = more
         self._steps[begin:count] = copied(self._device, torch.tensor(lines, dtype=torch.float64))
-        self._num_records = num_records
         return self._steps
 
     def _line(self, numbers: list[float]) -> list[float]:

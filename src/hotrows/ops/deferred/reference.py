@@ -109,9 +109,11 @@ def lookup(
     bag_starts: Tensor | None,
     weights: Tensor | None,
 ) -> Tensor:
-    distinct = torch.cat(
-        [target.weights[slots[int(bounds[t]) : int(bounds[t + 1])]] for t, target in enumerate(targets)]
-    )  # [U, D]
+    parts = [
+        target.weights[slots[int(bounds[t]) : int(bounds[t + 1])]] for t, target in enumerate(targets)
+    ]
+    num_padding = slots.numel() - int(bounds[-1]) + 1  # rows behind the last bound, and -1, read zeros
+    distinct = torch.cat([*parts, parts[0].new_zeros(num_padding, parts[0].shape[1])])  # [U + 1, D]
     rows = distinct[inverse.long()]  # [N, D]
     if weights is not None:
         rows = rows * weights[:, None]
