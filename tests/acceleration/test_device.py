@@ -70,6 +70,59 @@ def test_loops_show_what_plain_ones_do_on_the_host(seed):
             check(case, CUDA)
 
 
+def cached(place, store="memory", looks_ahead=True, optimizer="adam, decay", l2=False):
+    torch.manual_seed(0)
+    kind, settings = accelerated.OPTIMIZERS[optimizer]
+    model = accelerated.Model().to(place)
+    made = kind(model.parameters(), **settings)
+    hotrows.accelerate(model, made, packing=False, fast_memory=20_000, store=store)
+    draw, losses = torch.Generator().manual_seed(1), []
+    batches = [
+        tuple(
+            x.to(place)
+            for x in (
+                torch.randint(0, accelerated.ROWS, (6, accelerated.FIELDS), generator=draw),
+                torch.rand(6, generator=draw),
+            )
+        )
+        for _ in range(12)
+    ]
+    loader = hotrows.lookahead(batches, model) if looks_ahead else batches
+    for step, (x, y) in enumerate(loader):
+        made.zero_grad()
+        loss = functional.mse_loss(model(x), y) + (model.l2() if l2 else 0)
+        loss.backward()
+        made.step()
+        losses.append(loss.item())
+        if step == 6:
+            with torch.no_grad():
+                losses.append(model(x).sum().item())
+    return on_host(model.state_dict()), on_host(made.state_dict()["state"]), losses
+
+
+CACHED = [
+    ("memory", True, "adam, decay", False),
+    ("file", False, "momentum", True),
+    *(
+        pytest.param(store, ahead, optimizer, l2, marks=pytest.mark.slow)
+        for store in ("memory", "file")
+        for ahead in (True, False)
+        for optimizer in ("adam", "adagrad", "sgd", "adamw")
+        for l2 in (True, False)
+    ),
+]
+
+
+@pytest.mark.parametrize(("store", "looks_ahead", "optimizer", "l2"), CACHED)
+@pytest.mark.filterwarnings("ignore:.*training waits for its rows")
+def test_behind_a_cache_it_is_that_of_the_host(store, looks_ahead, optimizer, l2, tmp_path):
+    stores = [store if store == "memory" else f"file:{tmp_path / name}" for name in ("host", "device")]
+    expected = cached("cpu", stores[0], looks_ahead, optimizer, l2)
+    with pretend_tables.gpu(pretend.random_delay(5)):
+        got = cached(CUDA, stores[1], looks_ahead, optimizer, l2)
+    accelerated.assert_same(expected, got, rtol=1e-4, atol=1e-6)
+
+
 class Two(nn.Module):
     """Two tables, each read once."""
 

@@ -94,6 +94,14 @@ class PretendTensor(torch.Tensor):
         return tensor
 
     @property
+    def data(self):
+        return PretendTensor(self.inner, [self])
+
+    @data.setter
+    def data(self, new):
+        self.inner, self.memory = new.inner, new.memory
+
+    @property
     def device(self):
         return CUDA
 
@@ -200,17 +208,25 @@ def _refuse_in_capture(func, leaves):
 def _note_uses(func, args, kwargs):
     """Tells the order who touches what: rows of records by their slots, anything else whole."""
     name, by_rows = func.name(), _ROWS_OF.get(func.name(), {})
+    plain_args = tree_map(_inner, args)
     for place, argument in enumerate(func._schema.arguments):
         value = args[place] if place < len(args) else kwargs.get(argument.name)
         writes = argument.alias_info is not None and argument.alias_info.is_write
         for tensor in tree_leaves(value):
-            if place in by_rows and (rows := by_rows[place](*map(_inner, args[:5]))) is not None:
-                _memory_of(tensor).use(name, writes, rows.numpy(), len(tensor))
+            if place in by_rows and (rows := by_rows[place](*plain_args)) is not None:
+                _memory_of(tensor).use(name, writes, rows[rows < len(tensor)].numpy(), len(tensor))
             elif isinstance(tensor, PretendTensor) and not func.is_view:
                 tensor.memory.use(name, writes)
 
 
+def _rows_of_tables(kind, weights, states, lasts, steps, counts, slots, bounds, *_):
+    return None if slots is None else slots[int(bounds[0]) : int(bounds[-1])]
+
+
 _ROWS_OF = {
+    "hotrows::look_up_tables": {0: lambda weights, slots, bounds, *_: slots[: int(bounds[-1])]},
+    "hotrows::catch_up_tables": dict.fromkeys((1, 2, 3), _rows_of_tables),
+    "hotrows::step_tables": dict.fromkeys((1, 2, 3), _rows_of_tables),
     "hotrows::copy_rows": {0: lambda _, rows, *__: rows, 2: lambda a, b, c, rows=None, *_: rows},
     "hotrows::pool": {0: lambda records, layout, slots, inverse, *_: slots[inverse[inverse >= 0]]},
     "hotrows::update": {0: lambda records, layout, slots, rows, *_: slots[rows >= 0]},

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -102,7 +103,8 @@ def _first_row(weight: Tensor) -> int:
 def plan_rows(calls: Sequence[LookupCall]) -> TablePlan:
     """The rows of a pack's lookups, without targets and bags; each row's slot is its number in the table.
 
-    Cached tables lie end to end as in their group, all others in the order of `distinct_weights`.
+    Cached tables lie end to end as in their group, all others in the order of `distinct_weights`. Those
+    are planned by the host, which maps their rows to slots, wherever the ids are.
     """
     weights = distinct_weights(calls)
     table_numbers = {id(weight): t for t, weight in enumerate(weights)}
@@ -111,6 +113,7 @@ def plan_rows(calls: Sequence[LookupCall]) -> TablePlan:
     with NO_TORCH_FUNCTION():
         if group_of(weights[0]) is not None:
             begins = [_first_row(weight) for weight in weights]
+            calls = [replace(call, ids=call.ids.cpu()) for call in calls]
     reads = [table_numbers[id(call.weight)] for call in calls]
     device = calls[0].ids.device
     rows = _rows(calls, [begins[t] for t in reads], [sizes[t] for t in reads])  # [N]
@@ -158,6 +161,7 @@ def plan_pack(
             )
     else:
         plan, locations = _plan_cached(calls, group, trains)
+        plan = locations.group.on_device(plan)
         rows, slots = plan.pack, locations.slots
         targets = tuple(group.target_of(table, locations.records) for table in tables if table)
     dtype, num_bags = targets[0].weights.dtype, sum(call.num_bags for call in calls)
@@ -166,7 +170,9 @@ def plan_pack(
         rows.rows, slots, rows.inverse, rows.order, rows.starts, num_bags, bag_starts, bags, factors
     )
     grad_weights = gradient_factors(calls, factors, dtype)
-    return TablePlan(pack, plan.table_rows, plan.bounds, targets, grad_weights, locations)
+    return TablePlan(
+        pack, plan.table_rows, plan.bounds, targets, grad_weights, locations, plan.known_ends
+    )
 
 
 def _plan_cached(
@@ -179,7 +185,7 @@ def _plan_cached(
         batch is not None
         and batch.locations is not None
         and batch.signature == signature_of(calls)
-        and torch.equal(batch.ids, ids_of(calls))
+        and torch.equal(batch.ids, ids_of(calls).cpu())
     ):
         assert batch.plan is not None
         group.counts["ahead"] += 1

@@ -243,7 +243,7 @@ class RowTable:
             return float(self.caught_up().double().square().sum())
         if self._squares is None:
             self.catch_up()
-            self._squares = torch.tensor([self._squared_norm()], dtype=torch.float64).to(self.last.device)
+            self._squares = torch.tensor([self._squared_norm()], dtype=torch.float64).to(self.values.device)
         if self.is_behind and self.history.first_decay < self.history.now:
             _warn_stale()
         return float(self._squares)
@@ -367,18 +367,23 @@ class RowTable:
 
 
 @contextmanager
-def counted_squares(tables: Sequence[RowTable | None]) -> Iterator[Tensor | None]:
-    """Within: [T] zeros for the changes of the tables' sums of squares; None: none is needed."""
+def counted_squares(
+    tables: Sequence[RowTable | None], place: torch.device | None = None
+) -> Iterator[Tensor | None]:
+    """Within: [T] zeros for the changes of the tables' sums of squares; None: none is needed.
+
+    place: where they are; None: beside the tables.
+    """
     sums = [None if table is None else table.squares_out for table in tables]
     if all(total is None for total in sums):
         yield None
         return
     places = {total.device for total in sums if total is not None}
-    changes = torch.zeros(len(tables), dtype=torch.float64, device=places.pop())
+    changes = torch.zeros(len(tables), dtype=torch.float64, device=place or places.pop())
     yield changes
     for total, change in zip(sums, changes, strict=True):
         if total is not None:
-            total += change
+            total += change.to(total.device)
 
 
 def _has(params: Sequence[Tensor], weight: Tensor) -> bool:
