@@ -62,7 +62,11 @@ def test_training_is_that_of_plain_pytorch(optimizer, way):
     accelerated.assert_same(expected, got, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("seed", [0, 3, 21, *(pytest.param(s, marks=pytest.mark.slow) for s in range(30, 90))])
+SEEDS = [0, 3, 8, 21, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(30, 90))]
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of PyTorch's own
+@pytest.mark.parametrize("seed", SEEDS)
 def test_loops_show_what_plain_ones_do_on_the_host(seed):
     case = case_of(seed, packing=False)
     if runs_on_device(case):
