@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hotrows import ops
 from hotrows.ops.rows import reference
 from hotrows.runtime.device import Device
-from tests.support.pretend_order import CALLER, Memory, Order
+from tests.support.pretend_order import Memory, Order
 
 CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten
@@ -137,6 +137,11 @@ class _Mode(TorchDispatchMode):
 waits: Counter = Counter()
 _order = [Order()]  # of the device that there is
 _PROPERTIES = SimpleNamespace(name="a pretended GPU", total_memory=1 << 34, major=0, minor=0)
+
+
+def present_order():
+    """That of the device that there is."""
+    return _order[0]
 
 
 def _run(func, args, kwargs):
@@ -294,10 +299,10 @@ class PretendDevice(Device):
         return mark
 
     def wait(self, mark, holds=()):
-        self._hold(holds, CALLER)
+        self._hold(holds, self.order.caller)
         if mark is not None:
             self._pass(mark)
-            self.order.launched(CALLER, [mark.clock])
+            self.order.launched(self.order.caller, [mark.clock])
 
     def finish(self, mark):
         if mark is not None:
@@ -379,7 +384,7 @@ def gpu(delay=lambda: None):
     with ExitStack() as stack:
         for name, value in {
             "_lazy_init": lambda: None, "is_available": lambda: True,
-            "current_device": lambda: 0, "is_bf16_supported": lambda *_, **__: True,
+            "current_device": lambda: 0, "device_count": lambda: 1, "is_bf16_supported": lambda *_, **__: True,
             "get_device_properties": lambda *_: _PROPERTIES,
         }.items():  # fmt: skip
             stack.enter_context(mock.patch.object(torch.cuda, name, value))

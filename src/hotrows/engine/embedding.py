@@ -78,7 +78,7 @@ class Execution:
         set of equal attributes, in order. summed: list features whose vectors are summed on the rank
         that has their rows (`planning.remote_pooling`).
     wire_dtype: of rows and gradients between ranks: `float32`, `bfloat16` or `float16`.
-    device: where fast memory is: `cpu`, or `cuda`, of one rank. streams: CUDA streams on which packs
+    device: where fast memory is: `cpu`, or `cuda`, of each rank one. streams: CUDA streams on which packs
         are looked up and updated in parallel; with several, a micro-batch is looked up while the
         model trains on the one before.
     first_layer_roles: roles whose vectors the model reads through `Vectors.joined` alone: on the host and
