@@ -3,6 +3,7 @@
 python3 tasks.py demo     make synthetic Criteo data, train DLRM on it, show what came out
 python3 tasks.py test     run the tests; with --all also slow ones, and all cases of others
 python3 tasks.py lint     run the linter, the type checker and the import contract
+python3 tasks.py docs     build the documentation site into build/docs/site
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DEMO_ROWS = 1_000_000
 
 
 def main(arguments: list[str]) -> int:
-    tasks = {"demo": demo, "test": test, "lint": lint}
+    tasks = {"demo": demo, "test": test, "lint": lint, "docs": docs}
     if not arguments or arguments[0] not in tasks:
         print(__doc__.strip())
         return 2
@@ -109,6 +110,10 @@ def lint(arguments: list[str]) -> int:
         [BIN / "lint-imports", "--no-cache"],
     ]
     return max(run(*check) for check in checks)
+
+
+def docs(arguments: list[str]) -> int:
+    return run(PYTHON, "docs/build.py", *arguments)
 
 
 def run(*command: str | Path) -> int:

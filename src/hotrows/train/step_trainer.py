@@ -96,6 +96,11 @@ class StepTrainer:
             raise ValueError(
                 "a captured step gives new keys no rows: train dynamic features without cuda_graph"
             )
+        if self.config.cuda_graph and self.ranks.num_ranks > 1:
+            raise ValueError(
+                f"cuda_graph: how many rows {self.ranks.num_ranks} ranks exchange differs from batch to "
+                f"batch, and a captured step cannot: leave it out, or start one rank"
+            )
         if self.config.cuda_graph:
             self.step = CapturedStep(self._plain_step)
         self.state = self.batches.first_state()

@@ -1,0 +1,42 @@
+"""Parameters in docstrings as lists, for the reference: sentences `name: what it is` become items.
+
+Docstrings here name parameters in plain lines; read as Markdown, these would run into one paragraph.
+"""
+
+import re
+from typing import Any
+
+from griffe import Extension, Object
+
+ITEM = re.compile(r"((?:\w+, )*\*{0,2}\w+): (?=\S)")
+
+
+class ParameterLists(Extension):
+    def on_object(self, *, obj: Object, **kwargs: Any) -> None:
+        if obj.docstring:
+            functions = [member for member in (obj, obj.members.get("__init__")) if member is not None]
+            names = {p.name for f in functions for p in getattr(f, "parameters", None) or ()}
+            obj.docstring.value = as_list(obj.docstring.value, names | set(obj.members))
+
+
+def as_list(docstring: str, names: set[str]) -> str:
+    """The text, where sentences that begin with names and a colon begin an item each."""
+    return "\n\n".join(_items(part, names) for part in docstring.split("\n\n"))
+
+
+def _items(paragraph: str, names: set[str]) -> str:
+    if paragraph.startswith("    "):  # code, or a drawing
+        return paragraph
+    text = " ".join(line.strip() for line in paragraph.splitlines())
+    starts = [
+        match.start()
+        for match in ITEM.finditer(text)
+        if set(match[1].replace("*", "").split(", ")) <= names
+        and (match.start() == 0 or text[match.start() - 2] in ".;:)")
+    ]
+    if not starts:
+        return paragraph
+    before = text[: starts[0]].strip()
+    items = [text[start:end].strip() for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    listed = "\n".join(ITEM.sub(r"- `\1`: ", item, count=1) for item in items)
+    return f"{before}\n\n{listed}" if before else listed
