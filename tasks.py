@@ -96,6 +96,7 @@ def test(arguments: list[str]) -> int:
     Files in the order of their names: those of few tests, which come last otherwise, take the longest.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of one do not hold up the other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests of several threads ask for them
     several = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
     if set(arguments) - {"--all"}:
         several = []
