@@ -169,7 +169,7 @@ def test_weights_and_biases_writes_a_run_without_a_network(data, monkeypatch, tm
 
 
 def test_the_command_line_logs_to_the_trackers_that_it_names(data, hotrows, monkeypatch):
-    assert tracking.NAMES == tuple(trackers.BY_NAME)
+    assert tuple(trackers.BY_NAME) == tracking.NAMES
     made = []
     monkeypatch.setattr(trackers, "BY_NAME", {"mlflow": lambda: made.append(Recorder()) or made[-1]})
     told = hotrows(

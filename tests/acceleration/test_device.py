@@ -159,9 +159,7 @@ def test_tables_are_looked_up_together_with_padding_between():
         model = nn.ModuleList(tables)
         hotrows.accelerate(model, torch.optim.SGD(model.parameters(), lr=0.1), packing=False)
         weights = [table.weight for table in tables]
-        ids = [
-            torch.tensor(some, dtype=torch.int64).to(CUDA) for some in ([4, 0, 4, 4], [8, 1, 8, 2, 0], [])
-        ]
+        ids = [torch.tensor(some, dtype=torch.int64).to(CUDA) for some in ([4, 0, 4, 4], [8, 1, 8, 2, 0], [])]
         offsets = torch.tensor([0, 2, 2]).to(CUDA)
         options = [Lookup(), Lookup("sum"), Lookup()]
         single, bags, none = lookup(options, weights, ids, [None, offsets, None], [None] * 3)

@@ -13,19 +13,7 @@ from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred import reference as reference_deferred
 from hotrows.runtime import native
-from tests.support.deferred import (
-    CASES,
-    Case,
-    batches,
-    copies,
-    dense,
-    read_of,
-    step_of,
-    tables,
-    target_of,
-    train,
-    values,
-)
+from tests.support.deferred import CASES, Case, batches, copies, dense, read_of, step_of, tables, target_of, train, values
 
 needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 SEVERAL = ["sgd dampened", "adagrad l2", "rmsprop decay", "adam", "adam decay", "adamw"]

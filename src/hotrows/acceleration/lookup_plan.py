@@ -57,9 +57,7 @@ def _is_single(call: LookupCall) -> bool:
         or weight.dtype not in _KERNEL_TYPES
         or weight.dim() != 2
         or weight.device.type not in DEVICES
-        or any(
-            x is not None and x.device != weight.device for x in (call.ids, call.offsets, call.samples)
-        )
+        or any(x is not None and x.device != weight.device for x in (call.ids, call.offsets, call.samples))
         or not weight.is_leaf
         or (weight.stride(-1) != 1 and group_of(weight) is None)
         or not weight.numel()

@@ -160,7 +160,9 @@ def test_nothing_to_do(device):
     run, ids = Kernels(device), none.int()
     run.catch_up(case.kind, targets, none, bounds)
     ones = torch.ones(2, dtype=torch.float64)
-    run.update(case.kind, targets, none, bounds, ids, starts, None, None, torch.empty(0, 3), ones, None)
+    run.update(
+        case.kind, targets, none, bounds, ids, starts, None, None, torch.empty(0, 3), ones, None
+    )
     assert run.lookup(targets, none, bounds, ids, None, None).shape == (0, 3)
     bags = torch.zeros(3, dtype=torch.int32)
     assert_close(run.lookup(targets, none, bounds, ids, bags, None), torch.zeros(2, 3))

@@ -159,9 +159,7 @@ class DeviceSteps:
         if self._kind != "adam" or before is None:
             return 0.0
         eps = 1.0 if before[5] == 0 else numbers[5] / before[5]
-        least = min(
-            math.sqrt(numbers[4]), eps
-        )  # what divides moves shrinks by; the kernel has corrections
+        least = min(math.sqrt(numbers[4]), eps)  # what divides moves shrinks by; the kernel has corrections
         return third / (least * shrink) if least > 0 else math.inf
 
 

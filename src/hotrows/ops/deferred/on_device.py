@@ -14,9 +14,7 @@ from torch import Tensor
 from hotrows.ops.deferred import reference
 from hotrows.ops.deferred.reference import Target
 
-_TARGETS = (
-    "Tensor({0}!)[] weights, Tensor({1}!)[] states, Tensor({2}!)[] lasts, Tensor[] steps, int[] counts"
-)
+_TARGETS = "Tensor({0}!)[] weights, Tensor({1}!)[] states, Tensor({2}!)[] lasts, Tensor[] steps, int[] counts"
 _MOVED = _TARGETS.format("a", "b", "c")
 _SCHEMAS = (
     f"catch_up_tables(str kind, {_MOVED}, Tensor? slots, Tensor bounds, Tensor(d!)? squares) -> ()",
@@ -96,9 +94,7 @@ def _targets(
 ) -> list[Target]:
     each = len(states) // len(weights)
     return [
-        Target(
-            w, tuple(states[t * each : (t + 1) * each]), lasts[t], steps[t], *counts[3 * t : 3 * t + 3]
-        )
+        Target(w, tuple(states[t * each : (t + 1) * each]), lasts[t], steps[t], *counts[3 * t : 3 * t + 3])
         for t, w in enumerate(weights)
     ]
 
