@@ -36,7 +36,7 @@ class _Device(pretend.PretendDevice):
 
 
 class _Ranks(ThreadRanks):
-    """Collectives swap the clocks of their callers as well: none sees another's work before it is done."""
+    """Collectives swap the clocks of their callers, too: none sees another's work before it is done."""
 
     def _swap(self, kind, value):
         order = pretend.present_order()

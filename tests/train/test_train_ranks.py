@@ -412,7 +412,7 @@ def test_sigterm_saves_on_all_ranks(encoded, tmp_path):
 def test_checkpoints_of_processors_and_of_devices_are_read_by_both(
     encoded, alone, tmp_path, before, after
 ):
-    """A run begins on ranks of one kind, is gone on with by another number of the other, and predicts alone."""
+    """A run is gone on with by another number of ranks of the other kind, and predicts alone."""
     changes = {"fast_memory": 1600, "in_flight": 2}
     config = dataclasses.replace(CONFIG, **changes)
 

@@ -160,8 +160,8 @@ class CachedTable(RowTable):
             self.release_states()
             raise RuntimeError(
                 f"table {self.names[0]} is kept behind a cache as float32 {list(self._shape)} on "
-                f"{self._place} and cannot become {values.dtype} {list(values.shape)} on {values.device}; "
-                f"hotrows.restore(model) first"
+                f"{self._place} and cannot become {values.dtype} {list(values.shape)} on "
+                f"{values.device}; hotrows.restore(model) first"
             )
 
     # ---- memory of the rows

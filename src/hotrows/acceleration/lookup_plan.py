@@ -34,7 +34,7 @@ PackKey = tuple[torch.dtype, int, torch.device, str | None, CachedTableGroup | N
 
 
 def pack_calls(calls: Sequence[LookupCall]) -> dict[PackKey, list[int]]:
-    """Numbers of the calls that are made together, by (dtype, width, device, kind of rule, cached group)."""
+    """Numbers of the calls made together, by (dtype, width, device, kind of rule, cached group)."""
     packs: dict[PackKey, list[int]] = {}
     with NO_TORCH_FUNCTION():
         for i, call in enumerate(calls):
@@ -57,7 +57,9 @@ def _is_single(call: LookupCall) -> bool:
         or weight.dtype not in _KERNEL_TYPES
         or weight.dim() != 2
         or weight.device.type not in DEVICES
-        or any(x is not None and x.device != weight.device for x in (call.ids, call.offsets, call.samples))
+        or any(
+            x is not None and x.device != weight.device for x in (call.ids, call.offsets, call.samples)
+        )
         or not weight.is_leaf
         or (weight.stride(-1) != 1 and group_of(weight) is None)
         or not weight.numel()
@@ -230,7 +232,7 @@ def _name_of(weight: Tensor) -> str:
 
 
 def _outside(tables: Sequence[tuple[str, int]], size: int, ids: Tensor | None, bad: int) -> IndexError:
-    """tables: name and number of rows of each lookup, of `size` ids; ids: of all, where they are at hand."""
+    """tables: name and number of rows of each lookup, of `size` ids; ids: of all, if they are at hand."""
     name, num_rows = tables[bad // size]
     which = f"the id at place {bad % size}" if ids is None else f"id {int(ids[bad])}"
     return IndexError(
