@@ -219,9 +219,9 @@ def _rows(calls: Sequence[LookupCall], first_rows: Sequence[int], num_rows: Sequ
         numbers = tuple(range(end - begin)), tuple(first_rows[begin:end]), tuple(num_rows[begin:end])
         tables = (constant(of_span, device) for of_span in numbers)
         span_rows, _, _, bad = ops.resolve(span_ids.long(), None, sizes[begin], *tables, 0)
-        there = span_ids if device.type == "cpu" else None
+        known = span_ids if device.type == "cpu" else None
         tables_of_span = [(_name_of(call.weight), len(call.weight)) for call in calls[begin:end]]
-        errors.check(bad, functools.partial(_outside, tables_of_span, sizes[begin], there))
+        errors.check(bad, functools.partial(_outside, tables_of_span, sizes[begin], known))
         rows.append(span_rows)
     return torch.cat(rows) if len(rows) > 1 else rows[0]
 

@@ -259,7 +259,7 @@ def find(name: str) -> Device:
     return Cuda(index)
 
 
-def of(place: torch.device) -> Device:
+def device_of(place: torch.device) -> Device:
     """The device with the tensors of such a place."""
     return HOST if place.type == "cpu" else Cuda(place.index or 0)
 

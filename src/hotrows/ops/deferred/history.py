@@ -102,7 +102,7 @@ class DeviceSteps:
     """
 
     def __init__(self, kind: str, device: torch.device, first: int) -> None:
-        self.first, self._kind, self._device = first, kind, devices.of(device)
+        self.first, self._kind, self._device = first, kind, devices.device_of(device)
         self._steps = torch.zeros(64, DEVICE_WIDTH, dtype=torch.float64, device=device)
         self._begin_anew()
 

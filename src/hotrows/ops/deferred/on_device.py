@@ -96,10 +96,10 @@ def _targets(
     steps: Sequence[Tensor],
     counts: Sequence[int],
 ) -> list[Target]:
-    each = len(states) // len(weights)
+    num = len(states) // len(weights)
     return [
         Target(
-            w, tuple(states[t * each : (t + 1) * each]), lasts[t], steps[t], *counts[3 * t : 3 * t + 3]
+            w, tuple(states[t * num : (t + 1) * num]), lasts[t], steps[t], *counts[3 * t : 3 * t + 3]
         )
         for t, w in enumerate(weights)
     ]
