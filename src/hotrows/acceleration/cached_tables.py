@@ -72,7 +72,10 @@ def cache_tables(tables: Sequence[TableArguments], caching: Caching) -> list[Cac
     opened: list[CachedTableGroup] = []
     try:
         for g, (group, of_group) in enumerate(zip(groups, members.values(), strict=True)):
-            names, device = [table.names[0] for table in of_group], devices.device_of(of_group[0].weight.device)
+            names, device = (
+                [table.names[0] for table in of_group],
+                devices.device_of(of_group[0].weight.device),
+            )
             store = _store(caching.path, g, group, layouts[g], names, device)
             opened.append(CachedTableGroup(layouts[g], group, slots[g], store, device))
             for table in of_group:

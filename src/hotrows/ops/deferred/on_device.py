@@ -98,9 +98,7 @@ def _targets(
 ) -> list[Target]:
     num = len(states) // len(weights)
     return [
-        Target(
-            w, tuple(states[t * num : (t + 1) * num]), lasts[t], steps[t], *counts[3 * t : 3 * t + 3]
-        )
+        Target(w, tuple(states[t * num : (t + 1) * num]), lasts[t], steps[t], *counts[3 * t : 3 * t + 3])
         for t, w in enumerate(weights)
     ]
 
