@@ -112,7 +112,11 @@ def _remote(place: str) -> list[File]:
     scheme = place.split("://")[0]
     return [
         File(
-            f"{scheme}://{file_path.lstrip('/')}", file_path, system, _partitions(file_path), len(paths) > 1
+            f"{scheme}://{file_path.lstrip('/')}",
+            file_path,
+            system,
+            _partitions(file_path),
+            len(paths) > 1,
         )
         for file_path in paths
     ]
