@@ -81,8 +81,9 @@ def test_transformed_rows_frames_and_parts_of_their_own(ray, tmp_path):
 
     blocks = ray.data.from_arrow([table.slice(n, 1_000) for n in range(0, 9_000, 1_000)])
     moved = blocks.map_batches(slower_first, batch_format="pyarrow", batch_size=None)
+    moved = moved.map(lambda row: row)  # which makes tensors of lists
     frames = ray.data.from_pandas([other.slice(0, 700).to_pandas(), other.slice(700).to_pandas()])
-    prepare(table, SCHEMA, tmp_path / "here", test=other)
+    prepare(table, SCHEMA, tmp_path / "here", test=other.to_pandas())
     prepare(moved, SCHEMA, tmp_path / "ray", test=frames)
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "here")
     prepare(other, None, tmp_path / "more here", extend=tmp_path / "here")
