@@ -32,7 +32,7 @@ import numpy as np
 from hotrows.data.encode import first_pass
 from hotrows.data.encode.cluster import tasks
 from hotrows.data.encode.cluster.ray_cluster import RayCluster
-from hotrows.data.encode.cluster.tasks import Encoded, BlockPlace, Surveyed, ClusterWork
+from hotrows.data.encode.cluster.tasks import BlockPlace, ClusterWork, Encoded, Surveyed
 from hotrows.data.encode.encoding import Encoder, owners_of
 from hotrows.data.encode.id_counts import IdCounts
 from hotrows.data.encode.job import Job, StageProgress
