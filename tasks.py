@@ -3,6 +3,7 @@
 python3 tasks.py demo     make synthetic Criteo data, train DLRM on it, show what came out
 python3 tasks.py test     run the tests; with --all also slow ones, and all cases of others
 python3 tasks.py lint     run the linter, the type checker and the import contract
+python3 tasks.py docs     build the documentation site into build/docs/site
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ DEMO_ROWS = 1_000_000
 
 
 def main(arguments: list[str]) -> int:
-    tasks = {"demo": demo, "test": test, "lint": lint}
+    tasks = {"demo": demo, "test": test, "lint": lint, "docs": docs}
     if not arguments or arguments[0] not in tasks:
         print(__doc__.strip())
         return 2
@@ -95,6 +96,7 @@ def test(arguments: list[str]) -> int:
     Files in the order of their names: those of few tests, which come last otherwise, take the longest.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of one do not hold up the other
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # tests of several threads ask for them
     several = ["-n", "3", "--dist", "loadfile", "--no-loadscope-reorder"]
     if set(arguments) - {"--all"}:
         several = []
@@ -109,6 +111,10 @@ def lint(arguments: list[str]) -> int:
         [BIN / "lint-imports", "--no-cache"],
     ]
     return max(run(*check) for check in checks)
+
+
+def docs(arguments: list[str]) -> int:
+    return run(PYTHON, "docs/build.py", *arguments)
 
 
 def run(*command: str | Path) -> int:

@@ -2,14 +2,19 @@
 
     python -m benchmarks.prepare [--rows N] [--rounds R]
     python -m benchmarks.prepare --raw BIG.txt --limit 2GiB
+    python -m benchmarks.prepare --ray [--rows N] [--rounds R]
 
 Raw Criteo text, next to what users write: polars, and polars with scikit-learn's encoder, in memory and
 in one pass over it (`arms/encode.py`). Ours makes both of its passes, checks every line and writes
 shards with checksums. With `--raw` and `--limit` a file of any size is prepared within a memory cgroup:
-anonymous memory and the page cache together may not take more.
+anonymous memory and the page cache together may not take more. With `--ray` the same rows, as Parquet
+files, are prepared by one process and by a cluster of Ray on the same cores (`pip install
+'hotrows[ray]'`); the cluster runs already, as clusters do, and its first tasks start its workers.
 """
 
 import argparse
+import filecmp
+import importlib.metadata
 import json
 import os
 import resource
@@ -18,8 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.harness import ROOT, conditions, write
 from benchmarks.memory_limit import MemoryLimit
@@ -38,10 +45,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--raw", type=Path, help="prepare this file, within --limit")
     parser.add_argument("--limit", type=parse_bytes, default=2 << 30)
+    parser.add_argument("--ray", action="store_true", help="one process and a cluster of Ray")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--one-on-ray", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         print(json.dumps(hotrows_arm(*args.one, args.threads)))
+    elif args.one_on_ray:
+        print(json.dumps(ray_arm(*args.one_on_ray, args.threads)))
+    elif args.ray:
+        compare_with_ray(args.rows, args.rounds, args.threads)
     elif args.raw:
         bounded(args.raw, args.limit, args.threads)
     else:
@@ -81,6 +94,63 @@ def summary(figures: list[dict], ours: list[dict]) -> dict:
     }
 
 
+def compare_with_ray(rows: int, rounds: int, threads: int) -> None:
+    seen: dict[str, list[dict]] = {"process": [], "ray": []}
+    with tempfile.TemporaryDirectory() as folder:
+        raw = parquet_files(rows, Path(folder) / "raw")
+        for number in range(rounds):
+            for arm, figures in seen.items():
+                command = [sys.executable, "-m", "benchmarks.prepare", "--threads", str(threads)]
+                end = ["--one", raw, f"{folder}/{arm}", "0"] if arm == "process" else None
+                command += end or ["--one-on-ray", raw, f"{folder}/{arm}"]
+                figures.append(outcome_of(command, os.environ | {"OMP_NUM_THREADS": str(threads)}))
+                print(f"round {number}: {arm}: {figures[-1]['rows_per_s']:,.0f} rows/s", flush=True)
+            files = sorted(path.name for path in Path(folder, "process").iterdir())
+            _, different, absent = filecmp.cmpfiles(f"{folder}/process", f"{folder}/ray", files, False)
+            assert not different and not absent, (different, absent)
+            for arm in seen:
+                shutil.rmtree(f"{folder}/{arm}")
+    ratios = [b["rows_per_s"] / a["rows_per_s"] for a, b in zip(*seen.values(), strict=True)]
+    facts = {"question": QUESTION, "rows": rows, "num_rounds": rounds, "equal_bytes": True}
+    facts |= {"ray": importlib.metadata.version("ray"), "ray_over_process": median(ratios)}
+    write("prepare-ray", facts | conditions(threads) | {"arms": seen})
+    print(f"Ray is {median(ratios):.2f}x of one process")
+
+
+def parquet_files(rows: int, folder: Path, num_files: int = 8) -> str:
+    """Synthetic rows of Criteo's form as Parquet files, as another program would write them."""
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    from hotrows.datasets import schemas
+    from hotrows.datasets.synthetic import synth_criteo
+
+    names = schemas.criteo.columns
+    assert names is not None
+    raw = synth_criteo(rows, folder)
+    table = pyarrow.csv.read_csv(
+        raw,
+        pyarrow.csv.ReadOptions(column_names=list(names)),
+        pyarrow.csv.ParseOptions(delimiter="\t"),
+        pyarrow.csv.ConvertOptions(column_types={name: "string" for name in names if name[0] == "C"}),
+    )
+    raw.unlink()
+    size = -(-rows // num_files)
+    for number in range(num_files):
+        part = table.slice(number * size, size)
+        pyarrow.parquet.write_table(part, folder / f"part-{number:05d}.parquet", row_group_size=1 << 17)
+    return str(folder)
+
+
+def ray_arm(raw: str, out: str, threads: int) -> dict:
+    import ray.data
+
+    ray.init(num_cpus=threads, include_dashboard=False, log_to_driver=False)
+    figures = hotrows_arm(ray.data.read_parquet(raw), out, "0", threads)
+    ray.shutdown()
+    return figures
+
+
 def measure(arm: str, raw: Path, out: Path, threads: int) -> dict:
     if arm == "hotrows":
         command = [sys.executable, "-m", "benchmarks.prepare", "--threads", str(threads)]
@@ -89,6 +159,10 @@ def measure(arm: str, raw: Path, out: Path, threads: int) -> dict:
         command = [str(python_of("encode")), "benchmarks/arms/encode.py", arm, str(raw), str(out)]
         command += [str(threads)]
     environment = os.environ | {"POLARS_MAX_THREADS": str(threads), "OMP_NUM_THREADS": str(threads)}
+    return outcome_of(command, environment)
+
+
+def outcome_of(command: list[str], environment: Mapping[str, str]) -> dict:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -113,7 +187,7 @@ def bounded(raw: Path, limit: int, threads: int) -> None:
     shutil.rmtree(out)
 
 
-def hotrows_arm(raw: str, out: str, memory: str, threads: int) -> dict:
+def hotrows_arm(raw: Any, out: str, memory: str, threads: int) -> dict:
     from hotrows.data import prepare
     from hotrows.datasets import schemas
 

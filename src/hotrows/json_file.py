@@ -61,6 +61,10 @@ class JsonFile:
             fields = parse(content)
             if not isinstance(fields, dict):
                 raise ValueError(f"expected a JSON object, found {shown(fields)}")
+        return self.verified(path, fields)
+
+    def verified(self, path: Path, fields: dict[str, Any]) -> dict[str, Any]:
+        """The fields of an object that was read from a file, without version and checksum."""
         version = fields.get(self.version, 0)
         if type(version) is not int or not self.oldest <= version <= self.newest:
             versions = self.newest if self.oldest == self.newest else f"{self.oldest} to {self.newest}"

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 from torch.nn import functional
 
+from hotrows import notebook
 from hotrows.shapes import Float, Int32, Int64
 
 
@@ -182,6 +183,8 @@ class Plan:
     on_device: bool = False
     requests: RequestPlan | None = None
     on_host: Plan | None = None
+
+    _repr_html_ = notebook.plan
 
     def padded(self) -> Plan:
         """With padded packs, where every bag has one id; micro-batches and lists are not padded."""

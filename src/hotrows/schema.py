@@ -27,7 +27,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from hotrows import losses
+from hotrows import losses, notebook
 from hotrows.dynamic import GROWING, Dynamic, check_feature, check_times, expiring, leave_out_defaults
 from hotrows.json_file import JsonFile, build, check_types, parse, shown, value_of
 
@@ -222,6 +222,7 @@ class Schema:
     strip: bool = False
     request: str | None = None
     shared: tuple[str, ...] = ()
+    _repr_html_ = notebook.schema
 
     def __post_init__(self) -> None:
         check_types(self)

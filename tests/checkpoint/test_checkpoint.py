@@ -230,7 +230,7 @@ def test_a_table_may_be_in_any_pieces_that_cover_it_once(run):
         (lambda c: pieces_of(c, "B")[0].update(table="C"), "a piece of table 'C', which is none of its"),
         (lambda c: pieces_of(c, "B")[0].update(num_ids="50"), "num_ids of a saved piece must be of"),
         (lambda c: pieces_of(c, "B")[0].pop("num_ids"), "a saved piece lacks the fields \\['num_ids'\\]"),
-        (lambda c: c["files"].pop("model.safetensors"), "it lacks the checksum of model.safetensors"),
+        (lambda c: c["files"].pop("model.safetensors"), "it lacks the checksum of 'model.safetensors'"),
         (lambda c: c["tables"][0]["layout"].update(dtype="int4"), "rows or layout of table 'A' are imp"),
         (lambda c: c.update(base="../other"), "its base is named '../other'"),
     ],

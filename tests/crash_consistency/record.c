@@ -14,6 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -178,6 +179,26 @@ SIZED(ftruncate64, off64_t)
     END(result) }
 SYNC(fsync)
 SYNC(fdatasync)
+
+// What was written to a mapped file, of which nothing is seen before: all of the part that is synced.
+int msync(void* begin, size_t size, int flags) {
+  REAL(msync);
+  BEGIN
+  const int result = real(begin, size, flags);
+  FILE* const maps = on && !result ? fopen("/proc/self/maps", "re") : NULL;
+  char line[PATH_MAX + 100], path[PATH_MAX];
+  while (maps && fgets(line, sizeof line, maps)) {
+    unsigned long first, end, offset;
+    struct stat state;
+    if (sscanf(line, "%lx-%lx %*s %lx %*s %*s %[^\n]", &first, &end, &offset, path) != 4) continue;
+    if ((unsigned long)begin < first || (unsigned long)begin >= end || !inside(path) || stat(path, &state)) continue;
+    const int64_t place = (int64_t)(offset + ((unsigned long)begin - first)), left = state.st_size - place;
+    if (left > 0) entry('W', path, begin, left < (int64_t)size ? (size_t)left : size, place);
+    entry('S', path, "", 0, 0);
+  }
+  if (maps) fclose(maps);
+  END(result)
+}
 
 static int two(char kind, int (*call)(int, const char*, int, const char*), int a, const char* from, int b, const char* to) {
   BEGIN

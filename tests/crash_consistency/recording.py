@@ -34,9 +34,14 @@ def record(scenario: str, folder: Path, drop: str = "") -> Recording:
         command = [sys.executable, "-m", "tests.crash_consistency.scenarios", scenario, str(root)]
         subprocess.run([*command, "prepare"], check=True)
         shutil.copytree(root, before)
-        recording = {"LD_PRELOAD": str(recorder()), "RECORD_ROOT": str(root), "RECORD_LOG": str(log)}
-        subprocess.run([*command, "act"], check=True, env={**os.environ, **recording})
+        run_recorded([*command, "act"], root, log)
     return Recording(log.read_bytes(), root, before, drop)
+
+
+def run_recorded(command: list[str], root: Path, log: Path) -> None:
+    """Runs a command, whose changes below `root` go to `log`."""
+    recording = {"LD_PRELOAD": str(recorder()), "RECORD_ROOT": str(root), "RECORD_LOG": str(log)}
+    subprocess.run(command, check=True, env={**os.environ, **recording})
 
 
 def say(text: str) -> None:

@@ -1,12 +1,13 @@
 """Every state that a power failure may leave leads on, and a sync that is left out is found."""
 
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.crash_consistency.campaign import Campaign
 from tests.crash_consistency.disk import Recording, State
-from tests.crash_consistency.recording import record, recorder
+from tests.crash_consistency.recording import record, recorder, run_recorded
 from tests.crash_consistency.scenarios import SCENARIOS
 from tests.support.choice import everything
 
@@ -114,3 +115,24 @@ def test_calls_are_recorded_in_the_order_of_their_effects(tmp_path):
         for path in Path(tmp_path, "root").rglob("*")
     }
     assert recording.files(everything_done) == there
+
+
+def test_what_is_written_to_a_mapped_file_is_recorded(tmp_path):
+    """Bases of published models are, and were found with the rows of the base before."""
+    root, before = tmp_path / "root", tmp_path / "before"
+    root.mkdir()
+    before.mkdir()
+    code = """
+import mmap, sys
+with open(sys.argv[1], "w+b") as file:
+    file.write(b"old!" * 2000)
+    file.flush()
+    with mmap.mmap(file.fileno(), 0) as mapped:
+        mapped[5000:5004] = b"new!"
+        mapped.flush()
+"""
+    run_recorded([sys.executable, "-c", code, str(root / "file")], root, tmp_path / "log")
+    recording = Recording((tmp_path / "log").read_bytes(), root, before)
+    last = len(recording.changes)
+    content = (root / "file").read_bytes()
+    assert content[5000:5004] == b"new!" and all_states(recording, last) == {(), (("file", content),)}

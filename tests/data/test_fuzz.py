@@ -25,8 +25,8 @@ from tests.fuzz.readers import make_text
 from tests.fuzz.stored import closed, opened
 
 CASES = {
-    "text": 300, "compressed": 300, "parquet": 200, "stored": 50, "manifest": 100, "state": 40,
-    "schema": 2000, "config": 1000, "archive": 500,
+    "text": 200, "compressed": 250, "parquet": 100, "arrow": 100, "orc": 50, "json lines": 100,
+    "stored": 50, "manifest": 100, "state": 40, "schema": 2000, "config": 1000, "archive": 500,
 }  # fmt: skip
 
 BOTH = pytest.mark.parametrize("plain", [False, True], ids=["native", "plain"])
@@ -105,6 +105,21 @@ def test_a_time_of_numbers_that_no_clock_shows_is_refused(tmp_path, monkeypatch,
         read(tmp_path / "raw", schema)
 
 
+@pytest.mark.parametrize("opened", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_an_arrow_file_whose_offsets_point_elsewhere_is_refused(tmp_path, opened):
+    """Arrow hands out the bytes of a file as they are, and the core read where they point."""
+    path = tmp_path / "rows.arrow"
+    table = pa.table({"label": [0, 1], "a": ["ab", "cd"]})
+    with opened(sink := pa.BufferOutputStream(), table.schema) as writer:
+        writer.write_table(table)
+    offsets = b"".join(n.to_bytes(4, "little") for n in (0, 2, 4))
+    content = sink.getvalue().to_pybytes()
+    assert content.count(offsets) == 1
+    path.write_bytes(content.replace(offsets, offsets[:8] + (1 << 30).to_bytes(4, "little")))
+    with pytest.raises(ValueError, match=r"rows.arrow is damaged \(.*offset"):
+        read(path, Schema(features=(Sparse("a"),)))
+
+
 def test_arrow_repeats_bytes_of_a_file_in_its_errors(tmp_path):
     """A damaged footer came out as "don't know what type: \\x0f", the byte itself in the message; a name
     of a column that is no UTF-8 came out as UnicodeDecodeError."""
@@ -151,6 +166,13 @@ def test_ids_of_bytes_that_are_no_utf8_are_read_as_they_stand(tmp_path):
         pq.write_table(pa.table({"label": [0, 1], "item": item}), tmp_path / "raw")
         columns = read(tmp_path / "raw", Schema(features=(Sparse("item"),)))
         assert [columns.ids[0].value(row) for row in range(2)] == [b"a\xffb", b"abc"]
+
+
+def test_a_key_of_json_that_is_no_utf8_is_refused_in_a_line(tmp_path):
+    """Only Python looked at it, and raised an error that named no file."""
+    (tmp_path / "raw.jsonl").write_bytes(b'{"label": 1, "a": "x"}\n{"label": 0, "a\xee": "x"}\n')
+    with pytest.raises(ValueError, match=r"raw.jsonl: a key between lines 1 and 2 is no UTF-8 \("):
+        read(tmp_path / "raw.jsonl", Schema(features=(Sparse("a"),)))
 
 
 def test_ids_may_be_floats_of_two_bytes(tmp_path):

@@ -1,4 +1,4 @@
-"""The cases of the network: the cable between two hosts is unplugged while they train."""
+"""The cases of the network: the cable between two hosts is unplugged while they train, or slow."""
 
 from __future__ import annotations
 
@@ -60,6 +60,21 @@ def a_cut_for_good_ends_the_ranks(
     assert _all_end(again, 120) == [0, 0], _texts(said)
     assert jobs.checksums(run) == undisturbed(data, 2 * per_host)
     return seconds
+
+
+def a_slow_cable_is_waited_for(data: Path, run: Path, hosts: Sequence[Host], per_host: int = 1) -> None:
+    """Every message takes its time, and the run ends as on a fast one."""
+    said = run.with_name(f"{run.name}-said")
+    for host in hosts:
+        host.slow_down("1mbit")
+    started = start_on(hosts, data, run, said, ranks_per_host=per_host, timeout=60)
+    try:
+        assert _all_end(started, 180) == [0, 0], _texts(said)
+    finally:
+        for process in started:
+            _end(process)
+    assert "hotrows:" not in _texts(said)
+    assert jobs.checksums(run) == undisturbed(data, 2 * per_host)
 
 
 @contextmanager

@@ -41,3 +41,8 @@ def test_a_short_cut_is_a_restart(data, tmp_path, hosts):
 @pytest.mark.slow
 def test_a_cut_for_good_ends_the_ranks(data, tmp_path, hosts):
     network.a_cut_for_good_ends_the_ranks(data, tmp_path / "run", hosts)
+
+
+@pytest.mark.slow
+def test_a_slow_cable_is_waited_for(data, tmp_path, hosts):
+    network.a_slow_cable_is_waited_for(data, tmp_path / "run", hosts)

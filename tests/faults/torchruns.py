@@ -59,6 +59,11 @@ class Host:
         if up:  # routes go with the link
             _ip("-n", self.name, "route", "replace", _NETWORK, "dev", self.cable)
 
+    def slow_down(self, rate: str) -> None:
+        """Lets so much out by the cable, as 1mbit a second."""
+        bucket = ["tbf", "rate", rate, "burst", "16kb", "latency", "400ms"]
+        _run("tc", "-n", self.name, "qdisc", "replace", "dev", self.cable, "root", *bucket)
+
 
 _NETWORK = "10.81.7.0/24"
 
@@ -113,9 +118,13 @@ def start_on(
 
 
 def _ip(*words: str) -> None:
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
     try:
-        ended = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+        ended = subprocess.run(words, capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        raise PermissionError("there is no command ip (package iproute2)") from None
+        raise PermissionError(f"there is no command {words[0]} (package iproute2)") from None
     if ended.returncode:
-        raise PermissionError(f"ip {' '.join(words)}: {ended.stderr.strip()}")
+        raise PermissionError(f"{' '.join(words)}: {ended.stderr.strip()}")

@@ -19,7 +19,16 @@ from pathlib import Path
 
 from tests.fuzz.case import Broken, Case, Hang, Target, limited, reading_ahead, write_files
 from tests.fuzz.foreign import make_archive, make_config, run_archive, run_config
-from tests.fuzz.readers import make_compressed, make_parquet, make_text, run_compressed, run_text
+from tests.fuzz.readers import (
+    make_arrow,
+    make_compressed,
+    make_json_lines,
+    make_orc,
+    make_parquet,
+    make_text,
+    run_compressed,
+    run_text,
+)
 from tests.fuzz.stored import (
     make_manifest,
     make_schema,
@@ -35,6 +44,9 @@ TARGETS = {
     "text": Target(make_text, run_text),
     "compressed": Target(make_compressed, run_compressed),
     "parquet": Target(make_parquet, run_compressed),
+    "arrow": Target(make_arrow, run_compressed),
+    "orc": Target(make_orc, run_compressed),
+    "json lines": Target(make_json_lines, run_compressed),
     "stored": Target(make_stored, run_stored),
     "manifest": Target(make_manifest, run_stored),
     "state": Target(make_state, run_state),

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import dataclasses
 import gzip
 import io
+import json
+import lzma
 import math
 import random
 import shutil
+import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,6 +21,7 @@ from unittest import mock
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import orc
 
 from hotrows.data import prepare
 from hotrows.data.raw import arrow as arrow_reader
@@ -155,10 +160,22 @@ def make_text(choose: random.Random) -> Case:
     return Case({"rows.raw": text}, "rows.raw", _how(choose, schema, "rows.raw"))
 
 
+def _zipped(text: bytes) -> bytes:
+    with zipfile.ZipFile(sink := io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(zipfile.ZipInfo("rows.csv"), text)
+    return sink.getvalue()
+
+
+_PACKS: list[Callable[[bytes], bytes]] = [
+    lambda text: gzip.compress(text, mtime=0), pa.Codec("zstd").compress, pa.Codec("lz4").compress,
+    bz2.compress, lzma.compress, _zipped,
+]  # fmt: skip
+
+
 def make_compressed(choose: random.Random) -> Case:
     schema = some_schema(choose)
     text = some_text(choose, schema)
-    pack = choose.choice([lambda text: gzip.compress(text, mtime=0), pa.Codec("zstd").compress])
+    pack = choose.choice(_PACKS)
     content = b"".join(_packed(pack, part) for part in choose.choice([[text], [text[:9], text[9:]]]))
     content = damaged(content, choose, [content[:4], content[:20], b"\0" * 9, b"\xff" * 4])
     name = "rows.gz"
@@ -178,6 +195,89 @@ def run_compressed(case: Case) -> None:
 
 
 def make_parquet(choose: random.Random) -> Case:
+    return _make_typed(choose, "rows.parquet", _as_parquet, [b"PAR1"])
+
+
+def make_arrow(choose: random.Random) -> Case:
+    writes = choose.choice([_as_ipc_file, _as_ipc_stream])
+    return _make_typed(choose, "rows.arrow", writes, [b"ARROW1", b"\xff\xff\xff\xff\0\0\0\0"])
+
+
+def make_orc(choose: random.Random) -> Case:
+    return _make_typed(choose, "rows.orc", _as_orc, [b"ORC"])
+
+
+def make_json_lines(choose: random.Random) -> Case:
+    schema = dataclasses.replace(some_schema(choose), columns=None)
+    names = [*schema.raw_columns, *["u0"][: choose.randint(0, 1)]]
+    lines = []
+    for _ in range(choose.choice([1, 3, 5, 40])):
+        row = {name: _json_value(choose, schema, name) for name in names if choose.random() < 0.95}
+        lines.append(json.dumps(row, ensure_ascii=choose.random() < 0.5))
+    text = "\n".join(lines).encode("utf-8", "replace") + choose.choice([b"\n", b"\n", b"", b"\n\n"])
+    if choose.random() < 0.7:
+        text = damaged(
+            text, choose, [*TOKENS, b"{", b"}", b"[", b"]", b":", b"null", b"[" * 3000, b"1e999"]
+        )
+    return Case({"rows.jsonl": text}, "rows.jsonl", _how(choose, schema, "rows.jsonl"))
+
+
+def _json_value(choose: random.Random, schema: Schema, name: str) -> Any:
+    """A value of a column as text, as the number that it may be, or of any type."""
+    text = some_value(choose, schema, name)
+    kind = choose.randrange(20)
+    if kind < 8:
+        with suppress(ValueError):
+            number = json.loads(text)
+            return number if isinstance(number, int | float) else text
+    odd = [None, True, 0.0, -0.0, 1 << 62, 1 << 70, 1e300, [1, None], ["a"], [[1]], {"a": 1}, [], {}]
+    return choose.choice(odd) if kind == 19 and choose.random() < 0.2 else text
+
+
+def _as_parquet(choose: random.Random, table: pa.Table, sink: io.BytesIO) -> None:
+    how = {"compression": choose.choice(["none", "snappy", "zstd", "gzip"])}
+    pq.write_table(table, sink, row_group_size=choose.choice([3, 1000, 1000]), **how)
+
+
+def _as_ipc_file(choose: random.Random, table: pa.Table, sink: io.BytesIO) -> None:
+    _write_ipc(choose, table, sink, pa.ipc.new_file)
+
+
+def _as_ipc_stream(choose: random.Random, table: pa.Table, sink: io.BytesIO) -> None:
+    _write_ipc(choose, table, sink, pa.ipc.new_stream)
+
+
+def _write_ipc(
+    choose: random.Random, table: pa.Table, sink: io.BytesIO, opened: Callable[..., Any]
+) -> None:
+    options = pa.ipc.IpcWriteOptions(
+        compression=choose.choice([None, None, "zstd", "lz4"]), unify_dictionaries=True
+    )
+    with opened(sink, table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=choose.choice([3, 1000]))
+
+
+def _as_orc(choose: random.Random, table: pa.Table, sink: io.BytesIO) -> None:
+    readable = [name for name in table.column_names if _is_of_orc(table.select([name]))]
+    how = {"compression": choose.choice(["uncompressed", "zstd", "zlib", "snappy"])}
+    rows = table.select(readable) if readable else pa.table({"u0": pa.nulls(table.num_rows, pa.int8())})
+    orc.write_table(rows, sink, **how)
+
+
+def _is_of_orc(table: pa.Table) -> bool:
+    try:
+        orc.write_table(table, io.BytesIO())
+    except (pa.ArrowException, NotImplementedError):
+        return False
+    return True
+
+
+def _make_typed(
+    choose: random.Random,
+    file: str,
+    write: Callable[[random.Random, pa.Table, io.BytesIO], None],
+    tokens: list[bytes],
+) -> Case:
     schema = dataclasses.replace(some_schema(choose), columns=None)
     names = list(schema.raw_columns)
     in_path = choose.choice([[], [], names[:1], names[-1:]])
@@ -191,12 +291,11 @@ def make_parquet(choose: random.Random) -> Case:
             columns[name] = _some_column(choose, schema, name, rows)
     sink = io.BytesIO()
     table = pa.table(columns) if columns else pa.table({"u0": pa.nulls(rows, pa.int8())})
-    how = {"compression": choose.choice(["none", "snappy", "zstd", "gzip"])}
-    pq.write_table(table, sink, row_group_size=choose.choice([3, 1000, 1000]), **how)
+    write(choose, table, sink)
     content = sink.getvalue()
     if choose.random() < 0.6:
-        content = damaged(content, choose, [b"\0", b"\xff" * 4, b"PAR1"])
-    name = "/".join(filter(None, ["lake", folder, "rows.parquet"]))
+        content = damaged(content, choose, [b"\0", b"\xff" * 4, *tokens])
+    name = "/".join(filter(None, ["lake", folder, file]))
     return Case({name: content}, name, _how(choose, schema, "lake"))
 
 

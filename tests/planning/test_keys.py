@@ -275,9 +275,23 @@ def test_a_state_is_refused_where_it_does_not_fit(kind):
         kind(Dynamic(capacity=2), num_unknown=2).load(table.state())
     with pytest.raises(ValueError, match="num_unknown=2, not 1"):
         kind(Dynamic()).load(table.state())
-    damaged = table.state() | {"ids": ints(4, 6, 5)}
-    with pytest.raises(ValueError, match="saved ids of keys do not rise"):
-        table.load(damaged)
+    for name, part, problem in [
+        ("ids", ints(4, 6, 5), "ids do not rise from 4 to 6"),
+        ("ids", ints(3, 4, 5), "ids do not rise from 4 to 6"),
+        ("ids", ints(4, 5, (1 << 32) + 3), "ids do not rise from 4 to 6"),
+        ("ids", ints(4, 5), "keys, ids, last_use, counts are not equally many"),
+        ("keys", ints(1, 2, 3).int(), "expected numbers of 64 bits of keys"),
+        ("last_use", None, "expected numbers of 64 bits of keys"),
+        ("last_use", ints(0, 0, 7), "a key was read after the 1 batches"),
+        ("counters", ints(1, 2, 3, 9, 0, 0, 0, 0), "9 keys got 3 rows, 0 lost theirs, and 3 are live"),
+        ("counters", ints(1, 2, 1 << 40, 3, 0, 0, 0, 0), "3 keys got 1,099,511,627,776 rows"),
+        ("counters", ints(1, 2, 3), "expected counts of batches"),
+        ("counts", ints(0, 0, -1), "reads were miscounted"),
+        ("sketch", torch.zeros(2, 4), "expected two sketches"),
+    ]:
+        state = {other: value for other, value in table.state().items() if other != name}
+        with pytest.raises(ValueError, match=f"the saved keys are damaged: {problem}"):
+            table.load(state if part is None else state | {name: part})
     assert live(table) == {3: 4, 1: 5, 2: 6}
 
 

@@ -20,10 +20,12 @@ from hotrows.serving import Limits, Scorer, application, chain, merging, program
 from hotrows.serving.deltas import read_delta, write_delta
 from hotrows.serving.places import Mirror
 from hotrows.serving.version import version_at, with_deltas
+from hotrows.streams import StreamConfig
 from hotrows.train import Callback, Trainer, program, publishing
 from hotrows.train.export import export
 from hotrows.train.publishing import Publisher
 from tests.support.bundles import SMALL, raw_rows
+from tests.support.clicks import table as clicks
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "no_pictures"),
@@ -256,6 +258,60 @@ def test_a_damaged_delta_is_refused_and_the_version_stays(to, where):
     assert (scorer.version.number, scorer.logits(ROWS).tobytes()) == (1, logits)
     back[2]()
     assert scorer.follower.look() == 1
+
+
+@pytest.mark.parametrize("inner", ["{}/evil", "../../evil", "tables/../../../evil"])
+def test_a_file_of_a_place_stays_in_the_folder_of_its_version(tmp_path, inner):
+    """`/etc/x` below a folder is `/etc/x`."""
+
+    class Place:
+        def names(self):
+            return {f"base-0000000001/{chain.HEAD}", f"base-0000000001/{inner.format(tmp_path)}"}
+
+        def get(self, name, file):
+            file.write_text("written")
+
+    with pytest.raises(ValueError, match="is no name of a file of a version"):
+        Mirror(Place(), tmp_path / "deep" / "to").pull()
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_a_stream_that_goes_on_by_other_batches_is_published_at_its_end(clicks_encoded, tmp_path):
+    """The run that was killed had trained the events in more batches, and published the last of them; the
+    one that goes on has fewer steps, and its versions were held back until it would pass that step."""
+    lines = [json.dumps(row) + "\n" for row in clicks(80).to_pylist()]
+    events = tmp_path / "events"
+    events.mkdir()
+
+    class Trickle(Callback):
+        """Writes 20 events at a time; ends the run after four steps as a kill would."""
+
+        _written = 0
+
+        def while_idle(self, trainer):
+            (events / f"{self._written}.jsonl").write_text("".join(lines[self._written :][:20]))
+            self._written += 20
+
+        def after_step(self, trainer, progress):
+            publisher.wait()
+            if trainer.state.step == 4:
+                raise KeyboardInterrupt
+
+    def train_on(idle, *callbacks):
+        stream = StreamConfig(max_wait=0.001 if idle is None else 1.0, stop_when_idle=idle)
+        run, settings = tmp_path / "run", config(steps=None, epochs=1, evaluate_every=None)
+        trainer = Trainer(clicks_encoded, settings, run, resume=run.exists())
+        trainer.fit_stream(f"folder:{events}", stream, callbacks=callbacks)
+
+    publisher = Publisher(tmp_path / "to", "1b")
+    with pytest.raises(KeyboardInterrupt):
+        train_on(None, publisher, Trickle())
+    assert version_at(tmp_path / "to").head.step == 4
+    publisher, states = Publisher(tmp_path / "to", "1b"), States()
+    train_on(0.0, states, publisher)
+    version = version_at(tmp_path / "to")
+    assert (version.head.step, version.head.events) == (3, 80)
+    assert all(values == states.dense[3][name].tobytes() for name, values in values_of(version).items())
 
 
 def test_the_server_says_which_version_answered_and_how_old_it_is(to):

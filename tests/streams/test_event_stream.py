@@ -230,6 +230,15 @@ def test_a_line_that_a_crash_has_cut_is_dropped_with_all_behind_it(tmp_path):
     assert path.read_text() == '{"n": 1}\n{"n": 2}\n{"n": 4}\n'
 
 
+@pytest.mark.parametrize("line", ['{"n": 2', '{"n": 9}', '{"m": 2}', "[2]", "\\0\\0"])
+def test_a_damaged_line_before_others_that_stay_is_refused_and_nothing_is_cut(tmp_path, line):
+    path = tmp_path / "log.jsonl"
+    path.write_text(text := f'{{"n": 1}}\n{line}\n{{"n": 3}}\n')
+    with pytest.raises(ValueError, match=r"log.jsonl is damaged: line 2 cannot be read, or"):
+        LineLog(path, lambda line: line.get("n", 9) < 4)
+    assert path.read_text() == text
+
+
 def test_settings_are_checked():
     for wrong, why in (
         ({"max_wait": 0}, "max_wait must be above 0"),

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shutil
 from contextlib import closing
 from types import SimpleNamespace
 
@@ -165,6 +166,38 @@ def test_the_batches_of_a_run_are_made_again(data, folder, whole, tmp_path):
     train(data, folder, again, DRAINED, config, repeat=run)
     assert batches_of(again) == batches_of(run)
     assert same_weights(again, run)
+
+
+@pytest.mark.parametrize(
+    "damage, repeated, resumed",
+    [
+        (lambda lines: [*lines[:5], lines[5].replace(b'"events": ', b'"events": 1'), *lines[6:]],
+         "stream.jsonl is damaged: its checksum is wrong", None),
+        (lambda lines: [*lines[:5], b"\x00" * 40 + b"\n", *lines[6:]], "lacks batch 6 of the 15 trained",
+         "the line behind that of batch 5, of 15, cannot be read"),
+        (lambda lines: lines[:5] + lines[6:], "does not have each batch after step 0 once",
+         "the line behind that of batch 5, of 15"),
+        (lambda lines: [b'{"n": 3}\n', *lines], "a batch has no field 'n'", "behind that of batch 0"),
+        (lambda lines: [], "lacks batch 1 of the 15 trained", "behind that of batch 0, of 15"),
+    ],
+)  # fmt: skip
+def test_a_damaged_log_of_batches_is_refused(data, folder, whole, tmp_path, damage, repeated, resumed):
+    run = shutil.copytree(whole, tmp_path / "run")
+    path = run / "stream.jsonl"
+    path.write_bytes(text := b"".join(damage(path.read_bytes().splitlines(keepends=True))))
+    with pytest.raises(ValueError, match=repeated):
+        train(data, folder, tmp_path / "again", repeat=run)
+    if resumed is not None:
+        with pytest.raises(ValueError, match=resumed):
+            train(data, folder, run)
+    assert path.read_bytes() == text
+
+
+def test_a_run_whose_log_of_batches_is_gone_says_so_and_goes_on(data, folder, whole, tmp_path, caplog):
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "stream.jsonl").unlink()
+    train(data, whole.with_name("events"), run)
+    assert "stream.jsonl is gone: batches up to step 15 cannot be made again" in caplog.text
 
 
 def test_a_run_from_another_one_begins_with_its_weights(data, folder, whole, tmp_path):

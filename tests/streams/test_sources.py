@@ -146,6 +146,14 @@ def test_files_may_go_once_they_are_read_and_not_before(opened, tmp_path):
         cut.read(1, 0)
 
 
+def test_a_damaged_file_is_named(opened, tmp_path):
+    parquet.write_table(table(range(5)), path := tmp_path / "a.parquet")
+    content = path.read_bytes()
+    path.write_bytes(content[:4] + b"\xff" * 40 + content[44:])
+    with pytest.raises(ValueError, match=r"a\.parquet is damaged \(.*\); write it again"):
+        opened().read(9, 0)
+
+
 def test_what_no_stream_is_made_of_says_so(opened, tmp_path):
     with pytest.raises(ValueError, match="is no folder; make it before events are written"):
         FolderSource(tmp_path / "none", SCHEMA)

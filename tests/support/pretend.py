@@ -33,11 +33,12 @@ from torch.utils._pytree import tree_leaves, tree_map
 from hotrows import ops
 from hotrows.ops.rows import reference
 from hotrows.runtime.device import Device
-from tests.support.pretend_order import CALLER, Memory, Order
+from tests.support.pretend_order import Memory, Order
 
 CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten
 _COPIES = (aten._to_copy.default, aten.copy_.default, aten._copy_from.default)
+_TO = {getattr(aten.to, overload) for overload in aten.to.overloads()}
 _DEPENDS_ON_VALUES = {
     aten._local_scalar_dense.default, aten.nonzero.default, aten.equal.default,
     aten.masked_select.default, aten._unique2.default, aten.unique_dim.default,
@@ -58,8 +59,14 @@ def _update(records, layout, slots, rows, order, starts, *others):
     torch.ops.hotrows.update(records, layout, slots[:u], rows[:u], order, starts[: u + 1], *others)
 
 
-# A device skips padding; the native core is never given any.
-_KERNELS = {"hotrows::pool": _pool, "hotrows::update": _update}
+def _sum_gradients(grad, *runs):
+    return (ops.sum_gradients if grad.dtype == torch.float32 else reference.sum_gradients)(grad, *runs)
+
+
+# A device skips padding; the native core is never given any, nor gradients in float64.
+_KERNELS = {
+    "hotrows::pool": _pool, "hotrows::update": _update, "hotrows::sum_gradients": _sum_gradients,
+}  # fmt: skip
 
 
 class PretendTensor(torch.Tensor):
@@ -87,6 +94,14 @@ class PretendTensor(torch.Tensor):
         return tensor
 
     @property
+    def data(self):
+        return PretendTensor(self.inner, [self])
+
+    @data.setter
+    def data(self, new):
+        self.inner, self.memory = new.inner, new.memory
+
+    @property
     def device(self):
         return CUDA
 
@@ -100,6 +115,11 @@ class PretendTensor(torch.Tensor):
 
     def data_ptr(self):
         raise RuntimeError("a tensor of the device has no address on the host")
+
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            memo[id(self)] = PretendTensor(self.inner.clone()).requires_grad_(self.requires_grad)
+        return memo[id(self)]
 
     def __repr__(self):
         return f"PretendTensor({self.inner})"
@@ -119,16 +139,28 @@ _order = [Order()]  # of the device that there is
 _PROPERTIES = SimpleNamespace(name="a pretended GPU", total_memory=1 << 34, major=0, minor=0)
 
 
+def present_order():
+    """That of the device that there is."""
+    return _order[0]
+
+
 def _run(func, args, kwargs):
     if func is torch.ops.prim.device.default:  # PyTorch's C++ has a guard for `meta`, none for CUDA
         return torch.device("meta")
     leaves = tree_leaves((args, kwargs))
+    for leaf in leaves:  # what has a meaning of its own goes on making tensors of the device
+        if isinstance(leaf, torch.Tensor) and _is_own(type(leaf)):
+            with _Mode():
+                return type(leaf).__torch_dispatch__(func, (type(leaf),), args, kwargs)
     device = kwargs.get("device")
     on_device = any(isinstance(leaf, PretendTensor) for leaf in leaves)
     # PyTorch's C++ sees `meta`, and asks for it: zeros for a gradient that there is none of.
     to_device = device is not None and torch.device(device).type in ("cuda", "meta")
     if not on_device and not to_device:
         return func(*args, **kwargs)
+    if func in _TO:  # which is made of others, and arrives whole where autograd is past
+        with _Mode():
+            return func.decompose(*args, **kwargs)
     _refuse_mixture(func, args, leaves)
     if getattr(_order[0].thread, "captures", False):
         _refuse_in_capture(func, leaves)
@@ -156,6 +188,12 @@ def _run(func, args, kwargs):
     return return_and_correct_aliasing(func, args, kwargs, result) if on_device else result
 
 
+def _is_own(kind):
+    """Whether tensors of a class take operations over, on any device."""
+    plain = torch.Tensor.__torch_dispatch__
+    return not issubclass(kind, PretendTensor) and kind.__torch_dispatch__ is not plain
+
+
 def _refuse_mixture(func, args, leaves):
     if func in _COPIES:
         return
@@ -175,17 +213,25 @@ def _refuse_in_capture(func, leaves):
 def _note_uses(func, args, kwargs):
     """Tells the order who touches what: rows of records by their slots, anything else whole."""
     name, by_rows = func.name(), _ROWS_OF.get(func.name(), {})
+    plain_args = tree_map(_inner, args)
     for place, argument in enumerate(func._schema.arguments):
         value = args[place] if place < len(args) else kwargs.get(argument.name)
         writes = argument.alias_info is not None and argument.alias_info.is_write
         for tensor in tree_leaves(value):
-            if place in by_rows and (rows := by_rows[place](*map(_inner, args[:5]))) is not None:
-                _memory_of(tensor).use(name, writes, rows.numpy(), len(tensor))
+            if place in by_rows and (rows := by_rows[place](*plain_args)) is not None:
+                _memory_of(tensor).use(name, writes, rows[rows < len(tensor)].numpy(), len(tensor))
             elif isinstance(tensor, PretendTensor) and not func.is_view:
                 tensor.memory.use(name, writes)
 
 
+def _rows_of_tables(kind, weights, states, lasts, steps, counts, slots, bounds, *_):
+    return None if slots is None else slots[int(bounds[0]) : int(bounds[-1])]
+
+
 _ROWS_OF = {
+    "hotrows::look_up_tables": {0: lambda weights, slots, bounds, *_: slots[: int(bounds[-1])]},
+    "hotrows::catch_up_tables": dict.fromkeys((1, 2, 3), _rows_of_tables),
+    "hotrows::step_tables": dict.fromkeys((1, 2, 3), _rows_of_tables),
     "hotrows::copy_rows": {0: lambda _, rows, *__: rows, 2: lambda a, b, c, rows=None, *_: rows},
     "hotrows::pool": {0: lambda records, layout, slots, inverse, *_: slots[inverse[inverse >= 0]]},
     "hotrows::update": {0: lambda records, layout, slots, rows, *_: slots[rows >= 0]},
@@ -253,10 +299,10 @@ class PretendDevice(Device):
         return mark
 
     def wait(self, mark, holds=()):
-        self._hold(holds, CALLER)
+        self._hold(holds, self.order.caller)
         if mark is not None:
             self._pass(mark)
-            self.order.launched(CALLER, [mark.clock])
+            self.order.launched(self.order.caller, [mark.clock])
 
     def finish(self, mark):
         if mark is not None:
@@ -338,11 +384,11 @@ def gpu(delay=lambda: None):
     with ExitStack() as stack:
         for name, value in {
             "_lazy_init": lambda: None, "is_available": lambda: True,
-            "current_device": lambda: 0, "is_bf16_supported": lambda *_, **__: True,
+            "current_device": lambda: 0, "device_count": lambda: 1, "is_bf16_supported": lambda *_, **__: True,
             "get_device_properties": lambda *_: _PROPERTIES,
         }.items():  # fmt: skip
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
-        stack.enter_context(mock.patch("hotrows.runtime.device.Cuda", lambda: device))
+        stack.enter_context(mock.patch("hotrows.runtime.device.Cuda", lambda *_: device))
         stack.enter_context(mock.patch.object(threading.Thread, "run", run_in_mode))
         before = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -52,7 +52,12 @@ class Order:
     def now(self):
         """The lane of the calling thread, and the clock of what it does now."""
         launch = getattr(self.thread, "launch", None)
-        return launch or (CALLER, self.launched(CALLER, ()))
+        return launch or (self.caller, self.launched(self.caller, ()))
+
+    @property
+    def caller(self):
+        """The lane of what the calling thread does itself; ranks that are threads have one each."""
+        return getattr(self.thread, "caller", CALLER)
 
     def host_waits(self, clock):
         with self.lock:

@@ -35,7 +35,7 @@ def present_weights(embedding, p):
     cached = next(cached for cached in embedding.cached_tables.groups if p in cached.group.packs)
     place = cached.group.packs.index(p)
     records = cached.cache.read(torch.arange(cached.group.rows))
-    records = records.split(list(cached.group.strides), 1)[place].contiguous()
+    records = cached.cache.of_packs(records)[place].contiguous()
     return views(records, layout_in(embedding.shards[p]).as_ints()).weights.float()
 
 

@@ -13,21 +13,26 @@ import pytest
 import torch
 
 from hotrows import checkpoint, cli
-from hotrows.data import EncodedData, Encoder, Loader, describe
+from hotrows.data import EncodedData, Encoder, Loader, describe, prepare
 from hotrows.data.stored import shard_writer
 from hotrows.distributed.in_process import run as run_ranks
+from hotrows.dynamic import Dynamic
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import Adagrad
+from hotrows.serving.version import open_base, versions_in, with_deltas
 from hotrows.storage.file_store import FileStore
 from hotrows.train import Trainer, load_run, run_folder, train
 from hotrows.train.export import export
+from hotrows.train.publishing import Publisher
 from tests.fuzz.case import Broken
 from tests.support.checkpoints import dense, state
+from tests.support.clicks import SCHEMA, table
 from tests.support.damage import as_earlier, trial
 from tests.support.embeddings import batches_of, mixed_tables, placements
 from tests.support.embeddings import train as train_embedding
 from tests.support.file_stores import META, first_values, read, write
-from tests.support.runs import CONFIG, encode
+from tests.support.published import contents_of, train_published
+from tests.support.runs import CONFIG, schema, write_rows
 
 ROWS, STRIDE = 4000, 64
 
@@ -35,11 +40,25 @@ ROWS, STRIDE = 4000, 64
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A folder with prepared data of several shards, a run on it, and raw rows."""
-    folder = tmp_path_factory.mktemp("whole")
+    return run_in(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture(scope="module")
+def key_runs(tmp_path_factory):
+    """A run with a dynamic feature, whose keys come and go."""
+    return run_in(
+        tmp_path_factory.mktemp("whole"),
+        full_every=3,
+        dynamic=Dynamic(capacity=18, admit="after:2", evict="lru", partitions=2),
+    )
+
+
+def run_in(folder, full_every=CONFIG.full_every, **options):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shard_writer.ShardWriter.__init__, "__defaults__", (300,))
-        data = encode(folder)
-    config = dataclasses.replace(CONFIG, keep_last=3, epochs=1)
+        raw = write_rows(folder / "raw.csv")
+        data = prepare([raw], schema(**options), folder / "enc", split="position:0.6,0.2,0.2")
+    config = dataclasses.replace(CONFIG, keep_last=3, epochs=1, full_every=full_every)
     train(data, config, folder / "run")
     for path in (folder / "run").iterdir():
         if path.name.startswith("events") or path.suffix == ".png":
@@ -72,6 +91,12 @@ def resumed(folder):
         [v.numpy().tobytes() for v in tensors(trainer.steps.dense_optimizer.state_dict())],
         trainer.checkpoints.random_state.numpy().tobytes(), batch.ids.numpy().tobytes(),
     )  # fmt: skip
+
+
+def with_keys(folder):
+    """Predictions, what a run that is resumed has, and the keys of all checkpoints."""
+    last = checkpoint.folder_of(folder / "run", "last")
+    return predictions(folder), resumed(folder), checkpoint.key_tables(last)
 
 
 def tensors(optimizer):
@@ -163,6 +188,27 @@ def resharded(folder):
     return run_ranks(lambda ranks: work(ranks, "rows"), 1), checkpoint.checkpoints_of(folder / "run")
 
 
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """Versions of a model: bases, and deltas behind them."""
+    folder = tmp_path_factory.mktemp("whole")
+    prepare(table(400), SCHEMA, folder / "enc", split="position:0.8")
+    publisher = Publisher(folder / "to", "2b", base_every=3)
+    train_published(folder / "enc", folder / "run", 16, publisher)
+    return folder
+
+
+def versions(folder):
+    """The contents of the first and the last version that are there, and where each delta leads."""
+    chain = versions_in(folder / "to")
+    results = []
+    for number in (chain.bases[0], chain.newest):
+        base, deltas = chain.way(0, number)
+        version = with_deltas(open_base(chain.folder, base, verify=True), chain.folder, deltas)
+        results.append((version.number, version.head.step, contents_of(version)))
+    return results
+
+
 # ---- targets: what reads them, which files of the folder, and how often in CI
 
 
@@ -180,10 +226,14 @@ TARGETS = {
     "describe": ("runs", described, ("enc/*",), 30),
     "store": ("stores", restored, ("store/store.json", "store/log-*", "store/undo-*"), 120),
     "ranks": ("ranks", resharded, ("run/**/*",), 120),
+    "keys": ("key_runs", with_keys, USED, 30),
+    "versions": ("published", versions, ("to/**/*",), 40),
 }
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(
+    "target", [pytest.param(t, marks=[pytest.mark.slow] * (t in ("keys", "versions"))) for t in TARGETS]
+)
 def test_a_damaged_file_is_refused_in_a_line_or_changes_nothing(target, tmp_path, request):
     fixture, action, patterns, num_trials = TARGETS[target]
     whole = request.getfixturevalue(fixture)

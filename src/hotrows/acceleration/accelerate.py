@@ -30,7 +30,8 @@ from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
 from hotrows.acceleration.function import capture
 from hotrows.acceleration.gradient import RowGradient
 from hotrows.acceleration.optimizer_hooks import OptimizerHooks, gradient_of, share_histories
-from hotrows.acceleration.parameter import TableParameter, capturing
+from hotrows.acceleration.lookup_plan import DEVICES
+from hotrows.acceleration.parameter import CLASSES, capturing, intercept, release
 from hotrows.acceleration.report import CaptureReport
 from hotrows.acceleration.rules import Rule, rule_of
 from hotrows.acceleration.table import RowTable, TableArguments
@@ -152,7 +153,7 @@ def find_embeddings(model: nn.Module, optimizers: Sequence[Optimizer]) -> list[E
 
 def _why_plain(weight: nn.Parameter, optimizer: Optimizer | None, is_only: bool) -> str:
     """The reason why a weight stays plain PyTorch under any optimizer; "" where there is none."""
-    if type(weight) is not nn.Parameter:
+    if type(weight) not in CLASSES:
         return f"its weight is a {type(weight).__name__}, not a plain parameter"
     if not weight.requires_grad:
         return "frozen (requires_grad=False): its rows are looked up, and never change"
@@ -160,8 +161,8 @@ def _why_plain(weight: nn.Parameter, optimizer: Optimizer | None, is_only: bool)
         return "none of the optimizers given updates it"
     if weight.dim() == 2 and weight.shape[1] > 1 and weight.stride(1) != 1:
         return "its rows are not laid out one after another"
-    if weight.device.type != "cpu":
-        return f"it is on {weight.device}; tables are updated on the CPU so far"
+    if weight.device.type not in DEVICES:
+        return f"it is on {weight.device}; tables are updated on {' and '.join(DEVICES)} alone"
     if is_only and weight.numel() <= SMALL:
         return f"the only table, and so small ({weight.numel():,} weights) that there is no gain"
     return ""
@@ -213,7 +214,7 @@ class Acceleration:
         self.embeddings = tuple(embeddings)
         self.report = CaptureReport(model)
         for table in self.tables:
-            table.weight.__class__ = TableParameter
+            intercept(table.weight)
             table.weight.table = table  # type: ignore[attr-defined]
         cached = [table for table in self.tables if isinstance(table, CachedTable)]
         self.groups = tuple({id(table.group): table.group for table in cached}.values())
@@ -268,7 +269,7 @@ class Acceleration:
             hooks.remove()
         for table, gradient in zip(self.tables, plain, strict=True):
             table.make_plain()
-            table.weight.__class__ = nn.Parameter
+            release(table.weight)
             del table.weight.table  # type: ignore[attr-defined]
             table.weight.grad = gradient
         for group in self.groups:

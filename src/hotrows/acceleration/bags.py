@@ -67,22 +67,31 @@ def bags_of(
         return None, None, None
     lengths = torch.cat([bag_lengths(call) for call in calls])
     starts = functional.pad(lengths.cumsum(0), (1, 0)).int()
-    bags = torch.arange(lengths.numel(), dtype=torch.int32).repeat_interleave(lengths)
+    bags = bag_of_each_id(starts, sum(call.ids.numel() for call in calls))
     factors = None
     if any(map(_has_factors, calls)):
         factors = torch.cat([_factors(call, dtype) for call in calls])
     return starts, bags, factors
 
 
+def bag_of_each_id(starts: Tensor, num_ids: int) -> Tensor:
+    """[N] int32: the bag of each id, from the first id of each bag, [M + 1]; waits for no device."""
+    ids = torch.arange(num_ids, dtype=torch.int32, device=starts.device)
+    bags = torch.searchsorted(starts, ids, right=True, out_int32=True) - 1
+    return bags.clamp_(0, max(starts.numel() - 2, 0))  # of a device's offsets nobody has checked
+
+
 def bag_lengths(call: LookupCall) -> Tensor:
     """[bags] int64: the number of ids of each bag of a lookup."""
     if call.lookup.mode is None:
-        return torch.ones(call.ids.numel(), dtype=torch.int64)
+        return torch.ones(call.ids.numel(), dtype=torch.int64, device=call.ids.device)
     if call.offsets is None:
-        return torch.full((call.ids.shape[0],), call.ids.shape[1])
+        return torch.full((call.ids.shape[0],), call.ids.shape[1], device=call.ids.device)
     ends = call.offsets.long()
     if not call.lookup.include_last_offset:
-        ends = torch.cat([ends, torch.tensor([call.ids.numel()])])
+        ends = functional.pad(ends, (0, 1), value=call.ids.numel())
+    if ends.is_cuda:  # which nobody waits for: bags that are none are empty, as PyTorch's kernels have it
+        return ends.clamp(0, call.ids.numel()).cummax(0).values.diff()
     lengths = ends.diff()
     if (lengths < 0).any() or int(ends[0]) != 0 or int(ends[-1]) != call.ids.numel():
         raise ValueError(
@@ -100,10 +109,11 @@ def gradient_factors(
     paddings = [call.lookup.padding_idx if call.lookup.mode is None else None for call in calls]
     if all(padding is None for padding in paddings):
         return None
-    sizes = torch.tensor([call.ids.numel() for call in calls])
-    padding_ids = torch.tensor([-1 if padding is None else padding for padding in paddings])
-    ids = torch.cat([call.ids.reshape(-1) for call in calls])
-    trains = (ids != padding_ids.repeat_interleave(sizes)).to(dtype)
+    of_calls = [
+        torch.ones_like(ids, dtype=dtype) if padding is None else (ids != padding).to(dtype)
+        for ids, padding in zip((call.ids.reshape(-1) for call in calls), paddings, strict=True)
+    ]
+    trains = torch.cat(of_calls)
     return trains if factors is None else trains * factors
 
 
@@ -115,14 +125,14 @@ def _has_factors(call: LookupCall) -> bool:
 
 def _factors(call: LookupCall, dtype: torch.dtype) -> Tensor:
     """[N]: the factor of each id's vector in its bag."""
-    counts = torch.ones(call.ids.numel(), dtype=dtype)
+    counts = torch.ones(call.ids.numel(), dtype=dtype, device=call.ids.device)
     if call.lookup.mode is None:
         return counts
     if call.lookup.padding_idx is not None:
         counts = (call.ids.reshape(-1) != call.lookup.padding_idx).to(dtype)
     if call.lookup.mode == "mean":
         lengths = bag_lengths(call)
-        bags = torch.arange(lengths.numel()).repeat_interleave(lengths)
-        sizes = torch.zeros(lengths.numel(), dtype=dtype).index_add_(0, bags, counts)
-        return counts / sizes.clamp(min=1)[bags]
+        bags = bag_of_each_id(functional.pad(lengths.cumsum(0), (1, 0)), counts.numel())
+        sizes = counts.new_zeros(lengths.numel()).index_add_(0, bags, counts)
+        return counts / sizes.clamp(min=1)[bags.long()]
     return counts if call.samples is None else counts * call.samples.detach().reshape(-1).to(dtype)

@@ -33,9 +33,11 @@ from hotrows.planning.packing import Group
 from hotrows.planning.policy import Lookahead
 from hotrows.planning.slots import SlotMap
 from hotrows.record import RecordLayout, RecordViews, views
+from hotrows.runtime.device import Device, Mark
+from hotrows.runtime.transfer import copied, to_device
 from hotrows.storage.cache import Cache
 from hotrows.storage.file_store import FileStore
-from hotrows.storage.store import Store
+from hotrows.storage.store import HostStore, Store
 
 _MAX_WAITS = 8  # lookups that wait for their rows before a warning says how to avoid it
 
@@ -49,9 +51,13 @@ class CachedTableGroup:
     error: of moving rows, so that some may be lost. close: closes the store, which nobody reads any more.
     """
 
-    def __init__(self, layout: RecordLayout, group: Group, num_slots: int, store: Store) -> None:
+    def __init__(
+        self, layout: RecordLayout, group: Group, num_slots: int, store: Store, device: Device
+    ) -> None:
         self.layout, self.num_rows, self.tables = layout, group.rows, list[RowTable]()
-        self.cache = Cache(num_slots, group.strides, store)
+        self.device = device
+        zero_copy = device.on_host or isinstance(store, HostStore)
+        self.cache = Cache(num_slots, group.strides, store, device, zero_copy)
         self._rows = CachedGroup(group, self.cache, Lookahead(1))
         self.bound_log = self._rows.bound_log  # called after writes
         self.arena = self.views_of(self.cache.arenas[0])
@@ -94,8 +100,18 @@ class CachedTableGroup:
             self.counts["copied" if slots is None else "brought"] += 1
             if slots is not None:
                 return CachedRows(self, rows, slots, self.arena)
-            copies = self.read_copies(rows)
-            return CachedRows(self, rows, torch.arange(rows.numel()), copies, is_copy=True)
+            copies = self.views_of(self.device.put(self.cache.read(rows)))
+            return CachedRows(self, rows, self._numbers(rows), copies, is_copy=True)
+
+    def on_device(self, plan: TablePlan) -> TablePlan:
+        """A plan that the host has made, where its rows are."""
+        copy = to_device(self.device, plan)
+        self.device.wait(copy.mark, copy.blocks)
+        return replace(copy.value, known_ends=tuple(plan.ends))
+
+    def _numbers(self, rows: Tensor) -> Tensor:
+        """[U]: the place of each row among copies."""
+        return torch.arange(rows.numel(), device=self.device.torch)
 
     @contextmanager
     def writing(self, cached: CachedRows) -> Iterator[tuple[RecordViews, Tensor]]:
@@ -113,12 +129,12 @@ class CachedTableGroup:
                 yield self.arena, slots
                 self.cache.mark_changed(slots)
                 return
-            records = self.cache.read(cached.rows)
-            yield self.views_of(records), torch.arange(cached.rows.numel())
-            self.cache.write(cached.rows, records)
+            records = self.device.put(self.cache.read(cached.rows))
+            yield self.views_of(records), self._numbers(cached.rows)
+            self.cache.write(cached.rows, records.cpu())
 
     def read_copies(self, rows: Tensor) -> RecordViews:
-        """Copies of the present records of rows; writing them changes no table."""
+        """Copies of the present records of rows, in host memory; writing them changes no table."""
         with self.paused():
             return self.views_of(self.cache.read(rows))
 
@@ -140,7 +156,7 @@ class CachedTableGroup:
         """Brings rows into slots [U]; None where there are more than slots."""
         slots = self._rows.bring(rows)
         self.bound_log()
-        return slots
+        return None if slots is None else copied(self.device, slots)
 
     def move(self, moves: Moves) -> None:
         """Makes all moves of one batch at once."""
@@ -157,6 +173,12 @@ class CachedTableGroup:
             )
 
     # ---- looking ahead
+
+    def train(self, batch: PlannedBatch) -> None:
+        """Begins the training of a batch whose rows are on their way into slots."""
+        self.training_batch = batch
+        for mark in batch.ready:
+            self.device.wait(mark, batch.blocks)
 
     def begin(self, runner: Overlapped) -> None:
         self.runner, self._num_waits = runner, _MAX_WAITS + 1
@@ -183,7 +205,8 @@ class CachedTableGroup:
 class CachedRows:
     """The locations of the rows of one lookup.
 
-    rows: [U] distinct rows of the group, ascending. slots: [U], where in `records` each of them is.
+    rows: [U] distinct rows of the group, ascending, in host memory. slots: [U], where in `records` each
+        of them is; both on the device.
     is_copy: the records are copies, made for this lookup. batch: the planned batch whose rows these
     are; they stay in their slots until it has been trained.
     """
@@ -219,7 +242,7 @@ class CachedRows:
             for table in self.group.tables:
                 rows = self.rows - table.first_row
                 weights.append(table.read_rows(rows[(rows >= 0) & (rows < len(table.values))]))
-            return torch.cat(weights)
+            return torch.cat(weights).to(self.slots.device)
 
     @contextmanager
     def writing(self, tables: Sequence[RowTable]) -> Iterator[tuple[list[Target], Tensor]]:
@@ -239,7 +262,8 @@ class PlannedBatch:
     signature: of each lookup, the weight's `id()` and the number of ids; ids: [N], of all lookups.
     plan: its rows, once they are known; moves: what they bring into slots.
     locations: where the rows are; None: in no slot, the lookup reads through the cache.
-    is_over: the batch has been trained.
+    is_over: the batch has been trained. ready: marks on a device that training waits for; blocks: what
+        it then reads.
     """
 
     group: CachedTableGroup
@@ -249,6 +273,8 @@ class PlannedBatch:
     moves: Moves | None = None
     locations: CachedRows | None = None
     is_over: bool = False
+    ready: list[Mark] = field(default_factory=list)
+    blocks: tuple[Tensor, ...] = ()
 
     @property
     def rows(self) -> Tensor:

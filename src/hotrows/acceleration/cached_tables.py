@@ -19,13 +19,15 @@ from torch.optim import Optimizer
 from hotrows.acceleration.cached_group import CachedRows, CachedTableGroup
 from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
 from hotrows.acceleration.rules import BY_OPTIMIZER, Rule
-from hotrows.acceleration.table import RowTable, TableArguments
+from hotrows.acceleration.table import RowTable, TableArguments, counted_squares
 from hotrows.engine.caching import Caching
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.planning.packing import Group
 from hotrows.planning.slot_budget import divide
 from hotrows.record import RecordLayout, RecordViews
+from hotrows.runtime import device as devices
+from hotrows.runtime.device import Device
 from hotrows.storage.cache import CHUNK_ROWS, chunks
 from hotrows.storage.file_store import FileStore
 from hotrows.storage.store import HostStore, MemoryStore, Store
@@ -51,14 +53,15 @@ def why_not_cached(modules: Sequence[nn.Module], weight: Tensor, rule: Rule) -> 
 
 def cache_tables(tables: Sequence[TableArguments], caching: Caching) -> list[CachedTable]:
     """Moves tables into stores, one after the other, and frees their own memory."""
-    members: dict[tuple[int, Rule], list[TableArguments]] = {}
+    members: dict[tuple[int, Rule, torch.device], list[TableArguments]] = {}
     for table in tables:
-        members.setdefault((table.weight.shape[1], table.rule), []).append(table)
+        key = table.weight.shape[1], table.rule, table.weight.device
+        members.setdefault(key, []).append(table)
     if not members:
         return []
     groups: list[Group] = []
     layouts: list[RecordLayout] = []
-    for (dim, rule), of_group in members.items():
+    for (dim, rule, _), of_group in members.items():
         layouts.append(RecordLayout(dim, state_width=dim * len(rule.states), has_step=True))
         rows = sum(len(table.weight) for table in of_group)
         groups.append(Group((len(groups),), rows, (layouts[-1].stride,), len(of_group)))
@@ -69,9 +72,9 @@ def cache_tables(tables: Sequence[TableArguments], caching: Caching) -> list[Cac
     opened: list[CachedTableGroup] = []
     try:
         for g, (group, of_group) in enumerate(zip(groups, members.values(), strict=True)):
-            names = [table.names[0] for table in of_group]
-            store = _store(caching.path, g, group, layouts[g], names)
-            opened.append(CachedTableGroup(layouts[g], group, slots[g], store))
+            names, device = [table.names[0] for table in of_group], devices.of(of_group[0].weight.device)
+            store = _store(caching.path, g, group, layouts[g], names, device)
+            opened.append(CachedTableGroup(layouts[g], group, slots[g], store, device))
             for table in of_group:
                 cached.append(CachedTable(*table, opened[-1]))
             opened[-1].bound_log()
@@ -98,7 +101,7 @@ class CachedTable(RowTable):
         self._is_stored = self._has_states = False
         # Copies that users see through views, and each view with its version when it was handed out.
         self._watched: list[tuple[Tensor, list[tuple[Tensor, int]]]] = []
-        self._shape = weight.shape
+        self._shape, self._place = weight.shape, weight.device
         super().__init__(names, weight, rule, optimizer)
         self.group = group
         self.first_row = group.add(self)
@@ -143,7 +146,7 @@ class CachedTable(RowTable):
     def release_states(self) -> None:
         """Frees the memory of the weight and the states."""
         with torch._C.DisableTorchFunctionSubclass():
-            self.weight.data = torch.zeros(1, dtype=torch.float32).expand(self._shape)
+            self.weight.data = self.values.new_zeros(1, dtype=torch.float32).expand(self._shape)
             self.values = self.weight.detach()
         self.states, self.last = {}, torch.empty(0, dtype=torch.int32)
         state: Mapping[str, Any] = self.optimizer.state.get(self.weight, {})
@@ -153,11 +156,11 @@ class CachedTable(RowTable):
 
     def _check_values(self, values: Tensor) -> None:
         is_same = values.dtype == torch.float32 and values.shape == self._shape
-        if not is_same or values.device.type != "cpu":
+        if not is_same or values.device != self._place:
             self.release_states()
             raise RuntimeError(
-                f"table {self.names[0]} is kept behind a cache as float32 {list(self._shape)} on the "
-                f"CPU and cannot become {values.dtype} {list(values.shape)} on {values.device}; "
+                f"table {self.names[0]} is kept behind a cache as float32 {list(self._shape)} on "
+                f"{self._place} and cannot become {values.dtype} {list(values.shape)} on {values.device}; "
                 f"hotrows.restore(model) first"
             )
 
@@ -169,7 +172,7 @@ class CachedTable(RowTable):
 
     def locate(self, rows: Tensor) -> CachedRows:
         slots = torch.empty(0, dtype=torch.int64)  # none yet
-        return CachedRows(self.group, rows + self.first_row, slots, self.group.arena, is_copy=True)
+        return CachedRows(self.group, rows.cpu() + self.first_row, slots, self.group.arena, is_copy=True)
 
     @contextmanager
     def writing(self, rows: Tensor) -> Iterator[tuple[Target, Tensor]]:
@@ -185,7 +188,8 @@ class CachedTable(RowTable):
                     records = self.group.read(begin, end)
                     target = self.group.target_of(self, self.group.views_of(records))
                     before = target.last.clone()
-                    deferred.catch_up_all(self.rule.kind, target, self.squares_out)
+                    with counted_squares([self], before.device) as squares:
+                        deferred.catch_up_all(self.rule.kind, target, squares)
                     moved = (target.last != before).nonzero().squeeze(1)
                     if moved.numel():
                         self.group.write(moved + begin, records[moved])
@@ -198,9 +202,9 @@ class CachedTable(RowTable):
 
     def read_rows(self, rows: Tensor) -> Tensor:
         self.group.synchronize()
-        records = self.group.read_copies(rows + self.first_row)
+        records = self.group.read_copies(rows.cpu() + self.first_row)
         self._catch_up_copies(records)
-        return records.weights
+        return records.weights.to(self._place)
 
     def write_weights(self, values: Tensor) -> None:
         self._watched.clear()
@@ -229,7 +233,7 @@ class CachedTable(RowTable):
     def _read_all(self, select: Callable[[RecordViews], Tensor]) -> Tensor:
         """[R, D]: one part of all records, up to date."""
         self.collect_writes()
-        out = torch.empty(self.values.shape, dtype=self.values.dtype)
+        out = self.values.new_empty(self._shape)
         with self.group.paused():
             for begin, end in self._chunks():
                 records = self.group.views_of(self.group.read(begin, end))
@@ -288,9 +292,13 @@ def _check_fresh(path: Path) -> None:
         )
 
 
-def _store(path: Path | None, g: int, group: Group, layout: RecordLayout, names: Sequence[str]) -> Store:
+def _store(
+    path: Path | None, g: int, group: Group, layout: RecordLayout, names: Sequence[str], device: Device
+) -> Store:
     if path is None:
-        return HostStore([MemoryStore.empty(layout, group.rows)])
+        store = MemoryStore.empty(layout, group.rows)
+        device.page_lock(store.records)
+        return HostStore([store])
     meta = {"tables": list(names), **layout.to_json()}
     return FileStore.create(path / f"tables-{g}", group.rows, group.stride, _never_read, meta)
 

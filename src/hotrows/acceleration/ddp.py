@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hotrows import ops
-from hotrows.acceleration.gradient import RowGradient, gradient_of_rows
+from hotrows.acceleration.gradient import RowGradient, gradient_of_rows, summed_by_row
 from hotrows.acceleration.table import RowTable
 
 TableGradients = list[tuple[RowTable, Tensor | None]]
@@ -30,8 +29,9 @@ def share_weights(tables: list[RowTable], group: dist.ProcessGroup) -> None:
     """Copies the tables of the first rank to all ranks, as DistributedDataParallel does at its start."""
     for table in tables:
         values = table.caught_up()
-        dist.broadcast(values, group_src=0, group=group)
-        table.write_weights(values)
+        shared = values.to(_place(values, group))
+        dist.broadcast(shared, group_src=0, group=group)
+        table.write_weights(shared.to(values.device))
 
 
 def averaged(gradients: TableGradients, group: dist.ProcessGroup) -> TableGradients:
@@ -41,21 +41,24 @@ def averaged(gradients: TableGradients, group: dist.ProcessGroup) -> TableGradie
     """
     num_ranks = dist.get_world_size(group)
     facts = torch.zeros(len(gradients), 3, dtype=torch.float64)  # has one, is dense, decay
+    place = _place(gradients[0][0].values, group) if gradients else facts.device
     for t, (_, gradient) in enumerate(gradients):
         if isinstance(gradient, RowGradient):
             facts[t] = torch.tensor([1.0, float(gradient.dense is not None), gradient.decay])
         elif gradient is not None:
             facts[t, :2] = 1.0
+    facts = facts.to(place)
     dist.all_reduce(facts, group=group)
     means: TableGradients = []
-    for (table, gradient), (has, dense, decay) in zip(gradients, facts.tolist(), strict=True):
+    for (table, gradient), (has, dense, decay) in zip(gradients, facts.cpu().tolist(), strict=True):
         if not has:
             means.append((table, None))
         elif dense:
             means.append((table, _dense(table, gradient, num_ranks, group)))
         else:
             mine = gradient if isinstance(gradient, RowGradient) else RowGradient(table)
-            rows, sums = _gathered(*mine.coalesced(), group)
+            rows, sums = _gathered(*(part.to(place) for part in mine.coalesced()), group)
+            rows, sums = rows.to(table.values.device), sums.to(table.values.device)
             means.append((table, gradient_of_rows(table, rows, sums / num_ranks, decay / num_ranks)))
     return means
 
@@ -63,24 +66,29 @@ def averaged(gradients: TableGradients, group: dist.ProcessGroup) -> TableGradie
 def _dense(table: RowTable, gradient: Tensor | None, num_ranks: int, group: dist.ProcessGroup) -> Tensor:
     if isinstance(gradient, RowGradient):
         gradient = gradient.to_dense()
-    total = torch.zeros_like(table.values) if gradient is None else gradient.clone()
+    total = torch.zeros_like(table.values) if gradient is None else gradient
+    total = total.to(_place(table.values, group), copy=True)
     dist.all_reduce(total, group=group)
-    return total / num_ranks
+    return (total / num_ranks).to(table.values.device)
+
+
+def _place(values: Tensor, group: dist.ProcessGroup) -> torch.device:
+    """Where tensors are for the ranks to exchange them: beside the tables if the group can, else on the host."""
+    on_device = values.is_cuda and "nccl" in str(dist.get_backend_config(group))
+    return values.device if on_device else torch.device("cpu")
 
 
 def _gathered(rows: Tensor, sums: Tensor, group: dist.ProcessGroup) -> tuple[Tensor, Tensor]:
     """Distinct rows [U] of all ranks, and the sums [U, D] of their gradients, in the order of ranks."""
     num_ranks = dist.get_world_size(group)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(num_ranks)]
-    dist.all_gather(sizes, torch.tensor([rows.numel()]), group=group)
+    sizes = [rows.new_zeros(1) for _ in range(num_ranks)]
+    dist.all_gather(sizes, rows.new_tensor([rows.numel()]), group=group)
     most = max(int(size) for size in sizes)
     rows, sums = (
         torch.cat([part[: int(size)] for part, size in zip(parts, sizes, strict=True)])
         for parts in (_gather(rows, most, group), _gather(sums, most, group))
     )
-    distinct, inverse, _, _ = ops.unique(rows)
-    total = sums.new_zeros(distinct.numel(), sums.shape[1])
-    return distinct, total.index_add_(0, inverse.long(), sums)
+    return summed_by_row(rows, sums)
 
 
 def _gather(tensor: Tensor, size: int, group: dist.ProcessGroup) -> list[Tensor]:

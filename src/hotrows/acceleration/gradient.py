@@ -66,7 +66,7 @@ class PackGradient:
         if plan.locations is not None:
             weights = plan.locations.weights().double()  # [U, D]
         else:
-            order = torch.arange(plan.pack.num_rows, dtype=torch.int32)
+            order = torch.arange(plan.pack.num_rows, dtype=torch.int32, device=plan.bounds.device)
             rows = deferred.lookup(plan.targets, plan.pack.slots, plan.bounds, order, None, None)
             weights = rows.double()
         dots = _by_table((self.sums * weights).sum(1), plan.bounds)
@@ -208,12 +208,10 @@ class RowGradient(torch.Tensor):
         if len(self.parts) == 1:
             return self.parts[0].rows, self.parts[0].sums
         if not self.parts:
-            empty = torch.empty(0, dtype=torch.int64)
+            empty = self.table.values.new_empty(0, dtype=torch.int64)
             return empty, self.table.values.new_empty(0, self.shape[1])
         rows = torch.cat([part.rows for part in self.parts])
-        distinct, inverse, _, _ = ops.unique(rows)
-        sums = self.table.values.new_zeros(distinct.numel(), self.shape[1])
-        return distinct, sums.index_add_(0, inverse.long(), torch.cat([p.sums for p in self.parts]))
+        return summed_by_row(rows, torch.cat([part.sums for part in self.parts]))
 
     def norm_squared(self) -> float:
         """The sum of all squares."""
@@ -295,16 +293,25 @@ class RowGradient(torch.Tensor):
 
 def gradient_of_rows(table: RowTable, rows: Tensor, sums: Tensor, decay: float = 0.0) -> RowGradient:
     """The gradient with rows [U], distinct and ascending, and their gradients sums [U, D]."""
-    order = torch.arange(rows.numel() + 1, dtype=torch.int32)
+    order = torch.arange(rows.numel() + 1, dtype=torch.int32, device=rows.device)
     pack = PackPlan(rows, rows, order[:-1], order[:-1], order, rows.numel())
-    bounds = torch.tensor([0, rows.numel()])
+    bounds = torch.tensor([0, rows.numel()]).to(rows.device)
     plan = TablePlan(pack, rows, bounds, (table.target,), locations=table.locate(rows))
     return RowGradient(table, (TableGradient(PackGradient(plan, sums), 0),), decay)
 
 
+def summed_by_row(rows: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """Distinct rows [U], ascending, and the sums [U, D] of their gradients [N, D], in their order."""
+    distinct, inverse, order, starts = ops.unique(rows)
+    if rows.is_cuda:  # where `index_add_` has no one order
+        return distinct, ops.sum_gradients(grads, order, starts, None, None)
+    sums = grads.new_zeros(distinct.numel(), grads.shape[1])
+    return distinct, sums.index_add_(0, inverse.long(), grads)
+
+
 def _sum_runs(grad: Tensor, pack: PackPlan, weights: Tensor | None) -> Tensor:
     """[U, D]: gradients [M, D] summed along the runs of equal rows."""
-    if grad.dtype == torch.float32:
+    if grad.dtype == torch.float32 or grad.is_cuda:
         return ops.sum_gradients(grad, pack.order, pack.starts, pack.bags, weights)
     order = pack.order.long()
     terms = grad[order if pack.bags is None else pack.bags.long()[order]]  # [N, D]
@@ -318,7 +325,7 @@ def _sum_runs(grad: Tensor, pack: PackPlan, weights: Tensor | None) -> Tensor:
 def _by_table(values: Tensor, bounds: Tensor) -> list[float]:
     """Sums values [U] of rows by table."""
     total = torch.cat([values.new_zeros(1), values.cumsum(0)])
-    return total[bounds].diff().tolist()
+    return total[bounds].diff().cpu().tolist()
 
 
 def _densely(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

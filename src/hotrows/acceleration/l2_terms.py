@@ -24,7 +24,7 @@ class _SumOfSquares(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: TableParameter) -> Tensor:
         ctx.weight, ctx.table = weight, weight.table
-        return torch.tensor(ctx.table.sum_of_squares(), dtype=ctx.table.values.dtype)
+        return _number(ctx.table.sum_of_squares(), ctx.table.values)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -33,12 +33,16 @@ class _SumOfSquares(torch.autograd.Function):
         return RowGradient(ctx.table, decay=2 * float(grad))
 
 
+def _number(number: float, like: Tensor) -> Tensor:
+    return torch.tensor(number, dtype=like.dtype).to(like.device)
+
+
 class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, weight: TableParameter) -> Tensor:
         ctx.weight, ctx.table = weight, weight.table
         ctx.norm = ctx.table.sum_of_squares() ** 0.5
-        return torch.tensor(ctx.norm, dtype=ctx.table.values.dtype)
+        return _number(ctx.norm, ctx.table.values)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ from hotrows.acceleration.lookup import PLANNING, PlannedLookups
 from hotrows.acceleration.lookup_plan import group_of, ids_of, plan_rows, signature_of
 from hotrows.pipeline.runner import TRAIN, NoMore, Overlapped
 from hotrows.pipeline.schedule import Stage, Work
+from hotrows.runtime.device import Mark
+from hotrows.runtime.transfer import to_device
 from hotrows.storage.cache import Transfer
 
 _MAX_UNPLANNED = 32  # lookups, before a look-ahead that has planned fewer stops
@@ -36,12 +38,14 @@ _RUN_AHEAD = 1  # batches planned beyond those that move rows
 class _GroupLookups:
     """The lookups of a batch that read one group: their plan, and what planning and moving need.
 
-    calls: until the rows are known. transfer: of its rows, once they move.
+    calls: until the rows are known. transfer: of its rows, once they move. trained: the mark behind the
+    training of the batch.
     """
 
     planned: PlannedBatch
     calls: list[LookupCall] | None = None
     transfer: Transfer | None = None
+    trained: Mark = None
 
 
 _Batch = list[_GroupLookups]  # one for each group
@@ -65,7 +69,7 @@ class IdProbe:
                 calls = packs.get(of_group.planned.group)
                 if calls is not None:
                     of_group.planned.signature = signature_of(calls)
-                    of_group.planned.ids = ids_of(calls)
+                    of_group.planned.ids = ids_of(calls).cpu()
                     # Their other tensors are read when the lookup is made.
                     copies = of_group.planned.ids.split([call.ids.numel() for call in calls])
                     of_group.calls = [
@@ -122,6 +126,7 @@ class LookaheadRunner:
         self._num_fed = self._num_read = self._num_yielded = 0
         self._all_read = self._all_fed = self._closed = False
         self._training: _Batch | None = None
+        self._written: dict[CachedTableGroup, Mark] = {}  # behind what has left last
         self._error: BaseException | None = None
         self._loader_error: BaseException | None = None
         self._read_ahead()
@@ -142,7 +147,7 @@ class LookaheadRunner:
             self._training = work.item
             self._num_yielded += 1
             for lookups in work.item:
-                lookups.planned.group.training_batch = lookups.planned
+                lookups.planned.group.train(lookups.planned)
             yield self._to_yield.popleft()
             if self._is_useless():
                 self.close()
@@ -213,6 +218,7 @@ class LookaheadRunner:
         if self._training is not None:
             for lookups in self._training:
                 lookups.planned.is_over, lookups.planned.group.training_batch = True, None
+                lookups.trained = lookups.planned.group.device.mark()
             self._training = None
 
     def _read_ahead(self) -> None:
@@ -288,12 +294,21 @@ class LookaheadRunner:
 
     def _move(self, work: Work) -> None:
         for lookups in work.item:
-            cache = lookups.planned.group.cache
-            lookups.transfer = cache.collect(lookups.planned.moves)
-            cache.insert(lookups.transfer)
+            planned, group = lookups.planned, lookups.planned.group
+            assert planned.moves is not None
+            slots = None if planned.locations is None else planned.locations.slots
+            copy = to_device(group.device, (planned.moves, slots))
+            moves, slots = copy.value
+            lookups.transfer = group.cache.collect(
+                planned.moves, moves, [copy.mark, self._written.get(group)]
+            )
+            planned.ready, planned.blocks = [group.cache.insert(lookups.transfer)], copy.blocks
+            if planned.locations is not None:
+                planned.locations = replace(planned.locations, slots=slots)
         self._unmoved.popleft()
 
     def _write_back(self, work: Work) -> None:
         for lookups in work.item:
-            lookups.planned.group.cache.write_back(lookups.transfer)
+            group = lookups.planned.group
+            self._written[group] = group.cache.write_back(lookups.transfer, [lookups.trained])
             lookups.planned.group.bound_log()

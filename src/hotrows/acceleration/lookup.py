@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotrows import ops
-from hotrows.acceleration.bags import Lookup, LookupCall, bag_lengths
+from hotrows.acceleration.bags import Lookup, LookupCall, bag_lengths, bag_of_each_id
 from hotrows.acceleration.cached_group import CachedTableGroup
 from hotrows.acceleration.gradient import PackGradient, RowGradient, TableGradient, gradient_of_rows
 from hotrows.acceleration.lookup_plan import distinct_weights, pack_calls, plan_pack, table_of
@@ -134,12 +134,10 @@ class _PackLookup:
         vectors = deferred.lookup(
             plan.targets, pack.slots, plan.bounds, pack.inverse, pack.bag_starts, pack.weights
         )  # [M, D]
-        storage, dim, begin, results = vectors.untyped_storage(), vectors.shape[1], 0, []
+        dim, begin, results = vectors.shape[1], 0, []
         for size, shape in zip(self.sizes, self.shapes, strict=True):
-            # No views: autograd would forbid changing one of several in place.
-            out = torch.empty(0, dtype=vectors.dtype)
-            out.set_(storage, begin * dim, (*shape, dim))  # type: ignore[call-overload]
-            results.append(out)
+            # `data`: no views, for autograd would forbid changing one of several in place.
+            results.append(vectors[begin : begin + size].view(*shape, dim).data)
             begin += size
         return tuple(results)
 
@@ -153,12 +151,13 @@ class _PackLookup:
 
     def _rows_with_gradients(self, grads: Sequence[Tensor | None]) -> Iterator[Tensor | None]:
         """By table: None, where none of its vectors has a gradient; else [U] bool, rows that have."""
-        has_gradient = torch.zeros(self.plan.pack.num_rows, dtype=torch.bool)
+        inverse = self.plan.pack.inverse
+        has_gradient = torch.zeros(self.plan.pack.num_rows, dtype=torch.bool, device=inverse.device)
         begin, tables = 0, set()
         for grad, (t, num_ids) in zip(grads, self.reads, strict=True):
             if grad is not None:
                 tables.add(t)
-                has_gradient[self.plan.pack.inverse[begin : begin + num_ids].long()] = True
+                has_gradient[inverse[begin : begin + num_ids].long()] = True
             begin += num_ids
         ends = self.plan.ends
         for t in range(len(self.tables)):
@@ -250,7 +249,7 @@ def _lookup_weighted(call: LookupCall) -> Tensor:
     scale = call.samples.reshape(-1, 1)
     if call.lookup.padding_idx is not None:
         scale = scale * (ids[:, None] != call.lookup.padding_idx)
-    bags = torch.arange(lengths.numel()).repeat_interleave(lengths)
+    bags = bag_of_each_id(functional.pad(lengths.cumsum(0), (1, 0)), ids.numel()).long()
     out = vectors.new_zeros(lengths.numel(), vectors.shape[1])
     return out.index_add(0, bags, vectors * scale)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hotrows.acceleration.lookup import Lookup, lookup
-from hotrows.acceleration.parameter import TableParameter, handles
+from hotrows.acceleration.parameter import PLAIN, TableParameter, handles
 
 _MODES = ("sum", "mean", "max")
 
@@ -24,7 +24,7 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Any:
-    if not isinstance(weight, TableParameter) or type(input) is not Tensor:
+    if not isinstance(weight, TableParameter) or type(input) not in PLAIN:
         return NotImplemented
     padding_idx = _not_negative(padding_idx, weight)
     options = Lookup(None, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
@@ -45,7 +45,7 @@ def _embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    if not isinstance(weight, TableParameter) or type(input) is not Tensor or mode not in _MODES:
+    if not isinstance(weight, TableParameter) or type(input) not in PLAIN or mode not in _MODES:
         return NotImplemented
     if (input.dim() == 2) == (offsets is not None) or input.dim() not in (1, 2):
         return NotImplemented  # PyTorch's own message
@@ -56,7 +56,7 @@ def _embedding_bag(
 
 @handles(torch.Tensor.__getitem__)
 def _getitem(weight: TableParameter, index: Any) -> Any:
-    if type(index) is not Tensor or index.dtype not in (torch.int64, torch.int32):
+    if type(index) not in PLAIN or index.dtype not in (torch.int64, torch.int32):
         return NotImplemented
     index = torch.where(index < 0, index + weight.shape[0], index)
     return lookup([Lookup()], [weight], [index], [None], [None])[0]

@@ -6,13 +6,16 @@ ops.unique            [U]    distinct rows, and the runs of equal ones
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from hotrows import ops
+from hotrows.acceleration import errors
 from hotrows.acceleration.bags import LookupCall, bags_of, gradient_factors
 from hotrows.acceleration.cached_group import CachedRows, CachedTableGroup
 from hotrows.acceleration.cached_tables import CachedTable
@@ -23,16 +26,15 @@ from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import WIDTH
 from hotrows.plan import PackPlan
 
+DEVICES = ("cpu", "cuda")
 _ID_TYPES = (torch.int64, torch.int32)
 _KERNEL_TYPES = (torch.float32, torch.float64)
-_NO_LAST = torch.empty(0, dtype=torch.int32)
-_NO_STEPS = torch.empty(0, WIDTH, dtype=torch.float64)
 
-PackKey = tuple[torch.dtype, int, str | None, CachedTableGroup | None]
+PackKey = tuple[torch.dtype, int, torch.device, str | None, CachedTableGroup | None]
 
 
 def pack_calls(calls: Sequence[LookupCall]) -> dict[PackKey, list[int]]:
-    """Numbers of the calls that are made together, by (dtype, width, kind of rule, cached group)."""
+    """Numbers of the calls that are made together, by (dtype, width, device, kind of rule, cached group)."""
     packs: dict[PackKey, list[int]] = {}
     with NO_TORCH_FUNCTION():
         for i, call in enumerate(calls):
@@ -40,7 +42,8 @@ def pack_calls(calls: Sequence[LookupCall]) -> dict[PackKey, list[int]]:
                 continue
             table = table_of(call.weight)
             kind = None if table is None else table.rule.kind
-            key = (call.weight.dtype, call.weight.shape[1], kind, group_of(call.weight))
+            weight = call.weight
+            key = (weight.dtype, weight.shape[1], weight.device, kind, group_of(weight))
             packs.setdefault(key, []).append(i)
     return packs
 
@@ -53,7 +56,8 @@ def _is_single(call: LookupCall) -> bool:
         or not call.lookup.is_packable
         or weight.dtype not in _KERNEL_TYPES
         or weight.dim() != 2
-        or weight.device.type != "cpu"
+        or weight.device.type not in DEVICES
+        or any(x is not None and x.device != weight.device for x in (call.ids, call.offsets, call.samples))
         or not weight.is_leaf
         or (weight.stride(-1) != 1 and group_of(weight) is None)
         or not weight.numel()
@@ -99,7 +103,8 @@ def _first_row(weight: Tensor) -> int:
 def plan_rows(calls: Sequence[LookupCall]) -> TablePlan:
     """The rows of a pack's lookups, without targets and bags; each row's slot is its number in the table.
 
-    Cached tables lie end to end as in their group, all others in the order of `distinct_weights`.
+    Cached tables lie end to end as in their group, all others in the order of `distinct_weights`. Those
+    are planned by the host, which maps their rows to slots, wherever the ids are.
     """
     weights = distinct_weights(calls)
     table_numbers = {id(weight): t for t, weight in enumerate(weights)}
@@ -108,18 +113,33 @@ def plan_rows(calls: Sequence[LookupCall]) -> TablePlan:
     with NO_TORCH_FUNCTION():
         if group_of(weights[0]) is not None:
             begins = [_first_row(weight) for weight in weights]
+            calls = [replace(call, ids=call.ids.cpu()) for call in calls]
     reads = [table_numbers[id(call.weight)] for call in calls]
-    rows = _rows(
-        calls, torch.tensor([begins[t] for t in reads]), torch.tensor([sizes[t] for t in reads])
-    )  # [N]
-    distinct, inverse, order, starts = ops.unique(rows)
+    device = calls[0].ids.device
+    rows = _rows(calls, [begins[t] for t in reads], [sizes[t] for t in reads])  # [N]
+    ends = (*begins, begins[-1] + sizes[-1])
+    if device.type == "cpu":
+        distinct, inverse, order, starts = ops.unique(rows)
+        ascending = distinct
+    else:  # as long as the ids, so that the host waits for no count
+        distinct, inverse, order, starts = ops.unique_padded(rows, ends[-1])
+        ascending = torch.where(distinct < 0, ends[-1], distinct)
     table_rows = distinct - begins[0] if begins[0] else distinct  # [U]
-    bounds = torch.tensor([0, distinct.numel()])
+    if len(weights) > 1 or device.type != "cpu":
+        bounds = torch.searchsorted(ascending, constant(ends, device))
+    else:
+        bounds = torch.tensor([0, distinct.numel()])
     if len(weights) > 1:
-        bounds = torch.searchsorted(distinct, torch.tensor([*begins, begins[-1] + sizes[-1]]))
-        table_rows = distinct - torch.tensor(begins).repeat_interleave(bounds.diff())
+        firsts = constant(tuple(begins), device)
+        table_rows = distinct - firsts[torch.searchsorted(firsts, ascending, right=True) - 1]
     pack = PackPlan(distinct, table_rows, inverse, order, starts, num_bags=inverse.numel())
     return TablePlan(pack, table_rows, bounds)
+
+
+@functools.lru_cache(maxsize=256)
+def constant(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """[n] int64 on a device, copied there once."""
+    return torch.tensor(numbers).to(device)
 
 
 def plan_pack(
@@ -141,6 +161,7 @@ def plan_pack(
             )
     else:
         plan, locations = _plan_cached(calls, group, trains)
+        plan = locations.group.on_device(plan)
         rows, slots = plan.pack, locations.slots
         targets = tuple(group.target_of(table, locations.records) for table in tables if table)
     dtype, num_bags = targets[0].weights.dtype, sum(call.num_bags for call in calls)
@@ -149,7 +170,9 @@ def plan_pack(
         rows.rows, slots, rows.inverse, rows.order, rows.starts, num_bags, bag_starts, bags, factors
     )
     grad_weights = gradient_factors(calls, factors, dtype)
-    return TablePlan(pack, plan.table_rows, plan.bounds, targets, grad_weights, locations)
+    return TablePlan(
+        pack, plan.table_rows, plan.bounds, targets, grad_weights, locations, plan.known_ends
+    )
 
 
 def _plan_cached(
@@ -162,7 +185,7 @@ def _plan_cached(
         batch is not None
         and batch.locations is not None
         and batch.signature == signature_of(calls)
-        and torch.equal(batch.ids, ids_of(calls))
+        and torch.equal(batch.ids, ids_of(calls).cpu())
     ):
         assert batch.plan is not None
         group.counts["ahead"] += 1
@@ -173,14 +196,17 @@ def _plan_cached(
 
 def _frozen_target(weights: Tensor) -> Target:
     """The target of a plain weight: none of its steps is ever deferred."""
-    return Target(weights, (), _NO_LAST, _NO_STEPS, 0, 0, 0)
+    no_last = weights.new_empty(0, dtype=torch.int32)
+    return Target(weights, (), no_last, weights.new_empty(0, WIDTH, dtype=torch.float64), 0, 0, 0)
 
 
-def _rows(calls: Sequence[LookupCall], first_rows: Tensor, num_rows: Tensor) -> Tensor:
+def _rows(calls: Sequence[LookupCall], first_rows: Sequence[int], num_rows: Sequence[int]) -> Tensor:
     """[N] int64: the row of each id, in the tables laid end to end.
 
-    first_rows, num_rows: [L], of the table of each lookup.
+    first_rows, num_rows: [L], of the table of each lookup. An id outside its table is an error; on a
+    device, a later one, for the host does not wait: until then the id is padding.
     """
+    device = calls[0].ids.device
     sizes = [call.ids.numel() for call in calls]
     ids = [call.ids.reshape(-1) for call in calls]
     changes = [i for i in range(1, len(sizes)) if sizes[i] != sizes[i - 1]]
@@ -188,18 +214,26 @@ def _rows(calls: Sequence[LookupCall], first_rows: Tensor, num_rows: Tensor) -> 
     for begin, end in itertools.pairwise([0, *changes, len(sizes)]):
         span_ids = torch.cat(ids[begin:end]) if end - begin > 1 else ids[begin]
         # As sequences of one batch: one bag per id, lookup after lookup.
-        tables = torch.arange(end - begin), first_rows[begin:end], num_rows[begin:end]
+        numbers = tuple(range(end - begin)), tuple(first_rows[begin:end]), tuple(num_rows[begin:end])
+        tables = (constant(of_span, device) for of_span in numbers)
         span_rows, _, _, bad = ops.resolve(span_ids.long(), None, sizes[begin], *tables, 0)
-        if int(bad) >= 0:
-            raise _outside(calls[begin + int(bad) // sizes[begin]], span_ids[int(bad)])
+        there = span_ids if device.type == "cpu" else None
+        tables_of_span = [(_name_of(call.weight), len(call.weight)) for call in calls[begin:end]]
+        errors.check(bad, functools.partial(_outside, tables_of_span, sizes[begin], there))
         rows.append(span_rows)
     return torch.cat(rows) if len(rows) > 1 else rows[0]
 
 
-def _outside(call: LookupCall, bad: Tensor) -> IndexError:
-    table, num_rows = table_of(call.weight), len(call.weight)
-    name = "" if table is None else f" {table.names[0]}"
+def _name_of(weight: Tensor) -> str:
+    table = table_of(weight)
+    return "" if table is None else f" {table.names[0]}"
+
+
+def _outside(tables: Sequence[tuple[str, int]], size: int, ids: Tensor | None, bad: int) -> IndexError:
+    """tables: name and number of rows of each lookup, of `size` ids; ids: of all, where they are at hand."""
+    name, num_rows = tables[bad // size]
+    which = f"the id at place {bad % size}" if ids is None else f"id {int(ids[bad])}"
     return IndexError(
-        f"index out of range in self: id {int(bad)} is looked up in table{name} of {num_rows} "
+        f"index out of range in self: {which} is looked up in table{name} of {num_rows} "
         f"rows, which has ids 0 to {num_rows - 1}"
     )

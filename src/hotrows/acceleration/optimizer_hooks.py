@@ -6,24 +6,27 @@ by the optimizer, with every row up to date.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from hotrows.acceleration import ddp
 from hotrows.acceleration.gradient import PackGradient, RowGradient
-from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, TableParameter
+from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, intercept, release
 from hotrows.acceleration.rules import BY_OPTIMIZER
 from hotrows.acceleration.table import RowTable, counted_squares
 from hotrows.acceleration.table_plan import TablePlan
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred.history import MAX_DEFERRED_STEPS, StepHistory
+from hotrows.runtime import device as devices
+from hotrows.runtime.transfer import copied
 
 
 def share_histories(tables: Iterable[RowTable]) -> None:
@@ -51,6 +54,7 @@ class OptimizerHooks:
         self._tables, self._group = tuple(tables), group
         self._by_weight = {id(table.weight): table for table in tables}
         self._hidden: list[tuple[Tensor, Tensor]] = []  # weights and gradients that are stepped
+        self._skipped: list[tuple[Tensor, Tensor]] = []  # those of a step that is none
         self._handles: list[Any] = [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_step_post_hook(self._after_step),
@@ -70,8 +74,25 @@ class OptimizerHooks:
             with torch.enable_grad():
                 loss = closure()
             args, kwargs = (optimizer, lambda: loss), {}
+        if getattr(optimizer, "found_inf", None) is not None and self._is_skipped(optimizer):
+            return (args, kwargs) if closure is not None else None
         self._hidden.extend(step_tables(optimizer, self._by_weight, self._group()))
         return (args, kwargs) if closure is not None else None
+
+    def _is_skipped(self, optimizer: Any) -> bool:
+        """Does what `GradScaler` leaves to fused optimizers: gradients are to be divided by its scale, or
+        not to be used at all, where some are not finite."""
+        gradients = [(table.weight, gradient_of(table)) for table in self._tables]
+        rows = [(weight, gradient) for weight, gradient in gradients if isinstance(gradient, RowGradient)]
+        is_skipped, scale = bool(optimizer.found_inf), getattr(optimizer, "grad_scale", None)
+        with NO_TORCH_FUNCTION():
+            for weight, gradient in rows:
+                if is_skipped:
+                    self._skipped.append((weight, gradient))
+                    weight.grad = None
+                elif scale is not None:
+                    weight.grad = gradient.times(1 / float(scale))
+        return is_skipped
 
     def _after_step(self, optimizer: Optimizer, args: tuple, kwargs: dict) -> None:
         with NO_TORCH_FUNCTION():
@@ -81,9 +102,12 @@ class OptimizerHooks:
                     gradient.is_spent = True
                     weight.grad = gradient
                 else:
-                    weight.__class__ = TableParameter
+                    intercept(weight)
                     table.stepped_densely()
+            for weight, gradient in self._skipped:
+                weight.grad = gradient
         self._hidden.clear()
+        self._skipped.clear()
         if any(table.history.num_recorded >= MAX_DEFERRED_STEPS for table in self._tables):
             for table in self._tables:
                 table.catch_up()
@@ -158,7 +182,7 @@ def _leave_to_optimizer(table: RowTable, gradient: Tensor) -> None:
         )
     table.catch_up()
     table.publish_states()
-    table.weight.__class__ = nn.Parameter  # so that PyTorch takes its usual path
+    release(table.weight)  # so that PyTorch takes its usual path
     table.weight.grad = gradient.to_dense() if isinstance(gradient, RowGradient) else gradient
 
 
@@ -202,29 +226,38 @@ def _update(pack: PackGradient, members: list[tuple[RowTable, RowGradient]]) -> 
     plan = pack.plan
     parts = [gradient.parts[0] for _, gradient in members]
     first, last = parts[0].table, parts[-1].table
-    begin, end = plan.ends[first], plan.ends[last + 1]
-    bounds = plan.bounds[first : last + 2] - begin
+    bounds = plan.bounds[first : last + 2]
     tables = [table for table, _ in members]
     runs: tuple[Tensor, Tensor, Tensor | None]
     if pack.is_summed:
-        starts = torch.arange(begin, end + 1, dtype=torch.int32) - begin
-        runs, grad, weights = (starts[:-1], starts, None), pack.sums[begin:end], None
+        starts = torch.arange(plan.pack.num_rows + 1, dtype=torch.int32, device=bounds.device)
+        runs, grad, weights = (starts[:-1], starts, None), pack.sums, None
     else:
-        runs = plan.pack.order, plan.pack.starts[begin : end + 1], plan.pack.bags
+        runs = plan.pack.order, plan.pack.starts, plan.pack.bags
         grad, weights = pack.grad, pack.weights
-    factors = torch.tensor([part.factor for part in parts], dtype=torch.float64)
-    with _writing(plan, begin, end, tables) as (targets, slots), counted_squares(tables) as squares:
+    factors = _factors(tuple(part.factor for part in parts), bounds.device)
+    if plan.locations is not None:  # the rows of these tables alone
+        begin, end = plan.ends[first], plan.ends[last + 1]
+        bounds = bounds - begin
+        runs = runs[0], runs[1][begin : end + 1], runs[2]
+    with _writing(plan, first, last, tables) as (targets, slots), counted_squares(tables) as squares:
         kind = tables[0].rule.kind
         deferred.update(kind, targets, slots, bounds, *runs, weights, grad, factors, squares)
 
 
 def _writing(
-    plan: TablePlan, begin: int, end: int, tables: Sequence[RowTable]
+    plan: TablePlan, first: int, last: int, tables: Sequence[RowTable]
 ) -> AbstractContextManager[tuple[list[Target], Tensor]]:
-    """Within: the targets of tables that are stepped together, and the slots of rows begin to end."""
+    """Within: the targets of tables `first` to `last`, and slots: of all rows, or behind a cache of theirs."""
     if plan.locations is None:
-        return nullcontext(([table.target for table in tables], plan.pack.slots[begin:end]))
-    return plan.locations.between(begin, end).writing(tables)
+        return nullcontext(([table.target for table in tables], plan.pack.slots))
+    return plan.locations.between(plan.ends[first], plan.ends[last + 1]).writing(tables)
+
+
+@functools.lru_cache(maxsize=64)
+def _factors(factors: tuple[float, ...], device: torch.device) -> Tensor:
+    """[T] float64 on a device."""
+    return copied(devices.of(device), torch.tensor(factors, dtype=torch.float64))
 
 
 def gradient_of(table: RowTable) -> Tensor | None:

@@ -79,6 +79,24 @@ class TableParameter(nn.Parameter):
         return nn.Parameter(self.table.caught_up(), self.requires_grad).__reduce_ex__(protocol)
 
 
+CLASSES: dict[type, type[TableParameter]] = {nn.Parameter: TableParameter}
+"""What weights of a class become whose reads are intercepted."""
+
+
+PLAIN: set[type] = {Tensor}
+"""Classes of tensors without a meaning of their own."""
+
+
+def intercept(weight: Tensor) -> None:
+    """Makes a weight a `TableParameter`; the caller gives it its table."""
+    weight.__class__ = CLASSES[type(weight)]
+
+
+def release(weight: Tensor) -> None:
+    """Makes a weight what it was before."""
+    weight.__class__ = next(plain for plain, kind in CLASSES.items() if kind is type(weight))
+
+
 # Dynamo traces it within a captured model; where it is called, its own code must not be compiled.
 skip_code(TableParameter.__torch_function__.__func__.__code__)  # type: ignore[attr-defined]
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hotrows.acceleration import errors
 from hotrows.acceleration.rules import BY_OPTIMIZER, DeferredStep, Rule, stepped
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
@@ -118,7 +119,7 @@ class RowTable:
         else:
             self.states = {n: of_rows[n] for n in self.rule.states if n in of_rows}
         is_fresh = not any(bool(state.any()) for state in self.states.values()) and not now
-        self.last = torch.full((len(self.values),), -1 if is_fresh else now, dtype=torch.int32)
+        self.last = torch.full_like(self.values[:, 0], -1 if is_fresh else now, dtype=torch.int32)
 
     def make_states(self) -> None:
         """Creates the states of the first step where `optimizer.state` has none."""
@@ -142,7 +143,13 @@ class RowTable:
             else:
                 counts = isinstance(self.optimizer, torch.optim.SparseAdam)
                 now = self.history.now
-                state["step"] = now if counts else torch.tensor(float(now))
+                state["step"] = now if counts else torch.tensor(float(now)).to(self._place_of_step())
+
+    def _place_of_step(self) -> torch.device:
+        """Where the optimizer has the number of its steps: beside the weight if it is fused."""
+        groups = self.optimizer.param_groups
+        is_fused = any(group.get("fused") and _has(group["params"], self.weight) for group in groups)
+        return self.values.device if is_fused else torch.device("cpu")
 
     # ---- memory of the rows
 
@@ -154,9 +161,8 @@ class RowTable:
     def target_at(self, weights: Tensor, states: tuple[Tensor, ...], last: Tensor) -> Target:
         """The table with its rows in these tensors, as the kernels take it."""
         history = self.history
-        return Target(
-            weights, states, last, history.steps, history.first, history.now, history.first_decay
-        )
+        steps = history.steps_for(self.rule.kind, weights.device)
+        return Target(weights, states, last, steps, history.first, history.now, history.first_decay)
 
     def locate(self, rows: Tensor) -> RowLocations | None:
         """Returns the locations of rows [U] that no lookup has read; None: always in the target."""
@@ -169,9 +175,10 @@ class RowTable:
 
     def catch_up(self) -> None:
         """Brings every row up to date."""
+        errors.check_all()
         if self.is_behind:
             if self.rule.kind == BY_OPTIMIZER:
-                self._replay(torch.arange(len(self.values)))
+                self._replay(torch.arange(len(self.values), device=self.values.device))
                 self._by_optimizer = []
             elif self.states or not self.rule.states:
                 deferred.catch_up_all(self.rule.kind, self.target, self.squares_out)
@@ -186,7 +193,7 @@ class RowTable:
             self._replay(rows)
             return
         with self.writing(rows) as (target, slots):
-            bounds = torch.tensor([0, rows.numel()])
+            bounds = torch.tensor([0, rows.numel()]).to(rows.device)
             deferred.catch_up(self.rule.kind, [target], slots, bounds, self.squares_out)
 
     def caught_up(self) -> Tensor:
@@ -236,7 +243,7 @@ class RowTable:
             return float(self.caught_up().double().square().sum())
         if self._squares is None:
             self.catch_up()
-            self._squares = torch.tensor([self._squared_norm()], dtype=torch.float64)
+            self._squares = torch.tensor([self._squared_norm()], dtype=torch.float64).to(self.values.device)
         if self.is_behind and self.history.first_decay < self.history.now:
             _warn_stale()
         return float(self._squares)
@@ -276,8 +283,10 @@ class RowTable:
         self.make_states()
         self._split_off()
         self.history.record(self.rule.numbers(group, self.history.now + 1, decay))
-        order, bounds = torch.arange(len(rows) + 1, dtype=torch.int32), torch.tensor([0, len(rows)])
-        runs, scales = (order[:-1], order, None, None), torch.ones(1, dtype=torch.float64)
+        order = torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device)
+        bounds = torch.tensor([0, len(rows)]).to(rows.device)
+        runs = order[:-1], order, None, None
+        scales = torch.ones(1, dtype=torch.float64, device=rows.device)
         with self.writing(rows) as (target, slots):
             deferred.update(
                 self.rule.kind, [target], slots, bounds, *runs, sums, scales, self.squares_out
@@ -358,22 +367,32 @@ class RowTable:
 
 
 @contextmanager
-def counted_squares(tables: Sequence[RowTable | None]) -> Iterator[Tensor | None]:
-    """Within: [T] zeros for the changes of the tables' sums of squares; None: none is needed."""
+def counted_squares(
+    tables: Sequence[RowTable | None], place: torch.device | None = None
+) -> Iterator[Tensor | None]:
+    """Within: [T] zeros for the changes of the tables' sums of squares; None: none is needed.
+
+    place: where they are; None: beside the tables.
+    """
     sums = [None if table is None else table.squares_out for table in tables]
     if all(total is None for total in sums):
         yield None
         return
-    changes = torch.zeros(len(tables), dtype=torch.float64)
+    places = {total.device for total in sums if total is not None}
+    changes = torch.zeros(len(tables), dtype=torch.float64, device=place or places.pop())
     yield changes
     for total, change in zip(sums, changes, strict=True):
         if total is not None:
-            total += change
+            total += change.to(total.device)
+
+
+def _has(params: Sequence[Tensor], weight: Tensor) -> bool:
+    return any(param is weight for param in params)
 
 
 def _zeros(like: Tensor) -> Tensor:
     """Zeros of a shape and dtype; pages that are never written take no memory."""
-    if like.dtype not in (torch.float32, torch.float64):
+    if like.dtype not in (torch.float32, torch.float64) or like.device.type != "cpu":
         return torch.zeros_like(like)
     return torch.from_numpy(np.zeros(like.shape, _NUMPY[like.dtype]))
 

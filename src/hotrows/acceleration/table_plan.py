@@ -22,6 +22,7 @@ class TablePlan:
     targets: the memory of each table's rows; empty until it is known.
     grad_weights: [N], factors of the gradients of the ids' vectors; None: `pack.weights`.
     locations: of tables behind a cache, where the rows were when they were looked up.
+    known_ends: `bounds` as Python numbers, where they are known without asking a device.
     """
 
     pack: PackPlan
@@ -30,8 +31,9 @@ class TablePlan:
     targets: tuple[Target, ...] = ()
     grad_weights: Tensor | None = None
     locations: RowLocations | None = None
+    known_ends: tuple[int, ...] = ()
 
     @functools.cached_property
     def ends(self) -> list[int]:
         """`bounds` as Python numbers."""
-        return self.bounds.tolist()
+        return list(self.known_ends) or self.bounds.cpu().tolist()

@@ -288,7 +288,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
             yield f"{name!r} of {of_file.bytes:,} bytes is no file of a checkpoint"
     used = [name for piece in manifest.pieces for name in (piece.file, piece.listed) if name is not None]
     if lacking := sorted({*used, *DENSE} - manifest.files.keys()):
-        yield f"it lacks the checksum of {lacking[0]}"
+        yield f"it lacks the checksum of {lacking[0]!r}"
     for piece in manifest.pieces:
         if piece.num_ids < 0 or not (piece.rank is None or 0 <= piece.rank < manifest.num_ranks):
             yield f"a piece of table {piece.table!r} has rank {piece.rank} and {piece.num_ids:,} ids"

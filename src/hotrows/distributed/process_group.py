@@ -2,7 +2,8 @@
 
     ranks = process_group.start()      # within torchrun: joins all other ranks; alone: one rank
 
-A process group that exists already is used as it is. Every channel is a Gloo group of its own; a
+A process group that exists already is used as it is. Every channel is a group of its own, of Gloo and,
+for tensors of GPUs, NCCL, whose collectives are launched and not waited for; a
 collective that does not end within `timeout` seconds raises, so that no job hangs.
 """
 
@@ -98,7 +99,7 @@ class Processes:
     def channel(self, name: str) -> Processes:
         if name not in self._channels:
             timeout = timedelta(seconds=self._timeout)
-            new_group = functools.partial(dist.new_group, backend="gloo", timeout=timeout)
+            new_group = functools.partial(dist.new_group, backend=_backend(), timeout=timeout)
             group = self._guarded(_within, self._timeout, new_group)
             self._channels[name] = Processes(self._timeout, group, self.sent)
         return self._channels[name]
@@ -133,11 +134,15 @@ class Processes:
         )
 
 
+def _backend() -> str:
+    """Gloo for tensors of the host, among them all of planning; NCCL for those of GPUs."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
 def _join(timeout: timedelta) -> None:
     store, rank, num_ranks = next(dist.rendezvous("env://", timeout=timeout))
     room = _meet(store, rank, num_ranks, timeout)
-    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, store=room, rank=rank, world_size=num_ranks, timeout=timeout)
+    dist.init_process_group(_backend(), store=room, rank=rank, world_size=num_ranks, timeout=timeout)
 
 
 def _meet(store: Any, rank: int, num_ranks: int, timeout: timedelta) -> Any:

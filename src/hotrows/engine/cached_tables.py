@@ -138,9 +138,7 @@ class CachedGroup:
 
     def move(self, moves: Moves) -> None:
         """Moves the rows of a batch, every stage in turn."""
-        transfer = self.cache.collect(moves)
-        self.cache.insert(transfer)
-        self.cache.write_back(transfer)
+        self.cache.move(moves)
 
     def bring(self, rows: Int64[Tensor, "U"]) -> Int64[Tensor, "U"] | None:
         """Brings rows, distinct and ascending, into slots; returns these.

@@ -78,7 +78,7 @@ class Execution:
         set of equal attributes, in order. summed: list features whose vectors are summed on the rank
         that has their rows (`planning.remote_pooling`).
     wire_dtype: of rows and gradients between ranks: `float32`, `bfloat16` or `float16`.
-    device: where fast memory is: `cpu`, or `cuda`, of one rank. streams: CUDA streams on which packs
+    device: where fast memory is: `cpu`, or `cuda`, of each rank one. streams: CUDA streams on which packs
         are looked up and updated in parallel; with several, a micro-batch is looked up while the
         model trains on the one before.
     first_layer_roles: roles whose vectors the model reads through `Vectors.joined` alone: on the host and
@@ -149,11 +149,6 @@ class Embedding:
         run = Execution(**execution)
         self.seed, self.ranks = seed, run.ranks or OneRank()
         self.device = find(run.device) if isinstance(run.device, str) else run.device
-        if self.ranks.num_ranks > 1 and not self.device.on_host:
-            raise ValueError(
-                f"{self.ranks.num_ranks} ranks train together on processors alone so far: leave out "
-                f"device={self.device.name!r}, or start one rank"
-            )
         self.dynamic = dynamic
         default = optimizer or Adagrad()
         self.tables = tuple(dataclasses.replace(t, optimizer=t.optimizer or default) for t in tables)
@@ -172,7 +167,9 @@ class Embedding:
         if dynamic is not None:
             dynamic.check(self.tables, self.device.on_host or (caching is not None and caching.can_grow))
             dynamic.begin(self.planner.ranks, crosses)
-        plans_there = run.planning != "host" and not self.device.on_host
+        # Ranks plan together, on the host: what they ask of one another decides their plans.
+        alone = self.ranks.num_ranks == 1
+        plans_there = run.planning != "host" and not self.device.on_host and alone
         self.device_planner = DevicePlanner(self.planner, self.device) if plans_there else None
         if plans_there and caching is not None and dynamic is None:
             caching = dataclasses.replace(caching, map_slots=run.planning or "auto")

@@ -5,13 +5,24 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from hotrows.dynamic import Dynamic
+from hotrows.dynamic import MOST_ROWS, Dynamic
 from hotrows.shapes import Int64
 
+_OF_EQUAL_LENGTH = (
+    ("counters",),
+    ("keys", "ids", "last_use", "counts"),
+    ("waiting_keys", "waiting_counts"),
+    ("clock_batches", "clock_times"),
+)
+_MOST = (1 << 62) - 1
+MOST_COUNTED = 2**32 - 1
+SKETCH_ROWS = 4
 COUNTERS = ("batches", "num_unknown", "rows", "admitted", "evicted", "refused", "sketch_place", "time")
 """What state()["counters"] holds; time: the largest event time, of no meaning without `clock_times`."""
 
@@ -175,7 +186,9 @@ class KeyTable(ABC):
 
 
 def _check(state: dict[str, Tensor], dynamic: Dynamic, num_unknown: int) -> None:
-    """Raises ValueError where a state does not fit the table."""
+    """Raises ValueError where a state does not fit the table, or is none: the core believes it."""
+    if problem := _problem(state):
+        raise ValueError(f"the saved keys are damaged: {problem}; load an older checkpoint")
     counters = dict(zip(COUNTERS, state["counters"].tolist(), strict=True))
     if counters["num_unknown"] != num_unknown:
         raise ValueError(
@@ -188,6 +201,30 @@ def _check(state: dict[str, Tensor], dynamic: Dynamic, num_unknown: int) -> None
             f"{num_live:,} keys are live, and a capacity of {dynamic.capacity:,} rows cannot hold them; "
             f"declare capacity={num_live} or more"
         )
-    ids = state["ids"]
-    if num_live and (int(ids[0]) < 2 + num_unknown or not bool((ids[1:] > ids[:-1]).all())):
-        raise ValueError("the saved ids of keys do not rise: the state is damaged; load an older one")
+
+
+def _problem(state: Mapping[str, Tensor]) -> str:
+    """What is wrong with a state by itself; empty: nothing."""
+    for names in _OF_EQUAL_LENGTH:
+        parts = [state.get(name) for name in names]
+        if any(part is None or part.dtype != torch.int64 or part.ndim != 1 for part in parts):
+            return f"expected numbers of 64 bits of {', '.join(names)}"
+        if len({len(part) for part in parts if part is not None}) > 1:
+            return f"{', '.join(names)} are not equally many"
+    sketch, counters = state.get("sketch", torch.empty(0)), state["counters"].tolist()
+    if sketch.dtype != torch.uint8 or sketch.ndim != 3 or sketch.shape[:2] != (2, SKETCH_ROWS):
+        return "expected two sketches"
+    if len(counters) != len(COUNTERS) or min(counters[:-1]) < 0 or max(counters[:-1]) > _MOST:
+        return f"expected counts of {', '.join(COUNTERS)}"
+    batches, num_unknown, rows, admitted, evicted = counters[:5]
+    ids, last_use = state["ids"], state["last_use"]
+    first, end = 2 + num_unknown, 2 + num_unknown + rows
+    rises = bool((ids[1:] > ids[:-1]).all())
+    if admitted - evicted != len(ids) or rows > MOST_ROWS:
+        return f"{admitted:,} keys got {rows:,} rows, {evicted:,} lost theirs, and {len(ids):,} are live"
+    if len(ids) and not (rises and first <= int(ids[0]) and int(ids[-1]) < end):
+        return f"ids do not rise from {first:,} to {end - 1:,}"
+    if bool((last_use >= batches).any()):
+        return f"a key was read after the {batches:,} batches"
+    reads = torch.cat([state["counts"], state["waiting_counts"]])
+    return "reads were miscounted" if bool(((reads < 0) | (reads > MOST_COUNTED)).any()) else ""

@@ -16,12 +16,10 @@ from torch import Tensor
 
 from hotrows.dynamic import MOST_ROWS, MOST_SKETCHED, Dynamic
 from hotrows.ops.rows.reference_random import mix64, random_bits
-from hotrows.planning.key_table import COUNTERS, KeyTable, Resolved
+from hotrows.planning.key_table import COUNTERS, MOST_COUNTED, SKETCH_ROWS, KeyTable, Resolved
 
-MOST_COUNTED = 2**32 - 1
 READ = 16
 """What a read adds to the count of a live key, so that halving keeps fractions of reads."""
-SKETCH_ROWS = 4
 
 
 class ReferenceKeyTable(KeyTable):

@@ -14,6 +14,7 @@ A lane is a CUDA stream and a mark an event. Training's own lane is the stream o
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -108,16 +109,16 @@ class Device:
 
 
 class Cuda(Device):
-    """One NVIDIA GPU."""
+    """One NVIDIA GPU; index: its number among those that the process sees."""
 
     on_host = False
     # Of the process: PyTorch has 32 streams and then gives out the first again, so that a lane made
     # anew for every run would end up on the stream of a capture.
-    _streams: ClassVar[dict[str, torch.cuda.Stream]] = {}
+    _streams: ClassVar[dict[tuple[str, int], torch.cuda.Stream]] = {}
     _making = threading.Lock()
 
-    def __init__(self) -> None:
-        self.torch = torch.device("cuda", 0)
+    def __init__(self, index: int = 0) -> None:
+        self.torch = torch.device("cuda", index)
 
     def empty(self, lane: str, *shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
         # The allocator may hand out what an earlier launch on the same stream still reads.
@@ -125,7 +126,8 @@ class Cuda(Device):
             return torch.empty(shape, dtype=dtype, device=self.torch)
 
     def staging(self, *shape: int, dtype: torch.dtype = torch.uint8) -> Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        with torch.cuda.device(self.torch):  # or each thread would begin to use the first one
+            return torch.empty(shape, dtype=dtype, pin_memory=True)
 
     def page_lock(self, tensor: Tensor) -> None:
         # Not `pin_memory`, which allocates anew and rounds sizes up to powers of two.
@@ -133,7 +135,8 @@ class Cuda(Device):
             return
         address, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
         runtime: Any = torch.cuda.cudart()
-        status = runtime.cudaHostRegister(address, size, _PORTABLE_AND_MAPPED)
+        with torch.cuda.device(self.torch):
+            status = runtime.cudaHostRegister(address, size, _PORTABLE_AND_MAPPED)
         if int(status) != 0:
             raise ValueError(
                 f"the system does not page-lock {size / 2**30:.1f} GiB of host memory "
@@ -211,10 +214,11 @@ class Cuda(Device):
         outer.wait_stream(stream)
 
     def _lane(self, name: str) -> torch.cuda.Stream:
+        key = name, self.torch.index
         with self._making:
-            if name not in self._streams:
-                self._streams[name] = torch.cuda.Stream(self.torch)
-            return self._streams[name]
+            if key not in self._streams:
+                self._streams[key] = torch.cuda.Stream(self.torch)
+            return self._streams[key]
 
 
 def _event() -> torch.cuda.Event:
@@ -232,7 +236,8 @@ HOST = Device()
 
 
 def find(name: str) -> Device:
-    """The device of that name: `cpu`, or `cuda`, the first that the process sees."""
+    """The device of that name: `cpu`, or `cuda`, the first that the process sees; of several ranks on a
+    host each has one of its own, in order (`LOCAL_RANK`)."""
     if name == "cpu":
         return HOST
     if name != "cuda":
@@ -244,7 +249,18 @@ def find(name: str) -> Device:
             f"device 'cuda' is not there: PyTorch {torch.__version__} sees no CUDA device; `hotrows "
             f"doctor` shows what it has, device='cpu' needs none"
         )
-    return Cuda()
+    index, num = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if index >= num:
+        raise ValueError(
+            f"rank {index} of this host has no GPU of its own: PyTorch sees {num}, and each rank needs "
+            f"one; start {num} ranks here (torchrun --nproc-per-node {num}), or train with device='cpu'"
+        )
+    return Cuda(index)
+
+
+def of(place: torch.device) -> Device:
+    """The device with the tensors of such a place."""
+    return HOST if place.type == "cpu" else Cuda(place.index or 0)
 
 
 def aligned(size: int) -> int:

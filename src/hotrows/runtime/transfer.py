@@ -58,6 +58,15 @@ def to_device(device: Device, value: Any) -> Uploaded:
     return Uploaded(copy, (block,), mark)
 
 
+def copied(device: Device, tensor: Tensor) -> Tensor:
+    """A copy of a small tensor for what the calling thread launches next; the host waits for nothing."""
+    if device.on_host:
+        return tensor
+    source = device.staging(*tensor.shape, dtype=tensor.dtype)
+    source.copy_(tensor)
+    return source.to(device.torch, non_blocking=True)
+
+
 def view_of(block: Tensor, offset: int, like: Tensor) -> Tensor:
     """The bytes of a block from `offset` on as a contiguous tensor of the shape and dtype of `like`."""
     part = block[offset : offset + like.numel() * like.element_size()]

@@ -42,7 +42,8 @@ class VersionHead:
     """What a version of a model is.
 
     chain: a random name that all versions of one run's model have; number: 1, 2, ..; step: batches
-    trained; time: of training when it had this state, in seconds since 1970.
+    trained; time: of training when it had this state, in seconds since 1970. events: of a stream, that
+    these batches had; else 0.
     checksum: of the delta that leads to it, of the first version that of its `export.json`;
     previous_checksum: the checksum of the version before, of the first one 0.
     """
@@ -51,6 +52,7 @@ class VersionHead:
     number: int
     step: int
     time: float
+    events: int = 0
     checksum: int = 0
     previous_checksum: int = 0
 

@@ -20,7 +20,7 @@ from hotrows.serving.version import (
     TRIES,
     Version,
     on_base,
-    open_version,
+    open_base,
     version_at,
     versions_in,
     with_deltas,
@@ -119,7 +119,7 @@ class Follower:
                 self.version = with_deltas(version, self.folder, range(version.number + 1, reach + 1))
             raise
         if base is not None:
-            opened = open_version(chain.base_path(self.folder, base), self._threads, self._trust)
+            opened = open_base(self.folder, base, self._threads, self._trust)
             _check_same(version, opened)
             version = opened
         self.version = with_deltas(version, self.folder, deltas)
@@ -130,7 +130,7 @@ class Follower:
         version = self.version
         later = [n for n in versions.bases if version.base < n <= version.number]
         if later:
-            base = open_version(chain.base_path(self.folder, later[-1]), self._threads, self._trust)
+            base = open_base(self.folder, later[-1], self._threads, self._trust)
             _check_same(version, base)
             self.version = on_base(version, base)
 

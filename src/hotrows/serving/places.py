@@ -132,7 +132,7 @@ class Mirror:
             top, _, inner = name.partition("/")
             if top == path.name and inner:
                 target = part / inner
-                if ".." in target.parts:
+                if ".." in target.parts or part not in target.parents:
                     raise ValueError(f"{name!r} is no name of a file of a version")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self.place.get(name, target)

@@ -19,10 +19,11 @@ import asyncio
 import json
 import logging
 import math
+import signal
 import struct
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,19 +87,28 @@ def application(scorer: Scorer, limits: Limits = Limits()) -> Any:
 
 
 def serve(scorer: Scorer, host: str, port: int, limits: Limits) -> None:
-    """Serves until SIGINT or SIGTERM; requests that were taken are then answered before it returns."""
+    """Serves until SIGINT or SIGTERM; requests that were taken are then answered before it returns.
+
+    Call it from the main thread, which gets the signals.
+    """
     try:
         import uvicorn
     except ImportError:
         raise ValueError("the server needs FastAPI and uvicorn: pip install 'hotrows[serving]'") from None
-    uvicorn.run(
-        application(scorer, limits),
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        timeout_graceful_shutdown=math.ceil(limits.seconds) + 1,
-    )
+    # uvicorn repeats the signal that ended it: SIGTERM by default would end this process there.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        with suppress(KeyboardInterrupt):
+            uvicorn.run(
+                application(scorer, limits),
+                host=host,
+                port=port,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=math.ceil(limits.seconds) + 1,
+            )
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Server:

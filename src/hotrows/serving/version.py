@@ -75,6 +75,20 @@ def open_version(
     return Version(bundle, tables, programs[0], head, number, keys, programs[1])
 
 
+def open_base(
+    folder: Path, number: int, threads: int = 1, trust: bool = False, verify: bool = False
+) -> Version:
+    """The version that a base of a chain is; ValueError where it says that it is another one, or none."""
+    path = chain.base_path(folder, number)
+    version = open_version(path, threads, trust, verify)
+    if (version.head or chain.base_head(path)).number != number:
+        raise ValueError(
+            f"{path / chain.HEAD} is that of version {version.number:,}; bring it back from a copy, or "
+            f"wait for the next base"
+        )
+    return version
+
+
 def with_deltas(version: Version, folder: Path, numbers: Sequence[int]) -> Version:
     """A version after these deltas of a folder, in order; ValueError where one does not follow."""
     tables, keys, dense = dict(version.tables), dict(version.keys), None
@@ -128,7 +142,7 @@ def version_at(
         try:
             base, deltas = versions.way(0, number or versions.newest)
             assert base is not None
-            opened = open_version(chain.base_path(versions.folder, base), threads, trust)
+            opened = open_base(versions.folder, base, threads, trust)
             return with_deltas(opened, versions.folder, deltas)
         except (FileNotFoundError, ValueError):  # deleted meanwhile, as there is a later base
             if attempt == TRIES - 1 or versions_in(folder) == versions:

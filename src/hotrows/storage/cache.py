@@ -87,10 +87,19 @@ class Cache:
         self._transfers: dict[int, Transfer] = {}  # collected, and not yet written back
         self._staged: dict[int, Transfer] = {}  # collected, and not yet inserted
         self._residents: tuple[Tensor, Tensor] | None = None  # rows that have slots, sorted; slots
+        self._moved: Mark = None  # behind the last `move`
         # Slots are written on another lane than made them: should the cache be dropped in the middle
         # of something, their memory waits for it.
         memory = [*self.arenas, self._row_of, self._state]
         device.launch(MOVE, lambda: None, [device.mark()], memory)
+
+    def move(self, moves: Moves) -> None:
+        """Moves the rows of a batch, every stage in turn, for what the calling thread does next."""
+        copy = to_device(self._device, moves)
+        after = [copy.mark, self._device.mark(), self._moved]
+        transfer = self.collect(moves, copy.value, after)
+        self._device.wait(self.insert(transfer), copy.blocks)
+        self._moved = self.write_back(transfer)
 
     @property
     def num_slots(self) -> int:
@@ -195,7 +204,7 @@ class Cache:
 
     def holds(self, slots: Tensor, rows: Tensor) -> bool:
         """Whether slots[i] has row rows[i], for all i."""
-        return torch.equal(self._row_of[slots], rows)
+        return torch.equal(self._row_of[slots], self._device.put(rows))
 
     def warm(self, moves: Moves) -> None:
         """Fills empty slots before the first batch, `CHUNK_ROWS` rows at a time."""

@@ -24,7 +24,7 @@ class DeadLetters:
 
     def __init__(self, path: Path | str, read: int = 0) -> None:
         self.path = path = Path(path)
-        self._log = LineLog(path, lambda letter: letter.get("read", read) < read)
+        self._log = LineLog(path, lambda letter: type(n := letter.get("read")) is int and n < read)
         self.sync, self.close = self._log.sync, self._log.close
 
     def write(self, read: int, place: str, reason: str, what: str, event: str) -> None:

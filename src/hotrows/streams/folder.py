@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from hotrows.data.raw.files import File
 from hotrows.data.raw.layout import Layout
 from hotrows.data.raw.reading import COMPRESSIONS
-from hotrows.data.raw.typed_files import TypedFile, kind_of, open_typed_file
+from hotrows.data.raw.typed_files import TypedFile, checked, explained, kind_of, open_typed_file
 from hotrows.schema import Schema
 from hotrows.streams.events import LineEvents, RawEvents, TableEvents, end_of_line, layout_by_first
 
@@ -195,7 +195,7 @@ def _opened(path: Path, schema: Schema) -> _Reader | None:
     if kind is None:
         return _TextFile(path, schema) if start else None
     try:
-        return _RowsFile(path, open_typed_file(File(str(path), str(path)), kind))
+        return _RowsFile(path, kind, open_typed_file(File(str(path), str(path)), kind))
     except ValueError:
         return None
 
@@ -205,8 +205,8 @@ class _RowsFile:
 
     line = 1
 
-    def __init__(self, path: Path, opened: TypedFile) -> None:
-        self._path, self._opened, self._num_rows = path, opened, opened.num_rows
+    def __init__(self, path: Path, kind: str, opened: TypedFile) -> None:
+        self._path, self._kind, self._opened, self._num_rows = path, kind, opened, opened.num_rows
         self.offset = 0
         self._batches = self._from_group(0)
         self._batch: Any = None
@@ -216,8 +216,10 @@ class _RowsFile:
         return self.offset == self._num_rows
 
     def _from_group(self, first: int) -> Iterator[Any]:
-        for group in range(first, self._opened.num_groups):
-            yield from self._opened.batches(group, self._opened.names, 1 << 16)
+        with explained(f"{self._path} is damaged"):
+            for group in range(first, self._opened.num_groups):
+                for batch in self._opened.batches(group, self._opened.names, 1 << 16):
+                    yield checked(batch, str(self._path), self._kind)
 
     def skip(self, offset: int, line: int) -> None:
         """Reads the rows before, and drops them."""

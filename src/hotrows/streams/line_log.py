@@ -15,7 +15,8 @@ from hotrows.runtime.atomic_files import make_folder
 
 class LineLog:
     """Appends lines to a file. keeps: which of its lines stay, from the first one on; the others are cut
-    off, as is a line that a crash has cut."""
+    off, as is what a crash has left of a line. ValueError: a line would stay behind one that does not, or
+    that cannot be read, which no crash leaves."""
 
     def __init__(
         self, path: Path, keeps: Callable[[Mapping[str, Any]], bool] = lambda line: False
@@ -24,11 +25,17 @@ class LineLog:
         make_folder(path.parent)
         with ExitStack() as opened:
             self._file = opened.enter_context(open(path, "ab"))
-            kept = 0
-            for end, line in _lines(path):
-                if not keeps(line):
-                    break
-                kept = end
+            kept, other = 0, 0
+            for number, (end, line) in enumerate(_lines(path), 1):
+                if line is None or not keeps(line):
+                    other = other or number
+                elif other:
+                    raise ValueError(
+                        f"{path} is damaged: line {other:,} cannot be read, or is not in its place; "
+                        f"bring it back from a copy, or move it away"
+                    )
+                else:
+                    kept = end
             self._file.truncate(kept)
             self._opened = opened.pop_all()
 
@@ -47,19 +54,20 @@ class LineLog:
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """The lines of such a file, up to one that a crash has cut."""
-    return (line for _, line in _lines(path))
+    for _, line in _lines(path):
+        if line is None:
+            return
+        yield line
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the end of each line in the file, and its fields."""
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Yields the end of each line in the file, and its fields; None of one that cannot be read."""
     end = 0
     with open(path, "rb") as file:
         for text in file:
+            end += len(text)
             try:
                 line = parse(text) if text.endswith(b"\n") else None
             except ValueError:
                 line = None
-            if not isinstance(line, dict):
-                return
-            end += len(text)
-            yield end, line
+            yield end, line if isinstance(line, dict) else None

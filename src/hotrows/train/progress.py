@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hotrows import notebook
 from hotrows.distributed.comm import Ranks
 from hotrows.distributed.process_group import Sent
 from hotrows.engine.caching import CacheTraffic
@@ -64,6 +65,8 @@ class Result:
     samples_per_second: float | None
     validation: Metrics | None
     test: Metrics | None
+
+    _repr_html_ = notebook.result
 
     def __repr__(self) -> str:
         early = ", stopped early" if self.stopped_early else ""

@@ -44,6 +44,7 @@ from hotrows.train.bundles import BundleForm
 from hotrows.train.callback import Callback
 from hotrows.train.export import write_whole_bundle
 from hotrows.train.progress import Progress
+from hotrows.train.published import Published, num_events
 from hotrows.train.trainer import Trainer
 
 log = logging.getLogger("hotrows")
@@ -79,7 +80,7 @@ class _Snapshot:
     """What a delta is made of: weights [n, D] of ids [n] ascending by table, the dense part, and by
     vocabulary, keys [n] whose rows are others, and their ids, `GONE` where they have none."""
 
-    step: int
+    at: Published
     time: float
     rows: Mapping[str, tuple[Tensor, Tensor]]
     dense: Mapping[str, Tensor]
@@ -152,7 +153,7 @@ class Publisher(Callback):
             self._version = self._first_version(trainer)
         self._head, self._published_at = self._version.head, time.monotonic()
         assert self._head is not None
-        self._published_step = self._head.step
+        self._published = Published.before(self._head, trainer.state, self._differs)
         self._base, self._bytes, self._bytes_of_base = self._version.base, 0, 0
         self._dtypes = {table.name: table.dtype for table in self._version.bundle.tables}
         self._names = tuple(self._version.program.parameter_names())
@@ -161,9 +162,9 @@ class Publisher(Callback):
 
     def after_step(self, trainer: Trainer, progress: Progress | None = None) -> None:
         """Hands the changes since the last delta to the thread that publishes, where that is due."""
-        since = trainer.state.step - self._published_step
+        since = self._published.batches_since(trainer.state)
         seconds, batches = self.every.seconds, self.every.batches
-        if since < 1:  # a resumed run that is not yet where its last version was
+        if since < 1:
             return
         if batches is not None:
             is_due = since >= batches
@@ -179,7 +180,7 @@ class Publisher(Callback):
     def end(self, trainer: Trainer) -> None:
         """Publishes the last state of training, and waits until it is there."""
         self._work.join()
-        if trainer.state.step > self._published_step or not self._returned.empty():
+        if self._published.batches_since(trainer.state) or not self._returned.empty():
             self._hand_over(trainer)
         self.wait()
         if self._mirror and self._base_thread is not None and self.error is None:
@@ -219,7 +220,7 @@ class Publisher(Callback):
             self._mark(trainer.embedding, {name: ids for name, (ids, _) in lost.rows.items()})
             for name, (keys, ids) in lost.keys.items():
                 self._keys[name].add_before(keys, ids)
-        self._published_at, self._published_step = time.monotonic(), trainer.state.step
+        self._published_at, self._published = time.monotonic(), Published.of(trainer.state)
         with trainer.steps.paused() if trainer.cached_tables else nullcontext():
             self._work.put(self._snapshot(trainer))
 
@@ -240,7 +241,7 @@ class Publisher(Callback):
         tensors = dict([*model.named_parameters("model"), *model.named_buffers("model")])
         dense = {name: tensors[name].detach().cpu().clone() for name in self._names}
         keys = {name: changed.take() for name, changed in self._keys.items()}
-        return _Snapshot(trainer.state.step, time.time(), rows, dense, keys)
+        return _Snapshot(Published.of(trainer.state), time.time(), rows, dense, keys)
 
     def _mark(self, embedding: Embedding, ids: Mapping[str, Tensor]) -> None:
         """Marks ids of tables as touched."""
@@ -254,12 +255,15 @@ class Publisher(Callback):
     def _first_version(self, trainer: Trainer) -> Version:
         """The last version of the run, with all rows marked that differ; a new one if there is none."""
         versions, name = chain.look(self.folder), _chain_of(trainer.run)
+        self._differs = False
         if not versions.newest:
             path = chain.base_path(self.folder, 1)
             with new_folder(path) as part:
                 which = f"step {trainer.state.step}"
                 write_whole_bundle(part, trainer.recommender, trainer.run, which, self.form)
-                chain.write_base_head(part, VersionHead(name, 1, trainer.state.step, time.time()))
+                state = trainer.state
+                head = VersionHead(name, 1, state.step, time.time(), num_events(state))
+                chain.write_base_head(part, head)
             if self._mirror:
                 self._mirror.push()
             return version_at(self.folder, trust=True)
@@ -270,7 +274,9 @@ class Publisher(Callback):
                 f"publish each run into a folder of its own"
             )
         version = version_at(self.folder, trust=True)
-        self._mark(trainer.embedding, dict(_differences(trainer.embedding, version)))
+        differences = dict(_differences(trainer.embedding, version))
+        self._differs = any(map(len, differences.values()))
+        self._mark(trainer.embedding, differences)
         for name, changed in self._keys.items():
             assert trainer.embedding.dynamic is not None  # since there are such tables
             ids, keys = (tensor.numpy() for tensor in trainer.embedding.dynamic.keys.live(name))
@@ -298,9 +304,8 @@ class Publisher(Callback):
         head = self._head
         assert head is not None
         number = head.number + 1
-        following = VersionHead(
-            head.chain, number, snapshot.step, snapshot.time, previous_checksum=head.checksum
-        )
+        step, events, before = snapshot.at.step, snapshot.at.events, head.checksum
+        following = VersionHead(head.chain, number, step, snapshot.time, events, previous_checksum=before)
         rows = {
             name: (ids.numpy(), table_rows.encode(weights.float().numpy(), self._dtypes[name]))
             for name, (ids, weights) in snapshot.rows.items()

@@ -37,6 +37,7 @@ class RunCheckpoints:
         self._run, self._steps, config = run, steps, steps.config
         self.random_state = _first_random_state(steps)
         self.device_random_state: Tensor | None = None
+        self.seed = rank_seed(steps)
         self.saved: RunState | None = None
         self.coverage: list[pretrained.Coverage] = []
         self.window: dict[str, Tensor] = {}
@@ -61,7 +62,7 @@ class RunCheckpoints:
         tensors["random_state"] = steps.ranks.all_gather(torch.get_rng_state()).wait()  # [P, n]
         of_device = steps.recommender.device.random_state()
         if of_device is not None:
-            tensors["device_random_state"] = of_device
+            tensors["device_random_state"] = steps.ranks.all_gather(of_device).wait()  # [P, n]
         tensors |= {_WINDOW + name: tensor for name, tensor in self.open_window().items()}
         is_best = state.best is None or state.best_step == state.step
         self.writer.save(checkpoint.State(state.step, state.to_json(), tensors), is_best)
@@ -81,9 +82,12 @@ class RunCheckpoints:
         with naming(folder):
             steps.state = self.saved = RunState.from_json(stored.fields)
         random_states = stored.tensors.pop("random_state")  # [P, n]
-        self.device_random_state = stored.tensors.pop("device_random_state", None)
+        of_devices = stored.tensors.pop("device_random_state", None)
         if len(random_states) == steps.ranks.num_ranks:  # else every rank begins anew
             self.random_state = random_states[steps.ranks.rank].clone()  # PyTorch misreads views
+            if of_devices is not None:  # [n] where an older version wrote that of its one rank
+                of_devices = of_devices.view(steps.ranks.num_ranks, -1)
+                self.device_random_state = of_devices[steps.ranks.rank].clone()
         names = [name for name in stored.tensors if name.startswith(_WINDOW)]
         self.window = {name.removeprefix(_WINDOW): stored.tensors.pop(name) for name in names}
         load_optimizer(steps.dense_optimizer, stored.tensors)
@@ -127,5 +131,9 @@ def _first_random_state(steps: StepTrainer) -> Tensor:
     """Where random numbers begin, on every rank at another place."""
     if steps.ranks.rank == 0:
         return steps.recommender.random_state
-    seed = (steps.config.seed + 0x9E3779B97F4A7C15 * steps.ranks.rank) & (1 << 63) - 1
-    return torch.Generator().manual_seed(seed).get_state()
+    return torch.Generator().manual_seed(rank_seed(steps)).get_state()
+
+
+def rank_seed(steps: StepTrainer) -> int:
+    """The run's seed on the first rank, another one on every other."""
+    return (steps.config.seed + 0x9E3779B97F4A7C15 * steps.ranks.rank) & (1 << 63) - 1

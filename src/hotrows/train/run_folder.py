@@ -177,7 +177,13 @@ def prepared_parts(run: Path) -> Collection[Part] | None:
 
 def read_config(run: Path) -> TrainConfig:
     """The settings of a run."""
-    return TrainConfig.load(_existing(run / "config.json"))
+    config = TrainConfig.load(path := _existing(run / "config.json"))
+    unset = [name for name in ("model", "epochs", "batch_size") if getattr(config, name) is None]
+    if unset:
+        raise ValueError(
+            f"{path} does not say which {' and '.join(unset)} the run has; restore it from a copy"
+        )
+    return config
 
 
 def read_schema(run: Path) -> Schema:

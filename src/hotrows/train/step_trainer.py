@@ -34,6 +34,7 @@ from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.schedule import Work
 from hotrows.runtime import native
 from hotrows.streams import EventStream
+from hotrows.train import threads
 from hotrows.train.cuda_graph import CapturedStep
 from hotrows.train.defaults import settle
 from hotrows.train.dense_optimizer import dense_optimizer
@@ -86,6 +87,7 @@ class StepTrainer:
         self.cached_tables = self.embedding.cached_tables
         if self.embedding.packed.needs_counts:
             self.embedding.set_counts(id_counts(data, self.embedding.tables))
+        self._num_weights = sum(p.numel() for p in self.model.parameters() if p.dim() >= 2)
         self.dense_optimizer = dense_optimizer(self.config, self.model)
         self._shared = SharedGradients(self.model, self.ranks)
         self._plain_step = Step(self.recommender, self.dense_optimizer, self.config, self._shared)
@@ -93,6 +95,11 @@ class StepTrainer:
         if self.config.cuda_graph and self.embedding.dynamic is not None:
             raise ValueError(
                 "a captured step gives new keys no rows: train dynamic features without cuda_graph"
+            )
+        if self.config.cuda_graph and self.ranks.num_ranks > 1:
+            raise ValueError(
+                f"cuda_graph: how many rows {self.ranks.num_ranks} ranks exchange differs from batch to "
+                f"batch, and a captured step cannot: leave it out, or start one rank"
             )
         if self.config.cuda_graph:
             self.step = CapturedStep(self._plain_step)
@@ -181,7 +188,9 @@ class StepTrainer:
             assert self._runner is not None
             with self._runner.paused(trained=False):
                 self.embedding.catch_up()
-        loss = self.step(work.item.plan, work.item.batch, scale)
+        batch = work.item.batch
+        with threads.limited(batch, self._num_weights):
+            loss = self.step(work.item.plan, batch, scale)
         self.state = self.batches.advance(self.state)
         return loss
 

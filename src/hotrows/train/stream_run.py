@@ -20,15 +20,15 @@ from hotrows.batch import Batch
 from hotrows.metrics import Metrics
 from hotrows.streams import DeadLetters, EventSource, EventStream, StreamConfig, open_source
 from hotrows.streams.alarms import Alarm
-from hotrows.streams.line_log import LineLog, read_lines
 from hotrows.train import run_folder
+from hotrows.train.batch_log import BatchLog, reads_after
 from hotrows.train.callback import Callback
 from hotrows.train.evaluate import Evaluated, metrics_of
 from hotrows.train.progress import Result
 from hotrows.train.step_trainer import StepTrainer
 from hotrows.train.targets import Targets
 
-BATCHES, DEAD_LETTERS = "stream.jsonl", "dead_letters.jsonl"
+DEAD_LETTERS = "dead_letters.jsonl"
 OnAlarm = Callable[[Alarm], None]
 _TICK = 0.1  # seconds between looks at the clock while no event comes
 _MOST_WINDOWS = 8  # for which a window waits for samples of each label
@@ -69,12 +69,12 @@ class StreamRun(Callback):
             path = _letters_of(run, self._config)
             letters = DeadLetters(path, state.stream.read if state.stream else 0)
             opened.callback(letters.close)
-            self._log = LineLog(run / BATCHES, lambda line: line.get("step", math.inf) <= state.step)
+            self._log = BatchLog(run, state.step)
             opened.callback(self._log.close)
             self._files = (self._log, letters)
             size = steps.config.batch_size
             assert size is not None, "settle the config first"
-            cuts = None if repeat is None else _reads_of(Path(repeat), state.step)
+            cuts = None if repeat is None else reads_after(Path(repeat), state.step)
             events = EventStream(source, encoder, size, self._config, state.stream, letters, cuts)
             opened.callback(events.close)
             run_folder.write_stream(run, source.name, self._config.to_json())
@@ -105,7 +105,7 @@ class StreamRun(Callback):
         """Notes the batch, and closes the window where it is full."""
         cut, step = self._batches.trained, self._steps.state.step
         assert cut is not None
-        self._log.write({"step": step, "size": cut.batch.size, "reads": cut.reads})
+        self._log.write(step, cut)
         if self._steps.recommender.device.on_host:
             self._check_finite()
         if self.window.is_full:
@@ -269,16 +269,6 @@ def _on_host(piece: Evaluated) -> Evaluated:
     weights = None if targets.weights is None else targets.weights.cpu()
     of_host = Targets(targets.labels.cpu(), weights)
     return logits.cpu(), of_host, None if groups is None else groups.cpu()
-
-
-def _reads_of(log: Path, step: int) -> list[list[dict[str, Any]]]:
-    """The reads of the batches after a step, by the log of a run or its folder."""
-    path = log / BATCHES if log.is_dir() else log
-    if not path.exists():
-        raise ValueError(
-            f"{path} does not exist: a run on a stream writes it, and its batches are cut alike"
-        )
-    return [line["reads"] for line in read_lines(path) if line["step"] > step]
 
 
 def _letters_of(run: Path, config: StreamConfig) -> Path:

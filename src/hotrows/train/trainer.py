@@ -222,7 +222,7 @@ class Trainer(Requests, OnStream):
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.set_rng_state(self.checkpoints.random_state)
             device, state = self.recommender.device, self.checkpoints.device_random_state
-            stack.enter_context(device.own_random_numbers(state, self.config.seed))
+            stack.enter_context(device.own_random_numbers(state, self.checkpoints.seed))
             if self.is_first:
                 stack.callback(self._trace.write)
             stack.callback(self.checkpoints.writer.close)

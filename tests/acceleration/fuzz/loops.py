@@ -148,7 +148,7 @@ def _options(draw: random.Random, kind: str, sparse: bool) -> tuple[tuple[str, A
 
 @dataclass
 class Run:
-    """A loop that runs: its model and optimizers, and what it has shown so far."""
+    """A loop that runs: its model and optimizers, and what it has shown so far. place: where it runs."""
 
     loop: Loop
     model: nn.Module
@@ -157,6 +157,7 @@ class Run:
     seen: list[tuple[str, Any]] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     draw: torch.Generator = field(default_factory=torch.Generator)
+    place: torch.device = torch.device("cpu")
 
     def see(self, what: str, value: Any) -> None:
         self.seen.append((what, _copied(value)))
@@ -171,13 +172,14 @@ class Run:
     def batch(self, size: int) -> tuple[Tensor, Tensor, Tensor]:
         x = torch.randint(0, 1000, (size, 6), generator=self.draw)
         w = torch.rand(size, 6, generator=self.draw, dtype=torch.float64)
-        return x, w, torch.rand(size, 3, generator=self.draw, dtype=torch.float64)
+        y = torch.rand(size, 3, generator=self.draw, dtype=torch.float64)
+        return x.to(self.place), w.to(self.place), y.to(self.place)
 
 
 def _copied(value: Any) -> Any:
     if isinstance(value, Tensor):
         value = value.detach()
-        return (value.to_dense() if value.is_sparse else value).clone()
+        return (value.to_dense() if value.is_sparse else value).clone().cpu()
     if isinstance(value, dict):
         return {name: _copied(x) for name, x in value.items()}
     if isinstance(value, list | tuple):
@@ -185,11 +187,11 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def start(model: Model, loop: Loop, accelerated: bool) -> Run:
+def start(model: Model, loop: Loop, accelerated: bool, place: torch.device) -> Run:
     torch.manual_seed(loop.seed)
-    built = model.build()
+    built = model.build().to(place)
     optimizers = _made(loop.optimizer, built)
-    run = Run(loop, built, optimizers, accelerated)
+    run = Run(loop, built, optimizers, accelerated, place=place)
     run.draw.manual_seed(loop.seed)
     if accelerated:
         hotrows.accelerate(built, optimizers, packing=loop.packing)

@@ -219,13 +219,13 @@ def _bag(drawing: Drawing, table: TableText) -> str:
         end = f"len(x) * {width}"
         of_type = ", dtype=torch.int32" if ids.endswith(".int()") else ""
         offsets = drawing.draw.choice(
-            (f"torch.arange(0, {end}, {width}{of_type})",
-             f"torch.arange(0, {end}, {width}{of_type}) * (torch.arange(len(x){of_type}) > 1)",
-             f"torch.full((len(x),), {end}{of_type}).index_fill(0, torch.arange(len(x))[:1], 0)")
+            (f"torch.arange(0, {end}, {width}{of_type}, device=x.device)",
+             f"torch.arange(0, {end}, {width}{of_type}, device=x.device) * (torch.arange(len(x){of_type}, device=x.device) > 1)",
+             f"torch.full((len(x),), {end}{of_type}, device=x.device).index_fill(0, torch.arange(len(x), device=x.device)[:1], 0)")
         )  # fmt: skip
         if drawing.chance(0.3):
             last = "include_last_offset=True"
-            offsets = f"torch.arange(0, {end} + 1, {width}{of_type})"
+            offsets = f"torch.arange(0, {end} + 1, {width}{of_type}, device=x.device)"
     mode = table.bag or drawing.draw.choice(("sum", "mean", "max"))
     if mode == "sum" and drawing.chance(0.4):
         weight = f"w[:, :{width}]" + (".reshape(-1)" if flat else "")

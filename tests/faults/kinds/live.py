@@ -51,7 +51,7 @@ def live(trial: Trial) -> str:
     publish = {"every": every, "base_every": base_every, "keep": 10_000}
     here = trial.here
     trainer = Process(
-        here / "said", lambda: _train(data, run, events, Publisher(to, **publish), Noted(here))
+        here / "said", lambda: _train(data, run, events, Noted(here), Publisher(to, **publish))
     )
     client = Client(free_port())
     server = Process(trial.here / "server", lambda: _serve(to, client.port))

@@ -63,10 +63,10 @@ def torchrun(trial: Trial) -> str:
 
 
 def cut_network(trial: Trial) -> str:
-    """The cable between two hosts is unplugged, for a while or for good."""
+    """The cable between two hosts is slow, or unplugged for a while or for good."""
     case = trial.choose.choice([
         network.a_short_cut_is_waited_out, network.a_short_cut_is_a_restart,
-        network.a_cut_for_good_ends_the_ranks,
+        network.a_cut_for_good_ends_the_ranks, network.a_slow_cable_is_waited_for,
     ])  # fmt: skip
     trial.struck(case.__name__)
     trial.here.mkdir(parents=True)

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
 from hotrows.optim import hyper_tensor
 from tests.ops.triton import cases
+from tests.support.deferred import CASES, target_of
 
 
 def compile_all() -> None:
@@ -68,6 +70,30 @@ def compile_all() -> None:
             records, ints, rows, rows, runs, starts, None, None, torch.ones(64, dim), optimizer.kind,
             hyper_tensor(optimizer, 0), cases.FIRST_ROWS, cases.pieces(dim),
         )  # fmt: skip
+    compile_deferred()
+
+
+def compile_deferred() -> None:
+    """The kernels of deferred optimizers, each kind at an odd width."""
+    from hotrows.ops.triton import deferred
+
+    rows, bounds = torch.arange(64), torch.tensor([0, 60])
+    runs = rows.int(), torch.arange(65).int(), rows.int()
+    scales, squares = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    for name, dim, dtype in (
+        ("sgd nesterov", 16, torch.float32), ("sgd decay", 1, torch.float64),
+        ("adagrad decay", 3, torch.float32), ("rmsprop", 128, torch.float32),
+        ("adam decay", 17, torch.float32), ("adamw", 300, torch.float64),
+    ):  # fmt: skip
+        case = CASES[name]
+        target = target_of(case, torch.zeros(64, dim, dtype=dtype), 3, 4)
+        target = replace(target, steps=torch.zeros(4, 16, dtype=torch.float64))
+        grad, weights = torch.ones(64, dim, dtype=dtype), torch.ones(64, dtype=dtype)
+        step = *runs, weights, grad, scales, squares
+        deferred.update(case.kind, [target], rows, bounds, *step)
+        deferred.catch_up(case.kind, [target], None, bounds, None)
+        deferred.lookup([target], rows, bounds, rows.int(), None, None)
+        deferred.lookup([target], rows, bounds, rows.int(), runs[1], weights)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the other tests compile them")
@@ -85,5 +111,6 @@ def test_kernels_compile_for_sm_90_without_fused_multiply_add(tmp_path):
         "_find", "_choose", "_swap", "_put_back", "_move",
         "_feed_rows", "_touch_slots", "_age_slots",
         "_find_slots", "_search_ranking", "_vacate_slots", "_fill_slots",
+        "_catch_up", "_step", "_look_up", "_sum_changes",
     }  # fmt: skip
     assert all(fused == "False" and cubin == "True" for _, fused, cubin in lines), lines

@@ -203,6 +203,15 @@ def stored_encoders(
     }
 
 
+def opened_encoder(
+    schema: Schema, folder: Path, stored: Mapping[str, Any], threads: int, memory: int
+) -> Encoder:
+    """The encoder whose files are in a folder. stored: its fields, as `stored_encoders` gives them."""
+    values = {name: open_values(folder / v["file"]) for name, v in stored["vocabularies"].items()}
+    statistics = {name: Statistics(**fields) for name, fields in stored["statistics"].items()}
+    return Encoder(schema, values, statistics, threads, memory, stored["text_rule"])
+
+
 def batch_of(
     rows: Rows, features: Sequence[IdFeature], first_sample: int = 0, has_labels: bool = True
 ) -> Batch:

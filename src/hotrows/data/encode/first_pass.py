@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,53 +19,66 @@ from hotrows.data.encode.encoding import (
     stored_values,
     without_keys,
 )
+from hotrows.data.encode.id_counts import IdCounts
 from hotrows.data.encode.job import Job, Progress, StageProgress, stage_progress, write_state
 from hotrows.data.encode.split import Sharing
 from hotrows.data.encode.transform import ColumnMoments
 from hotrows.data.encode.vocabulary import begin_counts, resume_counts
 from hotrows.data.encode.vocabulary_file import Values
-from hotrows.data.encode.writing import IdCounts
 from hotrows.data.raw.inputs import InputPosition, Reading, stream
 from hotrows.data.stored.encoded import StoredVocabulary
 from hotrows.runtime.atomic_files import link_or_copy
+from hotrows.schema import Schema
 
 SAVE_SECONDS = 120.0  # between two saved states of the count
 
 
-def begin_sharing(job: Job, state: Mapping[str, Any], progress: Progress | None) -> Sharing:
+class Counting(Protocol):
+    """How rows are counted: here (`CountingHere`), or on the workers of a cluster."""
+
+    def rows(self, job: Job, progress: StageProgress | None) -> int:
+        """The number of rows that the split shares out."""
+        ...
+
+    def times(self, job: Job, progress: StageProgress | None) -> IdCounts:
+        """How many of these rows have each time."""
+        ...
+
+    def values(
+        self,
+        job: Job,
+        folder: Path,
+        sharing: Sharing,
+        state: Mapping[str, Any],
+        progress: StageProgress | None,
+    ) -> tuple[Counted, Any]:
+        """Counts the values of the training part; the second has `write` as `vocabulary.Counts` has."""
+        ...
+
+
+def begin_sharing(
+    job: Job, state: Mapping[str, Any], progress: Progress | None, counting: Counting
+) -> Sharing:
     total, before = state.get("total"), state.get("before")
     if job.split.needs_total and total is None:
-        total = _count_rows(job, stage_progress(progress, "lines"))
+        total = counting.rows(job, stage_progress(progress, "lines"))
     if job.split.needs_times and before is None:
-        before = _time_bounds(job, stage_progress(progress, "times"))
+        before = _time_bounds(job, counting.times(job, stage_progress(progress, "times")))
     of_split = state.get("sharing", {}) if state.get("stage") == "count" else {}
     return Sharing(job.split, job.seed, total, before and (before[0], before[1]), of_split)
 
 
-def _count_rows(job: Job, progress: StageProgress | None) -> int:
-    sizes = [source.size for source in job.shared]
-    total = 0
-    for i, source in enumerate(job.shared):
-        if job.schema.request is None:
-            total += source.count_rows(job.schema)
-        else:  # whose rows may have lists of candidates
-            total += sum(columns.num_rows for _, columns in stream([source], job.reading))
-        if progress is not None:
-            progress(sum(sizes[: i + 1]), sum(sizes))
-    return total
+def without_features(schema: Schema) -> Schema:
+    """A schema of the same rows, of which fewer columns are read."""
+    shared = tuple(f for f in schema.features if f.name in schema.shared)
+    return dataclasses.replace(schema, features=shared, weight=None, group=None)
 
 
-def _time_bounds(job: Job, progress: StageProgress | None) -> tuple[int, int]:
+def _time_bounds(job: Job, seen: IdCounts) -> tuple[int, int]:
     """Returns the times from which rows belong to validation and to test.
 
     Rows of one time belong to one part, that of the first of them.
     """
-    shared = tuple(f for f in job.schema.features if f.name in job.schema.shared)
-    timed = dataclasses.replace(job.schema, features=shared, weight=None, group=None)
-    seen = IdCounts()
-    for _, columns in stream(job.shared, Reading(timed, job.threads, for_training=False), progress):
-        assert columns.times is not None
-        seen.add(columns.times)
     times, counts = seen.merged()
     ends = np.cumsum(counts)
     starts = ends - counts
@@ -77,7 +90,7 @@ def _time_bounds(job: Job, progress: StageProgress | None) -> tuple[int, int]:
 
 
 @dataclass
-class _Counted:
+class Counted:
     """The state of the first pass: statistics, rows, and position in the stream."""
 
     moments: ColumnMoments
@@ -87,7 +100,12 @@ class _Counted:
 
 
 def learn_encoders(
-    job: Job, folder: Path, sharing: Sharing, state: Mapping[str, Any], progress: Progress | None
+    job: Job,
+    folder: Path,
+    sharing: Sharing,
+    state: Mapping[str, Any],
+    progress: Progress | None,
+    counting: Counting,
 ) -> tuple[dict[str, Any], int | None]:
     """Writes the vocabularies into the folder; returns the encoders' fields and the number of rows.
 
@@ -97,7 +115,8 @@ def learn_encoders(
         for vocabulary in job.stored.vocabularies.values():
             link_or_copy(job.stored.path / vocabulary.file, folder / vocabulary.file)
         return stored_encoders(job.stored.vocabularies, job.stored.statistics, job.text_rule), None
-    counted, vocabulary_counts = _count(job, folder, sharing, state, stage_progress(progress, "count"))
+    of_stage = stage_progress(progress, "count")
+    counted, vocabulary_counts = counting.values(job, folder, sharing, state, of_stage)
     if counted.training_rows == 0:
         names = ", ".join(source.name for source in job.inputs)
         raise ValueError(
@@ -113,18 +132,56 @@ def learn_encoders(
     return stored_encoders(written, statistics, job.text_rule), counted.rows
 
 
+class CountingHere:
+    """Counts the rows on this machine; see `Counting`."""
+
+    def rows(self, job: Job, progress: StageProgress | None) -> int:
+        sizes = [source.size for source in job.shared]
+        total = 0
+        for i, source in enumerate(job.shared):
+            if job.schema.request is None:
+                total += source.count_rows(job.schema)
+            else:  # whose rows may have lists of candidates
+                total += sum(columns.num_rows for _, columns in stream([source], job.reading))
+            if progress is not None:
+                progress(sum(sizes[: i + 1]), sum(sizes))
+        return total
+
+    def times(self, job: Job, progress: StageProgress | None) -> IdCounts:
+        how, seen = Reading(without_features(job.schema), job.threads, for_training=False), IdCounts()
+        for _, columns in stream(job.shared, how, progress):
+            assert columns.times is not None
+            seen.add(columns.times)
+        return seen
+
+    def values(
+        self,
+        job: Job,
+        folder: Path,
+        sharing: Sharing,
+        state: Mapping[str, Any],
+        progress: StageProgress | None,
+    ) -> tuple[Counted, Any]:
+        return _count(job, folder, sharing, state, progress)
+
+
+def standard_columns(schema: Schema) -> list[int]:
+    """The places of the dense features whose mean and deviation are learned."""
+    return [i for i, feature in enumerate(schema.dense) if feature.transform == "standard"]
+
+
 def _count(
     job: Job, folder: Path, sharing: Sharing, state: Mapping[str, Any], progress: StageProgress | None
-) -> tuple[_Counted, Any]:
-    standard = [i for i, f in enumerate(job.schema.dense) if f.transform == "standard"]
+) -> tuple[Counted, Any]:
+    standard = standard_columns(job.schema)
     moments = ColumnMoments(len(standard))
     owners = owners_of(job.schema)
     if state.get("stage") == "count":
         moments.restore(state["moments"])
-        counted = _Counted(moments, state["rows"], state["training_rows"], InputPosition(*state["place"]))
+        counted = Counted(moments, state["rows"], state["training_rows"], InputPosition(*state["place"]))
         counts = resume_counts(owners, folder, job.counts_memory, job.threads, state["counts"])
     else:
-        counted = _Counted(moments)
+        counted = Counted(moments)
         counts = begin_counts(owners, folder, job.counts_memory, job.threads)
     saved = time.monotonic()
     for position, columns in stream(job.inputs, job.reading, progress, counted.position):
@@ -140,7 +197,7 @@ def _count(
     return counted, counts
 
 
-def _count_state(counted: _Counted, counts: Any, sharing: Sharing) -> dict[str, Any]:
+def _count_state(counted: Counted, counts: Any, sharing: Sharing) -> dict[str, Any]:
     counts.spill()
     return {
         "stage": "count",

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.encoding import readers_of, stored_values
-from hotrows.data.encode.split import Sharing, Split, parse_split
+from hotrows.data.encode.split import Sharing, Split, parse_split, parts_of
 from hotrows.data.raw.canonical import TEXT_RULE
 from hotrows.data.raw.columns import Columns
 from hotrows.data.raw.inputs import Input, InputPosition, Reading, inputs_of
+from hotrows.data.raw.ray_dataset import RayInput
 from hotrows.data.raw.values import plain_time
 from hotrows.data.stored.encoded import VERSION, EncodedData
 from hotrows.data.stored.part import NAMES
@@ -52,6 +53,16 @@ class Job:
     threads: int
 
     @property
+    def on_ray(self) -> bool:
+        """Whether the rows are in datasets of Ray."""
+        on_ray = [isinstance(source, RayInput) for source in self.inputs]
+        if any(on_ray) and not all(on_ray):
+            raise ValueError(
+                "expected all rows in Ray datasets or none, found both; read the files with ray.data, too"
+            )
+        return all(on_ray)
+
+    @property
     def reading(self) -> Reading:
         return Reading(self.schema, self.threads, text_rule=self.text_rule)
 
@@ -72,8 +83,7 @@ class Job:
 
     def parts(self, position: InputPosition, columns: Columns, sharing: Sharing) -> np.ndarray:
         """[rows] uint8, the part of each row."""
-        part = self.declared_parts[position.input]
-        return sharing.parts(columns) if part is None else np.full(columns.num_rows, part, np.uint8)
+        return parts_of(self.declared_parts[position.input], columns, sharing)
 
     def identity(self) -> dict[str, Any] | None:
         """Inputs and settings that an interrupted preparation must share with this one to be resumed."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime, timezone
 
 import numpy as np
@@ -30,18 +29,29 @@ _NAMED = 10  # columns that one line names
 
 def with_extremes(extremes: Extremes, schema: Schema, columns: Columns) -> Extremes:
     """The extremes of the rows before and of a chunk: least numbers under `log`, first and last time."""
-    least = dict(extremes.least)
+    least: dict[str, float] = {}
     for numbers, feature in zip(columns.dense, schema.dense, strict=True):
         if feature.transform == "log" and columns.num_rows:
             lowest = float(np.fmin.reduce(numbers))
-            if lowest < least.get(feature.name, 0.0):
+            if lowest < 0.0:
                 least[feature.name] = lowest
-    times = extremes.times
+    times: tuple[int, ...] = ()
     if columns.times is not None:
         present = columns.times[columns.times != MISSING_TIME]
         if len(present):
-            times = (min([int(present.min()), *times[:1]]), max([int(present.max()), *times[1:]]))
-    return replace(extremes, least=least, times=times)
+            times = (int(present.min()), int(present.max()))
+    return joined(extremes, Extremes(least, times), schema)
+
+
+def joined(one: Extremes, other: Extremes, schema: Schema) -> Extremes:
+    """The extremes of both, which do not depend on how the rows were cut into chunks."""
+    lowest = {
+        feature.name: [some.least[feature.name] for some in (one, other) if feature.name in some.least]
+        for feature in schema.dense
+    }
+    times = (*one.times, *other.times)
+    least = {name: min(numbers) for name, numbers in lowest.items() if numbers}
+    return Extremes(least, (min(times), max(times)) if times else ())
 
 
 def oddities(data: EncodedData) -> Iterator[str]:

@@ -21,12 +21,12 @@ import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
-from hotrows.data.encode.encoding import Encoder
-from hotrows.data.encode.first_pass import begin_sharing, learn_encoders
+from hotrows.data.encode.encoding import Encoder, opened_encoder
+from hotrows.data.encode.first_pass import Counting, CountingHere, begin_sharing, learn_encoders
 from hotrows.data.encode.job import (
     STATE_FILE,
     Job,
@@ -41,9 +41,8 @@ from hotrows.data.encode.oddities import oddities, with_extremes
 from hotrows.data.encode.rates import ValueRates
 from hotrows.data.encode.requests import SharedChecks
 from hotrows.data.encode.split import Sharing
-from hotrows.data.encode.vocabulary_file import open_values
 from hotrows.data.raw.inputs import InputPosition, stream
-from hotrows.data.stored.encoded import EncodedData, Extremes, Statistics, write_manifest
+from hotrows.data.stored.encoded import EncodedData, Extremes, write_manifest
 from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.shard_writer import ShardWriter, Written
 from hotrows.json_file import build
@@ -71,7 +70,8 @@ def prepare(
     """Encodes raw rows into the new folder `out`.
 
     raw: a path, glob, folder or URL of text, JSON lines, Parquet, Arrow or ORC, an Arrow table, a frame,
-        a dict of columns, or a list of these. validation, test: further rows, all of which belong to
+        a dict of columns, a dataset of Ray Data, whose cluster then does the work, or a list of these.
+        validation, test: further rows, all of which belong to
         these parts.
     split: distribution of the rows of `raw` over the parts, see `parse_split`; by default
         fraction:0.8,0.1,0.1, or all training where `validation` or `test` is passed.
@@ -79,7 +79,9 @@ def prepare(
     like: prepared data whose encoders are used unchanged, so that its models fit.
     extend: prepared data whose ids remain and whose vocabularies grow by new values.
         Either provides its schema; `schema` may be None.
-    memory: bytes to use, approximately (default: a quarter of the machine's, at least 2 GiB).
+    memory: bytes to use on a machine, approximately (default: a quarter of this one's, at least 2 GiB).
+    threads: on this machine (default: its cores); of a cluster, how many tasks run at once (default: as
+        many as it has processors).
     progress: called with the stage ("lines", "times", "count", "merge" or "encode"), the amount read
         and the total.
 
@@ -87,15 +89,21 @@ def prepare(
     from those of that data. Calling it again after an interruption resumes the preparation.
     """
     job = job_of(raw, schema, validation, test, split, seed, like, extend, memory, threads)
+    passes: Passes = _PassesHere()
+    if job.on_ray:
+        from hotrows.data.encode.cluster import passes as on_cluster
+
+        job, passes = on_cluster.passes_on_ray(job, threads)
     with new_folder(Path(out), job.identity()) as folder:
         state = read_state(folder)
-        sharing = begin_sharing(job, state, progress)
+        sharing = begin_sharing(job, state, progress, passes)
         if state.get("stage") != "encode":
-            encoders, num_rows = learn_encoders(job, folder, sharing, state, progress)
+            encoders, num_rows = learn_encoders(job, folder, sharing, state, progress, passes)
             state = {"stage": "encode", "encoders": encoders, "rows": num_rows, **sharing.settled}
             write_state(folder, state)
-        encoder = _encoder(job, folder, state)
-        written, extremes = _encode(job, encoder, folder, state, stage_progress(progress, "encode"))
+        encoder = opened_encoder(job.schema, folder, state["encoders"], job.threads, job.counts_memory)
+        of_stage = stage_progress(progress, "encode")
+        written, extremes = passes.encode(job, encoder, folder, state, of_stage)
         _finish(job, folder, encoder, state, written, extremes)
     data = EncodedData.open(out)
     if job.stored is not None:
@@ -120,14 +128,31 @@ def _warn(data: EncodedData) -> None:
         log.warning(line)
 
 
-def _encoder(job: Job, folder: Path, state: Mapping[str, Any]) -> Encoder:
-    encoders = state["encoders"]
-    values = {
-        name: open_values(folder / vocabulary["file"])
-        for name, vocabulary in encoders["vocabularies"].items()
-    }
-    statistics = {name: Statistics(**fields) for name, fields in encoders["statistics"].items()}
-    return Encoder(job.schema, values, statistics, job.threads, job.counts_memory)
+class Passes(Counting, Protocol):
+    """Both passes over the rows: here, or on the workers of a cluster."""
+
+    def encode(
+        self,
+        job: Job,
+        encoder: Encoder,
+        folder: Path,
+        state: dict[str, Any],
+        progress: StageProgress | None,
+    ) -> tuple[dict[str, Written], Extremes]:
+        """Writes the shards of every part into the folder."""
+        ...
+
+
+class _PassesHere(CountingHere):
+    def encode(
+        self,
+        job: Job,
+        encoder: Encoder,
+        folder: Path,
+        state: dict[str, Any],
+        progress: StageProgress | None,
+    ) -> tuple[dict[str, Written], Extremes]:
+        return _encode(job, encoder, folder, state, progress)
 
 
 @dataclass(frozen=True)

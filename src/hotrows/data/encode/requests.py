@@ -27,16 +27,16 @@ class SharedChecks:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._last: Rows | None = None  # the last row of the chunk before
+        self.last: Rows | None = None  # the last row of the chunk before
 
     def check(self, rows: Rows, columns: Columns) -> None:
         """ValueError names the first row that differs from the one before it, which is of its request."""
         if rows.requests is None or not len(rows):
             return
-        if self._last is not None:
-            self._check(gathered([self._last, rows[:1]], np.arange(2), Room()), columns, 0)
+        if self.last is not None:
+            self._check(gathered([self.last, rows[:1]], np.arange(2), Room()), columns, 0)
         self._check(rows, columns, 1)
-        self._last = rows.take(np.array([len(rows) - 1]))
+        self.last = rows.take(np.array([len(rows) - 1]))
 
     def _check(self, rows: Rows, columns: Columns, first: int) -> None:
         assert rows.requests is not None and columns.requests is not None

@@ -194,6 +194,11 @@ class Sharing:
         return parts
 
 
+def parts_of(part: int | None, columns: Columns, sharing: Sharing) -> np.ndarray:
+    """[rows] uint8, the part of each row. part: that of the whole input; None: the split decides."""
+    return sharing.parts(columns) if part is None else np.full(columns.num_rows, part, np.uint8)
+
+
 def random_bits(rows: np.ndarray, seed: int) -> np.ndarray:
     """Draws 53 random bits per row, a function of seed and row number."""
     key = mix64(np.array([seed & (1 << 64) - 1], np.uint64))

@@ -125,7 +125,7 @@ class Counts:
         """The state for `resume_counts`, of runs that are durable; call `spill` before."""
         in_use, _, num_runs = self._sizes()
         assert in_use == 0, "spill before state"
-        runs = [self._runs(v) for v in range(self._num_vocabularies)]
+        runs = [self.runs(v) for v in range(self._num_vocabularies)]
         for run in itertools.chain(*runs):
             if run.exists():  # those of vocabularies that are written are deleted
                 sync(run)
@@ -143,7 +143,7 @@ class Counts:
         if self._resumed and path.exists():
             return open_values(path).num_distinct
         self._settle()
-        for run in self._runs(v) if self._resumed else ():
+        for run in self.runs(v) if self._resumed else ():
             if not run.exists():
                 raise _failure(_DAMAGED, str(run), self._memory)
         with self._raw_files(v) as raw:
@@ -152,7 +152,7 @@ class Counts:
             self._call("counts_write", v, min_count, first.rows, self._threads, results)
             num_distinct = int(results[1])
             write_values(path, name, _raw_values(raw, num_distinct))
-        for run in self._runs(v):
+        for run in self.runs(v):
             run.unlink(missing_ok=True)
         return num_distinct
 
@@ -192,7 +192,8 @@ class Counts:
             for path in raw.values():
                 path.unlink(missing_ok=True)
 
-    def _runs(self, v: int) -> list[Path]:
+    def runs(self, v: int) -> list[Path]:
+        """The run files of vocabulary v so far."""
         numbers = np.zeros(call(self._library, "counts_runs", self._handle, v, 0, 0), np.int64)
         call(self._library, "counts_runs", self._handle, v, numbers, len(numbers))
         return [self._folder / f"run-{v:05d}-{number}" for number in numbers.tolist()]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hotrows.batch import Batch
 from hotrows.data.encode.encoding import owners_of, readers_of
+from hotrows.data.encode.id_counts import IdCounts
 from hotrows.data.encode.vocabulary_file import Values, write_values
 from hotrows.data.raw.columns import no_labels
 from hotrows.data.stored.encoded import EncodedData, write_manifest
@@ -19,32 +20,6 @@ from hotrows.data.stored.rows import Rows
 from hotrows.data.stored.shard_writer import ShardWriter
 from hotrows.runtime.atomic_files import new_folder
 from hotrows.schema import FIRST_UNKNOWN, Schema, is_list
-
-
-class IdCounts:
-    """Counts ids, in memory that grows with the number of distinct ids."""
-
-    def __init__(self) -> None:
-        self._ids = np.zeros(0, np.int64)
-        self._counts = np.zeros(0, np.int64)
-        self._pending: list[np.ndarray] = []
-        self._num_pending = 0
-
-    def add(self, ids: np.ndarray) -> None:
-        self._pending.append(ids.copy())
-        self._num_pending += len(ids)
-        if self._num_pending > max(1 << 20, len(self._ids)):
-            self.merged()
-
-    def merged(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the distinct ids, ascending, and their counts."""
-        new, new_counts = np.unique(np.concatenate([self._ids[:0], *self._pending]), return_counts=True)
-        self._ids, place = np.unique(np.concatenate([self._ids, new]), return_inverse=True)
-        counts = np.zeros(len(self._ids), np.int64)
-        counts[place[: len(self._counts)]] = self._counts
-        counts[place[len(self._counts) :]] += new_counts
-        self._counts, self._pending, self._num_pending = counts, [], 0
-        return self._ids, self._counts
 
 
 def write_encoded(out: Path | str, schema: Schema, parts: Mapping[str, Iterable[Batch]]) -> EncodedData:

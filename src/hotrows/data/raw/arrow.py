@@ -244,10 +244,10 @@ class ArrowCells:
         return ValueError(f"{self.name}, column {column!r}: expected {expected}, found {kind}; {what}")
 
 
-def table_columns(table: Any, name: str, how: Reading) -> Iterator[Columns]:
-    """Yields the columns of an Arrow table, up to ROWS_PER_CHUNK rows at a time."""
+def table_columns(table: Any, name: str, how: Reading, first_row: int = 0) -> Iterator[Columns]:
+    """Yields the columns of an Arrow table, up to ROWS_PER_CHUNK rows at a time. first_row: the number
+    of its first row in what is called `name`."""
     columns = check_present(how.schema, name, tuple(table.schema.names), how.for_training, how.kept)
-    first_row = 0
     for batch in table.select(columns).combine_chunks().to_batches(ROWS_PER_CHUNK):
         yield from columns_of_batch(batch, name, first_row, how)
         first_row += batch.num_rows

@@ -20,6 +20,7 @@ from hotrows.data.raw.columns import Columns
 from hotrows.data.raw.files import File, find_files
 from hotrows.data.raw.json_lines import count_json_rows, first_json_rows, is_json_lines, json_columns
 from hotrows.data.raw.layout import layout_of
+from hotrows.data.raw.ray_dataset import RayInput, is_ray_dataset
 from hotrows.data.raw.reading import chunks_of, first_bytes
 from hotrows.data.raw.text import parse
 from hotrows.data.raw.typed_files import count_rows, file_columns, first_rows_of_file, kind_of
@@ -149,11 +150,14 @@ class TableInput:
 
 
 def inputs_of(raw: Any) -> list[Input]:
-    """Opens the inputs that paths, globs, folders, URLs, tables and frames, or a list of them, name."""
+    """Opens the inputs that paths, globs, folders, URLs, tables, frames and datasets of Ray, or a list of
+    them, name."""
     inputs: list[Input] = []
     for item in raw if isinstance(raw, list | tuple) else [raw]:
         if isinstance(item, str | Path):
             inputs += [_file_input(file) for file in find_files(item)]
+        elif is_ray_dataset(item):
+            inputs.append(RayInput(item))
         else:
             inputs.append(TableInput(as_table(item)))
     return inputs
@@ -207,8 +211,11 @@ def stream(
                 row += columns.num_rows
             if progress is not None:
                 progress(sum(sizes[:i]) + position, sum(sizes))
-        if not num_input_rows:
-            raise ValueError(_no_rows(inputs[i], how.schema))
+        source = inputs[i]
+        if not num_input_rows and not (isinstance(source, File) and source.may_be_empty):
+            raise ValueError(_no_rows(source, how.schema))
+    if inputs and not row:
+        raise ValueError(_no_rows(inputs[-1], how.schema))
 
 
 def _no_rows(source: Input, schema: Schema) -> str:

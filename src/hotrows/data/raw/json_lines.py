@@ -87,6 +87,13 @@ def table_of_lines(chunk: Chunk) -> Any:
             f"{chunk.name}{where}: expected an object of JSON per line, with values of one type per key "
             f"({why}); correct the line"
         ) from error
+    try:
+        _ = table.column_names
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{chunk.name}: a key between lines {chunk.first_line} and "
+            f"{chunk.first_line + chunk.num_lines - 1} is no UTF-8 ({error}); correct the line"
+        ) from error
     if table.num_rows != chunk.num_lines:
         raise ValueError(
             f"{chunk.name}: {chunk.num_lines:,} lines from line {chunk.first_line} on hold "

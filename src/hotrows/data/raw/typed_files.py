@@ -46,7 +46,7 @@ def open_typed_file(file: File, kind: str) -> TypedFile:
     """Opens a file of a kind; an error if it is damaged."""
     if kind == "Parquet":
         return _Parquet(open_parquet_file(file))
-    with _explained(f"{file.name} is no whole {kind} file"):
+    with explained(f"{file.name} is no whole {kind} file"):
         source = pyarrow().memory_map(file.path) if file.system is None else file.open()
         return _OPEN[kind](source)
 
@@ -54,13 +54,13 @@ def open_typed_file(file: File, kind: str) -> TypedFile:
 def count_rows(file: File, kind: str) -> int:
     """The number of rows of a file."""
     opened = open_typed_file(file, kind)
-    with _explained(f"{file.name} is damaged"):
+    with explained(f"{file.name} is damaged"):
         return opened.num_rows
 
 
 def open_parquet_file(file: File, **options: Any) -> Any:
     """Opens a Parquet file; an error if it is none. options: of `pyarrow.parquet.ParquetFile`."""
-    with _explained(f"{file.name} is no whole Parquet file"):
+    with explained(f"{file.name} is no whole Parquet file"):
         source = file.path if file.system is None else file.open()
         return pyarrow().parquet.ParquetFile(source, **options)
 
@@ -79,10 +79,10 @@ def first_rows_of_file(file: File, kind: str, limit: Callable[[int], int]) -> tu
     names, columns = opened.names, _with_names_of_path(opened, file)
     rows, batches = limit(len(columns)), []
     at_once = min(rows + 1, ROWS_PER_CHUNK)
-    with _explained(f"{file.name} is damaged"):
+    with explained(f"{file.name} is damaged"):
         every = (b for g in range(opened.num_groups) for b in opened.batches(g, names, at_once))
         for batch in every:
-            batches.append(with_partitions(_checked(batch, file), columns, file))
+            batches.append(with_partitions(checked(batch, file.name, kind), columns, file))
             if sum(batch.num_rows for batch in batches) > rows:
                 break
     if not batches:
@@ -94,7 +94,7 @@ def first_rows_of_file(file: File, kind: str, limit: Callable[[int], int]) -> tu
 def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, Any]]:
     """Yields (share of the groups that was read, number of the first row, record batch)."""
     opened = open_typed_file(file, kind)
-    with _explained(f"{file.name} is damaged"):
+    with explained(f"{file.name} is damaged"):
         names = _with_names_of_path(opened, file)
         columns = check_present(how.schema, file.name, names, how.for_training, how.kept)
         inside = set(opened.names)
@@ -102,24 +102,29 @@ def _batches(file: File, kind: str, how: Reading) -> Iterator[tuple[float, int, 
         first_row = 0
         for group in range(opened.num_groups):
             for batch in opened.batches(group, stored, ROWS_PER_CHUNK):
-                read = with_partitions(_checked(batch, file), columns, file)
+                read = with_partitions(checked(batch, file.name, kind), columns, file)
                 yield (group + 1) / opened.num_groups, first_row, read
                 first_row += batch.num_rows
 
 
-def _checked(batch: Any, file: File) -> Any:
-    """The batch; an error where an index is none of its dictionary, which Arrow reads without a look."""
-    pa = pyarrow()
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+def checked(batch: Any, name: str, kind: str) -> Any:
+    """The batch; an error where offsets of a damaged file `name`, or indices of its dictionaries, point
+    elsewhere: Arrow reads without a look, and hands out the buffers of its own files as they are."""
+    pa, is_arrow = pyarrow(), kind.startswith("Arrow")
+    if is_arrow:
+        batch.validate()
+    for column_name, column in zip(batch.schema.names, batch.columns, strict=True):
         if not pa.types.is_dictionary(column.type):
             continue
         size, indices = len(column.dictionary), pa.compute.min_max(column.indices).as_py()
         wrong = [index for index in indices.values() if index is not None and not 0 <= index < size]
         if wrong:
             raise ValueError(
-                f"{file.name} is damaged: column {name!r} has a dictionary of {size:,} values and the "
+                f"{name} is damaged: column {column_name!r} has a dictionary of {size:,} values and the "
                 f"index {wrong[0]}; write it again"
             )
+    if is_arrow:
+        batch.validate(full=True)
     return batch
 
 
@@ -130,7 +135,7 @@ def _with_names_of_path(opened: TypedFile, file: File) -> tuple[str, ...]:
 
 
 @contextmanager
-def _explained(problem: str) -> Iterator[None]:
+def explained(problem: str) -> Iterator[None]:
     """Turns errors of Arrow into one that names the file."""
     pa = pyarrow()
     try:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hotrows import notebook
 from hotrows.data.raw.canonical import TEXT_RULE
 from hotrows.data.stored.part import NAMES, Part
 from hotrows.data.stored.sections import header_checksum, is_count, open_sections
@@ -87,6 +88,8 @@ class EncodedData:
     extends: tuple[str, ...] = ()
     text_rule: int = TEXT_RULE
     extremes: Extremes = field(default_factory=Extremes)
+
+    _repr_html_ = notebook.data
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{name} {part.rows:,}" for name, part in self.parts.items())

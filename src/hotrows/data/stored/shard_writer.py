@@ -69,16 +69,20 @@ class Written:
 class ShardWriter:
     """Collects the rows of one part and writes a shard whenever one is full.
 
+    rows: of a shard; number: of the first shard.
     A shard is written to a temporary file and renamed. A writer that is resumed from `state()` ends
     with the shards and counts of one that was never interrupted.
     """
 
-    def __init__(self, folder: Path, part: str, schema: Schema, rows: int = ROWS_PER_SHARD) -> None:
+    def __init__(
+        self, folder: Path, part: str, schema: Schema, rows: int = ROWS_PER_SHARD, number: int = 0
+    ) -> None:
         self._folder = folder
+        self._number = number
         self._part = part
         self._schema = schema
         self._rows_per_shard = rows
-        self._builder = _ShardBuilder(schema, rows)
+        self._builder = ShardBuilder(schema, rows)
         self._shards: list[tuple[str, int]] = []
         self._shards_tally = self._builder_tally = no_tally(schema)
         self._to_drop = 0
@@ -138,7 +142,7 @@ class ShardWriter:
         return written_of(self._shards, self._shards_tally, self._schema)
 
     def _write(self) -> None:
-        name = f"{self._part}-{len(self._shards):05d}.shard"
+        name = f"{self._part}-{self._number + len(self._shards):05d}.shard"
         header = {"kind": "shard", "rows": self._builder.size}
         with replaced(self._folder / name) as part:
             write_sections(part, header, _arrays(self._builder.rows(), self._schema))
@@ -148,7 +152,7 @@ class ShardWriter:
         self._builder.size = 0
 
 
-class _ShardBuilder:
+class ShardBuilder:
     """A shard while it is filled; the ids of lists are in arrays that grow."""
 
     def __init__(self, schema: Schema, rows: int) -> None:

@@ -21,9 +21,9 @@ that the batch did not read; then w *= shrink; then the rule of torch.optim.
 c is weight_decay plus the coefficients of L2 terms; shrink is the factor of decoupled weight decay (1
 without it). SGD's first step takes the gradient undamped: its 1 - dampening is 1.
 
-CPU tensors of float32 or float64 go to the native core, all other tensors to the reference
-(`deferred.reference`). csrc/replay.h says what a deferred step costs in the core, and when a row needs no
-further ones.
+CPU tensors of float32 or float64 go to the native core, those of a GPU to Triton kernels (`on_device`),
+all other tensors to the reference (`deferred.reference`). csrc/replay.h says what a deferred step costs in
+the core, and when a row needs no further ones.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ from array import array
 from collections.abc import Sequence
 from ctypes import CDLL, c_int, c_int64
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from hotrows.ops.deferred import reference
+from hotrows.ops.deferred import on_device, reference
 from hotrows.ops.deferred.reference import Target
 from hotrows.runtime import native
 from hotrows.runtime.native import pointer
@@ -45,6 +46,7 @@ _KINDS = {"sgd": 0, "adagrad": 1, "rmsprop": 2, "adam": 3}
 _DTYPES = (torch.float32, torch.float64)
 _COLUMNS = 12  # of struct Target in csrc/deferred_rows.h
 _NUM_FIXED = 8  # of them do not change from step to step
+_NO_NUMBERS = torch.empty(0, dtype=torch.int64)
 
 __all__ = ["PackedTargets", "Target", "catch_up", "catch_up_all", "lookup", "pack_targets", "update"]
 
@@ -55,8 +57,13 @@ class PackedTargets:
 
     targets: tuple[Target, ...]
     numbers: Tensor  # [T, 12] int64
-    core: CDLL | None  # None: these tensors are the reference's
+    core: CDLL | None  # None: these tensors are the reference's, or those of a GPU
     steps: Tensor | None = None  # where `at_steps` moved to
+
+    @property
+    def slow(self) -> Any:
+        """What computes on these where the core does not."""
+        return on_device if self.targets[0].weights.is_cuda else reference
 
     def at_steps(
         self, steps: Tensor, first: int, now: int, first_decay: int | Sequence[int]
@@ -88,10 +95,12 @@ def pack_targets(targets: Sequence[Target] | PackedTargets) -> PackedTargets:
     """
     if isinstance(targets, PackedTargets):
         return targets
+    if targets and targets[0].weights.is_cuda:
+        return PackedTargets(tuple(targets), _NO_NUMBERS, None)
     numbers = array("q")
     for target in targets:
-        numbers.extend(_line(target))
-    packed = torch.frombuffer(numbers, dtype=torch.int64) if numbers else torch.empty(0).long()
+        numbers.extend(target.line())
+    packed = torch.frombuffer(numbers, dtype=torch.int64) if numbers else _NO_NUMBERS
     tensors = [t for target in targets[:1] for t in (target.weights, target.last)]
     return PackedTargets(tuple(targets), packed.view(-1, _COLUMNS), _core(*tensors))
 
@@ -113,7 +122,7 @@ def catch_up(
     if kind == "none" or not packed.targets:
         return
     if packed.core is None:
-        reference.catch_up(kind, packed.targets, slots, bounds, squares)
+        packed.slow.catch_up(kind, packed.targets, slots, bounds, squares)
         return
     packed.core.hotrows_deferred_catch_up(
         c_int(_KINDS[kind]), *_tables(packed), pointer(slots), pointer(bounds), pointer(squares)
@@ -127,7 +136,7 @@ def catch_up_all(kind: str, target: Target | PackedTargets, squares: Tensor | No
     if kind == "none":
         return
     if packed.core is None:
-        reference.catch_up_all(kind, packed.targets[0], squares)
+        packed.slow.catch_up_all(kind, packed.targets[0], squares)
         return
     itemsize, dim, lines, _ = _tables(packed)
     packed.core.hotrows_deferred_catch_up_all(c_int(_KINDS[kind]), itemsize, dim, lines, pointer(squares))
@@ -151,13 +160,13 @@ def update(
     order [N], starts [U + 1], bags [N] or None, int32, and weights [N] or None as in `PackPlan`: the
     gradient of row u is the sum over its run of weights[n] * grad[bag of n], times scales[t] of its
     target. grad: [M, D], weights: of the tables' dtype; scales: [T] float64. slots, bounds, squares:
-    as in `catch_up`.
+    as in `catch_up`; rows before the first bound or behind the last one are left alone.
     """
     packed = pack_targets(targets)
     if not packed.targets:
         return
     if packed.core is None:
-        reference.update(
+        packed.slow.update(
             kind, packed.targets, slots, bounds, order, starts, bags, weights, grad, scales, squares
         )
         return
@@ -179,11 +188,12 @@ def lookup(
     """Returns the vector of each bag, [M, D]: the sum of weights[n] * row slots[inverse[n]].
 
     inverse [N] int32, bag_starts [M + 1] int32 or None (one id per bag), weights [N] or None as in
-    `PackPlan`. Rows are read as stored: call `catch_up` before.
+    `PackPlan`. Rows are read as stored: call `catch_up` before. On a device, ids of -1 and those of rows
+    behind the last bound are padding, and read zeros.
     """
     packed = pack_targets(targets)
     if packed.core is None:
-        return reference.lookup(packed.targets, slots, bounds, inverse, bag_starts, weights)
+        return packed.slow.lookup(packed.targets, slots, bounds, inverse, bag_starts, weights)
     table = packed.targets[0].weights
     weights = None if weights is None else weights.to(table.dtype).contiguous()
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
@@ -193,26 +203,6 @@ def lookup(
     bags = pointer(bag_starts), pointer(weights), c_int64(num_bags)
     packed.core.hotrows_deferred_look_up(*_tables(packed), *ids, *bags, pointer(scratch), pointer(out))
     return out
-
-
-def _line(target: Target) -> tuple[int, ...]:
-    """Returns the fields of struct Target: addresses, strides in bytes, and step counts."""
-    weights, states, last = target.weights, target.states, target.last
-    size = weights.element_size()
-    return (
-        weights.data_ptr(),
-        weights.stride(0) * size,
-        states[0].data_ptr() if states else 0,
-        states[1].data_ptr() if len(states) > 1 else 0,
-        states[0].stride(0) * size if states else 0,
-        last.data_ptr(),
-        last.stride(0) * 4,
-        last.shape[0],
-        target.steps.data_ptr(),
-        target.first,
-        target.now,
-        target.first_decay,
-    )
 
 
 def _tables(packed: PackedTargets) -> tuple[c_int64, c_int64, object, c_int64]:

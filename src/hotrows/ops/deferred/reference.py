@@ -23,7 +23,8 @@ class Target:
     states: one [R, D] tensor for each state of the kind, in the dtype of the weights, with equal strides.
     last: [R] int32, number of steps that each row has made; -1: no gradient has reached it (its states
         have their initial values, and only decay can have moved it).
-    steps: [K, 8] float64, the numbers of steps first, first + 1, ...; there may be more than needed.
+    steps: [K, 8] float64, the numbers of steps first, first + 1, ...; there may be more than needed. On a
+        device, `history.DeviceSteps`.
     now: number of steps that the table has made.
     first_decay: the first step that moves an untouched row (c != 0 or shrink != 1); `now` if none does.
     """
@@ -36,6 +37,25 @@ class Target:
     now: int
     first_decay: int
 
+    def line(self) -> tuple[int, ...]:
+        """The fields of struct Target in csrc/deferred_rows.h: addresses, strides in bytes, step counts."""
+        weights, states, last = self.weights, self.states, self.last
+        size = weights.element_size()
+        return (
+            weights.data_ptr(),
+            weights.stride(0) * size,
+            states[0].data_ptr() if states else 0,
+            states[1].data_ptr() if len(states) > 1 else 0,
+            states[0].stride(0) * size if states else 0,
+            last.data_ptr(),
+            last.stride(0) * 4,
+            last.shape[0],
+            self.steps.data_ptr(),
+            self.first,
+            self.now,
+            self.first_decay,
+        )
+
 
 def catch_up(
     kind: str, targets: Sequence[Target], slots: Tensor, bounds: Tensor, squares: Tensor | None = None
@@ -46,7 +66,7 @@ def catch_up(
 
 
 def catch_up_all(kind: str, target: Target, squares: Tensor | None = None) -> None:
-    rows = torch.arange(len(target.last))
+    rows = torch.arange(len(target.last), device=target.last.device)
     _catch_up(kind, target, rows, None if squares is None else squares[0])
 
 
@@ -89,9 +109,11 @@ def lookup(
     bag_starts: Tensor | None,
     weights: Tensor | None,
 ) -> Tensor:
-    distinct = torch.cat(
-        [target.weights[slots[int(bounds[t]) : int(bounds[t + 1])]] for t, target in enumerate(targets)]
-    )  # [U, D]
+    parts = [
+        target.weights[slots[int(bounds[t]) : int(bounds[t + 1])]] for t, target in enumerate(targets)
+    ]
+    num_padding = slots.numel() - int(bounds[-1]) + 1  # rows behind the last bound, and -1, read zeros
+    distinct = torch.cat([*parts, parts[0].new_zeros(num_padding, parts[0].shape[1])])  # [U + 1, D]
     rows = distinct[inverse.long()]  # [N, D]
     if weights is not None:
         rows = rows * weights[:, None]

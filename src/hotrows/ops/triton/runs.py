@@ -23,7 +23,7 @@ from hotrows.ops.triton.search import last_at_most
 def sum_windows(
     grad: Tensor, order: Tensor, starts: Tensor, bags: Tensor | None, weights: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Heads and tails, each [windows, D] float32; of windows that no run crosses they are not set."""
+    """Heads and tails, each [windows, D]; of windows that no run crosses they are not set."""
     (num_ids,), dim, num_runs = order.shape, grad.shape[1], starts.numel() - 1
     num_windows = triton.cdiv(num_ids, launch.WINDOW)
     heads, tails = (grad.new_empty(num_windows, dim) for _ in range(2))
@@ -79,7 +79,8 @@ def sum_runs(
     m_crosses = (b_end > b_begin) & (b_last > b_first)
 
     b_length = tl.where(m_crosses, 0, b_end - b_begin)
-    b_sum = tl.zeros([o_run.shape[0], o_d.shape[0]], dtype=tl.float32)
+    FLOAT: tl.constexpr = tl.float64 if p_grad.dtype.element_ty == tl.float64 else tl.float32
+    b_sum = tl.zeros([o_run.shape[0], o_d.shape[0]], dtype=FLOAT)
     for i in range(0, tl.max(b_length, axis=0), UNROLL):
         for j in tl.static_range(UNROLL):
             o_id, m_id = b_begin + i + j, i + j < b_length

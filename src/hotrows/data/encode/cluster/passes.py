@@ -1,0 +1,320 @@
+"""The passes of `prepare` over datasets of Ray: this process hands out blocks and takes results in order.
+
+    blocks, in the order of their rows  ->  count   run files, in the folder
+    run files                           ->  write   vocabularies, each merged by one task
+    blocks, once more                   ->  encode  pieces: rows of a part, in the cluster's memory
+    pieces of 524,288 rows in all       ->  write   shards
+
+All bytes are those of one machine that reads the same rows:
+
+    vocabularies   values are ranked by count and bytes, which do not depend on the order of counting
+    statistics     are sums in the order of the rows: this process adds the numbers
+    splits         a row has its number, and of a stratified split that among the rows of its label, from
+                   the blocks before
+    shards         are cut by the rows of the part
+
+Memory is bounded: a quarter of the cluster's object store is in tasks, and pieces wait until they fill a
+shard. Tasks write into the folder, which all machines see: the shards do not pass through one of them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+import numpy as np
+
+from hotrows.data.encode import first_pass
+from hotrows.data.encode.cluster import tasks
+from hotrows.data.encode.cluster.ray_cluster import RayCluster
+from hotrows.data.encode.cluster.tasks import Encoded, Place, Surveyed, Work
+from hotrows.data.encode.encoding import Encoder, owners_of
+from hotrows.data.encode.id_counts import IdCounts
+from hotrows.data.encode.job import Job, StageProgress
+from hotrows.data.encode.oddities import joined
+from hotrows.data.encode.requests import SharedChecks
+from hotrows.data.encode.split import Sharing
+from hotrows.data.encode.transform import ColumnMoments
+from hotrows.data.encode.vocabulary_file import Values
+from hotrows.data.raw.columns import Columns, RawIds
+from hotrows.data.raw.ray_dataset import RayBlock, RayInput
+from hotrows.data.stored.encoded import Extremes
+from hotrows.data.stored.part import NAMES
+from hotrows.data.stored.shard_writer import ROWS_PER_SHARD, Tally, Written, no_tally, written_of
+from hotrows.schema import Schema
+
+_GROUP_BYTES = 1 << 30  # of blocks that one task counts, at most
+_T = TypeVar("_T")
+
+
+class Cluster(Protocol):
+    """What runs tasks; see `RayCluster`."""
+
+    num_processors: int
+    num_machines: int
+    store_bytes: int
+
+    def share(self, value: Any) -> Any: ...
+    def submit(self, task: Any, *arguments: Any, results: int = 1) -> list[Any]: ...
+    def result(self, reference: Any) -> Any: ...
+    def stop(self, references: Iterable[Any]) -> None: ...
+
+
+def passes_on_ray(job: Job, threads: int | None) -> tuple[Job, ClusterPasses]:
+    """The job as the cluster does it. threads: tasks that run at once, by default one per processor."""
+    cluster = RayCluster()
+    at_once = cluster.num_processors if threads is None else threads
+    return replace(job, threads=at_once), ClusterPasses(cluster)
+
+
+class ClusterPasses:
+    """Passes over blocks on a cluster; see `prepare.Passes`."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._digest = 0  # of the rows that were counted
+
+    def rows(self, job: Job, progress: StageProgress | None) -> int:
+        if job.schema.request is None:
+            return sum(source.count_rows(job.schema) for source in job.shared)
+        work = self._cluster.share(self._work(job, Path()))  # rows may have lists of candidates
+        return sum(place.rows for place, _ in self._placed(job, work, shared=True))
+
+    def times(self, job: Job, progress: StageProgress | None) -> IdCounts:
+        work, seen = self._cluster.share(self._work(job, Path())), IdCounts()
+        calls = (
+            (None, self._cluster.submit(tasks.count_times, work, place, block.ref))
+            for place, block in self._placed(job, work, shared=True)
+        )
+        for _, counts, _ in self._in_order(job, calls):
+            seen.join(*counts)
+        return seen
+
+    def values(
+        self, job: Job, folder: Path, sharing: Sharing, state: Any, progress: StageProgress | None
+    ) -> tuple[first_pass.Counted, VocabularyRuns]:
+        known = {} if job.stored is None else job.stored.vocabularies
+        files = {name: job.stored.path.resolve() / v.file for name, v in known.items() if job.stored}
+        work = self._cluster.share(self._work(job, folder, known=files, **sharing.settled))
+        counted = first_pass.Counted(ColumnMoments(len(first_pass.standard_columns(job.schema))))
+        runs: list[list[int]] = [[] for _ in set(owners_of(job.schema))]
+        calls = (
+            (None, self._cluster.submit(tasks.count, work, number, places, *blocks))
+            for number, (places, blocks) in enumerate(self._groups(self._placed(job, work)))
+        )
+        self._digest = 0
+        for _, counts, _ in self._in_order(job, calls):
+            counted.rows += counts.rows
+            counted.training_rows += counts.numbers.shape[1]
+            counted.moments.add(counts.numbers, np.ones(counts.numbers.shape[1], bool), 1)
+            self._digest += counts.digest
+            for of_vocabulary, numbers in zip(runs, counts.runs, strict=True):
+                of_vocabulary += numbers
+            if progress is not None:
+                progress(counted.rows, counted.rows)
+        return counted, VocabularyRuns(self._cluster, work, runs)
+
+    def encode(
+        self,
+        job: Job,
+        encoder: Encoder,
+        folder: Path,
+        state: dict[str, Any],
+        progress: StageProgress | None,
+    ) -> tuple[dict[str, Written], Extremes]:
+        facts = {name: state[name] for name in ("total", "before", "encoders")}
+        work = self._cluster.share(self._work(replace(job, schema=encoder.schema), folder, **facts))
+        shards = [PartShards(self._cluster, work, name, ROWS_PER_SHARD) for name in NAMES]
+        calls = (
+            (place, self._cluster.submit(tasks.encode, work, place, block.ref, results=1 + len(NAMES)))
+            for place, block in self._placed(job, work)
+        )
+        extremes, digest, num_rows, shared = Extremes(), 0, 0, SharedChecks(encoder.schema)
+        try:
+            for place, encoded, pieces in self._in_order(job, calls):
+                _check_edge(shared, encoded)
+                for part, piece, rows in zip(shards, pieces, encoded.rows, strict=True):
+                    part.append(piece, rows)
+                extremes = joined(extremes, encoded.extremes, encoder.schema)
+                digest, num_rows = digest + encoded.digest, num_rows + place.rows
+                if progress is not None:
+                    progress(num_rows, state["rows"] or num_rows)
+            if state["rows"] is not None:
+                self._check_same(state["rows"], num_rows, digest)
+            written = {part.name: part.close(encoder.schema) for part in shards}
+        finally:
+            for part in shards:
+                part.stop()
+        for left in folder.glob(tasks.ATTEMPT + "*"):
+            shutil.rmtree(left, ignore_errors=True)
+        return written, extremes
+
+    def _check_same(self, counted: int, rows: int, digest: int) -> None:
+        """Raises an error where the rows that were encoded are not those that were counted."""
+        if rows != counted or (digest - self._digest) % (1 << 64):
+            raise ValueError(
+                f"the Ray dataset gave other rows, or the rows in another order, when it was executed a "
+                f"second time ({counted:,} rows, then {rows:,}): give its shuffles a seed, or pass "
+                f"dataset.materialize()"
+            )
+
+    def _work(self, job: Job, folder: Path, **fields: Any) -> Work:
+        tasks_of_machine = -(-job.threads // self._cluster.num_machines)
+        return Work(
+            uuid.uuid4().hex,
+            job.schema,
+            folder.resolve(),
+            job.text_rule,
+            job.counts_memory // tasks_of_machine,
+            job.split,
+            job.seed,
+            **fields,
+        )
+
+    def _placed(self, job: Job, work: Any, shared: bool = False) -> Iterator[tuple[Place, RayBlock]]:
+        """Yields the blocks of all datasets with their places. shared: only of those whose rows the split
+        shares out."""
+        row, sharing = 0, Counter[str]()
+        surveyed = job.schema.request is not None or job.split.kind == "stratified"
+        for source, part in zip(job.inputs, job.declared_parts, strict=True):
+            if shared and part is not None:
+                continue
+            first, blocks = 0, cast(RayInput, source).blocks(job.schema)
+            for block, found in self._surveys(job, work, blocks) if surveyed else _as_they_are(blocks):
+                yield Place(source.name, first, row, found.rows, block.cut, part, dict(sharing)), block
+                if not found.rows:
+                    return
+                first, row = first + block.rows, row + found.rows
+                if part is None:
+                    sharing.update(found.sharing)
+            if not first:
+                raise ValueError(f"{source.name} has no rows")
+
+    def _surveys(
+        self, job: Job, work: Any, blocks: Iterator[RayBlock]
+    ) -> Iterator[tuple[RayBlock, Surveyed]]:
+        calls = (
+            (block, self._cluster.submit(tasks.survey, work, Place("", 0, cut=block.cut), block.ref))
+            for block in blocks
+        )
+        return ((block, found) for block, found, _ in self._in_order(job, calls))
+
+    def _groups(
+        self, placed: Iterator[tuple[Place, RayBlock]]
+    ) -> Iterator[tuple[list[Place], list[Any]]]:
+        """Joins neighbouring blocks, the more the longer the data is: the fewer runs are to be merged."""
+        processors = self._cluster.num_processors
+        most = min(_GROUP_BYTES, self._cluster.store_bytes // (8 * processors))
+        places, blocks, size, total = [], [], 0, 0
+        for place, block in placed:
+            places.append(place)
+            blocks.append(block.ref)
+            size, total = size + block.size, total + block.size
+            if size >= min(most, total // (4 * processors)):
+                yield places, blocks
+                places, blocks, size = [], [], 0
+        if places:
+            yield places, blocks
+
+    def _in_order(
+        self, job: Job, calls: Iterable[tuple[_T, list[Any]]]
+    ) -> Iterator[tuple[_T, Any, list[Any]]]:
+        """Yields of each call its first result, and references to the others. As many tasks again as run
+        at once are submitted ahead."""
+        pending: deque[tuple[_T, list[Any]]] = deque()
+        try:
+            for call in calls:
+                pending.append(call)
+                if len(pending) >= 2 * job.threads:
+                    of, (first, *others) = pending.popleft()
+                    yield of, self._cluster.result(first), others
+            while pending:
+                of, (first, *others) = pending.popleft()
+                yield of, self._cluster.result(first), others
+        finally:
+            self._cluster.stop(references[0] for _, references in pending)
+
+
+@dataclass(frozen=True)
+class VocabularyRuns:
+    """Run files of all vocabularies, in the folder."""
+
+    cluster: Cluster
+    work: Any
+    runs: list[list[int]]
+
+    def write(self, v: int, path: Path, name: str, min_count: int, known: Values | None = None) -> int:
+        """Writes vocabulary v, as `vocabulary.Counts.write` does; several threads may call it."""
+        arguments = self.work, v, self.runs[v], path.name, name, min_count
+        (num_distinct,) = self.cluster.submit(tasks.write_vocabulary, *arguments)
+        return self.cluster.result(num_distinct)
+
+
+class PartShards:
+    """The shards of a part: pieces are collected until one is full, which a task then writes."""
+
+    def __init__(self, cluster: Cluster, work: Any, name: str, rows_per_shard: int) -> None:
+        self.name = name
+        self._cluster, self._work, self._rows_per_shard = cluster, work, rows_per_shard
+        self._spans: list[slice] = []
+        self._pieces: list[Any] = []
+        self._size = self._num_shards = 0
+        self._pending: deque[Any] = deque()
+        self._shards: list[tuple[str, int]] = []
+        self._tallies: list[Tally] = []
+
+    def append(self, piece: Any, rows: int) -> None:
+        """Adds a piece of so many rows. piece: a reference to it."""
+        first = 0
+        while first < rows:
+            end = min(rows, first + self._rows_per_shard - self._size)
+            self._spans.append(slice(first, end))
+            self._pieces.append(piece)
+            self._size, first = self._size + end - first, end
+            if self._size == self._rows_per_shard:
+                self._write()
+
+    def close(self, schema: Schema) -> Written:
+        """Writes the last shard, and waits for all."""
+        if self._size:
+            self._write()
+        while self._pending:
+            self._await()
+        return written_of(self._shards, sum(self._tallies, no_tally(schema)), schema)
+
+    def stop(self) -> None:
+        self._cluster.stop(self._pending)
+
+    def _write(self) -> None:
+        arguments = self._work, self.name, self._num_shards, self._spans, *self._pieces
+        self._pending += self._cluster.submit(tasks.write_shard, *arguments)
+        self._spans, self._pieces, self._size = [], [], 0
+        self._num_shards += 1
+        if len(self._pending) > self._cluster.num_processors:
+            self._await()
+
+    def _await(self) -> None:
+        file, rows, tally = self._cluster.result(self._pending.popleft())
+        self._shards.append((file, rows))
+        self._tallies.append(Tally.from_json(tally))
+
+
+def _as_they_are(blocks: Iterator[RayBlock]) -> Iterator[tuple[RayBlock, Surveyed]]:
+    """Blocks each row of which is a sample."""
+    return ((block, Surveyed(block.rows, {})) for block in blocks)
+
+
+def _check_edge(shared: SharedChecks, encoded: Encoded) -> None:
+    """Compares the first sample of a block with the last one before it, which may be of its request."""
+    if (edge := encoded.edge) is None:
+        return
+    value = np.frombuffer(edge.request, np.uint8)
+    request = RawIds(value, np.zeros(1, np.uint32), np.array([len(value)], np.uint32))
+    none = np.zeros((0, 1))
+    shared.check(edge.first, Columns(0, 1, (), none, None, lambda row: edge.where, requests=request))
+    shared.last = edge.last

@@ -1,0 +1,312 @@
+"""What the workers of a cluster do: pure functions of blocks of rows, which may be done again.
+
+Each reads its blocks as one machine would read the same rows, with their numbers among all rows; so the
+parts of rows, ids and shards do not depend on where the blocks were cut. Files are written into a folder
+of the attempt and renamed to their names when they are complete: a worker that is killed leaves nothing
+that is read, and one that does its work twice writes the same bytes twice.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hotrows.data.encode.encoding import Encoder, opened_encoder, owners_of, without_keys
+from hotrows.data.encode.first_pass import standard_columns, without_features
+from hotrows.data.encode.id_counts import IdCounts
+from hotrows.data.encode.oddities import with_extremes
+from hotrows.data.encode.requests import SharedChecks
+from hotrows.data.encode.split import Sharing, Split, parts_of
+from hotrows.data.encode.vocabulary import Counts, begin_counts, resume_counts
+from hotrows.data.encode.vocabulary_file import open_values
+from hotrows.data.raw.arrow import table_columns
+from hotrows.data.raw.columns import Columns, RawIds
+from hotrows.data.raw.inputs import Reading
+from hotrows.data.raw.ray_dataset import table_of
+from hotrows.data.raw.values import hash_values, mix64
+from hotrows.data.stored.encoded import Extremes
+from hotrows.data.stored.part import NAMES
+from hotrows.data.stored.rows import Rows
+from hotrows.data.stored.shard_writer import ShardBuilder, ShardWriter
+from hotrows.runtime import native
+from hotrows.runtime.atomic_files import link_or_copy
+from hotrows.schema import Schema
+
+ATTEMPT = "attempt-"  # begins the names of folders that a task works in
+_RUNS = 1 << 20  # that a task can write, of one vocabulary
+_SAMPLED = 64  # one of so many rows is in the digest
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all tasks of a pass have in common.
+
+    token: another one for every pass; folder: that all machines see; total, before: of the split, see
+    `Sharing`; memory: bytes a task may use for vocabularies; encoders: see `stored_encoders`; known: by
+    vocabulary the file of the values that precede new ones.
+    """
+
+    token: str
+    schema: Schema = field(compare=False)
+    folder: Path = field(compare=False)
+    text_rule: int = field(compare=False)
+    memory: int = field(compare=False)
+    split: Split = field(compare=False)
+    seed: int = field(compare=False)
+    total: int | None = field(default=None, compare=False)
+    before: tuple[int, int] | None = field(default=None, compare=False)
+    encoders: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    known: Mapping[str, Path] = field(default_factory=dict, compare=False)
+
+    def reading(self, schema: Schema | None = None) -> Reading:
+        return Reading(schema or self.schema, 1, schema is None, self.text_rule)
+
+    def sharing(self, state: Mapping[str, int]) -> Sharing:
+        return Sharing(self.split, self.seed, self.total, self.before, dict(state))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a block belongs.
+
+    name: of its dataset; first: number of its first row in the dataset; first_row: number of its first
+    sample among those of all datasets; rows: how many samples it has, 0: they cannot be read; cut: which
+    rows of the block are read; part: that all belong to, None: the split decides; sharing: state of the
+    split before the first of them.
+    """
+
+    name: str
+    first: int
+    first_row: int = 0
+    rows: int = 0
+    cut: slice | None = None
+    part: int | None = None
+    sharing: Mapping[str, int] = field(default_factory=dict)
+
+    def parts(self, columns: Columns, sharing: Sharing) -> np.ndarray:
+        """[rows] uint8, the part of each row; sharing: of the split, at these rows."""
+        return parts_of(self.part, columns, sharing)
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """The number of samples of a block, and how many of each label a stratified split counts.
+
+    rows: 0 where they cannot be read; the task that reads all columns says why.
+    """
+
+    rows: int
+    sharing: Mapping[str, int]
+
+
+def survey(work: Work, place: Place, block: Any) -> Surveyed:
+    """Surveys a block before its samples have numbers."""
+    sharing, rows = work.sharing({}), 0
+    try:
+        for columns in _columns(work, place, block, work.reading(without_features(work.schema))):
+            rows += columns.num_rows
+            if work.split.kind == "stratified":
+                sharing.parts(columns)
+    except ValueError:
+        return Surveyed(0, {})
+    return Surveyed(rows, sharing.state)
+
+
+def count_times(work: Work, place: Place, block: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct times of a block, and how many samples have each."""
+    seen = IdCounts()
+    for columns in _columns(work, place, block, work.reading(without_features(work.schema))):
+        assert columns.times is not None
+        seen.add(columns.times)
+    return seen.merged()
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Counts of blocks. numbers: [standard features, training rows] float64, in the order of the rows;
+    runs: per vocabulary, the numbers of its run files; digest: see `digest_of`."""
+
+    rows: int
+    numbers: np.ndarray
+    runs: tuple[tuple[int, ...], ...]
+    digest: int
+
+
+def count(work: Work, number: int, places: Sequence[Place], *blocks: Any) -> Counted:
+    """Counts the values of the training part of neighbouring blocks into run files."""
+    owners = owners_of(work.schema)
+    standard = standard_columns(work.schema)
+    rows, numbers, digest = 0, [np.zeros((len(standard), 0))], 0
+    with _attempt(work) as folder:
+        counts = _core(begin_counts(owners, folder, work.memory, 1))
+        for place, block in zip(places, blocks, strict=True):
+            sharing = work.sharing(place.sharing)
+            for columns in _columns(work, place, block, work.reading()):
+                training = place.parts(columns, sharing) == 0
+                counts.add(without_keys(work.schema, columns.ids), training)
+                numbers.append(columns.dense[standard][:, training])
+                rows += columns.num_rows
+                digest += digest_of(columns)
+        counts.spill()
+        runs = []
+        for v in range(len(set(owners))):
+            files = counts.runs(v)
+            assert len(files) < _RUNS
+            runs.append(tuple(number * _RUNS + n for n in range(len(files))))
+            for file, run in zip(files, runs[v], strict=True):
+                os.replace(file, work.folder / _run(v, run))
+    return Counted(rows, np.concatenate(numbers, 1), tuple(runs), digest % (1 << 64))
+
+
+def write_vocabulary(
+    work: Work, v: int, runs: Sequence[int], file: str, name: str, min_count: int
+) -> int:
+    """Merges the runs of vocabulary v into its file; returns how many distinct values were seen."""
+    with _attempt(work) as folder:
+        for run in runs:
+            link_or_copy(work.folder / _run(v, run), folder / _run(0, run))
+        names = [_run(0, run) for run in runs]
+        state = {"kind": "native", "runs": [names], "num_runs": max(runs, default=-1) + 1}
+        counts = _core(resume_counts([0], folder, work.memory, 1, state))
+        known = open_values(work.known[name]) if name in work.known else None
+        num_distinct = counts.write(0, folder / file, name, min_count, known)
+        os.replace(folder / file, work.folder / file)
+    return num_distinct
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The first sample of a block, and the last one, where samples of a request share features.
+
+    request, where: the request of the first, and the place of its row, for an error.
+    """
+
+    first: Rows
+    last: Rows
+    request: bytes
+    where: str
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An encoded block without its rows. rows: in each part; digest: see `digest_of`."""
+
+    rows: tuple[int, ...]
+    extremes: Extremes
+    digest: int
+    edge: Edge | None
+
+
+Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and [num_dense, rows] which numbers are missing
+
+
+def encode(work: Work, place: Place, block: Any) -> tuple[Encoded | Piece | None, ...]:
+    """Encodes a block: what is known of it, and its rows of training, validation and test."""
+    if not place.rows:
+        deque(_columns(work, place, block, work.reading()), 0)  # raises
+    encoder = _encoder(work)
+    builders = [ShardBuilder(encoder.schema, place.rows) for _ in NAMES]
+    missing: list[list[np.ndarray]] = [[] for _ in NAMES]
+    sharing, shared = work.sharing(place.sharing), SharedChecks(encoder.schema)
+    extremes, edge, digest = Extremes(), None, 0
+    for columns in _columns(work, place, block, work.reading()):
+        rows = encoder.encode_columns(columns)
+        shared.check(rows, columns)
+        if columns.requests is not None and edge is None:
+            first = rows.take(np.zeros(1, np.int64))
+            edge = Edge(first, first, columns.requests.value(0), columns.where(0))
+        extremes = with_extremes(extremes, encoder.schema, columns)
+        digest += digest_of(columns)
+        parts, absent = place.parts(columns, sharing), np.isnan(columns.dense)
+        for part, builder in enumerate(builders):
+            chosen = np.flatnonzero(parts == part)
+            if len(chosen):
+                builder.append(rows if len(chosen) == len(rows) else rows.take(chosen))
+                missing[part].append(absent[:, chosen])
+    if edge is not None and shared.last is not None:
+        edge = replace(edge, last=shared.last)
+    known = Encoded(tuple(b.size for b in builders), extremes, digest % (1 << 64), edge)
+    pieces = (
+        (builder.rows(), np.concatenate(absent, 1)) if builder.size else None
+        for builder, absent in zip(builders, missing, strict=True)
+    )
+    return known, *pieces
+
+
+def write_shard(
+    work: Work, part: str, number: int, spans: Sequence[slice], *pieces: Piece
+) -> tuple[str, int, dict[str, list[int]]]:
+    """Writes spans of pieces, end to end, as one shard: its name, its rows, and their tally."""
+    size = sum(span.stop - span.start for span in spans)
+    with _attempt(work) as folder:
+        writer = ShardWriter(folder, part, work.schema, size, number)
+        for span, (rows, missing) in zip(spans, pieces, strict=True):
+            writer.append(rows[span], missing[:, span])
+        ((file, _),) = writer.close().shards
+        os.replace(folder / file, work.folder / file)
+    return file, size, writer.state()["tally"]
+
+
+def digest_of(columns: Columns) -> int:
+    """A number that differs where rows have other values or another order; of a chunk, it is the sum of
+    its rows' numbers, modulo 2^64. One row of 64 is looked at."""
+    rows = np.arange(-columns.first_row % _SAMPLED, columns.num_rows, _SAMPLED)
+    hashes = mix64((rows + columns.first_row).astype(np.uint64))
+    with np.errstate(over="ignore"):
+        for raw in columns.ids:
+            if raw.offsets is None:
+                sampled = RawIds(raw.text, raw.starts[rows], raw.lengths[rows])
+                hashes = mix64(hashes + hash_values(sampled))
+        for numbers in columns.dense:
+            hashes = mix64(hashes + numbers[rows].view(np.uint64))
+        return int(hashes.sum(dtype=np.uint64))
+
+
+def _columns(work: Work, place: Place, block: Any, how: Reading) -> Iterator[Columns]:
+    """The columns of a block's rows, with their numbers."""
+    first_row = place.first_row
+    for columns in table_columns(table_of(block, place.cut), place.name, how, place.first):
+        yield replace(columns, first_row=first_row)
+        first_row += columns.num_rows
+
+
+def _run(v: int, number: int) -> str:
+    """The name of a run file, as `Counts` names it."""
+    return f"run-{v:05d}-{number}"
+
+
+@contextmanager
+def _attempt(work: Work) -> Iterator[Path]:
+    """A folder for this attempt alone."""
+    if not work.folder.is_dir():
+        raise ValueError(
+            f"the machine {platform.node()} of the cluster does not see the folder {work.folder}; name "
+            f"one on a file system that all its machines share"
+        )
+    with tempfile.TemporaryDirectory(prefix=ATTEMPT, dir=work.folder) as folder:
+        yield Path(folder)
+
+
+def _core(counts: Any) -> Counts:
+    if native.load() is None:
+        raise ValueError(
+            f"the machine {platform.node()} of the cluster has no native core, without which it would "
+            f"count for days; `hotrows doctor` tells why"
+        )
+    return counts
+
+
+@lru_cache(1)
+def _encoder(work: Work) -> Encoder:
+    """The encoder, which a worker opens once."""
+    return opened_encoder(work.schema, work.folder, work.encoders, 1, work.memory)

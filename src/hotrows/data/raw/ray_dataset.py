@@ -1,0 +1,95 @@
+"""Datasets of Ray Data: rows in blocks, which the machines of a cluster hold.
+
+Ray is not imported to recognise one. A dataset that is not materialized is executed for every pass, and
+in each its blocks come in the order of its rows, however their tasks overtake one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from hotrows.data.raw.arrow import as_table, table_columns
+from hotrows.data.raw.cells import Reading
+from hotrows.data.raw.columns import Columns
+from hotrows.schema import Schema
+
+
+def is_ray_dataset(rows: Any) -> bool:
+    return any((kind.__module__, kind.__name__) == _DATASET for kind in type(rows).__mro__)
+
+
+_DATASET = ("ray.data.dataset", "Dataset")
+
+
+@dataclass(frozen=True)
+class RayBlock:
+    """Rows of a dataset that are kept together. ref: where the cluster keeps them, an Arrow table or a
+    frame; cut: which of these rows belong to the dataset, None: all; rows, size: their number and bytes.
+    """
+
+    ref: Any
+    rows: int
+    size: int
+    cut: slice | None = None
+
+
+def table_of(block: Any, cut: slice | None) -> Any:
+    """The Arrow table of a block as Ray stores it."""
+    table = as_table(block)
+    return table if cut is None else table.slice(cut.start, cut.stop - cut.start)
+
+
+@dataclass(frozen=True)
+class RayInput:
+    """A dataset of Ray Data."""
+
+    dataset: Any
+    name: str = "the Ray dataset"
+    stamp: list | None = None
+    size: int = 0  # unknown before the first pass
+
+    def blocks(self, schema: Schema | None = None) -> Iterator[RayBlock]:
+        """Executes the dataset; yields its blocks that have rows, in order. schema: the columns that are
+        read, None: all."""
+        dataset, options = self.dataset, self.dataset.context.execution_options
+        before = options.preserve_order
+        if schema is not None and type(dataset).__name__ != "MaterializedDataset":
+            dataset = dataset.select_columns([c for c in self.names if c in schema.raw_columns])
+        options.preserve_order = dataset.context.execution_options.preserve_order = True
+        try:
+            for bundle in dataset.iter_internal_ref_bundles():
+                for block, piece in zip(bundle.blocks, bundle.slices, strict=True):
+                    cut = piece and slice(piece.start_offset, piece.end_offset)
+                    rows = cut.stop - cut.start if cut else block.metadata.num_rows
+                    if rows:
+                        yield RayBlock(block.ref, rows, block.metadata.size_bytes, cut)
+        finally:
+            options.preserve_order = before
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its columns."""
+        schema = self.dataset.schema()
+        return () if schema is None else tuple(schema.names)
+
+    def chunks(self, how: Reading, skip: int) -> Iterator[tuple[int, Columns | int]]:
+        """Reads the blocks on this machine, one after the other."""
+        import ray
+
+        first_row = number = 0
+        for block in self.blocks():
+            table = table_of(ray.get(block.ref), block.cut)
+            for columns in table_columns(table, self.name, how, first_row):
+                yield 0, columns.num_rows if number < skip else columns
+                number += 1
+            first_row += block.rows
+
+    def count_rows(self, schema: Schema) -> int:
+        return self.dataset.count()
+
+    def first_rows(self, limit: Callable[[int], int]) -> tuple[Any, bool]:
+        rows = limit(len(self.names))
+        table = as_table(self.dataset.limit(rows + 1).to_pandas())
+        return table.slice(0, rows), table.num_rows <= rows

@@ -1,0 +1,45 @@
+"""Published: how far a run had come at its last version, and how far it is beyond that."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hotrows.serving.deltas import VersionHead
+from hotrows.train.run_state import RunState
+
+
+@dataclass(frozen=True)
+class Published:
+    """step, events: of the run at its last version; events: of a stream, else 0. differs: whether a run
+    that was resumed had other rows than that version."""
+
+    step: int
+    events: int = 0
+    differs: bool = False
+
+    @staticmethod
+    def of(state: RunState) -> Published:
+        return Published(state.step, num_events(state))
+
+    @staticmethod
+    def before(head: VersionHead, state: RunState, differs: bool) -> Published:
+        """Of a run that begins, or goes on, at `state`, perhaps before its last version.
+
+        On prepared data it comes to the step of that version with its bits. On a stream it comes to its
+        events, but with batches that may be cut otherwise, and so with other rows after other steps.
+        """
+        if not head.events and state.stream is None:
+            return Published(head.step)
+        return Published(min(head.step, state.step), head.events, differs)
+
+    def batches_since(self, state: RunState) -> int:
+        """The batches that the next version would be beyond the last; 0: there is nothing to publish, or
+        the last version is ahead."""
+        if num_events(state) < self.events:
+            return 0
+        return max(state.step - self.step, int(self.differs))
+
+
+def num_events(state: RunState) -> int:
+    """The events that a run on a stream has trained on; of others 0."""
+    return 0 if state.stream is None else state.stream.events

@@ -1,0 +1,174 @@
+"""Preparation by blocks: no byte depends on where they are cut, nor on a task that is done twice.
+
+The tasks run here, one after the other; `test_ray` has a real cluster.
+"""
+
+import functools
+import itertools
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from hotrows.data import prepare
+from hotrows.data.encode.cluster import passes
+from hotrows.data.raw import ray_dataset
+from hotrows.data.stored.shard_writer import ShardWriter
+from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
+from tests.data.raw import files_of, use_plain_python
+from tests.support.blocks import Blocks, InlineCluster
+
+prepare_module = sys.modules["hotrows.data.encode.prepare"]
+
+SCHEMA = Schema(
+    label=(Label("click"), Label("buy")),
+    features=(
+        Dense("x", transform="standard"),
+        Dense("y", transform="log"),
+        Sparse("user", min_count=2, num_unknown=3),
+        Sequence("seen", vocabulary="item", max_length=3),
+        Sparse("item"),
+        Sparse("hour", transform="hour"),
+    ),
+    time=Time("when", format="unix"),
+    group="user",
+)
+REQUESTS = Schema(
+    features=(Sparse("user"), Sequence("seen", vocabulary="item"), Sparse("item")),
+    request="request",
+    shared=("user", "seen"),
+    time=Time("when", format="unix"),
+)
+CUTS = {"one": [1000], "odd": [1, 0, 333, 0, 0, 64, 602], "many": [63] * 15 + [55]}
+
+
+def table_of(num_rows: int = 1000, seed: int = 0) -> pa.Table:
+    rng = np.random.default_rng(seed)
+    numbers = rng.normal(size=num_rows)
+    return pa.table(
+        {
+            "click": rng.integers(2, size=num_rows),
+            "buy": pa.array(rng.integers(2, size=num_rows), mask=rng.random(num_rows) < 0.2),
+            "x": pa.array(numbers, mask=rng.random(num_rows) < 0.1),
+            "y": rng.integers(-3, 900, size=num_rows),
+            "user": [f"user number {n % 50}" for n in rng.zipf(1.3, size=num_rows)],
+            "seen": [
+                [f"i{n % 9}" for n in rng.zipf(1.5, size=k)] for k in rng.integers(6, size=num_rows)
+            ],
+            "item": pa.array(rng.zipf(1.3, size=num_rows) % 20, mask=rng.random(num_rows) < 0.1),
+            "when": 1_700_000_000 + rng.integers(90, size=num_rows) * 1000,
+            "unread": [object.__name__] * num_rows,
+        }
+    )
+
+
+def requests_of(num_requests: int = 300) -> pa.Table:
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(0, 5, size=num_requests)
+    return pa.table(
+        {
+            "request": [f"r{n}" for n in range(num_requests)],
+            "when": 1_700_000_000 + rng.integers(90, size=num_requests) * 1000,
+            "user": rng.integers(20, size=num_requests),
+            "seen": [list(map(str, rng.integers(9, size=3))) for _ in sizes],
+            "item": [list(map(str, rng.integers(9, size=k))) for k in sizes],
+            "label": [rng.integers(2, size=k).tolist() for k in sizes],
+        }
+    )
+
+
+def blocks_of(table: pa.Table, sizes: list[int]) -> Blocks:
+    ends = np.cumsum([0, *sizes])
+    return Blocks([[table.slice(a, b - a) for a, b in itertools.pairwise(ends)]])
+
+
+@pytest.fixture(autouse=True)
+def inline(monkeypatch):
+    monkeypatch.setattr(ray_dataset, "_DATASET", (Blocks.__module__, Blocks.__name__))
+    monkeypatch.setattr(passes, "RayCluster", InlineCluster)
+
+
+@pytest.mark.parametrize(
+    "split", ["fraction:0.7,0.2,0.1", "stratified:0.7,0.2,0.1", "position:0.8", "time:0.7,0.1,0.2"]
+)
+def test_blocks_cut_anywhere_give_the_bytes_of_one_table(split, tmp_path):
+    table = table_of()
+    prepare(table, SCHEMA, tmp_path / "serial", split=split, seed=5)
+    for name, sizes in CUTS.items():
+        prepare(blocks_of(table, sizes), SCHEMA, tmp_path / name, split=split, seed=5)
+        assert files_of(tmp_path / name) == files_of(tmp_path / "serial"), name
+
+
+def test_shards_of_a_few_rows_are_cut_as_one_machine_cuts_them(tmp_path, monkeypatch):
+    table = table_of()
+    monkeypatch.setattr(prepare_module, "ShardWriter", functools.partial(ShardWriter, rows=50))
+    prepare(table, SCHEMA, tmp_path / "serial")
+    monkeypatch.setattr(passes, "ROWS_PER_SHARD", 50)
+    prepare(blocks_of(table, CUTS["odd"]), SCHEMA, tmp_path / "blocks")
+    files = files_of(tmp_path / "serial")
+    assert files_of(tmp_path / "blocks") == files
+    assert sum(name.startswith("train") for name in files) == 17
+
+
+@pytest.mark.parametrize("split", ["fraction:0.7,0.2,0.1", "position:0.8", "time:0.7,0.1,0.2"])
+def test_requests_across_blocks_and_lists_of_candidates(split, tmp_path):
+    lists = requests_of()
+    rows = lists.to_pandas().explode(["item", "label"]).dropna(subset="label")
+    for name, table in {"lists": lists, "rows": pa.table(rows.reset_index(drop=True))}.items():
+        prepare(table, REQUESTS, tmp_path / name, split=split)
+        sizes = [5, 8] * 4 + [table.num_rows - 52]
+        prepare(blocks_of(table, sizes), REQUESTS, tmp_path / f"{name} in blocks", split=split)
+        assert files_of(tmp_path / f"{name} in blocks") == files_of(tmp_path / name), name
+
+
+def test_parts_with_datasets_of_their_own_and_stored_encoders(tmp_path):
+    tables = {name: table_of(300, seed) for seed, name in enumerate(("train", "validation", "later"))}
+    blocks = {name: blocks_of(table, [100, 77, 123]) for name, table in tables.items()}
+    for name, rows in {"serial": tables, "blocks": blocks}.items():
+        prepare(rows["train"], SCHEMA, tmp_path / name, validation=[rows["validation"]])
+        prepare(rows["later"], None, tmp_path / f"{name}-like", like=tmp_path / name)
+        prepare(rows["later"], None, tmp_path / f"{name}-more", extend=tmp_path / name)
+    for end in ("", "-like", "-more"):
+        assert files_of(tmp_path / f"blocks{end}") == files_of(tmp_path / f"serial{end}")
+
+
+def test_tasks_that_are_done_twice_and_little_memory_change_nothing(tmp_path, monkeypatch):
+    table = table_of()
+    prepare(table, SCHEMA, tmp_path / "serial")
+    monkeypatch.setattr(passes, "RayCluster", lambda: InlineCluster(twice=True))
+    prepare(blocks_of(table, CUTS["odd"]), SCHEMA, tmp_path / "blocks", memory=1 << 18)
+    assert files_of(tmp_path / "blocks") == files_of(tmp_path / "serial")
+
+
+def test_errors_are_those_of_the_first_bad_row(tmp_path):
+    table = table_of().to_pylist()
+    table[700]["click"], table[801]["x"], table[900]["when"] = 7, float("inf"), None
+    for split in ("fraction:0.8", "stratified:0.8", "time:0.8"):
+        with pytest.raises(ValueError, match="the Ray dataset row 700, column 'click': expected a label"):
+            prepare(
+                blocks_of(pa.Table.from_pylist(table), CUTS["many"]), SCHEMA, tmp_path / "a", split=split
+            )
+    with pytest.raises(ValueError, match=r"row 60, feature 'user': expected the value of the row before"):
+        rows = pa.table({"request": ["a"] * 64, "user": [1] * 60 + [2] * 4, "item": [1] * 64})
+        rows = rows.append_column("seen", [[[]] * 64]).append_column("label", [[0, 1] * 32])
+        rows = rows.append_column("when", [[0] * 64])
+        prepare(blocks_of(rows, [20, 20, 20, 4]), REQUESTS, tmp_path / "a", split="fraction:1,0,0")
+    with pytest.raises(ValueError, match="the Ray dataset has no rows"):
+        prepare(blocks_of(table_of(), [0]), SCHEMA, tmp_path / "a")
+    with pytest.raises(ValueError, match="all rows in Ray datasets or none, found both"):
+        prepare(blocks_of(table_of(), [9]), SCHEMA, tmp_path / "a", test=table_of())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dataset_that_is_shuffled_anew_is_refused(tmp_path):
+    table = table_of()
+    other = table.take(np.random.default_rng(1).permutation(1000))
+    with pytest.raises(ValueError, match="the rows in another order, when it was executed a second time"):
+        prepare(Blocks([[table], [other]]), SCHEMA, tmp_path / "a")
+
+
+def test_without_the_native_core_a_cluster_is_refused(tmp_path, monkeypatch):
+    use_plain_python(monkeypatch)
+    with pytest.raises(ValueError, match="of the cluster has no native core"):
+        prepare(blocks_of(table_of(), [9]), SCHEMA, tmp_path / "a")

@@ -1,0 +1,71 @@
+"""The documentation site: built strictly, all pages in its navigation, all names in its reference."""
+
+import ast
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from tests.support.page_code import PAGES, ROOT
+
+spec = importlib.util.spec_from_file_location("build_site", ROOT / "docs" / "build.py")
+site = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(site)
+
+
+def test_every_page_is_in_the_navigation():
+    named = set(site.NAV_PAGE.findall((ROOT / "docs" / "zensical.toml").read_text()))
+    places = {str(site.place_of(page)) for page in PAGES}
+    assert places - named == set()
+
+
+def test_the_site_is_built_without_a_broken_link(tmp_path):
+    built = site.build(tmp_path / "site", reference=False)
+    home = (built / "index.html").read_text()
+    assert 'href="tutorials/first_model.html"' in home and 'src="pictures/beside-peers-light.png"' in home
+    assert "frozen" in (built / "source/src/hotrows/plan.py.html").read_text()
+    assert list(built.glob("search*")) or list(built.glob("assets/**/search*"))
+
+
+@pytest.mark.slow
+def test_the_reference_has_every_public_name(tmp_path):
+    built = site.build(tmp_path / "site") / "api"
+    pages = "".join(page.read_text() for page in built.glob("*.html"))
+    names = set(re.findall(r'id="(hotrows[\w.]*)"', pages)) | set(
+        re.findall(r"<code>(hotrows[\w.]*)<", pages)
+    )
+    assert len(names) > 300
+    tree = ast.parse((Path(__file__).parent / "test_public_api.py").read_text())
+    (public,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "PUBLIC"
+    )
+    for module, text in ast.literal_eval(public).items():
+        missing = {n for n in text.split() if not {f"{module}.{n}", f"{module}.{n}.{n}"} & names}
+        assert not missing, f"docs/api lacks {missing} of {module}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("link", ["nowhere.md", "speed.md#nowhere"])
+def test_a_broken_link_fails_the_build(link, tmp_path):
+    site.stage(tmp_path)
+    page = tmp_path / "pages" / "tuning.md"
+    page.write_text(f"{page.read_text()}\n[broken]({link})\n")
+    with pytest.raises(subprocess.CalledProcessError):
+        site.run(tmp_path)
+
+
+def test_parameters_of_docstrings_are_lists():
+    spec = importlib.util.spec_from_file_location("docstrings", ROOT / "docs" / "docstrings.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = "Reads.\n\npath: of the file. rows,\n    columns: sizes; the rest: nothing.\n\n    path: code"
+    assert module.as_list(text, {"path", "rows", "columns"}) == (
+        "Reads.\n\n- `path`: of the file.\n- `rows, columns`: sizes; the rest: nothing.\n\n    path: code"
+    )
+    parameter = SimpleNamespace(default="setting(None, 'Size of it' 'self', least=1)")
+    assert module.as_default(parameter) == "Size of itself" and parameter.default == "None"
