@@ -29,7 +29,7 @@ def test_the_curve_of_roc_has_the_area_of_auc_and_ties_are_one_point():
     x, y = curves.roc(*curves.ranked_counts(scores.numpy(), one.labels.numpy()))
     assert (np.diff(x) >= 0).all() and (x[0], y[0], x[-1], y[-1]) == (0, 0, 1, 1)
     area = float((np.diff(x) * (y[1:] + y[:-1]) / 2).sum())
-    assert area == pytest.approx(auc(scores, one.labels))
+    assert area == pytest.approx(auc(scores, one.labels), abs=1e-3)  # of 200 points at most
     ones, zeros = curves.ranked_counts(np.array([3, 2, 2, 1]), np.array([1, 1, 0, 0]))
     assert (ones.tolist(), zeros.tolist()) == ([0, 1, 2, 2], [0, 0, 1, 2])
 
@@ -70,8 +70,9 @@ def test_an_interval_is_near_the_one_of_theory_and_groups_widen_it():
 
 
 def test_the_gain_of_a_model_on_equal_rows_has_a_narrower_interval_than_its_metric():
-    one = scored(1000)
-    worse = Scored("y", Loss(), one.outputs + torch.randn(1000), one.labels, None, None, one.rows)
+    one = scored(4000)
+    noise = 0.5 * torch.randn(4000, generator=torch.Generator().manual_seed(7))
+    worse = Scored("y", Loss(), one.outputs + noise, one.labels, None, None, one.rows)
     before, after = measure(one), measure(worse)
     for name in ("auc", "log_loss"):
         gain = before.gain(after, name)
