@@ -97,6 +97,7 @@ def summary(figures: list[dict], ours: list[dict]) -> dict:
 
 def compare_with_ray(rows: int, rounds: int, threads: int, raw: Path | None) -> None:
     seen: dict[str, list[dict]] = {"process": [], "ray": []}
+    equal: list[bool] = []
     with tempfile.TemporaryDirectory() as folder:
         raw = parquet_files(rows, raw or Path(folder) / "raw")
         for number in range(rounds):
@@ -108,11 +109,11 @@ def compare_with_ray(rows: int, rounds: int, threads: int, raw: Path | None) -> 
                 print(f"round {number}: {arm}: {figures[-1]['rows_per_s']:,.0f} rows/s", flush=True)
             files = sorted(path.name for path in Path(folder, "process").iterdir())
             _, different, absent = filecmp.cmpfiles(f"{folder}/process", f"{folder}/ray", files, False)
-            assert not different and not absent, (different, absent)
+            equal.append(not different and not absent)  # where Ray read the rows in the files' order
             for arm in seen:
                 shutil.rmtree(f"{folder}/{arm}")
     ratios = [b["rows_per_s"] / a["rows_per_s"] for a, b in zip(*seen.values(), strict=True)]
-    facts = {"question": QUESTION, "rows": rows, "num_rounds": rounds, "equal_bytes": True}
+    facts = {"question": QUESTION, "rows": rows, "num_rounds": rounds, "equal_bytes": equal}
     facts |= {"ray": importlib.metadata.version("ray"), "ray_over_process": median(ratios)}
     write("prepare-ray", facts | conditions(threads) | {"arms": seen})
     print(f"Ray is {median(ratios):.2f}x of one process")
