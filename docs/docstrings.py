@@ -3,10 +3,11 @@
 Docstrings here name parameters in plain lines; read as Markdown, these would run into one paragraph.
 """
 
+import ast
 import re
 from typing import Any
 
-from griffe import Extension, Object
+from griffe import Extension, Object, Parameter
 
 ITEM = re.compile(r"((?:\w+, )*\*{0,2}\w+): (?=\S)")
 
@@ -15,8 +16,22 @@ class ParameterLists(Extension):
     def on_object(self, *, obj: Object, **kwargs: Any) -> None:
         if obj.docstring:
             functions = [member for member in (obj, obj.members.get("__init__")) if member is not None]
-            names = {p.name for f in functions for p in getattr(f, "parameters", None) or ()}
-            obj.docstring.value = as_list(obj.docstring.value, names | set(obj.members))
+            parameters = [p for f in functions for p in getattr(f, "parameters", None) or ()]
+            helps = {p.name: help for p in parameters if (help := as_default(p))}
+            names = {p.name for p in parameters} | set(obj.members)
+            listed = "\n".join(f"- `{name}`: {help}" for name, help in helps.items())
+            obj.docstring.value = f"{as_list(obj.docstring.value, names)}\n\n{listed}".strip()
+
+
+def as_default(parameter: Parameter) -> str:
+    """Puts the default of a `setting(default, help, ..)` in its place; returns the help."""
+    text = str(parameter.default)
+    if not text.startswith("setting("):
+        return ""
+    (statement,) = ast.parse(text).body
+    default, words = statement.value.args[:2]  # type: ignore[attr-defined]
+    parameter.default = ast.unparse(default)
+    return ast.literal_eval(words)
 
 
 def as_list(docstring: str, names: set[str]) -> str:

@@ -36,6 +36,7 @@ PUBLIC = {
         linear_from_zero pool_jagged pool_padded products_per_sample samples_of share_statistics
         softmax_jagged to_padded use_linear_paths weighted_sum
     """,
+    "hotrows.trackers": "BY_NAME MLflow Tracker WandB",
     "hotrows.streams": """
         Alarm CutBatch DeadLetters EventSource EventStream RawEvents StreamConfig StreamState open_source
         table_events

@@ -5,6 +5,7 @@ import importlib.util
 import re
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -66,3 +67,5 @@ def test_parameters_of_docstrings_are_lists():
     assert module.as_list(text, {"path", "rows", "columns"}) == (
         "Reads.\n\n- `path`: of the file.\n- `rows, columns`: sizes; the rest: nothing.\n\n    path: code"
     )
+    parameter = SimpleNamespace(default="setting(None, 'Size of it' 'self', least=1)")
+    assert module.as_default(parameter) == "Size of itself" and parameter.default == "None"

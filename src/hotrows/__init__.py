@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hotrows import nn as nn
     from hotrows import planning as planning
     from hotrows import serving as serving
+    from hotrows import trackers as trackers
     from hotrows import tuning as tuning
     from hotrows.acceleration.accelerate import accelerate, restore
     from hotrows.acceleration.dynamic_embedding import DynamicEmbedding

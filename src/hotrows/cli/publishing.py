@@ -51,7 +51,11 @@ def publishers(options: dict[str, Any]) -> list[Any]:
 
 def words(callbacks: Sequence[Any]) -> list[str]:
     """Returns the options that make these callbacks again."""
-    values = [(o.to, o.every, o.form.table_dtype, ",".join(o.form.shared)) for o in callbacks]
+    values = [
+        (o.to, o.every, o.form.table_dtype, ",".join(o.form.shared))
+        for o in callbacks
+        if hasattr(o, "form")
+    ]
     options = ("--publish", "--publish-every", "--publish-dtype", "--publish-shared")
     pairs = [pair for row in values for pair in zip(options, row, strict=True) if pair[1] != ""]
     return [str(word) for pair in pairs for word in pair]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows import models, optim
-from hotrows.cli import config_files, publishing, streams
+from hotrows.cli import config_files, publishing, streams, tracking
 from hotrows.cli.options import (
     FILE,
     FOLDER,
@@ -64,7 +64,7 @@ _row_options = with_options(
 )
 # The sections of the help of train and tune: the groups of settings, and what else belongs there.
 _FURTHER_OPTIONS = {
-    "Data and run": (*SOURCE_NAMES, "run", "config_file", "set_texts", "resume", "trace"),
+    "Data and run": (*SOURCE_NAMES, "run", "config_file", "set_texts", "resume", "trace", "trackers"),
     "Publishing": ("publish", "publish_every", "publish_dtype"),
     "Optimisation": ("lr", "embedding_lr", "row_options"),
 }
@@ -106,6 +106,7 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
     "hotrows train enc --run runs/live --stream kafka://localhost:9092/clicks --alarm-calibration "
     "0.8,1.25",
     "hotrows train enc --model dlrm --publish published --publish-every 1s",
+    "hotrows train enc --tracker mlflow --run runs/a",
     "hotrows train 'train/*.parquet' --schema shop.json --validation val.parquet --run runs/c",
     "torchrun --nproc-per-node 2 -m hotrows train enc --model dlrm --run-dir runs/d",
     sections={**SECTIONS, **streams.SECTION, **publishing.SECTION},
@@ -138,6 +139,7 @@ def setting_options(leave_out: Sequence[str] = ()) -> Callable:
 @click.option(
     "--trace", type=FILE, help="Write the times of every stage here, for Perfetto, and a picture."
 )
+@tracking.tracker_option
 @streams.stream_options
 @publishing.publish_options
 @setting_options()
@@ -148,6 +150,7 @@ def train_command(
     resume: bool,
     trust: bool,
     trace: Path | None,
+    trackers: tuple[str, ...],
     **options: Any,
 ) -> None:
     """Train a model on prepared data.
@@ -172,7 +175,8 @@ def train_command(
     resume = resume or (exists and job.restarted())
     with bar() as progress:
         resumed = run if resume and exists else None
-        fit, callbacks = streams.stream_fit(options, resumed), publishing.publishers(options)
+        fit = streams.stream_fit(options, resumed)
+        callbacks = [*publishing.publishers(options), *tracking.trackers(trackers)]
         config, read = _first_config(resumed, config_file, set_texts, options["start_from"])
         options["model"] = models.confirmed(config.model, read, options["model"], trust)
         if options["start_from"] is not None:
@@ -228,7 +232,7 @@ def _train(
         return run, result
     except KeyboardInterrupt as stopped:
         named = f" --model {shlex.quote(model)}" if ":" in model else ""
-        words = publishing.words(callbacks)
+        words = publishing.words(callbacks) + tracking.words(callbacks)
         again = f"{_command_line(**source)} --run {run} --resume{named} {shlex.join(words)}".rstrip()
         raise KeyboardInterrupt(f"{str(stopped) or 'interrupted'}; go on with: {again}") from None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hotrows.metrics import Metrics
-    from hotrows.train.progress import Progress
+    from hotrows.train.progress import Progress, Result
     from hotrows.train.trainer import Trainer
 
 
@@ -25,6 +26,9 @@ class Callback:
         """Called once training is over, before it goes back to the best checkpoint; not where it is
         interrupted."""
 
+    def after_fit(self, trainer: Trainer, result: Result) -> None:
+        """Called with the result that `fit` returns, once the folder of the run has it."""
+
     def close(self) -> None:
         """Called when `fit` ends, however it ends."""
 
@@ -37,6 +41,12 @@ class Callback:
     def after_evaluation(self, trainer: Trainer, metrics: Metrics) -> None:
         """Called after each evaluation of the validation part, before its checkpoint is written; on a
         stream, of each window of events."""
+
+    def log_metrics(self, trainer: Trainer, kind: str, step: int, numbers: Mapping[str, float]) -> None:
+        """Called with the numbers of each line of metrics.jsonl, on the first rank alone.
+
+        kind: `train`, `evaluation` or `window`; those of a label are named tasks/LABEL/...
+        """
 
     def before_checkpoint(self, trainer: Trainer) -> None:
         """Called before a checkpoint is written."""

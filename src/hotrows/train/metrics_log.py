@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from hotrows.train.run_folder import log
 
 METRICS = "metrics.jsonl"
 _KINDS = ("train", "evaluation", "window")
+Listener = Callable[[str, int, Mapping[str, float]], None]  # of kind, step and numbers of a line
 
 
 def read_metrics(run: Path, file: str = METRICS) -> list[dict[str, Any]]:
@@ -36,7 +37,7 @@ def history(run: Path) -> Any:
     """The lines of metrics.jsonl as an Arrow table; metrics of a label are in columns tasks/LABEL/..."""
     import pyarrow
 
-    records = [dict(_flat(record)) for record in read_metrics(run)]
+    records = [dict(flat(record)) for record in read_metrics(run)]
     names = dict.fromkeys(["kind", "step", *(name for record in records for name in record)])
     return pyarrow.table({name: [record.get(name) for record in records] for name in names})
 
@@ -65,10 +66,18 @@ def utilization(steps: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 class MetricsLog:
     """Appends to metrics.jsonl, and to TensorBoard's events where it is installed."""
 
-    def __init__(self, run: Path, keep_until: int, evaluated: int, file: str = METRICS) -> None:
+    def __init__(
+        self,
+        run: Path,
+        keep_until: int,
+        evaluated: int,
+        file: str = METRICS,
+        listeners: Sequence[Listener] = (),
+    ) -> None:
         """Keeps what was written up to step `keep_until` and evaluations up to `evaluated`.
 
         file: another one than the run's, of one rank alone: no events are written beside it.
+        listeners: called with each line of the run's.
         """
         limits = {"train": keep_until, "evaluation": evaluated, "window": keep_until}
         records = [r for r in read_metrics(run, file) if r["step"] <= limits[r["kind"]]]
@@ -79,13 +88,21 @@ class MetricsLog:
             self._file = opened.enter_context(open(path, "a", buffering=1))
             self._opened = opened.pop_all()
         self._events = _open_events(run, keep_until) if file == METRICS else None
+        self._listeners = listeners if file == METRICS else ()
 
     def write(self, kind: str, step: int, fields: dict[str, Any]) -> None:
         """kind: `train`, `evaluation` or `window`."""
+        numbers = {
+            name: value
+            for name, value in flat(fields)
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
         with self._named():
             self._file.write(json.dumps({"kind": kind, "step": step, **fields}) + "\n")
             if self._events is not None:
-                self._events.write(kind, step, fields)
+                self._events.write(kind, step, numbers)
+        for listener in self._listeners:
+            listener(kind, step, numbers)
 
     def close(self) -> None:
         with self._named():  # tries to write once more what it could not
@@ -107,11 +124,11 @@ class MetricsLog:
             ) from error
 
 
-def _flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flat(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the fields, and those of nested fields as parent/name."""
     for name, value in fields.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}/")
+            yield from flat(value, f"{prefix}{name}/")
         else:
             yield prefix + name, value
 
@@ -145,11 +162,10 @@ class _Events:
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._put(step=keep_until + 1, session_log=start)
 
-    def write(self, kind: str, step: int, fields: dict[str, Any]) -> None:
+    def write(self, kind: str, step: int, numbers: Mapping[str, float]) -> None:
         values = [
             self._summary.Value(tag=f"{kind}/{name}", simple_value=value)
-            for name, value in _flat(fields)
-            if isinstance(value, int | float) and not isinstance(value, bool)
+            for name, value in numbers.items()
         ]
         self._put(step=step, summary=self._summary(value=values))
 

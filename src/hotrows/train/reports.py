@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from hotrows.metrics import Metrics
 from hotrows.pipeline.runner import TRAIN
 from hotrows.pipeline.schedule import Work
 from hotrows.train.display import display
-from hotrows.train.metrics_log import METRICS, MetricsLog
+from hotrows.train.metrics_log import METRICS, Listener, MetricsLog
 from hotrows.train.precision import advise_bfloat16
 from hotrows.train.progress import Meter, Progress
 from hotrows.train.run_state import lr_scale
@@ -37,13 +37,18 @@ class Reports:
         self._display: Callable[[Progress], None] = _show_nothing
 
     @contextmanager
-    def opened(self, run: Path, verbose: bool | None) -> Iterator[None]:
-        """Writes into the folder of a run, and shows progress as `verbose` says; see `Trainer.fit`."""
+    def opened(
+        self, run: Path, verbose: bool | None, listeners: Sequence[Listener] = ()
+    ) -> Iterator[None]:
+        """Writes into the folder of a run, and shows progress as `verbose` says; see `Trainer.fit`.
+
+        listeners: called with each line of metrics.jsonl.
+        """
         state, rank = self._steps.state, self._steps.ranks.rank
         file = METRICS if rank == 0 else f"ranks/rank-{rank}.jsonl"
         if rank or (verbose is None and self._progress is not _show_nothing):
             verbose = False
-        log = MetricsLog(run, state.step, state.evaluated_at, file)
+        log = MetricsLog(run, state.step, state.evaluated_at, file, listeners)
         with closing(log) as self._log, display(verbose) as self._display:
             yield
 

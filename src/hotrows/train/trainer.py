@@ -218,7 +218,8 @@ class Trainer(Requests, OnStream):
         with ExitStack() as stack:
             stack.callback(self._lock.release)
             self._stop_requested = stack.enter_context(stop_signals(self._describe))
-            stack.enter_context(self.reports.opened(self.run, verbose))
+            listeners = [partial(callback.log_metrics, self) for callback in _whole(callbacks)]
+            stack.enter_context(self.reports.opened(self.run, verbose, listeners))
             stack.enter_context(torch.random.fork_rng(devices=[]))
             torch.set_rng_state(self.checkpoints.random_state)
             device, state = self.recommender.device, self.checkpoints.device_random_state
@@ -362,6 +363,8 @@ class Trainer(Requests, OnStream):
         if self.is_first:
             run_folder.write_json(self.run / "result.json", result.to_json())
             pictures.draw_run(self.run)
+        for callback in _whole(self._callbacks):
+            callback.after_fit(self, result)
         return result
 
     def _write_interval(self) -> None:
@@ -385,7 +388,7 @@ class Trainer(Requests, OnStream):
 def _train_all(trainer: Trainer, stack: ExitStack) -> None:
     """Trains to the end; callbacks hear of its begin and its end, and are closed by the stack."""
     stack.enter_context(trainer.recommender.device.ahead_of_lanes())
-    callbacks = [callback for callback in trainer._callbacks if isinstance(callback, Callback)]
+    callbacks = _whole(trainer._callbacks)
     for callback in callbacks:
         stack.callback(callback.close)
         callback.begin(trainer)
@@ -393,6 +396,11 @@ def _train_all(trainer: Trainer, stack: ExitStack) -> None:
         pass
     for callback in callbacks:
         callback.end(trainer)
+
+
+def _whole(callbacks: Sequence[Callback]) -> list[Callback]:
+    """Those of the class `Callback`: others have the methods of steps and evaluations alone."""
+    return [callback for callback in callbacks if isinstance(callback, Callback)]
 
 
 def _checked(config: TrainConfig | None) -> TrainConfig:

@@ -1,7 +1,8 @@
 """Files of raw rows: local paths, globs, folders and URLs, as a list in a fixed order.
 
 A folder is read recursively, in order of names, without names that start with `.` or `_`: writers of
-data sets mark so what is no data. In folders and URLs, `key=value` in a path is a column of that name
+data sets mark so what is no data, and without empty files, which programs that write in parallel leave
+for parts without rows. In folders and URLs, `key=value` in a path is a column of that name
 (hive partitions). A URL (`s3://bucket/day=*/*.parquet`) is opened through fsspec.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import unquote
@@ -20,13 +21,18 @@ Place = str | Path
 
 @dataclass(frozen=True)
 class File:
-    """A file to read. name: for messages; system: the fsspec file system, None for a local file;
-    partitions: {column: value} of the `key=value` pairs in its path."""
+    """A file to read.
+
+    name: for messages; system: the fsspec file system, None for a local file; partitions: {column: value}
+    of the `key=value` pairs in its path; may_be_empty: whether it is one of several that a folder or a
+    pattern names, so that it need not have rows.
+    """
 
     name: str
     path: str
     system: Any = None
     partitions: Mapping[str, str] = field(default_factory=dict)
+    may_be_empty: bool = False
 
     def open(self) -> BinaryIO:
         return open(self.path, "rb") if self.system is None else self.system.open(self.path, "rb")
@@ -62,7 +68,8 @@ def _files_of(place: str) -> list[File]:
     paths = sorted(glob.glob(place, recursive=True))
     if not paths:
         raise ValueError(f"no file matches {place!r}; check the pattern")
-    return [file for path in paths for file in _files_of(path)]
+    files = [file for path in _without_empty(paths) for file in _files_of(path)]
+    return [replace(file, may_be_empty=len(files) > 1) for file in files]
 
 
 def _folder(place: str) -> list[File]:
@@ -74,9 +81,16 @@ def _folder(place: str) -> list[File]:
     )
     if not paths:
         raise ValueError(f"folder {place} holds no files to read; name the raw files")
+    paths = _without_empty(paths)
     for path in paths:
         _check_local(path)
-    return [File(path, path, partitions=_partitions(path)) for path in paths]
+    several = len(paths) > 1
+    return [File(path, path, partitions=_partitions(path), may_be_empty=several) for path in paths]
+
+
+def _without_empty(paths: list[str]) -> list[str]:
+    """The paths without those of files without a byte; all, if there are no others."""
+    return [path for path in paths if not os.path.isfile(path) or os.path.getsize(path)] or paths
 
 
 def _remote(place: str) -> list[File]:
@@ -89,16 +103,14 @@ def _remote(place: str) -> list[File]:
         else:
             paths = sorted(system.find(path)) if system.isdir(path) else [path]
             paths = [p for p in paths if p == path or _is_data(os.path.relpath(p, path))]
+        paths = [p for p in paths if len(paths) == 1 or system.size(p) != 0] or paths
         missing = not paths or not all(system.exists(p) for p in paths)
     except Exception as error:  # every file system has errors of its own
         raise ValueError(f"{place} cannot be opened: {' '.join(str(error).split())[:300]}") from error
     if missing:
         raise ValueError(f"{place} does not exist; check the address")
-    scheme = place.split("://")[0]
-    return [
-        File(f"{scheme}://{file_path.lstrip('/')}", file_path, system, _partitions(file_path))
-        for file_path in paths
-    ]
+    names = {p: f"{place.split('://')[0]}://{p.lstrip('/')}" for p in paths}
+    return [File(names[p], p, system, _partitions(p), len(paths) > 1) for p in paths]
 
 
 def _is_data(relative: str) -> bool:

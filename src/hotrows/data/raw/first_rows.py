@@ -60,11 +60,11 @@ def first_rows_of(raw: Any) -> FirstRows:
     inputs = inputs_of(raw)
     if not inputs:
         raise ValueError("no raw files to draft a schema from; name at least one")
-    first = inputs[0]
-    rows = _of_text(first) if isinstance(first, TextInput) else _of_table(cast(TypedInput, first))
-    if not rows.num_rows:
-        raise ValueError(f"{first.name} has no rows to draft a schema from")
-    return rows
+    for source in inputs:
+        rows = _of_text(source) if isinstance(source, TextInput) else _of_table(cast(TypedInput, source))
+        if rows.num_rows:
+            return rows
+    raise ValueError(f"{inputs[0].name} has no rows to draft a schema from")
 
 
 def _num_rows(num_columns: int) -> int:

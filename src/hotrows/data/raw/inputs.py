@@ -211,8 +211,11 @@ def stream(
                 row += columns.num_rows
             if progress is not None:
                 progress(sum(sizes[:i]) + position, sum(sizes))
-        if not num_input_rows:
-            raise ValueError(_no_rows(inputs[i], how.schema))
+        source = inputs[i]
+        if not num_input_rows and not (isinstance(source, File) and source.may_be_empty):
+            raise ValueError(_no_rows(source, how.schema))
+    if inputs and not row:
+        raise ValueError(_no_rows(inputs[-1], how.schema))
 
 
 def _no_rows(source: Input, schema: Schema) -> str:

@@ -1,0 +1,184 @@
+"""A run logged to MLflow and Weights & Biases, by their own libraries."""
+
+import json
+import logging
+import math
+import struct
+
+import pytest
+
+import hotrows
+from hotrows import Schema, Sparse, trackers
+from hotrows.cli import tracking
+from tests.support.clicks import table
+
+pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
+SCHEMA = Schema((Sparse("user"), Sparse("item")), label="click", group="user")
+FILES = {"config.json", "schema.json", "environment.json", "metrics.jsonl", "result.json"}
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return hotrows.prepare(table(400).select(["click", "user", "item"]), SCHEMA, "enc")
+
+
+def trained(data, run="run", callbacks=(), **settings):
+    resume = settings.pop("resume", False)
+    config = hotrows.TrainConfig(**{"model": "fm", "epochs": 1, "batch_size": 64, **settings})
+    trainer = hotrows.Trainer(data, config, run, resume=resume)
+    return trainer.fit(callbacks=callbacks, verbose=False)
+
+
+class Recorder(trackers.Tracker):
+    """A service that keeps what it is sent."""
+
+    name = "recorder"
+
+    def __init__(self):
+        super().__init__()
+        self.sent, self.result, self.files, self.ends = {}, {}, set(), []
+
+    def _open(self, run, known, settings):
+        self.known, self.settings = known, settings
+        return known or f"id of {run.name}"
+
+    def _send(self, numbers, step):
+        self.sent.setdefault(step, {}).update(numbers)
+
+    def _send_result(self, numbers, step, files):
+        self.result, self.files = dict(numbers), {file.name for file in files}
+
+    def _end_run(self, is_done):
+        self.ends.append(is_done)
+
+
+def test_a_tracker_is_sent_settings_each_line_of_metrics_the_result_and_files(data):
+    tracker = Recorder()
+    result = trained(data, callbacks=[tracker])
+    assert tracker.settings["model"] == "fm" and tracker.settings["batch_size"] == 64
+    assert tracker.settings["run"].endswith("/run")
+    history = result.history.to_pylist()
+    lines = {(line["kind"], line["step"]) for line in history}
+    sent = {(name.split("/")[0], step) for step, numbers in tracker.sent.items() for name in numbers}
+    assert sent == lines and len(lines) > 4
+    first = next(line for line in history if line["kind"] == "train")
+    assert tracker.sent[first["step"]]["train/loss"] == first["loss"]
+    assert tracker.result["best/test/auc"] == result.test.auc
+    assert tracker.result["best/step"] == result.best_step
+    assert tracker.files == FILES and tracker.ends == [True]
+    assert all(map(math.isfinite, tracker.result.values()))
+
+
+def test_a_run_that_fails_is_ended_and_goes_on_under_its_id(data):
+    class Failing(hotrows.Callback):
+        def after_step(self, trainer, progress):
+            if trainer.state.step == 3:
+                raise RuntimeError("stop here")
+
+    first, again = Recorder(), Recorder()
+    with pytest.raises(RuntimeError, match="stop here"):
+        trained(data, callbacks=[first, Failing()])
+    assert first.ends == [False] and not first.result
+    trained(data, callbacks=[again], resume=True)
+    assert again.known == "id of run" and again.ends == [True]
+
+
+def test_a_service_that_fails_is_warned_of_once_and_training_goes_on(data, caplog):
+    class Broken(Recorder):
+        def _send(self, numbers, step):
+            raise OSError("no route to host")
+
+    with caplog.at_level(logging.WARNING, "hotrows"):
+        result = trained(data, callbacks=[Broken()])
+    said = [r.getMessage() for r in caplog.records if "recorder" in r.getMessage()]
+    assert said == [
+        "recorder did not take the metrics of step 1; metrics.jsonl has all: no route to host"
+    ]
+    assert result.test is not None
+
+
+@pytest.mark.parametrize("name, library", [("mlflow", "mlflow"), ("wandb", "wandb")])
+def test_a_missing_library_is_named_with_its_extra(name, library, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, library, None)
+    with pytest.raises(ValueError, match=rf"is not installed: pip install 'hotrows\[{name}\]'"):
+        trackers.BY_NAME[name]()
+
+
+@pytest.fixture(params=["sqlite", "file"])
+def store(request, tmp_path, monkeypatch):
+    """The URI of a store of MLflow in a database, or in files."""
+    pytest.importorskip("mlflow", reason="needs hotrows[mlflow]")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    database, folder = f"sqlite:///{tmp_path}/mlflow.db", (tmp_path / "mlruns").as_uri()
+    return database if request.param == "sqlite" else folder
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of libraries that MLflow imports
+def test_mlflow_has_the_run_and_its_files(data, store):
+    import mlflow
+
+    result = trained(data, callbacks=[trackers.MLflow("clicks", uri=store)], metrics="ndcg@10")
+    trained(data, callbacks=[trackers.MLflow("clicks", uri=store)], resume=True, epochs=2)
+
+    client = mlflow.MlflowClient(store)
+    (run,) = client.search_runs([client.get_experiment_by_name("clicks").experiment_id])
+    assert run.info.status == "FINISHED" and run.info.run_name == "run"
+    assert run.data.params["model"] == "fm" and run.data.params["row_optimizer/kind"]
+    aucs = client.get_metric_history(run.info.run_id, "evaluation/auc")
+    expected = result.history.to_pylist()
+    assert [m.value for m in aucs] == [e["auc"] for e in expected if e["kind"] == "evaluation"]
+    assert {file.path for file in client.list_artifacts(run.info.run_id)} == FILES
+    assert run.info.run_id == json.loads((result.run / "trackers.json").read_text())["mlflow"]
+
+
+def logged_rows(file):
+    """What `Run.log` was given, of the file of a run: LevelDB's log of records, after seven bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, record = file.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        if (1 << 15) - at % (1 << 15) < 7:  # a header does not reach over the end of a block
+            at += (1 << 15) - at % (1 << 15)
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        record += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # whole, or its last piece
+            items = Record.FromString(record).history.item
+            row = {item.key or item.nested_key[0]: json.loads(item.value_json) for item in items}
+            record = b""
+            if row:
+                yield row
+
+
+@pytest.mark.slow
+def test_weights_and_biases_writes_a_run_without_a_network(data, monkeypatch, tmp_path):
+    wandb = pytest.importorskip("wandb", reason="needs hotrows[wandb]")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    result = trained(data, callbacks=[trackers.WandB("clicks")])
+    assert wandb.run is None  # it is closed
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    (file,) = folder.glob("*.wandb")
+    history = list(logged_rows(file))
+    aucs = [row["evaluation/auc"] for row in history if "evaluation/auc" in row]
+    expected = result.history.to_pylist()
+    assert aucs == [line["auc"] for line in expected if line["kind"] == "evaluation"]
+    assert {path.name for path in (folder / "files").iterdir()} >= FILES
+
+
+def test_the_command_line_logs_to_the_trackers_that_it_names(data, hotrows, monkeypatch):
+    assert tuple(trackers.BY_NAME) == tracking.NAMES
+    made = []
+    monkeypatch.setattr(trackers, "BY_NAME", {"mlflow": lambda: made.append(Recorder()) or made[-1]})
+    told = hotrows(
+        "train", data.path, "--model", "fm", "--steps", "3", "--run", "r", "--tracker", "mlflow"
+    )
+    assert told.code == 0, told.err
+    assert made[0].ends == [True] and made[0].settings["model"] == "fm"
+
+
+def test_the_command_to_go_on_with_names_the_trackers():
+    pytest.importorskip("mlflow", reason="needs hotrows[mlflow]")
+    assert tracking.words(tracking.trackers(("mlflow", "mlflow"))) == ["--tracker", "mlflow"]
