@@ -3,6 +3,7 @@
 python3 tasks.py demo     make synthetic Criteo data, train DLRM on it, show what came out
 python3 tasks.py test     run the tests; with --all also slow ones, and all cases of others
 python3 tasks.py lint     run the linter, the type checker and the import contract
+python3 tasks.py release  check all that comes before a release; says what is left to a person
 python3 tasks.py docs     build the documentation site into build/docs/site
 """
 
@@ -10,9 +11,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import venv
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,7 +29,7 @@ DEMO_ROWS = 1_000_000
 
 
 def main(arguments: list[str]) -> int:
-    tasks = {"demo": demo, "test": test, "lint": lint, "docs": docs}
+    tasks = {"demo": demo, "test": test, "lint": lint, "docs": docs, "release": release}
     if not arguments or arguments[0] not in tasks:
         print(__doc__.strip())
         return 2
@@ -115,6 +118,64 @@ def lint(arguments: list[str]) -> int:
 
 def docs(arguments: list[str]) -> int:
     return run(PYTHON, "docs/build.py", *arguments)
+
+
+def release(arguments: list[str]) -> int:
+    """The checklist of a release; stops at the first point that fails."""
+    version = re.findall(r'VERSION = "([^"]+)"', (HERE / "src/hotrows/version.py").read_text())[0]
+    dirty = subprocess.check_output(["git", "status", "--porcelain"], cwd=HERE, text=True)
+    points = [
+        ("the tree is clean", lambda: not dirty),
+        ("CHANGELOG.md has the version", lambda: f"## {version}" in (HERE / "CHANGELOG.md").read_text()),
+        ("lint", lambda: lint([]) == 0),
+        ("tests, the links of the pages among them", lambda: test(arguments) == 0),
+        ("a wheel of the sdist works in a clean environment", works_installed),
+    ]
+    for words, holds in points:
+        print(f"-- {words}", flush=True)
+        if not holds():
+            print(f"no release: {words}: this does not hold")
+            return 1
+    print(
+        f"{version} is ready. By hand: the date in CHANGELOG.md; `cibuildwheel` on x86-64 and aarch64 (with "
+        f"Docker) and on macOS; `git tag v{version}`; upload of the wheels and of the sdist"
+    )
+    return 0
+
+
+def works_installed() -> bool:
+    """Builds an sdist and of that a wheel, and trains with it in an environment that has nothing else."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        builder = [
+            PYTHON,
+            "-c",
+            "import sys, scikit_build_core.build as b; print(b.build_sdist(sys.argv[1]))",
+        ]
+        pip("scikit-build-core")
+        subprocess.run([*builder, folder], cwd=HERE, check=True)
+        (sdist,) = folder.glob("*.tar.gz")
+        venv.create(folder / "clean", with_pip=True)
+        python = folder / "clean" / BIN.name / "python"
+        install = [
+            python,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-compile",
+            "-c",
+            HERE / "constraints.txt",
+        ]
+        subprocess.run([*install, sdist], cwd=folder, check=True)
+        core = "from hotrows.runtime import native; assert native.name(), 'no native core'"
+        steps = [
+            ["-c", core],
+            ["-m", "hotrows", "synth", "criteo", "--rows", "4000", "--out", "raw"],
+            ["-m", "hotrows", "prepare", "raw/train.txt", "--schema", "criteo", "--out", "enc"],
+            ["-m", "hotrows", "train", "enc", "--model", "dlrm", "--steps", "5", "--run", "run"],
+        ]
+        return all(subprocess.run([python, *step], cwd=folder).returncode == 0 for step in steps)
 
 
 def run(*command: str | Path) -> int:

@@ -7,12 +7,12 @@ import copy
 import sys
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, TensorDataset
 
 import hotrows
+from accelerate import Accelerator
 
 ROWS = [20_000, 10_000, 5_000, 500]
 DIM, BATCH, STEPS = 16, 512, 20

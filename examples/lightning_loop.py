@@ -1,6 +1,6 @@
-"""A plain model trained by PyTorch Lightning, accelerated by one line: `python examples/lightning_loop.py`.
+"""A plain model trained by PyTorch Lightning: `python examples/lightning_loop.py`.
 
-The line is in `configure_optimizers`. Needs `pip install pytorch-lightning`.
+One line in `configure_optimizers` accelerates it. Needs `pip install pytorch-lightning`.
 """
 
 import sys

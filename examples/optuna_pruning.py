@@ -1,7 +1,7 @@
-"""Hyperparameters found by Optuna, which ends trials that validate badly: `python examples/optuna_pruning.py`.
+"""Hyperparameters by Optuna, which ends bad trials early: `python examples/optuna_pruning.py`.
 
-Each evaluation of a run is reported to its trial; a trial below the median of the earlier ones at the same
-step ends there. Needs `pip install optuna`.
+Each evaluation of a run is reported to its trial; a trial below the median of the earlier ones at the
+same step ends there. Needs `pip install optuna`.
 """
 
 import sys

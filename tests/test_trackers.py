@@ -92,7 +92,9 @@ def test_a_service_that_fails_is_warned_of_once_and_training_goes_on(data, caplo
     with caplog.at_level(logging.WARNING, "hotrows"):
         result = trained(data, callbacks=[Broken()])
     said = [r.getMessage() for r in caplog.records if "recorder" in r.getMessage()]
-    assert said == ["recorder did not take the metrics of step 1; metrics.jsonl has all: no route to host"]
+    assert said == [
+        "recorder did not take the metrics of step 1; metrics.jsonl has all: no route to host"
+    ]
     assert result.test is not None
 
 
@@ -167,10 +169,12 @@ def test_weights_and_biases_writes_a_run_without_a_network(data, monkeypatch, tm
 
 
 def test_the_command_line_logs_to_the_trackers_that_it_names(data, hotrows, monkeypatch):
-    assert tracking.NAMES == tuple(trackers.BY_NAME)
+    assert tuple(trackers.BY_NAME) == tracking.NAMES
     made = []
     monkeypatch.setattr(trackers, "BY_NAME", {"mlflow": lambda: made.append(Recorder()) or made[-1]})
-    told = hotrows("train", data.path, "--model", "fm", "--steps", "3", "--run", "r", "--tracker", "mlflow")
+    told = hotrows(
+        "train", data.path, "--model", "fm", "--steps", "3", "--run", "r", "--tracker", "mlflow"
+    )
     assert told.code == 0, told.err
     assert made[0].ends == [True] and made[0].settings["model"] == "fm"
 

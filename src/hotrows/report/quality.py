@@ -1,9 +1,9 @@
 """Quality of predictions with intervals: metrics under a bootstrap over groups, and their differences.
 
 A resample draws as many groups (of a schema without any: rows) as there are, with replacement, and
-computes all metrics anew, each row counting as often as its group was drawn. A 95 % interval is the metric
-and 1.96 standard deviations of the resamples on either side. Resamples of equal rows draw alike, whichever
-model has scored them, so the difference of two models has an interval, too, which is narrower than theirs.
+computes all metrics anew, each row counting as often as its group was drawn. A 95 % interval is the
+metric and 1.96 standard deviations of the resamples on either side. Resamples of equal rows draw alike,
+whichever model has scored them, so the difference of two models has an interval, too, which is narrower.
 """
 
 from __future__ import annotations
