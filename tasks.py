@@ -147,11 +147,8 @@ def works_installed() -> bool:
     """Builds an sdist and of that a wheel, and trains with it in an environment that has nothing else."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        builder = [
-            PYTHON,
-            "-c",
-            "import sys, scikit_build_core.build as b; print(b.build_sdist(sys.argv[1]))",
-        ]
+        code = "import sys, scikit_build_core.build as b; b.build_sdist(sys.argv[1])"
+        builder = [PYTHON, "-c", code]
         pip("scikit-build-core")
         subprocess.run([*builder, folder], cwd=HERE, check=True)
         (sdist,) = folder.glob("*.tar.gz")
