@@ -137,8 +137,8 @@ def release(arguments: list[str]) -> int:
             print(f"no release: {words}: this does not hold")
             return 1
     print(
-        f"{version} is ready. By hand: the date in CHANGELOG.md; `cibuildwheel` on x86-64 and aarch64 (with "
-        f"Docker) and on macOS; `git tag v{version}`; upload of the wheels and of the sdist"
+        f"{version} is ready. By hand: the date in CHANGELOG.md; `cibuildwheel` on x86-64 and aarch64 "
+        f"(with Docker) and on macOS; `git tag v{version}`; upload of the wheels and of the sdist"
     )
     return 0
 
