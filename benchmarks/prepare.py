@@ -2,7 +2,7 @@
 
     python -m benchmarks.prepare [--rows N] [--rounds R]
     python -m benchmarks.prepare --raw BIG.txt --limit 2GiB
-    python -m benchmarks.prepare --ray [--rows N] [--rounds R]
+    python -m benchmarks.prepare --ray [--rows N] [--rounds R] [--raw FOLDER]
 
 Raw Criteo text, next to what users write: polars, and polars with scikit-learn's encoder, in memory and
 in one pass over it (`arms/encode.py`). Ours makes both of its passes, checks every line and writes
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,7 +55,7 @@ def main() -> None:
     elif args.one_on_ray:
         print(json.dumps(ray_arm(*args.one_on_ray, args.threads)))
     elif args.ray:
-        compare_with_ray(args.rows, args.rounds, args.threads)
+        compare_with_ray(args.rows, args.rounds, args.threads, args.raw)
     elif args.raw:
         bounded(args.raw, args.limit, args.threads)
     else:
@@ -94,10 +95,10 @@ def summary(figures: list[dict], ours: list[dict]) -> dict:
     }
 
 
-def compare_with_ray(rows: int, rounds: int, threads: int) -> None:
+def compare_with_ray(rows: int, rounds: int, threads: int, raw: Path | None) -> None:
     seen: dict[str, list[dict]] = {"process": [], "ray": []}
     with tempfile.TemporaryDirectory() as folder:
-        raw = parquet_files(rows, Path(folder) / "raw")
+        raw = parquet_files(rows, raw or Path(folder) / "raw")
         for number in range(rounds):
             for arm, figures in seen.items():
                 command = [sys.executable, "-m", "benchmarks.prepare", "--threads", str(threads)]
@@ -118,27 +119,35 @@ def compare_with_ray(rows: int, rounds: int, threads: int) -> None:
 
 
 def parquet_files(rows: int, folder: Path, num_files: int = 8) -> str:
-    """Synthetic rows of Criteo's form as Parquet files, as another program would write them."""
+    """Synthetic rows of Criteo's form as Parquet files, as another program would write them; those that
+    the folder holds already, if it does."""
     import pyarrow.csv
     import pyarrow.parquet
 
     from hotrows.datasets import schemas
     from hotrows.datasets.synthetic import synth_criteo
 
+    if folder.exists():
+        return str(folder)
     names = schemas.criteo.columns
     assert names is not None
     raw = synth_criteo(rows, folder)
-    table = pyarrow.csv.read_csv(
+    batches = pyarrow.csv.open_csv(
         raw,
-        pyarrow.csv.ReadOptions(column_names=list(names)),
+        pyarrow.csv.ReadOptions(column_names=list(names), block_size=64 << 20),
         pyarrow.csv.ParseOptions(delimiter="\t"),
         pyarrow.csv.ConvertOptions(column_types={name: "string" for name in names if name[0] == "C"}),
     )
+    with ExitStack() as files:
+        paths = [folder / f"part-{number:05d}.parquet" for number in range(num_files)]
+        writers = [pyarrow.parquet.ParquetWriter(path, batches.schema) for path in paths]
+        for writer in writers:
+            files.enter_context(writer)
+        done = 0
+        for batch in batches:
+            writers[done * num_files // rows].write_batch(batch, row_group_size=1 << 17)
+            done += batch.num_rows
     raw.unlink()
-    size = -(-rows // num_files)
-    for number in range(num_files):
-        part = table.slice(number * size, size)
-        pyarrow.parquet.write_table(part, folder / f"part-{number:05d}.parquet", row_group_size=1 << 17)
     return str(folder)
 
 

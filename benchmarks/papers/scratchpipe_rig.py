@@ -136,6 +136,11 @@ class Memory:
             yield
 
 
+def distinct(rig: Rig, ids: np.ndarray) -> int:
+    """Distinct rows of the first batch, of all tables."""
+    return sum(len(np.unique(of_table)) for of_table in ids[0])
+
+
 def measure(
     rig: Rig,
     arm: Arm,

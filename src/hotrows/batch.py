@@ -133,7 +133,7 @@ class Batch:
             **vars(self.requests.shared),
             **_ids_of(self.requests.shared, self.requests.of_samples),
         }
-        pieces = {**_by_feature(vars(self)), **_by_feature(repeated)}
+        pieces = {**by_feature(vars(self)), **by_feature(repeated)}
         names = tuple(features or self.all_features)
         ids, lengths, weights = zip(*(pieces[name] for name in names), strict=True)
         has_lists = self.offsets is not None or self.requests.shared.offsets is not None
@@ -192,7 +192,7 @@ def _ids_of(batch: Batch, chosen: slice | Tensor) -> dict[str, Any]:
     return {"ids": batch.ids[places], "offsets": offsets, "weights": weights}
 
 
-def _by_feature(fields: Mapping[str, Any]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+def by_feature(fields: Mapping[str, Any]) -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     """By feature, the ids of all samples, how many each has, and their weights."""
     features, ids, offsets, weights = (fields[name] for name in ("features", "ids", "offsets", "weights"))
     if not features:

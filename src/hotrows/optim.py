@@ -12,7 +12,8 @@ it missed when it is next read (`ops.deferred`), so that a step costs what the r
 With `decay_by_count` the weight decay of a row is divided by how often its id occurs in the training
 data: the mini-batch aware regularisation of DIN (Zhou et al. 2018, eq. 6). A frequent row, read in
 many batches, is then pulled to zero about once an epoch in all, and a rare one as much each time as
-L2 over the whole table would.
+L2 over the whole table would. Of weights of single ids (tables of the role `linear`) it is divided by the
+number of batches in which a training expects the id, so that frequent ones decay as much.
 """
 
 from __future__ import annotations

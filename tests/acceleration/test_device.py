@@ -159,7 +159,9 @@ def test_tables_are_looked_up_together_with_padding_between():
         model = nn.ModuleList(tables)
         hotrows.accelerate(model, torch.optim.SGD(model.parameters(), lr=0.1), packing=False)
         weights = [table.weight for table in tables]
-        ids = [torch.tensor(some, dtype=torch.int64).to(CUDA) for some in ([4, 0, 4, 4], [8, 1, 8, 2, 0], [])]
+        ids = [
+            torch.tensor(some, dtype=torch.int64).to(CUDA) for some in ([4, 0, 4, 4], [8, 1, 8, 2, 0], [])
+        ]
         offsets = torch.tensor([0, 2, 2]).to(CUDA)
         options = [Lookup(), Lookup("sum"), Lookup()]
         single, bags, none = lookup(options, weights, ids, [None, offsets, None], [None] * 3)
@@ -188,7 +190,7 @@ def test_an_id_outside_of_its_table_is_an_error_once_the_host_hears_of_it():
 
 @pytest.mark.parametrize(("is_fused", "place"), [(True, "cpu"), (False, CUDA)])
 def test_scaled_losses_train_as_plain_ones(is_fused, place):
-    """With `GradScaler`, which leaves dividing by the scale to fused optimizers; one step is not finite."""
+    """`GradScaler` leaves dividing by the scale to fused optimizers; one step is not finite."""
 
     def trained(accelerates, where):
         torch.manual_seed(0)

@@ -242,7 +242,7 @@ def publish_run(root: Path) -> None:
 
     def published(publisher: Publisher, snapshot: Any) -> None:
         publish(publisher, snapshot)
-        say(f"published {snapshot.at.step}")
+        say(f"published {snapshot.progress.step}")
 
     with patch.object(Publisher, "_publish", published):
         _publish(root)

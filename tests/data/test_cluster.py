@@ -18,6 +18,7 @@ from hotrows.data.stored.shard_writer import ShardWriter
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.data.raw import files_of, use_plain_python
 from tests.support.blocks import Blocks, InlineCluster
+from tests.support.ray_rows import table_of
 
 prepare_module = sys.modules["hotrows.data.encode.prepare"]
 
@@ -41,26 +42,6 @@ REQUESTS = Schema(
     time=Time("when", format="unix"),
 )
 CUTS = {"one": [1000], "odd": [1, 0, 333, 0, 0, 64, 602], "many": [63] * 15 + [55]}
-
-
-def table_of(num_rows: int = 1000, seed: int = 0) -> pa.Table:
-    rng = np.random.default_rng(seed)
-    numbers = rng.normal(size=num_rows)
-    return pa.table(
-        {
-            "click": rng.integers(2, size=num_rows),
-            "buy": pa.array(rng.integers(2, size=num_rows), mask=rng.random(num_rows) < 0.2),
-            "x": pa.array(numbers, mask=rng.random(num_rows) < 0.1),
-            "y": rng.integers(-3, 900, size=num_rows),
-            "user": [f"user number {n % 50}" for n in rng.zipf(1.3, size=num_rows)],
-            "seen": [
-                [f"i{n % 9}" for n in rng.zipf(1.5, size=k)] for k in rng.integers(6, size=num_rows)
-            ],
-            "item": pa.array(rng.zipf(1.3, size=num_rows) % 20, mask=rng.random(num_rows) < 0.1),
-            "when": 1_700_000_000 + rng.integers(90, size=num_rows) * 1000,
-            "unread": [object.__name__] * num_rows,
-        }
-    )
 
 
 def requests_of(num_requests: int = 300) -> pa.Table:
@@ -90,7 +71,14 @@ def inline(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "split", ["fraction:0.7,0.2,0.1", "stratified:0.7,0.2,0.1", "position:0.8", "time:0.7,0.1,0.2"]
+    "split",
+    [
+        "stratified:0.7,0.2,0.1",
+        *(
+            pytest.param(split, marks=pytest.mark.slow)
+            for split in ("fraction:0.7,0.2,0.1", "position:0.8", "time:0.7,0.1,0.2")
+        ),
+    ],
 )
 def test_blocks_cut_anywhere_give_the_bytes_of_one_table(split, tmp_path):
     table = table_of()
@@ -111,6 +99,7 @@ def test_shards_of_a_few_rows_are_cut_as_one_machine_cuts_them(tmp_path, monkeyp
     assert sum(name.startswith("train") for name in files) == 17
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["fraction:0.7,0.2,0.1", "position:0.8", "time:0.7,0.1,0.2"])
 def test_requests_across_blocks_and_lists_of_candidates(split, tmp_path):
     lists = requests_of()
@@ -122,6 +111,7 @@ def test_requests_across_blocks_and_lists_of_candidates(split, tmp_path):
         assert files_of(tmp_path / f"{name} in blocks") == files_of(tmp_path / name), name
 
 
+@pytest.mark.slow
 def test_parts_with_datasets_of_their_own_and_stored_encoders(tmp_path):
     tables = {name: table_of(300, seed) for seed, name in enumerate(("train", "validation", "later"))}
     blocks = {name: blocks_of(table, [100, 77, 123]) for name, table in tables.items()}
@@ -133,6 +123,7 @@ def test_parts_with_datasets_of_their_own_and_stored_encoders(tmp_path):
         assert files_of(tmp_path / f"blocks{end}") == files_of(tmp_path / f"serial{end}")
 
 
+@pytest.mark.slow
 def test_tasks_that_are_done_twice_and_little_memory_change_nothing(tmp_path, monkeypatch):
     table = table_of()
     prepare(table, SCHEMA, tmp_path / "serial")

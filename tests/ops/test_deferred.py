@@ -1,19 +1,29 @@
 """Deferred updates against dense training with torch.optim: the same weights, once caught up."""
 
 import math
-from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from hotrows import ops
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred import reference as reference_deferred
 from hotrows.runtime import native
-from tests.support.deferred import CASES, Case, batches, copies, dense, read_of, step_of, tables, target_of, train, values
+from tests.support.deferred import (
+    CASES,
+    Case,
+    batches,
+    copies,
+    dense,
+    read_of,
+    step_of,
+    tables,
+    target_of,
+    train,
+    values,
+)
 
 needs_core = pytest.mark.skipif(native.load() is None, reason="the native core was not built")
 SEVERAL = ["sgd dampened", "adagrad l2", "rmsprop decay", "adam", "adam decay", "adamw"]

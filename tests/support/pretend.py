@@ -384,8 +384,8 @@ def gpu(delay=lambda: None):
     with ExitStack() as stack:
         for name, value in {
             "_lazy_init": lambda: None, "is_available": lambda: True,
-            "current_device": lambda: 0, "device_count": lambda: 1, "is_bf16_supported": lambda *_, **__: True,
-            "get_device_properties": lambda *_: _PROPERTIES,
+            "current_device": lambda: 0, "device_count": lambda: 1,
+            "is_bf16_supported": lambda *_, **__: True, "get_device_properties": lambda *_: _PROPERTIES,
         }.items():  # fmt: skip
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
         stack.enter_context(mock.patch("hotrows.runtime.device.Cuda", lambda *_: device))

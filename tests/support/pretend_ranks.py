@@ -36,7 +36,7 @@ class _Device(pretend.PretendDevice):
 
 
 class _Ranks(ThreadRanks):
-    """Collectives swap the clocks of their callers as well: none sees another's work before it is done."""
+    """Collectives swap the clocks of their callers, too: none sees another's work before it is done."""
 
     def _swap(self, kind, value):
         order = pretend.present_order()
@@ -68,7 +68,7 @@ def gpus(num, delay=lambda: None):
 
         def run_with_rank(thread):
             if getattr(thread, "rank_of_starter", None) is not None:
-                _be(first.order, thread.rank_of_starter)
+                be(thread.rank_of_starter)
             run_thread(thread)
 
         stack.enter_context(mock.patch.object(threading.Thread, "start", start_with_rank))
@@ -80,11 +80,16 @@ def run(work, num_ranks):
     """The results of `work(ranks)` on each rank."""
 
     def of_rank(ranks):
-        _be(pretend.present_order(), ranks.rank)
-        return work(_Ranks(ranks._meeting, ranks.rank))
+        order = pretend.present_order()
+        be(ranks.rank)
+        result = work(_Ranks(ranks._meeting, ranks.rank))
+        order.host_waits(order.now()[1])  # who reads what ranks have made waits for them
+        return result
 
     return on_threads(of_rank, num_ranks)
 
 
-def _be(order, rank):
+def be(rank):
+    """Makes the calling thread, and those that it starts, one of a rank."""
+    order = pretend.present_order()
     order.thread.rank, order.thread.caller = rank, f"caller of rank {rank}"

@@ -1,7 +1,7 @@
 """Models on a pretended GPU whose tables are accelerated.
 
-    with pretend_tables.gpu() as device:
-        model, optimizer = hotrows.accelerate(model.cuda(), optimizer)
+with pretend_tables.gpu() as device:
+    model, optimizer = hotrows.accelerate(model.cuda(), optimizer)
 """
 
 from contextlib import ExitStack, contextmanager

@@ -71,7 +71,7 @@ def _put(target, ids, values):
 def split_rows(embedding, p, piece):
     """The rows of a piece as `whole_rows` has them, of the columns held."""
     layout, dim = embedding.stores[p].layout, embedding.shards[p].dim
-    stored = views(embedding.stores[p].records, layout.as_ints())
+    stored = views(embedding.stores[p].records.cpu(), layout.as_ints())
     rows = slice(piece.first_row, piece.first_row + piece.num_rows)
     per_column = embedding.packs[p].tables[0].optimizer.state_width(1000) // 1000
     state = stored.state[rows].double()

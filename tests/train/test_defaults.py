@@ -254,6 +254,8 @@ def test_deep_networks_step_slowly_where_a_batch_has_few_ones(model):
     assert 0 < rate(0) < 1e-4
     assert settle(TrainConfig(model), of_size(1, ones=(1,))).dense_lr == 0.001
     assert rate(100, dense_lr=0.002) == 0.002
+    of_lr = settle(TrainConfig("lr", batch_size=100), of_size(10_000, ones=(100,))).dense_lr
+    assert of_lr == pytest.approx(10 * rate(100), rel=0.02)
     several = SCHEMAS["several labels"]
     assert rate(2_000, 10, schema=several) == 0.001
     assert rate(2_000, 10, schema=several, label="buy") == pytest.approx(

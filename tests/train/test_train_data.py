@@ -16,8 +16,10 @@ from hotrows.config import TrainConfig
 from hotrows.metrics import Metrics
 from hotrows.optim import SGD, Adagrad
 from hotrows.schema import Label, Schema
+from hotrows.table import Table
 from hotrows.train import Trainer, load_run, pictures, run_folder, train
 from hotrows.train.recommender import Recommender
+from hotrows.train.run_data import id_counts
 from tests.support.clicks import SCHEMA, table
 
 CONFIG = TrainConfig(
@@ -213,6 +215,16 @@ def test_decay_by_count_is_counted_from_the_data(encoded, tmp_path):
     train(encoded, dataclasses.replace(config, row_optimizer=by_count), tmp_path / "by-count")
     strong, weak = (load_run(tmp_path / name).embedding.weights("user") for name in ("plain", "by-count"))
     assert strong.norm() < 0.5 * weak.norm()
+
+
+def test_weights_of_single_ids_are_counted_by_batches(encoded):
+    """A batch decays a row once, however often it has its id: a frequent one would hardly decay."""
+    roles = [Table(role, 50, 1, ("user",), role=role) for role in ("vector", "linear")]
+    occurrences, batches = id_counts(encoded, roles, 10).values()
+    assert occurrences.max() > 20 and batches.max() < 10
+    often = occurrences.argmax()
+    assert batches[often] == pytest.approx(10 * (1 - math.exp(-float(occurrences[often]) / 10)))
+    assert ((batches == 0) == (occurrences == 0)).all()
 
 
 def test_a_model_of_ones_own_is_found_by_its_file(encoded, tmp_path):

@@ -21,6 +21,7 @@ from hotrows.planning.routing import RankSignals
 from hotrows.schema import Dense, Schema, Sparse
 from hotrows.train import Interrupted, Trainer, load_run, metrics_log
 from hotrows.train.step import Step
+from tests.support import pretend_ranks
 from tests.support.runs import schema, write_rows
 from tests.support.sharded import whole_weights
 
@@ -51,14 +52,14 @@ def alone(encoded, tmp_path_factory):
     return trainer, trainer.fit()
 
 
-def fit(encoded, config, run, num_ranks, **rest):
+def fit(encoded, config, run, num_ranks, on_ranks=on_threads, **rest):
     """The trainers and results of all ranks."""
 
     def work(ranks):
         trainer = Trainer(encoded, config, run, ranks=ranks, **rest)
         return trainer, trainer.fit()
 
-    return zip(*on_threads(work, num_ranks), strict=True)
+    return zip(*on_ranks(work, num_ranks), strict=True)
 
 
 def assert_like(trainers, results, alone, rtol=1e-4, atol=1e-5, dense=True):
@@ -402,3 +403,35 @@ def test_sigterm_saves_on_all_ranks(encoded, tmp_path):
     assert "go on with" in err
     state = checkpoint.read_state(checkpoint.folder_of(tmp_path / "run", "last"))
     assert state["step"] > 0
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [((2, "cuda"), (3, "cpu")), pytest.param((3, "cpu"), (2, "cuda"), marks=pytest.mark.slow)],
+)
+def test_checkpoints_of_processors_and_of_devices_are_read_by_both(
+    encoded, alone, tmp_path, before, after
+):
+    """A run is gone on with by another number of ranks of the other kind, and predicts alone."""
+    changes = {"fast_memory": 1600, "in_flight": 2}
+    config = dataclasses.replace(CONFIG, **changes)
+
+    def part(config, num_ranks, device, **rest):
+        config = dataclasses.replace(config, device=device)
+        if device == "cpu":
+            return fit(encoded, config, tmp_path / "run", num_ranks, **rest)
+        with pretend_ranks.gpus(num_ranks):
+            return fit(encoded, config, tmp_path / "run", num_ranks, pretend_ranks.run, **rest)
+
+    part(dataclasses.replace(config, steps=6), *before)
+    trainers, results = part(config, *after, resume=True)
+    assert trainers[0].state.step == alone[0].state.step
+    assert abs(results[0].test.log_loss - alone[1].test.log_loss) < 0.05
+    found = load_run(tmp_path / "run").evaluate(encoded.parts["test"])
+    assert abs(found.log_loss - results[0].test.log_loss) < 1e-6
+
+
+def test_a_captured_step_is_of_one_rank(encoded, tmp_path):
+    config = dataclasses.replace(CONFIG, device="cuda", cuda_graph=True)
+    with pretend_ranks.gpus(2), pytest.raises(ValueError, match="cuda_graph: how many rows 2 ranks"):
+        fit(encoded, config, tmp_path / "run", 2, pretend_ranks.run)

@@ -29,8 +29,8 @@ from hotrows.acceleration.cached_tables import CachedTable, cache_tables, why_no
 from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
 from hotrows.acceleration.function import capture
 from hotrows.acceleration.gradient import RowGradient
-from hotrows.acceleration.optimizer_hooks import OptimizerHooks, gradient_of, share_histories
 from hotrows.acceleration.lookup_plan import DEVICES
+from hotrows.acceleration.optimizer_hooks import OptimizerHooks, gradient_of, share_histories
 from hotrows.acceleration.parameter import CLASSES, capturing, intercept, release
 from hotrows.acceleration.report import CaptureReport
 from hotrows.acceleration.rules import Rule, rule_of

@@ -72,7 +72,10 @@ def cache_tables(tables: Sequence[TableArguments], caching: Caching) -> list[Cac
     opened: list[CachedTableGroup] = []
     try:
         for g, (group, of_group) in enumerate(zip(groups, members.values(), strict=True)):
-            names, device = [table.names[0] for table in of_group], devices.of(of_group[0].weight.device)
+            names, device = (
+                [table.names[0] for table in of_group],
+                devices.device_of(of_group[0].weight.device),
+            )
             store = _store(caching.path, g, group, layouts[g], names, device)
             opened.append(CachedTableGroup(layouts[g], group, slots[g], store, device))
             for table in of_group:
@@ -160,8 +163,8 @@ class CachedTable(RowTable):
             self.release_states()
             raise RuntimeError(
                 f"table {self.names[0]} is kept behind a cache as float32 {list(self._shape)} on "
-                f"{self._place} and cannot become {values.dtype} {list(values.shape)} on {values.device}; "
-                f"hotrows.restore(model) first"
+                f"{self._place} and cannot become {values.dtype} {list(values.shape)} on "
+                f"{values.device}; hotrows.restore(model) first"
             )
 
     # ---- memory of the rows

@@ -57,7 +57,8 @@ def averaged(gradients: TableGradients, group: dist.ProcessGroup) -> TableGradie
             means.append((table, _dense(table, gradient, num_ranks, group)))
         else:
             mine = gradient if isinstance(gradient, RowGradient) else RowGradient(table)
-            rows, sums = _gathered(*(part.to(place) for part in mine.coalesced()), group)
+            rows, sums = mine.coalesced()
+            rows, sums = _gathered(rows.to(place), sums.to(place), group)
             rows, sums = rows.to(table.values.device), sums.to(table.values.device)
             means.append((table, gradient_of_rows(table, rows, sums / num_ranks, decay / num_ranks)))
     return means
@@ -73,7 +74,7 @@ def _dense(table: RowTable, gradient: Tensor | None, num_ranks: int, group: dist
 
 
 def _place(values: Tensor, group: dist.ProcessGroup) -> torch.device:
-    """Where tensors are for the ranks to exchange them: beside the tables if the group can, else on the host."""
+    """Where ranks exchange tensors: beside the tables if the group can, else on the host."""
     on_device = values.is_cuda and "nccl" in str(dist.get_backend_config(group))
     return values.device if on_device else torch.device("cpu")
 

@@ -40,7 +40,7 @@ def check(bad: Tensor, error: Found) -> None:
         if int(bad) >= 0:
             raise error(int(bad))
         return
-    device = devices.of(bad.device)
+    device = devices.device_of(bad.device)
     number = device.staging(1, dtype=bad.dtype)
     number.copy_(bad, non_blocking=True)
     _PENDING.checks.append((device, number, device.mark(), error))

@@ -84,7 +84,9 @@ def _copy(target: Any, source: Tensor, *args: Any) -> Any:
 def _vector_norm(gradient: RowGradient, ord: Any = 2, dim: Any = None, *args: Any, **kwargs: Any) -> Any:
     if float(ord) != 2 or dim is not None or args or kwargs.get("dtype") is not None:
         return NotImplemented
-    return torch.tensor(gradient.norm_squared() ** 0.5, dtype=gradient.dtype).to(gradient.table.values.device)
+    return torch.tensor(gradient.norm_squared() ** 0.5, dtype=gradient.dtype).to(
+        gradient.table.values.device
+    )
 
 
 def _clamp_max(gradient: RowGradient, high: Any) -> RowGradient:

@@ -34,7 +34,7 @@ PackKey = tuple[torch.dtype, int, torch.device, str | None, CachedTableGroup | N
 
 
 def pack_calls(calls: Sequence[LookupCall]) -> dict[PackKey, list[int]]:
-    """Numbers of the calls that are made together, by (dtype, width, device, kind of rule, cached group)."""
+    """Numbers of the calls made together, by (dtype, width, device, kind of rule, cached group)."""
     packs: dict[PackKey, list[int]] = {}
     with NO_TORCH_FUNCTION():
         for i, call in enumerate(calls):
@@ -57,7 +57,9 @@ def _is_single(call: LookupCall) -> bool:
         or weight.dtype not in _KERNEL_TYPES
         or weight.dim() != 2
         or weight.device.type not in DEVICES
-        or any(x is not None and x.device != weight.device for x in (call.ids, call.offsets, call.samples))
+        or any(
+            x is not None and x.device != weight.device for x in (call.ids, call.offsets, call.samples)
+        )
         or not weight.is_leaf
         or (weight.stride(-1) != 1 and group_of(weight) is None)
         or not weight.numel()
@@ -217,9 +219,9 @@ def _rows(calls: Sequence[LookupCall], first_rows: Sequence[int], num_rows: Sequ
         numbers = tuple(range(end - begin)), tuple(first_rows[begin:end]), tuple(num_rows[begin:end])
         tables = (constant(of_span, device) for of_span in numbers)
         span_rows, _, _, bad = ops.resolve(span_ids.long(), None, sizes[begin], *tables, 0)
-        there = span_ids if device.type == "cpu" else None
+        known = span_ids if device.type == "cpu" else None
         tables_of_span = [(_name_of(call.weight), len(call.weight)) for call in calls[begin:end]]
-        errors.check(bad, functools.partial(_outside, tables_of_span, sizes[begin], there))
+        errors.check(bad, functools.partial(_outside, tables_of_span, sizes[begin], known))
         rows.append(span_rows)
     return torch.cat(rows) if len(rows) > 1 else rows[0]
 
@@ -230,7 +232,7 @@ def _name_of(weight: Tensor) -> str:
 
 
 def _outside(tables: Sequence[tuple[str, int]], size: int, ids: Tensor | None, bad: int) -> IndexError:
-    """tables: name and number of rows of each lookup, of `size` ids; ids: of all, where they are at hand."""
+    """tables: name and number of rows of each lookup, of `size` ids; ids: of all, if they are at hand."""
     name, num_rows = tables[bad // size]
     which = f"the id at place {bad % size}" if ids is None else f"id {int(ids[bad])}"
     return IndexError(

@@ -248,7 +248,7 @@ def _update(pack: PackGradient, members: list[tuple[RowTable, RowGradient]]) -> 
 def _writing(
     plan: TablePlan, first: int, last: int, tables: Sequence[RowTable]
 ) -> AbstractContextManager[tuple[list[Target], Tensor]]:
-    """Within: the targets of tables `first` to `last`, and slots: of all rows, or behind a cache of theirs."""
+    """Within: the targets of tables `first` to `last`, and slots: of all rows; with a cache, theirs."""
     if plan.locations is None:
         return nullcontext(([table.target for table in tables], plan.pack.slots))
     return plan.locations.between(plan.ends[first], plan.ends[last + 1]).writing(tables)
@@ -257,7 +257,7 @@ def _writing(
 @functools.lru_cache(maxsize=64)
 def _factors(factors: tuple[float, ...], device: torch.device) -> Tensor:
     """[T] float64 on a device."""
-    return copied(devices.of(device), torch.tensor(factors, dtype=torch.float64))
+    return copied(devices.device_of(device), torch.tensor(factors, dtype=torch.float64))
 
 
 def gradient_of(table: RowTable) -> Tensor | None:

@@ -243,7 +243,9 @@ class RowTable:
             return float(self.caught_up().double().square().sum())
         if self._squares is None:
             self.catch_up()
-            self._squares = torch.tensor([self._squared_norm()], dtype=torch.float64).to(self.values.device)
+            self._squares = torch.tensor([self._squared_norm()], dtype=torch.float64).to(
+                self.values.device
+            )
         if self.is_behind and self.history.first_decay < self.history.now:
             _warn_stale()
         return float(self._squares)

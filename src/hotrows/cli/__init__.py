@@ -21,7 +21,18 @@ from typing import Any, NoReturn
 import click
 
 import hotrows
-from hotrows.cli import caching, checkpoints, data, datasets, doctor, runs, serving, training, tuning
+from hotrows.cli import (
+    caching,
+    checkpoints,
+    data,
+    datasets,
+    doctor,
+    report,
+    runs,
+    serving,
+    training,
+    tuning,
+)
 from hotrows.distributed import job
 
 
@@ -173,7 +184,7 @@ _COMMANDS = (
     *(data.describe_command, datasets.data_command),
     *(caching.profile_command, caching.regroup_command, caching.simulate_command),
     *(training.train_command, tuning.tune_command),
-    *(runs.eval_command, runs.predict_command),
+    *(runs.eval_command, runs.predict_command, report.report_command),
     *(runs.export_command, serving.serve_command, serving.versions_command, checkpoints.tables_command),
     *(checkpoints.checkpoint_group, doctor.doctor_command),
 )

@@ -230,14 +230,22 @@ def _unseen_table(encoded: EncodedData) -> Table:
     return table
 
 
-@command("describe", "hotrows describe enc", "hotrows describe enc --picture skew.png")
+@command(
+    "describe",
+    "hotrows describe enc",
+    "hotrows describe enc --html data.html",
+    "hotrows describe enc --picture skew.png",
+)
 @click.argument("folder", metavar="DATA", type=FOLDER)
 @click.option("--picture", type=FILE, help="Draw the skew into this PNG. [DATA/skew.png]")
+@click.option("--html", type=FILE, help="Write all of it as a page into this file.")
 @option("--dim", type=COUNT, default=16, help="Dim of the tables.")
 @click.option("--json", "as_json", is_flag=True, help="Print everything as JSON.")
 @click.option("--verify", is_flag=True, help="Read all of it, and name each damaged file.")
-def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool, verify: bool) -> None:
-    """Show the size and skew of prepared data.
+def describe_command(
+    folder: Path, picture: Path | None, html: Path | None, dim: int, as_json: bool, verify: bool
+) -> None:
+    """Show the size and skew of prepared data, and its numbers.
 
     Prints a line for each damaged file instead, with exit code 1, where there are any: headers are always
     compared with their checksums, all bytes with --verify.
@@ -251,7 +259,12 @@ def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool
             click.echo("\n".join(damaged), err=True)
             sys.exit(1)
         description = data.describe(encoded, dim)
-        drawn = pictures.draw_skew(description, picture or folder / "skew.png")
+        if html is not None:
+            from hotrows.report import write_description
+
+            write_description(encoded, description, html)
+        draws = picture is not None or html is None
+        drawn = pictures.draw_skew(description, picture or folder / "skew.png") if draws else None
     if as_json:
         click.echo(json.dumps(description.to_json(), indent=2))
         return
@@ -261,12 +274,16 @@ def describe_command(folder: Path, picture: Path | None, dim: int, as_json: bool
     size = f"{description.table_bytes / 2**20:,.1f}"
     click.echo(f"{'tables':<11}{size:>14} MiB at dim {description.dim}, float32")
     print_table(_vocabulary_table(description))
+    if description.dense:
+        print_table(_dense_table(description))
     for line in (*_oddities(description), *(f"odd: {line}" for line in description.oddities)):
         click.echo(line)
     if verify:
         click.echo("checksums  are right")
     if drawn:
         click.echo(f"picture    {drawn}")
+    if html is not None:
+        click.echo(f"page       {html}")
 
 
 def _oddities(description: Description) -> Iterator[str]:
@@ -289,6 +306,21 @@ def _oddities(description: Description) -> Iterator[str]:
         shown = [f"{name} {shifted[name]:.2f}" for name in worst if shifted[name] > STABLE]
         if shown:
             yield f"drift in {part}: {', '.join(shown)} (stability index; up to {STABLE} is stable)"
+
+
+def _dense_table(description: Description) -> Table:
+    """Numbers of dense columns in the training part."""
+    from hotrows.data.description import DENSE_QUANTILES, quantile_name
+    from hotrows.runtime.figures import number
+
+    columns = map(quantile_name, DENSE_QUANTILES)
+    table = new_table("number", "count", "missing", "mean", "deviation", *columns, left=("number",))
+    fields = {field.name: field for field in description.fields}
+    for used in description.dense:
+        numbers = [used.mean, used.deviation, *(used.quantiles.get(share) for share in DENSE_QUANTILES)]
+        missing = f"{fields[used.name].missing['train']:.1%}"
+        table.add_row(used.name, f"{used.count:,}", missing, *map(number, numbers))
+    return table
 
 
 def _vocabulary_table(description: Description) -> Table:

@@ -20,14 +20,16 @@ import numpy as np
 
 from hotrows.data.encode.encoding import readers_of
 from hotrows.data.encode.oddities import oddities
+from hotrows.data.encode.transform import Transform
 from hotrows.data.encode.vocabulary_file import open_values
-from hotrows.data.stored.encoded import EncodedData
+from hotrows.data.stored.encoded import EncodedData, Statistics
 from hotrows.data.stored.part import Part
 from hotrows.data.stored.rows import Rows, missing_id
 from hotrows.schema import FIRST_UNKNOWN, MISSING, Schema, Sequence, Sparse
 
 HOTTEST = (0.001, 0.01, 0.1)
 QUANTILES = (0.5, 0.9, 0.99)
+DENSE_QUANTILES = (0.0, 0.01, 0.25, 0.5, 0.75, 0.99, 1.0)
 STABLE = 0.1  # the largest stability index without drift
 _TOGETHER = 0.95
 _SINGLE_BINS, _FREQUENT = 32, 30  # number of ids with a bin each, and the least count of one
@@ -35,6 +37,7 @@ _CURVE_POINTS = 200
 _BLOCKS, _BLOCK_ROWS, _CELLS = 64, 4096, 1 << 26  # of a sample, and its cells at most
 _COMPARED_AT_ONCE, _CELLS_COMPARED, _LEAST_COMPARED = 256, 1 << 24, 1 << 11
 _FIT_BINS = 2000
+_HISTOGRAM_BINS = 24
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,26 @@ class ListUse:
 
 
 @dataclass(frozen=True)
+class DenseUse:
+    """Numbers of a dense feature in the training part, in the units of the raw column; under `log` those
+    below 0 are 0.
+
+    count: of rows that have one. All others are of a sample: mean, deviation, and quantiles {share of the
+    numbers: number they do not exceed}, the least and the greatest too; None where no row has one.
+    histogram: edges from the 1 % to the 99 % quantile of the numbers as they are after the transform, and
+        the share between each two.
+    """
+
+    name: str
+    transform: str
+    count: int
+    mean: float | None = None
+    deviation: float | None = None
+    quantiles: dict[float, float] = field(default_factory=dict)
+    histogram: tuple[tuple[float, ...], tuple[float, ...]] = ((), ())
+
+
+@dataclass(frozen=True)
 class Description:
     """Sizes, skew and oddities of prepared data. dim: weights per row that `table_bytes` assumes.
 
@@ -118,6 +141,7 @@ class Description:
     same: tuple[tuple[str, str], ...] = ()
     drift: dict[str, dict[str, float]] = field(default_factory=dict)
     oddities: tuple[str, ...] = ()
+    dense: tuple[DenseUse, ...] = ()
 
     @property
     def table_bytes(self) -> int:
@@ -152,6 +176,7 @@ def describe(data: EncodedData, dim: int = 16) -> Description:
         same=() if train is None else tuple(_same(data.schema, train)),
         drift=_drift(data.schema, samples),
         oddities=tuple(oddities(data)),
+        dense=() if train is None else tuple(_dense_uses(data, train)),
     )
 
 
@@ -201,6 +226,40 @@ def _fields(data: EncodedData) -> tuple[FieldUse, ...]:
         for f in data.schema.id_features
     )
     return (*dense, *ids)
+
+
+def quantile_name(share: float) -> str:
+    """A quantile in words: least, 1 %, median."""
+    return {0.0: "least", 0.5: "median", 1.0: "greatest"}.get(share, f"{share:.0%}")
+
+
+def _dense_uses(data: EncodedData, rows: Rows) -> Iterator[DenseUse]:
+    """Of as many zeros as values are missing, which became 0, none counts."""
+    dense, part = data.schema.dense, data.parts["train"]
+    transform = Transform(dense, [data.statistics.get(f.name, Statistics()) for f in dense])
+    for d, feature in enumerate(dense):
+        missing = 0 if feature.transform == "missing" else part.missing[feature.name]
+        column = np.sort(rows.dense[:, d])
+        first, end = np.searchsorted(column, [0.0, np.nextafter(np.float32(0), np.float32(1))])
+        absent = min(end - first, round(missing / part.rows * len(column)))
+        column = np.delete(column, np.s_[first : first + absent])
+        values = transform.inverse(d, column)
+        if not len(values):
+            yield DenseUse(feature.name, feature.transform, 0)
+            continue
+        quantiles = {share: float(np.quantile(values, share)) for share in DENSE_QUANTILES}
+        low, high = np.quantile(column, [0.01, 0.99])
+        edges = np.linspace(low, high if high > low else low + 1, _HISTOGRAM_BINS + 1)
+        shares = np.histogram(column.clip(edges[0], edges[-1]), edges)[0] / len(values)
+        yield DenseUse(
+            name=feature.name,
+            transform=feature.transform,
+            count=part.rows - missing,
+            mean=float(values.mean()),
+            deviation=float(values.std()),
+            quantiles=quantiles,
+            histogram=(tuple(edges.tolist()), tuple(shares.tolist())),
+        )
 
 
 def _list_uses(schema: Schema, rows: Rows) -> Iterator[ListUse]:

@@ -38,7 +38,7 @@ from torch.nn import functional
 from hotrows.losses import Loss
 from hotrows.metrics.base_rate import base_log_loss, shortcomings
 from hotrows.metrics.binary import auc, auc_of_sorted, compute_metrics
-from hotrows.metrics.ranking import grouped_auc, ranking_metrics
+from hotrows.metrics.ranking import group_aucs, grouped_auc, ranking_metrics, ranking_values
 from hotrows.metrics.regression import regression_metrics
 from hotrows.metrics.result import Metrics, mean_of, word_of
 from hotrows.metrics.sums import standard_error, weighted_mean
@@ -48,10 +48,12 @@ __all__ = [
     "auc",
     "base_log_loss",
     "compute_metrics",
+    "group_aucs",
     "grouped_auc",
     "mean_of",
     "metrics_by",
     "ranking_metrics",
+    "ranking_values",
     "regression_metrics",
     "shortcomings",
     "word_of",

@@ -20,6 +20,16 @@ def grouped_auc(scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor 
     """
     if scores.isnan().any():
         return math.nan
+    aucs, size = group_aucs(scores, labels, groups, weights)
+    both = size > 0
+    return ((size * aucs)[both].sum() / size[both].sum()).item() if both.any() else math.nan
+
+
+def group_aucs(
+    scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The AUC of each group, nan where it lacks a label, and the weight of its samples, then 0; in the
+    order of the groups' numbers."""
     scores, order = scores.double().sort(stable=True)
     groups, by_group = groups[order].sort(stable=True)
     order, scores = order[by_group], scores[by_group]
@@ -37,11 +47,7 @@ def grouped_auc(scores: Tensor, labels: Tensor, groups: Tensor, weights: Tensor 
     before -= (others_of.cumsum(0) - others_of)[group_of_run]
     pairs = sums_by(in_run * (before + others_in / 2), group_of_run)
     both = (totals > 0) & (others_of > 0)
-    if not both.any():
-        return math.nan
-    size = (totals + others_of)[both]
-    of_groups = pairs[both] / (totals[both] * others_of[both])
-    return ((size * of_groups).sum() / size.sum()).item()
+    return pairs / (totals * others_of), (totals + others_of) * both
 
 
 def ranking_metrics(
@@ -54,17 +60,26 @@ def ranking_metrics(
 
     scores = [3., 2., 1.], labels = [0, 1, 0], groups = [5, 5, 5]  ->  mrr 1 / 2, ndcg 1 / log2(3)
     """
+    results = {}
+    for name, values in ranking_values(scores, labels, groups, names).items():
+        mean = values.mean().item() if len(values) else math.nan
+        results[name] = mean, standard_error(values) if len(values) else math.nan
+    return results
+
+
+def ranking_values(
+    scores: Tensor, labels: Tensor, groups: Tensor, names: Sequence[str]
+) -> dict[str, Tensor]:
+    """What `ranking_metrics` are means of: a value of each group with a label above 0, in their order."""
     ranked = _Ranked.from_samples(scores.double(), labels.double(), groups)
     results = {}
     for name in names:
         kind, _, most = name.partition("@")
         k = int(most) if most else len(scores)
         if kind == "ndcg":
-            values = ranked.ndcg(k)
+            results[name] = ranked.ndcg(k)
         else:
-            values = ranked.hit(k) if kind == "hit" else ranked.reciprocal_rank()
-        mean = values.mean().item() if len(values) else math.nan
-        results[name] = mean, standard_error(values) if len(values) else math.nan
+            results[name] = ranked.hit(k) if kind == "hit" else ranked.reciprocal_rank()
     return results
 
 

@@ -135,8 +135,7 @@ class Cuda(Device):
             return
         address, size = tensor.data_ptr(), tensor.numel() * tensor.element_size()
         runtime: Any = torch.cuda.cudart()
-        with torch.cuda.device(self.torch):
-            status = runtime.cudaHostRegister(address, size, _PORTABLE_AND_MAPPED)
+        status = runtime.cudaHostRegister(address, size, _PORTABLE_AND_MAPPED)
         if int(status) != 0:
             raise ValueError(
                 f"the system does not page-lock {size / 2**30:.1f} GiB of host memory "
@@ -255,10 +254,12 @@ def find(name: str) -> Device:
             f"rank {index} of this host has no GPU of its own: PyTorch sees {num}, and each rank needs "
             f"one; start {num} ranks here (torchrun --nproc-per-node {num}), or train with device='cpu'"
         )
+    if index:
+        torch.cuda.set_device(index)  # of the calling thread, or it would begin to use the first one
     return Cuda(index)
 
 
-def of(place: torch.device) -> Device:
+def device_of(place: torch.device) -> Device:
     """The device with the tensors of such a place."""
     return HOST if place.type == "cpu" else Cuda(place.index or 0)
 

@@ -111,6 +111,20 @@ class Lock:
             self.release()
 
 
+def holder_of(folder: Path) -> str | None:
+    """Says which process writes a folder; None: none does, or the file system has no locks."""
+    try:
+        import fcntl
+
+        with open(folder / NAME, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(folder / NAME)
+    except (ImportError, OSError):
+        pass
+    return None
+
+
 def gone(folder: Path) -> LockLost:
     """The error of a folder that is no longer there."""
     return LockLost(

@@ -16,8 +16,9 @@ _DECAYS = {"lr": 3.0, "fm": 10.0}
 # gradient of a logit is by an element of a vector.
 _DEEP, _FEW = ("deepfm", "dcnv2"), 250_000
 _DECAY_OF_VECTORS, _VECTOR_GRADIENT = 100.0, 0.3
-# The rate of a dense part, and B p (1 - p) of a batch from which on it is the whole one.
-_DENSE_LR, _ENOUGH = 0.001, 8.0
+# Rates of a deep network and of weights of dense features, and B p (1 - p) of a batch from which on they
+# are the whole ones.
+_DENSE_LR, _LINEAR_LR, _ENOUGH = 0.001, 0.01, 8.0
 _LEAST_BATCH = 64
 
 
@@ -30,10 +31,11 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
     model = config.model or models.default_name(data.schema, config.label)
     batch_size = config.batch_size or _batch_size(num_samples)
     epochs, options = config.epochs or 1, config.model_options
-    dense_lr = _dense_lr(config, data, batch_size)
+    rate = _LINEAR_LR if model in _DECAYS else _DENSE_LR
+    dense_lr = _dense_lr(config, data, batch_size, rate)
     rows = linear = optim.Adagrad()
     if model in _DECAYS:
-        epochs, dense_lr = config.epochs or min(max(4_000_000 // num_samples, 1), 20), 0.01
+        epochs = config.epochs or min(max(4_000_000 // num_samples, 1), 20)
         rows = linear = _linear_rows(data, batch_size, _DECAYS[model])
     elif model in _DEEP and _are_read_again(config, data):
         epochs = config.epochs or min(500_000 // num_samples, 10)
@@ -71,9 +73,9 @@ def _batch_size(num_samples: int) -> int:
     return min(max(1 << (fitting.bit_length() - 1), _LEAST_BATCH), 8192)
 
 
-def _dense_lr(config: TrainConfig, data: EncodedData, batch_size: int) -> float:
-    """Adam's rate for a deep network: less where a batch says little of a label that is nearly always 0,
-    or 1.
+def _dense_lr(config: TrainConfig, data: EncodedData, batch_size: int, rate: float) -> float:
+    """Adam's rate for a dense part: less than `rate` where a batch says little of a label that is nearly
+    always 0, or 1.
 
     Adam's steps are as long for noise as for what a batch says. That is worth B p (1 - p) of its B
     samples; as with the size of batches, the rate follows its root. Of several labels the one counts
@@ -87,7 +89,7 @@ def _dense_lr(config: TrainConfig, data: EncodedData, batch_size: int) -> float:
     ]
     size = max(batch_size, _LEAST_BATCH)
     enough = max((size * share * (1 - share) / _ENOUGH for share in worth), default=1.0)
-    return _DENSE_LR if enough >= 1 else float(f"{_DENSE_LR * math.sqrt(enough):.2g}")
+    return rate if enough >= 1 else float(f"{rate * math.sqrt(enough):.2g}")
 
 
 def _is_counted(data: EncodedData) -> bool:

@@ -43,7 +43,7 @@ def draw_run(run: Path, picture: Path | None = None) -> Path | None:
     with figures.style():
         (loss, first), (speed, second) = figure.subplots(2, 2)
         _draw_loss(loss, steps)
-        for axes, name in zip((first, second), _drawn(evaluations or windows), strict=False):
+        for axes, name in zip((first, second), metrics_to_draw(evaluations or windows), strict=False):
             word, of_what = word_of(name), "of each window" if windows else "on validation"
             _draw_metric(axes, f"{word[:1].upper()}{word[1:]} {of_what}", evaluations or windows, name)
         _draw_speed(speed, steps)
@@ -150,7 +150,7 @@ def _lengths(steps: list[int]) -> np.ndarray:
     return np.maximum(np.diff(steps, prepend=0), 1)
 
 
-def _drawn(evaluations: list[dict]) -> list[str]:
+def metrics_to_draw(evaluations: list[dict]) -> list[str]:
     """Two metrics to draw, the second of which decides; of several labels those that decide of each."""
     last = evaluations[-1] if evaluations else {}
     if last.get("decides", "auc") == "auc":
@@ -167,9 +167,9 @@ def _drawn(evaluations: list[dict]) -> list[str]:
 
 def _draw_loss(axes: Axes, steps: list[dict]) -> None:
     axes.set_title("Training loss")
-    x, y = _column(steps, "loss")
+    x, y = column(steps, "loss")
     axes.plot(x, y, color=BLUE, alpha=0.25, linewidth=1)
-    axes.plot(x, _smooth(y), color=BLUE, linewidth=2)
+    axes.plot(x, smooth(y), color=BLUE, linewidth=2)
 
 
 def _draw_metric(axes: Axes, title: str, evaluations: list[dict], name: str) -> None:
@@ -178,7 +178,7 @@ def _draw_metric(axes: Axes, title: str, evaluations: list[dict], name: str) -> 
 
     axes.set_title(title)
     evaluations = [{**record, **record.get("ranking", {})} for record in evaluations]
-    x, y = _column(evaluations, name)
+    x, y = column(evaluations, name)
     if not x:
         axes.text(0.5, 0.5, "no evaluation", transform=axes.transAxes, ha="center", color=GRAY)
         return
@@ -187,13 +187,13 @@ def _draw_metric(axes: Axes, title: str, evaluations: list[dict], name: str) -> 
     for label, color in zip(labels, colors, strict=True):
         tasks = [(r["step"], r.get("tasks", {}).get(label, {})) for r in evaluations]
         of_label = [{"step": step, **task, **task.get("ranking", {})} for step, task in tasks]
-        axes.plot(*_column(of_label, name), ".-", color=color, linewidth=1, label=label)
+        axes.plot(*column(of_label, name), ".-", color=color, linewidth=1, label=label)
     axes.plot(x, y, "o-", color=ORANGE, linewidth=2, markersize=5, label="mean")
     if labels:
         axes.legend(loc="best")
     axes.ticklabel_format(axis="y", useOffset=False)
     axes.margins(y=0.18)
-    best = _column([r for r in evaluations if r.get("is_best")], name)
+    best = column([r for r in evaluations if r.get("is_best")], name)
     if best[0]:
         point = best[0][-1], best[1][-1]
         axes.plot(*point, "o", color=GREEN, markersize=10, clip_on=False)
@@ -204,7 +204,7 @@ def _draw_metric(axes: Axes, title: str, evaluations: list[dict], name: str) -> 
 
 def _draw_speed(axes: Axes, steps: list[dict]) -> None:
     axes.set_title("Throughput, samples/s")
-    x, y = _column(steps, "samples_per_second")
+    x, y = column(steps, "samples_per_second")
     axes.plot(x, y, color=BLUE, linewidth=1.6)
     median = float(np.median(y))
     axes.axhline(median, color=GRAY, linewidth=1, linestyle="--")
@@ -247,7 +247,7 @@ def _points(used: VocabularyUse) -> tuple[list[float], list[float]]:
     return [rows for rows, _ in used.curve], [lookups for _, lookups in used.curve]
 
 
-def _smooth(values: list[float]) -> list[float]:
+def smooth(values: list[float]) -> list[float]:
     """A running mean over a thirtieth of the run, shorter at its beginning."""
     width = max(len(values) // 30, 1)
     sums = np.cumsum([0.0, *values])
@@ -256,7 +256,7 @@ def _smooth(values: list[float]) -> list[float]:
     return list((sums[last] - sums[first]) / (last - first))
 
 
-def _column(records: list[dict], name: str) -> tuple[list[int], list[float]]:
+def column(records: list[dict], name: str) -> tuple[list[int], list[float]]:
     present = [(r["step"], r[name]) for r in records if r.get(name) is not None]
     return [step for step, _ in present], [value for _, value in present]
 

@@ -18,7 +18,7 @@ class Published:
     differs: bool = False
 
     @staticmethod
-    def of(state: RunState) -> Published:
+    def from_state(state: RunState) -> Published:
         return Published(state.step, num_events(state))
 
     @staticmethod

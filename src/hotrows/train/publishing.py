@@ -80,7 +80,7 @@ class _Snapshot:
     """What a delta is made of: weights [n, D] of ids [n] ascending by table, the dense part, and by
     vocabulary, keys [n] whose rows are others, and their ids, `GONE` where they have none."""
 
-    at: Published
+    progress: Published
     time: float
     rows: Mapping[str, tuple[Tensor, Tensor]]
     dense: Mapping[str, Tensor]
@@ -220,7 +220,7 @@ class Publisher(Callback):
             self._mark(trainer.embedding, {name: ids for name, (ids, _) in lost.rows.items()})
             for name, (keys, ids) in lost.keys.items():
                 self._keys[name].add_before(keys, ids)
-        self._published_at, self._published = time.monotonic(), Published.of(trainer.state)
+        self._published_at, self._published = time.monotonic(), Published.from_state(trainer.state)
         with trainer.steps.paused() if trainer.cached_tables else nullcontext():
             self._work.put(self._snapshot(trainer))
 
@@ -241,7 +241,7 @@ class Publisher(Callback):
         tensors = dict([*model.named_parameters("model"), *model.named_buffers("model")])
         dense = {name: tensors[name].detach().cpu().clone() for name in self._names}
         keys = {name: changed.take() for name, changed in self._keys.items()}
-        return _Snapshot(Published.of(trainer.state), time.time(), rows, dense, keys)
+        return _Snapshot(Published.from_state(trainer.state), time.time(), rows, dense, keys)
 
     def _mark(self, embedding: Embedding, ids: Mapping[str, Tensor]) -> None:
         """Marks ids of tables as touched."""
@@ -304,7 +304,7 @@ class Publisher(Callback):
         head = self._head
         assert head is not None
         number = head.number + 1
-        step, events, before = snapshot.at.step, snapshot.at.events, head.checksum
+        step, events, before = snapshot.progress.step, snapshot.progress.events, head.checksum
         following = VersionHead(head.chain, number, step, snapshot.time, events, previous_checksum=before)
         rows = {
             name: (ids.numpy(), table_rows.encode(weights.float().numpy(), self._dtypes[name]))

@@ -22,6 +22,7 @@ from hotrows.data.raw.columns import missing_labels
 from hotrows.data.stored.order import BLOCK_ROWS, POOL_ROWS
 from hotrows.distributed.comm import Ranks
 from hotrows.losses import Loss
+from hotrows.models.tables import LINEAR
 from hotrows.schema import vocabulary_of
 from hotrows.table import Table
 from hotrows.train.run_state import RunState
@@ -141,8 +142,12 @@ def hot_ids(data: EncodedData) -> dict[str, Tensor] | None:
     return {name: torch.from_numpy(ids) for name, ids in Profile.from_data(data).hot.items()}
 
 
-def id_counts(data: EncodedData, tables: Sequence[Table]) -> dict[str, Tensor]:
-    """How often each id occurs in the training part, [rows] by table; crosses are left out."""
+def id_counts(data: EncodedData, tables: Sequence[Table], num_batches: int) -> dict[str, Tensor]:
+    """How often each id occurs in the training part, [rows] by table; crosses are left out.
+
+    Of weights of single ids: in how many of the `num_batches` of an epoch it is expected, since a batch
+    decays its row once. A frequent id would else hardly decay, which counts where labels are rare.
+    """
     if not data.vocabularies:
         raise ValueError(f"decay_by_count: {data.path} has no counts of ids; `prepare` makes them")
     vocabularies = {f.name: vocabulary_of(f) for f in data.schema.id_features}
@@ -151,5 +156,7 @@ def id_counts(data: EncodedData, tables: Sequence[Table]) -> dict[str, Tensor]:
     for table in tables:
         if table.features[0] in vocabularies:
             num = by_vocabulary[vocabularies[table.features[0]]][: table.rows]
+            if table.role == LINEAR:
+                num = num_batches * -torch.expm1(-num.double() / num_batches)
             counts[table.name] = functional.pad(num, (0, table.rows - len(num)))
     return counts

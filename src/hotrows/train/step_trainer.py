@@ -86,7 +86,9 @@ class StepTrainer:
         self.model, self.embedding = self.recommender.model, self.recommender.embedding
         self.cached_tables = self.embedding.cached_tables
         if self.embedding.packed.needs_counts:
-            self.embedding.set_counts(id_counts(data, self.embedding.tables))
+            assert self.config.batch_size is not None, "settle the config first"
+            num_batches = -(-data.parts["train"].rows // self.config.batch_size)
+            self.embedding.set_counts(id_counts(data, self.embedding.tables, max(num_batches, 1)))
         self._num_weights = sum(p.numel() for p in self.model.parameters() if p.dim() >= 2)
         self.dense_optimizer = dense_optimizer(self.config, self.model)
         self._shared = SharedGradients(self.model, self.ranks)

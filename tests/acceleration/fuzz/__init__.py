@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 
-from tests.acceleration.fuzz.loops import Loop, Run, go, loop_of, start
+from tests.acceleration.fuzz.loops import HOST, Loop, Run, go, loop_of, start
 from tests.acceleration.fuzz.models import Model, model_of
 from tests.fuzz.case import Broken, Hang, limited
 
 CASE_SECONDS = 120.0
-HOST = torch.device("cpu")
 RTOL = 1e-8
 
 REFUSALS = (

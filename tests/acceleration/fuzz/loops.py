@@ -16,6 +16,8 @@ from torch.nn import functional as F
 import hotrows
 from tests.acceleration.fuzz.models import Model
 
+HOST = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class Optimizer:
@@ -157,7 +159,7 @@ class Run:
     seen: list[tuple[str, Any]] = field(default_factory=list)
     schedulers: list[Any] = field(default_factory=list)
     draw: torch.Generator = field(default_factory=torch.Generator)
-    place: torch.device = torch.device("cpu")
+    place: torch.device = HOST
 
     def see(self, what: str, value: Any) -> None:
         self.seen.append((what, _copied(value)))

@@ -11,7 +11,16 @@ from hotrows.ops.deferred.history import DeviceSteps
 from hotrows.ops.triton import deferred as kernels
 from tests.support.choice import everything
 from tests.support.deferred import (
-    CASES, batches, copies, dense, read_of, step_of, tables, target_of, train, values,
+    CASES,
+    batches,
+    copies,
+    dense,
+    read_of,
+    step_of,
+    tables,
+    target_of,
+    train,
+    values,
 )  # fmt: skip
 
 
@@ -115,7 +124,7 @@ LONG = [
 
 @pytest.mark.parametrize(("name", "dtype", "poisoned_from"), LONG)
 def test_rows_long_behind_stop_where_no_step_moves_them(name, dtype, poisoned_from, device, monkeypatch):
-    """They do not read the numbers of steps that come so much later; states shrink by these all the same."""
+    """They do not read the numbers of steps so much later; states shrink by these all the same."""
     case, num_steps = CASES[name], poisoned_from + 50
     slow = target_of(case, torch.randn(3, 2, dtype=dtype), num_steps, num_steps)
     slow.last[:] = torch.tensor([3, 9, 0])
@@ -160,9 +169,7 @@ def test_nothing_to_do(device):
     run, ids = Kernels(device), none.int()
     run.catch_up(case.kind, targets, none, bounds)
     ones = torch.ones(2, dtype=torch.float64)
-    run.update(
-        case.kind, targets, none, bounds, ids, starts, None, None, torch.empty(0, 3), ones, None
-    )
+    run.update(case.kind, targets, none, bounds, ids, starts, None, None, torch.empty(0, 3), ones, None)
     assert run.lookup(targets, none, bounds, ids, None, None).shape == (0, 3)
     bags = torch.zeros(3, dtype=torch.int32)
     assert_close(run.lookup(targets, none, bounds, ids, bags, None), torch.zeros(2, 3))

@@ -51,7 +51,7 @@ class Counting(Protocol):
         sharing: Sharing,
         state: Mapping[str, Any],
         progress: StageProgress | None,
-    ) -> tuple[Counted, Any]:
+    ) -> tuple[CountState, Any]:
         """Counts the values of the training part; the second has `write` as `vocabulary.Counts` has."""
         ...
 
@@ -90,7 +90,7 @@ def _time_bounds(job: Job, seen: IdCounts) -> tuple[int, int]:
 
 
 @dataclass
-class Counted:
+class CountState:
     """The state of the first pass: statistics, rows, and position in the stream."""
 
     moments: ColumnMoments
@@ -161,7 +161,7 @@ class CountingHere:
         sharing: Sharing,
         state: Mapping[str, Any],
         progress: StageProgress | None,
-    ) -> tuple[Counted, Any]:
+    ) -> tuple[CountState, Any]:
         return _count(job, folder, sharing, state, progress)
 
 
@@ -172,16 +172,18 @@ def standard_columns(schema: Schema) -> list[int]:
 
 def _count(
     job: Job, folder: Path, sharing: Sharing, state: Mapping[str, Any], progress: StageProgress | None
-) -> tuple[Counted, Any]:
+) -> tuple[CountState, Any]:
     standard = standard_columns(job.schema)
     moments = ColumnMoments(len(standard))
     owners = owners_of(job.schema)
     if state.get("stage") == "count":
         moments.restore(state["moments"])
-        counted = Counted(moments, state["rows"], state["training_rows"], InputPosition(*state["place"]))
+        counted = CountState(
+            moments, state["rows"], state["training_rows"], InputPosition(*state["place"])
+        )
         counts = resume_counts(owners, folder, job.counts_memory, job.threads, state["counts"])
     else:
-        counted = Counted(moments)
+        counted = CountState(moments)
         counts = begin_counts(owners, folder, job.counts_memory, job.threads)
     saved = time.monotonic()
     for position, columns in stream(job.inputs, job.reading, progress, counted.position):
@@ -197,7 +199,7 @@ def _count(
     return counted, counts
 
 
-def _count_state(counted: Counted, counts: Any, sharing: Sharing) -> dict[str, Any]:
+def _count_state(counted: CountState, counts: Any, sharing: Sharing) -> dict[str, Any]:
     counts.spill()
     return {
         "stage": "count",

@@ -70,6 +70,12 @@ class Transform:
             dense[:, f] = np.isnan(values[f])
         return dense
 
+    def inverse(self, f: int, values: np.ndarray) -> np.ndarray:
+        """The numbers of feature f as they were, float64; those below 0 under `log` are 0, and missing
+        ones what became 0."""
+        values = values.astype(np.float64)
+        return np.expm1(values) if self._logs[f] else values * self._divisor[f] + self._shift[f]
+
     def _apply_in_python(self, values: np.ndarray, dense: np.ndarray) -> None:
         for f, column in enumerate(values):
             for row, value in enumerate(column):

@@ -109,13 +109,8 @@ def _remote(place: str) -> list[File]:
         raise ValueError(f"{place} cannot be opened: {' '.join(str(error).split())[:300]}") from error
     if missing:
         raise ValueError(f"{place} does not exist; check the address")
-    scheme = place.split("://")[0]
-    return [
-        File(
-            f"{scheme}://{file_path.lstrip('/')}", file_path, system, _partitions(file_path), len(paths) > 1
-        )
-        for file_path in paths
-    ]
+    names = {p: f"{place.split('://')[0]}://{p.lstrip('/')}" for p in paths}
+    return [File(names[p], p, system, _partitions(p), len(paths) > 1) for p in paths]
 
 
 def _is_data(relative: str) -> bool:

@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from hotrows.data.raw.arrow import as_table, table_columns
+import numpy as np
+
+from hotrows.data.raw.arrow import as_table, pyarrow, table_columns
 from hotrows.data.raw.cells import Reading
 from hotrows.data.raw.columns import Columns
 from hotrows.schema import Schema
@@ -36,8 +38,18 @@ class RayBlock:
 
 
 def table_of(block: Any, cut: slice | None) -> Any:
-    """The Arrow table of a block as Ray stores it."""
+    """The Arrow table of a block as Ray stores it; what Ray made a tensor of are lists again."""
+    for name, kind in getattr(block, "dtypes", {}).items():
+        if type(kind).__name__ == "TensorDtype":
+            block = block.assign(**{name: [np.asarray(cell).tolist() for cell in block[name]]})
     table = as_table(block)
+    for place, column in enumerate(table.columns):
+        if isinstance(column.type, pyarrow().BaseExtensionType):
+            lists = [chunk.storage for chunk in column.chunks]
+            if pyarrow().types.is_struct(column.type.storage_type):  # of different lengths
+                lists = [chunk.field("data") for chunk in lists]
+            name = table.column_names[place]
+            table = table.set_column(place, name, pyarrow().chunked_array(lists))
     return table if cut is None else table.slice(cut.start, cut.stop - cut.start)
 
 

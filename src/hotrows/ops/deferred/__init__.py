@@ -22,8 +22,8 @@ c is weight_decay plus the coefficients of L2 terms; shrink is the factor of dec
 without it). SGD's first step takes the gradient undamped: its 1 - dampening is 1.
 
 CPU tensors of float32 or float64 go to the native core, those of a GPU to Triton kernels (`on_device`),
-all other tensors to the reference (`deferred.reference`). csrc/replay.h says what a deferred step costs in
-the core, and when a row needs no further ones.
+all other tensors to the reference (`deferred.reference`). csrc/replay.h says what a deferred step costs
+in the core, and when a row needs no further ones.
 """
 
 from __future__ import annotations

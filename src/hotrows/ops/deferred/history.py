@@ -93,16 +93,16 @@ class StepHistory:
 class DeviceSteps:
     """The steps of a history in the memory of a device, [K, 16] float64, which follow those on the host.
 
-    Behind the eight numbers of step k, for steps without decay (c = 0), which kernels need not make one by one:
+    Behind the eight numbers of step k, for steps without decay (c = 0), which kernels need not make each:
       8, 9, 10   logarithm of what the first state, the second one and the weights shrink by in steps
                  `first` to k
       11         the first step from which on none decays
-      12         how far the moves of all these can reach, as a multiple of the one before, without its rate;
-                 not a number: rows must make them one by one
+      12         how far the moves of all these can reach, as a multiple of the one before, without its
+                 rate; not a number: rows must make them one by one
     """
 
     def __init__(self, kind: str, device: torch.device, first: int) -> None:
-        self.first, self._kind, self._device = first, kind, devices.of(device)
+        self.first, self._kind, self._device = first, kind, devices.device_of(device)
         self._steps = torch.zeros(64, DEVICE_WIDTH, dtype=torch.float64, device=device)
         self._begin_anew()
 
@@ -150,7 +150,7 @@ class DeviceSteps:
         return [*numbers, *self._logs, float(self._fades_from), reach, 0.0, 0.0, 0.0]
 
     def _ratio_of(self, numbers: list[float]) -> float:
-        """The most that a move can be of the one before, relative to the weights and without the rates."""
+        """The most that a move can be of the one before, relative to the weights, without the rates."""
         shrink, third, before = numbers[1], numbers[3], self._before
         if shrink <= 0:
             return math.inf
@@ -159,7 +159,9 @@ class DeviceSteps:
         if self._kind != "adam" or before is None:
             return 0.0
         eps = 1.0 if before[5] == 0 else numbers[5] / before[5]
-        least = min(math.sqrt(numbers[4]), eps)  # what divides moves shrinks by; the kernel has corrections
+        least = min(
+            math.sqrt(numbers[4]), eps
+        )  # what divides moves shrinks by; the kernel has corrections
         return third / (least * shrink) if least > 0 else math.inf
 
 

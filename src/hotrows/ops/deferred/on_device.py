@@ -1,5 +1,7 @@
-"""The functions of `ops.deferred` on CUDA tensors, as ops of the dispatcher: Triton kernels where Triton is
-installed, else the reference. Nothing here waits for the device."""
+"""The functions of `ops.deferred` on CUDA tensors, as ops of the dispatcher.
+
+They are Triton kernels where Triton is installed, else the reference. Kernels wait for no device.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from torch import Tensor
 from hotrows.ops.deferred import reference
 from hotrows.ops.deferred.reference import Target
 
-_TARGETS = "Tensor({0}!)[] weights, Tensor({1}!)[] states, Tensor({2}!)[] lasts, Tensor[] steps, int[] counts"
+_TARGETS = (
+    "Tensor({0}!)[] weights, Tensor({1}!)[] states, Tensor({2}!)[] lasts, Tensor[] steps, int[] counts"
+)
 _MOVED = _TARGETS.format("a", "b", "c")
 _SCHEMAS = (
     f"catch_up_tables(str kind, {_MOVED}, Tensor? slots, Tensor bounds, Tensor(d!)? squares) -> ()",
@@ -92,9 +96,9 @@ def _targets(
     steps: Sequence[Tensor],
     counts: Sequence[int],
 ) -> list[Target]:
-    each = len(states) // len(weights)
+    num = len(states) // len(weights)
     return [
-        Target(w, tuple(states[t * each : (t + 1) * each]), lasts[t], steps[t], *counts[3 * t : 3 * t + 3])
+        Target(w, tuple(states[t * num : (t + 1) * num]), lasts[t], steps[t], *counts[3 * t : 3 * t + 3])
         for t, w in enumerate(weights)
     ]
 
@@ -122,7 +126,7 @@ class _Ops:
             self._module.update(kind, _targets(*args[:5]), *args[5:])
 
     def look_up_tables(self, weights: Sequence[Tensor], *args: Any) -> Tensor:
-        targets = [Target(table, (), *([args[1]] * 2), 0, 0, 0) for table in weights]
+        targets = [Target(table, (), args[1], args[1], 0, 0, 0) for table in weights]
         with torch.cuda.device_of(args[0]):
             return self._module.lookup(targets, *args)
 

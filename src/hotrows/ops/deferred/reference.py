@@ -38,7 +38,7 @@ class Target:
     first_decay: int
 
     def line(self) -> tuple[int, ...]:
-        """The fields of struct Target in csrc/deferred_rows.h: addresses, strides in bytes, step counts."""
+        """As struct Target of csrc/deferred_rows.h: addresses, strides in bytes, counts of steps."""
         weights, states, last = self.weights, self.states, self.last
         size = weights.element_size()
         return (

@@ -2,7 +2,7 @@
 
 A line of 12 numbers says where a table is, as `csrc/deferred_rows.h` has them: addresses, strides, and
 which steps it has made. A row finds its table by a search in the bounds, and its steps in a list on the
-device, [K, 16] (`ops.deferred.history.DeviceSteps`). Rows whose number is beyond the last bound are padding.
+device, [K, 16] (`ops.deferred.history.DeviceSteps`). Rows beyond the last bound are padding.
 
 A row that is behind makes one step after the other with its elements in registers, and stops early where
 none of the steps left can move its weights: their states then shrink by all of them at once.
@@ -170,20 +170,12 @@ def _at(b_address, o_d, T: tl.constexpr):
 @triton.jit
 def _divided(b_x, b_y):
     """Rounded as the reference rounds."""
-    if b_x.dtype == tl.float64:
-        b_ratio = b_x / b_y
-    else:
-        b_ratio = tl.div_rn(b_x, b_y)
-    return b_ratio
+    return b_x / b_y if b_x.dtype == tl.float64 else tl.div_rn(b_x, b_y)
 
 
 @triton.jit
 def _root(b_x):
-    if b_x.dtype == tl.float64:
-        b_y = tl.sqrt(b_x)
-    else:
-        b_y = tl.sqrt_rn(b_x)
-    return b_y
+    return tl.sqrt(b_x) if b_x.dtype == tl.float64 else tl.sqrt_rn(b_x)
 
 
 @triton.jit

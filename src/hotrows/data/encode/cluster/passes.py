@@ -32,7 +32,7 @@ import numpy as np
 from hotrows.data.encode import first_pass
 from hotrows.data.encode.cluster import tasks
 from hotrows.data.encode.cluster.ray_cluster import RayCluster
-from hotrows.data.encode.cluster.tasks import Encoded, Place, Surveyed, Work
+from hotrows.data.encode.cluster.tasks import BlockPlace, ClusterWork, Encoded, Surveyed
 from hotrows.data.encode.encoding import Encoder, owners_of
 from hotrows.data.encode.id_counts import IdCounts
 from hotrows.data.encode.job import Job, StageProgress
@@ -97,11 +97,11 @@ class ClusterPasses:
 
     def values(
         self, job: Job, folder: Path, sharing: Sharing, state: Any, progress: StageProgress | None
-    ) -> tuple[first_pass.Counted, VocabularyRuns]:
+    ) -> tuple[first_pass.CountState, VocabularyRuns]:
         known = {} if job.stored is None else job.stored.vocabularies
         files = {name: job.stored.path.resolve() / v.file for name, v in known.items() if job.stored}
         work = self._cluster.share(self._work(job, folder, known=files, **sharing.settled))
-        counted = first_pass.Counted(ColumnMoments(len(first_pass.standard_columns(job.schema))))
+        counted = first_pass.CountState(ColumnMoments(len(first_pass.standard_columns(job.schema))))
         runs: list[list[int]] = [[] for _ in set(owners_of(job.schema))]
         calls = (
             (None, self._cluster.submit(tasks.count, work, number, places, *blocks))
@@ -163,9 +163,9 @@ class ClusterPasses:
                 f"dataset.materialize()"
             )
 
-    def _work(self, job: Job, folder: Path, **fields: Any) -> Work:
+    def _work(self, job: Job, folder: Path, **fields: Any) -> ClusterWork:
         tasks_of_machine = -(-job.threads // self._cluster.num_machines)
-        return Work(
+        return ClusterWork(
             uuid.uuid4().hex,
             job.schema,
             folder.resolve(),
@@ -176,7 +176,7 @@ class ClusterPasses:
             **fields,
         )
 
-    def _placed(self, job: Job, work: Any, shared: bool = False) -> Iterator[tuple[Place, RayBlock]]:
+    def _placed(self, job: Job, work: Any, shared: bool = False) -> Iterator[tuple[BlockPlace, RayBlock]]:
         """Yields the blocks of all datasets with their places. shared: only of those whose rows the split
         shares out."""
         row, sharing = 0, Counter[str]()
@@ -185,13 +185,16 @@ class ClusterPasses:
             if shared and part is not None:
                 continue
             first, blocks = 0, cast(RayInput, source).blocks(job.schema)
-            for block, found in self._surveys(job, work, blocks) if surveyed else _as_they_are(blocks):
-                yield Place(source.name, first, row, found.rows, block.cut, part, dict(sharing)), block
-                if not found.rows:
+            for block, summary in self._surveys(job, work, blocks) if surveyed else _as_they_are(blocks):
+                yield (
+                    BlockPlace(source.name, first, row, summary.rows, block.cut, part, dict(sharing)),
+                    block,
+                )
+                if not summary.rows:
                     return
-                first, row = first + block.rows, row + found.rows
+                first, row = first + block.rows, row + summary.rows
                 if part is None:
-                    sharing.update(found.sharing)
+                    sharing.update(summary.sharing)
             if not first:
                 raise ValueError(f"{source.name} has no rows")
 
@@ -199,14 +202,14 @@ class ClusterPasses:
         self, job: Job, work: Any, blocks: Iterator[RayBlock]
     ) -> Iterator[tuple[RayBlock, Surveyed]]:
         calls = (
-            (block, self._cluster.submit(tasks.survey, work, Place("", 0, cut=block.cut), block.ref))
+            (block, self._cluster.submit(tasks.survey, work, BlockPlace("", 0, cut=block.cut), block.ref))
             for block in blocks
         )
-        return ((block, found) for block, found, _ in self._in_order(job, calls))
+        return ((block, summary) for block, summary, _ in self._in_order(job, calls))
 
     def _groups(
-        self, placed: Iterator[tuple[Place, RayBlock]]
-    ) -> Iterator[tuple[list[Place], list[Any]]]:
+        self, placed: Iterator[tuple[BlockPlace, RayBlock]]
+    ) -> Iterator[tuple[list[BlockPlace], list[Any]]]:
         """Joins neighbouring blocks, the more the longer the data is: the fewer runs are to be merged."""
         processors = self._cluster.num_processors
         most = min(_GROUP_BYTES, self._cluster.store_bytes // (8 * processors))
@@ -231,11 +234,11 @@ class ClusterPasses:
             for call in calls:
                 pending.append(call)
                 if len(pending) >= 2 * job.threads:
-                    of, (first, *others) = pending.popleft()
-                    yield of, self._cluster.result(first), others
+                    item, (first, *others) = pending.popleft()
+                    yield item, self._cluster.result(first), others
             while pending:
-                of, (first, *others) = pending.popleft()
-                yield of, self._cluster.result(first), others
+                item, (first, *others) = pending.popleft()
+                yield item, self._cluster.result(first), others
         finally:
             self._cluster.stop(references[0] for _, references in pending)
 

@@ -48,7 +48,7 @@ _SAMPLED = 64  # one of so many rows is in the digest
 
 
 @dataclass(frozen=True)
-class Work:
+class ClusterWork:
     """What all tasks of a pass have in common.
 
     token: another one for every pass; folder: that all machines see; total, before: of the split, see
@@ -76,7 +76,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Place:
+class BlockPlace:
     """Where a block belongs.
 
     name: of its dataset; first: number of its first row in the dataset; first_row: number of its first
@@ -109,7 +109,7 @@ class Surveyed:
     sharing: Mapping[str, int]
 
 
-def survey(work: Work, place: Place, block: Any) -> Surveyed:
+def survey(work: ClusterWork, place: BlockPlace, block: Any) -> Surveyed:
     """Surveys a block before its samples have numbers."""
     sharing, rows = work.sharing({}), 0
     try:
@@ -122,7 +122,7 @@ def survey(work: Work, place: Place, block: Any) -> Surveyed:
     return Surveyed(rows, sharing.state)
 
 
-def count_times(work: Work, place: Place, block: Any) -> tuple[np.ndarray, np.ndarray]:
+def count_times(work: ClusterWork, place: BlockPlace, block: Any) -> tuple[np.ndarray, np.ndarray]:
     """The distinct times of a block, and how many samples have each."""
     seen = IdCounts()
     for columns in _columns(work, place, block, work.reading(without_features(work.schema))):
@@ -132,7 +132,7 @@ def count_times(work: Work, place: Place, block: Any) -> tuple[np.ndarray, np.nd
 
 
 @dataclass(frozen=True)
-class Counted:
+class BlockCounts:
     """Counts of blocks. numbers: [standard features, training rows] float64, in the order of the rows;
     runs: per vocabulary, the numbers of its run files; digest: see `digest_of`."""
 
@@ -142,7 +142,7 @@ class Counted:
     digest: int
 
 
-def count(work: Work, number: int, places: Sequence[Place], *blocks: Any) -> Counted:
+def count(work: ClusterWork, number: int, places: Sequence[BlockPlace], *blocks: Any) -> BlockCounts:
     """Counts the values of the training part of neighbouring blocks into run files."""
     owners = owners_of(work.schema)
     standard = standard_columns(work.schema)
@@ -165,11 +165,11 @@ def count(work: Work, number: int, places: Sequence[Place], *blocks: Any) -> Cou
             runs.append(tuple(number * _RUNS + n for n in range(len(files))))
             for file, run in zip(files, runs[v], strict=True):
                 os.replace(file, work.folder / _run(v, run))
-    return Counted(rows, np.concatenate(numbers, 1), tuple(runs), digest % (1 << 64))
+    return BlockCounts(rows, np.concatenate(numbers, 1), tuple(runs), digest % (1 << 64))
 
 
 def write_vocabulary(
-    work: Work, v: int, runs: Sequence[int], file: str, name: str, min_count: int
+    work: ClusterWork, v: int, runs: Sequence[int], file: str, name: str, min_count: int
 ) -> int:
     """Merges the runs of vocabulary v into its file; returns how many distinct values were seen."""
     with _attempt(work) as folder:
@@ -210,7 +210,7 @@ class Encoded:
 Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and [num_dense, rows] which numbers are missing
 
 
-def encode(work: Work, place: Place, block: Any) -> tuple[Encoded | Piece | None, ...]:
+def encode(work: ClusterWork, place: BlockPlace, block: Any) -> tuple[Encoded | Piece | None, ...]:
     """Encodes a block: what is known of it, and its rows of training, validation and test."""
     if not place.rows:
         deque(_columns(work, place, block, work.reading()), 0)  # raises
@@ -244,7 +244,7 @@ def encode(work: Work, place: Place, block: Any) -> tuple[Encoded | Piece | None
 
 
 def write_shard(
-    work: Work, part: str, number: int, spans: Sequence[slice], *pieces: Piece
+    work: ClusterWork, part: str, number: int, spans: Sequence[slice], *pieces: Piece
 ) -> tuple[str, int, dict[str, list[int]]]:
     """Writes spans of pieces, end to end, as one shard: its name, its rows, and their tally."""
     size = sum(span.stop - span.start for span in spans)
@@ -272,7 +272,7 @@ def digest_of(columns: Columns) -> int:
         return int(hashes.sum(dtype=np.uint64))
 
 
-def _columns(work: Work, place: Place, block: Any, how: Reading) -> Iterator[Columns]:
+def _columns(work: ClusterWork, place: BlockPlace, block: Any, how: Reading) -> Iterator[Columns]:
     """The columns of a block's rows, with their numbers."""
     first_row = place.first_row
     for columns in table_columns(table_of(block, place.cut), place.name, how, place.first):
@@ -286,7 +286,7 @@ def _run(v: int, number: int) -> str:
 
 
 @contextmanager
-def _attempt(work: Work) -> Iterator[Path]:
+def _attempt(work: ClusterWork) -> Iterator[Path]:
     """A folder for this attempt alone."""
     if not work.folder.is_dir():
         raise ValueError(
@@ -307,6 +307,6 @@ def _core(counts: Any) -> Counts:
 
 
 @lru_cache(1)
-def _encoder(work: Work) -> Encoder:
+def _encoder(work: ClusterWork) -> Encoder:
     """The encoder, which a worker opens once."""
     return opened_encoder(work.schema, work.folder, work.encoders, 1, work.memory)

@@ -1,0 +1,79 @@
+"""The command report: runs as one page of HTML."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from hotrows.cli.options import (
+    FILE,
+    FOLDER,
+    INTEGER,
+    MODEL,
+    bar,
+    command,
+    device_option,
+    option,
+    trust_option,
+)
+
+
+@command(
+    "report",
+    "hotrows report runs/a",
+    "hotrows report runs/a runs/b --out a_and_b.html",
+    "hotrows report runs/a --slice country --slice hour --part validation",
+    "hotrows report runs/a --follow",
+)
+@click.argument("runs", metavar="RUN...", nargs=-1, required=True, type=FOLDER)
+@click.option("--out", type=FILE, help="The page. [RUN/report.html of the first run]")
+@click.option(
+    "--follow", is_flag=True, help="While a run is trained, write the page anew again and again."
+)
+@option("--every", type=click.FloatRange(0.1, 3600), default=10.0, help="Seconds between, of --follow.")
+@click.option(
+    "--slice",
+    "slices",
+    multiple=True,
+    metavar="COLUMN",
+    help="Cut metrics by it; may be repeated. [the most important ones]",
+)
+@option("--rows", type=click.IntRange(0, 1 << 30), default=100_000, help="Rows to predict; 0: none.")
+@click.option(
+    "--part",
+    type=click.Choice(["train", "validation", "test"]),
+    help="Of which part. [test, else validation]",
+)
+@option("--seed", type=INTEGER, default=0, help="Of sample, resamples and permutations.")
+@click.option("--data", "folder", type=FOLDER, help="The data, where it has moved.")
+@click.option("--checkpoint", "which", type=click.Choice(["best", "last"]), default="best")
+@click.option("--model", type=MODEL, help="The model of the runs, where it is your own.")
+@trust_option()
+@device_option()
+def report_command(
+    runs: tuple[Path, ...],
+    out: Path | None,
+    follow: bool,
+    every: float,
+    slices: tuple[str, ...],
+    rows: int,
+    part: str | None,
+    seed: int,
+    folder: Path | None,
+    **how: Any,
+) -> None:
+    """Write a page about runs.
+
+    One HTML file, which needs no network: what was trained on what, curves, metrics with intervals,
+    reliability, slices, importance of features, speed, cache, settings, and the command that repeats it.
+    Several runs stand side by side, with their differences marked.
+    """
+    out = out or runs[0] / "report.html"
+    with bar() as progress:
+        from hotrows.report import Scope, write_report
+
+        scope = Scope(part, rows, slices, seed, how)
+        write_report(runs, out, scope, folder=folder, every=every if follow else None, progress=progress)
+    click.echo(out)
