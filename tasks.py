@@ -137,8 +137,8 @@ def release(arguments: list[str]) -> int:
             print(f"no release: {words}: this does not hold")
             return 1
     print(
-        f"{version} is ready. By hand: the date in CHANGELOG.md; `cibuildwheel` on x86-64 and aarch64 (with "
-        f"Docker) and on macOS; `git tag v{version}`; upload of the wheels and of the sdist"
+        f"{version} is ready. By hand: the date in CHANGELOG.md; `cibuildwheel` on x86-64 and aarch64 "
+        f"(with Docker) and on macOS; `git tag v{version}`; upload of the wheels and of the sdist"
     )
     return 0
 
@@ -147,11 +147,8 @@ def works_installed() -> bool:
     """Builds an sdist and of that a wheel, and trains with it in an environment that has nothing else."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        builder = [
-            PYTHON,
-            "-c",
-            "import sys, scikit_build_core.build as b; print(b.build_sdist(sys.argv[1]))",
-        ]
+        code = "import sys, scikit_build_core.build as b; b.build_sdist(sys.argv[1])"
+        builder = [PYTHON, "-c", code]
         pip("scikit-build-core")
         subprocess.run([*builder, folder], cwd=HERE, check=True)
         (sdist,) = folder.glob("*.tar.gz")

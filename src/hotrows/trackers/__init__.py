@@ -87,7 +87,9 @@ class Tracker(Callback, ABC):
         if not self._is_open:
             return
         metrics = {"validation": result.validation, "test": result.test}
-        shown = {part: value.to_json() for part, value in metrics.items() if value is not None}
+        shown: dict[str, Any] = {
+            part: value.to_json() for part, value in metrics.items() if value is not None
+        }
         shown |= {"step": result.best_step, "samples_per_second": result.samples_per_second}
         numbers = {
             name: value
@@ -120,9 +122,8 @@ class MLflow(Tracker):
     """Logs to MLflow.
 
     experiment: its name (default: MLFLOW_EXPERIMENT_NAME, else hotrows); uri: of the store, such as
-    sqlite:///mlflow.db or http://HOST:PORT (default: as MLflow has it). Within `mlflow.start_run()` it logs
-    to that run, and leaves it open. Characters that MLflow does not take in names become _: ndcg@10 is
-    ndcg_10.
+    sqlite:///mlflow.db (default: as MLflow has it). Within `mlflow.start_run()` it logs to that run, and
+    leaves it open. Characters that MLflow does not take in names become _: ndcg@10 is ndcg_10.
     """
 
     name = "mlflow"
@@ -184,8 +185,8 @@ class WandB(Tracker):
     """Logs to Weights & Biases.
 
     project: its name (default: WANDB_PROJECT, else hotrows). Without a network WANDB_MODE=offline writes
-    into the folder wandb, which `wandb sync` sends later. Where the code has begun a run by `wandb.init`, it
-    logs to that run, and leaves it open. The axis of its charts is `step`, the steps of training.
+    into the folder wandb, which `wandb sync` sends later. Where the code has begun a run by `wandb.init`,
+    it logs to that run, and leaves it open. The axis of its charts is `step`, the steps of training.
     """
 
     name = "wandb"
