@@ -11,7 +11,7 @@ from hotrows.losses import Loss, parse
 from hotrows.metrics import auc, grouped_auc
 from hotrows.report import curves
 from hotrows.report.drawing import ticks
-from hotrows.report.quality import Estimate, measure
+from hotrows.report.quality import MetricInterval, measure
 from hotrows.report.row_sample import RowSample, Scored
 from hotrows.report.slices import _by_count, _fifths
 
@@ -78,7 +78,7 @@ def test_the_gain_of_a_model_on_equal_rows_has_a_narrower_interval_than_its_metr
         gain = before.gain(after, name)
         assert gain.value > 0 and gain.is_clear
     assert gain.high - gain.value < before.estimate("log_loss").high - before.metrics.log_loss
-    assert before.gain(before, "auc") == Estimate(0.0, 0.0, 0.0)
+    assert before.gain(before, "auc") == MetricInterval(0.0, 0.0, 0.0)
 
 
 def test_metrics_within_groups_are_resampled_by_group():

@@ -36,7 +36,7 @@ _LOWER_IS_BETTER = ("log_loss", "rmse", "mae", "poisson_deviance", "calibration_
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MetricInterval:
     """A number and its 95 % interval; nan where there is none."""
 
     value: float
@@ -69,14 +69,14 @@ class Quality:
         return self.metrics.decides if self.metrics.decides in self.names else next(iter(self.names), "")
 
     @property
-    def estimates(self) -> dict[str, Estimate]:
+    def estimates(self) -> dict[str, MetricInterval]:
         """The metrics with their intervals, by name."""
         return {name: self.estimate(name) for name in self.names}
 
-    def estimate(self, name: str) -> Estimate:
+    def estimate(self, name: str) -> MetricInterval:
         return _estimate(self.metrics.value(name), self.resamples[name])
 
-    def gain(self, other: Quality, name: str) -> Estimate:
+    def gain(self, other: Quality, name: str) -> MetricInterval:
         """By how much a metric is better than that of other predictions for the same rows."""
         sign = -1 if name in _LOWER_IS_BETTER else 1
         change = self.metrics.value(name) - other.metrics.value(name)
@@ -132,7 +132,7 @@ def _within_groups(
             yield name, (of_groups, counts.double())
 
 
-def _estimate(value: float, resamples: np.ndarray) -> Estimate:
+def _estimate(value: float, resamples: np.ndarray) -> MetricInterval:
     known = resamples[~np.isnan(resamples)]
     spread = _Z * float(known.std()) if len(known) >= _LEAST else math.nan
-    return Estimate(value, value - spread, value + spread)
+    return MetricInterval(value, value - spread, value + spread)

@@ -19,7 +19,7 @@ from hotrows.data.encode.transform import Transform
 from hotrows.data.encode.vocabulary_file import Values
 from hotrows.data.stored.encoded import Statistics
 from hotrows.data.stored.rows import missing_id
-from hotrows.report.quality import Estimate, Quality, measure
+from hotrows.report.quality import MetricInterval, Quality, measure
 from hotrows.report.row_sample import RowSample, Scored
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, Dense, IdFeature, Schema, vocabulary_of
@@ -48,7 +48,7 @@ class MeasuredSlice:
     samples: int
     quality: Quality | None
 
-    def estimate(self, metric: str) -> Estimate | None:
+    def estimate(self, metric: str) -> MetricInterval | None:
         return self.quality.estimates.get(metric) if self.quality else None
 
 
