@@ -96,8 +96,8 @@ def _vocabularies(description: Description) -> Html:
         lines.append(Line(x, y, place if is_named else _GRAY, "bold" if is_named else "faint"))
     first = min(used.curve[0][0] for used in largest)
     drawing = chart(
-        lines[::-1], "share of the rows, hottest first", x_range=(min(first, 0.5), 1.0), y_range=(0.0, 1.0),
-        log_x=True, x_format=percent, y_format=percent,
+        lines[::-1], "share of the rows, hottest first", x_range=(min(first, 0.5), 1.0),
+        y_range=(0.0, 1.0), log_x=True, x_format=percent, y_format=percent,
     )  # fmt: skip
     keys = [
         (f"{used.name}, {short(used.rows)} rows", color) for color, used in enumerate(largest[:_NAMED])

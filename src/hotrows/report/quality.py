@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hotrows.metrics import Metrics, group_aucs, metrics_by, ranking_values
-from hotrows.report.row_sample import Scored
+from hotrows.report.row_sample import ScoredRows
 
 TIMES = 100  # resamples
 _NUMBERS = (
@@ -83,7 +83,9 @@ class Quality:
         return _estimate(sign * change, sign * (self.resamples[name] - other.resamples[name]))
 
 
-def measure(scored: Scored, ranking: Sequence[str] = (), times: int = TIMES, seed: int = 0) -> Quality:
+def measure(
+    scored: ScoredRows, ranking: Sequence[str] = (), times: int = TIMES, seed: int = 0
+) -> Quality:
     """Computes metrics of scored rows and of resamples. ranking: further metrics within groups."""
     groups = scored.groups
     metrics = metrics_by(scored.loss, scored.outputs, scored.labels, scored.weights, groups, ranking)
@@ -108,7 +110,7 @@ def measure(scored: Scored, ranking: Sequence[str] = (), times: int = TIMES, see
     return Quality(metrics, {name: np.array(values) for name, values in resamples.items()}, num_units)
 
 
-def _resampled(scored: Scored, counts: Tensor) -> Metrics:
+def _resampled(scored: ScoredRows, counts: Tensor) -> Metrics:
     """The metrics without groups, each sample counting so often, [M]."""
     weights = counts if scored.weights is None else counts * scored.weights
     drawn = weights > 0
@@ -116,7 +118,7 @@ def _resampled(scored: Scored, counts: Tensor) -> Metrics:
 
 
 def _within_groups(
-    scored: Scored, units: Tensor, ranking: Sequence[str]
+    scored: ScoredRows, units: Tensor, ranking: Sequence[str]
 ) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     """Yields metrics within groups: of each the value, 0 where it does not count, and the weight."""
     outputs, labels = scored.loss.calibrated(scored.outputs), scored.labels
