@@ -11,8 +11,8 @@ from hotrows.losses import Loss, parse
 from hotrows.metrics import auc, grouped_auc
 from hotrows.report import curves
 from hotrows.report.drawing import ticks
-from hotrows.report.quality import Estimate, measure
-from hotrows.report.row_sample import RowSample, Scored
+from hotrows.report.quality import MetricInterval, measure
+from hotrows.report.row_sample import RowSample, ScoredRows
 from hotrows.report.slices import _by_count, _fifths
 
 
@@ -20,7 +20,7 @@ def scored(rows=400, seed=0, shift=0.0, groups=None, loss=None):
     random = torch.Generator().manual_seed(seed)
     outputs = torch.randn(rows, generator=random).double()
     labels = (torch.rand(rows, generator=random) < (outputs + shift).sigmoid()).double()
-    return Scored("y", loss or Loss(), outputs, labels, None, groups, torch.arange(rows))
+    return ScoredRows("y", loss or Loss(), outputs, labels, None, groups, torch.arange(rows))
 
 
 def test_the_curve_of_roc_has_the_area_of_auc_and_ties_are_one_point():
@@ -61,9 +61,11 @@ def test_an_interval_is_near_the_one_of_theory_and_groups_widen_it():
     estimate = quality.estimate("auc")
     assert estimate.high - estimate.value == pytest.approx(1.96 * quality.metrics.chance, rel=0.2)
     copies = torch.arange(2000) % 200  # ten rows each, all with one group's label and output
-    same = Scored("y", Loss(), one.outputs[copies], one.labels[copies], None, copies, torch.arange(2000))
+    same = ScoredRows(
+        "y", Loss(), one.outputs[copies], one.labels[copies], None, copies, torch.arange(2000)
+    )
     wide = measure(same, times=100).estimate("log_loss")
-    alone = measure(Scored("y", Loss(), same.outputs, same.labels, None, None, same.rows), times=100)
+    alone = measure(ScoredRows("y", Loss(), same.outputs, same.labels, None, None, same.rows), times=100)
     narrow = alone.estimate("log_loss")
     assert wide.value == narrow.value
     assert 2.4 < (wide.high - wide.low) / (narrow.high - narrow.low) < 4  # the root of ten is 3.2
@@ -72,13 +74,13 @@ def test_an_interval_is_near_the_one_of_theory_and_groups_widen_it():
 def test_the_gain_of_a_model_on_equal_rows_has_a_narrower_interval_than_its_metric():
     one = scored(4000)
     noise = 0.5 * torch.randn(4000, generator=torch.Generator().manual_seed(7))
-    worse = Scored("y", Loss(), one.outputs + noise, one.labels, None, None, one.rows)
+    worse = ScoredRows("y", Loss(), one.outputs + noise, one.labels, None, None, one.rows)
     before, after = measure(one), measure(worse)
     for name in ("auc", "log_loss"):
         gain = before.gain(after, name)
         assert gain.value > 0 and gain.is_clear
     assert gain.high - gain.value < before.estimate("log_loss").high - before.metrics.log_loss
-    assert before.gain(before, "auc") == Estimate(0.0, 0.0, 0.0)
+    assert before.gain(before, "auc") == MetricInterval(0.0, 0.0, 0.0)
 
 
 def test_metrics_within_groups_are_resampled_by_group():

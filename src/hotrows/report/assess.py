@@ -13,7 +13,7 @@ from hotrows.data import Part
 from hotrows.report.facts import Facts
 from hotrows.report.importance import Importance, importances
 from hotrows.report.quality import Quality, measure
-from hotrows.report.row_sample import RowSample, Scored, sample_of, score
+from hotrows.report.row_sample import RowSample, ScoredRows, sample_of, score
 from hotrows.report.slices import MeasuredSlice, Slicer, default_columns, measured
 from hotrows.train import load_run, run_folder
 
@@ -43,7 +43,7 @@ class Assessment:
 
     part: Part
     sample: RowSample
-    scored: dict[str, Scored]
+    scored: dict[str, ScoredRows]
     quality: dict[str, Quality]
     importances: list[Importance]
     permuted: int

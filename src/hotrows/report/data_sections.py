@@ -94,10 +94,10 @@ def _vocabularies(description: Description) -> Html:
     for place, used in enumerate(largest):
         (x, y), is_named = zip(*used.curve, strict=True), place < _NAMED
         lines.append(Line(x, y, place if is_named else _GRAY, "bold" if is_named else "faint"))
-    whole, first = (0.0, 1.0), min(used.curve[0][0] for used in largest)
+    first = min(used.curve[0][0] for used in largest)
     drawing = chart(
-        lines[::-1], "share of the rows, hottest first", x_range=(min(first, 0.5), 1.0), y_range=whole,
-        log_x=True, x_format=percent, y_format=percent,
+        lines[::-1], "share of the rows, hottest first", x_range=(min(first, 0.5), 1.0),
+        y_range=(0.0, 1.0), log_x=True, x_format=percent, y_format=percent,
     )  # fmt: skip
     keys = [
         (f"{used.name}, {short(used.rows)} rows", color) for color, used in enumerate(largest[:_NAMED])

@@ -2,7 +2,7 @@
 
 chart([Line("a", x, y, color=0)], x_label="step")       lines over two axes
 bar(0.3)                                                a bar in a cell of a table
-whisker(Estimate(0.1, 0.05, 0.15), -0.1, 0.2)           a dot with its interval in such a cell
+whisker(MetricInterval(0.1, 0.05, 0.15), -0.1, 0.2)           a dot with its interval in such a cell
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotrows.report.markup import Html, element, joined
-from hotrows.report.quality import Estimate
+from hotrows.report.quality import MetricInterval
 from hotrows.runtime.figures import short
 
 _WIDTH, _HEIGHT = 440, 270
@@ -152,7 +152,7 @@ def bar(share: float, color: int = 0) -> Html:
 
 
 def whisker(
-    estimate: Estimate, low: float, high: float, color: int = 0, zero: float | None = None
+    estimate: MetricInterval, low: float, high: float, color: int = 0, zero: float | None = None
 ) -> Html:
     """A dot with its interval, in a cell from low to high; zero: where a line stands."""
 

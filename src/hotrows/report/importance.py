@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from hotrows.report.quality import Estimate, measure
+from hotrows.report.quality import MetricInterval, measure
 from hotrows.report.row_sample import RowSample, score
 from hotrows.train.predictor import Predictor
 
@@ -27,7 +27,7 @@ class Importance:
     """names: of features that were permuted together; losses: by label, how much worse its metric got."""
 
     names: tuple[str, ...]
-    losses: dict[str, Estimate]
+    losses: dict[str, MetricInterval]
 
     @property
     def name(self) -> str:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from hotrows.metrics import Metrics, group_aucs, metrics_by, ranking_values
-from hotrows.report.row_sample import Scored
+from hotrows.report.row_sample import ScoredRows
 
 TIMES = 100  # resamples
 _NUMBERS = (
@@ -36,7 +36,7 @@ _LOWER_IS_BETTER = ("log_loss", "rmse", "mae", "poisson_deviance", "calibration_
 
 
 @dataclass(frozen=True)
-class Estimate:
+class MetricInterval:
     """A number and its 95 % interval; nan where there is none."""
 
     value: float
@@ -69,21 +69,23 @@ class Quality:
         return self.metrics.decides if self.metrics.decides in self.names else next(iter(self.names), "")
 
     @property
-    def estimates(self) -> dict[str, Estimate]:
+    def estimates(self) -> dict[str, MetricInterval]:
         """The metrics with their intervals, by name."""
         return {name: self.estimate(name) for name in self.names}
 
-    def estimate(self, name: str) -> Estimate:
+    def estimate(self, name: str) -> MetricInterval:
         return _estimate(self.metrics.value(name), self.resamples[name])
 
-    def gain(self, other: Quality, name: str) -> Estimate:
+    def gain(self, other: Quality, name: str) -> MetricInterval:
         """By how much a metric is better than that of other predictions for the same rows."""
         sign = -1 if name in _LOWER_IS_BETTER else 1
         change = self.metrics.value(name) - other.metrics.value(name)
         return _estimate(sign * change, sign * (self.resamples[name] - other.resamples[name]))
 
 
-def measure(scored: Scored, ranking: Sequence[str] = (), times: int = TIMES, seed: int = 0) -> Quality:
+def measure(
+    scored: ScoredRows, ranking: Sequence[str] = (), times: int = TIMES, seed: int = 0
+) -> Quality:
     """Computes metrics of scored rows and of resamples. ranking: further metrics within groups."""
     groups = scored.groups
     metrics = metrics_by(scored.loss, scored.outputs, scored.labels, scored.weights, groups, ranking)
@@ -108,7 +110,7 @@ def measure(scored: Scored, ranking: Sequence[str] = (), times: int = TIMES, see
     return Quality(metrics, {name: np.array(values) for name, values in resamples.items()}, num_units)
 
 
-def _resampled(scored: Scored, counts: Tensor) -> Metrics:
+def _resampled(scored: ScoredRows, counts: Tensor) -> Metrics:
     """The metrics without groups, each sample counting so often, [M]."""
     weights = counts if scored.weights is None else counts * scored.weights
     drawn = weights > 0
@@ -116,7 +118,7 @@ def _resampled(scored: Scored, counts: Tensor) -> Metrics:
 
 
 def _within_groups(
-    scored: Scored, units: Tensor, ranking: Sequence[str]
+    scored: ScoredRows, units: Tensor, ranking: Sequence[str]
 ) -> Iterator[tuple[str, tuple[Tensor, Tensor]]]:
     """Yields metrics within groups: of each the value, 0 where it does not count, and the weight."""
     outputs, labels = scored.loss.calibrated(scored.outputs), scored.labels
@@ -132,7 +134,7 @@ def _within_groups(
             yield name, (of_groups, counts.double())
 
 
-def _estimate(value: float, resamples: np.ndarray) -> Estimate:
+def _estimate(value: float, resamples: np.ndarray) -> MetricInterval:
     known = resamples[~np.isnan(resamples)]
     spread = _Z * float(known.std()) if len(known) >= _LEAST else math.nan
-    return Estimate(value, value - spread, value + spread)
+    return MetricInterval(value, value - spread, value + spread)

@@ -32,7 +32,7 @@ from hotrows.report.markup import (
     shortened,
     table,
 )
-from hotrows.report.quality import TIMES, Estimate
+from hotrows.report.quality import TIMES, MetricInterval
 from hotrows.runtime.figures import short
 
 _MEANINGS = {
@@ -58,7 +58,7 @@ def _word(metric: str) -> str:
     return word_of(metric).replace("_", " ")
 
 
-def _plus_minus(estimate: Estimate | None, signed: bool = False) -> str:
+def _plus_minus(estimate: MetricInterval | None, signed: bool = False) -> str:
     """0.7412 ± 0.0031."""
     if estimate is None or math.isnan(estimate.value):
         return "–"
@@ -271,7 +271,7 @@ def _slice_table(
     return table(("", "rows", "mean label", "", *headers), rows)
 
 
-def _whiskers(estimates: Sequence[Sequence[Estimate | None]], zero: float) -> list[Html]:
+def _whiskers(estimates: Sequence[Sequence[MetricInterval | None]], zero: float) -> list[Html]:
     """A cell of dots and intervals for each row of estimates by run, to one scale; zero: a thin line."""
     known = [e for row in estimates for e in row if e is not None]
     ends = [end for e in known for end in (e.value, e.low, e.high) if not math.isnan(end)] + [zero]

@@ -76,7 +76,7 @@ class RowSample:
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredRows:
     """The samples that have a label and a weight above 0, with the outputs of a model: all of [M].
 
     rows: their numbers in the sample; groups: None where the schema has none.
@@ -97,7 +97,7 @@ class Scored:
     def predictions(self) -> Tensor:
         return self.loss.predictions(self.outputs).double()
 
-    def among(self, rows: Tensor) -> Scored:
+    def among(self, rows: Tensor) -> ScoredRows:
         """Those whose rows are among these numbers."""
         chosen = torch.isin(self.rows, rows, assume_unique=True)
         tensors: dict[str, Any] = {
@@ -131,7 +131,7 @@ def sample_of(part: Part, num_rows: int, seed: int) -> RowSample:
     return RowSample(ids, rows, part.rows).first(num_rows)
 
 
-def score(predictor: Predictor, sample: RowSample) -> dict[str, Scored]:
+def score(predictor: Predictor, sample: RowSample) -> dict[str, ScoredRows]:
     """By label, the samples that have it with the outputs of a model."""
     logits = torch.cat([logits for _, logits in predictor.logits(sample.batches())]).view(len(sample), -1)
     targets = predictor.targets(sample.rows)
@@ -148,7 +148,7 @@ def score(predictor: Predictor, sample: RowSample) -> dict[str, Scored]:
                 f"numbers; name another --part, or train with lower learning rates"
             )
         groups = sample.rows.groups
-        scored[label] = Scored(
+        scored[label] = ScoredRows(
             label=label,
             loss=loss,
             outputs=outputs.double(),

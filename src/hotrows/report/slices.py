@@ -19,8 +19,8 @@ from hotrows.data.encode.transform import Transform
 from hotrows.data.encode.vocabulary_file import Values
 from hotrows.data.stored.encoded import Statistics
 from hotrows.data.stored.rows import missing_id
-from hotrows.report.quality import Estimate, Quality, measure
-from hotrows.report.row_sample import RowSample, Scored
+from hotrows.report.quality import MetricInterval, Quality, measure
+from hotrows.report.row_sample import RowSample, ScoredRows
 from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, Dense, IdFeature, Schema, vocabulary_of
 from hotrows.schema import Sequence as Listed
@@ -33,7 +33,7 @@ _LEAST = 30  # rows of a slice that is measured
 
 
 @dataclass(frozen=True)
-class Slice:
+class RowSlice:
     """Rows of a sample. name: of their values; rows: their numbers [n]."""
 
     name: str
@@ -48,7 +48,7 @@ class MeasuredSlice:
     samples: int
     quality: Quality | None
 
-    def estimate(self, metric: str) -> Estimate | None:
+    def estimate(self, metric: str) -> MetricInterval | None:
         return self.quality.estimates.get(metric) if self.quality else None
 
 
@@ -69,7 +69,7 @@ class Slicer:
         group = self._schema.grouping
         return tuple(dict.fromkeys((*self._features, *([group] if group else []), UNKNOWN)))
 
-    def slices(self, column: str) -> list[Slice]:
+    def slices(self, column: str) -> list[RowSlice]:
         """Cuts the sample by a column; ValueError where there is none of this name."""
         feature = self._features.get(column)
         if feature is None and column not in self.columns:
@@ -90,7 +90,7 @@ class Slicer:
             return list(_by_count(sizes[places], "rows"))
         return list(_by_count(self._num_unknown(), "unknown values"))
 
-    def _by_value(self, feature: IdFeature) -> Iterator[Slice]:
+    def _by_value(self, feature: IdFeature) -> Iterator[RowSlice]:
         ids, lengths = self._sample.ids[feature.name]
         rows = torch.arange(len(lengths)).repeat_interleave(lengths)
         known, counts = ids.unique(return_counts=True)
@@ -99,15 +99,15 @@ class Slicer:
         falling = known[counts.argsort(descending=True, stable=True)].tolist()
         frequent = [one for one in falling if one not in reserved][:_VALUES]
         for one in frequent:
-            yield Slice(self._name(feature, one), rows[ids == one].unique())
+            yield RowSlice(self._name(feature, one), rows[ids == one].unique())
         unknown = (ids >= FIRST_UNKNOWN) & (ids < first) & (feature.dynamic is None)
         absent = torch.cat([rows[ids == missing_id(feature)], (lengths == 0).nonzero()[:, 0]])
-        yield Slice("(unknown)", rows[unknown].unique())
-        yield Slice("(missing)", absent.unique())
+        yield RowSlice("(unknown)", rows[unknown].unique())
+        yield RowSlice("(missing)", absent.unique())
         left = torch.ones(len(lengths), dtype=torch.bool)
         left[rows[torch.isin(ids, torch.tensor([*frequent, *reserved]))]] = False
         left[absent] = False
-        yield Slice("(other values)", left.nonzero()[:, 0])
+        yield RowSlice("(other values)", left.nonzero()[:, 0])
 
     def _name(self, feature: IdFeature, number: int) -> str:
         values = self._values.get(vocabulary_of(feature))
@@ -127,7 +127,7 @@ class Slicer:
         return counts
 
 
-def measured(scored: Scored, slices: Sequence[Slice], seed: int = 0) -> list[MeasuredSlice]:
+def measured(scored: ScoredRows, slices: Sequence[RowSlice], seed: int = 0) -> list[MeasuredSlice]:
     """Measures the slices that are not empty."""
     results = []
     for one in slices:
@@ -144,7 +144,7 @@ def default_columns(important: Sequence[str], schema: Schema) -> tuple[str, ...]
     return tuple(dict.fromkeys((*important[:4], *([UNKNOWN] if has_ids else []))))
 
 
-def _fifths(values: np.ndarray) -> Iterator[Slice]:
+def _fifths(values: np.ndarray) -> Iterator[RowSlice]:
     edges = np.unique(np.quantile(values, np.linspace(0, 1, _FIFTHS + 1)[1:-1]))
     places = torch.from_numpy(np.searchsorted(edges, values, side="left"))
     for place in range(len(edges) + 1):
@@ -152,10 +152,10 @@ def _fifths(values: np.ndarray) -> Iterator[Slice]:
         if len(rows):
             low, high = values[rows].min(), values[rows].max()
             name = f"{low:,.6g}" if low == high else f"{low:,.6g} to {high:,.6g}"
-            yield Slice(name, rows)
+            yield RowSlice(name, rows)
 
 
-def _by_count(counts: Tensor, unit: str) -> Iterator[Slice]:
+def _by_count(counts: Tensor, unit: str) -> Iterator[RowSlice]:
     """unit: what is counted."""
     for first, end in zip(_COUNTS, (*_COUNTS[1:], None), strict=True):
         rows = ((counts >= first) & (counts < (end or counts.max() + 1))).nonzero()[:, 0]
@@ -166,4 +166,4 @@ def _by_count(counts: Tensor, unit: str) -> Iterator[Slice]:
             if end is None
             else f"{first} to {end - 1}"
         )
-        yield Slice(f"{name} {unit}", rows)
+        yield RowSlice(f"{name} {unit}", rows)
