@@ -158,8 +158,8 @@ class MLflow(Tracker):
     def _experiment_id(self) -> str:
         name = self._experiment or self._mlflow.environment_variables.MLFLOW_EXPERIMENT_NAME.get()
         name = name or "hotrows"
-        found = self._client.get_experiment_by_name(name)
-        return found.experiment_id if found else self._client.create_experiment(name)
+        experiment = self._client.get_experiment_by_name(name)
+        return experiment.experiment_id if experiment else self._client.create_experiment(name)
 
     def _send(self, numbers: Mapping[str, float], step: int) -> None:
         now = int(time.time() * 1000)
