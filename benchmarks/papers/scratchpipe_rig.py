@@ -136,6 +136,11 @@ class Memory:
             yield
 
 
+def in_flight_that_fits(slots: int, rows_of_batch: int, most: int) -> int:
+    """The most batches in flight whose pins, of 2 k - 1 batches, the slots hold; 1 at least."""
+    return max(1, *(k for k in range(1, most + 1) if (2 * k - 1) * rows_of_batch <= slots), 1)
+
+
 def distinct(rig: Rig, ids: np.ndarray) -> int:
     """Distinct rows of the first batch, of all tables."""
     return sum(len(np.unique(of_table)) for of_table in ids[0])
@@ -152,6 +157,9 @@ def measure(
 ) -> dict:
     """Trains one arm; figures of its steady state."""
     slots = 1 if arm.what == ARMS["no cache"].what else int(share * rig.rows * rig.tables)
+    in_flight = arm.in_flight
+    if arm is ARMS["ours"]:
+        in_flight = in_flight_that_fits(slots, distinct(rig, ids), in_flight)
     caching = None
     if arm.cached:
         popular = scattered(torch.arange(-(-slots // rig.tables)), rig.rows)
@@ -159,7 +167,7 @@ def measure(
             slots * rig.stride,
             "memory" if file is None else f"file:{file}",
             arm.policy or Hot(torch.empty(0, dtype=torch.int64)),
-            in_flight=arm.in_flight,
+            in_flight=in_flight,
             hot_ids=dict.fromkeys(rig.features, popular) if slots > 1 else None,
         )
     tables = [hotrows.Table(n, rig.rows, rig.dim, (n,)) for n in rig.features]
@@ -175,7 +183,7 @@ def measure(
         figures = _train(rig, arm, embedding, ids, slots)
     if link is not None:
         figures["link_seconds_per_step"] = figures["bytes_per_step"] / rate
-    return {"what": arm.what, "slots": slots, "in_flight": arm.in_flight, **figures}
+    return {"what": arm.what, "slots": slots, "in_flight": in_flight, **figures}
 
 
 def _train(rig: Rig, arm: Arm, embedding: Embedding, ids: np.ndarray, slots: int) -> dict:
