@@ -62,7 +62,8 @@ def _plus_minus(estimate: MetricInterval | None, signed: bool = False) -> str:
     """0.7412 ± 0.0031."""
     if estimate is None or math.isnan(estimate.value):
         return "–"
-    value = f"{estimate.value:+.4f}" if signed else f"{estimate.value:.4f}"
+    rounded = round(estimate.value, 4) + 0.0  # no -0.0
+    value = f"{rounded:+.4f}" if signed else f"{rounded:.4f}"
     return value if math.isnan(estimate.low) else f"{value} ± {estimate.high - estimate.value:.4f}"
 
 
