@@ -4,6 +4,7 @@ import json
 import logging
 import math
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,11 @@ def test_a_run_that_fails_is_ended_and_goes_on_under_its_id(data):
     with pytest.raises(RuntimeError, match="stop here"):
         trained(data, callbacks=[first, Failing()])
     assert first.ends == [False] and not first.result
+    ids = Path("run", "trackers.json")
+    ids.write_text((text := ids.read_text())[:5])
+    with pytest.raises(ValueError, match=r"trackers.json is damaged"):
+        trained(data, callbacks=[again], resume=True)
+    ids.write_text(text)
     trained(data, callbacks=[again], resume=True)
     assert again.known == "id of run" and again.ends == [True]
 

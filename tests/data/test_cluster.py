@@ -111,6 +111,15 @@ def test_requests_across_blocks_and_lists_of_candidates(split, tmp_path):
         assert files_of(tmp_path / f"{name} in blocks") == files_of(tmp_path / name), name
 
 
+def test_a_block_of_requests_without_candidates_ends_no_dataset(tmp_path):
+    """A block without samples once was taken for one that cannot be read: all blocks behind were lost."""
+    lists = requests_of(30)
+    assert 0 in map(len, lists["item"].to_pylist()[:20])
+    for name, table in {"one": lists, "blocks": blocks_of(lists, [1] * 30)}.items():
+        prepare(table, REQUESTS, tmp_path / name, split="fraction:0.7,0.2,0.1")
+    assert files_of(tmp_path / "blocks") == files_of(tmp_path / "one")
+
+
 @pytest.mark.slow
 def test_parts_with_datasets_of_their_own_and_stored_encoders(tmp_path):
     tables = {name: table_of(300, seed) for seed, name in enumerate(("train", "validation", "later"))}

@@ -107,6 +107,8 @@ def assess(
         predictor = load_run(facts.run, **scope.how)
         try:
             sample = sample_of(part, scope.rows, scope.seed)
+            slicer = Slicer(sample, data, run_folder.raw_values(facts.run))
+            slicer.check(scope.slices if number == 0 else ())
             scored = score(predictor, sample)
             progress(f"predicting {facts.name}", 1, 4)
             ranking = predictor.ranking
@@ -116,7 +118,6 @@ def assess(
             progress(f"predicting {facts.name}", 3, 4)
         finally:
             predictor.embedding.close()
-        slicer = Slicer(sample, data, run_folder.raw_values(facts.run))
         if number == 0:
             important = [name for one in features for name in one.names[:1]]
             columns = scope.slices or default_columns(important, facts.schema)

@@ -33,7 +33,7 @@ from hotrows.report.markup import (
     table,
 )
 from hotrows.report.quality import TIMES, MetricInterval
-from hotrows.runtime.figures import short
+from hotrows.runtime.figures import percent, short
 
 _MEANINGS = {
     "auc": "the chance that a random 1 is ranked above a random 0",
@@ -51,7 +51,6 @@ _WHOLE = (0.0, 1.0)
 _GRAY = 6
 Keys = Sequence[tuple[str, int]]
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray | None]  # predictions, labels and weights
-percent = "{:.0%}".format
 
 
 def _word(metric: str) -> str:

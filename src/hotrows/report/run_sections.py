@@ -23,6 +23,7 @@ from hotrows.report.markup import (
     shortened,
     table,
 )
+from hotrows.runtime.figures import percent
 from hotrows.train.pictures import column, metrics_to_draw, smooth
 
 _COLORS = 6
@@ -31,7 +32,6 @@ _LIVE = (
 )
 Texts = Callable[[Facts], Mapping[str, str]]
 Value = Callable[[Mapping[str, Any]], float]
-percent = "{:.0%}".format
 
 
 def training(runs: Sequence[Facts]) -> Html:

@@ -69,12 +69,17 @@ class Slicer:
         group = self._schema.grouping
         return tuple(dict.fromkeys((*self._features, *([group] if group else []), UNKNOWN)))
 
+    def check(self, columns: Sequence[str]) -> None:
+        """Raises ValueError for the first name that is none of `columns`."""
+        for column in columns:
+            if column not in self.columns:
+                names, hint = ", ".join(self.columns), did_you_mean(column, self.columns)
+                raise ValueError(f"--slice takes a column of {names}, not {column!r}{hint}")
+
     def slices(self, column: str) -> list[RowSlice]:
         """Cuts the sample by a column; ValueError where there is none of this name."""
+        self.check((column,))
         feature = self._features.get(column)
-        if feature is None and column not in self.columns:
-            hint = did_you_mean(column, self.columns)
-            raise ValueError(f"--slice takes a column of {', '.join(self.columns)}, not {column!r}{hint}")
         if isinstance(feature, Dense):
             number = self._schema.dense.index(feature)
             return list(

@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from hotrows.runtime.atomic_files import write_json
+from hotrows.train import run_folder
 from hotrows.train.callback import Callback
-from hotrows.train.metrics_log import flat
+from hotrows.train.metrics_log import flat, numbers_of
 from hotrows.train.progress import Result
 from hotrows.train.trainer import Trainer
 from hotrows.version import VERSION
@@ -66,7 +67,7 @@ class Tracker(Callback, ABC):
         if not trainer.is_first:
             return
         path = trainer.run / _IDS
-        known = json.loads(path.read_text()) if path.exists() else {}
+        known = run_folder.read_json(path) if path.exists() else {}
         facts = {
             "run": str(trainer.run.resolve()),
             "hotrows": VERSION,
@@ -91,11 +92,7 @@ class Tracker(Callback, ABC):
             part: value.to_json() for part, value in metrics.items() if value is not None
         }
         shown |= {"step": result.best_step, "samples_per_second": result.samples_per_second}
-        numbers = {
-            name: value
-            for name, value in flat({"best": shown})
-            if isinstance(value, int | float) and math.isfinite(value)
-        }
+        numbers = {n: value for n, value in numbers_of({"best": shown}).items() if math.isfinite(value)}
         files = [trainer.run / name for name in _FILES if (trainer.run / name).exists()]
         with self._warning("the result"):
             self._send_result(numbers, result.steps, files)

@@ -51,16 +51,17 @@ def reads_after(place: Path, step: int) -> list[tuple[dict[str, Any], ...]]:
         raise ValueError(
             f"{path} does not exist: a run on a stream writes it, and its batches are cut alike"
         )
+    saved = 0
+    if checkpoint.pointed(path.parent) is not None:
+        saved = checkpoint.read_manifest(checkpoint.folder_of(path.parent, "last")).step
     fields = [_LINE.verified(path, line) for line in read_lines(path)]
     with _LINE.naming(path):
         lines = [build(_Line, line, "batch") for line in fields]
         later = [line for line in lines if line.step > step]
         if [line.step for line in later] != list(range(step + 1, step + 1 + len(later))):
             raise ValueError(f"it does not have each batch after step {step:,} once")
-        if checkpoint.pointed(path.parent) is not None:
-            saved = checkpoint.read_manifest(checkpoint.folder_of(path.parent, "last")).step
-            if step + len(later) < saved:
-                raise ValueError(f"it lacks batch {step + len(later) + 1:,} of the {saved:,} trained")
+        if step + len(later) < saved:
+            raise ValueError(f"it lacks batch {step + len(later) + 1:,} of the {saved:,} trained")
     return [line.reads for line in later]
 
 

@@ -92,11 +92,7 @@ class MetricsLog:
 
     def write(self, kind: str, step: int, fields: dict[str, Any]) -> None:
         """kind: `train`, `evaluation` or `window`."""
-        numbers = {
-            name: value
-            for name, value in flat(fields)
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
+        numbers = numbers_of(fields)
         with self._named():
             self._file.write(json.dumps({"kind": kind, "step": step, **fields}) + "\n")
             if self._events is not None:
@@ -139,6 +135,15 @@ def _open_events(run: Path, keep_until: int) -> _Events | None:
     except ImportError:
         log.info("tensorboard is not installed, so no events are written: pip install tensorboard")
         return None
+
+
+def numbers_of(fields: Mapping[str, Any]) -> dict[str, float]:
+    """The fields that are numbers, those of nested fields as parent/name."""
+    return {
+        name: value
+        for name, value in flat(fields)
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
 
 
 class _Events:

@@ -1,7 +1,8 @@
 """Datasets of Ray Data: rows in blocks, which the machines of a cluster hold.
 
 Ray is not imported to recognise one. A dataset that is not materialized is executed for every pass, and
-in each its blocks come in the order of its rows, however their tasks overtake one another.
+in each Ray is told to keep the order of blocks, however their tasks overtake one another. Its readers may
+still give files' rows in another order.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class RayInput:
     size: int = 0  # unknown before the first pass
 
     def blocks(self, schema: Schema | None = None) -> Iterator[RayBlock]:
-        """Executes the dataset; yields its blocks that have rows, in order. schema: the columns that are
-        read, None: all."""
+        """Executes the dataset; yields its blocks that have rows, in the order in which Ray gives them.
+        schema: the columns that are read, None: all."""
         dataset, options = self.dataset, self.dataset.context.execution_options
         before = options.preserve_order
         if schema is not None and type(dataset).__name__ != "MaterializedDataset":

@@ -13,8 +13,8 @@ All bytes are those of one machine that reads the same rows:
                    the blocks before
     shards         are cut by the rows of the part
 
-Memory is bounded: a quarter of the cluster's object store is in tasks, and pieces wait until they fill a
-shard. Tasks write into the folder, which all machines see: the shards do not pass through one of them.
+Memory is bounded: tasks that count have a quarter of the cluster's object store, those that encode a block
+each, and pieces wait until they fill a shard. Tasks write into the folder, which all machines see: the shards do not pass through one of them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ClusterPasses:
         if job.schema.request is None:
             return sum(source.count_rows(job.schema) for source in job.shared)
         work = self._cluster.share(self._work(job, Path()))  # rows may have lists of candidates
-        return sum(place.rows for place, _ in self._placed(job, work, shared=True))
+        return sum(place.rows or 0 for place, _ in self._placed(job, work, shared=True))
 
     def times(self, job: Job, progress: StageProgress | None) -> IdCounts:
         work, seen = self._cluster.share(self._work(job, Path())), IdCounts()
@@ -141,7 +141,7 @@ class ClusterPasses:
                 for part, piece, rows in zip(shards, pieces, encoded.rows, strict=True):
                     part.append(piece, rows)
                 extremes = joined(extremes, encoded.extremes, encoder.schema)
-                digest, num_rows = digest + encoded.digest, num_rows + place.rows
+                digest, num_rows = digest + encoded.digest, num_rows + (place.rows or 0)
                 if progress is not None:
                     progress(num_rows, state["rows"] or num_rows)
             if state["rows"] is not None:
@@ -190,7 +190,7 @@ class ClusterPasses:
                     BlockPlace(source.name, first, row, summary.rows, block.cut, part, dict(sharing)),
                     block,
                 )
-                if not summary.rows:
+                if summary.rows is None:
                     return
                 first, row = first + block.rows, row + summary.rows
                 if part is None:

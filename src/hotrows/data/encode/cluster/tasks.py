@@ -80,7 +80,7 @@ class BlockPlace:
     """Where a block belongs.
 
     name: of its dataset; first: number of its first row in the dataset; first_row: number of its first
-    sample among those of all datasets; rows: how many samples it has, 0: they cannot be read; cut: which
+    sample among those of all datasets; rows: how many samples it has, None: they cannot be read; cut: which
     rows of the block are read; part: that all belong to, None: the split decides; sharing: state of the
     split before the first of them.
     """
@@ -88,7 +88,7 @@ class BlockPlace:
     name: str
     first: int
     first_row: int = 0
-    rows: int = 0
+    rows: int | None = None
     cut: slice | None = None
     part: int | None = None
     sharing: Mapping[str, int] = field(default_factory=dict)
@@ -102,10 +102,10 @@ class BlockPlace:
 class Surveyed:
     """The number of samples of a block, and how many of each label a stratified split counts.
 
-    rows: 0 where they cannot be read; the task that reads all columns says why.
+    rows: None where they cannot be read; the task that reads all columns says why.
     """
 
-    rows: int
+    rows: int | None
     sharing: Mapping[str, int]
 
 
@@ -118,7 +118,7 @@ def survey(work: ClusterWork, place: BlockPlace, block: Any) -> Surveyed:
             if work.split.kind == "stratified":
                 sharing.parts(columns)
     except ValueError:
-        return Surveyed(0, {})
+        return Surveyed(None, {})
     return Surveyed(rows, sharing.state)
 
 
@@ -212,17 +212,17 @@ Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and [num_dense, rows]
 
 def encode(work: ClusterWork, place: BlockPlace, block: Any) -> tuple[Encoded | Piece | None, ...]:
     """Encodes a block: what is known of it, and its rows of training, validation and test."""
-    if not place.rows:
+    if place.rows is None:
         deque(_columns(work, place, block, work.reading()), 0)  # raises
     encoder = _encoder(work)
-    builders = [ShardBuilder(encoder.schema, place.rows) for _ in NAMES]
+    builders = [ShardBuilder(encoder.schema, place.rows or 0) for _ in NAMES]
     missing: list[list[np.ndarray]] = [[] for _ in NAMES]
     sharing, shared = work.sharing(place.sharing), SharedChecks(encoder.schema)
     extremes, edge, digest = Extremes(), None, 0
     for columns in _columns(work, place, block, work.reading()):
         rows = encoder.encode_columns(columns)
         shared.check(rows, columns)
-        if columns.requests is not None and edge is None:
+        if columns.requests is not None and columns.num_rows and edge is None:
             first = rows.take(np.zeros(1, np.int64))
             edge = Edge(first, first, columns.requests.value(0), columns.where(0))
         extremes = with_extremes(extremes, encoder.schema, columns)
