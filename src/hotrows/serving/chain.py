@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from hotrows.json_file import build, shown
-from hotrows.runtime.atomic_files import write_json
+from hotrows.runtime.atomic_files import sync, write_json
 from hotrows.serving.bundle import MANIFEST
 from hotrows.serving.deltas import VERSION_FILE, VersionHead, read_head
 
@@ -159,14 +159,16 @@ def prune(folder: Path, keep: int) -> None:
     firsts = list(chain.bases[-keep:])
     if chain.pin is not None:
         firsts += [base for base in chain.bases if base <= chain.pin][-1:]
-    for number in chain.deltas:
-        if number <= min(firsts, default=0):
-            delta_path(folder, number).unlink(missing_ok=True)
+    first = min(firsts, default=0)
     for base in chain.bases:
-        if base < min(firsts, default=0):
+        if base < first:
             aside = base_path(folder, base).with_suffix(".gone")  # at once for whoever looks
             with suppress(OSError):
                 base_path(folder, base).rename(aside)
+    sync(folder)  # no base comes back, after a power failure, whose files or deltas are deleted
+    for number in chain.deltas:
+        if number <= first:
+            delta_path(folder, number).unlink(missing_ok=True)
     for path in folder.glob("base-*.gone"):
         shutil.rmtree(path, ignore_errors=True)
 

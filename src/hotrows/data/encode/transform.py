@@ -12,6 +12,8 @@ from hotrows.runtime import native
 from hotrows.runtime.native import call
 from hotrows.schema import Dense
 
+_LARGEST_LOG = 690.0  # of numbers whose sums are finite, too
+
 
 class ColumnMoments:
     """Count, mean and sum of squared differences of columns, chunk by chunk (Welford 1962)."""
@@ -76,8 +78,7 @@ class Transform:
         values = values.astype(np.float64)
         if not self._logs[f]:
             return values * self._divisor[f] + self._shift[f]
-        with np.errstate(over="ignore"):  # what no logarithm of a number is, is infinite
-            return np.expm1(values)
+        return np.expm1(np.minimum(values, _LARGEST_LOG))
 
     def _apply_in_python(self, values: np.ndarray, dense: np.ndarray) -> None:
         for f, column in enumerate(values):
