@@ -172,7 +172,7 @@ def works_installed() -> bool:
             ["-m", "hotrows", "prepare", "raw/train.txt", "--schema", "criteo", "--out", "enc"],
             ["-m", "hotrows", "train", "enc", "--model", "dlrm", "--steps", "5", "--run", "run"],
         ]
-        return all(subprocess.run([python, *step], cwd=folder).returncode == 0 for step in steps)
+        return all(subprocess.run([python, "-I", *step], cwd=folder).returncode == 0 for step in steps)
 
 
 def run(*command: str | Path) -> int:

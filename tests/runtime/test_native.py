@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+import torch
 
 import hotrows
 
@@ -45,6 +46,25 @@ def test_without_the_core_the_reference_runs_and_says_so_once(tmp_path):
     out, err = run(code, tmp_path)
     assert out.strip() == "8"
     assert err.count("native core was not built") == 1
+
+
+def test_a_core_loaded_before_pytorch_takes_its_openmp():
+    own = Path(torch.__file__).parent / "lib" / "libgomp.so.1"
+    if not own.exists():
+        pytest.skip("this build of PyTorch brings no libgomp.so.1")
+    code = """
+        import sys
+        from hotrows.runtime import native
+        assert native.name() and "torch" not in sys.modules
+        maps = open("/proc/self/maps").read().split()
+        print(*{path for path in maps if "libgomp" in path})
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.strip() == str(own.resolve())
 
 
 def test_importing_is_quick_and_needs_torch_and_numpy_alone():

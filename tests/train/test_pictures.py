@@ -17,7 +17,7 @@ PNG = b"\x89PNG"
 
 def run_with(folder, evaluations=True, labels=False):
     folder.mkdir()
-    TrainConfig(batch_size=64).save(folder / "config.json")
+    TrainConfig("dlrm", batch_size=64, epochs=1).save(folder / "config.json")
     lines = []
     for step in range(1, 40):
         line = {"loss": 1 / step, "samples_per_second": 1e6, "stall_seconds": 0.0, "seconds": 0.1}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import importlib.util
 import platform
 import sys
 import warnings
@@ -33,6 +34,7 @@ def load() -> ctypes.CDLL | None:
 
     From then on a forked child may compute, too: see `hotrows_survive_forks`.
     """
+    _load_openmp()
     if platform.machine() not in ("x86_64", "AMD64"):
         library = _open("core_base")
     else:
@@ -79,6 +81,15 @@ def takes(*tensors: Tensor | None, dtypes: Collection[torch.dtype] | None = None
 def pointer(tensor: Tensor | None) -> ctypes.c_void_p:
     """The address of a tensor's data, null for None."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _load_openmp() -> None:
+    """Loads PyTorch's libgomp without PyTorch: one team of threads, also where the system has none."""
+    torch = importlib.util.find_spec("torch")
+    for folder in (torch and torch.submodule_search_locations) or ():
+        path = Path(folder) / "lib" / "libgomp.so.1"
+        if path.exists():
+            ctypes.CDLL(str(path))
 
 
 def _open(stem: str) -> ctypes.CDLL | None:

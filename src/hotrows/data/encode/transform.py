@@ -74,7 +74,10 @@ class Transform:
         """The numbers of feature f as they were, float64; those below 0 under `log` are 0, and missing
         ones what became 0."""
         values = values.astype(np.float64)
-        return np.expm1(values) if self._logs[f] else values * self._divisor[f] + self._shift[f]
+        if not self._logs[f]:
+            return values * self._divisor[f] + self._shift[f]
+        with np.errstate(over="ignore"):  # what no logarithm of a number is, is infinite
+            return np.expm1(values)
 
     def _apply_in_python(self, values: np.ndarray, dense: np.ndarray) -> None:
         for f, column in enumerate(values):

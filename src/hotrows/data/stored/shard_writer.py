@@ -75,7 +75,7 @@ class ShardWriter:
     """
 
     def __init__(
-        self, folder: Path, part: str, schema: Schema, rows: int = ROWS_PER_SHARD, number: int = 0
+        self, folder: Path, part: str, schema: Schema, rows: int = ROWS_PER_SHARD, *, number: int = 0
     ) -> None:
         self._folder = folder
         self._number = number

@@ -249,7 +249,7 @@ def write_shard(
     """Writes spans of pieces, end to end, as one shard: its name, its rows, and their tally."""
     size = sum(span.stop - span.start for span in spans)
     with _attempt(work) as folder:
-        writer = ShardWriter(folder, part, work.schema, size, number)
+        writer = ShardWriter(folder, part, work.schema, size, number=number)
         for span, (rows, missing) in zip(spans, pieces, strict=True):
             writer.append(rows[span], missing[:, span])
         ((file, _),) = writer.close().shards
