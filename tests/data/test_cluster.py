@@ -112,7 +112,7 @@ def test_requests_across_blocks_and_lists_of_candidates(split, tmp_path):
 
 
 def test_a_block_of_requests_without_candidates_ends_no_dataset(tmp_path):
-    """A block without samples once was taken for one that cannot be read: all blocks behind were lost."""
+    """A block without samples was once taken for one that cannot be read, and ended in an IndexError."""
     lists = requests_of(30)
     assert 0 in map(len, lists["item"].to_pylist()[:20])
     for name, table in {"one": lists, "blocks": blocks_of(lists, [1] * 30)}.items():

@@ -14,8 +14,8 @@ All bytes are those of one machine that reads the same rows:
     shards         are cut by the rows of the part
 
 Memory is bounded: tasks that count have a quarter of the cluster's object store, those that encode a
-block each, and pieces wait until they fill a shard. Tasks write into the folder, which all machines
-see: the shards do not pass through one of them.
+block each, and pieces wait until they fill a shard. Tasks write into the folder, which all machines see:
+the shards do not pass through one of them.
 """
 
 from __future__ import annotations

@@ -79,10 +79,10 @@ class ClusterWork:
 class BlockPlace:
     """Where a block belongs.
 
-    name: of its dataset; first: number of its first row in the dataset; first_row: number of its
-    first sample among those of all datasets; rows: how many samples it has, None: they cannot be
-    read; cut: which rows of the block are read; part: that all belong to, None: the split decides;
-    sharing: state of the split before the first of them.
+    name: of its dataset; first: number of its first row in the dataset; first_row: number of its first
+    sample among those of all datasets; rows: how many samples it has, None: they cannot be read; cut:
+    which rows of the block are read; part: that all belong to, None: the split decides; sharing: state of
+    the split before the first of them.
     """
 
     name: str
