@@ -12,7 +12,7 @@ from hotrows.runtime import native
 from hotrows.runtime.native import call
 from hotrows.schema import Dense
 
-_LARGEST_LOG = 690.0  # of numbers whose sums are finite, too
+_LARGEST_LOG = 330.0  # of numbers whose squares have a finite sum, too
 
 
 class ColumnMoments:
