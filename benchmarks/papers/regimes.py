@@ -48,7 +48,7 @@ def request_of(setting: Setting, model: str, regime: str, arm: str) -> dict:
         "threads": setting.pick(2, 1),
         "windows": setting.pick(4, 1),
         "warmup": setting.pick(1.5, 0.0),
-        "max_seconds": setting.pick(4.0, 0.0),
+        "max_seconds": setting.pick(15.0, 0.0),  # to wait for quiet windows
     }
     if setting.small:
         request |= {"rows": (50,) * 3, "dim": 8, "batch_size": 16, "history": request["history"] // 20}
