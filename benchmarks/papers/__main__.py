@@ -96,6 +96,7 @@ def _measured(record: dict) -> str:
         f"*{record['date'][:10]}, commit {(record['commit'] or 'unknown')[:12]}",
         record.get("gpu", {}).get("name") or f"{machine['cores']} cores",
         f"load {record['load']} when it began",
+        *([f"{record['seconds']:,.0f} s"] if "seconds" in record else []),
         *([] if record["complete"] else ["cut: some arms are missing"]),
         *([f"checks that failed: {'; '.join(failed)}"] if failed else []),
     ]
@@ -110,6 +111,7 @@ def listed(paper: Paper, records: dict[str, dict], setting: Setting) -> str:
             now = Findings(name, part.question, setting, None).record()
             state = "done" if has_run(record, now) else "done elsewhere" if record["complete"] else "cut"
             state += f", {len(record['arms'])} arms, commit {(record['commit'] or 'unknown')[:12]}"
+            state += f", {record['seconds']:,.0f} s" if "seconds" in record else ""
             state += f", {record['error']}" if record["error"] else ""
         lines.append(f"  {name:16} {state:46} {part.question}")
     return "\n".join(lines)

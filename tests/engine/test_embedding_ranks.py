@@ -1,6 +1,7 @@
 """An embedding on several ranks against the same one on a single rank."""
 
 import random
+import threading
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from torch.testing import assert_close
 
 from hotrows import SGD, Adagrad, Adam, Embedding, RowWiseAdagrad
 from hotrows.distributed.in_process import run
+from hotrows.distributed.row_exchange import RowExchange
 from hotrows.engine.caching import Caching
+from hotrows.engine.packed_tables import PackedTables
 from hotrows.planning.policy import Frequency
 from tests.support.embeddings import (
     OPTIMIZERS,
@@ -89,6 +92,40 @@ def test_a_cache_on_every_rank_changes_nothing(micro_batches, name):
 def test_packs_in_parts_equal_whole_ones(pack_parts, num_ranks):
     tables, batches = mixed_tables(Adagrad(lr=0.05)), batches_of("jagged", 2)
     check(num_ranks, "rows", tables, batches, exact=num_ranks == 1, pack_parts=pack_parts)
+
+
+@pytest.mark.parametrize("pack_parts", [1, 2])
+def test_a_pack_is_updated_before_the_gradients_of_the_next_are_waited_for(monkeypatch, pack_parts):
+    events = []
+
+    def noting(kind, name):
+        plain, what = getattr(kind, name), name.strip("_")
+
+        def noted(self, *arguments):
+            result = plain(self, *arguments)
+            p = next(argument for argument in arguments if isinstance(argument, int))
+            events.append((what, p)) if threading.current_thread() is first else None
+            return result
+
+        monkeypatch.setattr(kind, name, noted)
+
+    noting(RowExchange, "gradients")
+    noting(PackedTables, "_update")
+    first = None
+
+    def work(ranks):
+        nonlocal first
+        first = threading.current_thread() if ranks.rank == 0 else first
+        ranks.barrier()
+        embedding = Embedding(mixed_tables(SGD(0.1)), ranks=ranks, pack_parts=pack_parts)
+        train(embedding, batches_of("single", 1))
+        return len(embedding.packs)
+
+    num_packs = run(work, 2)[0]
+    assert num_packs > pack_parts
+    packs = [p for _, p in events[::2]]  # group by group
+    assert sorted(packs) == list(range(num_packs))
+    assert events == [(what, p) for p in packs for what in ("gradients", "update")]
 
 
 @pytest.mark.pairs

@@ -202,6 +202,12 @@ def simulate_command(
         return
     with bar() as progress:
         from hotrows import data
+        from hotrows.costs import workload
+
+        if not folder.exists() and str(folder) in workload.NAMED:
+            raise click.UsageError(
+                f"{folder} is a well-known job, which has no ids to replay: give --ranks 1,8, say"
+            )
         from hotrows.tuning.cache_simulation import simulate
 
         simulation = simulate(data.EncodedData.open(folder), progress=progress, **options)

@@ -212,12 +212,13 @@ class PackedTables:
     ) -> None:
         """Sums gradients per row and applies each pack's row optimizer, in place.
 
-        leaves: the gradients of each pack's bags, [M, D]; None leaves the pack as it is.
+        leaves: the gradients of each pack's bags, [M, D]; None leaves the pack as it is. On one stream
+        those of a pack are read once the packs before it are updated.
         """
-        squares = [self._mean_squares(p, plan, leaves[p]) for p in range(len(self.packs))]
+        squares = [self._mean_squares(p, plan, leaves) for p in range(len(self.packs))]
         gradients = _Gradients(leaves, hyperparameters, squares)
         self.dense_rows.begin_step(hyperparameters)
-        works = []
+        works: list[partial[None]] = []
         for g, group in enumerate(self.groups):
             is_resident = self._is_resident(plan, g)
             if any(leaves[p] is not None for p in group.packs):
@@ -230,7 +231,11 @@ class PackedTables:
                     part = plan.packs[p]
                     records = self._records(p)
                     works.append(partial(self._update, gradients, p, records, part, part.slots))
-        self.streams.run_all(works, [*gradients.tensors, *held_by_streams(plan)])
+            if not self.streams.are_several:
+                self.streams.run_all(works)
+                works = []
+        if works:
+            self.streams.run_all(works, [*gradients.tensors, *held_by_streams(plan)])
         self.dense_rows.end_step()
 
     def _update(
@@ -261,13 +266,14 @@ class PackedTables:
         ops.update(stored, part, grad, rule, ops.RowKeys(*self._random_keys[p]), slots)
 
     def _mean_squares(
-        self, p: int, plan: Plan, grad: Float32[Tensor, "M d"] | None
+        self, p: int, plan: Plan, leaves: Sequence[Tensor | None]
     ) -> Float32[Tensor, "U"] | None:
         """The mean square of each row's gradient over the columns of all ranks, for an optimizer that
         needs it on a rank which has some of the columns; else None."""
         optimizer, dim = self.packs[p].tables[0].optimizer, self.packs[p].dim
         if not isinstance(optimizer, RowWiseAdagrad) or self.shards[p].dim == dim:
             return None
+        grad = leaves[p]
         assert grad is not None, "between ranks there is always a gradient"
         part = plan.packs[p]
         sums = ops.sum_gradients(grad, part.order, part.starts, part.bags, part.weights)  # [U, d]
