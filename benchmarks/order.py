@@ -1,6 +1,7 @@
 """Fewer fetches than Bélády's optimum of a random order: what do clusters save, and what do they cost?
 
     python -m benchmarks.order fetches [SET ...]       rows fetched, distinct rows, time
+    python -m benchmarks.order loading [SET ...]       nanoseconds of a lookup, orders in turn
     python -m benchmarks.order accuracy [MODEL ...]    twenty seeds: is the model as good?
 
 Pieces that are in the result file already are not measured again; --again measures them anew.
@@ -9,6 +10,7 @@ fetches: the loader's batches of two epochs through planning alone; the second c
 new. `optimum` is Bélády's of each order, which knows the whole future, without pins; `fetched` is what
 training fetches: a window ahead, four batches in flight. `least` is what any order within the pools of
 262,144 samples has to fetch: each row of a pool once, but for those that the cache kept.
+loading: the thread's own time of an epoch, the median of rounds in which orders take turns.
 accuracy: one epoch, every row in memory: only the order of samples differs. A seed sets first values
 and order; a difference is that of two runs of one seed.
 """
@@ -22,8 +24,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 import numpy as np
 import torch
@@ -130,7 +133,7 @@ ARMS = ("shuffle", "reuse:8", "reuse:32")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
-    parser.add_argument("what", choices=("fetches", "accuracy"))
+    parser.add_argument("what", choices=("fetches", "loading", "accuracy"))
     parser.add_argument("names", nargs="*", metavar="NAME", help="sets, or models")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--arms", nargs="+", choices=(*ARMS, HOT_COLD), default=ARMS)
@@ -143,6 +146,11 @@ def main() -> None:
         found = _Found("order-fetches", args)
         for name in args.names or SETS:
             fetches(name, found)
+        return
+    if args.what == "loading":
+        found = _Found("order-loading", args)
+        for name in args.names or ["criteo"]:
+            loading(name, found)
         return
     found = _Found("order-accuracy", args)
     for seed in range(args.seeds):
@@ -279,6 +287,21 @@ def _least(pools: list[np.ndarray], num_slots: int) -> int:
         soonest = np.argsort(kept_until, kind="stable")[:num_slots]
         kept, kept_until = kept[soonest], kept_until[soonest]
     return fetched
+
+
+def loading(name: str, found: _Found, rounds: int = 5) -> None:
+    """Measures what each order of a set takes to load, and adds it."""
+    data, size = encoded(name, SETS[name].make), SETS[name].batch_size
+    times: dict[str, list[float]] = {order: [] for order in ORDERS}
+    for number, order in product(range(rounds), ORDERS):
+        loader, lookups = _loader(data, size, order, FOLDER), 0
+        begin = time.thread_time()
+        for batch in loader.batches(number):
+            lookups += len(batch.ids)
+        times[order].append((time.thread_time() - begin) / lookups * 1e9)
+    for order, of_order in times.items():
+        more = median(mine - plain for mine, plain in zip(of_order, times["shuffle"], strict=True))
+        found.add(f"{name} {order}", {"ns_a_lookup": median(of_order), "more_than_shuffle": more})
 
 
 def accuracy(model: str, arm: str, seed: int, found: _Found) -> None:
