@@ -37,14 +37,17 @@ def learn(embedding, plan, micro_batches):
     embedding.update(plan, vectors)
 
 
-def trained(run, num_ranks, device, optimizer, stages=1, **execution):
-    """The rows of all tables after some batches, and the optimizers' states. stages: of all-to-alls."""
+def trained(run, num_ranks, device, optimizer, num_stages=1, **execution):
+    """The rows of all tables after some batches, and the optimizers' states; exchanged in stages."""
     batches = batches_of("single", 8)
 
     def work(ranks):
         tables = mixed_tables(optimizer)
-        exchanging = two_stages.over(ranks, required=True) if stages == 2 else ranks
+        exchanging = two_stages.over(ranks, required=True) if num_stages == 2 else ranks
         embedding = Embedding(tables, seed=3, ranks=exchanging, device=device, **execution)
+        if embedding.cached_tables:
+            maps_there = device == "cuda" and execution["planning"] != "host"
+            assert embedding.cached_tables.maps_on_device == maps_there
         mine = [(step, split(b, ranks.num_ranks)[ranks.rank]) for step, b in enumerate(batches)]
         with closing(stages.start(embedding, iter(mine), plan_depth=2)) as runner:
             for work in runner:
@@ -60,18 +63,20 @@ def trained(run, num_ranks, device, optimizer, stages=1, **execution):
     return rows
 
 
-def assert_same_bits(num_ranks, optimizer, stages=1, **execution):
+def assert_same_bits(num_ranks, optimizer, num_stages=1, planning=None, **execution):
     """Those of processors in one stage."""
     expected = trained(in_process.run, num_ranks, "cpu", optimizer, **execution)
     with pretend_ranks.gpus(num_ranks, pretend.random_delay(num_ranks)):
-        got = trained(pretend_ranks.run, num_ranks, "cuda", optimizer, stages, **execution)
+        got = trained(
+            pretend_ranks.run, num_ranks, "cuda", optimizer, num_stages, planning=planning, **execution
+        )
     assert_same_rows(got, expected)
 
 
-RANKS = {
-    "2": (2, Adagrad(lr=0.05), "float32", 1),
-    "3, 16 bits": (3, Adam(), "bfloat16", 1),
-    "2 x 2, 16 bits": (4, Adagrad(lr=0.05), "float16", 2),
+RANKS = {  # number, optimizer, wire, stages, and where slots are mapped
+    "2": (2, Adagrad(lr=0.05), "float32", 1, "device"),
+    "3, 16 bits": (3, Adam(), "bfloat16", 1, "host"),
+    "2 x 2, 16 bits": (4, Adagrad(lr=0.05), "float16", 2, "device"),
 }
 
 
@@ -84,26 +89,29 @@ def test_ranks_on_devices_have_the_bits_of_ranks_on_processors(
     monkeypatch, sharding, cache, micro_batches, ranks
 ):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    num_ranks, optimizer, wire_dtype, stages = RANKS[ranks]
+    num_ranks, optimizer, wire_dtype, stages, planning = RANKS[ranks]
     assert_same_bits(
-        num_ranks, optimizer, stages, sharding=placements(sharding, num_ranks),
+        num_ranks, optimizer, stages, planning, sharding=placements(sharding, num_ranks),
         micro_batches=micro_batches, caching=CACHES[cache], wire_dtype=wire_dtype,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("sharding", "cache", "micro_batches", "num_ranks", "stages"),
+    ("sharding", "cache", "micro_batches", "num_ranks", "stages", "planning"),
     [
-        ("rows", "cached", 2, 2, 1),
-        ("columns", "in memory", 1, 2, 1),
-        ("mixed", "cached", 2, 4, 2),  # with hot rows on every rank
-        ("mixed columns", "bypassed", 1, 4, 2),
+        ("rows", "cached", 2, 2, 1, "device"),
+        ("rows", "cached", 1, 2, 1, "host"),
+        ("columns", "in memory", 1, 2, 1, "device"),
+        ("mixed", "cached", 2, 4, 2, "device"),  # with hot rows on every rank
+        ("mixed columns", "bypassed", 1, 4, 2, "device"),
     ],
 )
-def test_ranks_on_devices_in_short(monkeypatch, sharding, cache, micro_batches, num_ranks, stages):
+def test_ranks_on_devices_in_short(
+    monkeypatch, sharding, cache, micro_batches, num_ranks, stages, planning
+):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert_same_bits(
-        num_ranks, RowWiseAdagrad(), stages, sharding=placements(sharding, num_ranks),
+        num_ranks, RowWiseAdagrad(), stages, planning, sharding=placements(sharding, num_ranks),
         caching=CACHES[cache], micro_batches=micro_batches,
     )  # fmt: skip
 

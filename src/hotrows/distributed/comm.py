@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 Note = Callable[[str, str, float, float], None]  # of a timeline: stage, lane, begin, end in seconds
@@ -87,6 +88,13 @@ class Ranks(Protocol):
 
     def channel(self, name: str) -> Ranks:
         """These ranks on a channel with an order of its own."""
+
+
+def any_rank(ranks: Ranks, flag: bool) -> bool:
+    """Collective: whether any rank has the flag: then all do what one wants."""
+    if ranks.num_ranks == 1:
+        return flag
+    return bool(ranks.all_gather(torch.tensor([flag])).wait().any())
 
 
 class Arrived:
