@@ -40,6 +40,7 @@ HOT_COLD = ("scheduled", "sequential")
 ROW_OPTIMIZERS = ("row_optimizer", "linear_optimizer")  # settings whose values are such
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
+EXCHANGES = ("auto", "one_stage", "two_stages")
 CONFIG_FILE = JsonFile("correct it, or bring it back from a copy", problem="cannot be read")
 
 
@@ -269,6 +270,13 @@ class TrainConfig:
     sharding: str = setting(
         "auto", "How tables are sharded over ranks", choices=("auto", *SHARDINGS), changes="rounding"
     )
+    exchange: str = setting(
+        "auto",
+        "All-to-alls between ranks in one stage, or in two: within hosts, then between them, for fewer "
+        "messages; auto: in two where the cost model finds that faster",
+        choices=EXCHANGES,
+        changes="no bit",
+    )
     wire_dtype: str = setting(
         "float32", "Number format of rows and gradients on the wire", choices=WIRE_DTYPES, resumable=True
     )
@@ -423,7 +431,7 @@ GROUPS = {
         *("fast_memory", "store", "policy", "hot_cold", "in_flight", "lookahead_memory"),
         *("memory_split", "cache_transfer"),
     ),
-    "Ranks": ("sharding", "wire_dtype", "timeout"),
+    "Ranks": ("sharding", "exchange", "wire_dtype", "timeout"),
     "Device, numbers and speed": (
         *("device", "precision", "table_dtype", "linear_paths", "compile", "cuda_graph", "streams"),
         *("micro_batches", "plan_depth", "planning", "planning_threads", "pack_parts"),

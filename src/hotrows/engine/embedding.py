@@ -167,10 +167,16 @@ class Embedding:
         if dynamic is not None:
             dynamic.check(self.tables, self.device.on_host or (caching is not None and caching.can_grow))
             dynamic.begin(self.planner.ranks, crosses)
-        # Ranks plan together, on the host: what they ask of one another decides their plans.
+        plans_there = run.planning != "host" and not self.device.on_host
+        # Ranks find rows on the host: what they request of one another must be known there.
         alone = self.ranks.num_ranks == 1
-        plans_there = run.planning != "host" and not self.device.on_host and alone
-        self.device_planner = DevicePlanner(self.planner, self.device) if plans_there else None
+        if run.planning == "device" and plans_there and not alone:
+            log.warning(
+                "planning='device': rows are found on the host, since %s ranks request rows of one "
+                "another there; the device maps the slots of a cache",
+                self.ranks.num_ranks,
+            )
+        self.device_planner = DevicePlanner(self.planner, self.device) if plans_there and alone else None
         if plans_there and caching is not None and dynamic is None:
             caching = dataclasses.replace(caching, map_slots=run.planning or "auto")
         self._warned = run.planning is None

@@ -235,8 +235,9 @@ HOST = Device()
 
 
 def find(name: str) -> Device:
-    """The device of that name: `cpu`, or `cuda`, the first that the process sees; of several ranks on a
-    host each has one of its own, in order (`LOCAL_RANK`)."""
+    """The device of that name: `cpu`, or `cuda`: of several ranks that torchrun has started on a host
+    each has one of its own, in order (`LOCAL_RANK`); else the one of `torch.cuda.set_device`, which is
+    the first that the process sees."""
     if name == "cpu":
         return HOST
     if name != "cuda":
@@ -248,7 +249,8 @@ def find(name: str) -> Device:
             f"device 'cuda' is not there: PyTorch {torch.__version__} sees no CUDA device; `hotrows "
             f"doctor` shows what it has, device='cpu' needs none"
         )
-    index, num = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    num = torch.cuda.device_count()
+    index = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
     if index >= num:
         raise ValueError(
             f"rank {index} of this host has no GPU of its own: PyTorch sees {num}, and each rank needs "

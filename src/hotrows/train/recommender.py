@@ -17,6 +17,7 @@ from hotrows import models, nn
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
+from hotrows.distributed import two_stages
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.engine.embedding import Embedding
 from hotrows.losses import Loss
@@ -93,6 +94,9 @@ class Recommender:
         if caching is not None and hot_ids is not None:
             caching = dataclasses.replace(caching, hot_ids=_by_table(hot_ids, self.model.tables, schema))
         placing = ShardingPlan() if place is None else place(self.model)
+        exchanging, two = self.ranks, config.exchange == "two_stages"
+        if exchanging.num_ranks > 1 and (two or (config.exchange == "auto" and placing.stages == 2)):
+            exchanging = two_stages.over(exchanging, required=two)
         self.embedding = Embedding.for_model(
             self.model,
             schema,
@@ -101,7 +105,7 @@ class Recommender:
             seed=config.seed,
             caching=caching,
             read_only=read_only,
-            ranks=self.ranks,
+            ranks=exchanging,
             sharding=placing.sharding or "rows",
             micro_batches=config.micro_batches or placing.micro_batches or 1,
             pack_parts=placing.pack_parts,
