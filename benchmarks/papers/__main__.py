@@ -7,8 +7,9 @@
     python -m benchmarks.papers --page                 # the tables of docs/papers/ once more
 
 Every part writes results/papers-PAPER.json whenever it has found something, and its table into
-docs/papers/PAPER.md; a cut one goes on where it was, and arms that earlier code has measured say so. A part that ran on this commit and machine in
-this setting is not run again. With --quick nothing is written unless --out says where.
+docs/papers/PAPER.md; a cut one goes on where it was, and says so of arms that earlier code has
+measured. A part that ran on this commit and machine in this setting is not run again. With --quick
+nothing is written unless --out says where.
 """
 
 import argparse
