@@ -69,6 +69,7 @@ def folder(sizes: list[int]) -> Path:
 
 def measure(tier: str, sizes: list[int], turns: int, num_steps: int) -> dict:
     """Milliseconds of a step of each arm, the ratio, and that of each turn."""
+    folder(sizes).mkdir(parents=True, exist_ok=True)
     arms = {name: Arm(tier, sizes, name, (1 + turns) * (AHEAD + num_steps)) for name in ARMS}
     seconds: dict[str, list[list[float]]] = {name: [] for name in ARMS}
     for turn in range(1 + turns):
