@@ -194,7 +194,9 @@ def draw(found: dict[str, dict]) -> None:
             axes.plot(rates, delays, "o-", color=color, linewidth=2, label=f"{name[1:3]}th percentile")
             axes.axhline(AIMS[name], color=color, linewidth=1, linestyle=":")
             for rate, delay in zip(rates, delays, strict=True):
-                axes.annotate(f"{delay:.2f}", (rate, delay), (0, 7), textcoords="offset points", ha="center")
+                axes.annotate(
+                    f"{delay:.2f}", (rate, delay), (0, 7), textcoords="offset points", ha="center"
+                )
         axes.set(xscale="log", yscale="log", xlabel="events appended a second")
         axes.set_xticks(rates, [f"{rate:,}" for rate in rates])
         axes.set_ylabel("seconds until a score has learnt an event")

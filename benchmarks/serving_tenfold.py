@@ -119,7 +119,13 @@ def measure(folder: Path, chosen: list[str]) -> None:
     result = json.loads(path.read_text())["figures"] if path.exists() else {}
     result["disk"] = disk(max((folder / "deepfm" / "tables").iterdir(), key=lambda f: f.stat().st_size))
     print(result["disk"], flush=True)
-    sizes = {"candidates": CANDIDATES, "past": PAST, "requests": REQUESTS, "warm_up": WARM, "scale": scale}
+    sizes = {
+        "candidates": CANDIDATES,
+        "past": PAST,
+        "requests": REQUESTS,
+        "warm_up": WARM,
+        "scale": scale,
+    }
     for model in chosen or MODELS:
         size = sum(file.stat().st_size for file in (folder / model / "tables").iterdir())
         others = sum(file.stat().st_size for file in (folder / model / "encoders").rglob("*.*"))
