@@ -1,6 +1,6 @@
 """How fast do rows come and go where a user would keep them first: a key-value store, or a mapped file?
 
-    python -m benchmarks.stores [--arms NAME ...] [--rows N] [--seconds 12]
+    python -m benchmarks.stores [--arms NAME ...] [--rows N] [--seconds 8]
     python -m benchmarks.peers stores        # before: the environment of rocksdict and lmdb
 
 The same work for all, in processes of their own, with the same bytes of memory in all, page cache
@@ -33,11 +33,11 @@ QUESTION = __doc__.splitlines()[0]
 def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--rows", type=int, default=16_000_000)
+    parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--stride", type=int, default=128, help="bytes of a record")
     parser.add_argument("--per-round", type=int, default=4000, help="rows read, and rows written")
-    parser.add_argument("--seconds", type=float, default=12, help="of rounds, for each arm")
-    parser.add_argument("--memory", type=int, default=512 << 20, help="bytes of each process")
+    parser.add_argument("--seconds", type=float, default=8, help="of rounds, for each arm")
+    parser.add_argument("--memory", type=int, default=256 << 20, help="bytes of each process")
     parser.add_argument("--fill-only", action="store_true", help="write the tables, and end")
     parser.add_argument("--keep", action="store_true", help="keep the tables")
     args = parser.parse_args()
