@@ -57,8 +57,8 @@ def main(arguments: list[str]) -> None:
         "--samples", type=int, help="of the stream, read again from its begin [all fresh]"
     )
     parser.add_argument("--seconds", type=float, default=400, help="of this call")
-    parser.add_argument("--fast-memory", type=int, default=176 << 20, help="bytes of rows held")
-    parser.add_argument("--lookahead-memory", type=int, default=160 << 20)
+    parser.add_argument("--fast-memory", type=int, default=144 << 20, help="bytes of rows held")
+    parser.add_argument("--lookahead-memory", type=int, default=96 << 20)
     parser.add_argument("--limit", type=int, default=LIMIT, help="bytes of the process in all")
     parser.add_argument("--memory-steps", type=int, default=MEMORY_STEPS, help="timed, of a piece")
     parser.add_argument("--untimed", action="store_true", help="steps of this call are not counted")
@@ -104,7 +104,7 @@ class Training:
         begin = time.monotonic()
         self._go_on()
         while time.monotonic() < end and self._is_alive() and not self._is_complete():
-            time.sleep(0.1)
+            time.sleep(0.5)
         if self.args.untimed:
             self.state["untimed"].append([begin, time.monotonic()])
         if self._is_complete():
@@ -122,11 +122,15 @@ class Training:
     def is_over(self) -> bool:
         return "resumed" in self.state
 
-    def steps(self, name: str = "steps.jsonl") -> list[dict]:
-        """What was noted of each step and checkpoint."""
+    def steps(self, name: str = "steps.jsonl", last: int | None = None) -> list[dict]:
+        """What was noted of each step and checkpoint; last: only in so many bytes of the file's end."""
         path = self.folder / name
-        lines = path.read_text().splitlines() if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("}")]
+        if not path.exists():
+            return []
+        with open(path, "rb") as file:
+            file.seek(max(path.stat().st_size - (last or 1 << 60), 0))
+            lines = file.read().decode().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
     def _go_on(self) -> None:
         if self.state["pid"] is None:
@@ -174,11 +178,11 @@ class Training:
 
     def _is_complete(self) -> bool:
         """Whether all steps are made, and some behind the last checkpoint."""
-        notes = self.steps()
-        checkpoints = [n for n, note in enumerate(notes) if note["kind"] == "checkpoint"]
-        num_steps = sum(note["kind"] == "step" for note in notes)
-        behind = len(notes) - checkpoints[-1] - 1 if checkpoints else 0
-        return num_steps >= self.args.steps and behind >= 2 * RESUMED_STEPS
+        notes = self.steps(last=32 << 10)
+        steps = [note["step"] for note in notes if note["kind"] == "step"]
+        behind = next((n for n, note in enumerate(reversed(notes)) if note["kind"] == "checkpoint"), 1000)
+        has_any = self.state["has_checkpoint"] = self.state.get("has_checkpoint") or behind < 1000
+        return has_any and steps[-1:] >= [self.args.steps] and behind >= 2 * RESUMED_STEPS
 
     def _resume(self) -> None:
         """Resumes the killed run, and compares its losses with those before."""
@@ -192,7 +196,7 @@ class Training:
         os.kill(self.state["pid"], signal.SIGKILL)
         self._reap()
         before = {note["step"]: note["loss"] for note in self.steps() if note["kind"] == "step"}
-        resumed = self.steps("resumed.jsonl")
+        resumed = [note for note in self.steps("resumed.jsonl") if note["kind"] == "step"]
         self.state["resumed"] = {
             "seconds": resumed[0]["at"] - self.state["starts"][-1],
             "steps": len(resumed),
@@ -258,6 +262,7 @@ class Training:
             "standstills": standstills,
             "checkpoint_seconds": checkpoints,
             "resumed": self.state["resumed"],
+            "anonymous_mb": max(note.get("anonymous_mb", 0) for note in notes),
             "rows_in_per_step": float(np.mean([note["rows_in"] for note in notes])),
             "last": notes[-1],
         }  # fmt: skip
