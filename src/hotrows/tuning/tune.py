@@ -213,7 +213,8 @@ def settings_to_tune(
 
     if config.linear_paths != "plain" and training.measures_paths:
         add("linear_paths", ("plain",), ordered=False)
-    add("precision", SETTINGS["precision"].choices, ordered=False)
+    formats = SETTINGS["precision"].choices
+    add("precision", [f for f in formats if f != "tf32" or config.device != "cpu"], ordered=False)
     add("table_dtype", ("float32", "bfloat16"), ordered=False)
     size = config.batch_size or 1
     add("batch_size", [max(size * n // 4, 1) for n in (1, 2, 4, 8, 16)])
