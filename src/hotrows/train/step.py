@@ -108,7 +108,7 @@ class Step:
 
     def _one_like(self, loss: Tensor) -> Tensor:
         """The gradient of a loss by itself, made once."""
-        if self._one is None or self._one.dtype != loss.dtype:
+        if self._one is None or (self._one.shape, self._one.dtype) != (loss.shape, loss.dtype):
             self._one = torch.ones_like(loss)
         return self._one
 
