@@ -144,7 +144,8 @@ def tune(
     with PairedBenchmark(data, ranks, warm_up_seconds=0.0) as benchmark:
         # Settings that fit this size of batch may not fit another.
         settled = settle(config, data)
-        config = dataclasses.replace(config, batch_size=settled.batch_size, pack_parts=settled.pack_parts)
+        left_open = ("batch_size", "pack_parts", "precision")
+        config = dataclasses.replace(config, **{name: getattr(settled, name) for name in left_open})
         settings = settings_to_tune(config, benchmark.opened(config), may_change)
         settings = [setting for setting in settings if setting.name not in fixed]
         most = sum(2 if setting.ordered else len(setting.values) - 1 for setting in settings)
