@@ -34,7 +34,7 @@ from hotrows.table import TABLE_DTYPES
 if TYPE_CHECKING:
     from hotrows.engine.caching import Caching
 
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "tf32", "bfloat16")
 LINEAR_PATHS = ("auto", "measured", "plain")
 HOT_COLD = ("scheduled", "sequential")
 ROW_OPTIMIZERS = ("row_optimizer", "linear_optimizer")  # settings whose values are such
@@ -127,8 +127,12 @@ class TrainConfig:
         False,
         "Let clip_norm limit all gradients, of rows and L2 terms too, as PyTorch's clip_grad_norm_ does",
     )
-    precision: str = setting(
-        "float32", "Number format of matrices in the dense part; else float32", choices=PRECISIONS
+    precision: str | None = setting(
+        None,
+        "Number format of matrices in the dense part; else float32. tf32: float32, multiplied in TF32 on "
+        "a GPU",
+        unset="float32, tf32 on CUDA",
+        choices=PRECISIONS,
     )
     table_dtype: str = setting(
         "float32", "Number format of stored weights; optimizer state is float32", choices=TABLE_DTYPES
@@ -292,8 +296,11 @@ class TrainConfig:
         changes="no bit",
     )
     compile: bool = setting(False, "Compile the dense part by torch.compile", changes="rounding")
-    cuda_graph: bool = setting(
-        False, "Launch whole steps as CUDA graphs; needs batches of one size", changes="no bit"
+    cuda_graph: bool | None = setting(
+        None,
+        "Launch whole steps as CUDA graphs; needs batches of one size",
+        unset="on CUDA where steps are alike",
+        changes="no bit",
     )
     streams: int = setting(
         1,

@@ -102,6 +102,11 @@ class Device:
         return None
 
     @contextmanager
+    def products_in_tf32(self) -> Iterator[None]:
+        """Within, matrices of float32 may be multiplied in TF32, with 10 bits of the mantissa."""
+        yield
+
+    @contextmanager
     def ahead_of_lanes(self) -> Iterator[None]:
         """What the calling thread launches within is done before what waits on lanes: training's steps
         before moves of rows."""
@@ -202,6 +207,15 @@ class Cuda(Device):
 
     def random_state(self) -> Tensor | None:
         return torch.cuda.get_rng_state(self.torch)
+
+    @contextmanager
+    def products_in_tf32(self) -> Iterator[None]:
+        products = torch.backends.cuda.matmul
+        before, products.allow_tf32 = products.allow_tf32, True
+        try:
+            yield
+        finally:
+            products.allow_tf32 = before
 
     @contextmanager
     def ahead_of_lanes(self) -> Iterator[None]:

@@ -116,6 +116,7 @@ class Recommender:
             first_layer_roles=_first_layer_roles(self.model, config),
             planning_threads=config.planning_threads,
             planning=config.planning,
+            narrow_vectors=config.precision == "bfloat16",
         )
         nn.share_statistics(self.model, self.ranks)
 
@@ -142,8 +143,8 @@ class Recommender:
         assert self.config.batch_size is not None, "settle the config first"
         choices: dict[str, str] = {}
         if self._measures(num_samples):
-            for precision in sorted({self.config.precision, "float32"}):
-                dtype = getattr(torch, precision)
+            narrow = [torch.bfloat16] if self.config.precision == "bfloat16" else []
+            for dtype in (*narrow, torch.float32):
                 num_parts = self.ranks.num_ranks * max(self.config.micro_batches, 1)
                 per_step = -(-self.config.batch_size // num_parts)
                 choices |= kept_linear_paths(self.model, per_step, dtype)
@@ -222,7 +223,7 @@ def _with_linear(tables: Sequence[Table], config: TrainConfig) -> tuple[Table, .
 
 def _first_layer_roles(model: models.Model, config: TrainConfig) -> tuple[str, ...]:
     """Roles that a first layer may read by distinct rows: products in float32, of no compiled graph."""
-    plain = config.precision == "float32" and not config.compile
+    plain = config.precision != "bfloat16" and not config.compile
     return getattr(model, "first_layer_roles", ()) if plain else ()
 
 
