@@ -14,6 +14,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 LIBRARIES = ("deepctr", "rechub", "fuxictr")
 ON_IDS = ("lr", "fm", "dnn", "wide_deep", "deepfm", "dlrm", "dcnv2", "mmoe")
 ON_HISTORIES = ("din", "dien", "can")
+FAE_BASES = ("all rows in slow memory", "static cache")
 NAMES = {"TensorFlow": "tensorflow", "TorchRec": "torchrec", "FBGEMM": "fbgemm", "PyTorch": "plain-torch"}
 
 
@@ -124,3 +125,25 @@ def test_messages_that_a_page_explains_are_messages_of_ours():
     texts = "\n".join(" ".join(text.split()) for text in messages())
     unknown = [s for s in said if not re.search(".*".join(map(re.escape, s.split(".."))), texts)]
     assert not unknown, f"docs/troubleshooting.md explains what nobody prints: {unknown}"
+
+
+def test_the_first_page_has_a_line_of_each_paper():
+    of_models = [result(f"ranks-{name}")["arms"] for name in ("deepfm", "dlrm", "din", "dien")]
+    speeds = [
+        [arms[arm]["samples_per_s"] for arm in ("hotrows-ranks", "tensorflow-ps")] for arms in of_models
+    ]
+    ratios = [ours / theirs for ours, theirs in speeds]
+    fields = result("papers-picasso")["fields"]["arms"]["461"]["hotrows"]["ratio"]
+    said = r"here it is ([\d.]+) to ([\d.]+) times, and (\d+) times plain PyTorch at 461 fields"
+    assert numbers("README.md", said) == [round(min(ratios), 1), round(max(ratios), 1), round(fields)]
+    scratchpipe = result("papers-scratchpipe")
+    cached = [scratchpipe[name]["arms"] for name in ("uniform", "low", "medium", "high")]
+    over = [
+        arms["10% ours"]["samples_per_s"] / arms["10% static cache"]["samples_per_s"] for arms in cached
+    ]
+    said = r"look-ahead is ([\d.]+) to ([\d.]+) times a static cache"
+    assert numbers("README.md", said) == [round(min(gains), 1), round(max(gains), 1)]
+    links = {name.split(": ")[1]: arm for name, arm in result("papers-fae")["links"]["arms"].items()}
+    gains = [links[base]["seconds"] / links["ours"]["seconds"] for base in FAE_BASES]
+    said = r"as slow as PCIe it is ([\d.]+) and ([\d.]+) times here"
+    assert numbers("README.md", said) == [round(gain, 2) for gain in gains]
