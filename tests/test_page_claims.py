@@ -128,19 +128,16 @@ def test_messages_that_a_page_explains_are_messages_of_ours():
 
 
 def test_the_first_page_has_a_line_of_each_paper():
+    def over(arms, arm, base):
+        return arms[arm]["samples_per_s"] / arms[base]["samples_per_s"]
+
     of_models = [result(f"ranks-{name}")["arms"] for name in ("deepfm", "dlrm", "din", "dien")]
-    speeds = [
-        [arms[arm]["samples_per_s"] for arm in ("hotrows-ranks", "tensorflow-ps")] for arms in of_models
-    ]
-    ratios = [ours / theirs for ours, theirs in speeds]
+    ratios = [over(arms, "hotrows-ranks", "tensorflow-ps") for arms in of_models]
     fields = result("papers-picasso")["fields"]["arms"]["461"]["hotrows"]["ratio"]
     said = r"here it is ([\d.]+) to ([\d.]+) times, and (\d+) times plain PyTorch at 461 fields"
     assert numbers("README.md", said) == [round(min(ratios), 1), round(max(ratios), 1), round(fields)]
-    scratchpipe = result("papers-scratchpipe")
-    cached = [scratchpipe[name]["arms"] for name in ("uniform", "low", "medium", "high")]
-    over = [
-        arms["10% ours"]["samples_per_s"] / arms["10% static cache"]["samples_per_s"] for arms in cached
-    ]
+    cached = [result("papers-scratchpipe")[name]["arms"] for name in ("uniform", "low", "medium", "high")]
+    gains = [over(arms, "10% ours", "10% static cache") for arms in cached]
     said = r"look-ahead is ([\d.]+) to ([\d.]+) times a static cache"
     assert numbers("README.md", said) == [round(min(gains), 1), round(max(gains), 1)]
     links = {name.split(": ")[1]: arm for name, arm in result("papers-fae")["links"]["arms"].items()}
