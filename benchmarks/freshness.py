@@ -1,13 +1,14 @@
 """How long is it from the append of an event to a score that has learnt it?
 
-    python -m benchmarks.freshness [--rates 2000,5000,20000] [--seconds 60]
+    python -m benchmarks.freshness [--rates 1000,5000,20000] [--seconds 30]
 
 Events of Criteo's shape (13 numbers, 26 ids) are appended to a folder at a rate, a file every 50 ms, as
 they would come from a log. `hotrows train --stream` trains on them and publishes, `hotrows serve
---follow` takes up what it publishes, and a client sends one request after the other. The delay of the
-events of a file: from the moment when the file has its name to the first answer by a version that has
-trained all of them, as X-Hotrows-Version and the log of the run say. The first third is left out.
-Writer, training, server and client share the cores of this machine.
+--follow` takes up what it publishes, and a client sends a request 20 ms after the last answer. The delay
+of the events of a file: from the moment when the file has its name to the first answer by a version that
+has trained all of them, as X-Hotrows-Version and the log of the run say. The first third is left out.
+Writer, training, server and client share the cores of this machine. Rates that were measured before stay
+in the result file, and docs/pictures/freshness.png has all of them.
 """
 
 import argparse
@@ -28,30 +29,34 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from benchmarks.harness import conditions, write
+from benchmarks.harness import RESULTS, ROOT, conditions, write
 from benchmarks.serving import ROWS, request_of, schema_of, table_of
 from benchmarks.serving_load import wait_for
+from hotrows.runtime import figures
 from hotrows.serving import chain
 
-NOTE = "writer, training, server and client shared the cores of this machine, with other programs"
+NOTE = "writer, training, server and client shared the cores of this machine"
+AIMS = {"p50_s": 0.3, "p99_s": 1.0}
 EVERY, CANDIDATES, PATIENCE = 0.05, 20, 60.0  # seconds between files; rows of a request; seconds
 
 
 def main(rates: Sequence[int], seconds: float, publish: str, batch: int) -> None:
     import hotrows
 
-    figures = {}
+    path = RESULTS / "freshness.json"
+    found = json.loads(path.read_text())["figures"] if path.exists() else {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         schema = schema_of("deepfm")
         hotrows.prepare(table_of("deepfm", ROWS, 0), schema, folder / "enc")
         for rate in rates:
-            figures[f"{rate:,} events/s"] = measure(
-                folder / str(rate), folder / "enc", rate, seconds, publish, batch
-            )
-            print(rate, json.dumps(figures[f"{rate:,} events/s"]), flush=True)
-            about = {"model": "deepfm", "seconds": seconds, "publish_every": publish, "batch_size": batch}
-            write("freshness", {**about, "note": NOTE, "figures": figures, **conditions(1)})
+            arguments = folder / str(rate), folder / "enc", rate, seconds, publish, batch
+            found[str(rate)] = {"seconds": seconds, **measure(*arguments)}
+            found = dict(sorted(found.items(), key=lambda item: int(item[0])))
+            print(rate, json.dumps(found[str(rate)]), flush=True)
+            about = {"model": "deepfm", "publish_every": publish, "batch_size": batch}
+            write("freshness", {**about, "note": NOTE, "figures": found, **conditions(1)})
+    draw(found)
 
 
 def measure(
@@ -65,7 +70,7 @@ def measure(
     hotrows = [sys.executable, "-m", "hotrows"]
     train = [
         *hotrows, "train", str(data), "--model", "deepfm", "--run", str(run), "--batch-size", str(batch),
-        "--stream", f"folder:{events}", "--max-wait", str(EVERY),
+        "--stream", f"folder:{events}", "--max-wait", str(EVERY), "--stream-queue", "1",
         "--publish", str(published), "--publish-every", publish, "--linear-paths", "plain",
     ]  # fmt: skip
     serve = [*hotrows, "serve", "--follow", str(published), "--port", str(port)]
@@ -123,7 +128,7 @@ class Answers:
             if answer.status == 200:
                 self._note(int(answer.headers["X-Hotrows-Version"]), time.time())
                 self.count += 1
-            time.sleep(0.005)
+            time.sleep(0.02)
 
     def _note(self, number: int, moment: float) -> None:
         if number not in self.first:
@@ -176,10 +181,34 @@ def delays(
     }
 
 
+def draw(found: dict[str, dict]) -> None:
+    """The curve of rate against delay."""
+    figure = figures.new_figure(6.4, 4.4)
+    if figure is None:
+        return
+    with figures.style():
+        axes = figure.subplots()
+        rates = [int(rate) for rate in found]
+        for name, color, above in (("p99_s", figures.ORANGE, 7), ("p50_s", figures.BLUE, -16)):
+            delays = [found[rate][name] for rate in found]
+            axes.plot(rates, delays, "o-", color=color, linewidth=2, label=f"{name[1:3]}th percentile")
+            axes.axhline(AIMS[name], color=color, linewidth=1, linestyle=":")
+            for place in zip(rates, delays, strict=True):
+                axes.annotate(
+                    f"{place[1]:.2f}", place, (0, above), textcoords="offset points", ha="center"
+                )
+        axes.set(xscale="log", yscale="log", xlabel="events appended a second")
+        axes.set_xticks(rates, [f"{rate:,}" for rate in rates])
+        axes.set_ylabel("seconds until a score has learnt an event")
+        axes.legend()
+        figures.set_title(figure, "From append to served score", "two cores for all; dotted: the aims")
+        figures.save(figure, ROOT / "docs" / "pictures" / "freshness.png")
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rates", default="1000,5000,20000", help="events a second, with commas between")
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--publish-every", default="0.1s")
     parser.add_argument("--batch-size", type=int, default=2048)
     given = parser.parse_args()

@@ -1,14 +1,14 @@
 """How long does a request take where tables are ten times as large as the memory of the process?
 
     python -m benchmarks.serving_tenfold make FOLDER [MODEL ...]       the bundles, once; minutes
-    python -m benchmarks.serving_tenfold measure FOLDER                memory cgroups: as root, on Linux
+    python -m benchmarks.serving_tenfold measure FOLDER [MODEL ...]    memory cgroups: as root, on Linux
 
-Tables have half the rows of Criteo Kaggle's 26 fields (DIN: as many items), dim 16, float32; DeepFM and
-DLRM read 13 numbers and 26 ids, DIN a user, an item and a history of 50. A request is one user and 500
-candidates: half of the columns are the user's, for DIN all but the item. Values are drawn by Zipf's law,
-and `prepare` gives frequent ones the first rows. A process on one core, without PyTorch, whose memory
-with its page cache is limited to a tenth of the tables, scores requests that it has not seen. Its pages
-come from the disk of this machine, whose random reads of 4 KiB are measured first.
+Tables have the rows of Criteo Kaggle's 26 fields (DIN: as many items), divided by --scale, dim 16,
+float32; DeepFM and DLRM read 13 numbers and 26 ids, DIN a user, an item and a history of 50. A request is
+one user and 500 candidates: half of the columns are the user's, for DIN all but the item. Values are
+drawn by Zipf's law, and `prepare` gives frequent ones the first rows. A process on one core, without
+PyTorch, whose memory with its page cache is limited to a tenth of the tables, scores requests that it has
+not seen. Its pages come from the disk of this machine, whose random reads of 4 KiB are measured first.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from benchmarks.workload import CRITEO_KAGGLE
 
 MODELS = ("deepfm", "dlrm", "din")
 SKEWS = (1.05, 1.2)
-WARM, REQUESTS = 300, 500
+WARM, REQUESTS = 100, 200
 SHARE = 10  # tables to memory
 CHUNK = 1 << 18
 
@@ -112,15 +112,21 @@ def values(random: np.random.Generator, size: int, first: int, count: int) -> np
     return np.concatenate([once, drawn(random, size, count - len(once), SKEWS[0])])
 
 
-def measure(folder: Path) -> None:
-    from benchmarks.harness import conditions, write
+def measure(folder: Path, chosen: list[str]) -> None:
+    from benchmarks.harness import RESULTS, conditions, write
 
-    scale = int((folder / "scale.json").read_text())
-    result: dict = {
-        "disk": disk(max((folder / "deepfm" / "tables").iterdir(), key=lambda f: f.stat().st_size))
+    scale, path = int((folder / "scale.json").read_text()), RESULTS / "serving_tenfold.json"
+    result = json.loads(path.read_text())["figures"] if path.exists() else {}
+    result["disk"] = disk(max((folder / "deepfm" / "tables").iterdir(), key=lambda f: f.stat().st_size))
+    print(result["disk"], flush=True)
+    sizes = {
+        "candidates": CANDIDATES,
+        "past": PAST,
+        "requests": REQUESTS,
+        "warm_up": WARM,
+        "scale": scale,
     }
-    print(result, flush=True)
-    for model in MODELS:
+    for model in chosen or MODELS:
         size = sum(file.stat().st_size for file in (folder / model / "tables").iterdir())
         others = sum(file.stat().st_size for file in (folder / model / "encoders").rglob("*.*"))
         limit = size // SHARE
@@ -128,8 +134,7 @@ def measure(folder: Path) -> None:
         for skew in SKEWS:
             result[model][f"Zipf {skew}"] = figures = score_within(limit, model, folder, skew)
             print(model, skew, json.dumps(figures), flush=True)
-    sizes = {"candidates": CANDIDATES, "past": PAST, "requests": REQUESTS, "warm_up": WARM}
-    write("serving_tenfold", {**sizes, "scale": scale, "figures": result, **conditions(1)})
+        write("serving_tenfold", {**sizes, "figures": result, **conditions(1)})
 
 
 def score_within(limit: int, model: str, folder: Path, skew: float) -> dict:
@@ -222,14 +227,14 @@ def main() -> None:
     parser.add_argument("what", choices=("make", "measure", "score"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("rest", nargs="*")
-    parser.add_argument("--scale", type=int, default=2, help="Rows are divided by it.")
+    parser.add_argument("--scale", type=int, default=1, help="Rows are divided by it.")
     given = parser.parse_args()
     if given.what == "score":
         score(given.folder, given.rest[0], float(given.rest[1]))
     elif given.what == "make":
         make(given.folder, given.scale, given.rest)
     else:
-        measure(given.folder)
+        measure(given.folder, given.rest)
 
 
 if __name__ == "__main__":

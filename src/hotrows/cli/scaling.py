@@ -148,6 +148,8 @@ def _show(prediction: Prediction, picture: Path | None, as_json: bool, why: bool
         "each: samples of a rank relative to the first line; parts of a step in ms; ahead: planning, "
         "loading or moves of a cache, beside it; held: by the fullest rank"
     )
+    if stages := prediction.stages():
+        click.echo(stages)
     for point in prediction.points:
         words = point.refused or point.sharding(prediction.workload.loads)
         click.echo(f"{point.num_ranks:>6,} ranks  {words}")

@@ -285,7 +285,8 @@ def _check(steps: StepTrainer) -> None:
     state, config = steps.state, steps.config
     if steps.ranks.num_ranks > 1:
         raise ValueError(
-            f"a stream is trained by one rank so far, not by {steps.ranks.num_ranks:,}: start one"
+            f"a stream is trained by one rank, on all cores of its machine, not by "
+            f"{steps.ranks.num_ranks:,}: start it without torchrun"
         )
     if state.stream is None and state.step > 0:
         raise ValueError(
