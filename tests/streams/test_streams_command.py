@@ -61,6 +61,13 @@ def test_options_of_streams_need_a_stream(data, hotrows):
     assert hotrows("train", data.path, "--stream", "-", "--alarm-calibration", "3").code == 2
 
 
+def test_torchrun_with_several_ranks_is_refused_before_a_run_begins(data, tmp_path, hotrows, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    done = hotrows("train", data.path, "--run-dir", tmp_path / "run", "--stream", "folder:clicks")
+    assert done.code == 1 and "trained by one rank" in done.err and "without torchrun" in done.err
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_stream_begins_from_a_schema_alone(tmp_path, hotrows):
     """Where all ids are dynamic no row is counted first."""
     keys = {"kind": "sparse", "dynamic": {"capacity": 50, "evict": "lru"}}
