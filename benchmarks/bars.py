@@ -68,9 +68,9 @@ CAVEATS = (
     "DIN on TaobaoAd is not run: its attention of 512 and 256 over histories padded to 50 takes 0.1 "
     "billion floating-point operations a sample; the 18,680 samples/s of the log are 1.9e12 of them a "
     "second, about ten times what two cores can do",
-    "the machine was shared with other work while this was measured (other_cores says how much): what a "
-    "second of one core's time trains (samples_per_cpu_second, of all threads together) says more than "
-    "samples_per_s, and two cores for themselves reach twice that at most",
+    "what other programs used of the cores stands beside each figure (other_cores); where it is more "
+    "than a tenth, what a second of one core's time trains (samples_per_cpu_second, of all threads "
+    "together) says more than samples_per_s, and two cores for themselves reach twice that at most",
 )
 
 

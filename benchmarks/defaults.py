@@ -49,7 +49,7 @@ def main() -> None:
                     shown = {n: f"{v:.4f}" if isinstance(v, float) else v for n, v in figures.items()}
                     print(f"{name} {key} {seed}: {shown}", flush=True)
     if not args.dry:
-        print(table(_stored()))
+        print(table(_stored()), named_table(_stored(), "bfloat16"), sep="\n\n")
 
 
 def _figures(name: str, model: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def _since(begin: float) -> float:
 def table(sets: dict[str, Any]) -> str:
     """The figures as a Markdown table: the reference's mean AUC, and how far each model's is above it,
     mean (lowest to highest) over seeds."""
-    models = [*dict.fromkeys(model for of_set in sets.values() for model in of_set if model != REFERENCE)]
+    models = [model for model in (*MODELS, *SEQUENCE_MODELS) if any(model in s for s in sets.values())]
     lines = [f"| | {' | '.join((REFERENCE, *models))} |", "|---" * (2 + len(models)) + "|"]
     for name, of_set in sets.items():
         aucs = {m: {seed: f["auc"] for seed, f in seeds.items()} for m, seeds in of_set.items()}
@@ -110,6 +110,21 @@ def table(sets: dict[str, Any]) -> str:
             spread = f" ({min(above):+.4f} to {max(above):+.4f})" if len(above) > 1 else ""
             cells.append(f"{mean(above):+.4f}{spread}" if above else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def named_table(sets: dict[str, Any], name: str) -> str:
+    """What settings stored by a name change in AUC, of each set and model: mean (lowest to highest)."""
+    lines = [f"| | model | seeds | AUC | {name} |", "|---|---|---|---|---|"]
+    for of, models in sets.items():
+        for model in MODELS:
+            plain, changed = models.get(model, {}), models.get(f"{model}, {name}", {})
+            by_seed = [(plain[seed]["auc"], changed[seed]["auc"]) for seed in changed if seed in plain]
+            if by_seed:
+                above = [b - a for a, b in by_seed]
+                spread = f" ({min(above):+.4f} to {max(above):+.4f})" if len(above) > 1 else ""
+                cells = (of, model, len(above), f"{mean(a for a, _ in by_seed):.4f}")
+                lines.append(f"| {' | '.join(map(str, cells))} | {mean(above):+.4f}{spread} |")
     return "\n".join(lines)
 
 

@@ -1,6 +1,7 @@
 """Fewer fetches than Bélády's optimum of a random order: what do clusters save, and what do they cost?
 
     python -m benchmarks.order fetches [SET ...]       rows fetched, distinct rows, time
+    python -m benchmarks.order loading [SET ...]       nanoseconds of a lookup, orders in turn
     python -m benchmarks.order accuracy [MODEL ...]    twenty seeds: is the model as good?
 
 Pieces that are in the result file already are not measured again; --again measures them anew.
@@ -9,6 +10,7 @@ fetches: the loader's batches of two epochs through planning alone; the second c
 new. `optimum` is Bélády's of each order, which knows the whole future, without pins; `fetched` is what
 training fetches: a window ahead, four batches in flight. `least` is what any order within the pools of
 262,144 samples has to fetch: each row of a pool once, but for those that the cache kept.
+loading: the thread's own time of an epoch, the median of rounds in which orders take turns.
 accuracy: one epoch, every row in memory: only the order of samples differs. A seed sets first values
 and order; a difference is that of two runs of one seed.
 """
@@ -22,8 +24,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, median, stdev
 
 import numpy as np
 import torch
@@ -114,23 +117,21 @@ SETS = {
     "avazu": Set(real("avazu_14k.csv", "avazu"), 32),
     "criteo-real": Set(real("criteo_kaggle_10k.tsv", "criteo"), 32),
 }
-ACCURACY_SETS = {"criteo-200k": criteo(200_000), "movielens-600": movielens(600)}
-CONFIG = TrainConfig(
-    batch_size=512, row_optimizer=Adagrad(), evaluate_every=1 << 30, linear_paths="plain", epochs=1
-)
+ACCURACY_SETS = {"criteo-60k": criteo(60_000), "movielens-200": movielens(200)}
+CONFIG = TrainConfig(row_optimizer=Adagrad(), evaluate_every=1 << 30, linear_paths="plain", epochs=1)
 SMALL = {"dim": 8, "hidden": [64, 64]}
-# Model -> data, options
+# Model -> data, samples of a batch, options. A cluster of reuse:8 has ten batches.
 MODELS = {
-    "deepfm": ("criteo-200k", SMALL),
-    "dlrm": ("criteo-200k", {"dim": 8, "bottom": [64], "top": [64, 64]}),
-    "din": ("movielens-600", SMALL),
+    "deepfm": ("criteo-60k", 512, SMALL),
+    "dlrm": ("criteo-60k", 512, {"dim": 8, "bottom": [64], "top": [64, 64]}),
+    "din": ("movielens-200", 256, SMALL),
 }
 ARMS = ("shuffle", "reuse:8", "reuse:32")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=QUESTION)
-    parser.add_argument("what", choices=("fetches", "accuracy"))
+    parser.add_argument("what", choices=("fetches", "loading", "accuracy"))
     parser.add_argument("names", nargs="*", metavar="NAME", help="sets, or models")
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--arms", nargs="+", choices=(*ARMS, HOT_COLD), default=ARMS)
@@ -143,6 +144,11 @@ def main() -> None:
         found = _Found("order-fetches", args)
         for name in args.names or SETS:
             fetches(name, found)
+        return
+    if args.what == "loading":
+        found = _Found("order-loading", args)
+        for name in args.names or ["criteo"]:
+            loading(name, found)
         return
     found = _Found("order-accuracy", args)
     for seed in range(args.seeds):
@@ -281,14 +287,29 @@ def _least(pools: list[np.ndarray], num_slots: int) -> int:
     return fetched
 
 
+def loading(name: str, found: _Found, rounds: int = 5) -> None:
+    """Measures what each order of a set takes to load, and adds it."""
+    data, size = encoded(name, SETS[name].make), SETS[name].batch_size
+    times: dict[str, list[float]] = {order: [] for order in ORDERS}
+    for number, order in product(range(rounds), ORDERS):
+        loader, lookups = _loader(data, size, order, FOLDER), 0
+        begin = time.thread_time()
+        for batch in loader.batches(number):
+            lookups += len(batch.ids)
+        times[order].append((time.thread_time() - begin) / lookups * 1e9)
+    for order, of_order in times.items():
+        more = median(mine - plain for mine, plain in zip(of_order, times["shuffle"], strict=True))
+        found.add(f"{name} {order}", {"ns_a_lookup": median(of_order), "more_than_shuffle": more})
+
+
 def accuracy(model: str, arm: str, seed: int, found: _Found) -> None:
     """Trains a model with one seed in one order, and adds how good it is."""
     key = f"{model} {arm} {seed}"
     if key in found.figures:
         return
-    name, options = MODELS[model]
+    name, batch_size, options = MODELS[model]
     data = encoded(name, ACCURACY_SETS[name])
-    config = replace(CONFIG, model=model, model_options=options, seed=seed)
+    config = replace(CONFIG, model=model, model_options=options, batch_size=batch_size, seed=seed)
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         if arm == HOT_COLD:
             layout = regrouped(data, config, Path(folder) / "hot")

@@ -1,13 +1,16 @@
 """What does planning cost, and what do threads save of it?
 
-    python -m benchmarks.planning [policies] [threads]
+    python -m benchmarks.planning [policies] [threads] [ranks]
 
 A cache of a tenth of the rows that begins with the most popular ones; a look ahead resolves and feeds
 every batch once more. `policies`: every part of planning on one thread, for every policy; the stream
 of `benchmarks.tiers` (26 fields, 33.8 M rows, batches of 8,192); nanoseconds of the thread's own time
 per lookup. `threads`: batches of a GPU, 1.7 M lookups of 26 equal tables by Zipf 1.05, in as many packs
 as threads; medians of the caller's own time and that of the longest of its threads, which is what goes
-by where no core is missing; `elapsed` is what went by, more where the machine was busy.
+by where no core is missing; `elapsed` is what went by, more where the machine was busy. `ranks`: one
+rank among many, whose partners send it what it sends them, so that no other one need be there; 26 tables
+in two packs, ids dealt over all ranks, a batch of 65,536 of all ranks together: milliseconds of the
+thread's own time, and of them those for routing: requests, messages made and read, the rows to serve.
 """
 
 import argparse
@@ -15,6 +18,7 @@ import os
 import time
 from dataclasses import replace
 from statistics import median
+from unittest import mock
 
 import numpy as np
 import torch
@@ -23,11 +27,15 @@ from benchmarks.gpu_parts.workloads import batches_of, scattered, zipf_stream
 from benchmarks.harness import conditions, write
 from benchmarks.tiers import BATCH, SCHEMA, popular_rows, stream
 from hotrows import Table, models
+from hotrows.batch import split
 from hotrows.data import Loader
+from hotrows.distributed.comm import Arrived, OneRank
 from hotrows.optim import Adagrad
 from hotrows.planning import packing
+from hotrows.planning import planner as planner_module
 from hotrows.planning.planner import Planner
 from hotrows.planning.policy import Frequency, Hot, Lookahead
+from hotrows.planning.sharding import by_rows
 from hotrows.planning.slots import slot_map
 from hotrows.planning.threads import Threads
 from hotrows.train.step_trainer import keep_freed_memory
@@ -42,25 +50,30 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=6_000_000)
     parser.add_argument("--batches", type=int, default=200, help="timed, after as many of warm-up")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rows", type=int, default=1_000_000, help="of each table of `threads`")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="of each table of `threads`, `ranks`")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 8, 64, 256, 1024])
+    parser.add_argument("--note", default="", help="of `ranks`: what was measured, in the results' name")
     args = parser.parse_args()
     torch.set_num_threads(1)
     if "policies" in args.which:
         _policies_side_by_side(args)
     if "threads" in args.which:
         _threads_side_by_side(args)
+    if "ranks" in args.which:
+        _ranks_side_by_side(args)
 
 
 def _policies_side_by_side(args) -> None:
     part = stream(args.samples).parts["train"]
     popular = torch.from_numpy(np.load(popular_rows()).astype(np.int64))
-    figures = {}
+    figures, memory = {}, {}
     print(f"{'policy':10}" + "".join(f"{name:>8}" for name in (*PARTS, "all")) + "   ns a lookup")
     for name, policy in _policies(popular).items():
-        figures[name] = _measure(policy, part, popular, args.batches)
+        figures[name], memory[name] = _measure(policy, part, popular, args.batches)
         print(f"{name:10}" + "".join(f"{ns:8.1f}" for ns in figures[name].values()), flush=True)
     setting = {"batches": args.batches, "samples": args.samples}
-    write("planning", {**conditions(1), "setting": setting, "ns_per_lookup": figures})
+    facts = {**conditions(1), "setting": setting, "ns_per_lookup": figures, "memory": memory}
+    write("planning", facts)
 
 
 def _policies(popular):
@@ -73,7 +86,8 @@ def _policies(popular):
     }
 
 
-def _measure(policy, part, popular, batches: int) -> dict[str, float]:
+def _measure(policy, part, popular, batches: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Nanoseconds a lookup of each part, and what the map of rows holds and takes in the end."""
     tables = models.build("dlrm", SCHEMA, dim=16).tables
     packs = packing.pack_tables([replace(table, optimizer=Adagrad()) for table in tables])
     planner, num_slots = Planner(packs), packs[0].rows // 10
@@ -103,7 +117,9 @@ def _measure(policy, part, popular, batches: int) -> dict[str, float]:
         timed("take", lambda plan=plan: slots.allocate(plan.packs[0].rows))
     lookups = batches * BATCH * len(SCHEMA.sparse)
     nanoseconds = {name: seconds / lookups * 1e9 for name, seconds in spent.items()}
-    return nanoseconds | {"all": sum(nanoseconds.values())}
+    resident, uses, known = slots._sizes()
+    memory = {"resident": resident, "uses": uses, "known": known, "bytes": slots.num_bytes}
+    return nanoseconds | {"all": sum(nanoseconds.values())}, memory
 
 
 # ---- threads
@@ -190,6 +206,60 @@ class _Planning:
         caller_seconds = time.thread_time() - begin
         self._spent[name].append(caller_seconds + self._threads.longest - before)
         return result
+
+
+# ---- ranks
+
+
+class _Mirror(OneRank):
+    """A rank whose partners send it what it sends them."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+
+    def all_to_all(self, rows, sent, received, **_):
+        assert list(sent) == list(received)
+        return Arrived(rows)
+
+
+def _ranks_side_by_side(args) -> None:
+    keep_freed_memory()
+    stream = list(batches_of(zipf_stream([args.rows] * FIELDS, 8 * GPU_BATCH, "cpu"), GPU_BATCH))
+    figures = {}
+    print(f"{'ranks':10}{'plan':>8}{'routing':>9}   ms of the thread, median of 24 batches")
+    for num_ranks in args.ranks:
+        figures[num_ranks] = _on_one_of(num_ranks, stream, args.rows)
+        plan, routing = figures[num_ranks].values()
+        print(f"{num_ranks:<10}{plan:8.2f}{routing:9.2f}", flush=True)
+    setting = {"rows": args.rows, "batch of all ranks": GPU_BATCH, "fields": FIELDS, "packs": 2}
+    facts = {**conditions(1), "setting": setting, "load": os.getloadavg(), "ms": figures}
+    write(f"planning-ranks{args.note}", facts)
+
+
+def _on_one_of(num_ranks: int, stream: list, rows: int) -> dict[str, float]:
+    names = stream[0].features
+    sharding = [by_rows(num_ranks, t % num_ranks) for t in range(FIELDS)]
+    tables = [
+        Table(name, rows, 128 if t % 2 else 64, (name,), optimizer=Adagrad())
+        for t, name in enumerate(names)
+    ]
+    packs = packing.pack_tables(tables, (), dict(zip(names, sharding, strict=True)))
+    planner = Planner(packs, ranks=_Mirror(num_ranks))
+    spent, route = {"plan": [], "routing": []}, planner_module.route
+
+    def timed(name, call, *arguments):
+        begin = time.thread_time()
+        result = call(*arguments)
+        spent[name].append(1e3 * (time.thread_time() - begin))
+        return result
+
+    mine = [split(batch, num_ranks)[0] for batch in stream]
+    with mock.patch.object(planner_module, "route", lambda *a: timed("routing", route, *a)):
+        for number in range(3 + 24):
+            if number == 3:
+                spent["plan"].clear(), spent["routing"].clear()
+            timed("plan", planner.plan, mine[number % len(mine)])
+    return {name: median(values) for name, values in spent.items()}
 
 
 if __name__ == "__main__":

@@ -9,8 +9,9 @@
 // hashes. At 82 % full, lines become a quarter more: with every key that comes one line of old ones is moved,
 // in the order of homes, and its memory given back, all before old lines are more than nine tenths full. A key
 // whose old home was moved is looked for in the new lines alone, any other in the old ones alone: there is no
-// pause, and never a second probe. A line and a record are each a cache miss, so `find_all` prefetches both
-// some keys ahead: one by one, since the misses of a block would wait for one another.
+// pause, and never a second probe. A line and a record are each a cache miss, and so is the line behind, where a
+// twelfth of the keys stand; `find_all` prefetches all of them some keys ahead: one by one, since the misses of
+// a block would wait for one another.
 #pragma once
 
 #include <type_traits>
@@ -182,9 +183,11 @@ class KeyedRecords {
         prefetch_line(hashes[ring(i)]);
       }
       const int64_t near = i - kNear;
-      if (near >= 0 && near < n) {
-        first[ring(near)] = first_match(hashes[ring(near)]);
-        if (first[ring(near)] != kNone) prefetch_for_write(&records_[first[ring(near)]]);
+      if (near >= 0 && near < n) first[ring(near)] = at_home(hashes[ring(near)]);
+      const int64_t mid = i - kMid;
+      if (mid >= 0 && mid < n && first[ring(mid)] == kPassed) {
+        first[ring(mid)] = first_match(hashes[ring(mid)]);
+        if (first[ring(mid)] != kNone) prefetch_for_write(&records_[first[ring(mid)]]);
       }
       const int64_t now = i - kFar;
       if (now < 0) continue;
@@ -238,7 +241,8 @@ class KeyedRecords {
 
  private:
   static constexpr int64_t kFirst = 4, kSpare = 8, kDoubles = 4096;
-  static constexpr int64_t kRing = 128, kFar = 64, kNear = 32;
+  static constexpr int64_t kRing = 128, kFar = 64, kMid = 44, kNear = 24;
+  static constexpr uint32_t kPassed = kNone - 1;
   static constexpr int64_t kAhead = 4;  // lines, whose records are prefetched
   static constexpr int64_t kGiveBack = 1 << 15;  // lines, of 2 MiB together
 
@@ -254,6 +258,21 @@ class KeyedRecords {
   void prefetch_line(uint64_t hash) const {
     const Lines& lines = lines_for(hash);
     hotrows::prefetch(&lines[lines.home(hash)]);
+  }
+
+  // The place of the first key at home with the hash's tag, whose record is prefetched; or kPassed, and the next
+  // line is prefetched; or kNone.
+  uint32_t at_home(uint64_t hash) const {
+    const Lines& lines = lines_for(hash);
+    const Line& line = lines[lines.home(hash)];
+    if (const uint32_t bits = line.matches(tag_of(hash))) {
+      const uint32_t place = line.places[__builtin_ctz(bits)];
+      prefetch_for_write(&records_[place]);
+      return place;
+    }
+    if (line.passed == 0) return kNone;
+    hotrows::prefetch(&line + 1);
+    return kPassed;
   }
 
   // The place of the first key with the hash's tag: of this key nearly always, where it is in.

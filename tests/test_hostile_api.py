@@ -57,7 +57,7 @@ def each(name, values, piece):
         *each("shuffle", [1, "yes", None], "shuffle must be true or false"),
         *each("model", [3, b"lr"], "model must be text"),
         *each("model_options", [None, [], "dim=3"], "model_options must be names with their values"),
-        *each("precision", ["float64", None, 32, []], "precision must be one of float32, bfloat16, not"),
+        *each("precision", ["float64", 32, []], "precision must be one of float32, tf32, bfloat16, not"),
         *each("row_optimizer", [3, {}], "row_optimizer must be"),
         *each("row_optimizer", ["adams"], "adams"),
         *each("fast_memory", [0, -1], "fast_memory must be at least 1"),

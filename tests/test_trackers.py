@@ -4,6 +4,8 @@ import json
 import logging
 import math
 import struct
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,57 @@ def test_a_service_that_fails_is_warned_of_once_and_training_goes_on(data, caplo
         "recorder did not take the metrics of step 1; metrics.jsonl has all: no route to host"
     ]
     assert result.test is not None
+
+
+def test_a_service_that_does_not_answer_holds_up_neither_training_nor_its_end(data, caplog, monkeypatch):
+    answers = threading.Event()
+
+    class Silent(Recorder):
+        def _send(self, numbers, step):
+            answers.wait(60)
+
+    monkeypatch.setattr(trackers, "_PATIENCE", 0.2)
+    begun = time.monotonic()
+    with caplog.at_level(logging.WARNING, "hotrows"):
+        result = trained(data, callbacks=[Silent()])
+    answers.set()
+    said = [r.getMessage() for r in caplog.records if "recorder" in r.getMessage()]
+    assert said == ["recorder did not take the end of the run; metrics.jsonl has all: nothing for 0.2 s"]
+    assert result.test is not None and time.monotonic() - begun < 30
+
+
+def test_lines_that_wait_for_a_service_are_bounded(data, caplog, monkeypatch):
+    answers = threading.Event()
+
+    class Slow(Recorder):
+        def _send(self, numbers, step):
+            answers.wait(60)
+            super()._send(numbers, step)
+
+        def after_step(self, trainer, progress):
+            if trainer.state.step == 4:
+                answers.set()
+
+    monkeypatch.setattr(trackers, "_MOST_WAITING", 1)
+    slow = Slow()
+    with caplog.at_level(logging.WARNING, "hotrows"):
+        trained(data, callbacks=[slow])
+    said = [r.getMessage() for r in caplog.records if "recorder" in r.getMessage()]
+    assert len(said) == 1 and said[0].endswith("metrics.jsonl has all: 1 lines wait for it")
+    assert 1 in slow.sent and len(slow.sent.keys() & {1, 2, 3, 4}) <= 2
+
+
+def test_a_service_that_is_away_at_the_begin_is_one_line(data):
+    class Away(Recorder):
+        def _open(self, run, known, settings):
+            raise OSError("no route\nto host")
+
+    with pytest.raises(ValueError) as raised:
+        trained(data, callbacks=[Away()])
+    assert str(raised.value) == (
+        "recorder did not begin a run: no route to host; see that its service answers and lets you in, "
+        "or train without this tracker"
+    )
 
 
 @pytest.mark.parametrize("name, library", [("mlflow", "mlflow"), ("wandb", "wandb")])

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from benchmarks.any_model.recipe import Recipe
 
@@ -32,6 +33,7 @@ RELATIVE = 1e-9
 AMPLIFIED = 10.0
 TIMES_PLAIN = 2.0
 ULPS = 4
+CUDA = torch.device("cuda", 0)
 PLAIN_RUNS = (2, 10, 40)  # from weights changed in their last bit: more where fewer do not explain
 
 
@@ -84,19 +86,23 @@ def run(
     accelerate: Any = None,
     last_bit: int = 0,
     steps: int = STEPS,
+    on_device: bool = False,
 ) -> Outcome:
-    """accelerate: `hotrows.accelerate`, or None. last_bit: a seed by which the weights are changed."""
-    with precision(dtype):
+    """accelerate: `hotrows.accelerate`, or None. last_bit: a seed by which the weights are changed.
+    on_device: on the pretended GPU of the tests, else on the processor."""
+    with precision(dtype), _pretended() if on_device else nullcontext():
         torch.manual_seed(SEED)
         model = recipe.build().to(dtype)
         model.load_state_dict(_changed(weights, dtype, last_bit))
-        batches = recipe.batches(dtype)
+        place = CUDA if on_device else torch.device("cpu")
+        model.to(place)
+        batches = _put(recipe.batches(dtype), place)
         training = recipe.training(model, optimizer)
         if accelerate is not None:
             accelerate(model, training.optimizer)
         model.train()
         torch.manual_seed(SEED)
-        forward = _flat(model(*recipe.arguments(model, batches[0])))
+        forward = _flat(model(*_put(recipe.arguments(model, batches[0]), place)))
         torch.manual_seed(SEED)
         gradients: dict[str, Tensor] = {}
 
@@ -108,8 +114,19 @@ def run(
         for k in range(steps):
             training.step(batches[k % len(batches)])
         kept = {name: _copy(tensor) for name, tensor in model.state_dict().items()}
-    parts = {"forward": forward, "gradients": gradients, "weights": kept}
-    return Outcome({name: _tensors(part) for name, part in parts.items()})
+        parts = {"forward": forward, "gradients": gradients, "weights": kept}
+        return Outcome({name: _tensors(part) for name, part in parts.items()})
+
+
+def _put(value: Any, place: torch.device) -> Any:
+    """The value with its tensors at a place."""
+    return tree_map_only(Tensor, lambda tensor: tensor.to(place), value)
+
+
+def _pretended() -> AbstractContextManager[object]:
+    from tests.support import pretend_tables
+
+    return pretend_tables.gpu()
 
 
 def compare64(plain: Outcome, repeats: list[Outcome], other: Outcome) -> list[Verdict]:
@@ -131,9 +148,17 @@ def compare32(plain64: Outcome, plain32: list[Outcome], other: Outcome) -> list[
 
 
 def check(
-    recipe: Recipe, optimizer: str, weights: dict[str, Any], accelerate: Any, quick: bool = False
+    recipe: Recipe,
+    optimizer: str,
+    weights: dict[str, Any],
+    accelerate: Any,
+    quick: bool = False,
+    on_device: bool = False,
 ) -> dict[str, Any]:
-    """The verdicts of one optimizer as JSON: {dtype: {ok, worst, seconds} or {error}}."""
+    """The verdicts of one optimizer as JSON: {dtype: {ok, worst, seconds} or {error}}.
+
+    on_device: of the accelerated run; plain PyTorch runs on the processor.
+    """
     verdicts_by_name: dict[str, Any] = {}
     if recipe.float64:
         plain = run(recipe, optimizer, torch.float64, weights)
@@ -148,7 +173,7 @@ def check(
             if accelerate is None:  # the check of the check: plain PyTorch itself must pass
                 other = run(recipe, optimizer, dtype, weights, last_bit=10_000)
             else:
-                other = run(recipe, optimizer, dtype, weights, accelerate)
+                other = run(recipe, optimizer, dtype, weights, accelerate, on_device=on_device)
         except Exception as error:
             verdicts_by_name[name] = {"ok": False, "error": described(error)}
             continue

@@ -22,7 +22,7 @@ from benchmarks.any_model.columns import (
     Columns,
     columns,
 )
-from benchmarks.any_model.recipe import Library, Recipe, Training, optimizer_of
+from benchmarks.any_model.recipe import Library, Recipe, Training, optimizer_of, tell_place
 
 DIM = 8
 HIDDEN = (16, 8)
@@ -71,6 +71,7 @@ def _recipe(build: Callable[[], nn.Module], labels: int = 1, **extra: Any) -> Re
 
     def training(model: nn.Module, name: str) -> Training:
         losses = ["binary_crossentropy"] * labels if labels > 1 else "binary_crossentropy"
+        tell_place(model)
         # Its own names where it has them; its own rates are too small to move DIM weights.
         model.compile(optimizer_of(model, name), losses)
 

@@ -18,7 +18,7 @@ from fuxictr.features import FeatureMap
 from torch import nn
 
 from benchmarks.any_model.columns import CATEGORIES, DENSE, ITEMS, MAX_LENGTH, ROWS, Columns, columns
-from benchmarks.any_model.recipe import RATES, Library, Recipe, Training, no_dropout
+from benchmarks.any_model.recipe import RATES, Library, Recipe, Training, no_dropout, tell_place
 from benchmarks.peers import SOURCES, source_of
 
 # Behind the imports, for the clone has a folder `fuxictr` too; the package's is the one measured.
@@ -154,6 +154,7 @@ def _of(
 
     def training(model: nn.Module, optimizer: str) -> Training:
         loss = "binary_crossentropy" if tasks == 1 else ["binary_crossentropy"] * tasks
+        tell_place(model)
         model.compile(OPTIMIZERS[optimizer], loss, RATES[optimizer])
         model._max_gradient_norm = 10.0
         model._batch_index = 0

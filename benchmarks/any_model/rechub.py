@@ -29,7 +29,7 @@ from benchmarks.any_model.columns import (
     Columns,
     columns,
 )
-from benchmarks.any_model.recipe import CLASSES, RATES, Library, Recipe, Training, no_dropout
+from benchmarks.any_model.recipe import CLASSES, RATES, Library, Recipe, Training, no_dropout, place_of
 
 DIM = 8
 MLP = {"dims": [16, 8], "dropout": 0.0, "activation": "relu"}
@@ -118,6 +118,7 @@ def _trained_by(trainer: Callable[..., Any]) -> Callable[[nn.Module, str], Train
             model,
             optimizer_fn=CLASSES[name],
             optimizer_params={"lr": RATES[name], "weight_decay": 1e-5},
+            device=place_of(model),
             model_path=tempfile.gettempdir(),
         )
         return Training(wrapped.optimizer, lambda batch: wrapped.train_one_epoch([batch]))

@@ -65,6 +65,23 @@ def optimizer_of(model: nn.Module, name: str, **options: Any) -> Optimizer:
     return CLASSES[name](model.parameters(), lr=RATES[name], **options)
 
 
+def place_of(model: nn.Module) -> str:
+    """Where the model is, as the libraries' trainers are told it."""
+    return str(next(model.parameters()).device)
+
+
+def tell_place(model: nn.Module) -> None:
+    """Tells a model and its parts where they are, which libraries note as they make them; brings tensors
+    there that are no buffers."""
+    place = torch.device(place_of(model))
+    for module in model.modules():
+        for name, value in vars(module).items():
+            if name == "device":
+                vars(module)[name] = place
+            elif isinstance(value, torch.Tensor):
+                vars(module)[name] = value.to(place)
+
+
 def no_dropout(model: nn.Module) -> nn.Module:
     """The model with every dropout's probability at zero, for a mask depends on the dtype."""
     for module in model.modules():

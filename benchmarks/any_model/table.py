@@ -35,9 +35,17 @@ first step, and all that `state_dict()` returns after the last.
   PyTorch.
 * float64 runs replace the libraries' own `.float()` by `.double()`. Dropout is off.
 """
+ON_DEVICE = """## On a pretended GPU
+
+Every third model of each library (`--device`), accelerated on the GPU that this project's tests
+pretend: tensors that say they are on `cuda:0` and refuse to be mixed with the host's, with the host's
+arithmetic. Held to plain PyTorch on the processor in float64, by the rule above. Lookups are not
+captured there (`packing=False`), and no GPU took part.
+"""
 
 
-def write_table(results: dict[str, Any], path: Path) -> None:
+def write_table(results: dict[str, Any], on_device: dict[str, Any], path: Path) -> None:
+    """on_device: the results of `--device`."""
     parts = [HEAD]
     parts.append(_counts(results))
     failing: list[str] = []
@@ -46,6 +54,12 @@ def write_table(results: dict[str, Any], path: Path) -> None:
         commits = sorted({model["commit"] for model in result["models"].values()})
         parts.append(f"## {library}\n\n{versions}; hotrows at {', '.join(commits)}\n")
         parts.append(_models(library, result["models"], failing))
+    if on_device:
+        parts += [ON_DEVICE, _counts(on_device)]
+        for library, result in on_device.items():
+            commits = sorted({model["commit"] for model in result["models"].values()})
+            parts.append(f"{library}; hotrows at {', '.join(commits)}\n")
+            parts.append(_models(library, result["models"], failing))
     if failing:
         parts.append("## What differs or fails\n\n" + "\n".join(failing) + "\n")
     path.write_text("\n".join(parts))

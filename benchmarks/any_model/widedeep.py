@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from benchmarks.any_model.absent import stand_in
 from benchmarks.any_model.columns import DENSE, ROWS, columns
-from benchmarks.any_model.recipe import Library, Recipe, Training, no_dropout, optimizer_of
+from benchmarks.any_model.recipe import Library, Recipe, Training, no_dropout, optimizer_of, place_of
 
 # Its text and image parts import these; no tabular model uses any of them.
 stand_in("torchvision", "spacy", "gensim", "cv2", "transformers", "imutils", "sentence_transformers")
@@ -48,7 +48,7 @@ def _recipe(tabular: Callable[[], nn.Module] | None, wide: bool = False, **train
     def training(model: nn.Module, name: str) -> Training:
         optimizer = optimizer_of(model, name)
         wrapped = Trainer(
-            model, objective="binary", optimizers=optimizer, verbose=0, device="cpu", **trainer
+            model, objective="binary", optimizers=optimizer, verbose=0, device=place_of(model), **trainer
         )
         wrapped.train_running_loss = 0.0
         return Training(wrapped.optimizer, lambda batch: wrapped._train_step(*batch, 0))

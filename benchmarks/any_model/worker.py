@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--optimizers", nargs="*")
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--device", action="store_true")
     parser.add_argument("--list", action="store_true")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -53,7 +54,7 @@ def main() -> None:
             return
         accelerate = None
         if not args.plain:
-            accelerate = Accelerate()
+            accelerate = Accelerate(packing=not args.device)
         for name in args.models or library.recipes:
             start = time.perf_counter()
             record = of_model(library.recipes[name], accelerate, args)
@@ -79,12 +80,12 @@ def of_model(recipe: Any, accelerate: Any, args: argparse.Namespace) -> dict[str
         }
     except Exception as error:
         return {"not_built": f"fails plain: {check.described(error)}"}
-    if accelerate is not None:
+    if accelerate is not None and not args.device:
         record["explained"] = explained(recipe, names[0], weights)
     record["optimizers"] = {}
     for name in names:
         try:
-            verdicts = check.check(recipe, name, weights, accelerate, args.quick)
+            verdicts = check.check(recipe, name, weights, accelerate, args.quick, args.device)
             if accelerate is not None:
                 said = accelerate.tables | {"dense": sorted(accelerate.tables.get("dense", ()))}
                 record.setdefault("accelerated", {})[name] = said
@@ -105,7 +106,8 @@ def tables_of(recipe: Any) -> int:
 class Accelerate:
     """`hotrows.accelerate`, which notes how many tables it took, and why it left the others."""
 
-    def __init__(self) -> None:
+    def __init__(self, packing: bool) -> None:
+        self._packing = packing  # a pretended tensor is none that the front end of `torch.compile` knows
         self.tables: dict[str, Any] = {}
 
     def __call__(self, model: Any, optimizer: Any) -> None:
@@ -115,7 +117,7 @@ class Accelerate:
         dense: set[str] = set()
         self.tables = {"dense": dense}
         optimizer.register_step_pre_hook(lambda *_: dense.update(self._dense(embeddings)))
-        hotrows.accelerate(model, optimizer)
+        hotrows.accelerate(model, optimizer, packing=self._packing)
         embeddings = acceleration_of(model).embeddings
         left = {one.names[0]: one.rule for one in embeddings if isinstance(one.rule, str)}
         self.tables |= {"taken": len(embeddings) - len(left), "left": left}

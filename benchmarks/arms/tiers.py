@@ -95,20 +95,24 @@ def _embedding(arm: str, setting: dict, model) -> Embedding:
     )
     if where != "file":
         return Embedding(tables, optimizer=optimizer, caching=caching)
-    new = not path.exists()
     embedding = Embedding(tables, optimizer=optimizer, caching=caching)
-    (store,) = embedding.cached_tables.files
-    if new:
-        _fill(store)
-        checkpoint = store.checkpoint()
-        store.retain([checkpoint])
-        store.merge_now()
-    embedding.cached_tables.restore([max(store.generations)])
+    fill(embedding)
     return embedding
 
 
-def _fill(store: FileStore, chunk: int = 1 << 18) -> None:
-    """Writes every row: no hole is left, and no first value is made later."""
+def fill(embedding: Embedding) -> None:
+    """Writes every row, unless it was: no hole is left, and no first value is made later."""
+    stores = embedding.cached_tables.files
+    for store in stores:
+        if not max(store.generations):
+            _write_all(store)
+            checkpoint = store.checkpoint()
+            store.retain([checkpoint])
+            store.merge_now()
+    embedding.cached_tables.restore([max(store.generations) for store in stores])
+
+
+def _write_all(store: FileStore, chunk: int = 1 << 18) -> None:
     for begin in range(0, store.num_rows, chunk):
         rows = torch.arange(begin, min(begin + chunk, store.num_rows))
         records = torch.empty(len(rows), store.stride, dtype=torch.uint8)

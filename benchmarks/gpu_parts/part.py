@@ -84,6 +84,7 @@ class Findings:
         self._conditions = conditions_of_device(self.setting, self.commit)
         self.commit = self._conditions["commit"]
         self._load = round(os.getloadavg()[0], 1)
+        self._begun, self._seconds_before = time.monotonic(), 0.0
 
     def has_run(self, earlier: dict) -> bool:
         """Whether a record is of this code, setting and device, and complete."""
@@ -101,6 +102,7 @@ class Findings:
             older = {} if same_code else {"source": earlier.get("source") or "unknown"}
             self.arms = {name: older | figures for name, figures in earlier["arms"].items()}
             self.checks = dict(earlier["checks"])
+            self._seconds_before = earlier.get("seconds", 0.0) if same_code else 0.0
 
     def _is_like(self, earlier: dict) -> bool:
         gpus = [facts.get("gpu", {}).get("name") for facts in (earlier, self._conditions)]
@@ -167,12 +169,15 @@ class Findings:
     def record(self) -> dict:
         """All that the part has found so far, and where.
 
-        load: programs that wanted a core when it began; figures of a busy machine are ratios.
+        load: programs that wanted a core when it began; figures of a busy machine are ratios. seconds:
+        that it took, in all runs that went on from one another.
         """
+        seconds = self._seconds_before + time.monotonic() - self._begun
         return {
             "question": self.question, "part": self.name, "complete": self.complete,
             "error": self.error, "setting": self.setting.facts(), "source": self.source,
-            **self._conditions, "load": self._load, "checks": self.checks, "arms": self.arms,
+            **self._conditions, "load": self._load, "seconds": round(seconds, 1),
+            "checks": self.checks, "arms": self.arms,
         }  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def run(findings: Findings, setting: Setting) -> None:
                     "threads": setting.pick(2, 1),
                     "windows": setting.pick(4, 1),
                     "warmup": setting.pick(1.5, 0.0),
-                    "max_seconds": setting.pick(3.0, 0.0),
+                    "max_seconds": setting.pick(15.0, 0.0),  # to wait for quiet windows
                 }
                 python = setting.tensorflow if arm == "tensorflow" else None
                 figures.append(in_a_process("fields_arm", request, setting, python))

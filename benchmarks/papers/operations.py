@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from types import FrameType
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hotrows
 from benchmarks import markdown
-from benchmarks.arms import hotrows_models, padded_models
-from benchmarks.arms.plain_torch import Bags
-from benchmarks.arms.torch_models import linear
+from benchmarks.arms import hotrows_models, plain_models
+from benchmarks.arms.plain_models import SEQUENCE_MODELS
 from benchmarks.gpu_parts.part import Findings
 from benchmarks.papers.part import Part, Setting
 from benchmarks.samples import Features, Samples, ends_of
@@ -28,7 +25,6 @@ from hotrows.runtime import native
 
 DIM, ROWS, BATCH = 16, 60, 32
 STAGES = ("planning", "forward", "backward", "update")
-SEQUENCE_MODELS = ("din", "dien", "can")
 OPTIONS: dict[str, dict] = {
     "wide_deep": {"hidden": (64, 32)},
     "dlrm": {"bottom": (32,), "top": (64, 32)},
@@ -138,16 +134,15 @@ def of_hotrows(name: str, num_fields: int, packing: bool) -> dict[str, int]:
 def of_plain_torch(name: str, num_fields: int) -> dict[str, int]:
     """Operations of a step of the same model in plain PyTorch: a table per field, sparse gradients."""
     features = features_of(name, num_fields)
-    samples = samples_of(features)
     torch.manual_seed(0)
-    plain = _plain_sequences if name in SEQUENCE_MODELS else _plain_fields
-    forward, tables, layers = plain(name, features, samples)
-    rows, dense = torch.optim.Adagrad(tables), torch.optim.Adam(layers, fused=True)
+    plain = plain_models.build(name, features, DIM, BATCH, OPTIONS[name])
+    batch = plain.inputs(samples_of(features))
+    rows, dense = torch.optim.Adagrad(plain.tables), torch.optim.Adam(plain.layers, fused=True)
     counts: dict[str, int] = {}
     for _ in range(2):
         counts.clear()
         with counted("forward", counts):
-            loss = forward()
+            loss = plain.loss(batch)
         with counted("backward", counts):
             loss.backward()
         with counted("update", counts):
@@ -155,80 +150,6 @@ def of_plain_torch(name: str, num_fields: int) -> dict[str, int]:
                 optimizer.step()
                 optimizer.zero_grad()
     return {"planning": 0, **counts}
-
-
-Plain = tuple[Callable[[], Tensor], list[nn.Parameter], list[nn.Parameter]]
-
-
-def _plain_sequences(name: str, features: Features, samples: Samples) -> Plain:
-    options = {"sizes": (16, 8, 4), "orders": 3, "hidden": (64, 32)} if name == "can" else OPTIONS[name]
-    model = padded_models.build(name, features, DIM, **options)
-    batch = padded_models.inputs(features, samples)
-
-    def forward() -> Tensor:
-        return binary_cross_entropy_with_logits(model(batch), batch.labels)
-
-    return forward, list(padded_models.tables(model).values()), list(model.model.parameters())
-
-
-def _plain_fields(name: str, features: Features, samples: Samples) -> Plain:
-    model = PlainFields(name, len(features.rows), features.num_dense)
-    rows = tuple(features.rows.values())
-    vectors = Bags(rows, DIM, samples.size)
-    first = Bags(rows, 1, samples.size) if name in ("wide_deep", "deepfm") else None
-    ids, dense = torch.from_numpy(samples.ids), torch.from_numpy(samples.dense)
-    labels = torch.from_numpy(samples.labels)
-
-    def forward() -> Tensor:
-        logits = model(vectors(ids), dense)
-        if first is not None:
-            logits = logits + first(ids).sum((1, 2))
-        return binary_cross_entropy_with_logits(logits, labels)
-
-    tables = [*vectors.parameters(), *(first.parameters() if first is not None else ())]
-    return forward, tables, list(model.parameters())
-
-
-class PlainFields(nn.Module):
-    """The dense part of a model of fields as one writes it: [B, F, D] and [B, d] to logits."""
-
-    def __init__(self, name: str, num_fields: int, num_dense: int) -> None:
-        super().__init__()
-        self.name, width = name, num_fields * DIM + num_dense
-        self.wide = nn.Linear(num_dense, 1)
-        if name == "dlrm":
-            self.bottom = _perceptrons(num_dense, 32, DIM)
-            left, right = torch.tril_indices(num_fields + 1, num_fields + 1, offset=-1)
-            self.register_buffer("pairs", left * (num_fields + 1) + right)
-            width = DIM + num_fields * (num_fields + 1) // 2
-        if name == "mmoe":
-            self.experts = nn.ModuleList(_perceptrons(width, 64, 32) for _ in range(4))
-            self.gates = nn.ModuleList(nn.Linear(width, 4) for _ in range(2))
-            self.towers = nn.ModuleList(_perceptrons(32, 32, 1) for _ in range(2))
-        else:
-            self.top = _perceptrons(width, 64, 32, 1)
-
-    def forward(self, vectors: Tensor, dense: Tensor) -> Tensor:
-        x = torch.cat([vectors.flatten(1), dense], 1)
-        if self.name == "mmoe":
-            experts = torch.stack([expert(x).relu() for expert in self.experts], 1)
-            mixed = [(gate(x).softmax(1).unsqueeze(2) * experts).sum(1) for gate in self.gates]
-            towers = zip(self.towers, mixed, strict=True)
-            return torch.cat([tower(of_task) for tower, of_task in towers], 1)
-        if self.name == "dlrm":
-            bottom = self.bottom(dense).relu()
-            stacked = torch.cat([bottom.unsqueeze(1), vectors], 1)
-            dots = torch.bmm(stacked, stacked.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
-            return self.top(torch.cat([bottom, dots], 1)).squeeze(1)
-        logits = self.top(x).squeeze(1) + self.wide(dense).squeeze(1)
-        if self.name == "deepfm":
-            logits = logits + 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
-        return logits
-
-
-def _perceptrons(*sizes: int) -> nn.Sequential:
-    pairs = list(pairwise(sizes))
-    return nn.Sequential(*(linear(*pair, n < len(pairs) - 1) for n, pair in enumerate(pairs)))
 
 
 def run(findings: Findings, setting: Setting) -> None:

@@ -34,12 +34,13 @@ from hotrows.table import TABLE_DTYPES
 if TYPE_CHECKING:
     from hotrows.engine.caching import Caching
 
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "tf32", "bfloat16")
 LINEAR_PATHS = ("auto", "measured", "plain")
 HOT_COLD = ("scheduled", "sequential")
 ROW_OPTIMIZERS = ("row_optimizer", "linear_optimizer")  # settings whose values are such
 DENSE_OPTIMIZERS = ("adam", "adagrad", "sgd")
 WIRE_DTYPES = ("float32", "bfloat16", "float16")
+EXCHANGES = ("auto", "one_stage", "two_stages")
 CONFIG_FILE = JsonFile("correct it, or bring it back from a copy", problem="cannot be read")
 
 
@@ -126,8 +127,12 @@ class TrainConfig:
         False,
         "Let clip_norm limit all gradients, of rows and L2 terms too, as PyTorch's clip_grad_norm_ does",
     )
-    precision: str = setting(
-        "float32", "Number format of matrices in the dense part; else float32", choices=PRECISIONS
+    precision: str | None = setting(
+        None,
+        "Number format of matrices in the dense part; else float32. tf32: float32, multiplied in TF32 on "
+        "a GPU",
+        unset="float32, tf32 on CUDA",
+        choices=PRECISIONS,
     )
     table_dtype: str = setting(
         "float32", "Number format of stored weights; optimizer state is float32", choices=TABLE_DTYPES
@@ -269,6 +274,13 @@ class TrainConfig:
     sharding: str = setting(
         "auto", "How tables are sharded over ranks", choices=("auto", *SHARDINGS), changes="rounding"
     )
+    exchange: str = setting(
+        "auto",
+        "All-to-alls between ranks in one stage, or in two: within hosts, then between them, for fewer "
+        "messages; auto: in two where the cost model finds that faster",
+        choices=EXCHANGES,
+        changes="no bit",
+    )
     wire_dtype: str = setting(
         "float32", "Number format of rows and gradients on the wire", choices=WIRE_DTYPES, resumable=True
     )
@@ -284,8 +296,11 @@ class TrainConfig:
         changes="no bit",
     )
     compile: bool = setting(False, "Compile the dense part by torch.compile", changes="rounding")
-    cuda_graph: bool = setting(
-        False, "Launch whole steps as CUDA graphs; needs batches of one size", changes="no bit"
+    cuda_graph: bool | None = setting(
+        None,
+        "Launch whole steps as CUDA graphs; needs batches of one size",
+        unset="on CUDA where steps are alike",
+        changes="no bit",
     )
     streams: int = setting(
         1,
@@ -423,7 +438,7 @@ GROUPS = {
         *("fast_memory", "store", "policy", "hot_cold", "in_flight", "lookahead_memory"),
         *("memory_split", "cache_transfer"),
     ),
-    "Ranks": ("sharding", "wire_dtype", "timeout"),
+    "Ranks": ("sharding", "exchange", "wire_dtype", "timeout"),
     "Device, numbers and speed": (
         *("device", "precision", "table_dtype", "linear_paths", "compile", "cuda_graph", "streams"),
         *("micro_batches", "plan_depth", "planning", "planning_threads", "pack_parts"),

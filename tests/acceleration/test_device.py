@@ -212,3 +212,29 @@ def test_scaled_losses_train_as_plain_ones(is_fused, place):
     with pretend_tables.gpu():
         got = trained(True, place)
     accelerated.assert_same(expected, got, rtol=1e-5, atol=1e-6)
+
+
+def test_under_autocast_it_trains_as_plain_pytorch_there():
+    """Products in bfloat16; tables, their gradients and their optimizer stay in float32."""
+
+    def trained(accelerates, narrow=True):
+        torch.manual_seed(0)
+        model = Two().to(CUDA)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        if accelerates:
+            hotrows.accelerate(model, optimizer, packing=False)
+        for step in range(5):
+            optimizer.zero_grad()
+            x = torch.randint(0, 50, (8, 4), generator=torch.Generator().manual_seed(step)).to(CUDA)
+            with torch.autocast("cuda", torch.bfloat16, enabled=narrow):
+                out = model(x)
+            assert out.dtype == (torch.bfloat16 if narrow else torch.float32)
+            (out.float() - 1).square().mean().backward()
+            assert model.users.weight.grad.dtype == torch.float32
+            optimizer.step()
+        return on_host(model.state_dict())
+
+    with pretend_tables.gpu():
+        expected, got, wide = trained(False), trained(True), trained(True, narrow=False)
+    accelerated.assert_same(expected, got, rtol=1e-2, atol=1e-3)
+    assert not torch.equal(wide["top.weight"], got["top.weight"])

@@ -70,6 +70,47 @@ dist.destroy_process_group()
 """
 
 
+ON_DEVICES = """
+import torch, torch.distributed as dist
+from torch import nn
+import hotrows
+from tests.support import pretend, pretend_tables
+from tests.support.accelerated import FIELDS, ROWS, Model
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+
+def run(accelerates, place):
+    torch.manual_seed(rank)  # all begin with the weights of the first
+    model = Model().double().to(place)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, weight_decay=0.1)
+    if accelerates:
+        hotrows.accelerate(model, optimizer, packing=False)
+    parallel = nn.parallel.DistributedDataParallel(model)
+    draw = torch.Generator().manual_seed(rank)
+    for step in range(6):
+        optimizer.zero_grad()
+        x = torch.randint(0, ROWS, (8, FIELDS), generator=draw).to(place)
+        parallel(x).square().mean().backward()
+        optimizer.step()
+    return {name: value.detach().cpu() for name, value in model.state_dict().items()}
+
+plain = run(False, "cpu")
+with pretend_tables.gpu():
+    fast = run(True, pretend.CUDA)
+assert plain.keys() == fast.keys()
+for name in plain:
+    torch.testing.assert_close(fast[name], plain[name], rtol=1e-7, atol=1e-8, msg=name)
+print("equal on rank", rank)
+dist.destroy_process_group()
+"""
+
+
+def test_two_ranks_with_a_device_each_train_as_plain_pytorch_on_processors(tmp_path):
+    """Pretended ones; the ranks' group has Gloo alone, so row gradients go through the host."""
+    run_on_two_ranks(tmp_path, ON_DEVICES)
+
+
 @pytest.mark.slow
 def test_kept_tables_on_two_ranks_train_as_those_in_memory(tmp_path):
     run_on_two_ranks(tmp_path, KEPT)

@@ -1,9 +1,12 @@
 """Ranks that are processes: here one of them, on a process group of its own."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import distributed as dist
 
+from hotrows.distributed.job import RankLost
 from hotrows.distributed.process_group import Processes
 
 
@@ -25,3 +28,38 @@ def test_rows_of_any_type_travel(alone, dtype, shape):
     found = alone.all_to_all(rows, [len(rows)], [len(rows)]).wait()
     assert found.dtype == dtype
     assert torch.equal(found, rows)
+
+
+class Nccl:
+    """A group of NCCL as far as its errors go."""
+
+    def __init__(self, state):
+        self.state, self.aborted = state, 0
+
+    def get_error(self):
+        return SimpleNamespace(name=self.state)
+
+    def abort(self):
+        self.aborted += 1
+
+
+@pytest.mark.parametrize(
+    ("state", "words"), [("TIMEOUT", "waited more than 10 s"), ("REMOTE_ERROR", "lost another")]
+)
+def test_what_the_watchdog_of_nccl_has_ended_ends_the_next_collective_on_any_channel(alone, state, words):
+    """The device has gone on with values that mean nothing: no checkpoint may be made of them."""
+    checkpoints, nccl = alone.channel("checkpoint"), Nccl("SUCCESS")
+    alone._on_gpus.append(nccl)
+    assert checkpoints.gather_objects(1) == [1] and nccl.aborted == 0
+    nccl.state = state
+    with pytest.raises(RankLost, match=words):
+        checkpoints.gather_objects(1)
+    assert nccl.aborted == 1  # whoever else waits for the device goes on, too
+
+
+def test_a_rank_that_is_lost_to_planning_ends_what_gpus_wait_for(alone):
+    planning, nccl = alone.channel("planning"), Nccl("SUCCESS")
+    alone._on_gpus.append(nccl)
+    with pytest.raises(RankLost):  # as where a connection closes
+        planning.all_to_all(torch.ones(2), [1], [2]).wait()
+    assert nccl.aborted == 1

@@ -1,17 +1,19 @@
 """Ranks with a pretended GPU each: the bits of ranks on processors."""
 
+import time
 from contextlib import closing
 
 import pytest
 import torch
 
-from hotrows import Adagrad, Adam, Embedding, RowWiseAdagrad
+from hotrows import SGD, Adagrad, Adam, Embedding, RowWiseAdagrad
 from hotrows.batch import split
-from hotrows.distributed import in_process
+from hotrows.distributed import in_process, two_stages
 from hotrows.engine import stages
 from hotrows.engine.caching import Caching
+from hotrows.runtime.device import find
 from tests.support import pretend, pretend_ranks
-from tests.support.embeddings import batches_of, mixed_tables, placements
+from tests.support.embeddings import SHARDINGS, batches_of, mixed_tables, placements
 from tests.support.pretend_order import Race
 from tests.support.sharded import assert_same_rows, whole_rows
 
@@ -35,13 +37,17 @@ def learn(embedding, plan, micro_batches):
     embedding.update(plan, vectors)
 
 
-def trained(run, num_ranks, device, optimizer, **execution):
-    """The rows of all tables after some batches, and the optimizers' states."""
+def trained(run, num_ranks, device, optimizer, num_stages=1, **execution):
+    """The rows of all tables after some batches, and the optimizers' states; exchanged in stages."""
     batches = batches_of("single", 8)
 
     def work(ranks):
         tables = mixed_tables(optimizer)
-        embedding = Embedding(tables, seed=3, ranks=ranks, device=device, **execution)
+        exchanging = two_stages.over(ranks, required=True) if num_stages == 2 else ranks
+        embedding = Embedding(tables, seed=3, ranks=exchanging, device=device, **execution)
+        if embedding.cached_tables:
+            maps_there = device == "cuda" and execution["planning"] != "host"
+            assert embedding.cached_tables.maps_on_device == maps_there
         mine = [(step, split(b, ranks.num_ranks)[ranks.rank]) for step, b in enumerate(batches)]
         with closing(stages.start(embedding, iter(mine), plan_depth=2)) as runner:
             for work in runner:
@@ -57,37 +63,57 @@ def trained(run, num_ranks, device, optimizer, **execution):
     return rows
 
 
-def assert_same_bits(num_ranks, optimizer, **execution):
+def assert_same_bits(num_ranks, optimizer, num_stages=1, planning=None, **execution):
+    """Those of processors in one stage."""
     expected = trained(in_process.run, num_ranks, "cpu", optimizer, **execution)
     with pretend_ranks.gpus(num_ranks, pretend.random_delay(num_ranks)):
-        got = trained(pretend_ranks.run, num_ranks, "cuda", optimizer, **execution)
+        got = trained(
+            pretend_ranks.run, num_ranks, "cuda", optimizer, num_stages, planning=planning, **execution
+        )
     assert_same_rows(got, expected)
 
 
+RANKS = {  # number, optimizer, wire, stages, and where slots are mapped
+    "2": (2, Adagrad(lr=0.05), "float32", 1, "device"),
+    "3, 16 bits": (3, Adam(), "bfloat16", 1, "host"),
+    "2 x 2, 16 bits": (4, Adagrad(lr=0.05), "float16", 2, "device"),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("num_ranks", "optimizer", "wire_dtype"),
-    [(2, Adagrad(lr=0.05), "float32"), (3, Adam(), "bfloat16")],
-    ids=["2", "3, 16 bits"],
-)
+@pytest.mark.parametrize("ranks", RANKS)
 @pytest.mark.parametrize("micro_batches", [1, 3])
 @pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("sharding", ["rows", "tables", "columns", "replicated", "mixed"])
+@pytest.mark.parametrize("sharding", SHARDINGS)
 def test_ranks_on_devices_have_the_bits_of_ranks_on_processors(
-    sharding, cache, micro_batches, num_ranks, optimizer, wire_dtype
+    monkeypatch, sharding, cache, micro_batches, ranks
 ):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    num_ranks, optimizer, wire_dtype, stages, planning = RANKS[ranks]
     assert_same_bits(
-        num_ranks, optimizer, sharding=placements(sharding, num_ranks), micro_batches=micro_batches,
-        caching=CACHES[cache], wire_dtype=wire_dtype,
+        num_ranks, optimizer, stages, planning, sharding=placements(sharding, num_ranks),
+        micro_batches=micro_batches, caching=CACHES[cache], wire_dtype=wire_dtype,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("sharding", "cache", "micro_batches"), [("rows", "cached", 2), ("columns", "in memory", 1)]
+    ("sharding", "cache", "micro_batches", "num_ranks", "stages", "planning"),
+    [
+        ("rows", "cached", 2, 2, 1, "device"),
+        ("rows", "cached", 1, 2, 1, "host"),
+        ("columns", "in memory", 1, 2, 1, "device"),
+        ("mixed", "cached", 2, 4, 2, "device"),  # with hot rows on every rank
+        ("mixed columns", "bypassed", 1, 4, 2, "device"),
+    ],
 )
-def test_ranks_on_devices_in_short(sharding, cache, micro_batches):
-    execution = {"sharding": sharding, "caching": CACHES[cache], "micro_batches": micro_batches}
-    assert_same_bits(2, RowWiseAdagrad(), **execution)
+def test_ranks_on_devices_in_short(
+    monkeypatch, sharding, cache, micro_batches, num_ranks, stages, planning
+):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert_same_bits(
+        num_ranks, RowWiseAdagrad(), stages, planning, sharding=placements(sharding, num_ranks),
+        caching=CACHES[cache], micro_batches=micro_batches,
+    )  # fmt: skip
 
 
 def test_a_collective_that_waits_for_nobody_is_found():
@@ -103,3 +129,39 @@ def test_a_collective_that_waits_for_nobody_is_found():
     with pretend_ranks.gpus(2):
         sums = pretend_ranks.run(work, 2)
     assert torch.equal(sums[0], torch.ones(4)) and torch.equal(*sums)
+
+
+def test_what_is_sent_before_its_lane_is_waited_for_is_found():
+    def work(ranks, waits):
+        pretend_ranks.be(ranks.rank)
+        device = find("cuda")
+        rows = device.empty("move", 4)
+        mark = device.launch("move", lambda: rows.fill_(ranks.rank), holds=[rows])
+        if waits:
+            device.wait(mark, [rows])
+        return ranks.all_to_all(rows, [2, 2], [2, 2]).wait().cpu().tolist()
+
+    with pretend_ranks.gpus(2):
+        assert pretend_ranks.run(lambda ranks: work(ranks, True), 2) == [[0, 0, 1, 1]] * 2
+    with pretend_ranks.gpus(2), pytest.raises(Race, match="neither waits for the other"):
+        pretend_ranks.run(lambda ranks: work(ranks, False), 2)
+
+
+def test_a_rank_that_fails_ends_all_whatever_their_devices_do():
+    """In the midst of a step, with rows on their way: the first error is that of the run."""
+
+    def work(ranks):
+        embedding = Embedding(
+            mixed_tables(SGD(lr=0.1)), seed=3, ranks=ranks, device="cuda", caching=CACHES["cached"]
+        )
+        batches = [(n, split(b, 2)[ranks.rank]) for n, b in enumerate(batches_of("single", 6))]
+        with closing(stages.start(embedding, iter(batches), plan_depth=2)) as runner:
+            for step, staged in enumerate(runner):
+                if ranks.rank == 1 and step == 2:
+                    raise OSError("this rank's disk is gone")
+                learn(embedding, staged.item.plan, 1)
+
+    begun = time.monotonic()
+    with pretend_ranks.gpus(2), pytest.raises(OSError, match="this rank's disk is gone"):
+        pretend_ranks.run(work, 2)
+    assert time.monotonic() - begun < 30

@@ -1,7 +1,10 @@
 """Dynamic features: the engine trains as the specification with rows in dicts does, bit for bit."""
 
 import dataclasses
+import os
+import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,9 +12,10 @@ import torch
 from hotrows import Adagrad, Adam, Batch, Cross, DenseAdam, DenseAdamW, Embedding, Table
 from hotrows.dynamic import Dynamic
 from hotrows.engine.caching import Caching
+from hotrows.engine.dynamic_ids import DynamicIds
 from hotrows.engine.stages import start
 from hotrows.record import layout_of, views
-from hotrows.schema import MISSING_KEY, Time
+from hotrows.schema import MISSING_KEY, Schema, Sparse, Time
 from tests.support import dynamic as support
 from tests.support.cached import fast_memory
 from tests.support.devices import KINDS, device_of
@@ -296,3 +300,26 @@ def test_a_table_without_a_capacity_takes_memory_as_it_grows():
     train_in_stages(embedding, batches)
     support.assert_equal(embedding, expected)
     assert all(rows < 200 for rows in embedding.num_rows().values())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("evict", ["lru", "lfu:4", "ahead", "idle:20"])
+def test_with_a_capacity_the_process_stays_within_it(evict):
+    """Keys of ten capacities, each read in two batches; the first two capacities fill the tables."""
+    capacity, size, dim = 100_000, 5_000, 16
+    keys = torch.randperm(10 * capacity, generator=torch.Generator().manual_seed(0)) * 0x9E3779B97F4A7C1
+    schema = Schema(features=(Sparse("item", dynamic=Dynamic(capacity, evict=evict, window=2)),))
+    table = Table("item", schema.rows_of("item"), dim, ("item",), reserved=schema.reserved_of("item"))
+    ids = DynamicIds.of_schema(schema, [table])
+    embedding = Embedding([table], optimizer=Adagrad(lr=0.1), dynamic=ids)
+    used, page = [], os.sysconf("SC_PAGE_SIZE")
+
+    def batches():
+        for begin in range(0, len(keys), size):
+            used.append(page * int(Path("/proc/self/statm").read_text().split()[1]))
+            read = keys[max(begin - size, 0) : begin + size]
+            yield Batch(("item",), read, torch.zeros(len(read), 0))
+
+    train_in_stages(embedding, batches())
+    assert embedding.dynamic.growth()["item"]["evicted"] > 7 * capacity
+    assert max(used) - max(used[: 2 * capacity // size]) < 0.2 * capacity * (8 * dim + 24)

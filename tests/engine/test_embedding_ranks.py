@@ -1,14 +1,18 @@
 """An embedding on several ranks against the same one on a single rank."""
 
 import random
+import threading
 
 import pytest
 import torch
 from torch.testing import assert_close
 
 from hotrows import SGD, Adagrad, Adam, Embedding, RowWiseAdagrad
+from hotrows.distributed import two_stages
 from hotrows.distributed.in_process import run
+from hotrows.distributed.row_exchange import RowExchange
 from hotrows.engine.caching import Caching
+from hotrows.engine.packed_tables import PackedTables
 from hotrows.planning.policy import Frequency
 from tests.support.embeddings import (
     OPTIMIZERS,
@@ -23,12 +27,13 @@ from tests.support.embeddings import (
 from tests.support.sharded import whole_weights
 
 
-def on_ranks(num_ranks, sharding, tables, batches, micro_batches=1, **options):
+def on_ranks(num_ranks, sharding, tables, batches, micro_batches=1, stages=1, **options):
     """The embeddings of all ranks after training, and what each has looked up."""
 
     def work(ranks):
+        exchanging = two_stages.over(ranks, required=True) if stages == 2 else ranks
         embedding = Embedding(
-            tables, seed=3, ranks=ranks, sharding=sharding, micro_batches=micro_batches, **options
+            tables, seed=3, ranks=exchanging, sharding=sharding, micro_batches=micro_batches, **options
         )
         return embedding, train(embedding, batches, micro_batches)
 
@@ -84,11 +89,64 @@ def test_a_cache_on_every_rank_changes_nothing(micro_batches, name):
         assert torch.equal(weights[table], expected[table])
 
 
+@pytest.mark.pairs
+@pytest.mark.parametrize(
+    "options", [{}, {"summed": ("item", "user")}, {"wire_dtype": "bfloat16"}], ids=str
+)
+@pytest.mark.parametrize("num_ranks", [4, 6])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("name", SHARDINGS)
+def test_exchanges_in_two_stages_have_the_bits_of_one(
+    monkeypatch, name, micro_batches, num_ranks, options
+):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    work = placements(name, num_ranks), mixed_tables(Adagrad(lr=0.05)), batches_of("jagged", 3)
+    one, seen_in_one = on_ranks(num_ranks, *work, micro_batches, **options)
+    two, seen_in_two = on_ranks(num_ranks, *work, micro_batches, stages=2, **options)
+    assert all(map(torch.equal, seen_in_two, seen_in_one))
+    expected, weights = whole_weights(one), whole_weights(two)
+    assert all(torch.equal(weights[table], expected[table]) for table in expected)
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("pack_parts", [2, 100])
 def test_packs_in_parts_equal_whole_ones(pack_parts, num_ranks):
     tables, batches = mixed_tables(Adagrad(lr=0.05)), batches_of("jagged", 2)
     check(num_ranks, "rows", tables, batches, exact=num_ranks == 1, pack_parts=pack_parts)
+
+
+@pytest.mark.parametrize("pack_parts", [1, 2])
+def test_a_pack_is_updated_before_the_gradients_of_the_next_are_waited_for(monkeypatch, pack_parts):
+    events = []
+
+    def noting(kind, name):
+        plain, what = getattr(kind, name), name.strip("_")
+
+        def noted(self, *arguments):
+            result = plain(self, *arguments)
+            p = next(argument for argument in arguments if isinstance(argument, int))
+            events.append((what, p)) if threading.current_thread() is first else None
+            return result
+
+        monkeypatch.setattr(kind, name, noted)
+
+    noting(RowExchange, "gradients")
+    noting(PackedTables, "_update")
+    first = None
+
+    def work(ranks):
+        nonlocal first
+        first = threading.current_thread() if ranks.rank == 0 else first
+        ranks.barrier()
+        embedding = Embedding(mixed_tables(SGD(0.1)), ranks=ranks, pack_parts=pack_parts)
+        train(embedding, batches_of("single", 1))
+        return len(embedding.packs)
+
+    num_packs = run(work, 2)[0]
+    assert num_packs > pack_parts
+    packs = [p for _, p in events[::2]]  # group by group
+    assert sorted(packs) == list(range(num_packs))
+    assert events == [(what, p) for p in packs for what in ("gradients", "update")]
 
 
 @pytest.mark.pairs

@@ -59,6 +59,28 @@ class Failed(Exception):
         self.outcome = outcome
 
 
+class Patience:
+    """A limit of seconds in which the campaign runs: it may be stopped with all that it has started, and
+    nothing that could be waited for happens meanwhile."""
+
+    _LONGEST_STEP = 1.0  # that a caller lets pass between two looks
+
+    def __init__(self, limit: float = LIMIT) -> None:
+        self._limit, self._seen = limit, time.monotonic()
+        self._waited = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        now = time.monotonic()
+        self._waited += min(now - self._seen, self._LONGEST_STEP)
+        self._seen = now
+        return self._waited > self._limit
+
+    def renew(self) -> None:
+        """Begins the limit anew: something has moved."""
+        self._waited, self._seen = 0.0, time.monotonic()
+
+
 class Unreadable(Failed):
     """What a command has left is refused in one line when it is read; lost, where nothing damaged it."""
 
@@ -194,7 +216,10 @@ class Command:
 
     def end(self, limit: float = LIMIT) -> Ended:
         """Waits for its end; Failed where it does not come."""
-        if self.lives_for(limit):
+        patience = Patience(limit)
+        while self.lives_for(0.5) and not patience.is_over:
+            pass
+        if self.is_running:
             self.send(signal.SIGUSR1)  # says where every thread is
             self.lives_for(3)
             self.send(signal.SIGKILL)
@@ -253,8 +278,10 @@ def computed(function: Callable[..., Any], *arguments: Any, limit: float = LIMIT
     os.close(writing)
     try:
         with os.fdopen(reading, "rb") as pipe:
-            if not select.select([pipe], [], [], limit)[0]:
-                raise Failed("hung", f"{function.__name__} after {limit:.0f} s")
+            patience = Patience(limit)
+            while not select.select([pipe], [], [], 0.5)[0]:
+                if patience.is_over:
+                    raise Failed("hung", f"{function.__name__} after {limit:.0f} s")
             text = pipe.read()
     finally:
         os.kill(pid, signal.SIGKILL)

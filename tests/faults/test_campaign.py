@@ -4,13 +4,16 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
+from tests.faults import commands
 from tests.faults.campaign import Counts, record
 from tests.faults.commands import Ended, Failed
 from tests.faults.kinds import KINDS
+from tests.faults.kinds.publishing import Process
 from tests.faults.trials import same
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +55,29 @@ def test_what_is_no_refusal_in_one_line_is_a_failure(code, said):
     with pytest.raises(Failed) as failed:
         _ = Ended(("train",), code, "", said).is_done
     assert failed.value.outcome == "traceback"
+
+
+def test_a_pause_of_the_whole_campaign_is_no_hang(monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(commands.time, "monotonic", lambda: now)
+    patience, looks = commands.Patience(120), 0
+    now = 600.0  # it was stopped, with all that it had started
+    assert not patience.is_over
+    while not patience.is_over:
+        now, looks = now + 0.5, looks + 1
+    assert looks == 239
+    patience.renew()
+    assert not patience.is_over
+
+
+def test_a_process_that_hangs_says_where(tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "_fork", os.fork)
+    process = Process(tmp_path / "said", threading.Event().wait)
+    try:
+        while "in wait" not in process.stacks:
+            pass
+    finally:
+        process.kill()
 
 
 def test_a_result_that_differs_says_in_what():

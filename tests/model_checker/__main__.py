@@ -7,8 +7,11 @@ import itertools
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
+from hotrows.runtime.atomic_files import write_json
+from hotrows.runtime.machine import environment
 from tests.model_checker import explorer
 from tests.model_checker.cases import FAMILIES, Case, distinct, random_case, small_cases
 from tests.model_checker.explorer import Explored, explore
@@ -47,15 +50,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.model_checker", description=__doc__)
     parser.add_argument("--minutes", type=float, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the larger trainings")
+    parser.add_argument("--record", type=Path, help="a JSON file for what was explored")
     parser.add_argument("--rules", action="store_true", help="print all counter-examples, and end")
     arguments = parser.parse_args()
     if (reason := explorer.missing()) is not None:
         print(reason)
         return 1
-    show_rules(in_full=arguments.rules)
+    begun, now = time.monotonic(), environment()
+    rules = show_rules(in_full=arguments.rules)
     if arguments.rules:
         return 0
-    end = time.monotonic() + 60 * arguments.minutes
+    end = begun + 60 * arguments.minutes
     counts: dict[str, Count] = {}
     try:
         for num_batches, num_rows in SMALL:
@@ -70,17 +75,25 @@ def main() -> int:
         return 1
     finally:
         show(counts)
+    if arguments.record is not None:
+        families = {name: asdict(of_family) for name, of_family in counts.items()}
+        fields = {"seed": arguments.seed, "seconds": round(time.monotonic() - begun), "faults": 0}
+        fields |= {"states": total(counts).states, "families": families, "events_without_rule": rules}
+        write_json(arguments.record, fields | {"environment": now})
     return 0
 
 
-def show_rules(in_full: bool) -> None:
-    """Prints how long the counter-example is that each rule has when it is removed."""
+def show_rules(in_full: bool) -> dict[str, int]:
+    """Prints how long the counter-example is that each rule has when it is removed, and returns it."""
+    lengths = {}
     for rule in RULES:
         explored = explore(rule.removed())
         assert explored.fault is not None, rule
         print(f"without {rule.name:26}{explored.fault.kind:18}after {len(explored.trace):2} events")
+        lengths[rule.name] = len(explored.trace)
         if in_full:
             print(f"{rule.text} ({rule.where})\n{explained(rule.removed(), explored)}\n")
+    return lengths
 
 
 def some_cases(seed: int) -> Iterator[tuple[str, Case]]:
@@ -109,16 +122,20 @@ def count(counts: dict[str, Count], name: str, cases: Iterable[Case], end: float
 
 def show(counts: dict[str, Count]) -> None:
     print(f"{'':24}{'cases':>10}{'cut':>6}{'states':>16}{'transitions':>16}{'longest':>9}{'seconds':>9}")
-    total = Count()
-    for name, of_family in counts.items():
+    for name, of_family in {**counts, "total": total(counts)}.items():
         show_line(name, of_family)
-        total.cases += of_family.cases
-        total.cut += of_family.cut
-        total.states += of_family.states
-        total.transitions += of_family.transitions
-        total.longest = max(total.longest, of_family.longest)
-        total.seconds += of_family.seconds
-    show_line("total", total)
+
+
+def total(counts: dict[str, Count]) -> Count:
+    summed = Count()
+    for of_family in counts.values():
+        summed.cases += of_family.cases
+        summed.cut += of_family.cut
+        summed.states += of_family.states
+        summed.transitions += of_family.transitions
+        summed.longest = max(summed.longest, of_family.longest)
+        summed.seconds += of_family.seconds
+    return summed
 
 
 def show_line(name: str, c: Count) -> None:

@@ -56,12 +56,12 @@ def encoded(tmp_path_factory):
 @pytest.mark.parametrize(
     ("model", "options", "launches"),
     [
-        ("din", {"form": "paper"}, 64),
-        ("din", {"form": "code"}, 97),
-        ("dien", {}, 122),
-        ("dien", {"auxiliary": 0.0}, 81),
-        ("can", {}, 60),
-        ("mmoe", {}, 83),
+        ("din", {"form": "paper"}, 52),
+        ("din", {"form": "code"}, 82),
+        ("dien", {}, 113),
+        ("dien", {"auxiliary": 0.0}, 72),
+        ("can", {}, 51),
+        ("mmoe", {}, 80),
     ],
 )
 def test_a_step_has_as_many_launches_as_docs_gpu_says(encoded, model, options, launches):

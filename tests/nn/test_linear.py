@@ -11,6 +11,7 @@ from torch.testing import assert_close
 from hotrows.nn import MLP, PathLinear, choose_linear_paths, products, use_linear_paths
 from hotrows.ops.layers.relu import relu_backward, relu_backward_reference
 from hotrows.runtime import native
+from tests.support import pretend
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -200,3 +201,24 @@ def test_measuring_leaves_the_random_state_alone():
     layer, before = nn.Linear(4, 4), torch.get_rng_state()
     choose_linear_paths(layer, 8, seconds=0.01)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("has_zeros", [False, True])
+def test_narrow_inputs_of_odd_width_are_padded_on_a_gpu(has_zeros):
+    """To whole rows of 16 bytes, by a layer before or by the MLP itself; results and gradients stay."""
+    torch.manual_seed(0)
+    plain = MLP((13, 8, 1))
+    padded, x = copy.deepcopy(plain), torch.randn(5, 13).bfloat16()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = plain(x)
+    expected.float().sum().backward()
+    with pretend.gpu():
+        padded.to(pretend.CUDA)
+        inputs = nn.functional.pad(x, (0, 3 if has_zeros else 0)).to(pretend.CUDA).requires_grad_()
+        with torch.autocast("cuda", torch.bfloat16):
+            out = padded(inputs)
+        out.float().sum().backward()
+        torch.testing.assert_close(out.detach().cpu(), expected.detach(), rtol=1e-2, atol=1e-2)
+        assert inputs.grad.shape == inputs.shape
+        for one, other in zip(padded.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(one.grad.cpu(), other.grad, rtol=2e-2, atol=2e-2)

@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from hotrows.ops import deferred
 from hotrows.ops.deferred import Target
 from hotrows.ops.deferred import reference as reference_deferred
+from hotrows.ops.deferred.history import DeviceSteps, StepHistory
 from hotrows.runtime import native
 from tests.support.deferred import (
     CASES,
@@ -226,3 +227,24 @@ def test_no_rows_and_no_tables(module):
     bags = torch.zeros(4).int()
     assert torch.equal(module.lookup([target], none, zero, order, bags, None), torch.zeros(3, 4))
     module.catch_up("adam", [], none, torch.tensor([0]))
+
+
+def test_a_device_forgets_the_numbers_of_a_step_that_failed_and_was_recorded_again():
+    host, history = torch.device("cpu"), StepHistory()
+    followed = DeviceSteps("adam", host, 0)
+
+    def record(rate, is_made=True):
+        history.record((0.0, 1.0, rate, 0.9, 0.999, 1e-8, 1.0, 1.0))
+        history.now += is_made
+
+    def follow(steps):
+        return steps.follow(history.steps, history._num_written, history._num_records)
+
+    record(0.1)
+    record(0.2, is_made=False)  # it fails once the device has its numbers
+    follow(followed)
+    record(0.3)
+    record(0.4)
+    expected = follow(DeviceSteps("adam", host, 0))[:3]
+    assert_close(follow(followed)[:3], expected, rtol=0, atol=0, equal_nan=True)
+    assert expected[:, 2].tolist() == [0.1, 0.3, 0.4]

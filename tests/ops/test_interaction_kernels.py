@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 GPU = torch.cuda.is_available()
 tl = pytest.importorskip("triton.language")
@@ -95,6 +96,23 @@ def test_dot_interaction_is_as_exact_as_plain_pytorch(shape, dtypes, device):
     backward = run(dot_interaction, "dot_interaction_backward", grad, bottom, vectors)
     for got, plain, exact in (*zip(*forward, strict=True), *zip(*backward, strict=True)):
         assert_as_exact(got, plain, exact)
+
+
+@on_both
+@pytest.mark.parametrize("padding", [1, 7])
+def test_zeros_follow_where_padding_is_wanted(padding, device):
+    bottom, vectors = sample((12, 5, 7), (torch.float16, torch.float16), device)
+    plain = dot_interaction.dot_interaction(bottom, vectors)
+    with poisoned():
+        padded = dot_interaction.dot_interaction(bottom, vectors, padding)
+        assert torch.equal(padded, nn.functional.pad(plain, (0, padding)))
+        grad = torch.randn(padded.shape, device=device).half()
+        got = dot_interaction.dot_interaction_backward(grad, bottom, vectors)
+        expected = dot_interaction.dot_interaction_backward(grad[:, :-padding], bottom, vectors)
+    assert all(map(torch.equal, got, expected))
+    bottom.requires_grad_()
+    interaction.dot_interaction_reference(bottom, vectors, padding).backward(grad)
+    torch.testing.assert_close(bottom.grad, expected[0], rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.pairs

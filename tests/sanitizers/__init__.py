@@ -125,7 +125,9 @@ def environment(kind: str, reports: Path, package: Path = ROOT) -> dict[str, str
     reports.mkdir(parents=True, exist_ok=True)
     options = {name: f"{text}:log_path={reports / 'report'}" for name, text in sanitizer.options.items()}
     runtimes = ":".join(str(_runtime(name)) for name in sanitizer.runtimes)
-    options |= {"LD_PRELOAD": runtimes, "PYTHONMALLOC": "malloc", "PYTHONPATH": f"{package}:{ROOT}"}
+    path = [package, ROOT, *([HERE / "absent"] if kind == "thread" else [])]
+    options |= {"LD_PRELOAD": runtimes, "PYTHONMALLOC": "malloc"}
+    options["PYTHONPATH"] = ":".join(map(str, path))
     return {**os.environ, **options}
 
 

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from functools import partial
@@ -252,6 +253,19 @@ def test_a_request_takes_no_longer_than_it_may(scorer, monkeypatch):
         late = client.post("/score", json=JSON_ROWS)
         gate.opened.set()
     assert (late.status_code, late.json()["detail"]) == (503, "no score after 0.05 s; come back later")
+
+
+def test_a_program_that_does_not_return_does_not_hold_up_the_end_of_the_server(
+    scorer, monkeypatch, caplog
+):
+    gate, begun = Gate(scorer, monkeypatch), time.monotonic()
+    with TestClient(application(scorer, Limits(seconds=0.2))) as client:
+        assert client.post("/score", json=JSON_ROWS).status_code == 503
+    gate.opened.set()
+    assert time.monotonic() - begun < 30
+    assert [m for m in caplog.messages if "not returned" in m] == [
+        "the program has not returned for 0.2 s: requests are left unanswered"
+    ]
 
 
 def test_one_request_that_the_program_cannot_compute_fails_alone(scorer, monkeypatch, caplog):

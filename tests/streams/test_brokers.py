@@ -2,6 +2,7 @@
 a later process goes on."""
 
 import json
+import socket
 import time
 from itertools import chain
 
@@ -10,7 +11,8 @@ import pytest
 from hotrows import Callback, TrainConfig, Trainer
 from hotrows.data.raw.cells import Reading
 from hotrows.schema import Dense, Label, Schema, Sparse
-from hotrows.streams import StreamConfig, open_source
+from hotrows.serving import places
+from hotrows.streams import StreamConfig, open_source, redis_source
 from hotrows.streams.line_log import read_lines
 
 kafka = pytest.importorskip("confluent_kafka", reason="needs confluent-kafka")
@@ -180,6 +182,18 @@ class Kill(Callback):
             raise RuntimeError("killed")
         if trainer.state.stream.events == self.all_events:
             trainer.stop()
+
+
+def test_a_server_that_takes_connections_and_never_answers_is_given_up(monkeypatch):
+    monkeypatch.setattr(redis_source, "_TIMEOUT", 0.1)
+    monkeypatch.setattr(places, "_TIMEOUT", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address, begun = f"redis://127.0.0.1:{silent.getsockname()[1]}", time.monotonic()
+        with pytest.raises(ValueError, match="cannot be read"):
+            open_source(f"{address}/clicks", SCHEMA)
+        with pytest.raises(OSError, match="Redis does not answer"):
+            places.open_place(f"{address}/0?name=clicks").names()
+    assert time.monotonic() - begun < 8  # a client's own limit is five seconds, times four, or none
 
 
 @pytest.mark.parametrize("kind", ["kafka", "redis"])

@@ -12,6 +12,8 @@ from hotrows.schema import Dense, Label, Schema, Sparse, Time
 from hotrows.streams import DeadLetters, EventStream, StreamConfig, StreamState, table_events
 from hotrows.streams.events import LineEvents
 from hotrows.streams.line_log import LineLog, read_lines
+from hotrows.train.run_state import RunState
+from hotrows.train.stream_batches import StreamBatches
 
 SCHEMA = Schema(
     (Dense("n", transform="none"), Sparse("a")),
@@ -74,6 +76,16 @@ class Listed:
 
 def numbers(batch):
     return [int(n) for n in batch.dense[:, 0]]
+
+
+def test_a_batch_that_came_before_anyone_listened_wakes_who_trains(encoder):
+    """It came once planning had found none, and before the stream knew whom to wake: training waited
+    until another one came."""
+    with EventStream(Listed([event(1)], ends=False), encoder, 1) as stream:
+        assert stream.wait(60)
+        woken = []
+        StreamBatches(stream, RunState(), None).on_arrival(lambda: woken.append(True))
+        assert woken
 
 
 def test_batches_are_full_but_for_the_last(encoder):

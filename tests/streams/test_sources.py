@@ -77,6 +77,18 @@ def test_a_line_is_read_once_its_line_break_is_there(opened, tmp_path):
     assert everything(source) == [4, 5]  # no line break will come
 
 
+def test_pipes_and_links_that_lead_back_are_no_files_of_a_folder(opened, tmp_path):
+    """To open a pipe waits for who writes to it; two links to their own folder are 2^40 paths."""
+    (tmp_path / "days").mkdir()
+    (tmp_path / "days" / "1.csv").write_text(csv(range(3)))
+    os.mkfifo(tmp_path / "a.csv")
+    for place in (tmp_path, tmp_path / "days"):
+        (place / "b").symlink_to(tmp_path)
+        (place / "c").symlink_to(tmp_path / "days")
+    (tmp_path / "z").symlink_to(tmp_path / "days" / "1.csv")
+    assert everything(opened()) == [0, 1, 2] * 3  # as c, as days, as z
+
+
 def test_a_file_that_is_not_whole_is_waited_for_and_a_file_that_comes_too_late_is_named(
     opened, tmp_path, caplog
 ):

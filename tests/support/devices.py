@@ -32,6 +32,7 @@ CONFIG = TrainConfig(
     row_optimizer=Adagrad(lr=0.1),
     seed=3,
     linear_paths="plain",
+    cuda_graph=False,
 )
 
 

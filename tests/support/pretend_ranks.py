@@ -58,8 +58,11 @@ def gpus(num, delay=lambda: None):
         devices = [_Device(first.order, f" of rank {rank}", delay) for rank in range(num)]
         for device in devices:
             stack.callback(device.close)
-        here = lambda *_: devices[first.order.thread.rank]  # noqa: E731
-        stack.enter_context(mock.patch("hotrows.runtime.device.Cuda", here))
+
+        def of_this_rank(*_):
+            return devices[first.order.thread.rank]
+
+        stack.enter_context(mock.patch("hotrows.runtime.device.Cuda", of_this_rank))
         start, run_thread = threading.Thread.start, threading.Thread.run
 
         def start_with_rank(thread):

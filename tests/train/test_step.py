@@ -65,7 +65,7 @@ def trained(encoded, config, captures=None, scales=(1.0, 0.5)):
             captures.of(device)
         config = settle(config, encoded)
         predictor = Recommender(config, encoded.schema)
-        step = Step(predictor, dense_optimizer(config, predictor.model), config)
+        step = Step(predictor, dense_optimizer(config, predictor.model, is_captured=True), config)
         run = step if captures is None else CapturedStep(step)
         batches = enumerate(data.Loader(encoded.parts["train"], 64, shuffle=True, seed=0).batches(0))
         works = stages.start(predictor.embedding, batches, padded=captures is not None)

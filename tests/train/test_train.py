@@ -367,7 +367,7 @@ def test_a_config_round_trips_through_json():
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"precision": "float16"}, "precision must be one of float32, bfloat16, not 'float16'"),
+        ({"precision": "float16"}, "precision must be one of float32, tf32, bfloat16, not 'float16'"),
         ({"dense_optimizer": "lamb"}, "dense_optimizer must be one of adam, adagrad, sgd"),
         ({"epochs": 0}, "epochs must be at least 1, not 0"),
         ({"dense_lr": -1.0}, "dense_lr must be above 0"),

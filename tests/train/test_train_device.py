@@ -13,11 +13,13 @@ import pytest
 import torch
 
 from hotrows import checkpoint
-from hotrows.optim import FTRL, SGD, Adam
+from hotrows.models.deepfm import DeepFM
+from hotrows.optim import FTRL, SGD, Adam, DenseAdam, DenseSGD
 from hotrows.train import Trainer, load_run, run_folder, train
 from hotrows.train.defaults import settle
 from hotrows.train.reports import Reports
 from hotrows.train.step import Step
+from hotrows.train.step_trainer import StepTrainer
 from tests.support import pretend
 from tests.support.devices import CONFIG, assert_same, on_device
 from tests.support.runs import encode
@@ -45,8 +47,13 @@ ROUNDING = 1e-4
         {"micro_batches": 3, "row_optimizer": SGD()},
         {"micro_batches": 3, "streams": 2, "fast_memory": 4000},
         {"streams": 3, "pack_parts": 2},
+        {"row_optimizer": DenseAdam(lr=0.01, weight_decay=1e-3), "streams": 2},
+        {"row_optimizer": DenseSGD(lr=0.1, momentum=0.9), "fast_memory": 3000},
     ],
-    ids=["whole", "cache", "staged", "adam", "ftrl", "micro", "micro-lanes", "streams"],
+    ids=[
+        *("whole", "cache", "staged", "adam", "ftrl", "micro", "micro-lanes", "streams", "dense"),
+        "dense-cache",
+    ],
 )
 def test_a_run_on_the_device_is_that_of_the_host(encoded, tmp_path, settings):
     config = dataclasses.replace(CONFIG, **settings)
@@ -127,7 +134,15 @@ def test_tables_in_a_file_train_on_the_device(encoded, tmp_path):
     assert runs["there"].test.log_loss == pytest.approx(runs["here"].test.log_loss, rel=ROUNDING)
 
 
-@pytest.mark.parametrize("settings", [{}, {"fast_memory": 3000}, {"micro_batches": 2, "streams": 2}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"fast_memory": 3000},
+        {"micro_batches": 2, "streams": 2},
+        {"row_optimizer": DenseAdam(weight_decay=1e-3)},
+    ],
+)
 def test_a_step_waits_for_nothing(encoded, tmp_path, settings, monkeypatch):
     """From step to step the host asks the device for nothing: not even the loss."""
     monkeypatch.setattr(Reports, "interval_is_over", False)  # the loss is asked for at its end
@@ -171,6 +186,81 @@ def test_increments_of_the_device_hold_what_changed(encoded, tmp_path):
     train(encoded, config, tmp_path / "host")
     assert_same(tmp_path / "host", tmp_path / "run", ROUNDING)
     assert checkpoint.pointed(tmp_path / "run") is not None
+
+
+def test_what_is_left_open_is_chosen_and_said(encoded, tmp_path, caplog):
+    open_config = dataclasses.replace(CONFIG, cuda_graph=None)
+    with caplog.at_level("INFO", "hotrows"):
+        on_device(encoded, open_config, tmp_path / "open")
+    (line,) = [line for line in caplog.messages if line.startswith("GPU: ")]
+    assert "products in TF32" in line and "planned on the GPU" in line
+    assert "as one CUDA graph" in line and "\n" not in line
+    assert run_folder.read_config(tmp_path / "open").precision == "tf32"
+    on_device(encoded, CONFIG, tmp_path / "launched")
+    assert_same(tmp_path / "open", tmp_path / "launched")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"dense_optimizer": "adagrad"}, "kernel by kernel (PyTorch's Adagrad cannot be captured)"),
+        (
+            {"micro_batches": 2},
+            "on the host (batches are trained in micro-batches), steps launched kernel",
+        ),
+        (
+            {"precision": "bfloat16", "planning": "host"},
+            "in bfloat16, batches planned on the host (asked",
+        ),
+        ({"row_optimizer": DenseAdam()}, "how many steps rows of table"),
+        ({"cuda_graph": False}, "kernel by kernel (cuda_graph is off)"),
+        ({"model_options": {"dim": 1100, "hidden": [4]}}, "has dim 1,100, and rows wider than 1,024"),
+    ],
+    ids=str,
+)
+def test_why_another_way_is_taken_is_said(encoded, settings, said, caplog):
+    config = dataclasses.replace(CONFIG, **{"device": "cuda", "cuda_graph": None, **settings})
+    with pretend.gpu(), caplog.at_level("INFO", "hotrows"):
+        steps = StepTrainer(encoded, config)
+        assert isinstance(steps.step, Step)
+        steps.embedding.close()
+    assert said in next(line for line in caplog.messages if line.startswith("GPU: "))
+
+
+class ReadsTheDevice(DeepFM):
+    """A model whose forward waits for the device."""
+
+    def forward(self, vectors, dense):
+        logits = super().forward(vectors, dense)
+        return logits * (1 if float(logits.detach().sum()) < 1e9 else 0)
+
+
+def test_a_step_that_cannot_be_captured_is_launched_or_refused(encoded, tmp_path, caplog):
+    with pretend.gpu():
+        config = dataclasses.replace(CONFIG, device="cuda", cuda_graph=None)
+        plain, wanted = (dataclasses.replace(config, cuda_graph=value) for value in (False, True))
+        left_open = Trainer(encoded, config, tmp_path / "open", model=ReadsTheDevice).fit()
+        assert "cannot be captured as a CUDA graph" in caplog.text
+        launched = Trainer(encoded, plain, tmp_path / "launched", model=ReadsTheDevice).fit()
+        assert left_open.test == launched.test
+        with pytest.raises(ValueError, match=r"cannot be captured .* leave out cuda_graph, or let its"):
+            Trainer(encoded, wanted, tmp_path / "wanted", model=ReadsTheDevice).fit()
+
+
+def test_rows_too_wide_for_a_captured_step_are_refused(encoded, tmp_path):
+    wide = dataclasses.replace(
+        CONFIG, model_options={"dim": 1100, "hidden": [4]}, cuda_graph=True, device="cuda"
+    )
+    with pytest.raises(
+        ValueError, match=r"cuda_graph: table .* has dim 1,100, and rows wider than 1,024"
+    ):
+        on_device(encoded, wide, tmp_path / "run")
+
+
+def test_a_captured_step_of_rows_that_catch_up_is_refused(encoded, tmp_path):
+    config = dataclasses.replace(CONFIG, row_optimizer=DenseAdam(), cuda_graph=True, device="cuda")
+    with pytest.raises(ValueError, match="cuda_graph: how many steps rows of table .* choose a lazy row"):
+        on_device(encoded, config, tmp_path / "run")
 
 
 def test_a_device_that_is_not_there_is_said(encoded, tmp_path):

@@ -290,6 +290,7 @@ def test_the_growth_of_tables_is_logged_and_shown(whole, capsys):
     (keys,) = shown["keys"]
     assert keys["ages"] == sorted(keys["ages"]) and keys["ages"][0] == 0
     assert {name: keys[name] for name in growth} == growth
+    assert keys["load"] == 1 and keys["bytes"] > 20 * 3 * 8
     assert "oldest" in shown_by()
 
 

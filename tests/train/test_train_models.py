@@ -56,6 +56,20 @@ def test_every_model_trains_on_a_device(encoded, tmp_path, model):
     assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=1e-3)
 
 
+@pytest.mark.parametrize("model", ["dlrm", "deepfm", "fm", "dcnv2", "din", "dien", "can", "mmoe"])
+def test_narrow_vectors_stay_close_on_a_device(encoded, tmp_path, model):
+    """Vectors of 8 columns and more and their gradients are in bfloat16 there, as is the model."""
+    options = {
+        name: 8 if name == "dim" else value for name, value in config_of(model).model_options.items()
+    }
+    config = dataclasses.replace(config_of(model, device="cuda"), model_options=options)
+    with pretend.gpu():
+        wide = train(encoded, config, tmp_path / "wide")
+        narrow = train(encoded, dataclasses.replace(config, precision="bfloat16"), tmp_path / "narrow")
+    assert narrow.test.log_loss == pytest.approx(wide.test.log_loss, abs=0.01)
+    assert narrow.test.log_loss != wide.test.log_loss
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch, threads):
     threads(1)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from hotrows import data, models
+from hotrows.config import TrainConfig
 from hotrows.costs import workload
 from hotrows.costs.frequencies import Frequencies
 from hotrows.costs.machines import MACHINES
@@ -13,6 +14,7 @@ from hotrows.costs.volumes import TableLoad
 from hotrows.data import Loader
 from hotrows.datasets import schemas, synthetic
 from hotrows.planning.sharding import BY_COLUMNS, Placement
+from hotrows.train.defaults import settle
 from hotrows.tuning.scaling import kind_of, predict_scaling
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -140,3 +142,13 @@ def test_the_command_reads_prepared_data_too(encoded, hotrows):
     assert refused.code == 2 and "such as 8,64,1024" in refused.err
     nothing = hotrows("simulate", "criteo-2tb", "--ranks", "2", "--machine", "h100")
     assert nothing.code == 1 and "did you mean 'criteo-1tb'?" in nothing.err
+    replayed = hotrows("simulate", "criteo-1tb")
+    assert replayed.code == 2 and "no ids to replay: give --ranks" in replayed.err
+
+
+def test_what_is_left_open_is_predicted_as_it_is_trained(encoded, hotrows):
+    settled = settle(TrainConfig(), encoded)
+    command = ["simulate", encoded.path, "--machine", "cpu-25g", "--ranks", "1", "--json"]
+    figures = json.loads(hotrows(*command).out)
+    assert figures["note"].endswith(settled.model)
+    assert figures["step"]["batch_size"] == settled.batch_size < 8192

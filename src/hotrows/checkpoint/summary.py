@@ -25,8 +25,6 @@ from hotrows.checkpoint.pointer import FOLDER, pointed
 from hotrows.checkpoint.table_files import export_problems
 from hotrows.planning.key_table import COUNTERS
 
-_SHOWN = ("counters", "last_use", "waiting_keys")  # of the state of a key table
-
 
 def summary(folder: Path | str, verified: bool = False) -> dict[str, Any]:
     """A checkpoint's step, tables, pieces, files and base checkpoints, for JSON.
@@ -107,19 +105,21 @@ def checkpoints_of(run: Path | str) -> list[dict[str, Any]]:
 def key_tables(folder: Path | str) -> list[dict[str, Any]]:
     """The key tables of a checkpoint with dynamic features, for JSON.
 
-    live: keys with a row; rows: used at most so far; admitted, evicted: keys so far; refused: keys for
-    which there was no room; waiting: keys that are read and not admitted; ages: of live keys, the batches
-    since the last one that read them, [0, 50, 90, 100] percent of the keys have at most these.
+    live: keys with a row; rows: used at most so far; load: live / rows; bytes: of the state; admitted,
+    evicted: keys so far; refused: keys for which there was no room; waiting: keys that are read and not
+    admitted; ages: of live keys, the batches since the last one that read them, [0, 50, 90, 100] percent
+    of the keys have at most these.
     """
     folder = Path(folder)
     tensors = key_state.read(chain(folder))
-    partitions: dict[str, list[str]] = {}  # of each vocabulary
-    for name in key_state.tables_of(tensors):
-        partitions.setdefault(key_state.vocabulary_of(name), []).append(name)
-    return [
-        _key_table(vocabulary, [{what: tensors[f"{name}/{what}"] for what in _SHOWN} for name in names])
-        for vocabulary, names in partitions.items()
-    ]
+    tables: dict[str, dict[str, Tensor]] = {}  # what each has
+    for name, tensor in tensors.items():
+        table, _, what = name.rpartition("/")
+        tables.setdefault(table, {})[what] = tensor
+    partitions: dict[str, list[dict[str, Tensor]]] = {}  # of each vocabulary
+    for table in sorted(tables):
+        partitions.setdefault(key_state.vocabulary_of(table), []).append(tables[table])
+    return [_key_table(vocabulary, states) for vocabulary, states in partitions.items()]
 
 
 def _key_table(name: str, states: list[dict[str, Tensor]]) -> dict[str, Any]:
@@ -133,6 +133,8 @@ def _key_table(name: str, states: list[dict[str, Tensor]]) -> dict[str, Any]:
         "name": name,
         "live": len(ages),
         **{what: counters[what] for what in ("rows", "admitted", "evicted", "refused")},
+        "load": len(ages) / max(counters["rows"], 1),
+        "bytes": sum(tensor.nbytes for state in states for tensor in state.values()),
         "waiting": sum(len(state["waiting_keys"]) for state in states),
         "ages": ages[places].tolist(),
     }

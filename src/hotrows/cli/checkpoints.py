@@ -141,8 +141,8 @@ def tables_command(place: Path, which: str, picture: Path | None, as_json: bool)
     """Show the tables of a run, and its keys.
 
     Of each table its rows and bytes; of dynamic features the keys that have a row, how many got and lost
-    one so far, how many found no room or wait to be admitted, and the age of the keys: the batches since
-    they were last read.
+    one so far, how many found no room or wait to be admitted, the share of rows used so far that has a
+    key, the size of all that is known of keys, and their age: the batches since they were last read.
     """
     from hotrows import checkpoint
 
@@ -168,10 +168,11 @@ def tables_command(place: Path, which: str, picture: Path | None, as_json: bool)
 def _keys(key_tables: list[dict[str, Any]]) -> Table:
     counts = ("live", "rows", "admitted", "evicted", "refused", "waiting")
     ages = ("youngest", "median age", "90 %", "oldest")
-    shown = new_table("keys", *counts, *ages, left=("keys",))
+    shown = new_table("keys", *counts, "load", "size", *ages, left=("keys",))
     for table in key_tables:
-        numbers = [*(table[name] for name in counts), *table["ages"]]
-        shown.add_row(table["name"], *(f"{number:,}" for number in numbers))
+        size = f"{table['load']:.0%}", format_bytes(table["bytes"])
+        numbers = [f"{number:,}" for number in (*(table[name] for name in counts), *table["ages"])]
+        shown.add_row(table["name"], *numbers[: len(counts)], *size, *numbers[len(counts) :])
     return shown
 
 

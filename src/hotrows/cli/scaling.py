@@ -54,6 +54,7 @@ scaling_options = with_options(
     click.option("--memory", type=BYTES, metavar="SIZE", help="For tables on a rank, with --ranks."),
     click.option("--why", is_flag=True, help="With --ranks: say of each table where it goes, and why."),
 )
+_OF_TRAINING = ("model", "model_options", "row_optimizer", "table_dtype", "batch_size")
 SCALING_NAMES = ("machine", "link", "sharding", "wire_bytes", "micro_batches", "memory", "why")
 
 
@@ -68,7 +69,8 @@ def predict_and_print(
     """Predicts a step on each number of ranks, and prints it.
 
     folder: prepared data, or the name of a well-known workload. work: model, model_options,
-    row_optimizer, table_dtype and batch_size. how: the options named by `SCALING_NAMES`.
+    row_optimizer, table_dtype and batch_size, left open as for `train`. how: the options named by
+    `SCALING_NAMES`.
     """
     from hotrows.tuning.scaling import predict_scaling
 
@@ -84,16 +86,23 @@ def predict_and_print(
 
 def _workload(folder: Path, work: Mapping[str, Any]) -> Workload:
     from hotrows import data
+    from hotrows.config import TrainConfig
     from hotrows.costs import workload
+    from hotrows.train.defaults import settle
 
     if not folder.exists():
         return workload.named(str(folder))
+    encoded = data.EncodedData.open(folder)
+    encoded.check_counts("a prediction")
+    config = settle(TrainConfig(**{name: work[name] for name in _OF_TRAINING}), encoded)
+    assert config.batch_size is not None, "settled"
     return workload.of_data(
-        data.EncodedData.open(folder),
-        work["model"],
-        work["model_options"],
-        row_optimizer=work["row_optimizer"],
-        table_dtype=work["table_dtype"],
+        encoded,
+        config.model,
+        config.model_options,
+        row_optimizer=config.row_optimizer,
+        table_dtype=config.table_dtype,
+        batch_size=config.batch_size,
     )
 
 
@@ -139,6 +148,8 @@ def _show(prediction: Prediction, picture: Path | None, as_json: bool, why: bool
         "each: samples of a rank relative to the first line; parts of a step in ms; ahead: planning, "
         "loading or moves of a cache, beside it; held: by the fullest rank"
     )
+    if stages := prediction.stages():
+        click.echo(stages)
     for point in prediction.points:
         words = point.refused or point.sharding(prediction.workload.loads)
         click.echo(f"{point.num_ranks:>6,} ranks  {words}")

@@ -229,6 +229,7 @@ def _train(
         result = fit(trainer, callbacks=callbacks)
         if ranks.rank == 0 and trainer.cached_tables:
             print(_pins(trainer.cached_tables), file=sys.stderr)
+        process_group.end()
         return run, result
     except KeyboardInterrupt as stopped:
         named = f" --model {shlex.quote(model)}" if ":" in model else ""

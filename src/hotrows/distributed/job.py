@@ -14,6 +14,11 @@ def is_several() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def ranks_here() -> int:
+    """How many ranks of the job share this host's cores; 1 where nobody says so."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def is_first() -> bool:
     """Whether this process is rank 0, alone or among several."""
     return not is_several() or os.environ.get("RANK", "0") == "0"

@@ -2,9 +2,11 @@
 
     ranks = process_group.start()      # within torchrun: joins all other ranks; alone: one rank
 
-A process group that exists already is used as it is. Every channel is a group of its own, of Gloo and,
-for tensors of GPUs, NCCL, whose collectives are launched and not waited for; a
-collective that does not end within `timeout` seconds raises, so that no job hangs.
+A process group that exists already is used as it is, beside GPUs for groups of ours. Every channel is a
+group of its own, of Gloo and, for tensors of GPUs, NCCL, whose collectives are launched and not waited
+for; a collective that does not end within `timeout` seconds raises, so that no job hangs. NCCL's own
+watchdog ends those of GPUs: whoever waits for the device goes on, with values that mean nothing, and the
+next collective of any kind raises.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from hotrows.distributed import job
-from hotrows.distributed.comm import Arriving, OneRank, Ranks, Sent
+from hotrows.distributed.comm import Among, Arriving, Exchange, OneRank, Ranks, Sent
 from hotrows.distributed.job import RankLost
 
 TIMEOUT = 300.0  # seconds
@@ -41,7 +43,8 @@ def start(timeout: float = TIMEOUT) -> Ranks:
     timeout: seconds that a collective may take.
     """
     if dist.is_initialized():
-        return Processes(timeout)
+        ranks = Processes(timeout)
+        return ranks.channel("hotrows") if torch.cuda.is_available() else ranks
     if not job.is_several():
         return OneRank()
     try:
@@ -62,19 +65,38 @@ class Processes:
     sent: so far, on all channels; notes_times: whether collectives note when they arrived.
     """
 
-    def __init__(self, timeout: float = TIMEOUT, group: Any = None, sent: Sent | None = None) -> None:
-        self.rank, self.num_ranks = dist.get_rank(), dist.get_world_size()
+    def __init__(
+        self,
+        timeout: float = TIMEOUT,
+        group: Any = None,
+        sent: Sent | None = None,
+        on_gpus: list[Any] | None = None,
+    ) -> None:
+        self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
         self.sent = sent or Sent()
         self.notes_times = False
         self._timeout = timeout
         self._group = group
         self._channels: dict[str, Processes] = {}
+        # The NCCL groups of all channels that have sent anything.
+        self._on_gpus: list[Any] = [] if on_gpus is None else on_gpus
 
-    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
+    def all_to_all(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], relayed: Sequence[int] = ()
+    ) -> Arriving:
         out = rows.new_empty(sum(received), *rows.shape[1:])
         self._count(rows, [n for p, n in enumerate(sent) if p != self.rank])
         tensors, counts = (_as_sent(out), _as_sent(rows.contiguous())), (list(received), list(sent))
         return self._pending(out, dist.all_to_all_single, *tensors, *counts)
+
+    def relayed(self, sent: Tensor) -> Tensor:
+        return sent[:0]
+
+    def among(self, parts: Sequence[Sequence[int]]) -> Exchange:
+        groups = [self._group_of(part) for part in parts]  # all ranks make all groups, in one order
+        n, members = next((n, part) for n, part in enumerate(parts) if self.rank in part)
+        alone = Processes(self._timeout, groups[n], self.sent, self._on_gpus)
+        return _Part(self, members, alone)
 
     def all_reduce(self, values: Tensor) -> Arriving:
         # A ring sends every rank 2 (P - 1) / P of the values, in as many messages.
@@ -98,11 +120,15 @@ class Processes:
 
     def channel(self, name: str) -> Processes:
         if name not in self._channels:
-            timeout = timedelta(seconds=self._timeout)
-            new_group = functools.partial(dist.new_group, backend=_backend(), timeout=timeout)
-            group = self._guarded(_within, self._timeout, new_group)
-            self._channels[name] = Processes(self._timeout, group, self.sent)
+            group = self._group_of(None, _backend())
+            self._channels[name] = Processes(self._timeout, group, self.sent, self._on_gpus)
         return self._channels[name]
+
+    def _group_of(self, members: Sequence[int] | None, backend: str = "gloo") -> Any:
+        """Collective over all ranks: a new group of some of them; None: all."""
+        timeout, some = timedelta(seconds=self._timeout), None if members is None else list(members)
+        new_group = functools.partial(dist.new_group, some, backend=backend, timeout=timeout)
+        return self._guarded(_within, self._timeout, new_group)
 
     def _count(self, rows: Tensor, others: Sequence[int]) -> None:
         width = rows[0].nbytes if len(rows) else 0
@@ -110,18 +136,29 @@ class Processes:
         self.sent.messages += sum(n > 0 for n in others)
 
     def _pending(self, out: Tensor, collective: Any, *arguments: Any) -> _Pending:
+        if out.is_cuda:
+            group: Any = self._group or dist.group.WORLD
+            backend = group._get_backend(out.device)
+            if backend.name() == "nccl" and backend not in self._on_gpus:
+                self._on_gpus.append(backend)
         work = self._guarded(collective, *arguments, group=self._group, async_op=True)
         return _Pending(self, work, out)
 
     def _guarded(self, function: Any, *arguments: Any, **options: Any) -> Any:
         try:
+            for nccl in self._on_gpus:
+                if (state := nccl.get_error().name) != "SUCCESS":
+                    raise RuntimeError(f"NCCL: {state}")
             return function(*arguments, **options)
         except RuntimeError as error:
             raise self.lost(error) from error
 
     def lost(self, error: RuntimeError) -> RankLost:
-        """The error for a collective that failed."""
-        others, reason = f"another of the {self.num_ranks} ranks", _reason(error)
+        """The error for a collective that failed; ends those that GPUs wait for."""
+        for nccl in self._on_gpus:
+            nccl.abort()
+        self._on_gpus.clear()
+        others, reason = f"another of the {dist.get_world_size()} ranks", _reason(error)
         if _TIMED_OUT.search(reason):
             return RankLost(
                 f"waited more than {self._timeout:,.0f} s for {others} ({reason}): it hangs, is cut off "
@@ -134,12 +171,34 @@ class Processes:
         )
 
 
+class _Part(Among):
+    """Some of the ranks. Tensors of GPUs go over the communicator of all ranks: kernels of two of them
+    may wait for one another for ever, and NCCL sends no message where there is nothing to send."""
+
+    def __init__(self, ranks: Processes, members: Sequence[int], alone: Processes) -> None:
+        super().__init__(ranks, members)
+        self._alone = alone
+
+    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
+        if rows.is_cuda:
+            return super().all_to_all(rows, sent, received)
+        return self._alone.all_to_all(rows, sent, received)
+
+
 def _backend() -> str:
     """Gloo for tensors of the host, among them all of planning; NCCL for those of GPUs."""
     return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
 
 
+def end() -> None:
+    """Leaves the group once all is done; NCCL may hang or warn where a process just exits."""
+    if dist.is_initialized() and torch.cuda.is_available():
+        dist.destroy_process_group()
+
+
 def _join(timeout: timedelta) -> None:
+    # Aborted collectives are told here, in a line, not by the end of the process (the default).
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     store, rank, num_ranks = next(dist.rendezvous("env://", timeout=timeout))
     room = _meet(store, rank, num_ranks, timeout)
     dist.init_process_group(_backend(), store=room, rank=rank, world_size=num_ranks, timeout=timeout)

@@ -123,7 +123,8 @@ class RowExchange:
             return
         sent = [n * rows.shape[1] for n in exchange.send_counts[s]]
         received = self._sizes(p, exchange.recv_counts[s])
-        arriving = self._ranks.all_to_all(self._on_wire(answers).reshape(-1), sent, received)
+        numbers = self._on_wire(answers).reshape(-1)
+        arriving = self._ranks.all_to_all(numbers, sent, received, self._relayed(s, p, 0))
         self._arriving[s, p] = arriving, begin
 
     def _receive(self, s: int, p: int) -> Tensor:
@@ -147,11 +148,20 @@ class RowExchange:
             grad = torch.cat([part.reshape(-1) for part in grad.split(list(self._widths[p]), 1)])
         sent = self._sizes(p, exchange.recv_counts[s])
         received = [n * self._own_width(p) for n in exchange.send_counts[s]]
-        return self._ranks.all_to_all(self._on_wire(grad).reshape(-1), sent, received)
+        numbers = self._on_wire(grad).reshape(-1)
+        return self._ranks.all_to_all(numbers, sent, received, self._relayed(s, p, 1))
 
     def _sizes(self, p: int, counts: Sequence[int]) -> list[int]:
         """The numbers in so many answers of each rank."""
         return [n * width for n, width in zip(counts, self._widths[p], strict=True)]
+
+    def _relayed(self, s: int, p: int, back: int) -> list[int]:
+        """The numbers that other ranks send by way of this one: answers, or (back: 1) gradients. By
+        columns, where ranks' rows have unequal widths, the exchange finds out itself."""
+        exchange, width = self.plan.row_exchanges[p], self._own_width(p)
+        if not exchange.relayed or exchange.by_columns:
+            return []
+        return [n * width for n in exchange.relayed[s][back]]
 
     def _on_wire(self, values: Tensor) -> Tensor:
         return values if self._wire_dtype is None else values.to(self._wire_dtype)

@@ -9,6 +9,9 @@
 Since nothing but training writes rows, evaluations and checkpoints change no bit of it. Rows catch up
 table by table, in the order of the batch, in memory and behind a cache alike. Every
 `MAX_DEFERRED_STEPS` steps all rows catch up (`PackedTables.catch_up`), and the numbers are forgotten.
+
+Records are caught up where they are: on a device by its kernels, which have the numbers of the steps in
+its memory, without a wait; copies in host memory by the host.
 """
 
 from __future__ import annotations
@@ -40,13 +43,14 @@ Caches = Sequence[Cache]
 
 @dataclass(frozen=True)
 class _DensePack:
-    """A pack under a dense optimizer. bounds: [K + 1], the rows where its slices of tables begin and end;
-    tables: [K], of each slice, by their places among all. counts: [K], 0 for rows that an earlier rank
-    holds too, else 1."""
+    """A pack under a dense optimizer. bounds: [K + 1], the rows where its slices of tables begin and end,
+    in host memory, and where training's rows are; scales: [K] ones there. tables: [K], of each slice, by
+    their places among all. counts: [K], 0 for rows that an earlier rank holds too, else 1."""
 
     optimizer: DenseRowOptimizer
     layout: list[int]
-    bounds: Int64[Tensor, "_"]
+    bounds: tuple[Int64[Tensor, "_"], Int64[Tensor, "_"]]
+    scales: Float64[Tensor, "_"]
     tables: Int64[Tensor, "_"]
     counts: Float64[Tensor, "_"]
 
@@ -56,7 +60,10 @@ class DenseRows:
 
     packs, shards, layouts: of all packs of a rank; those under lazy optimizers are left alone. Raises
     ValueError where a table cannot have such an optimizer.
+    numbers: in host memory, the hyperparameters that `begin_step` will be given on a device.
     """
+
+    numbers: Float64[Tensor, "packs _"] | None = None
 
     def __init__(
         self,
@@ -69,11 +76,12 @@ class DenseRows:
         self._all_tables = sorted(table.name for pack in packs for table in pack.tables)
         self._squares: Tensor | None = None  # [tables] of all ranks, as stored; None: not counted
         self._change = torch.zeros(len(self._all_tables), dtype=torch.float64)  # on this rank since
+        self._device = device
         self._packs: dict[int, _DensePack] = {}
         for p, (pack, shard) in enumerate(zip(packs, shards, strict=True)):
             optimizer = pack.tables[0].optimizer
             if isinstance(optimizer, DenseRowOptimizer):
-                _check(pack, optimizer, device)
+                _check(pack, optimizer)
                 self._packs[p] = self._pack(optimizer, shard, layouts[p])
         self._table_packs = {table.name: p for p, pack in enumerate(packs) for table in pack.tables}
         self._begin_at(0)
@@ -87,8 +95,10 @@ class DenseRows:
         bounds = [*(piece.first_row for piece in shard.slices), shard.rows]
         tables = [self._all_tables.index(shard.tables[piece.table].name) for piece in shard.slices]
         counts = [float(not piece.shared or shard.rank == 0) for piece in shard.slices]
-        tensors = torch.tensor(bounds), torch.tensor(tables).long(), torch.tensor(counts).double()
-        return _DensePack(optimizer, layout, *tensors)
+        on_host, scales = torch.tensor(bounds), torch.ones(len(tables), dtype=torch.float64)
+        places = (on_host, self._device.put(on_host)), self._device.put(scales)
+        tensors = torch.tensor(tables).long(), torch.tensor(counts).double()
+        return _DensePack(optimizer, layout, *places, *tensors)
 
     def __contains__(self, p: object) -> bool:
         return p in self._packs
@@ -122,7 +132,8 @@ class DenseRows:
         slots: Int64[Tensor, "U"],
         are_copies: bool = False,
     ) -> None:
-        """Lets records at `slots`, those of `rows` (ascending), make the steps that they missed."""
+        """Lets records at `slots`, those of `rows` (ascending, on a device with padding behind), make the
+        steps that they missed."""
         if rows.numel() and self._histories[p].num_recorded:
             kind = self._packs[p].optimizer.deferred
             squares = None if are_copies else self._changes(p)
@@ -151,8 +162,7 @@ class DenseRows:
         if not part.num_rows:
             return
         targets, bounds = self._targets(p, records), self._bounds(p, part.rows)
-        scales = torch.ones(len(self._packs[p].tables), dtype=torch.float64)
-        squares = self._changes(p)
+        squares, scales = self._changes(p), self._packs[p].scales
         kind, runs = self._packs[p].optimizer.deferred, (part.order, part.starts, part.bags)
         deferred.update(kind, targets, slots, bounds, *runs, part.weights, grad, scales, squares)
         self._note(p, squares)
@@ -176,7 +186,8 @@ class DenseRows:
                     before = last.clone()
                     self.catch_up_all(p, part, None if squares is None else squares[k : k + 1])
                     self._note(p, squares)
-                    moved |= last != before
+                    if cache is not None:
+                        moved |= last != before
                 if cache is not None and records is not None:
                     cache.write(rows[moved], records[moved])
         self._begin_at(self.now)
@@ -275,10 +286,15 @@ class DenseRows:
             self._change.index_add_(0, self._packs[p].tables, squares * self._packs[p].counts)
 
     def _bounds(self, p: int, rows: Int64[Tensor, "U"]) -> Int64[Tensor, "_"]:
-        return torch.searchsorted(rows, self._packs[p].bounds)
+        on_host, there = self._packs[p].bounds
+        if rows.device.type == "cpu":
+            return torch.searchsorted(rows, on_host)
+        ascending = torch.where(rows < 0, torch.iinfo(torch.int64).max, rows)  # padding behind the last
+        return torch.searchsorted(ascending, there)
 
     def _target(self, p: int, records: Tensor) -> Target:
-        return _target(self._histories[p], records, self._packs[p].layout)
+        pack = self._packs[p]
+        return _target(pack.optimizer.deferred, self._histories[p], records, pack.layout)
 
     def _targets(self, p: int, records: Tensor) -> list[Target]:
         """One target for each slice of a table, so that no row's group depends on other tables."""
@@ -288,10 +304,15 @@ class DenseRows:
 
     def begin_step(self, hyperparameters: Float64[Tensor, "packs _"]) -> None:
         """Records the numbers of a step, [step, 8 numbers] by pack."""
+        if self._packs and not self._device.on_host:
+            assert self.numbers is not None, "the host has made what the device has"
+            hyperparameters = self.numbers
         recorded: set[int] = set()
         for p, history in self._histories.items():
             if id(history) not in recorded:
                 history.record(tuple(hyperparameters[p, 1:9].tolist()))
+                # On the stream of training, before others read them.
+                history.steps_for(self._packs[p].optimizer.deferred, self._device.torch)
                 recorded.add(id(history))
 
     def end_step(self) -> None:
@@ -352,26 +373,22 @@ def catch_up_all(
 ) -> None:
     """Lets every one of some records make the steps that it missed; see `ops.deferred.catch_up_all`."""
     if len(records) and history.num_recorded:
-        deferred.catch_up_all(kind, _target(history, records, layout), squares)
+        deferred.catch_up_all(kind, _target(kind, history, records, layout), squares)
 
 
-def _target(history: StepHistory, records: UInt8[Tensor, "n _"], layout: list[int]) -> Target:
+def _target(kind: str, history: StepHistory, records: UInt8[Tensor, "n _"], layout: list[int]) -> Target:
     stored, dim = views(records, layout), layout[0]
     states = stored.state.split(dim, 1) if stored.state.shape[1] else ()
     assert stored.step is not None
-    steps = history.steps, history.first, history.now, history.first_decay
+    numbers = history.steps_for(kind, records.device)
+    steps = numbers, history.first, history.now, history.first_decay
     return Target(stored.weights, tuple(states), stored.step, *steps)
 
 
-def _check(pack: Pack, optimizer: DenseRowOptimizer, device: Device) -> None:
+def _check(pack: Pack, optimizer: DenseRowOptimizer) -> None:
     table, kind = pack.tables[0], optimizer.kind
     if table.dtype != "float32":
         raise ValueError(
             f"table {table.name!r}: {kind} needs float32 weights, not {table.dtype}: most steps of a row "
             f"are tiny, and would be lost in rounding; choose float32, or a lazy row optimizer"
-        )
-    if not device.on_host:
-        raise ValueError(
-            f"table {table.name!r}: {kind} runs on processors so far; leave out "
-            f"device={device.name!r}, or choose a lazy row optimizer such as adam"
         )

@@ -5,8 +5,8 @@
               slots of its rows; give slots to the rows of batch t
     count     wait for what was counted: how many rows batch t moves, and whether it bypasses the cache
 
-Rows and runs are found on the device as well, or on the host where that cannot be (lists of ids, say),
-and then copied. What is launched waits for no count; `count`, a thread of its own, does.
+Rows and runs are found on the device as well, or on the host where that cannot be (lists of ids, several
+ranks), and then copied. What is launched waits for no count; `count`, a thread of its own, does.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from hotrows.batch import Batch
+from hotrows.distributed.comm import any_rank
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.embedding import Embedding
 from hotrows.pipeline.runner import NoMore
@@ -78,6 +79,7 @@ class DeviceMoves:
         padded: bool,
     ) -> None:
         self._embedding, self._device = embedding, embedding.device
+        self._ranks = embedding.planner.ranks
         self._groups, self._slots = cached_tables.groups, cached_tables.device_slots
         self._in_flight = cached_tables.caching.in_flight
         self._planned, self._future = planned, future
@@ -130,7 +132,7 @@ class DeviceMoves:
     def _feed(self) -> list[Batch | list[Tensor]]:
         """Loads batches to look at, as far as the window reaches and batches have come."""
         fed: list[Batch | list[Tensor]] = []
-        while not self._all_fed and self._wants():
+        while not self._all_fed and any_rank(self._ranks, self._wants()):
             try:
                 fed.append(self._batch_or_rows())
                 self._num_fed += 1

@@ -86,6 +86,7 @@ class Execution:
     planning_threads: threads that plan groups of packs in parallel; None: 1 on the host, and beside a
         device all cores but two, at most 8. planning: where batches that are trained through the
         stages are planned: on the `host`, or on the `device` where it can; None: where fast memory is.
+    narrow_vectors: on one rank, a device looks vectors up in bfloat16, for a model that computes in it.
     """
 
     ranks: Ranks | None = None
@@ -99,6 +100,7 @@ class Execution:
     first_layer_roles: Collection[str] = ()
     planning_threads: int | None = None
     planning: str | None = None
+    narrow_vectors: bool = False
 
     def __post_init__(self) -> None:
         for name, choices in (("planning", PLANNING), ("wire_dtype", tuple(WIRE_DTYPES))):
@@ -167,10 +169,16 @@ class Embedding:
         if dynamic is not None:
             dynamic.check(self.tables, self.device.on_host or (caching is not None and caching.can_grow))
             dynamic.begin(self.planner.ranks, crosses)
-        # Ranks plan together, on the host: what they ask of one another decides their plans.
+        plans_there = run.planning != "host" and not self.device.on_host
+        # Ranks find rows on the host: what they request of one another must be known there.
         alone = self.ranks.num_ranks == 1
-        plans_there = run.planning != "host" and not self.device.on_host and alone
-        self.device_planner = DevicePlanner(self.planner, self.device) if plans_there else None
+        if run.planning == "device" and plans_there and not alone:
+            log.warning(
+                "planning='device': rows are found on the host, since %s ranks request rows of one "
+                "another there; the device maps the slots of a cache",
+                self.ranks.num_ranks,
+            )
+        self.device_planner = DevicePlanner(self.planner, self.device) if plans_there and alone else None
         if plans_there and caching is not None and dynamic is None:
             caching = dataclasses.replace(caching, map_slots=run.planning or "auto")
         self._warned = run.planning is None
@@ -183,6 +191,7 @@ class Embedding:
             device=self.device,
             streams=run.streams,
             threads=self.threads,
+            narrow=run.narrow_vectors and not self.device.on_host,
         )
         self.groups, self.shards = self.packed.groups, self.packed.shards
         self.stores, self.cached_tables = self.packed.stores, self.packed.cached
@@ -326,6 +335,7 @@ class Embedding:
         padded = [row + [0.0] * (width - len(row)) for row in rows]
         block = self.device.staging(len(rows), width, dtype=torch.float64)
         block.copy_(torch.tensor(padded, dtype=torch.float64))
+        self.packed.dense_rows.numbers = block
         return block.to(self.device.torch, non_blocking=True)
 
     def update(

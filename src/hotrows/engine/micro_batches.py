@@ -10,6 +10,7 @@ several streams, a micro-batch is pooled while the model trains on the one befor
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -80,8 +81,9 @@ class MicroBatches:
         pairs = zip(leaves, parts, strict=True)
         self._exchange_of(plan).send_gradients(s, [_sum_by_row(*pair) for pair in pairs])
 
-    def gradients(self, plan: Plan, leaves: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of this rank's rows, by pack [num_shared + R, d]; ends the exchange.
+    def gradients(self, plan: Plan, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The gradients of this rank's rows, by pack [num_shared + R, d], each waited for where it is
+        first read; ends the exchange.
 
         leaves: of the last micro-batch, whose gradients are sent now if they were not.
         """
@@ -89,11 +91,27 @@ class MicroBatches:
         if not exchange.all_sent:
             self.send_gradients(plan, len(plan.micro_batches) - 1, leaves)
         self._exchange = None
-        return [exchange.gradients(p) for p in range(len(self._widths))]
+        return _Gradients(exchange, len(self._widths))
 
     def _exchange_of(self, plan: Plan) -> RowExchange:
         assert self._exchange is not None and self._exchange.plan is plan, "look it up first"
         return self._exchange
+
+
+class _Gradients(Sequence[Tensor]):
+    """Gradients by pack, so that a pack is updated while those of the next arrive."""
+
+    def __init__(self, exchange: RowExchange, num_packs: int) -> None:
+        self._of_pack = functools.cache(exchange.gradients)
+        self._num_packs = num_packs
+
+    def __len__(self) -> int:
+        return self._num_packs
+
+    def __getitem__(self, p: int) -> Tensor:  # type: ignore[override]
+        if not 0 <= p < self._num_packs:
+            raise IndexError(p)  # ends an iteration
+        return self._of_pack(p)
 
 
 def _pool(rows: Float32[Tensor, "A D"], part: PackPlan) -> Float32[Tensor, "{part.num_bags} D"]:

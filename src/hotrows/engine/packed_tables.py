@@ -37,6 +37,8 @@ from hotrows.shapes import Float, Float32, Float64, Int64, UInt8
 from hotrows.storage.cache import chunks
 from hotrows.storage.store import InitialValues, MemoryStore, group_block
 
+_LEAST_NARROW = 8  # columns of vectors in bfloat16: weights of single ids, which are added up, are not
+
 
 @dataclass(frozen=True)
 class _Gradients:
@@ -64,7 +66,7 @@ class PackedTables:
     seed: of initial values and of stochastic rounding. caching: rows are behind a cache; None: all in
     memory. read_only: a file store is not opened for training. device: where fast memory is.
     streams: CUDA streams on which packs are looked up and updated in parallel. threads: those that
-    plan.
+    plan. narrow: vectors are looked up for training in bfloat16, and their gradients are, too.
 
     groups: packs that read equal rows; shards: what this rank holds of each pack; stores: the memory
     of each pack, none where rows are in files; dense_rows: those under dense optimizers; touched: see
@@ -82,7 +84,9 @@ class PackedTables:
         device: Device,
         streams: int,
         threads: Threads,
+        narrow: bool = False,
     ) -> None:
+        self._narrow = narrow
         rank, num_ranks = ranks.rank, ranks.num_ranks
         self.packs, self._ranks, self._device = tuple(packs), ranks, device
         self.groups = packing.group_packs(packs, rank, num_ranks)
@@ -130,20 +134,25 @@ class PackedTables:
     # ---- lookup
 
     def lookup(self, plan: Plan, by_rows: Collection[int] = ()) -> list[Tensor]:
-        """The bags of each pack, [M, D] float32; of the packs `by_rows` their distinct rows, [U, D]."""
+        """The bags of each pack, [M, D]; of the packs `by_rows` their distinct rows, [U, D]."""
+        narrow = self._narrow and torch.is_grad_enabled()
         works = [
-            partial(self.rows, p, plan) if p in by_rows else partial(self.pool, p, plan)
-            for p in range(len(self.packs))
+            partial(self.rows, p, plan)
+            if p in by_rows
+            else partial(self.pool, p, plan, narrow and pack.dim >= _LEAST_NARROW)
+            for p, pack in enumerate(self.packs)
         ]
         if all(self._is_resident(plan, g) for g in range(len(self.groups))):
             return self.streams.run_all(works, held_by_streams(plan))
         # The host reads rows from the store, and waits for the device as it does.
         return [work() for work in works]
 
-    def pool(self, p: int, plan: Plan) -> Float32[Tensor, "{plan.packs[p].num_bags} D"]:
-        """The bags of pack p."""
+    def pool(
+        self, p: int, plan: Plan, narrow: bool = False
+    ) -> Float[Tensor, "{plan.packs[p].num_bags} D"]:
+        """The bags of pack p, in float32, or in bfloat16."""
         part = plan.packs[p]
-        return ops.pool(*self._read(p, plan), part.inverse, part.bag_starts, part.weights)
+        return ops.pool(*self._read(p, plan), part.inverse, part.bag_starts, part.weights, narrow)
 
     def rows(self, p: int, plan: Plan) -> Float32[Tensor, "{plan.packs[p].num_rows} D"]:
         """The distinct rows of pack p, ascending."""
@@ -156,21 +165,26 @@ class PackedTables:
             trains = is_resident and torch.is_grad_enabled()
             if self.cached and not is_resident and torch.is_grad_enabled():
                 self.dense_rows.catch_up_stored(self.cached.groups[self._place[p][0]], part.rows)
-            records = self._records(p) if trains else self.copies(p, part.rows)
-            slots = part.slots if trains else torch.arange(part.num_rows)
-            self.dense_rows.catch_up(p, records, part.rows, slots, are_copies=not trains)
-            return records, self._layouts[p], slots
+            if trains:
+                self.dense_rows.catch_up(p, self._records(p), part.rows, part.slots)
+                return self._records(p), self._layouts[p], part.slots
+            rows = (plan.host if self.cached else plan).packs[p].rows
+            records = self.copies(p, rows)
+            slots = torch.arange(len(rows), device=rows.device)
+            self.dense_rows.catch_up(p, records, rows, slots, are_copies=True)
+            return self._device.put(records), self._layouts[p], self._device.put(slots)
         if is_resident:
             return self._records(p), self._layouts[p], part.slots
         assert self._read_through is not None
         return self._read_through.lookup(p, plan)
 
     def copies(self, p: int, rows: Int64[Tensor, "U"]) -> UInt8[Tensor, "U _"]:
-        """The present records of `rows`, distinct and ascending, in host memory."""
+        """The present records of `rows`, distinct and ascending: from behind a cache in host memory,
+        else where all are, as `rows` must be."""
         if self._read_through is not None:
             return self._read_through.records(p, rows)
-        records = torch.empty(rows.numel(), self._layouts[p][5], dtype=torch.uint8)
-        ops.copy_rows(self.stores[p].records, rows, records, None)
+        records = torch.empty(rows.numel(), self._layouts[p][5], dtype=torch.uint8, device=rows.device)
+        ops.copy_rows(self.stores[p].records, rows.clamp(min=0), records, None)
         return records
 
     def _is_resident(self, plan: Plan, g: int) -> bool:
@@ -212,12 +226,13 @@ class PackedTables:
     ) -> None:
         """Sums gradients per row and applies each pack's row optimizer, in place.
 
-        leaves: the gradients of each pack's bags, [M, D]; None leaves the pack as it is.
+        leaves: the gradients of each pack's bags, [M, D]; None leaves the pack as it is. On one stream
+        those of a pack are read once the packs before it are updated.
         """
-        squares = [self._mean_squares(p, plan, leaves[p]) for p in range(len(self.packs))]
+        squares = [self._mean_squares(p, plan, leaves) for p in range(len(self.packs))]
         gradients = _Gradients(leaves, hyperparameters, squares)
         self.dense_rows.begin_step(hyperparameters)
-        works = []
+        works: list[partial[None]] = []
         for g, group in enumerate(self.groups):
             is_resident = self._is_resident(plan, g)
             if any(leaves[p] is not None for p in group.packs):
@@ -230,7 +245,11 @@ class PackedTables:
                     part = plan.packs[p]
                     records = self._records(p)
                     works.append(partial(self._update, gradients, p, records, part, part.slots))
-        self.streams.run_all(works, [*gradients.tensors, *held_by_streams(plan)])
+            if not self.streams.are_several:
+                self.streams.run_all(works)
+                works = []
+        if works:
+            self.streams.run_all(works, [*gradients.tensors, *held_by_streams(plan)])
         self.dense_rows.end_step()
 
     def _update(
@@ -261,13 +280,14 @@ class PackedTables:
         ops.update(stored, part, grad, rule, ops.RowKeys(*self._random_keys[p]), slots)
 
     def _mean_squares(
-        self, p: int, plan: Plan, grad: Float32[Tensor, "M d"] | None
+        self, p: int, plan: Plan, leaves: Sequence[Tensor | None]
     ) -> Float32[Tensor, "U"] | None:
         """The mean square of each row's gradient over the columns of all ranks, for an optimizer that
         needs it on a rank which has some of the columns; else None."""
         optimizer, dim = self.packs[p].tables[0].optimizer, self.packs[p].dim
         if not isinstance(optimizer, RowWiseAdagrad) or self.shards[p].dim == dim:
             return None
+        grad = leaves[p]
         assert grad is not None, "between ranks there is always a gradient"
         part = plan.packs[p]
         sums = ops.sum_gradients(grad, part.order, part.starts, part.bags, part.weights)  # [U, d]

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from hotrows.batch import Batch, samples
+from hotrows.distributed.comm import any_rank
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.device_moves import Ahead, DeviceMoves
 from hotrows.engine.embedding import Embedding
@@ -240,7 +241,7 @@ class _PlanMoves:
         # Batches trained before these may have ended: the first feed says that there are more. So may
         # those of a stream that had come so far.
         is_unknown = not self._begun or (self._arrived is not None and self._ahead < 0)
-        while self._any(self._cached_tables.wants or is_unknown):
+        while any_rank(self._ranks, self._cached_tables.wants or is_unknown):
             is_unknown = False
             self._begun = True
             if self._ahead >= 0 and self._arrived is not None and not self._arrived():
@@ -253,12 +254,6 @@ class _PlanMoves:
                 self._cached_tables.feed_end()
         plan = self._cached_tables.take(plan)
         work.item, work.waits_for = StagedBatch(batch, plan), plan.waits_for
-
-    def _any(self, wants: bool) -> bool:
-        """Whether any rank wants to see further: then all look."""
-        if self._ranks.num_ranks == 1:
-            return wants
-        return bool(self._ranks.all_gather(torch.tensor([wants])).wait().any())
 
 
 def _planned_twice(

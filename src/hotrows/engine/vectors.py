@@ -40,6 +40,7 @@ class Vectors:
         self._on_host = plan.on_host or plan
         self._columns: dict[int, tuple[Tensor, ...]] = {}
         self._parts: dict[int, tuple[Tensor, ...]] = {}
+        self._offsets: dict[str, Tensor] = {}
 
     def __getitem__(self, key: str | tuple[str, str]) -> Float[Tensor, "B D"]:
         """The vectors of a feature, or of (feature, role)."""
@@ -106,7 +107,9 @@ class Vectors:
             if starts is not None and (feature, role) in pack.sequence_of:
                 begin = starts[feature]
                 part = self._split(p)[1 + pack.sequence_of[feature, role]]
-                return part, begin - begin[0]
+                if feature not in self._offsets:  # in every pack the same
+                    self._offsets[feature] = begin - begin[0]
+                return part, self._offsets[feature]
         raise KeyError(f"no sequence feature {feature!r} with role {role!r} was looked up")
 
     def shared_lists(

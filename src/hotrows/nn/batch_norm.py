@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from hotrows.nn.statistics import OverRanks, moments, summed
 from hotrows.ops.layers import batch_norm as ops
-from hotrows.ops.layers.dice import remember
+from hotrows.ops.layers.dice import moments_remembered, remember
 
 
 class BatchNorm(OverRanks, nn.BatchNorm1d):
@@ -27,16 +27,25 @@ class BatchNorm(OverRanks, nn.BatchNorm1d):
         if not self.training:
             return self._by_averages(input)
         wide = input.to(self.weight.dtype)
-        seen = moments(wide.detach(), self.ranks)
-        if seen.num_rows < 2:
+        remembered = self._remembered(wide.detach())
+        if remembered is None:
             return self._by_averages(input)
+        num_rows, mean, rstd = remembered
+        normal = _BatchNorm.apply(wide, mean, rstd, self.weight, self.bias, num_rows, self.ranks)
+        return normal.to(input.dtype)
+
+    def _remembered(self, x: Tensor) -> tuple[int, Tensor, Tensor] | None:
+        """Number of rows, mean and 1 / sqrt(var + eps); running averages move. None: too few rows."""
         assert self.running_mean is not None and self.running_var is not None
         assert self.momentum is not None
         averages = self.running_mean, self.running_var, self.num_batches_tracked
-        rstd = remember(seen.mean, seen.var, *averages, seen.num_rows, self.momentum, self.eps)
-        return _BatchNorm.apply(
-            wide, seen.mean, rstd, self.weight, self.bias, seen.num_rows, self.ranks
-        ).to(input.dtype)
+        if self.ranks is None and len(x) > 1:
+            return len(x), *moments_remembered(x, *averages, self.momentum, self.eps)
+        seen = moments(x, self.ranks)
+        if seen.num_rows < 2:
+            return None
+        how = seen.num_rows, self.momentum, self.eps
+        return seen.num_rows, seen.mean, remember(seen.mean, seen.var, *averages, *how)
 
     def _by_averages(self, input: Tensor) -> Tensor:
         return functional.batch_norm(

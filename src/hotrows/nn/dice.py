@@ -50,14 +50,21 @@ class Dice(OverRanks, nn.Module):
         if x.dim() != 2 or x.shape[1] != len(self.alpha):
             raise ValueError(f"Dice needs [M, {len(self.alpha)}] values, not {list(x.shape)}")
         wide = x.to(self.alpha.dtype)
-        seen = self._statistics(wide.detach())
+        num_rows, mean, rstd = self._remembered(wide.detach())
+        ranks = self.ranks if self.training else None
+        return _Dice.apply(wide, mean, rstd, self.alpha, num_rows, ranks).to(x.dtype)
+
+    def _remembered(self, x: Tensor) -> tuple[int, Tensor, Tensor]:
+        """Number of rows, mean and 1 / sqrt(var + eps); running averages move in training."""
+        averages, how = (self.running_mean, self.running_var, None), (self.momentum, self.eps)
+        if self.training and self.ranks is None and len(x) > 1:
+            return len(x), *ops.moments_remembered(x, *averages, *how)
+        seen = self._statistics(x)
         if self.training and seen.num_rows > 1:
-            averages = self.running_mean, self.running_var, None
-            rstd = ops.remember(seen.mean, seen.var, *averages, seen.num_rows, self.momentum, self.eps)
+            rstd = ops.remember(seen.mean, seen.var, *averages, seen.num_rows, *how)
         else:
             rstd = (seen.var + self.eps).rsqrt()
-        ranks = self.ranks if self.training else None
-        return _Dice.apply(wide, seen.mean, rstd, self.alpha, seen.num_rows, ranks).to(x.dtype)
+        return seen.num_rows, seen.mean, rstd
 
     def _statistics(self, x: Tensor) -> BatchMoments:
         """Statistics of the batch in training or if statistics="batch"; else averages: of no rows."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from hotrows.nn.mlp import padding_of
 from hotrows.ops.layers import interaction
 
 
@@ -12,10 +13,14 @@ class DotInteraction(nn.Module):
 
     The bottom vector, then the products of all pairs of the F + 1 vectors. Vectors may be float32
     where bottom is bfloat16, as under autocast: each gradient has the dtype of what it belongs to.
+
+    On a GPU, 16-bit results have columns of zeros behind, for an `MLP` to read: whole rows of what
+    tensor cores read at once.
     """
 
     def forward(self, bottom: Tensor, vectors: Tensor) -> Tensor:
-        return interaction.dot_interaction(bottom, vectors)
+        width = self.num_outputs(vectors.shape[1], vectors.shape[2])
+        return interaction.dot_interaction(bottom, vectors, padding_of(bottom, width))
 
     @staticmethod
     def num_outputs(num_vectors: int, dim: int) -> int:

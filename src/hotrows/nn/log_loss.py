@@ -16,7 +16,7 @@ def log_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> T
     """
     if not logits.is_cuda:
         return functional.binary_cross_entropy_with_logits(logits, labels, weights)
-    return _LogLoss.apply(logits, labels, weights).mean()
+    return _LogLoss.apply(logits, labels, weights)
 
 
 class _LogLoss(torch.autograd.Function):

@@ -85,7 +85,7 @@ class MLP(nn.Module):
             nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor | JoinedRows) -> Tensor:
-        """x: [B, sizes[0]], or the rows that it is made of."""
+        """x: [B, sizes[0]], or the rows that it is made of; on a GPU, in 16 bits, with zeros behind."""
         if not isinstance(x, JoinedRows):
             return self._layers_from(x, 0)
         layer = self.layers[0]
@@ -122,8 +122,25 @@ def perceptron(x: Tensor, layer: nn.Module, norm: nn.Module | None, after: nn.Mo
     is_relu = isinstance(after, Activation) and after.name == "relu"
     if norm is None and is_relu and can_chain(x, [layer]):
         return chain(x, [layer], relu=[True])
-    x = layer(x)
+    if isinstance(layer, nn.Linear) and (padding := padding_of(x, layer.in_features)):
+        x = _linear_of_padded(x, layer, padding)
+    else:
+        x = layer(x)
     return after(x if norm is None else norm(x))
+
+
+def padding_of(x: Tensor, width: int) -> int:
+    """How many columns of zeros are to follow `width` columns of x's dtype: on a GPU, matrices of 16 bits
+    whose rows begin at multiples of 16 bytes are multiplied faster."""
+    is_narrow = x.is_cuda and x.dtype in (torch.bfloat16, torch.float16)
+    return -width % 8 if is_narrow and not torch.compiler.is_compiling() else 0
+
+
+def _linear_of_padded(x: Tensor, layer: nn.Linear, padding: int) -> Tensor:
+    """The layer's outputs; x: its inputs, with `padding` columns of zeros behind or without them."""
+    if x.shape[-1] == layer.in_features:
+        x = nn.functional.pad(x, (0, padding))
+    return nn.functional.linear(x, nn.functional.pad(layer.weight, (0, padding)), layer.bias)
 
 
 def linear_from_zero(num_inputs: int) -> MLP:

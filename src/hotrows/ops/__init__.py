@@ -21,7 +21,7 @@ _SCHEMAS = (
     "unique(Tensor rows) -> (Tensor, Tensor, Tensor, Tensor)",
     "unique_padded(Tensor rows, int? num_rows=None) -> (Tensor, Tensor, Tensor, Tensor)",
     "pool(Tensor records, int[] layout, Tensor slots, Tensor inverse, Tensor? bag_starts, "
-    "Tensor? weights) -> Tensor",
+    "Tensor? weights, bool narrow=False) -> Tensor",
     "sum_gradients(Tensor grad, Tensor order, Tensor starts, Tensor? bags, Tensor? weights) -> Tensor",
     "update(Tensor(a!) records, int[] layout, Tensor slots, Tensor rows, Tensor order, "
     "Tensor starts, Tensor? bags, Tensor? weights, Tensor grad, str kind, Tensor hyper, "

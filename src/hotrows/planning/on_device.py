@@ -79,6 +79,10 @@ class DevicePlanner:
             return "features are lists of ids"
         if batch.weights is not None:
             return "ids have weights"
+        return self.refusal_of_all()
+
+    def refusal_of_all(self) -> str | None:
+        """Why no batch can be planned on the device."""
         if self._planner.routes:
             return "batches are trained in micro-batches"
         if self._planner.crosses:

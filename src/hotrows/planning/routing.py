@@ -2,7 +2,8 @@
 
 Every rank sorts what its samples read by owner, and sends each owner the row numbers; an owner then
 knows the rows of its store that are read anywhere, and which to send to which rank. Two messages to
-each rank per batch, for all packs and micro-batches together: how many numbers, and the numbers.
+each rank per batch, for all packs and micro-batches together: how many numbers, and the numbers. What
+is done for each of P ranks is a split of a tensor and a join of the parts; nothing is computed there.
 
     rank 0 reads   rows 1 1 3 | 7 8      requested of rank 0   1 3 by itself, 1 2 by rank 1
     rank 1 reads   rows 1 2 | 8 9 9      looked up there       1 2 3, once
@@ -12,7 +13,6 @@ Rows that every rank holds are sent to all ranks, so that all update equal ones.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntFlag
@@ -43,44 +43,61 @@ class RankSignals(IntFlag):
 
 
 @dataclass(frozen=True)
-class IdRequest:
-    """The rows that one rank requests of another, for a group of packs and a micro-batch.
+class IdRequests:
+    """The rows that a rank requests of all ranks, for a group of packs and a micro-batch.
 
-    Rows are numbers in the other rank's store. shared: rows that every rank holds; rows: those to
-    send, one answer each; lengths: number of rows of each sum, one answer each; terms: their rows,
-    weights: the bits of their float32 weights.
+    Rows are numbers in the store of the rank that has them. shared: rows that every rank holds; rows:
+    those to send, one answer each; lengths: number of rows of each sum, one answer each; terms: their
+    rows, weights: the bits of their float32 weights. Each is what is sent to rank 0, to rank 1, ..
+    sizes: how many numbers of each of the five every rank is sent.
     """
 
-    shared: Int32[Tensor, "A"]
-    rows: Int32[Tensor, "R"]
+    shared: Sequence[Int32[Tensor, "_"]]
+    rows: Sequence[Int32[Tensor, "_"]]
+    terms: Sequence[Int32[Tensor, "_"]]
+    lengths: Sequence[Int32[Tensor, "_"]]
+    weights: Sequence[Int32[Tensor, "_"]]
+    sizes: Int64[Tensor, "P 5"]
+
+    @property
+    def tensors(self) -> tuple[Sequence[Tensor], ...]:
+        return self.shared, self.rows, self.terms, self.lengths, self.weights
+
+
+SHARED, ROWS, TERMS, LENGTHS = range(4)  # columns of sizes
+
+
+def num_answers(sizes: Int64[Tensor, "P 5"]) -> Int64[Tensor, "P"]:
+    """How many rows and sums are requested of, or by, each rank."""
+    return sizes[:, ROWS] + sizes[:, LENGTHS]
+
+
+@dataclass(frozen=True)
+class ReceivedIds:
+    """The rows that all ranks request of this one, for a group of packs and a micro-batch, end to end
+    from rank 0 on: as `IdRequests`, but rows and then terms of each rank are in `looked_up`."""
+
+    shared: Int32[Tensor, "_"]
+    looked_up: Int32[Tensor, "_"]
     lengths: Int32[Tensor, "Q"]
-    terms: Int32[Tensor, "E"]
     weights: Int32[Tensor, "E"]
-
-    @property
-    def num_answers(self) -> int:
-        return len(self.rows) + len(self.lengths)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.shared, self.rows, self.lengths, self.terms, self.weights
-
-
-_NUM_TENSORS = 5  # of an IdRequest
+    sizes: Int64[Tensor, "P 5"]
 
 
 @dataclass(frozen=True)
 class ExchangedIds:
     """Requests of all ranks to this one, and what ranks agree on for a batch.
 
-    requests: by micro-batch and group, the request of each rank.
+    requests: by micro-batch and group.
     crosses_ranks: by micro-batch and group, whether any rank requests a row of another.
+    relayed: by micro-batch and group, what other ranks send by way of this one: answers, and gradients.
     size: samples on all ranks; step: the batch's number, by the ranks that have one.
     signals: `RankSignals` of any rank; NO_MORE: of all.
     """
 
-    requests: list[list[list[IdRequest]]]
+    requests: list[list[ReceivedIds]]
     crosses_ranks: list[list[bool]]
+    relayed: list[list[tuple[tuple[int, ...], ...]]]
     size: int
     step: int
     signals: int
@@ -100,8 +117,8 @@ def route(
     micro_batches: what this rank's samples read, by micro-batch and group of packs; sizes: samples of
     each micro-batch. shardings: by group. group_of_pack: the group of each pack.
     """
-    requests = [  # micro-batches x groups x ranks
-        [_requests(*read, sharding, ranks) for read, sharding in zip(reads, shardings, strict=True)]
+    requests = [  # micro-batches x groups
+        [_requests(*read, sharding) for read, sharding in zip(reads, shardings, strict=True)]
         for reads in micro_batches
     ]
     received = exchange_ids(requests, ranks, (sum(sizes), step, signals))
@@ -110,6 +127,7 @@ def route(
             [of_groups[g] for of_groups in received.requests],
             [of_groups[g] for of_groups in requests],
             [of_groups[g] for of_groups in received.crosses_ranks],
+            [of_groups[g] for of_groups in received.relayed],
             ranks.rank,
             sharding.columns,
         )
@@ -135,65 +153,69 @@ def route(
     )
 
 
-def _requests(
-    plan: PackPlan, sums: Sums | None, sharding: Sharding, ranks: Ranks
-) -> tuple[IdRequest, ...]:
+def _requests(plan: PackPlan, sums: Sums | None, sharding: Sharding) -> IdRequests:
     """The requests of a micro-batch to every rank."""
-    rows = plan.rows.int()  # [A], ascending
-    none = rows[:0]
+    num_ranks, none = sharding.num_ranks, [plan.rows[:0].int()] * sharding.num_ranks
+    sizes = torch.zeros(num_ranks, 5, dtype=torch.int64)
     if sharding.columns:
-        return (IdRequest(none, rows, none, none, none),) * ranks.num_ranks
+        sizes[:, ROWS] = len(plan.rows)
+        return IdRequests(none, [plan.rows.int()] * num_ranks, none, none, none, sizes)
     starts = torch.tensor(sharding.owner_starts)  # [P + 1]
-    bounds = torch.searchsorted(plan.rows, starts).tolist()
-    shared, requests = rows[: bounds[0]], []
-    for p, (first, end) in enumerate(itertools.pairwise(bounds)):
-        shift = sharding.num_shared - sharding.owner_starts[p]  # to row numbers of rank p's store
-        terms = (none, none, none) if sums is None else _terms(sums, p, shift)
-        requests.append(IdRequest(shared, rows[first:end] + shift, *terms))
-    return tuple(requests)
+    shift = starts[:-1] - sharding.num_shared  # from row numbers of each rank's store
+    bounds = torch.searchsorted(plan.rows, starts)
+    first = int(bounds[0])
+    sizes[:, SHARED], sizes[:, ROWS] = first, bounds.diff()
+    rows = _split(plan.rows[first:], sizes[:, ROWS], shift)
+    shared = [plan.rows[:first].int()] * num_ranks
+    if sums is None:
+        return IdRequests(shared, rows, none, none, none, sizes)
+    sizes[:, LENGTHS] = torch.bincount(sums.owners, minlength=num_ranks)
+    sizes[:, TERMS].index_add_(0, sums.owners, sums.lengths)
+    sizes[:, 4] = sizes[:, TERMS]
+    terms, lengths = _split(sums.rows, sizes[:, TERMS], shift), _split(sums.lengths, sizes[:, LENGTHS])
+    weights = _split(sums.weights.view(torch.int32), sizes[:, TERMS])
+    return IdRequests(shared, rows, terms, lengths, weights, sizes)
 
 
-def _terms(
-    sums: Sums, owner: int, shift: int
-) -> tuple[Int32[Tensor, "Q"], Int32[Tensor, "E"], Int32[Tensor, "E"]]:
-    """The sums requested of one rank: lengths, rows of its store, weights."""
-    first, end = torch.searchsorted(sums.owners, torch.tensor([owner, owner + 1])).tolist()
-    lengths = sums.lengths[first:end]
-    begin = int(sums.lengths[:first].sum())
-    span = slice(begin, begin + int(lengths.sum()))
-    return lengths.int(), sums.rows[span].int() + shift, sums.weights[span].view(torch.int32)
+def _split(
+    values: Tensor, sizes: Int64[Tensor, "P"], shift: Int64[Tensor, "P"] | None = None
+) -> Sequence[Tensor]:
+    """So many of the values for each rank, less its shift."""
+    if shift is not None:
+        values = values - shift.repeat_interleave(sizes, output_size=len(values))
+    return values.int().split(sizes.tolist())
 
 
 def exchange_ids(
-    requests: Sequence[Sequence[tuple[IdRequest, ...]]], ranks: Ranks, header: tuple[int, int, int]
+    requests: Sequence[Sequence[IdRequests]], ranks: Ranks, header: tuple[int, int, int]
 ) -> ExchangedIds:
     """Collective: sends every rank the requests to it, and receives those to this one.
 
-    requests: by micro-batch and group, to each rank. header: samples, step and signals of this rank.
+    requests: by micro-batch and group. header: samples, step and signals of this rank.
     """
     num_ranks, num_groups = ranks.num_ranks, len(requests[0])
-    flat = [to_ranks for of_groups in requests for to_ranks in of_groups]  # micro-batches x groups
-    ones = [1] * num_ranks
-    counts = ranks.all_to_all(_counts(flat, ranks, header), ones, ones).wait()  # [P, 3 + 6 K]
-    headers, sizes = counts[:, : len(header)], counts[:, len(header) :]
-    sizes = sizes.view(num_ranks, len(flat), _NUM_TENSORS + 1)  # [P, K, 6]
-    lengths, num_crossing = (sizes[:, :, :_NUM_TENSORS], sizes[:, :, _NUM_TENSORS])  # [P, K, 5], [P, K]
+    flat = [of_group for of_groups in requests for of_group in of_groups]  # K = micro-batches x groups
+    sent, ones = torch.stack([of_group.sizes for of_group in flat], 1), [1] * num_ranks  # [P, K, 5]
+    counts = ranks.all_to_all(_counts(sent, ranks.rank, header), ones, ones).wait()  # [P, 3 + 6 K]
+    headers, rest = counts[:, : len(header)], counts[:, len(header) :].view(num_ranks, -1, 6)
+    received, num_crossing = rest[:, :, :5], rest[:, :, 5]  # [P, K, 5], [P, K]
 
-    tensors = [[t for to_ranks in flat for t in to_ranks[p].tensors] for p in range(num_ranks)]
+    answers, gradients = (sizes[:, :, [ROWS, LENGTHS]].sum(2) for sizes in (received, sent))  # [P, K]
+    relayed = ranks.relayed(torch.cat([sent.sum((1, 2))[:, None], answers, gradients], 1)).t().tolist()
     entries = ranks.all_to_all(
-        torch.cat(list(itertools.chain(*tensors))),  # to rank 0, to rank 1, ..
-        [sum(map(len, to_rank)) for to_rank in tensors],
-        lengths.sum((1, 2)).tolist(),
+        torch.cat(_messages(flat, sent)),
+        sent.sum((1, 2)).tolist(),
+        received.sum((1, 2)).tolist(),
+        relayed[0],
     ).wait()
-    pieces = iter(entries.split(lengths.reshape(-1).tolist()))
-    received = [
-        [IdRequest(*itertools.islice(pieces, _NUM_TENSORS)) for _ in flat] for _ in range(num_ranks)
-    ]  # by rank
     crosses_ranks = (num_crossing.sum(0) > 0).tolist()
-    places = [range(first, first + num_groups) for first in range(0, len(flat), num_groups)]
+    by_way = list(zip(relayed[1 : 1 + len(flat)], relayed[1 + len(flat) :], strict=True))  # K pairs
+    places = [slice(first, first + num_groups) for first in range(0, len(flat), num_groups)]
+    requested = _received(entries, received)
     return ExchangedIds(
-        requests=[[[of_rank[k] for of_rank in received] for k in groups] for groups in places],
-        crosses_ranks=[[crosses_ranks[k] for k in groups] for groups in places],
+        requests=[requested[groups] for groups in places],
+        crosses_ranks=[crosses_ranks[groups] for groups in places],
+        relayed=[[tuple(map(tuple, pair)) for pair in by_way[groups]] for groups in places],
         size=int(headers[:, 0].sum()),
         step=int(headers[:, 1].max()),
         signals=_agreed(headers[:, 2].tolist()),
@@ -201,21 +223,46 @@ def exchange_ids(
 
 
 def _counts(
-    requests: Sequence[tuple[IdRequest, ...]], ranks: Ranks, header: tuple[int, int, int]
-) -> Int64[Tensor, "P 3+6*{len(requests)}"]:
-    """A message to each rank: the header; then for each of K requests the lengths of its tensors, and
-    the number of answers that this rank requests of all other ranks."""
-    num_crossing = [
-        sum(request.num_answers for p, request in enumerate(to_ranks) if p != ranks.rank)
-        for to_ranks in requests
+    sizes: Int64[Tensor, "P K 5"], rank: int, header: tuple[int, int, int]
+) -> Int64[Tensor, "P 3+6*K"]:
+    """A message to each rank: the header; then of each of K requests its sizes, and the number of answers
+    that this rank requests of all other ranks."""
+    answers = sizes[:, :, ROWS] + sizes[:, :, LENGTHS]  # [P, K]
+    crossing = answers.sum(0) - answers[rank]  # [K]
+    of_requests = torch.cat([sizes, crossing.expand_as(answers)[:, :, None]], 2)  # [P, K, 6]
+    return torch.cat([torch.tensor(header).expand(len(sizes), 3), of_requests.flatten(1)], 1)
+
+
+def _messages(requests: Sequence[IdRequests], sizes: Int64[Tensor, "P K 5"]) -> list[Tensor]:
+    """What is sent to rank 0, to rank 1, ..: its part of each tensor of each request, if it is any."""
+    is_sent = sizes.sum(0).tolist()  # [K][5]
+    tensors = [
+        tensor
+        for request, of_request in zip(requests, is_sent, strict=True)
+        for tensor, num in zip(request.tensors, of_request, strict=True)
+        if num
     ]
-    messages = []
-    for p in range(ranks.num_ranks):
-        message = list(header)
-        for to_ranks, crossing in zip(requests, num_crossing, strict=True):
-            message += [*map(len, to_ranks[p].tensors), crossing]
-        messages.append(message)
-    return torch.tensor(messages, dtype=torch.int64)
+    if not tensors:
+        return [requests[0].shared[0]]
+    return [part for parts in zip(*tensors, strict=True) for part in parts]
+
+
+def _received(entries: Int32[Tensor, "_"], sizes: Int64[Tensor, "P K 5"]) -> list[ReceivedIds]:
+    """The K requests in what all ranks have sent, message after message."""
+    lengths = torch.stack(  # [P, K, 4]: what is looked up stands together
+        [sizes[:, :, SHARED], sizes[:, :, ROWS] + sizes[:, :, TERMS], *sizes[:, :, LENGTHS:].unbind(2)], 2
+    )
+    is_sent = (lengths.sum(0) > 0).flatten()  # [4 K]
+    kept = lengths.flatten(1)[:, is_sent]  # [P, _]
+    num = kept.shape[1]
+    parts = entries.split(kept.flatten().tolist()) if num > 1 else ()
+    tensors = iter([torch.cat(parts[n::num]) for n in range(num)] if num > 1 else [entries])
+    by_kind = [next(tensors) if of_kind else entries[:0] for of_kind in is_sent.tolist()]
+    requests = []
+    for k, of_request in enumerate(sizes.unbind(1)):
+        shared, looked_up, num_rows, weights = by_kind[4 * k : 4 * k + 4]
+        requests.append(ReceivedIds(shared, looked_up, num_rows, weights, of_request))
+    return requests
 
 
 def _agreed(signals: Sequence[int]) -> int:
@@ -229,52 +276,70 @@ def _agreed(signals: Sequence[int]) -> int:
 
 
 def serve_plan(
-    received: Sequence[Sequence[IdRequest]],
-    sent: Sequence[Sequence[IdRequest]],
+    received: Sequence[ReceivedIds],
+    sent: Sequence[IdRequests],
     crosses_ranks: Sequence[bool],
+    relayed: Sequence[tuple[tuple[int, ...], ...]],
     rank: int,
     by_columns: bool,
 ) -> tuple[PackPlan, RowExchangePlan]:
     """The plan for the rows of this rank's store that are read anywhere, and how they are exchanged.
 
-    received, sent: by micro-batch, the requests of each rank and to each rank.
+    received, sent: the requests to this rank, and by it, by micro-batch as all else.
     """
-    flat = [request for of_ranks in received for request in of_ranks]  # micro-batches x ranks
-    shared_rows = torch.cat([request.shared for request in flat]).long()
-    shared, inverse, _, _ = ops.unique(shared_rows)  # [H']
-    places = inverse.split([len(request.shared) for request in flat])  # [A'] each
-    answers = [torch.cat([request.rows, request.terms]).long() for request in flat]  # [R + E] each
-    distinct, inverse, order, starts = ops.unique(torch.cat([shared, *answers]))  # [U], [N]
+    shared_rows = torch.cat([request.shared for request in received]).long()
+    shared, places, _, _ = ops.unique(shared_rows)  # [H'], [A' of all ranks and micro-batches]
+    ends = torch.stack([request.sizes[:, SHARED] for request in received]).flatten().cumsum(0).tolist()
+    num_ranks = len(ends) // len(received)
+    own = [s * num_ranks + rank for s in range(len(received))]
+    looked_up = [request.looked_up for request in received]  # [R + E] each
+    distinct, inverse, order, starts = ops.unique(torch.cat([shared, *looked_up]))  # [U], [N]
+    send_counts = torch.stack([num_answers(request.sizes) for request in received])  # [S, P]
     plan = PackPlan(
         rows=distinct,
         slots=distinct,
         inverse=inverse,
         order=order,
         starts=starts,
-        num_bags=len(shared) + sum(request.num_answers for request in flat),
+        num_bags=len(shared) + int(send_counts.sum()),
     )
-    if any(len(request.lengths) for request in flat):
-        plan = _with_bags(plan, len(shared), flat)
+    if any(len(request.lengths) for request in received):
+        plan = _with_bags(plan, len(shared), received)
     return plan, RowExchangePlan(
         num_shared=len(shared),
-        shared_places=tuple(p.long() for p in places[rank :: len(received[0])]),
-        send_counts=_num_answers(received),
-        recv_counts=_num_answers(sent),
+        shared_places=tuple(places[ends[n - 1] if n else 0 : ends[n]].long() for n in own),
+        send_counts=_nested(send_counts),
+        recv_counts=_nested(torch.stack([num_answers(request.sizes) for request in sent])),
         crosses_ranks=tuple(crosses_ranks),
         by_columns=by_columns,
+        relayed=tuple(relayed) if any(map(any, relayed)) else (),
     )
 
 
-def _num_answers(requests: Sequence[Sequence[IdRequest]]) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(request.num_answers for request in of_ranks) for of_ranks in requests)
+def _nested(counts: Int64[Tensor, "S P"]) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, counts.tolist()))
 
 
-def _with_bags(plan: PackPlan, num_shared: int, requests: Sequence[IdRequest]) -> PackPlan:
+def _with_bags(plan: PackPlan, num_shared: int, requests: Sequence[ReceivedIds]) -> PackPlan:
     """The plan where some places are sums and the others are one row each."""
     lengths, weights = [torch.ones(num_shared, dtype=torch.int32)], [torch.ones(num_shared)]
     for request in requests:
-        lengths += [torch.ones_like(request.rows), request.lengths]
-        weights += [torch.ones(len(request.rows)), request.weights.view(torch.float32)]
+        of_rank = request.sizes.unbind(1)
+        lengths.append(_among_ones(request.lengths, of_rank[ROWS], of_rank[LENGTHS]))
+        of_sums = request.weights.view(torch.float32)
+        weights.append(_among_ones(of_sums, of_rank[ROWS], of_rank[TERMS]))
     bag_starts = functional.pad(torch.cat(lengths).cumsum(0), (1, 0)).int()  # [M + 1]
     bags = ops.reference.bags_of(bag_starts).int()  # [N]
     return replace(plan, bag_starts=bag_starts, bags=bags, weights=torch.cat(weights))
+
+
+def _among_ones(values: Tensor, num_ones: Int64[Tensor, "P"], num_values: Int64[Tensor, "P"]) -> Tensor:
+    """Of each rank so many ones, then so many of the values.
+
+    values = [7, 8, 9], num_ones = [2, 1], num_values = [1, 2]  ->  1 1 7 1 8 9
+    """
+    is_value = torch.tensor([False, True]).repeat(len(num_ones))
+    is_value = is_value.repeat_interleave(torch.stack([num_ones, num_values], 1).flatten())
+    among = torch.ones(len(is_value), dtype=values.dtype)
+    among[is_value] = values
+    return among

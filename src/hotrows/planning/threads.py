@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import torch
 
+from hotrows.distributed import job
 from hotrows.runtime import native
 from hotrows.runtime.machine import num_cores
 
@@ -56,10 +57,10 @@ class Threads:
 
 def num_threads(num: int | None, on_host: bool) -> int:
     """The number of threads that plan: `num`; None: one on the host, whose cores train, and with a device
-    all cores but two, at most 8."""
+    all cores but two, of this rank's share of them, at most 8."""
     if num is not None:
         return num
-    return 1 if on_host else max(min(_MOST, num_cores() - _LEFT), 1)
+    return 1 if on_host else max(min(_MOST, num_cores() // job.ranks_here() - _LEFT), 1)
 
 
 def _compute_alone() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from hotrows.data.stored.order import POOL_ROWS
 from hotrows.metrics import base_log_loss, shortcomings, word_of
 from hotrows.report.assess import Assessment
 from hotrows.report.curves import (
@@ -76,8 +77,9 @@ def _by_label(sections: Sequence[tuple[str, Html]]) -> Html:
 def cards(facts: Facts, assessment: Assessment | None) -> Html:
     """The figures that are looked at first, of one run."""
     figures = []
-    for label, quality in assessment.quality.items() if assessment else ():
-        of_label = f" of {label}" if len(assessment.quality) > 1 else ""  # type: ignore[union-attr]
+    qualities = assessment.quality if assessment else {}
+    for label, quality in qualities.items():
+        of_label = f" of {label}" if len(qualities) > 1 else ""
         for name in list(dict.fromkeys((quality.decisive, *quality.names)))[:2]:
             value, _, spread = _plus_minus(quality.estimate(name)).partition(" ")
             figures.append((value, f"{_word(name)}{of_label}, {spread}"))
@@ -129,7 +131,8 @@ def _gains(assessments: Sequence[Assessment], label: str, name: str) -> Iterator
 def _about(assessments: Sequence[Assessment]) -> str:
     """Says which rows the metrics are of, and what the intervals are."""
     sample, quality = assessments[0].sample, next(iter(assessments[0].quality.values()))
-    rows = "all" if len(sample) == sample.total else f"{len(sample):,} random rows of the"
+    drawn = "random rows" if sample.total <= POOL_ROWS else "rows in random blocks"
+    rows = "all" if len(sample) == sample.total else f"{len(sample):,} {drawn} of the"
     kind = "rows" if sample.rows.groups is None else "groups"
     words = (
         f"Of {rows} {sample.total:,} rows of the {assessments[0].part.name} part. ± is 1.96 standard "

@@ -102,6 +102,11 @@ class Device:
         return None
 
     @contextmanager
+    def products_in_tf32(self) -> Iterator[None]:
+        """Within, matrices of float32 may be multiplied in TF32, with 10 bits of the mantissa."""
+        yield
+
+    @contextmanager
     def ahead_of_lanes(self) -> Iterator[None]:
         """What the calling thread launches within is done before what waits on lanes: training's steps
         before moves of rows."""
@@ -204,6 +209,15 @@ class Cuda(Device):
         return torch.cuda.get_rng_state(self.torch)
 
     @contextmanager
+    def products_in_tf32(self) -> Iterator[None]:
+        products = torch.backends.cuda.matmul
+        before, products.allow_tf32 = products.allow_tf32, True
+        try:
+            yield
+        finally:
+            products.allow_tf32 = before
+
+    @contextmanager
     def ahead_of_lanes(self) -> Iterator[None]:
         # Lanes, and the default stream, have the lowest priority; -1 is above.
         outer, stream = torch.cuda.current_stream(self.torch), torch.cuda.Stream(self.torch, priority=-1)
@@ -235,8 +249,9 @@ HOST = Device()
 
 
 def find(name: str) -> Device:
-    """The device of that name: `cpu`, or `cuda`, the first that the process sees; of several ranks on a
-    host each has one of its own, in order (`LOCAL_RANK`)."""
+    """The device of that name: `cpu`, or `cuda`: of several ranks that torchrun has started on a host
+    each has one of its own, in order (`LOCAL_RANK`); else the one of `torch.cuda.set_device`, which is
+    the first that the process sees."""
     if name == "cpu":
         return HOST
     if name != "cuda":
@@ -248,7 +263,8 @@ def find(name: str) -> Device:
             f"device 'cuda' is not there: PyTorch {torch.__version__} sees no CUDA device; `hotrows "
             f"doctor` shows what it has, device='cpu' needs none"
         )
-    index, num = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    num = torch.cuda.device_count()
+    index = int(os.environ.get("LOCAL_RANK", torch.cuda.current_device()))
     if index >= num:
         raise ValueError(
             f"rank {index} of this host has no GPU of its own: PyTorch sees {num}, and each rank needs "

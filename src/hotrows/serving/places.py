@@ -23,6 +23,7 @@ from hotrows.serving.bundle import open_bundle
 from hotrows.serving.deltas import read_delta
 
 _MOST_IN_REDIS = 512 << 20  # bytes of a value
+_TIMEOUT = 30.0  # seconds for an answer of Redis; older clients wait without an end
 
 
 class RemotePlace(Protocol):
@@ -209,7 +210,8 @@ class _Redis:
             raise ValueError(f"{url} needs the Redis client: pip install 'hotrows[redis]'") from None
         parts = urlsplit(url)
         self._key = "hotrows:" + parse_qs(parts.query).get("name", ["model"])[0]
-        self._redis: Any = redis.Redis.from_url(urlunsplit(parts._replace(query="")))
+        url, limits = urlunsplit(parts._replace(query="")), {"socket_timeout": _TIMEOUT}
+        self._redis: Any = redis.Redis.from_url(url, **limits, socket_connect_timeout=_TIMEOUT)
         self._unavailable = redis.RedisError
 
     def names(self) -> set[str]:

@@ -7,17 +7,21 @@ that is begun is work that somebody still wants.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from hotrows.serving.requests import Request
 from hotrows.serving.scorer import Scorer
+
+log = logging.getLogger("hotrows")
 
 _MOST_TOGETHER = 64  # requests in one run of the program
 
@@ -79,12 +83,17 @@ class ScoringThread:
             raise Overloaded("the server has more requests than it can answer; come back later") from None
         return job.result
 
-    def close(self) -> None:
-        """Refuses new requests, scores those that wait, and ends the thread."""
-        if not self._closed:
-            self._closed = True
-            self._jobs.put(None)
-            self._thread.join()
+    def close(self, patience: float = 60.0) -> None:
+        """Refuses new requests, scores those that wait, and ends the thread; gives up after so many
+        seconds, as a program may not return."""
+        if self._closed:
+            return
+        self._closed, until = True, time.monotonic() + patience
+        with suppress(queue.Full):
+            self._jobs.put(None, timeout=patience)
+        self._thread.join(max(0.0, until - time.monotonic()))
+        if self._thread.is_alive():
+            log.error("the program has not returned for %g s: requests are left unanswered", patience)
 
     def _run(self) -> None:
         job = self._jobs.get()

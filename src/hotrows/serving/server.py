@@ -77,7 +77,7 @@ def application(scorer: Scorer, limits: Limits = Limits()) -> Any:
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(server.thread.close)
+        await asyncio.to_thread(server.thread.close, limits.seconds)  # then nobody waits for scores
 
     app = FastAPI(title="hotrows", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_route("/score", server.score, methods=["POST"])

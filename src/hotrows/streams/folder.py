@@ -145,15 +145,17 @@ class FolderSource:
         return sorted(_names(self._folder, ""))
 
 
-def _names(folder: Path, prefix: str) -> Iterator[str]:
+def _names(folder: Path, prefix: str, above: tuple[Path, ...] = ()) -> Iterator[str]:
+    """The files of a folder; pipes, and links to folders `above`, would be read without an end."""
+    above = *above, folder.resolve()
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith((".", "_")) or entry.name.endswith(_UNFINISHED):
                 continue
-            if entry.is_dir():
-                yield from _names(Path(entry.path), f"{prefix}{entry.name}/")
-            else:
+            if entry.is_file():
                 yield prefix + entry.name
+            elif entry.is_dir() and not (entry.is_symlink() and Path(entry.path).resolve() in above):
+                yield from _names(Path(entry.path), f"{prefix}{entry.name}/", above)
 
 
 class _Reader(Protocol):

@@ -15,6 +15,7 @@ from hotrows.streams.events import RawEvents, field_events, message_events
 
 _FIRST = "0-0"
 _ATTEMPTS = 3
+_TIMEOUT = 5.0  # seconds for an answer; older clients wait without an end
 
 
 class RedisSource:
@@ -34,7 +35,8 @@ class RedisSource:
         self._passing = redis.ConnectionError, redis.TimeoutError
         self.name = f"{_without_password(url)}/{stream}"
         self._outage = Outage(self.name)
-        self._server = redis.Redis.from_url(url, retry=Retry(ExponentialBackoff(), _ATTEMPTS))
+        limits = {"socket_timeout": _TIMEOUT, "socket_connect_timeout": _TIMEOUT}
+        self._server = redis.Redis.from_url(url, retry=Retry(ExponentialBackoff(), _ATTEMPTS), **limits)
         known = self._known()
         self._id, self._number = _FIRST, _trimmed(known)  # of the last entry, among all that were added
         if start == "latest" and known:

@@ -6,6 +6,9 @@ Logged are the settings, the numbers of each line of metrics.jsonl (`train/loss`
 metrics of the best checkpoint (`best/test/auc`), and the small files of the run's folder. Where a service
 is and who logs in there is said to its own library: MLFLOW_TRACKING_URI, WANDB_MODE, WANDB_API_KEY. A run
 that is resumed goes on in the run of the service that it had. Of several ranks the first one logs.
+
+A thread sends, so that training never waits for a service: lines that it does not take in time are left
+out, and warned of once; metrics.jsonl has them all.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ import json
 import logging
 import math
 import os
+import queue
 import re
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,19 +38,22 @@ from hotrows.version import VERSION
 log = logging.getLogger("hotrows")
 
 _IDS = "trackers.json"  # in the folder of a run: its id at each service
+_MOST_WAITING = 1000  # lines of metrics that a service has not taken yet
+_PATIENCE = 60.0  # seconds at the end of a run without anything that the service takes
 _FILES = ("config.json", "schema.json", "environment.json", "metrics.jsonl", "result.json", "report.png")
 
 
 class Tracker(Callback, ABC):
     """What trackers have in common; a subclass knows its service.
 
-    What the service does not take while training goes on is warned of once: metrics.jsonl has it all.
+    `_open` is called by training; all else by the thread that sends.
     """
 
     name = ""  # in trackers.json, and of `hotrows train --tracker`
 
     def __init__(self) -> None:
-        self._is_open = self._is_done = self._warned = False
+        self._sender: _Sender | None = None
+        self._is_done = False
 
     @abstractmethod
     def _open(self, run: Path, known: str | None, settings: Mapping[str, Any]) -> str:
@@ -75,17 +83,23 @@ class Tracker(Callback, ABC):
             "fingerprint": trainer.data.fingerprint,
         }
         settings = {**json.loads(trainer.config.to_json()), **facts}
-        opened = self._open(trainer.run, known.get(self.name), settings)
-        self._is_open = True
+        try:
+            opened = self._open(trainer.run, known.get(self.name), settings)
+        except Exception as error:
+            raise ValueError(
+                f"{self.name} did not begin a run: {_line(error)}; see that its service answers and lets "
+                f"you in, or train without this tracker"
+            ) from error
+        self._is_done, self._sender = False, _Sender(self.name)
         write_json(path, {**known, self.name: opened})
 
     def log_metrics(self, trainer: Trainer, kind: str, step: int, numbers: Mapping[str, float]) -> None:
         named = {f"{kind}/{name}": value for name, value in numbers.items() if math.isfinite(value)}
-        with self._warning(f"the metrics of step {step:,}"):
-            self._send(named, step)
+        if self._sender is not None:
+            self._sender.send(f"the metrics of step {step:,}", partial(self._send, named, step))
 
     def after_fit(self, trainer: Trainer, result: Result) -> None:
-        if not self._is_open:
+        if self._sender is None:
             return
         metrics = {"validation": result.validation, "test": result.test}
         shown: dict[str, Any] = {
@@ -94,25 +108,64 @@ class Tracker(Callback, ABC):
         shown |= {"step": result.best_step, "samples_per_second": result.samples_per_second}
         numbers = {n: value for n, value in numbers_of({"best": shown}).items() if math.isfinite(value)}
         files = [trainer.run / name for name in _FILES if (trainer.run / name).exists()]
-        with self._warning("the result"):
+
+        def send() -> None:
             self._send_result(numbers, result.steps, files)
             self._is_done = True
 
-    def close(self) -> None:
-        if self._is_open:
-            with self._warning("the end of the run"):
-                self._end_run(self._is_done)
-        self._is_open = self._is_done = False
+        self._sender.send("the result", send)
 
-    @contextmanager
-    def _warning(self, what: str) -> Iterator[None]:
-        """Lets training go on where the service fails."""
-        try:
-            yield
-        except Exception as error:
-            if not self._warned:
-                log.warning(f"{self.name} did not take {what}; metrics.jsonl has all: {error}")
-            self._warned = True
+    def close(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.end(lambda: self._end_run(self._is_done))
+
+
+class _Sender:
+    """A thread that sends to a service, in order; the first problem is warned of."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._warned = name, False
+        self._work: queue.SimpleQueue[tuple[str, Callable[[], None]] | None] = queue.SimpleQueue()
+        self._num_sent = 0
+        self._thread = threading.Thread(target=self._run, name="hotrows tracking", daemon=True)
+        self._thread.start()
+
+    def send(self, what: str, call: Callable[[], None]) -> None:
+        """Has something sent, unless too much waits; what: it in words."""
+        if self._work.qsize() < _MOST_WAITING:
+            self._work.put((what, call))
+        else:
+            self._warn(what, f"{_MOST_WAITING:,} lines wait for it")
+
+    def end(self, call: Callable[[], None]) -> None:
+        """Sends the last, and waits for the thread as long as the service takes anything."""
+        self._work.put(("the end of the run", call))
+        self._work.put(None)
+        num_sent = -1
+        while self._thread.is_alive() and num_sent < self._num_sent:
+            num_sent = self._num_sent
+            self._thread.join(_PATIENCE)
+        if self._thread.is_alive():
+            self._warn("the end of the run", f"nothing for {_PATIENCE:g} s")
+
+    def _run(self) -> None:
+        while (item := self._work.get()) is not None:
+            what, call = item
+            try:
+                call()
+                self._num_sent += 1
+            except Exception as error:
+                self._warn(what, _line(error))
+
+    def _warn(self, what: str, why: str) -> None:
+        if not self._warned:
+            log.warning(f"{self._name} did not take {what}; metrics.jsonl has all: {why}")
+        self._warned = True
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 class MLflow(Tracker):

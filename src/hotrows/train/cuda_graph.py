@@ -25,16 +25,22 @@ class CapturedStep:
     padded, so that all full batches have one form. The first steps of a form run kernel by kernel, and
     so do those whose form changes from batch to batch: lists of ids, batches in parts, and batches
     with more rows than fit.
+
+    is_wanted: a step that cannot be captured is an error; else a warning, and steps are launched kernel
+    by kernel.
     """
 
-    def __init__(self, step: Step) -> None:
-        self._step = step
+    def __init__(self, step: Step, is_wanted: bool = True) -> None:
+        self._step, self._is_wanted = step, is_wanted
+        self._failed = False
         self._seen: dict[Any, int] = {}
         self._forms: dict[Any, _Form] = {}
         self._has_warned = False
 
     def __call__(self, plan: Plan, batch: Batch, scale: float) -> Tensor:
         step = self._step
+        if self._failed:
+            return step(plan, batch, scale)
         if not self._is_capturable(plan):
             self._warn()
             return step(plan, batch, scale)
@@ -46,7 +52,11 @@ class CapturedStep:
         step.set_rate(scale)
         numbers = step.embedding.hyperparameters(plan.step, scale)
         if form not in self._forms:
-            self._forms[form] = self._captured(plan, batch, numbers)
+            try:
+                self._forms[form] = self._captured(plan, batch, numbers)
+            except RuntimeError as error:
+                self._fail(error)
+                return step(plan, batch, scale)
         return self._forms[form].replay(plan, tensors, numbers, step.embedding)
 
     def _is_capturable(self, plan: Plan) -> bool:
@@ -62,8 +72,21 @@ class CapturedStep:
         launch = self._step.embedding.device.capture(lambda: self._step.run(plan, batch, numbers))
         return _Form(_read(plan, batch), numbers, launch)
 
+    def _fail(self, error: RuntimeError) -> None:
+        """A capture has been given up: the host waits for the device within a step, say."""
+        self._failed = True
+        self._step.optimizer.zero_grad(set_to_none=True)  # gradients lie in the memory of the capture
+        reason = (str(error).strip().splitlines() or [""])[0]
+        said = f"a step of this model cannot be captured as a CUDA graph ({reason})"
+        if self._is_wanted:
+            raise ValueError(
+                f"{said}: leave out cuda_graph, or let its forward neither read values of the device "
+                f"(item(), tolist(), print) nor make tensors on the host"
+            ) from error
+        log.warning("%s: steps are launched kernel by kernel", said)
+
     def _warn(self) -> None:
-        if not self._has_warned:
+        if self._is_wanted and not self._has_warned:
             self._has_warned = True
             log.warning(
                 "cuda_graph: batches of this data differ in size (lists of ids, micro-batches, or more "

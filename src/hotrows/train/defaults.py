@@ -51,6 +51,7 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
         row_optimizer=config.row_optimizer or rows,
         linear_optimizer=config.linear_optimizer or config.row_optimizer or linear,
         dense_lr=config.dense_lr or dense_lr,
+        precision=config.precision or ("float32" if config.device == "cpu" else "tf32"),
         pack_parts=_pack_parts(config),
         store=_absolute_store(config.store),
         pretrained={name: str(Path(file).resolve()) for name, file in config.pretrained.items()},

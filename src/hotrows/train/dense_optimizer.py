@@ -11,17 +11,19 @@ from torch import Tensor
 from hotrows.config import TrainConfig
 
 
-def dense_optimizer(config: TrainConfig, model: torch.nn.Module) -> torch.optim.Optimizer:
+def dense_optimizer(
+    config: TrainConfig, model: torch.nn.Module, is_captured: bool = False
+) -> torch.optim.Optimizer:
     """Returns the optimizer that the config names, for the parameters of the model.
 
-    With `cuda_graph` its learning rate is a tensor on the device: a captured step reads it there.
+    is_captured: its learning rate is a tensor on the device, where a captured step reads it.
     """
     kinds: dict[str, Callable[..., torch.optim.Optimizer]]
     kinds = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
     options: dict[str, Any] = {"lr": config.dense_lr, "fused": True}
     if config.device != "cpu" and config.dense_optimizer == "adagrad":
         options["fused"] = False  # PyTorch has none on a GPU
-    if config.cuda_graph:
+    if is_captured:
         assert config.dense_lr is not None
         options["lr"] = torch.full((), config.dense_lr, device=next(model.parameters()).device)
         if config.dense_optimizer == "adam":

@@ -19,7 +19,7 @@ def advise_bfloat16(steps: StepTrainer, samples_per_second: float) -> None:
     The gain is predicted: what of a step is no product of a linear layer takes as long as before.
     """
     config = steps.config
-    if config.precision != "float32" or not steps.recommender.device.on_host or not samples_per_second:
+    if config.precision == "bfloat16" or not steps.recommender.device.on_host or not samples_per_second:
         return
     assert config.batch_size is not None, "settle the config first"
     left = steps.batches.total_steps - steps.state.step

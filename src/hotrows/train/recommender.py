@@ -17,6 +17,7 @@ from hotrows import models, nn
 from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.costs.placement import ShardingPlan
+from hotrows.distributed import two_stages
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.engine.embedding import Embedding
 from hotrows.losses import Loss
@@ -93,6 +94,9 @@ class Recommender:
         if caching is not None and hot_ids is not None:
             caching = dataclasses.replace(caching, hot_ids=_by_table(hot_ids, self.model.tables, schema))
         placing = ShardingPlan() if place is None else place(self.model)
+        exchanging, two = self.ranks, config.exchange == "two_stages"
+        if exchanging.num_ranks > 1 and (two or (config.exchange == "auto" and placing.stages == 2)):
+            exchanging = two_stages.over(exchanging, required=two)
         self.embedding = Embedding.for_model(
             self.model,
             schema,
@@ -101,7 +105,7 @@ class Recommender:
             seed=config.seed,
             caching=caching,
             read_only=read_only,
-            ranks=self.ranks,
+            ranks=exchanging,
             sharding=placing.sharding or "rows",
             micro_batches=config.micro_batches or placing.micro_batches or 1,
             pack_parts=placing.pack_parts,
@@ -112,6 +116,7 @@ class Recommender:
             first_layer_roles=_first_layer_roles(self.model, config),
             planning_threads=config.planning_threads,
             planning=config.planning,
+            narrow_vectors=config.precision == "bfloat16",
         )
         nn.share_statistics(self.model, self.ranks)
 
@@ -138,8 +143,8 @@ class Recommender:
         assert self.config.batch_size is not None, "settle the config first"
         choices: dict[str, str] = {}
         if self._measures(num_samples):
-            for precision in sorted({self.config.precision, "float32"}):
-                dtype = getattr(torch, precision)
+            narrow = [torch.bfloat16] if self.config.precision == "bfloat16" else []
+            for dtype in (*narrow, torch.float32):
                 num_parts = self.ranks.num_ranks * max(self.config.micro_batches, 1)
                 per_step = -(-self.config.batch_size // num_parts)
                 choices |= kept_linear_paths(self.model, per_step, dtype)
@@ -218,7 +223,7 @@ def _with_linear(tables: Sequence[Table], config: TrainConfig) -> tuple[Table, .
 
 def _first_layer_roles(model: models.Model, config: TrainConfig) -> tuple[str, ...]:
     """Roles that a first layer may read by distinct rows: products in float32, of no compiled graph."""
-    plain = config.precision == "float32" and not config.compile
+    plain = config.precision != "bfloat16" and not config.compile
     return getattr(model, "first_layer_roles", ()) if plain else ()
 
 

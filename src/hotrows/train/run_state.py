@@ -18,8 +18,8 @@ from hotrows.streams import StreamState
 
 # How `after_evaluation` chooses, for terminal and picture, to be filled with what it compares.
 BEST_RULE = (
-    "best checkpoint: in the first epoch (of lr with decayed weights in all) the latest whose {} is at "
-    "most one standard error worse than any before, later on only a better one"
+    "best checkpoint: in the first epoch the latest whose {} is within one standard error of the best "
+    "so far; later only a better one (lr with weight decay: the first rule in every epoch)"
 )
 
 

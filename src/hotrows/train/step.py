@@ -38,6 +38,7 @@ class Step:
     [B] or [B, T], before they change the model.
     """
 
+    _one: Tensor | None = None
     note: Note | None = None
     scored: Callable[[Tensor, Batch], None] | None = None
 
@@ -78,6 +79,11 @@ class Step:
 
     def run(self, plan: Plan, batch: Batch, numbers: Tensor) -> Tensor:
         """One step with the rows' `numbers` (`Embedding.hyperparameters`), the dense rate being set."""
+        is_tf32 = self.config.precision == "tf32"
+        with self.embedding.device.products_in_tf32() if is_tf32 else nullcontext():
+            return self._run(plan, batch, numbers)
+
+    def _run(self, plan: Plan, batch: Batch, numbers: Tensor) -> Tensor:
         parts = split(batch, max(len(plan.micro_batches), 1))
         losses, last = [], len(parts) - 1
         for number, part in enumerate(parts):
@@ -90,7 +96,7 @@ class Step:
             if plan.micro_batches:
                 loss = loss * plan.micro_batches[number].share
             with self._shared.summing() if number == last else nullcontext(), self._noted("backward"):
-                loss.backward()
+                loss.backward(self._one_like(loss))
             if number < last:
                 self.embedding.send_gradients(plan, number, vectors)
             losses.append(loss.detach() if part.size else torch.zeros_like(loss.detach()))
@@ -99,6 +105,12 @@ class Step:
         with self._noted("dense step"):
             self._dense_step(factor)
         return losses[0] if last == 0 else torch.stack(losses).sum()
+
+    def _one_like(self, loss: Tensor) -> Tensor:
+        """The gradient of a loss by itself, made once."""
+        if self._one is None or (self._one.shape, self._one.dtype) != (loss.shape, loss.dtype):
+            self._one = torch.ones_like(loss)
+        return self._one
 
     def _clip(self) -> Clip | None:
         """The largest norm of all gradients, where rows count in it."""
@@ -117,7 +129,7 @@ class Step:
         self.optimizer.zero_grad(set_to_none=True)
 
     def _autocast(self) -> AbstractContextManager:
-        if self.config.precision == "float32":
+        if self.config.precision != "bfloat16":
             return nullcontext()
         return torch.autocast(self.embedding.device.name, dtype=torch.bfloat16)
 

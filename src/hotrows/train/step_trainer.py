@@ -34,7 +34,7 @@ from hotrows.pipeline.runner import Overlapped, Serial
 from hotrows.pipeline.schedule import Work
 from hotrows.runtime import native
 from hotrows.streams import EventStream
-from hotrows.train import threads
+from hotrows.train import on_gpu, threads
 from hotrows.train.cuda_graph import CapturedStep
 from hotrows.train.defaults import settle
 from hotrows.train.dense_optimizer import dense_optimizer
@@ -90,24 +90,29 @@ class StepTrainer:
             num_batches = -(-data.parts["train"].rows // self.config.batch_size)
             self.embedding.set_counts(id_counts(data, self.embedding.tables, max(num_batches, 1)))
         self._num_weights = sum(p.numel() for p in self.model.parameters() if p.dim() >= 2)
-        self.dense_optimizer = dense_optimizer(self.config, self.model)
+        captures = self._captures()
+        self.dense_optimizer = dense_optimizer(self.config, self.model, captures)
         self._shared = SharedGradients(self.model, self.ranks)
         self._plain_step = Step(self.recommender, self.dense_optimizer, self.config, self._shared)
         self.step: Callable[..., Tensor] = self._plain_step
-        if self.config.cuda_graph and self.embedding.dynamic is not None:
-            raise ValueError(
-                "a captured step gives new keys no rows: train dynamic features without cuda_graph"
-            )
-        if self.config.cuda_graph and self.ranks.num_ranks > 1:
-            raise ValueError(
-                f"cuda_graph: how many rows {self.ranks.num_ranks} ranks exchange differs from batch to "
-                f"batch, and a captured step cannot: leave it out, or start one rank"
-            )
-        if self.config.cuda_graph:
-            self.step = CapturedStep(self._plain_step)
+        if captures:
+            self.step = CapturedStep(self._plain_step, is_wanted=bool(self.config.cuda_graph))
         self.state = self.batches.first_state()
         self.choices: dict[str, str] = {}
         self._runner: Runner | None = None
+
+    def _captures(self) -> bool:
+        """Whether steps are launched as CUDA graphs; says on a GPU what the config has left open."""
+        config, schema = self.config, self.data.schema
+        if config.cuda_graph:
+            reason = on_gpu.refusal_of_capture(config, self.embedding, self.ranks)
+            if reason is not None:
+                raise ValueError(f"cuda_graph: {reason}")
+        else:
+            reason = on_gpu.why_not_captured(config, self.embedding, self.ranks, schema)
+        if config.device != "cpu" and self.ranks.rank == 0:
+            log.info(on_gpu.described(config, self.embedding, schema, reason))
+        return reason is None
 
     def _keep_groups(self) -> None:
         """Keeps the samples of a group in one batch for a loss that compares them; warns where shuffling
@@ -177,7 +182,7 @@ class StepTrainer:
             plan_depth=self.config.plan_depth,
             trace=trace,
             signals=signals,
-            padded=self.config.cuda_graph,
+            padded=isinstance(self.step, CapturedStep),
             arrived=batches.arrived,
         )
         if isinstance(batches, StreamBatches):
@@ -202,6 +207,7 @@ class StepTrainer:
         scored: called with the logits of samples before they are trained on.
         """
         self.batches = StreamBatches(events, self.state, self.config.steps)
+        self.step = self._plain_step  # batches of a stream differ in size
         self._plain_step.scored = scored
         return self.batches
 
@@ -210,8 +216,12 @@ class StepTrainer:
         return nullcontext() if self._runner is None else self._runner.paused()
 
     def note_times(self, note: Note) -> None:
-        """Calls `note` with the times of the parts of each step, and of messages between ranks."""
+        """Calls `note` with the times of parts of each step, of merging and of messages between ranks."""
         self._plain_step.note = note
+        for store in self.cached_tables.files if self.cached_tables else ():
+            store.note_times(note)
+        if not self.config.cuda_graph:
+            self.step = self._plain_step  # a graph has no parts
         if isinstance(self.ranks, Processes):
             self.embedding.note = self._shared.note = note
             self.ranks.notes_times = True

@@ -47,8 +47,10 @@ class StreamBatches:
         return lambda: self.events.has_arrived or self._next_step >= self._limit
 
     def on_arrival(self, wake: Callable[[], None]) -> None:
-        """wake: called, on a thread of the stream, when a batch has arrived."""
+        """wake: called, on a thread of the stream, when a batch has arrived; and now, as one may have
+        come before."""
         self.events.on_arrival = wake
+        wake()
 
     def wait(self, seconds: float) -> bool:
         """Waits until there is a batch to train, or the stream has ended, so long at most."""

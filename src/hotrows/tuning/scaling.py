@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotrows.costs.choose_sharding import ChosenSharding, choose_sharding
-from hotrows.costs.step_cost import Machine, StepCost, step_cost
+from hotrows.costs.step_cost import Machine, StepCost, possible_stages, step_cost
 from hotrows.costs.volumes import TableLoad
 from hotrows.costs.workload import Workload
 from hotrows.planning.sharding import Placement
@@ -25,12 +25,16 @@ from hotrows.planning.sharding import Placement
 
 @dataclass(frozen=True)
 class Point:
-    """Prediction for a number of ranks; cost and choice are None where the tables do not fit."""
+    """Prediction for a number of ranks; cost and choice are None where the tables do not fit.
+
+    cost: with all-to-alls in the number of stages that is faster; by_stages: in each that is possible.
+    """
 
     num_ranks: int
     cost: StepCost | None
     choice: ChosenSharding | None
     refused: str = ""
+    by_stages: tuple[StepCost, ...] = ()
 
     def sharding(self, loads: Sequence[TableLoad]) -> str:
         """Number of tables placed in each way, in words."""
@@ -50,6 +54,14 @@ class Prediction:
     workload: Workload
     machine: Machine
     points: tuple[Point, ...]
+
+    def stages(self) -> str:
+        """In how many stages all-to-alls are faster, by number of ranks, and by how much."""
+        several = [point for point in self.points if len(point.by_stages) > 1]
+        if not several:
+            return ""
+        words = [_stages_of(point) for point in several]
+        return f"all-to-alls in one stage, or two (within nodes, then between): {'; '.join(words)}"
 
     def efficiency(self, point: Point) -> float | None:
         """Samples a second per rank, relative to the fewest ranks that fit."""
@@ -79,10 +91,17 @@ class Prediction:
         return fields | {
             "efficiency": self.efficiency(point),
             "cost": point.cost.to_json(),
+            "seconds_by_stages": {cost.stages: cost.seconds for cost in point.by_stages},
             "sharding": point.sharding(self.workload.loads),
             "placements": [dataclasses.asdict(place) for place in point.choice.placements],
             "reasons": list(point.choice.reasons),
         }
+
+
+def _stages_of(point: Point) -> str:
+    one, two = (1e3 * cost.seconds for cost in point.by_stages)
+    better = "two" if two < one else "one"
+    return f"{point.num_ranks:,} ranks: {better}, {one:.3g} and {two:.3g} ms a step"
 
 
 def kind_of(place: Placement, load: TableLoad, num_ranks: int) -> str:
@@ -123,5 +142,6 @@ def _point(
         choice = choose_sharding(loads, machine, num_ranks, step, memory, sharding)
     except ValueError as refused:
         return Point(num_ranks, None, None, str(refused))
-    cost = step_cost(machine, loads, choice.placements, num_ranks, step)
-    return Point(num_ranks, cost, choice)
+    placed = machine, loads, choice.placements, num_ranks, step
+    costs = tuple(step_cost(*placed, stages) for stages in possible_stages(machine, num_ranks))
+    return Point(num_ranks, min(costs, key=lambda cost: cost.seconds), choice, by_stages=costs)

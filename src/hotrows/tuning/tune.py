@@ -144,7 +144,8 @@ def tune(
     with PairedBenchmark(data, ranks, warm_up_seconds=0.0) as benchmark:
         # Settings that fit this size of batch may not fit another.
         settled = settle(config, data)
-        config = dataclasses.replace(config, batch_size=settled.batch_size, pack_parts=settled.pack_parts)
+        left_open = ("batch_size", "pack_parts", "precision")
+        config = dataclasses.replace(config, **{name: getattr(settled, name) for name in left_open})
         settings = settings_to_tune(config, benchmark.opened(config), may_change)
         settings = [setting for setting in settings if setting.name not in fixed]
         most = sum(2 if setting.ordered else len(setting.values) - 1 for setting in settings)
@@ -213,7 +214,8 @@ def settings_to_tune(
 
     if config.linear_paths != "plain" and training.measures_paths:
         add("linear_paths", ("plain",), ordered=False)
-    add("precision", SETTINGS["precision"].choices, ordered=False)
+    formats = SETTINGS["precision"].choices
+    add("precision", [f for f in formats if f != "tf32" or config.device != "cpu"], ordered=False)
     add("table_dtype", ("float32", "bfloat16"), ordered=False)
     size = config.batch_size or 1
     add("batch_size", [max(size * n // 4, 1) for n in (1, 2, 4, 8, 16)])

@@ -57,17 +57,19 @@ def live(trial: Trial) -> str:
     server = Process(trial.here / "server", lambda: _serve(to, client.port))
     rows = table(EVENTS, seed=trial.choose.randint(1, 99)).to_pylist()
     lines = [json.dumps(row) + "\n" for row in rows]
-    kills, written, begun = trial.choose.randint(6, 16), 0, time.monotonic()
-    strike = begun + trial.choose.uniform(0, _LONGEST)
+    kills, written, patience = trial.choose.randint(6, 16), 0, commands.Patience()
+    strike = time.monotonic() + trial.choose.uniform(0, _LONGEST)
     try:
         while not trainer.has_ended:
-            if time.monotonic() > begun + commands.LIMIT:
-                raise Failed("hung", trainer.text)
             more = lines[written : written + trial.choose.randint(0, 20)]
             with open(events / f"{written // 700:03}.jsonl", "a") as file:
                 file.write("".join(more))
             written += len(more)
-            client.ask()
+            if client.ask() and more:
+                patience.renew()
+            if patience.is_over:
+                said = f"{written:,} events are written, {len(client.answers):,} requests answered"
+                raise Failed("hung", f"{said}\n{trainer.stacks}\n{server.stacks}")
             if time.monotonic() > strike and trial.num_faults < kills:
                 strike = time.monotonic() + trial.choose.uniform(0, _LONGEST)
                 victim = trial.choose.choice([trainer, trainer, server])
@@ -165,10 +167,12 @@ def _serve(to: Path, port: int) -> None:
 def _check_ended(trainer: Process, server: Process, client: Client) -> None:
     if trainer.code:
         raise Failed("traceback", trainer.text)
-    until = time.monotonic() + commands.LIMIT
+    patience = commands.Patience()
     while not client.ask():
-        if server.has_ended or time.monotonic() > until:
-            raise Failed("hung", server.text)
+        if server.has_ended:
+            raise Failed("lost", f"the server has ended: {server.stacks}")
+        if patience.is_over:
+            raise Failed("hung", server.stacks)
         time.sleep(0.05)
 
 

@@ -9,6 +9,7 @@ while it lives, and the last version is the last step's.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -46,11 +47,11 @@ def publishing(trial: Trial) -> str:
     logs = [trial.here / "a.log", trial.here / "b.log"]
     followers = [Process(log.with_suffix(".said"), lambda log=log: _follow(to, log)) for log in logs]
     kills = trial.choose.randint(1, 8)
-    begun = time.monotonic()
+    patience = commands.Patience()
     try:
         while not trainer.has_ended:
-            if time.monotonic() > begun + commands.LIMIT:
-                raise Failed("hung", trainer.text)
+            if patience.is_over:
+                raise Failed("hung", trainer.stacks)
             time.sleep(trial.choose.uniform(0, _LONGEST))
             victim = trial.choose.choice([trainer, trainer, *followers])
             if trial.num_faults < kills and victim.kill():
@@ -121,6 +122,7 @@ class Process:
             out = os.open(self._said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             for stream in (1, 2):
                 os.dup2(out, stream)
+            faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
             torch.set_num_threads(1)
             self._function()
             code = 0
@@ -138,6 +140,14 @@ class Process:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.code = os.waitstatus_to_exitcode(status) if pid else None
         return self.code is not None
+
+    @property
+    def stacks(self) -> str:
+        """Where each thread is, of a process that should have ended, behind what it has said."""
+        if not self.has_ended:
+            os.kill(self.pid, signal.SIGUSR1)
+            time.sleep(1)
+        return f"{self._said.name}, code {self.code}:\n{self._said.read_text()[-9000:]}"
 
     def kill(self) -> bool:
         """Whether it was alive."""

@@ -12,7 +12,6 @@ _NAMES = ("attention", "batch_norm", "co_action", "dice", "jagged", "log_loss", 
 LAYERS = [importlib.import_module(f"hotrows.ops.layers.{name}") for name in _NAMES]
 
 LAUNCHES = {  # at most, of ops that have several: kernels, and calls of PyTorch that compute
-    "moments": 2, "dice_sums": 2, "batch_norm_sums": 2, "prelu_backward": 2,
     "target_projection_backward": 4, "recurrent": 3, "recurrent_backward": 7,
 }  # fmt: skip
 LISTS = ([3, 0, 1, 5, 0], [2], [0, 0], [70, 1, 0, 3])
@@ -73,6 +72,7 @@ def statistics(num, width):
     sums = torch.randn(2, width)
     return {
         "moments": (x,),
+        "moments_remembered": (torch.cat([x, -x]), mean, rstd, torch.tensor(3), 0.1, 1e-5),
         "remember": (mean, rstd, alpha, weight, torch.tensor(3), num + 1, 0.1, 1e-5),
         "dice": (x, mean, rstd, alpha),
         "dice_sums": (grad, x, mean, rstd, alpha),
@@ -86,7 +86,7 @@ def statistics(num, width):
 
 def losses(num, spread):
     """Logits from certain to certain, labels from 0 to 1, weights of each or spread over columns."""
-    logits, labels, grad = 30 * torch.randn(num, 2), torch.rand(num, 2), torch.randn(num, 2)
+    logits, labels, grad = 30 * torch.randn(num, 2), torch.rand(num, 2), torch.randn(())
     weights = torch.rand(2) if spread else None
     return {"log_loss": (logits, labels, weights), "log_loss_backward": (grad, logits, labels, weights)}
 

@@ -31,6 +31,20 @@ def test_pool_gives_the_bits_of_the_reference(dim, dtype, weighted, jagged, devi
     assert torch.equal(pooled.cpu(), expected)
 
 
+@pytest.mark.parametrize("jagged", [False, True])
+def test_narrow_vectors_are_those_in_float32_rounded(jagged, device):
+    layout = RecordLayout(5)
+    slots, inverse = torch.randperm(60)[:20], torch.randint(-1, 20, (70,)).int()
+    args = (slots, inverse, bags(70) if jagged else None, torch.rand(70))
+    records = new_records(layout)
+    wide = reference.pool(records, layout.as_ints(), *args)
+    narrow = kernels.pool(records.to(device), layout.as_ints(), *on(device, *args), True).cpu()
+    assert narrow.dtype == torch.bfloat16
+    # Triton's interpreter cuts off what a GPU rounds.
+    torch.testing.assert_close(narrow, wide.bfloat16(), rtol=2**-7, atol=0)
+    assert torch.equal(reference.pool(records, layout.as_ints(), *args, True), wide.bfloat16())
+
+
 @pytest.mark.parametrize("num_ids", [0, 1])
 @pytest.mark.parametrize("jagged", [False, True])
 def test_none_and_one(num_ids, jagged, device):

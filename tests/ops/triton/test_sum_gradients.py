@@ -33,6 +33,17 @@ def test_the_error_is_at_most_twice_that_of_plain_float32(dim, device):
     assert error <= 2 * (plain_error + one_ulp(exact))
 
 
+@pytest.mark.parametrize("bagged", [False, True])
+def test_gradients_in_bfloat16_are_summed_in_float32(bagged, device):
+    _, order, starts = runs_of(hot_ids())
+    n = len(order)
+    grad = torch.randn(7 if bagged else n, 3).bfloat16()
+    runs = (order, starts, torch.randint(0, 7, (n,)).int() if bagged else None, None)
+    sums = kernels.sum_gradients(*on(device, grad, *runs)).cpu()
+    assert torch.equal(sums, kernels.sum_gradients(*on(device, grad.float(), *runs)).cpu())
+    assert_close(reference.sum_gradients(grad, *runs), sums, rtol=1e-5, atol=1e-5)
+
+
 def test_short_runs_give_the_bits_of_the_reference(device):
     _, order, starts = runs_of(torch.randint(0, 30, (64,)))
     args = (torch.randn(64, 17), order, starts, None, torch.rand(64))

@@ -7,7 +7,7 @@ from torch.testing import assert_close
 from hotrows import SGD, Adagrad, Adam, RowWiseAdagrad
 from hotrows.ops import triton as kernels
 from hotrows.ops.rows import reference
-from hotrows.ops.triton.launch import MAX_DIM
+from hotrows.ops.rows.cuda import MAX_DIM
 from hotrows.optim import hyper_tensor
 from hotrows.record import RecordLayout, views
 from hotrows.runtime import native

@@ -162,41 +162,35 @@ class CountingHere:
         state: Mapping[str, Any],
         progress: StageProgress | None,
     ) -> tuple[CountState, Any]:
-        return _count(job, folder, sharing, state, progress)
+        standard = standard_columns(job.schema)
+        moments = ColumnMoments(len(standard))
+        owners = owners_of(job.schema)
+        if state.get("stage") == "count":
+            moments.restore(state["moments"])
+            counted = CountState(
+                moments, state["rows"], state["training_rows"], InputPosition(*state["place"])
+            )
+            counts = resume_counts(owners, folder, job.counts_memory, job.threads, state["counts"])
+        else:
+            counted = CountState(moments)
+            counts = begin_counts(owners, folder, job.counts_memory, job.threads)
+        saved = time.monotonic()
+        for position, columns in stream(job.inputs, job.reading, progress, counted.position):
+            if time.monotonic() - saved > SAVE_SECONDS:
+                counted.position = position
+                write_state(folder, _count_state(counted, counts, sharing))
+                saved = time.monotonic()
+            training = job.parts(position, columns, sharing) == 0
+            counts.add(without_keys(job.schema, columns.ids), training)
+            moments.add(columns.dense[standard], training, job.threads)
+            counted.rows += columns.num_rows
+            counted.training_rows += int(training.sum())
+        return counted, counts
 
 
 def standard_columns(schema: Schema) -> list[int]:
     """The places of the dense features whose mean and deviation are learned."""
     return [i for i, feature in enumerate(schema.dense) if feature.transform == "standard"]
-
-
-def _count(
-    job: Job, folder: Path, sharing: Sharing, state: Mapping[str, Any], progress: StageProgress | None
-) -> tuple[CountState, Any]:
-    standard = standard_columns(job.schema)
-    moments = ColumnMoments(len(standard))
-    owners = owners_of(job.schema)
-    if state.get("stage") == "count":
-        moments.restore(state["moments"])
-        counted = CountState(
-            moments, state["rows"], state["training_rows"], InputPosition(*state["place"])
-        )
-        counts = resume_counts(owners, folder, job.counts_memory, job.threads, state["counts"])
-    else:
-        counted = CountState(moments)
-        counts = begin_counts(owners, folder, job.counts_memory, job.threads)
-    saved = time.monotonic()
-    for position, columns in stream(job.inputs, job.reading, progress, counted.position):
-        if time.monotonic() - saved > SAVE_SECONDS:
-            counted.position = position
-            write_state(folder, _count_state(counted, counts, sharing))
-            saved = time.monotonic()
-        training = job.parts(position, columns, sharing) == 0
-        counts.add(without_keys(job.schema, columns.ids), training)
-        moments.add(columns.dense[standard], training, job.threads)
-        counted.rows += columns.num_rows
-        counted.training_rows += int(training.sum())
-    return counted, counts
 
 
 def _count_state(counted: CountState, counts: Any, sharing: Sharing) -> dict[str, Any]:

@@ -143,18 +143,6 @@ class Passes(Counting, Protocol):
         ...
 
 
-class _PassesHere(CountingHere):
-    def encode(
-        self,
-        job: Job,
-        encoder: Encoder,
-        folder: Path,
-        state: dict[str, Any],
-        progress: StageProgress | None,
-    ) -> tuple[dict[str, Written], Extremes]:
-        return _encode(job, encoder, folder, state, progress)
-
-
 @dataclass(frozen=True)
 class _StreamState:
     """The state before a chunk: position in the stream, rows per part, and state of the split."""
@@ -171,42 +159,48 @@ class _StreamState:
         return _StreamState(InputPosition(*fields["place"]), tuple(fields["rows"]), fields["sharing"])
 
 
-def _encode(
-    job: Job, encoder: Encoder, folder: Path, state: dict[str, Any], progress: StageProgress | None
-) -> tuple[dict[str, Written], Extremes]:
-    """Encodes every row into the shards of its part; saves the state after every shard."""
-    writers, start = _writers(encoder.schema, folder, state)
-    sharing = Sharing(job.split, job.seed, state["total"], state["before"], start.sharing)
-    rows, num_rows = list(start.rows), start.position.rows
-    extremes = build(Extremes, state.get("encoding", {}).get("extremes", {}))
-    shared = SharedChecks(encoder.schema)
-    oldest = [start] * len(NAMES)  # per part, the state before the first row that is in no shard
-    for position, columns in stream(job.inputs, job.reading, progress, start.position):
-        before = _StreamState(position, tuple(rows), sharing.state)
-        in_shards = [writer.rows_in_shards for writer in writers]
-        encoded, missing = encoder.encode_columns(columns), np.isnan(columns.dense)
-        shared.check(encoded, columns)
-        part_of_row = job.parts(position, columns, sharing)
-        extremes = with_extremes(extremes, encoder.schema, columns)
-        for part, writer in enumerate(writers):
-            chosen = np.flatnonzero(part_of_row == part)
-            if len(chosen) == columns.num_rows:
-                writer.append(encoded, missing)
-            elif len(chosen):
-                writer.append(encoded.take(chosen), missing[:, chosen])
-            if in_shards[part] == rows[part] or writer.rows_in_shards > in_shards[part]:
-                oldest[part] = before
-            rows[part] += len(chosen)
-        num_rows += columns.num_rows
-        if [writer.rows_in_shards for writer in writers] != in_shards:
-            encoding = {**_encoding_state(writers, oldest), "extremes": asdict(extremes)}
-            write_state(folder, state | {"encoding": encoding})
-    if state["rows"] not in (None, num_rows):
-        raise ValueError(
-            f"the raw files changed while they were prepared: {state['rows']:,} rows in the first "
-            f"pass, {num_rows:,} in the second; prepare again"
-        )
-    return dict(zip(NAMES, (writer.close() for writer in writers), strict=True)), extremes
+class _PassesHere(CountingHere):
+    def encode(
+        self,
+        job: Job,
+        encoder: Encoder,
+        folder: Path,
+        state: dict[str, Any],
+        progress: StageProgress | None,
+    ) -> tuple[dict[str, Written], Extremes]:
+        """Encodes every row into the shards of its part; saves the state after every shard."""
+        writers, start = _writers(encoder.schema, folder, state)
+        sharing = Sharing(job.split, job.seed, state["total"], state["before"], start.sharing)
+        rows, num_rows = list(start.rows), start.position.rows
+        extremes = build(Extremes, state.get("encoding", {}).get("extremes", {}))
+        shared = SharedChecks(encoder.schema)
+        oldest = [start] * len(NAMES)  # per part, the state before the first row that is in no shard
+        for position, columns in stream(job.inputs, job.reading, progress, start.position):
+            before = _StreamState(position, tuple(rows), sharing.state)
+            in_shards = [writer.rows_in_shards for writer in writers]
+            encoded, missing = encoder.encode_columns(columns), np.isnan(columns.dense)
+            shared.check(encoded, columns)
+            part_of_row = job.parts(position, columns, sharing)
+            extremes = with_extremes(extremes, encoder.schema, columns)
+            for part, writer in enumerate(writers):
+                chosen = np.flatnonzero(part_of_row == part)
+                if len(chosen) == columns.num_rows:
+                    writer.append(encoded, missing)
+                elif len(chosen):
+                    writer.append(encoded.take(chosen), missing[:, chosen])
+                if in_shards[part] == rows[part] or writer.rows_in_shards > in_shards[part]:
+                    oldest[part] = before
+                rows[part] += len(chosen)
+            num_rows += columns.num_rows
+            if [writer.rows_in_shards for writer in writers] != in_shards:
+                encoding = {**_encoding_state(writers, oldest), "extremes": asdict(extremes)}
+                write_state(folder, state | {"encoding": encoding})
+        if state["rows"] not in (None, num_rows):
+            raise ValueError(
+                f"the raw files changed while they were prepared: {state['rows']:,} rows in the first "
+                f"pass, {num_rows:,} in the second; prepare again"
+            )
+        return dict(zip(NAMES, (writer.close() for writer in writers), strict=True)), extremes
 
 
 def _encoding_state(writers: list[ShardWriter], oldest: list[_StreamState]) -> dict[str, Any]:

@@ -116,8 +116,8 @@ class DeviceSteps:
         """Returns the numbers with all that were recorded; num_records: how often a step was."""
         if num_records == self._num_records and count == self._count:
             return self._steps
-        if count <= self._count:  # a step that failed was recorded again
-            self._begin_anew()
+        if num_records - self._num_records != count - self._count:
+            self._begin_anew()  # a step that failed was recorded again
         begin = self._count
         lines = [self._line(numbers) for numbers in steps[begin:count].tolist()]
         self._num_records = num_records

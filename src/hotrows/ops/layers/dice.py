@@ -32,6 +32,19 @@ def remember(
     return by_device(remember_reference, mean, var, *averages, num_rows, momentum, eps)
 
 
+def moments_remembered(
+    x: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None, momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The mean of each feature over M > 1 rows and 1 / sqrt(var + eps), [H] both; moves running averages
+    as `remember` does."""
+    averages = running_mean, running_var, num_batches
+    if not takes(x):
+        return by_device(moments_remembered_reference, x, *averages, momentum, eps)
+    mean, var = moments(x)
+    return mean, remember(mean, var, *averages, len(x), momentum, eps)
+
+
 def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
     """x (p + alpha (1 - p)) with p = sigmoid((x - mean) rstd): [M, H] and [H] each -> [M, H]."""
     if not takes(x, mean, rstd, alpha):
@@ -87,6 +100,16 @@ def remember_reference(
     if num_batches is not None:
         num_batches += 1
     return (var + eps).rsqrt()
+
+
+@gpu_op("statistics", changes=("running_mean", "running_var", "num_batches"))
+def moments_remembered_reference(
+    x: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None, momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    mean, var = moments_reference(x)
+    averages = running_mean, running_var, num_batches
+    return mean, remember_reference(mean, var, *averages, len(x), momentum, eps)
 
 
 @gpu_op("statistics")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,7 +19,7 @@ from hotrows.runtime import native
 from hotrows.runtime.native import call, core
 
 _SCHEMAS = {
-    "dot_interaction": "(Tensor bottom, Tensor vectors) -> Tensor",
+    "dot_interaction": "(Tensor bottom, Tensor vectors, int padding=0) -> Tensor",
     "dot_interaction_backward": "(Tensor grad, Tensor bottom, Tensor vectors) -> (Tensor, Tensor)",
     "second_order": "(Tensor vectors) -> Tensor",
     "second_order_backward": "(Tensor grad, Tensor vectors) -> Tensor",
@@ -31,9 +33,9 @@ def takes(*tensors: Tensor) -> bool:
     return not widening and native.takes(*tensors, dtypes=_DTYPES)
 
 
-def _dot_interaction(bottom: Tensor, vectors: Tensor) -> Tensor:
-    if not takes(bottom, vectors):
-        return dot_interaction_reference(bottom, vectors)
+def _dot_interaction(bottom: Tensor, vectors: Tensor, padding: int = 0) -> Tensor:
+    if padding or not takes(bottom, vectors):
+        return dot_interaction_reference(bottom, vectors, padding)
     bottom, vectors = bottom.contiguous(), _by_sample(vectors)
     size, count, width = vectors.shape
     out = bottom.new_empty(size, width + count * (count + 1) // 2)
@@ -70,19 +72,20 @@ def _second_order_backward(grad: Tensor, vectors: Tensor) -> Tensor:
     return out
 
 
-def dot_interaction_reference(bottom: Tensor, vectors: Tensor) -> Tensor:
+def dot_interaction_reference(bottom: Tensor, vectors: Tensor, padding: int = 0) -> Tensor:
     """Dot products of all pairs of a sample's vectors, behind the bottom vector itself (DLRM).
 
     bottom: [B, D], vectors: [B, F, D]. With Z = [bottom; vectors], out[b] is bottom[b] followed by
     the triangle below the diagonal of Z Z^T, row after row: [B, D + (F + 1) F / 2], of bottom's
-    dtype.
+    dtype. padding: columns of zeros behind, whose gradient is not read.
 
     bottom = [[1., 2.]], vectors = [[[3., 4.], [5., 6.]]]  ->  [[1., 2., 11., 17., 39.]]
     """
     z = _rows(bottom, vectors)
     products = z @ z.transpose(1, 2)  # [B, F+1, F+1]
     row, column = _triangle(z)
-    return torch.cat([bottom, products[:, row, column].to(bottom.dtype)], dim=1)
+    zeros = bottom.new_zeros(len(bottom), padding)
+    return torch.cat([bottom, products[:, row, column].to(bottom.dtype), zeros], dim=1)
 
 
 def dot_interaction_backward_reference(
@@ -93,7 +96,7 @@ def dot_interaction_backward_reference(
     width = bottom.shape[1]
     row, column = _triangle(z)
     products = z.new_zeros(z.shape[0], z.shape[1], z.shape[1])
-    products[:, row, column] = grad[:, width:].to(z.dtype)
+    products[:, row, column] = grad[:, width : width + len(row)].to(z.dtype)
     grad_z = (products + products.transpose(1, 2)) @ z  # [B, F+1, D]
     grad_bottom = grad_z[:, 0] + grad[:, :width]
     return grad_bottom.to(bottom.dtype), grad_z[:, 1:].to(vectors.dtype).contiguous()
@@ -138,11 +141,11 @@ def _sizes(vectors: Tensor) -> tuple[int, ...]:
 
 
 def _on_gpu(name: str) -> Callable:
-    def run(*tensors: Tensor):
+    def run(*args: Any):
         kernels = importlib.import_module(f"hotrows.ops.triton.{name.removesuffix('_backward')}")
-        in_triton = kernels.takes(*tensors)
+        in_triton = kernels.takes(*(arg for arg in args if isinstance(arg, Tensor)))
         kernel = getattr(kernels, name) if in_triton else globals()[f"{name}_reference"]
-        return kernel(*tensors)
+        return kernel(*args)
 
     return run
 
@@ -162,9 +165,9 @@ second_order_backward = torch.ops.hotrows.second_order_backward
 
 
 @torch.library.register_fake("hotrows::dot_interaction", lib=_library)
-def _(bottom: Tensor, vectors: Tensor) -> Tensor:
+def _(bottom: Tensor, vectors: Tensor, padding: int = 0) -> Tensor:
     size, count, width = vectors.shape
-    return bottom.new_empty(size, width + count * (count + 1) // 2)
+    return bottom.new_empty(size, width + count * (count + 1) // 2 + padding)
 
 
 @torch.library.register_fake("hotrows::dot_interaction_backward", lib=_library)
@@ -183,8 +186,15 @@ def _(grad: Tensor, vectors: Tensor) -> Tensor:
     return vectors.new_empty(vectors.shape)
 
 
-def _keep(ctx, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
+def _keep(ctx, inputs: tuple[Any, ...], output: Tensor) -> None:
+    tensors = [value for value in inputs if isinstance(value, Tensor)]
+    ctx.save_for_backward(*tensors)
+    ctx.no_gradients = (None,) * (len(inputs) - len(tensors))
+
+
+def _gradients(backward: Callable, ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    gradients = backward(grad, *ctx.saved_tensors)
+    return (*(gradients if isinstance(gradients, tuple) else (gradients,)), *ctx.no_gradients)
 
 
 def _refuse(ctx, *grads: Tensor):
@@ -194,9 +204,6 @@ def _refuse(ctx, *grads: Tensor):
 for _name in ("dot_interaction", "second_order"):
     _backward = getattr(torch.ops.hotrows, f"{_name}_backward")
     torch.library.register_autograd(
-        f"hotrows::{_name}",
-        lambda ctx, grad, backward=_backward: backward(grad, *ctx.saved_tensors),
-        setup_context=_keep,
-        lib=_library,
+        f"hotrows::{_name}", partial(_gradients, _backward), setup_context=_keep, lib=_library
     )
     torch.library.register_autograd(f"hotrows::{_name}_backward", _refuse, lib=_library)

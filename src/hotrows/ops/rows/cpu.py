@@ -61,9 +61,9 @@ def unique(rows: Tensor):
     return distinct[:num_distinct].clone(), inverse, order, starts[: num_distinct + 1].clone()
 
 
-def pool(records, layout, slots, inverse, bag_starts, weights):
-    if dtype_of(layout) == torch.float16:
-        return reference.pool(records, layout, slots, inverse, bag_starts, weights)
+def pool(records, layout, slots, inverse, bag_starts, weights, narrow=False):
+    if dtype_of(layout) == torch.float16 or narrow:
+        return reference.pool(records, layout, slots, inverse, bag_starts, weights, narrow)
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
     out = torch.empty(num_bags, layout[0])
     scratch = torch.empty(slots.numel(), layout[0])
@@ -84,7 +84,7 @@ def collect(records, layout, slots):
 
 
 def sum_gradients(grad, order, starts, bags, weights):
-    grad = grad.contiguous()
+    grad = grad.float().contiguous()
     num_rows = starts.numel() - 1
     out = torch.empty(num_rows, grad.shape[1])
     runs = order, starts, num_rows, bags, weights
@@ -96,7 +96,7 @@ def update(
     records, layout, slots, rows, order, starts, bags, weights, grad, kind, hyper, first_rows,
     pieces, decay=None, mean_squares=None,
 ):  # fmt: skip
-    runs = order, starts, bags, weights, grad.contiguous()
+    runs = order, starts, bags, weights, grad.float().contiguous()
     if dtype_of(layout) == torch.float16:
         step = kind, hyper, first_rows, pieces
         reference.update(records, layout, slots, rows, *runs, *step, decay, mean_squares)

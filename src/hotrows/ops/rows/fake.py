@@ -27,13 +27,15 @@ def unique_padded(rows: Tensor, num_rows=None):
     return _runs(rows, rows.numel())
 
 
-def pool(records, layout, slots, inverse, bag_starts, weights):
+def pool(records, layout, slots, inverse, bag_starts, weights, narrow=False):
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
-    return records.new_empty(num_bags, layout[0], dtype=torch.float32)
+    dtype = torch.bfloat16 if narrow else torch.float32
+    return records.new_empty(num_bags, layout[0], dtype=dtype)
 
 
 def sum_gradients(grad, order, starts, bags, weights):
-    return grad.new_empty(starts.numel() - 1, grad.shape[1])
+    dtype = torch.float32 if grad.dtype == torch.bfloat16 else grad.dtype
+    return grad.new_empty(starts.numel() - 1, grad.shape[1], dtype=dtype)
 
 
 def update(*args, **kwargs) -> None:

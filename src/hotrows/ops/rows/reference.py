@@ -123,12 +123,15 @@ def pool(
     inverse: Int32[Tensor, "N"],
     bag_starts: Int32[Tensor, "_"] | None,
     weights: Float[Tensor, "N"] | None,
-) -> Float32[Tensor, "M D"]:
+    narrow: bool = False,
+) -> Float[Tensor, "M D"]:
     """The vector of each bag: out[m] = sum over its ids n of weights[n] * row(slots[inverse[n]]).
 
     An empty bag gives zeros. Where inverse[n] is -1 it is padding (`unique_padded`): zeros. The native
-    core is never given any.
+    core is never given any. narrow: sums in float32 are rounded to bfloat16.
     """
+    if narrow:
+        return pool(records, layout, slots, inverse, bag_starts, weights).bfloat16()
     rows = views(records, layout).weights[slots[inverse.long().clamp(min=0)]].float()  # [N, D]
     rows = torch.where(inverse[:, None] >= 0, rows, 0)
     if weights is not None:
@@ -161,8 +164,10 @@ def sum_gradients(
 ) -> Float[Tensor, "U D"]:
     """The gradient of each distinct row: out[u] = sum over its run of weights[n] * grad[bag of n].
 
-    starts: [U + 1], of any consecutive runs. Summed in the order of the run, so the result is one.
+    starts: [U + 1], of any consecutive runs. Summed in the order of the run, so the result is one;
+    gradients in bfloat16 in float32.
     """
+    grad = grad.float() if grad.dtype == torch.bfloat16 else grad
     n = order[int(starts[0]) : int(starts[-1])].long()
     terms = grad[n if bags is None else bags.long()[n]]  # [N, D]
     if weights is not None:

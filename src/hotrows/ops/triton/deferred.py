@@ -168,6 +168,42 @@ def _at(b_address, o_d, T: tl.constexpr):
 
 
 @triton.jit
+def _places_of(p_line, b_slot, m_row, o_d, T: tl.constexpr):
+    """Where the weights and both states of each row are."""
+    p_w = _at(_row_of(p_line, 0, b_slot, m_row), o_d, T)
+    p_first = _at(_state_of(p_line, 0, b_slot, m_row), o_d, T)
+    return p_w, p_first, _at(_state_of(p_line, 1, b_slot, m_row), o_d, T)
+
+
+@triton.jit
+def _load(p_w, p_first, p_second, m, STATES: tl.constexpr):
+    """The weights and both states of each row; zeros for states that there are none of."""
+    b_w = tl.load(p_w, mask=m, other=0.0)
+    b_first, b_second = tl.zeros_like(b_w), tl.zeros_like(b_w)
+    if STATES > 0:
+        b_first = tl.load(p_first, mask=m, other=0.0)
+    if STATES > 1:
+        b_second = tl.load(p_second, mask=m, other=0.0)
+    return b_w, b_first, b_second
+
+
+@triton.jit
+def _store(p_w, p_first, p_second, b_w, b_first, b_second, m, STATES: tl.constexpr):
+    tl.store(p_w, b_w, mask=m)
+    if STATES > 0:
+        tl.store(p_first, b_first, mask=m)
+    if STATES > 1:
+        tl.store(p_second, b_second, mask=m)
+
+
+@triton.jit
+def _change_of(b_old, b_new, m):
+    """How much each row's sum of squared weights grows."""
+    b_old, b_new = b_old.to(tl.float64), b_new.to(tl.float64)
+    return tl.sum(tl.where(m, b_new * b_new - b_old * b_old, 0.0), axis=1)
+
+
+@triton.jit
 def _divided(b_x, b_y):
     """Rounded as the reference rounds."""
     return b_x / b_y if b_x.dtype == tl.float64 else tl.div_rn(b_x, b_y)
@@ -272,15 +308,8 @@ def _catch_up(
         for column in range(0, D, COLUMNS):
             o_d = column + tl.arange(0, COLUMNS)
             m = m_behind[:, None] & (o_d < D)[None, :]
-            p_w = _at(_row_of(p_line, 0, b_slot, m_row), o_d, T)
-            p_first = _at(_state_of(p_line, 0, b_slot, m_row), o_d, T)
-            p_second = _at(_state_of(p_line, 1, b_slot, m_row), o_d, T)
-            b_w = tl.load(p_w, mask=m, other=0.0)
-            b_first, b_second = tl.zeros_like(b_w), tl.zeros_like(b_w)
-            if STATES > 0:
-                b_first = tl.load(p_first, mask=m, other=0.0)
-            if STATES > 1:
-                b_second = tl.load(p_second, mask=m, other=0.0)
+            p_w, p_first, p_second = _places_of(p_line, b_slot, m_row, o_d, T)
+            b_w, b_first, b_second = _load(p_w, p_first, p_second, m, STATES)
             b_before = b_w
             b_at = tl.where(m_behind, b_begin, b_now)
             left = tl.max(b_now - b_at, axis=0)
@@ -312,14 +341,9 @@ def _catch_up(
                     b_second = tl.where(m_on[:, None], b_new_second, b_second)
                     b_at = tl.where(m_on, b_at + 1, b_at)
                 left = tl.max(b_now - b_at, axis=0)
-            tl.store(p_w, b_w, mask=m)
-            if STATES > 0:
-                tl.store(p_first, b_first, mask=m)
-            if STATES > 1:
-                tl.store(p_second, b_second, mask=m)
+            _store(p_w, p_first, p_second, b_w, b_first, b_second, m, STATES)
             if p_changes is not None:
-                b_old, b_new = b_before.to(tl.float64), b_w.to(tl.float64)
-                b_change += tl.sum(tl.where(m, b_new * b_new - b_old * b_old, 0.0), axis=1)
+                b_change += _change_of(b_before, b_w, m)
         tl.debug_barrier()  # each row's number is read by many threads and written by one
         tl.store(p_last, b_now.to(tl.int32), mask=m_behind)
     if p_changes is not None:
@@ -351,26 +375,14 @@ def _step(
             p_grad, p_order, p_starts, p_bags, p_weights, p_heads, p_tails, o_row, m_row, o_d, m_d,
             D, WINDOW, UNROLL,
         )  # fmt: skip
-        p_w = _at(_row_of(p_line, 0, b_slot, m_row), o_d, T)
-        p_first = _at(_state_of(p_line, 0, b_slot, m_row), o_d, T)
-        p_second = _at(_state_of(p_line, 1, b_slot, m_row), o_d, T)
-        b_w = tl.load(p_w, mask=m, other=0.0)
-        b_first, b_second = tl.zeros_like(b_w), tl.zeros_like(b_w)
-        if STATES > 0:
-            b_first = tl.load(p_first, mask=m, other=0.0)
-        if STATES > 1:
-            b_second = tl.load(p_second, mask=m, other=0.0)
+        p_w, p_first, p_second = _places_of(p_line, b_slot, m_row, o_d, T)
+        b_w, b_first, b_second = _load(p_w, p_first, p_second, m, STATES)
         b_new, b_first, b_second = _moved(
             b_w, b_first, b_second, b_g * b_scale, p_step, m_row, KIND, STATES, T
         )
-        tl.store(p_w, b_new, mask=m)
-        if STATES > 0:
-            tl.store(p_first, b_first, mask=m)
-        if STATES > 1:
-            tl.store(p_second, b_second, mask=m)
+        _store(p_w, p_first, p_second, b_new, b_first, b_second, m, STATES)
         if p_changes is not None:
-            b_old, b_moved = b_w.to(tl.float64), b_new.to(tl.float64)
-            b_change += tl.sum(tl.where(m, b_moved * b_moved - b_old * b_old, 0.0), axis=1)
+            b_change += _change_of(b_w, b_new, m)
     p_last = _row_of(p_line, 5, b_slot, m_row).to(tl.pointer_type(tl.int32))
     tl.store(p_last, (b_now + 1).to(tl.int32), mask=m_row)
     if p_changes is not None:

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+_MOST_PADDING = 8
 _MOST_ROWS = 128  # of Z: their products, 64 KiB in float32, stay in registers
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -25,15 +26,16 @@ def takes(*tensors: Tensor) -> bool:
     return all(t.dtype in _DTYPES for t in tensors) and tensors[-1].shape[1] < _MOST_ROWS
 
 
-def dot_interaction(bottom: Tensor, vectors: Tensor) -> Tensor:
+def dot_interaction(bottom: Tensor, vectors: Tensor, padding: int = 0) -> Tensor:
+    assert 0 <= padding < _MOST_PADDING, "to a multiple of what tensor cores read at once"
     bottom = _rows_together(bottom)
     size, count, width = vectors.shape
-    out = bottom.new_empty(size, width + count * (count + 1) // 2)
+    out = bottom.new_empty(size, width + count * (count + 1) // 2 + padding)
     if out.numel() > 0:
-        strides = bottom.stride(0), *vectors.stride()
+        strides = bottom.stride(0), *vectors.stride(), out.stride(0)
         tile = _tile(count, width, bottom, vectors, out=bottom.dtype)
         with torch.cuda.device_of(vectors):
-            _forward[(size,)](bottom, vectors, out, *strides, out.stride(0), count, width, **tile)
+            _forward[(size,)](bottom, vectors, out, *strides, count, width, **tile, PADDING=padding)
     return out
 
 
@@ -56,7 +58,7 @@ def _forward(
     bottom, vectors, out,
     bottom_stride, vectors_stride_b, vectors_stride_f, vectors_stride_d, out_stride,
     F: tl.constexpr, D: tl.constexpr, BF: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    DTYPE: tl.constexpr, PRECISION: tl.constexpr,
+    DTYPE: tl.constexpr, PRECISION: tl.constexpr, PADDING: tl.constexpr,
 ):  # fmt: skip
     i_b = tl.program_id(0).to(tl.int64)
     p_bottom = bottom + i_b * bottom_stride
@@ -77,6 +79,10 @@ def _forward(
     o_pair = o_row * (o_row - 1) // 2 + o_column
     m_pair = (o_column < o_row) & (o_row <= F)
     tl.store(p_out + D + o_pair, b_products.to(out.dtype.element_ty), mask=m_pair)
+    if PADDING > 0:
+        o_padding = tl.arange(0, 8)
+        b_zeros = tl.zeros([8], out.dtype.element_ty)
+        tl.store(p_out + D + F * (F + 1) // 2 + o_padding, b_zeros, mask=o_padding < PADDING)
 
 
 @triton.jit

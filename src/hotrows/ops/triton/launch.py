@@ -42,10 +42,6 @@ MOVED = 1024
 LANES = 256
 """Elements per program where each is one number."""
 
-MAX_DIM = 1024
-"""The widest row that `update` holds whole: the mean over a row needs all of it. Wider ones are
-summed here and updated by the reference."""
-
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}
 """Few warps, since programs are many and small. Without fused multiply-add, so that sums and formulas
 round as the reference does; kernels that wait for memory lose nothing by it."""

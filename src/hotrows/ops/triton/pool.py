@@ -1,4 +1,8 @@
-"""The vector of each bag: rows gathered through two indices, weighted and summed in the bag's order."""
+"""The vector of each bag: rows gathered through two indices, weighted and summed in the bag's order.
+
+Vectors are written for later kernels (`.cs`), and gradients read once (`evict_first`): neither may drive
+the rows of hot ids out of the L2, which a batch reads again and again (`evict_last`).
+"""
 
 from __future__ import annotations
 
@@ -18,11 +22,13 @@ def pool(
     inverse: Tensor,
     bag_starts: Tensor | None,
     weights: Tensor | None,
+    narrow: bool = False,
 ) -> Tensor:
     dim, stored = layout[0], views(records, layout).weights
     single = bag_starts is None
     num_bags = inverse.numel() if bag_starts is None else bag_starts.numel() - 1
-    out = torch.empty(num_bags, dim, dtype=torch.float32, device=records.device)
+    dtype = torch.bfloat16 if narrow else torch.float32
+    out = torch.empty(num_bags, dim, dtype=dtype, device=records.device)
     bags, columns = launch.tile(
         dim, launch.GATHER_ELEMENTS if single else launch.BAG_ELEMENTS, launch.GATHER_COLUMNS
     )
@@ -46,7 +52,9 @@ def _gather(
     o_d = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     m_bag, m_d = o_bag < num_bags, (o_d < D)[None, :]
     b_row = _weighted(p_stored, p_slots, p_inverse, p_weights, o_bag, m_bag, o_d, m_d, STRIDE)
-    tl.store(p_out + o_bag[:, None] * D + o_d[None, :], b_row, mask=m_bag[:, None] & m_d)
+    p_row = p_out + o_bag[:, None] * D + o_d[None, :]
+    b_row = b_row.to(p_out.dtype.element_ty)
+    tl.store(p_row, b_row, mask=m_bag[:, None] & m_d, cache_modifier=".cs")
 
 
 @triton.jit(do_not_specialize=["num_bags"])
@@ -65,7 +73,9 @@ def _pool(
         for j in tl.static_range(UNROLL):
             o_id, m_id = b_begin + i + j, i + j < b_length
             b_sum += _weighted(p_stored, p_slots, p_inverse, p_weights, o_id, m_id, o_d, m_d, STRIDE)
-    tl.store(p_out + o_bag[:, None] * D + o_d[None, :], b_sum, mask=m_bag[:, None] & m_d)
+    p_row = p_out + o_bag[:, None] * D + o_d[None, :]
+    b_sum = b_sum.to(p_out.dtype.element_ty)
+    tl.store(p_row, b_sum, mask=m_bag[:, None] & m_d, cache_modifier=".cs")
 
 
 @triton.jit
@@ -75,7 +85,8 @@ def _weighted(p_stored, p_slots, p_inverse, p_weights, o_id, m_id, o_d, m_d, STR
     m_id = m_id & (b_distinct >= 0)
     b_slot = tl.load(p_slots + b_distinct, mask=m_id, other=0)
     p_row = p_stored + b_slot[:, None] * STRIDE + o_d[None, :]
-    b_row = tl.load(p_row, mask=m_id[:, None] & m_d, other=0.0).to(tl.float32)
+    b_row = tl.load(p_row, mask=m_id[:, None] & m_d, other=0.0, eviction_policy="evict_last")
+    b_row = b_row.to(tl.float32)
     if p_weights is not None:
         b_row = b_row * tl.load(p_weights + o_id, mask=m_id, other=0.0)[:, None]
     return b_row

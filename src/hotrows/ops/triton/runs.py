@@ -12,6 +12,7 @@ the same every time, and no number has to reach the host.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -26,7 +27,8 @@ def sum_windows(
     """Heads and tails, each [windows, D]; of windows that no run crosses they are not set."""
     (num_ids,), dim, num_runs = order.shape, grad.shape[1], starts.numel() - 1
     num_windows = triton.cdiv(num_ids, launch.WINDOW)
-    heads, tails = (grad.new_empty(num_windows, dim) for _ in range(2))
+    dtype = torch.float64 if grad.dtype == torch.float64 else torch.float32
+    heads, tails = (grad.new_empty(num_windows, dim, dtype=dtype) for _ in range(2))
     columns = min(triton.next_power_of_2(dim), launch.WINDOW_COLUMNS)
     runs, sizes = (order, starts, bags, weights), (num_ids, num_runs, starts.numel().bit_length())
     tile = {"D": dim, "WINDOW": launch.WINDOW, "COLUMNS": columns}
@@ -79,8 +81,7 @@ def sum_runs(
     m_crosses = (b_end > b_begin) & (b_last > b_first)
 
     b_length = tl.where(m_crosses, 0, b_end - b_begin)
-    FLOAT: tl.constexpr = tl.float64 if p_grad.dtype.element_ty == tl.float64 else tl.float32
-    b_sum = tl.zeros([o_run.shape[0], o_d.shape[0]], dtype=FLOAT)
+    b_sum = tl.zeros([o_run.shape[0], o_d.shape[0]], dtype=p_heads.dtype.element_ty)
     for i in range(0, tl.max(b_length, axis=0), UNROLL):
         for j in tl.static_range(UNROLL):
             o_id, m_id = b_begin + i + j, i + j < b_length
@@ -98,13 +99,15 @@ def sum_runs(
 
 @triton.jit
 def terms(p_grad, p_order, p_bags, p_weights, o_id, m_id, o_d, m_d, D: tl.constexpr):
-    """weights[n] * grad[bag of n] of the ids at these places of the order."""
+    """weights[n] * grad[bag of n] of the ids at these places of the order, in float32 where narrower."""
+    FLOAT: tl.constexpr = tl.float64 if p_grad.dtype.element_ty == tl.float64 else tl.float32
     b_id = tl.load(p_order + o_id, mask=m_id, other=0).to(tl.int64)
     b_bag = b_id
     if p_bags is not None:
         b_bag = tl.load(p_bags + b_id, mask=m_id, other=0).to(tl.int64)
     p_term = p_grad + b_bag[:, None] * D + o_d[None, :]
-    b_term = tl.load(p_term, mask=m_id[:, None] & m_d, other=0.0)
+    b_term = tl.load(p_term, mask=m_id[:, None] & m_d, other=0.0, eviction_policy="evict_first")
+    b_term = b_term.to(FLOAT)
     if p_weights is not None:
         b_term = b_term * tl.load(p_weights + b_id, mask=m_id, other=0.0)[:, None]
     return b_term

@@ -1,8 +1,8 @@
 """Dice, PReLU and batch normalisation on the GPU: sums over rows, and what is done with them.
 
-Sums go over chunks of rows, each in the order of its tiles, and then over the chunks in theirs: both
-follow from the number of rows alone. Means and variances of tiles and chunks are put together as Chan,
-Golub and LeVeque do. Formulas: `ops.layers.dice`, `ops.layers.batch_norm`.
+Sums go over chunks of rows, each in the order of its tiles, and then over the chunks in theirs, by the
+last program to end (`turns`): both follow from the number of rows alone. Means and variances of tiles and
+chunks are put together as Chan, Golub and LeVeque do. Formulas: `ops.layers.dice`, `.batch_norm`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from hotrows.ops.triton.turns import counts, is_last
+
 _ROWS, _COLUMNS = 64, 32  # of a tile: 16 numbers a thread
 _BM, _BH = tl.constexpr(_ROWS), tl.constexpr(_COLUMNS)
 _MOST_CHUNKS = 256
@@ -19,13 +21,31 @@ _CHUNKS = 16  # put together at once
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    return _statistics(x, None, None, None, 0.0, 0.0)
+
+
+def moments_remembered(
+    x: Tensor, running_mean: Tensor, running_var: Tensor, num_batches: Tensor | None, momentum: float,
+    eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    return _statistics(x, running_mean, running_var, num_batches, momentum, eps)
+
+
+def _statistics(
+    x: Tensor, running_mean: Tensor | None, running_var: Tensor | None, num_batches: Tensor | None,
+    momentum: float, eps: float,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Mean and variance; with running averages, which move, the mean and 1 / sqrt(var + eps)."""
     x, (num, width) = x.contiguous(), x.shape
-    mean, var = x.new_empty(width), x.new_empty(width)
+    mean, spread = x.new_empty(width), x.new_empty(width)
     num_chunks, tiles = _chunks(num)
     parts, columns = x.new_empty(num_chunks, 2, width), triton.cdiv(width, _COLUMNS)
-    _moments[(num_chunks, columns)](x, parts, num, tiles, H=width)
-    _combine[(columns,)](parts, mean, var, num, tiles * _ROWS, num_chunks, H=width, BC=_CHUNKS)
-    return mean, var
+    running = running_mean, running_var, num_batches, counts(columns, x.device)
+    unbiased = num / max(num - 1, 1)
+    _moments[(num_chunks, columns)](
+        x, parts, mean, spread, *running, num, tiles, unbiased, momentum, eps, H=width, BC=_CHUNKS
+    )
+    return mean, spread
 
 
 def remember(
@@ -93,8 +113,10 @@ def _sums(kernel, num_sums: int, *inputs: Tensor) -> Tensor:
     parts = inputs[0].new_empty(num_chunks, num_sums, width)
     if num == 0:
         return inputs[0].new_zeros(num_sums, width)
-    kernel[(num_chunks, triton.cdiv(width, _COLUMNS))](*inputs, parts, num, tiles, H=width)
-    return parts.sum(0)
+    columns, sums = triton.cdiv(width, _COLUMNS), parts.new_empty(num_sums, width)
+    count = counts(columns, sums.device)
+    kernel[(num_chunks, columns)](*inputs, parts, sums, count, num, tiles, H=width, BC=_CHUNKS)
+    return sums
 
 
 def _chunks(num: int) -> tuple[int, int]:
@@ -104,9 +126,12 @@ def _chunks(num: int) -> tuple[int, int]:
     return triton.cdiv(num_tiles, tiles), tiles
 
 
-@triton.jit(do_not_specialize=["num", "num_tiles"])
-def _moments(p_x, p_parts, num, num_tiles, H: tl.constexpr):
-    """Mean and summed squares of the differences from it, of a chunk."""
+@triton.jit(do_not_specialize=["num", "num_tiles", "unbiased", "momentum", "eps"])
+def _moments(
+    p_x, p_parts, p_mean, p_spread, p_running_mean, p_running_var, p_seen, p_count, num, num_tiles,
+    unbiased, momentum, eps, H: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """Mean and summed squares of the differences from it, of a chunk; the last one: of all rows."""
     i_chunk = tl.program_id(0).to(tl.int64)
     b_mean, b_squares = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
     seen = 0.0
@@ -125,12 +150,21 @@ def _moments(p_x, p_parts, num, num_tiles, H: tl.constexpr):
     p_part = p_parts + i_chunk * (2 * H) + o_h
     tl.store(p_part, b_mean, mask=o_h < H)
     tl.store(p_part + H, b_squares, mask=o_h < H)
+    if is_last(p_count + tl.program_id(1), tl.num_programs(0)):
+        b_mean, b_var = _combined(p_parts, num, num_tiles * _BM, tl.num_programs(0), o_h, H, BC)
+        tl.store(p_mean + o_h, b_mean, mask=o_h < H)
+        if p_running_mean is None:
+            tl.store(p_spread + o_h, b_var, mask=o_h < H)
+        else:
+            _move(
+                p_running_mean, p_running_var, p_seen, b_mean, b_var, p_spread, unbiased, momentum, eps,
+                o_h, o_h < H, tl.program_id(1),
+            )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["num", "rows", "num_chunks"])
-def _combine(p_parts, p_mean, p_var, num, rows, num_chunks, H: tl.constexpr, BC: tl.constexpr):
+@triton.jit
+def _combined(p_parts, num, rows, num_chunks, o_h, H: tl.constexpr, BC: tl.constexpr):
     """Mean and variance of all rows, from those of chunks of `rows` rows."""
-    o_h = tl.program_id(0) * _BH + tl.arange(0, _BH)
     b_mean, b_squares = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
     for first in range(0, num_chunks, BC):
         o_c = first + tl.arange(0, BC)
@@ -146,8 +180,7 @@ def _combine(p_parts, p_mean, p_var, num, rows, num_chunks, H: tl.constexpr, BC:
         b_apart = tl.load(p_part, mask=m, other=0.0) - b_mean[None, :]
         b_of_chunk = tl.load(p_part + H, mask=m, other=0.0)
         b_squares += tl.sum(b_of_chunk + b_apart * b_apart * b_count[:, None], axis=0)
-    tl.store(p_mean + o_h, b_mean, mask=o_h < H)
-    tl.store(p_var + o_h, b_squares / num, mask=o_h < H)
+    return b_mean, b_squares / num
 
 
 @triton.jit(do_not_specialize=["unbiased", "momentum", "eps"])
@@ -155,15 +188,26 @@ def _remember(
     p_mean, p_var, p_running_mean, p_running_var, p_seen, p_rstd, unbiased, momentum, eps, H: tl.constexpr
 ):
     o_h = tl.program_id(0) * _BH + tl.arange(0, _BH)
-    m = o_h < H
-    b_mean, b_var = tl.load(p_mean + o_h, mask=m), tl.load(p_var + o_h, mask=m, other=1.0)
+    b_mean, b_var = _columns(p_mean, o_h, H), tl.load(p_var + o_h, mask=o_h < H, other=1.0)
+    _move(
+        p_running_mean, p_running_var, p_seen, b_mean, b_var, p_rstd, unbiased, momentum, eps, o_h,
+        o_h < H, tl.program_id(0),
+    )  # fmt: skip
+
+
+@triton.jit
+def _move(
+    p_running_mean, p_running_var, p_seen, b_mean, b_var, p_rstd, unbiased, momentum, eps, o_h, m,
+    i_columns,
+):  # fmt: skip
+    """Moves running averages; stores 1 / sqrt(var + eps)."""
     b_before = tl.load(p_running_mean + o_h, mask=m)
     tl.store(p_running_mean + o_h, b_before + momentum * (b_mean - b_before), mask=m)
     b_before = tl.load(p_running_var + o_h, mask=m)
     tl.store(p_running_var + o_h, b_before + momentum * (b_var * unbiased - b_before), mask=m)
     tl.store(p_rstd + o_h, tl.div_rn(1.0, tl.sqrt_rn(b_var + eps)), mask=m)
     if p_seen is not None:
-        tl.store(p_seen, tl.load(p_seen) + 1, mask=tl.program_id(0) == 0)
+        tl.store(p_seen, tl.load(p_seen) + 1, mask=i_columns == 0)
 
 
 @triton.jit(do_not_specialize=["num"])
@@ -176,7 +220,10 @@ def _dice(p_x, p_mean, p_rstd, p_alpha, p_out, num, H: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["num", "num_tiles"])
-def _dice_sums(p_grad, p_x, p_mean, p_rstd, p_alpha, p_parts, num, num_tiles, H: tl.constexpr):
+def _dice_sums(
+    p_grad, p_x, p_mean, p_rstd, p_alpha, p_parts, p_sums, p_count, num, num_tiles, H: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
     i_chunk = tl.program_id(0).to(tl.int64)
     b_by_z, b_by_zz = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
     b_by_alpha = tl.zeros([_BH], tl.float32)
@@ -194,6 +241,7 @@ def _dice_sums(p_grad, p_x, p_mean, p_rstd, p_alpha, p_parts, num, num_tiles, H:
     tl.store(p_part, b_by_z, mask=o_h < H)
     tl.store(p_part + H, b_by_zz, mask=o_h < H)
     tl.store(p_part + 2 * H, b_by_alpha, mask=o_h < H)
+    _add_chunks(p_parts, p_sums, p_count, o_h, 3, H, BC)
 
 
 @triton.jit(do_not_specialize=["one_over", "num"])
@@ -220,7 +268,10 @@ def _normalize(p_x, p_mean, p_rstd, p_weight, p_bias, p_out, num, H: tl.constexp
 
 
 @triton.jit(do_not_specialize=["num", "num_tiles"])
-def _norm_sums(p_grad, p_x, p_mean, p_rstd, p_parts, num, num_tiles, H: tl.constexpr):
+def _norm_sums(
+    p_grad, p_x, p_mean, p_rstd, p_parts, p_sums, p_count, num, num_tiles, H: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
     i_chunk = tl.program_id(0).to(tl.int64)
     b_by_bias, b_by_weight = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
     for tile in range(num_tiles):
@@ -232,6 +283,7 @@ def _norm_sums(p_grad, p_x, p_mean, p_rstd, p_parts, num, num_tiles, H: tl.const
     p_part = p_parts + i_chunk * (2 * H) + o_h
     tl.store(p_part, b_by_bias, mask=o_h < H)
     tl.store(p_part + H, b_by_weight, mask=o_h < H)
+    _add_chunks(p_parts, p_sums, p_count, o_h, 2, H, BC)
 
 
 @triton.jit(do_not_specialize=["one_over", "num"])
@@ -247,7 +299,10 @@ def _norm_to_x(p_grad, p_x, p_mean, p_rstd, p_weight, p_sums, one_over, p_out, n
 
 
 @triton.jit(do_not_specialize=["num", "num_tiles"])
-def _prelu_back(p_grad, p_x, p_slope, p_grad_x, p_parts, num, num_tiles, H: tl.constexpr):
+def _prelu_back(
+    p_grad, p_x, p_slope, p_grad_x, p_parts, p_sums, p_count, num, num_tiles, H: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
     """The gradient of x, and the sums of one chunk for that of the slope."""
     i_chunk = tl.program_id(0).to(tl.int64)
     b_by_slope = tl.zeros([_BH], tl.float32)
@@ -259,6 +314,21 @@ def _prelu_back(p_grad, p_x, p_slope, p_grad_x, p_parts, num, num_tiles, H: tl.c
         b_by_slope += tl.sum(tl.where(b_x > 0, 0.0, b_g * b_x), axis=0)
     o_h = tl.program_id(1) * _BH + tl.arange(0, _BH)
     tl.store(p_parts + i_chunk * H + o_h, b_by_slope, mask=o_h < H)
+    _add_chunks(p_parts, p_sums, p_count, o_h, 1, H, BC)
+
+
+@triton.jit
+def _add_chunks(p_parts, p_sums, p_count, o_h, NUM: tl.constexpr, H: tl.constexpr, BC: tl.constexpr):
+    """NUM sums over all rows, from those of the chunks."""
+    if is_last(p_count + tl.program_id(1), tl.num_programs(0)):
+        for i_sum in tl.static_range(NUM):
+            b_sum = tl.zeros([_BH], tl.float32)
+            for first in range(0, tl.num_programs(0), BC):
+                o_c = first + tl.arange(0, BC)
+                m = (o_c < tl.num_programs(0))[:, None] & (o_h < H)[None, :]
+                p_part = p_parts + (o_c[:, None] * NUM + i_sum) * H + o_h[None, :]
+                b_sum += tl.sum(tl.load(p_part, mask=m, other=0.0), axis=0)
+            tl.store(p_sums + i_sum * H + o_h, b_sum, mask=o_h < H)
 
 
 @triton.jit

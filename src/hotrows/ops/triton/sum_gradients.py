@@ -15,7 +15,7 @@ def sum_gradients(
 ) -> Tensor:
     grad, num_runs, dim = grad.contiguous(), starts.numel() - 1, grad.shape[1]
     heads, tails = sum_windows(grad, order, starts, bags, weights)
-    out = grad.new_empty(num_runs, dim)
+    out = heads.new_empty(num_runs, dim)
     runs, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
     tile = {"D": dim, "RUNS": runs, "COLUMNS": columns, "WINDOW": launch.WINDOW, "UNROLL": launch.UNROLL}
     _sum_gradients[(triton.cdiv(num_runs, runs), triton.cdiv(dim, columns))](

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotrows.ops.rows import reference
+from hotrows.ops.rows.cuda import MAX_DIM
 from hotrows.ops.triton import launch
 from hotrows.ops.triton.optimizers import adagrad, adam, ftrl, rowwise_adagrad
 from hotrows.ops.triton.random import rounding_bits, to_bfloat16, to_float16
@@ -34,7 +35,7 @@ def update(
     mean_squares: Tensor | None = None,
 ) -> None:
     dim, num_rows, num_pieces = layout[0], rows.numel(), len(pieces)
-    if dim > launch.MAX_DIM:
+    if dim > MAX_DIM:
         summed = sum_gradients(grad, order, starts, bags, weights)
         bounds = torch.arange(num_rows + 1, dtype=torch.int32, device=grad.device)
         runs, rule = (bounds[:-1], bounds, None, None), (kind, hyper, first_rows, pieces)
@@ -46,7 +47,7 @@ def update(
     gradients = grad, order, starts, bags, weights, heads, tails
     options = hyper, first_rows, pieces, decay, mean_squares
     sizes = num_rows, num_pieces, (num_pieces + 1).bit_length()
-    tile_rows, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.MAX_DIM)
+    tile_rows, columns = launch.tile(dim, launch.BAG_ELEMENTS, MAX_DIM)
     strides = {"WEIGHTS_STRIDE": stored.weights.stride(0), "STATE_STRIDE": stored.state.stride(0)}
     tile = {"ROWS": tile_rows, "COLUMNS": columns, "WINDOW": launch.WINDOW, "UNROLL": launch.UNROLL}
     _update[(triton.cdiv(num_rows, tile_rows),)](
