@@ -276,8 +276,7 @@ class TrainConfig:
     )
     exchange: str = setting(
         "auto",
-        "All-to-alls between ranks in one stage, or in two: within hosts, then between them, for fewer "
-        "messages; auto: in two where the cost model finds that faster",
+        "Stages of an all-to-all; two: within hosts, then between",
         choices=EXCHANGES,
         changes="no bit",
     )
