@@ -275,10 +275,7 @@ class TrainConfig:
         "auto", "How tables are sharded over ranks", choices=("auto", *SHARDINGS), changes="rounding"
     )
     exchange: str = setting(
-        "auto",
-        "Stages of an all-to-all; two: within hosts, then between",
-        choices=EXCHANGES,
-        changes="no bit",
+        "auto", "All-to-alls in stages: within hosts, then between", choices=EXCHANGES, changes="no bit"
     )
     wire_dtype: str = setting(
         "float32", "Number format of rows and gradients on the wire", choices=WIRE_DTYPES, resumable=True
