@@ -275,11 +275,7 @@ class TrainConfig:
         "auto", "How tables are sharded over ranks", choices=("auto", *SHARDINGS), changes="rounding"
     )
     exchange: str = setting(
-        "auto",
-        "All-to-alls between ranks in one stage, or in two: within hosts, then between them, for fewer "
-        "messages; auto: in two where the cost model finds that faster",
-        choices=EXCHANGES,
-        changes="no bit",
+        "auto", "All-to-alls in stages: within hosts, then between", choices=EXCHANGES, changes="no bit"
     )
     wire_dtype: str = setting(
         "float32", "Number format of rows and gradients on the wire", choices=WIRE_DTYPES, resumable=True
