@@ -29,7 +29,7 @@ from benchmarks.workload import CRITEO_KAGGLE
 
 MODELS = ("deepfm", "dlrm", "din")
 SKEWS = (1.05, 1.2)
-WARM, REQUESTS = 100, 200
+WARM, REQUESTS = 40, 100
 SHARE = 10  # tables to memory
 CHUNK = 1 << 18
 
