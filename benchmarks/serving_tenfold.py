@@ -134,7 +134,7 @@ def measure(folder: Path, chosen: list[str]) -> None:
         for skew in SKEWS:
             result[model][f"Zipf {skew}"] = figures = score_within(limit, model, folder, skew)
             print(model, skew, json.dumps(figures), flush=True)
-        write("serving_tenfold", {**sizes, "figures": result, **conditions(1)})
+            write("serving_tenfold", {**sizes, "figures": result, **conditions(1)})
 
 
 def score_within(limit: int, model: str, folder: Path, skew: float) -> dict:
