@@ -92,25 +92,30 @@ def _since(begin: float) -> float:
 
 def table(sets: dict[str, Any]) -> str:
     """The figures as a Markdown table: the reference's mean AUC, and how far each model's is above it,
-    mean (lowest to highest) over seeds."""
+    mean (lowest to highest) over seeds, with a letter for each commit and the seeds trained there."""
     models = [model for model in (*MODELS, *SEQUENCE_MODELS) if any(model in s for s in sets.values())]
     lines = [f"| | {' | '.join((REFERENCE, *models))} |", "|---" * (2 + len(models)) + "|"]
+    letters: dict[str, str] = {}
     for name, of_set in sets.items():
-        aucs = {m: {seed: f["auc"] for seed, f in seeds.items()} for m, seeds in of_set.items()}
-        reference = aucs.get(REFERENCE, {})
+        reference = {seed: figures["auc"] for seed, figures in of_set.get(REFERENCE, {}).items()}
         if not reference:
             continue
         if name in defaults_data.GIVEN:  # fitted once, to the same data
             (auc,) = set(reference.values())
-            reference = {seed: auc for by_seed in aucs.values() for seed in by_seed}
+            reference = {seed: auc for seeds in of_set.values() for seed in seeds}
         cells = [f"{mean(reference.values()):.4f}"]
         for model in models:
-            by_seed = aucs.get(model, {})
-            above = [auc - reference[seed] for seed, auc in by_seed.items() if seed in reference]
+            seeds = {seed: f for seed, f in sorted(of_set.get(model, {}).items()) if seed in reference}
+            above = [figures["auc"] - reference[seed] for seed, figures in seeds.items()]
             spread = f" ({min(above):+.4f} to {max(above):+.4f})" if len(above) > 1 else ""
-            cells.append(f"{mean(above):+.4f}{spread}" if above else "")
+            trained: dict[str, str] = {}
+            for seed, figures in seeds.items():
+                letter = letters.setdefault(figures.get("commit", "?"), chr(ord("a") + len(letters)))
+                trained[letter] = trained.get(letter, letter) + seed
+            cells.append(f"{mean(above):+.4f}{spread} {' '.join(trained.values())}" if above else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    commits = ", ".join(f"{letter}: {commit}" for commit, letter in letters.items())
+    return "\n".join([*lines, "", f"Commits: {commits}."])
 
 
 def named_table(sets: dict[str, Any], name: str) -> str:

@@ -24,14 +24,7 @@ class Ring {
   bool open(char* staging, int64_t slot) {
     io_uring_params params;
     std::memset(&params, 0, sizeof(params));
-#ifdef IORING_SETUP_COOP_TASKRUN
-    params.flags = IORING_SETUP_COOP_TASKRUN;  // answers wait for the next call and interrupt nobody
-#endif
     fd_ = static_cast<int>(syscall(__NR_io_uring_setup, kDepth, &params));
-    if (fd_ < 0 && params.flags) {  // an older system
-      std::memset(&params, 0, sizeof(params));
-      fd_ = static_cast<int>(syscall(__NR_io_uring_setup, kDepth, &params));
-    }
     if (fd_ < 0) return false;
     if (!(params.features & IORING_FEAT_SINGLE_MMAP) || !(params.features & IORING_FEAT_RW_CUR_POS)) return false;
     size_ = std::max(params.sq_off.array + params.sq_entries * sizeof(unsigned),

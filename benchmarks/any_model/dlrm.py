@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from benchmarks.any_model.absent import stand_in
 from benchmarks.any_model.columns import CATEGORIES, DENSE, ROWS, columns
-from benchmarks.any_model.recipe import Library, Recipe, Training, optimizer_of
+from benchmarks.any_model.recipe import Library, Recipe, Training, optimizer_of, place_of
 from benchmarks.peers import SOURCES, source_of
 
 stand_in("torch.utils.tensorboard", always=True)
@@ -61,6 +61,9 @@ def _batches(dtype: torch.dtype) -> list[Batch]:
 
 def _training(model: nn.Module, name: str) -> Training:
     optimizer: torch.optim.Optimizer
+    weights = getattr(model, "v_W_l", None)  # of samples, which its own loop moves
+    if isinstance(weights, list):
+        model.v_W_l = [w if w is None else w.to(place_of(model)) for w in weights]
     if name == "rwsadagrad":
         optimizer = RWSAdagrad(model.parameters(), lr=0.05)
     elif name == "sparse_adam":  # its tables alone: SparseAdam takes no dense gradients

@@ -158,9 +158,10 @@ def _data(folder: Path) -> EncodedData:
 
 
 def _run(data: EncodedData, folder: Path, setting: Setting, options: dict) -> dict:
-    """The tables and parameters after a short run."""
+    """The tables and parameters after a short run, step by step but where the options say otherwise."""
+    options = {"cuda_graph": False, **options}
     if setting.on_gpu:
-        options = {**options, "device": setting.device}
+        options |= {"device": setting.device}
     config = TrainConfig(
         model="dlrm", model_options={"dim": 16, "bottom": [32], "top": [32]}, batch_size=512,
         steps=setting.pick(20, 3), linear_paths="plain", evaluate_every=1000, **options,

@@ -120,7 +120,7 @@ def test_a_merge_holds_no_row_numbers_in_memory(tmp_path):
         store = FileStore.create(tmp_path / "store", 500_000, 4, first_values, META)
         for begin in range(0, 500_000, 20_000):
             part = rows[begin : begin + 20_000]
-            store.write(part, new_values(part, 4, 1))
+            store.write(part, new_values(part.numpy(), 4, 1))
         generation = store.checkpoint()
         store._num_views = 1  # nothing is merged in the background
         store.retain([generation])

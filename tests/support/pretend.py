@@ -45,8 +45,11 @@ _DEPENDS_ON_VALUES = {
     aten.masked_select.default, aten._unique2.default, aten.unique_dim.default,
     aten.repeat_interleave.Tensor, aten.is_nonzero.default,
 }  # fmt: skip
-# Rows of page-locked host memory are read and written by the device itself.
-_READS_HOST = {"hotrows::copy_rows": (0, 2)}
+# Rows of page-locked host memory are read and written by the device itself; PyTorch copies indices.
+_READS_HOST = {
+    "hotrows::copy_rows": (0, 2), "aten::index.Tensor": (1,), "aten::index_put_": (1,),
+    "aten::index_put": (1,), "aten::_index_put_impl_": (1,),
+}  # fmt: skip
 
 
 def _pool(records, layout, slots, inverse, *others):
@@ -218,7 +221,7 @@ def _is_own(kind):
 def _refuse_mixture(func, args, leaves):
     if func in _COPIES:
         return
-    allowed = [args[place] for place in _READS_HOST.get(func.name(), ())]
+    allowed = tree_leaves([args[place] for place in _READS_HOST.get(func.name(), ())])
     for leaf in leaves:
         if _is_plain(leaf) and leaf.dim() > 0 and not any(leaf is other for other in allowed):
             raise RuntimeError(f"{func}: a tensor in host memory among those of the device")

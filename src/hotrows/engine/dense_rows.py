@@ -286,11 +286,11 @@ class DenseRows:
             self._change.index_add_(0, self._packs[p].tables, squares * self._packs[p].counts)
 
     def _bounds(self, p: int, rows: Int64[Tensor, "U"]) -> Int64[Tensor, "_"]:
-        on_host, there = self._packs[p].bounds
+        on_host, on_device = self._packs[p].bounds
         if rows.device.type == "cpu":
             return torch.searchsorted(rows, on_host)
         ascending = torch.where(rows < 0, torch.iinfo(torch.int64).max, rows)  # padding behind the last
-        return torch.searchsorted(ascending, there)
+        return torch.searchsorted(ascending, on_device)
 
     def _target(self, p: int, records: Tensor) -> Target:
         pack = self._packs[p]
