@@ -49,7 +49,7 @@ def main() -> None:
                     shown = {n: f"{v:.4f}" if isinstance(v, float) else v for n, v in figures.items()}
                     print(f"{name} {key} {seed}: {shown}", flush=True)
     if not args.dry:
-        print(table(_stored()))
+        print(table(_stored()), named_table(_stored(), "bfloat16"), sep="\n\n")
 
 
 def _figures(name: str, model: str, seed: int, args: argparse.Namespace) -> dict[str, Any]:
@@ -92,24 +92,44 @@ def _since(begin: float) -> float:
 
 def table(sets: dict[str, Any]) -> str:
     """The figures as a Markdown table: the reference's mean AUC, and how far each model's is above it,
-    mean (lowest to highest) over seeds."""
-    models = [*dict.fromkeys(model for of_set in sets.values() for model in of_set if model != REFERENCE)]
+    mean (lowest to highest) over seeds, with a letter for each commit and the seeds trained there."""
+    models = [model for model in (*MODELS, *SEQUENCE_MODELS) if any(model in s for s in sets.values())]
     lines = [f"| | {' | '.join((REFERENCE, *models))} |", "|---" * (2 + len(models)) + "|"]
+    letters: dict[str, str] = {}
     for name, of_set in sets.items():
-        aucs = {m: {seed: f["auc"] for seed, f in seeds.items()} for m, seeds in of_set.items()}
-        reference = aucs.get(REFERENCE, {})
+        reference = {seed: figures["auc"] for seed, figures in of_set.get(REFERENCE, {}).items()}
         if not reference:
             continue
         if name in defaults_data.GIVEN:  # fitted once, to the same data
             (auc,) = set(reference.values())
-            reference = {seed: auc for by_seed in aucs.values() for seed in by_seed}
+            reference = {seed: auc for seeds in of_set.values() for seed in seeds}
         cells = [f"{mean(reference.values()):.4f}"]
         for model in models:
-            by_seed = aucs.get(model, {})
-            above = [auc - reference[seed] for seed, auc in by_seed.items() if seed in reference]
+            seeds = {seed: f for seed, f in sorted(of_set.get(model, {}).items()) if seed in reference}
+            above = [figures["auc"] - reference[seed] for seed, figures in seeds.items()]
             spread = f" ({min(above):+.4f} to {max(above):+.4f})" if len(above) > 1 else ""
-            cells.append(f"{mean(above):+.4f}{spread}" if above else "")
+            trained: dict[str, str] = {}
+            for seed, figures in seeds.items():
+                letter = letters.setdefault(figures.get("commit", "?"), chr(ord("a") + len(letters)))
+                trained[letter] = trained.get(letter, letter) + seed
+            cells.append(f"{mean(above):+.4f}{spread} {' '.join(trained.values())}" if above else "")
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    commits = ", ".join(f"{letter}: {commit}" for commit, letter in letters.items())
+    return "\n".join([*lines, "", f"Commits: {commits}."])
+
+
+def named_table(sets: dict[str, Any], name: str) -> str:
+    """What settings stored by a name change in AUC, of each set and model: mean (lowest to highest)."""
+    lines = [f"| | model | seeds | AUC | {name} |", "|---|---|---|---|---|"]
+    for of, models in sets.items():
+        for model in MODELS:
+            plain, changed = models.get(model, {}), models.get(f"{model}, {name}", {})
+            by_seed = [(plain[seed]["auc"], changed[seed]["auc"]) for seed in changed if seed in plain]
+            if by_seed:
+                above = [b - a for a, b in by_seed]
+                spread = f" ({min(above):+.4f} to {max(above):+.4f})" if len(above) > 1 else ""
+                cells = (of, model, len(above), f"{mean(a for a, _ in by_seed):.4f}")
+                lines.append(f"| {' | '.join(map(str, cells))} | {mean(above):+.4f}{spread} |")
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 """What does a training step with dynamic ids cost, next to one with ids that are known before?
 
-    python -m benchmarks.dynamic_step [memory] [file] [--threads 2] [--rows 33800000] [--quick]
+    python -m benchmarks.dynamic_step [memory] [file] [--threads 2] [--quick | --prepare]
 
 DLRM on 26 features of Criteo Kaggle's sizes, scaled to `rows` in all, ids by Zipf 1.05, batches of 8,192.
 
@@ -10,7 +10,7 @@ DLRM on 26 features of Criteo Kaggle's sizes, scaled to `rows` in all, ids by Zi
 
 One arm reads ids, the other the same as keys, all of which are live before, but for 1 % of new ones in
 every batch, which evict others (`lru`). Both plan on threads of their own, beside training. They take
-turns of 20 steps, each after six that do not count: planning was that far ahead of them. The ratio is
+turns of 12 steps, each after six that do not count: planning was that far ahead of them. The ratio is
 the median over turns of that of the median steps.
 """
 
@@ -35,7 +35,7 @@ from hotrows.nn import choose_linear_paths, use_linear_paths
 from hotrows.planning.policy import Lookahead
 
 BATCH, DIM, NEW, SHARE, WINDOW = 8192, 16, 0.01, 0.1, 64
-TURN, AHEAD = 20, 6
+TURN, AHEAD = 12, 6
 ARMS, TIERS = ("static", "dynamic"), ("memory", "file")
 RECORD = 2 * 4 * DIM  # bytes: weights, and Adagrad's sums
 
@@ -44,23 +44,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tiers", nargs="*", default=TIERS, metavar="TIER", help=", ".join(TIERS))
     parser.add_argument("--rows", type=int, default=33_800_000)
-    parser.add_argument("--turns", type=int, default=6)
+    parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--quick", action="store_true", help="few rows and turns; nothing is written")
-    parser.add_argument("--keep", action="store_true", help="keep the files, for the next run")
+    parser.add_argument("--prepare", action="store_true", help="only write the files, which are kept")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    for tier in args.tiers:
+    for tier in ["file"] if args.prepare else args.tiers:
         rows, turns, steps = (200_000, 1, 2) if args.quick else (args.rows, args.turns, TURN)
         sizes = [max(int(size * rows / sum(CRITEO_KAGGLE)), 10) for size in CRITEO_KAGGLE]
+        folder(sizes).mkdir(parents=True, exist_ok=True)
+        if args.prepare:
+            for name in ARMS:
+                Arm(tier, sizes, name, 0).close()
+            return
         figures = measure(tier, sizes, turns, steps)
         print(f"{tier}, {sum(sizes):,} rows, {args.threads} threads:", figures, flush=True)
         if not args.quick:
             setting = {"rows": sum(sizes), "batch": BATCH, "dim": DIM, "new": NEW, "turns": turns}
             setting |= {"share": SHARE, "window": WINDOW} if tier == "file" else {}
             write(f"dynamic_step-{tier}-{args.threads}", conditions(args.threads) | setting | figures)
-        if not args.keep:
-            shutil.rmtree(folder(sizes), ignore_errors=True)
+        if tier == "file":
+            shutil.rmtree(folder(sizes))
 
 
 def folder(sizes: list[int]) -> Path:

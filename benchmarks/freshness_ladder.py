@@ -128,7 +128,7 @@ class Model:
 
 
 def movielens(raw: Path) -> Events:
-    """Ratings of one user in four: user, movie, genres, gender, age and occupation."""
+    """Ratings of one user in ONE_USER_IN: user, movie, genres, gender, age and occupation."""
     import gzip
 
     with gzip.open(raw / "movielens_1m_ratings.csv.gz") as file:
@@ -189,9 +189,7 @@ def draw(result: dict[str, dict[str, float]]) -> None:
             heights = [values[rung] for rung in RUNGS]
             axes.plot(list(RUNGS), heights, "o-", color=colors[name], linewidth=2)
             for place, height in enumerate(heights):
-                axes.annotate(
-                    f"{height:.3f}", (place, height), (0, 7), textcoords="offset points", ha="center"
-                )
+                axes.annotate(f"{height:.3f}", (place, height), (5, 5), textcoords="offset points")
             room = max(heights) - min(heights) or 0.01
             axes.set_ylim(min(heights) - 0.2 * room, max(heights) + 0.25 * room)
             axes.set_title(LABELS[name])

@@ -55,6 +55,7 @@ PARTS = {
     "planning": Part("Is a batch planned faster by threads of the host or by the device?", 45),
     "micro": Part("What do micro-batches save in memory, and cost in time?", 45),
     "fields": Part("What do many fields cost at the same number of lookups?", 60),
+    "ranks": Part("Do several GPUs train what processors train, and how fast do they exchange?", 120),
     "cache": Part("How fast is training when the device holds a tenth of the tables?", 150),
 }
 

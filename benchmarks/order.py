@@ -117,16 +117,14 @@ SETS = {
     "avazu": Set(real("avazu_14k.csv", "avazu"), 32),
     "criteo-real": Set(real("criteo_kaggle_10k.tsv", "criteo"), 32),
 }
-ACCURACY_SETS = {"criteo-200k": criteo(200_000), "movielens-600": movielens(600)}
-CONFIG = TrainConfig(
-    batch_size=512, row_optimizer=Adagrad(), evaluate_every=1 << 30, linear_paths="plain", epochs=1
-)
+ACCURACY_SETS = {"criteo-60k": criteo(60_000), "movielens-200": movielens(200)}
+CONFIG = TrainConfig(row_optimizer=Adagrad(), evaluate_every=1 << 30, linear_paths="plain", epochs=1)
 SMALL = {"dim": 8, "hidden": [64, 64]}
-# Model -> data, options
+# Model -> data, samples of a batch, options. A cluster of reuse:8 has ten batches.
 MODELS = {
-    "deepfm": ("criteo-200k", SMALL),
-    "dlrm": ("criteo-200k", {"dim": 8, "bottom": [64], "top": [64, 64]}),
-    "din": ("movielens-600", SMALL),
+    "deepfm": ("criteo-60k", 512, SMALL),
+    "dlrm": ("criteo-60k", 512, {"dim": 8, "bottom": [64], "top": [64, 64]}),
+    "din": ("movielens-200", 256, SMALL),
 }
 ARMS = ("shuffle", "reuse:8", "reuse:32")
 
@@ -309,9 +307,9 @@ def accuracy(model: str, arm: str, seed: int, found: _Found) -> None:
     key = f"{model} {arm} {seed}"
     if key in found.figures:
         return
-    name, options = MODELS[model]
+    name, batch_size, options = MODELS[model]
     data = encoded(name, ACCURACY_SETS[name])
-    config = replace(CONFIG, model=model, model_options=options, seed=seed)
+    config = replace(CONFIG, model=model, model_options=options, batch_size=batch_size, seed=seed)
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         if arm == HOT_COLD:
             layout = regrouped(data, config, Path(folder) / "hot")

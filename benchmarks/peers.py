@@ -61,6 +61,9 @@ RECIPES = {
         ),
         imports="einops, torchmetrics, fastparquet",
     ),
+    "stores": Recipe(
+        installs=(("numpy", "rocksdict==0.3.29", "lmdb==3.0.0"),), imports="rocksdict, lmdb"
+    ),
     "encode": Recipe(
         installs=(("polars==2.1.0", "numpy", "scikit-learn==1.9.1"),), imports="polars, sklearn"
     ),

@@ -66,13 +66,14 @@ def main() -> None:
 def _policies_side_by_side(args) -> None:
     part = stream(args.samples).parts["train"]
     popular = torch.from_numpy(np.load(popular_rows()).astype(np.int64))
-    figures = {}
+    figures, memory = {}, {}
     print(f"{'policy':10}" + "".join(f"{name:>8}" for name in (*PARTS, "all")) + "   ns a lookup")
     for name, policy in _policies(popular).items():
-        figures[name] = _measure(policy, part, popular, args.batches)
+        figures[name], memory[name] = _measure(policy, part, popular, args.batches)
         print(f"{name:10}" + "".join(f"{ns:8.1f}" for ns in figures[name].values()), flush=True)
     setting = {"batches": args.batches, "samples": args.samples}
-    write("planning", {**conditions(1), "setting": setting, "ns_per_lookup": figures})
+    facts = {**conditions(1), "setting": setting, "ns_per_lookup": figures, "memory": memory}
+    write("planning", facts)
 
 
 def _policies(popular):
@@ -85,7 +86,8 @@ def _policies(popular):
     }
 
 
-def _measure(policy, part, popular, batches: int) -> dict[str, float]:
+def _measure(policy, part, popular, batches: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Nanoseconds a lookup of each part, and what the map of rows holds and takes in the end."""
     tables = models.build("dlrm", SCHEMA, dim=16).tables
     packs = packing.pack_tables([replace(table, optimizer=Adagrad()) for table in tables])
     planner, num_slots = Planner(packs), packs[0].rows // 10
@@ -115,7 +117,9 @@ def _measure(policy, part, popular, batches: int) -> dict[str, float]:
         timed("take", lambda plan=plan: slots.allocate(plan.packs[0].rows))
     lookups = batches * BATCH * len(SCHEMA.sparse)
     nanoseconds = {name: seconds / lookups * 1e9 for name, seconds in spent.items()}
-    return nanoseconds | {"all": sum(nanoseconds.values())}
+    resident, uses, known = slots._sizes()
+    memory = {"resident": resident, "uses": uses, "known": known, "bytes": slots.num_bytes}
+    return nanoseconds | {"all": sum(nanoseconds.values())}, memory
 
 
 # ---- threads

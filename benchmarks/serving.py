@@ -1,11 +1,12 @@
 """How long does a request take that a bundle scores: one user, 500 candidates, one core, without PyTorch?
 
-    python -m benchmarks.serving [MODEL ...]        of deepfm, dlrm, din
+    python -m benchmarks.serving make FOLDER [MODEL ...]        of deepfm, dlrm, din; a minute or two
+    python -m benchmarks.serving measure FOLDER [MODEL ...]     half a minute, on quiet cores
 
 Each model is trained for an epoch on rows made here (of Criteo's shape, 13 numbers and 26 ids; for DIN
 a user, an item and a history of 50), exported with tables of float32, int8 and int4, and with float32
 without a program for what is shared, and scored in a process of its own, where importing PyTorch
-fails: time to import and to score first, then 200 requests. Their AUC on held-out rows says what fewer
+fails: time to import and to score first, then 500 requests. Their AUC on held-out rows says what fewer
 bits cost.
 """
 
@@ -14,55 +15,58 @@ import os
 import resource
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 
-REQUESTS, CANDIDATES, PAST = 200, 500, 50
+REQUESTS, CANDIDATES, PAST = 500, 500, 50
 DTYPES = ("float32", "float32, nothing shared", "int8", "int4")
 MODELS = ("deepfm", "dlrm", "din")
 ROWS, HELD_OUT = 20_000, 6_000
 
 
-def main(models: list[str]) -> None:
-    from benchmarks.harness import RESULTS, conditions, write
-
-    path = RESULTS / "serving.json"
-    figures = json.loads(path.read_text())["figures"] if path.exists() else {}
-    for model in models:
-        with tempfile.TemporaryDirectory() as folder:
-            figures[model] = measure(model, Path(folder))
-        print(model, json.dumps(figures[model], indent=1))
-        note = "the cores were shared with other programs while this was measured"
-        sizes = {"requests": REQUESTS, "candidates": CANDIDATES, "past": PAST, "note": note}
-        write("serving", {**sizes, "figures": figures, **conditions(1)})
-
-
-def measure(model: str, folder: Path) -> dict:
+def make(folder: Path, models: list[str]) -> None:
+    """Trains the models that are not there, and exports all."""
     import torch
 
     import hotrows
     from hotrows.train.export import export
 
     torch.set_num_threads(1)
-    schema, train = schema_of(model), table_of(model, ROWS, 0)
-    data = hotrows.prepare(train, schema, folder / "enc", split="position:0.9")
-    config = hotrows.TrainConfig(model=model, epochs=1, batch_size=1024)
-    hotrows.Trainer(data, config, folder / "run").fit()
-    result = {}
-    for dtype in DTYPES:
-        kind, _, nothing = dtype.partition(",")
-        shared = () if nothing else shared_of(model)
-        bundle = export(folder / "run", folder / dtype, format="onnx", table_dtype=kind, shared=shared)
-        said = json.loads((bundle / "export.json").read_text())
-        command = [sys.executable, "-m", "benchmarks.serving", "--score", model, str(bundle)]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        size = sum(file.stat().st_size for file in (bundle / "tables").iterdir())
-        error = max(table["largest_error"] for table in said["tables"])
-        result[dtype] = {"table_bytes": size, "largest_error": error, **json.loads(done.stdout)}
-    return result
+    for model in models:
+        home = folder / model
+        if not (home / "run").exists():
+            train, enc = table_of(model, ROWS, 0), home / "enc"
+            data = hotrows.prepare(train, schema_of(model), enc, split="position:0.9")
+            config = hotrows.TrainConfig(model=model, epochs=1, batch_size=1024)
+            hotrows.Trainer(data, config, home / "run").fit()
+        for dtype in (name for name in DTYPES if not (home / name).exists()):
+            kind, _, nothing = dtype.partition(",")
+            shared = () if nothing else shared_of(model)
+            export(home / "run", home / dtype, format="onnx", table_dtype=kind, shared=shared)
+
+
+def measure(folder: Path, models: list[str]) -> None:
+    """Scores by each bundle, in a process of its own."""
+    from benchmarks.harness import RESULTS, conditions, write
+
+    path = RESULTS / "serving.json"
+    figures = json.loads(path.read_text())["figures"] if path.exists() else {}
+    for model in models:
+        figures[model] = {dtype: measured(model, folder / model / dtype) for dtype in DTYPES}
+        print(model, json.dumps(figures[model], indent=1), flush=True)
+        sizes = {"requests": REQUESTS, "candidates": CANDIDATES, "past": PAST}
+        write("serving", {**sizes, "figures": figures, **conditions(1)})
+
+
+def measured(model: str, bundle: Path) -> dict:
+    command = [sys.executable, "-m", "benchmarks.serving", "score", model, str(bundle)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    size = sum(file.stat().st_size for file in (bundle / "tables").iterdir())
+    tables = json.loads((bundle / "export.json").read_text())["tables"]
+    error = max(table["largest_error"] for table in tables)
+    return {"table_bytes": size, "largest_error": error, **json.loads(done.stdout)}
 
 
 def score(model: str, bundle: str) -> None:
@@ -161,7 +165,8 @@ def auc_of(scores: np.ndarray, labels: np.ndarray) -> float:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--score"]:
-        score(*sys.argv[2:])
+    what, first, *models = sys.argv[1:]
+    if what == "score":
+        score(first, *models)
     else:
-        main(sys.argv[1:] or list(MODELS))
+        {"make": make, "measure": measure}[what](Path(first), models or list(MODELS))

@@ -1,10 +1,11 @@
 """How many requests a second does `hotrows serve` answer over loopback, and what under overload?
 
-    python -m benchmarks.serving_load
+    python -m benchmarks.serving make FOLDER deepfm         once
+    python -m benchmarks.serving_load FOLDER                half a minute
 
-A DeepFM of the shape of `benchmarks.serving`, one user and 100 candidates a request, as JSON.
-Connections that stay open send one request after the other, 8 s each: 1, 4 and 16 of them, then 64 at a
-server where 8 requests may wait. Server and clients share the cores of this machine.
+A DeepFM of `benchmarks.serving`, one user and 100 candidates a request, as JSON. Connections that stay
+open send one request after the other, 6 s each: 1, 4 and 16 of them; then 64 at a server where 8 requests
+may wait, and once more with every fourth body hostile. Server and clients share the machine's cores.
 """
 
 import http.client
@@ -12,40 +13,33 @@ import json
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
+import urllib.request
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.harness import conditions, write
-from benchmarks.serving import ROWS, request_of, schema_of, table_of
+from benchmarks.serving import request_of
 
-SECONDS, CANDIDATES = 8, 100
+SECONDS, CANDIDATES = 6, 100
+HOSTILE = (b"", b"{", b"[" * 100_000, b'{"rows": 7}', b'[{"C0": {}}]', b"\xff\xfe", b'[{"no": 1}]', b"[]")
 
 
-def main() -> None:
-    import hotrows
-    from hotrows.train.export import export
-
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        data = hotrows.prepare(table_of("deepfm", ROWS // 4, 0), schema_of("deepfm"), folder / "enc")
-        config = hotrows.TrainConfig(model="deepfm", steps=10)
-        hotrows.Trainer(data, config, folder / "run").fit()
-        bundle = export(folder / "run", folder / "bundle", format="onnx")
-        figures = {}
-        for connections, waiting in ((1, 256), (4, 256), (16, 256), (64, 8)):
-            name = f"{connections} connections, {waiting} may wait"
-            figures[name] = under_load(bundle, connections, waiting)
-            print(name, figures[name])
+def main(folder: Path) -> None:
+    bundle, figures = folder / "deepfm" / "float32", {}
+    for connections, waiting, hostile in ((1, 256, 0), (4, 256, 0), (16, 256, 0), (64, 8, 0), (64, 8, 4)):
+        name = f"{connections} connections, {waiting} may wait"
+        name += f", every {hostile}th body hostile" if hostile else ""
+        figures[name] = under_load(bundle, connections, waiting, hostile)
+        print(name, figures[name], flush=True)
     note = "server and clients shared the cores of this machine"
     write("serving_load", {"candidates": CANDIDATES, "note": note, "figures": figures, **conditions(1)})
 
 
-def under_load(bundle: Path, connections: int, waiting: int) -> dict:
+def under_load(bundle: Path, connections: int, waiting: int, hostile: int) -> dict:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -56,40 +50,57 @@ def under_load(bundle: Path, connections: int, waiting: int) -> dict:
         statuses, seconds = Counter[int](), list[float]()
         end = time.monotonic() + SECONDS
         clients = [
-            threading.Thread(target=send, args=(port, number, end, statuses, seconds))
+            threading.Thread(target=send, args=(port, number, end, statuses, seconds, hostile))
             for number in range(connections)
         ]
         for client in clients:
             client.start()
         for client in clients:
             client.join()
+        runs = metric(port, "hotrows_program_runs_total")
     finally:
         server.terminate()
         ended = server.wait()
     return {
         "answers_by_status": dict(statuses),
         "scored_per_second": round(statuses[200] / SECONDS, 1),
+        "requests_per_run_of_the_program": round(statuses[200] / runs, 2),
         **{f"p{q}_ms": round(1e3 * float(np.percentile(seconds, q)), 1) for q in (50, 99)},
         "exit_code": ended,
     }
 
 
-def send(port: int, number: int, end: float, statuses: Counter, seconds: list[float]) -> None:
-    """Sends requests until `end`; of those that are scored, it notes the seconds."""
+def send(
+    port: int, number: int, end: float, statuses: Counter, seconds: list[float], hostile: int
+) -> None:
+    """Sends requests until `end`; of those that are scored, it notes the seconds.
+
+    hostile: every how many-th body is one of HOSTILE; 0: none.
+    """
     table, shared = request_of("deepfm", number)
     rows = table.slice(0, CANDIDATES).to_pylist()
     body = json.dumps({"rows": rows, "shared": shared}).encode()
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    count = 0
     while time.monotonic() < end:
+        count += 1
+        is_hostile = hostile and count % hostile == 0
+        sent = HOSTILE[count // hostile % len(HOSTILE)] if is_hostile else body
         begin = time.perf_counter()
-        connection.request("POST", "/score", body, {"content-type": "application/json"})
+        connection.request("POST", "/score", sent, {"content-type": "application/json"})
         answer = connection.getresponse()
         answer.read()
         statuses[answer.status] += 1
         if answer.status == 200:
             seconds.append(time.perf_counter() - begin)
-        else:
+        elif answer.status == 503:
             time.sleep(0.01)
+
+
+def metric(port: int, name: str) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
+        lines = page.read().decode().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
 
 
 def wait_for(port: int) -> None:
@@ -104,4 +115,4 @@ def wait_for(port: int) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

@@ -3,12 +3,12 @@
     python -m benchmarks.serving_tenfold make FOLDER [MODEL ...]       the bundles, once; minutes
     python -m benchmarks.serving_tenfold measure FOLDER [MODEL ...]    memory cgroups: as root, on Linux
 
-Tables have the rows of Criteo Kaggle's 26 fields (DIN: as many items), divided by --scale, dim 16, float32; DeepFM and
-DLRM read 13 numbers and 26 ids, DIN a user, an item and a history of 50. A request is one user and 500
-candidates: half of the columns are the user's, for DIN all but the item. Values are drawn by Zipf's law,
-and `prepare` gives frequent ones the first rows. A process on one core, without PyTorch, whose memory
-with its page cache is limited to a tenth of the tables, scores requests that it has not seen. Its pages
-come from the disk of this machine, whose random reads of 4 KiB are measured first.
+Tables have the rows of Criteo Kaggle's 26 fields (DIN: as many items), divided by --scale, dim 16,
+float32; DeepFM and DLRM read 13 numbers and 26 ids, DIN a user, an item and a history of 50. A request is
+one user and 500 candidates: half of the columns are the user's, for DIN all but the item. Values are
+drawn by Zipf's law, and `prepare` gives frequent ones the first rows. A process on one core, without
+PyTorch, whose memory with its page cache is limited to a tenth of the tables, scores requests that it has
+not seen. Its pages come from the disk of this machine, whose random reads of 4 KiB are measured first.
 """
 
 import argparse
@@ -119,7 +119,13 @@ def measure(folder: Path, chosen: list[str]) -> None:
     result = json.loads(path.read_text())["figures"] if path.exists() else {}
     result["disk"] = disk(max((folder / "deepfm" / "tables").iterdir(), key=lambda f: f.stat().st_size))
     print(result["disk"], flush=True)
-    sizes = {"candidates": CANDIDATES, "past": PAST, "requests": REQUESTS, "warm_up": WARM, "scale": scale}
+    sizes = {
+        "candidates": CANDIDATES,
+        "past": PAST,
+        "requests": REQUESTS,
+        "warm_up": WARM,
+        "scale": scale,
+    }
     for model in chosen or MODELS:
         size = sum(file.stat().st_size for file in (folder / model / "tables").iterdir())
         others = sum(file.stat().st_size for file in (folder / model / "encoders").rglob("*.*"))

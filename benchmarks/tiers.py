@@ -1,6 +1,7 @@
 """How fast is training when fast memory holds a tenth of the tables?
 
     python -m benchmarks.tiers [COMPARISON ...] [--arms ARM ...] [--samples N]
+    python -m benchmarks.tiers billion [--help]      # a billion rows in 2 GiB: `benchmarks.billion`
 
 DLRM at Criteo Kaggle's cardinalities (33.8 M rows) on a stream of fresh samples. Every arm is a
 process of its own and trains on the same samples in the same order; ratios are to `memory`, which
@@ -62,6 +63,11 @@ COMPARISONS = {
 
 
 def main() -> None:
+    if sys.argv[1:2] == ["billion"]:
+        from benchmarks import billion
+
+        billion.main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("comparisons", nargs="*", metavar="COMPARISON", help=", ".join(COMPARISONS))
     parser.add_argument("--arms", nargs="+", help="only these")

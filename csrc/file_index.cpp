@@ -6,21 +6,22 @@
 namespace hotrows {
 namespace {
 
-// row -> place: open addressing, linear probing. Stored rows are one up, so that zeroed memory, which
-// the system gives page by page as it is used, is an empty table.
+// row -> place: open addressing, linear probing, 12 bytes an entry, up to 3/4 full. Stored rows are one
+// up, so that zeroed memory, which the system gives page by page as it is used, is an empty table.
 class Index {
  public:
-  Index() { allot(1 << 12); }
+  // expected: the rows for which there is room from the start; more of them make the table half as large again.
+  explicit Index(int64_t expected) { allot(std::max<int64_t>(expected * 4 / 3 + 1, 1 << 12)); }
 
   // places[i] = first + i * stride for rows[i].
   void put(const int64_t* rows, int64_t n, int64_t first, int64_t stride) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    while ((used_ + n) * 4 > static_cast<int64_t>(mask_ + 1) * 3) grow();
+    if ((used_ + n) * 4 > size_ * 3) grow(used_ + n);
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n) prefetch_for_write(&slots_.get()[home(rows[i + kAhead])]);
       Slot& slot = at(rows[i]);
-      used_ += slot.row == 0;
-      slot = {rows[i] + 1, first + i * stride};
+      used_ += slot.row() == 0;
+      slot = Slot(rows[i] + 1, first + i * stride);
     }
   }
 
@@ -30,45 +31,60 @@ class Index {
     for (int64_t i = 0; i < n; ++i) {
       if (i + kAhead < n) prefetch(&slots_.get()[home(rows[i + kAhead])]);
       const Slot& slot = at(rows[i]);
-      places[i] = slot.row ? slot.place : -1;
+      places[i] = slot.row() ? slot.place() : -1;
     }
   }
 
   int64_t size() const { return used_; }
+  int64_t bytes() const { return size_ * static_cast<int64_t>(sizeof(Slot)); }
 
  private:
-  struct Slot {
-    int64_t row, place;
+  // 48 bits each.
+  class Slot {
+   public:
+    Slot(int64_t row, int64_t place)
+        : row_(static_cast<uint32_t>(row)), place_(static_cast<uint32_t>(place)),
+          row_high_(static_cast<uint16_t>(row >> 32)), place_high_(static_cast<uint16_t>(place >> 32)) {}
+    int64_t row() const { return static_cast<int64_t>(row_high_) << 32 | row_; }
+    int64_t place() const { return static_cast<int64_t>(place_high_) << 32 | place_; }
+
+   private:
+    uint32_t row_, place_;
+    uint16_t row_high_, place_high_;
   };
+  static_assert(sizeof(Slot) == 12);
   static constexpr int64_t kAhead = 16;
 
-  uint64_t home(int64_t row) const { return mix64(static_cast<uint64_t>(row)) & mask_; }
+  int64_t home(int64_t row) const {
+    return static_cast<int64_t>(static_cast<unsigned __int128>(mix64(static_cast<uint64_t>(row))) * size_ >> 64);
+  }
 
   Slot& at(int64_t row) {
-    uint64_t i = home(row);
-    while (slots_.get()[i].row != 0 && slots_.get()[i].row != row + 1) i = (i + 1) & mask_;
+    int64_t i = home(row);
+    while (slots_.get()[i].row() != 0 && slots_.get()[i].row() != row + 1) i = i + 1 == size_ ? 0 : i + 1;
     return slots_.get()[i];
   }
 
-  void allot(uint64_t size) {
-    Slot* const slots = static_cast<Slot*>(std::calloc(size, sizeof(Slot)));
+  // Makes an empty table of so many entries; returns the one before.
+  std::unique_ptr<Slot, Freed> allot(int64_t size) {
+    std::unique_ptr<Slot, Freed> slots(static_cast<Slot*>(std::calloc(size, sizeof(Slot))));
     if (!slots) throw std::bad_alloc();
-    slots_.reset(slots);
-    mask_ = size - 1;
+    slots_.swap(slots);
+    size_ = size;
+    return slots;
   }
 
-  void grow() {
-    const std::unique_ptr<Slot, Freed> old = std::move(slots_);
-    const uint64_t size = mask_ + 1;
-    allot(2 * size);
-    for (uint64_t i = 0; i < size; ++i) {
-      if (old.get()[i].row) at(old.get()[i].row - 1) = old.get()[i];
+  void grow(int64_t rows) {
+    const int64_t size = size_;
+    std::unique_ptr<Slot, Freed> old = allot(std::max(size, rows * 4 / 3 + 1) * 3 / 2);
+    for (int64_t i = 0; i < size; ++i) {
+      if (old.get()[i].row()) at(old.get()[i].row() - 1) = old.get()[i];
     }
   }
 
   std::mutex mutex_;
   std::unique_ptr<Slot, Freed> slots_;
-  uint64_t mask_ = 0;
+  int64_t size_ = 0;
   std::atomic<int64_t> used_{0};
 };
 
@@ -77,9 +93,10 @@ class Index {
 
 using namespace hotrows;
 
-HOTROWS_API void* hotrows_file_index_new() {
+// expected: the number of rows that it has room for from the start.
+HOTROWS_API void* hotrows_file_index_new(int64_t expected) {
   try {
-    return new Index();
+    return new Index(expected);
   } catch (const std::bad_alloc&) {
     return nullptr;
   }
@@ -88,6 +105,8 @@ HOTROWS_API void* hotrows_file_index_new() {
 HOTROWS_API void hotrows_file_index_free(void* index) { delete static_cast<Index*>(index); }
 
 HOTROWS_API int64_t hotrows_file_index_size(void* index) { return static_cast<Index*>(index)->size(); }
+
+HOTROWS_API int64_t hotrows_file_index_bytes(void* index) { return static_cast<Index*>(index)->bytes(); }
 
 // Row rows[i] stands at first + i * stride from now on.
 HOTROWS_API int64_t hotrows_file_index_put(void* index, const int64_t* rows, int64_t n, int64_t first,

@@ -24,30 +24,25 @@ struct Found {
   int32_t slot;
 };
 
-// A use, which tells where the next one of its row is: filled in when that one comes.
-struct Use {
-  int32_t next_batch;
-  uint32_t next;
-};
-
+// A ring of uses, each of which tells the number of the next one of its row: filled in when that one comes.
 class Uses {
  public:
-  Use& operator[](uint32_t number) { return ring_[number & (ring_.size() - 1)]; }
+  uint32_t& operator[](uint32_t number) { return ring_[number & (ring_.size() - 1)]; }
   uint32_t push() { return end_++; }
   void pop(uint32_t count) { begin_ += count; }
   uint32_t begin() const { return begin_; }
   uint32_t end() const { return end_; }
-  size_t bytes() const { return ring_.capacity() * sizeof(Use); }
+  size_t bytes() const { return ring_.capacity() * sizeof(uint32_t); }
 
   void reserve(uint32_t more) {
     if (end_ - begin_ + more <= ring_.size()) return;
-    Large<Use> old(ring_.size() * 2);
+    Large<uint32_t> old(ring_.size() * 2);
     old.swap(ring_);
     for (uint32_t n = begin_; n != end_; ++n) (*this)[n] = old[n & (old.size() - 1)];
   }
 
  private:
-  Large<Use> ring_ = Large<Use>(1024);
+  Large<uint32_t> ring_ = Large<uint32_t>(1024);
   uint32_t begin_ = 0, end_ = 0;  // numbers go round at 2^32
 };
 

@@ -2,8 +2,8 @@
 // which the rules stand; slots_reference.py is the specification.
 //
 //   table   row -> its slot and its coming uses; open addressing, 24 B an entry, up to 3/4 full
-//   uses    a ring of 8 B each: batch after batch, freed in the order in which they came; a use names
-//           the next one of its row
+//   uses    a ring of 4 B each: batch after batch, freed in the order in which they came; a use names
+//           the next one of its row, and where batches end tells which batch that is
 //   slots   row, last use, next use: 16 B each
 //   lists   the rows that no past batch holds, oldest first: those without a known use in a queue,
 //           the others in a bucket for each batch of next use; 8 B each
@@ -81,8 +81,7 @@ class SlotMap {
       if (i + kNear < n) prefetch_ahead(found_[i + kNear]);
       if (v + kNear < victims_.size()) prefetch_for_write(&slots_[victims_[v + kNear].slot]);
       Known& row = *found_[i].known;
-      const Use use = uses_[row.first];
-      row.first = use.next;
+      row.first = uses_[row.first];
       if (row.slot < 0 && which != kPassesThrough) {
         row.slot = num_resident_ < num_slots() ? static_cast<int32_t>(num_resident_++) : victims_[v++].slot;
         rows_in[*num_in] = rows[i];
@@ -91,7 +90,7 @@ class SlotMap {
       }
       slots[i] = row.slot;
       if (row.slot < 0) continue;
-      slots_[row.slot] = {rows[i], batch, row.newest > batch ? use.next_batch : kUnknown};
+      slots_[row.slot] = {rows[i], batch, row.newest > batch ? batch_of(row.first) : kUnknown};
       used.push_back(row.slot);
     }
     ++taken_;
@@ -235,10 +234,13 @@ class SlotMap {
     return count;
   }
 
-  // The batch of a use, which no use names itself: for rows warmed in after they were fed.
+  // The batch of a use to come: batches have about equally many, so it is near where it would be then.
   int32_t batch_of(uint32_t use) {
-    int32_t batch = taken_;
-    while (bucket(batch).uses_end - uses_.begin() <= use - uses_.begin()) ++batch;
+    const uint32_t begin = uses_.begin(), at = use - begin;
+    const double share = static_cast<double>(at) / (uses_.end() - begin);
+    int32_t batch = taken_ + static_cast<int32_t>(share * (fed_ - taken_));
+    while (batch > taken_ && bucket(batch - 1).uses_end - begin > at) --batch;
+    while (bucket(batch).uses_end - begin <= at) ++batch;
     return batch;
   }
 
@@ -248,7 +250,7 @@ class SlotMap {
       row.first = use;
       if (row.slot >= 0) learn_next_use(row.slot, batch);
     } else {
-      uses_[row.last] = {batch, use};
+      uses_[row.last] = use;
     }
     row.last = use;
   }

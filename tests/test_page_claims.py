@@ -14,6 +14,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 LIBRARIES = ("deepctr", "rechub", "fuxictr")
 ON_IDS = ("lr", "fm", "dnn", "wide_deep", "deepfm", "dlrm", "dcnv2", "mmoe")
 ON_HISTORIES = ("din", "dien", "can")
+FAE_BASES = ("all rows in slow memory", "static cache")
 NAMES = {"TensorFlow": "tensorflow", "TorchRec": "torchrec", "FBGEMM": "fbgemm", "PyTorch": "plain-torch"}
 
 
@@ -124,3 +125,22 @@ def test_messages_that_a_page_explains_are_messages_of_ours():
     texts = "\n".join(" ".join(text.split()) for text in messages())
     unknown = [s for s in said if not re.search(".*".join(map(re.escape, s.split(".."))), texts)]
     assert not unknown, f"docs/troubleshooting.md explains what nobody prints: {unknown}"
+
+
+def test_the_first_page_has_a_line_of_each_paper():
+    def over(arms, arm, base):
+        return arms[arm]["samples_per_s"] / arms[base]["samples_per_s"]
+
+    of_models = [result(f"ranks-{name}")["arms"] for name in ("deepfm", "dlrm", "din", "dien")]
+    ratios = [over(arms, "hotrows-ranks", "tensorflow-ps") for arms in of_models]
+    fields = result("papers-picasso")["fields"]["arms"]["461"]["hotrows"]["ratio"]
+    said = r"here it is ([\d.]+) to ([\d.]+) times, and (\d+) times plain PyTorch at 461 fields"
+    assert numbers("README.md", said) == [round(min(ratios), 1), round(max(ratios), 1), round(fields)]
+    cached = [result("papers-scratchpipe")[name]["arms"] for name in ("uniform", "low", "medium", "high")]
+    gains = [over(arms, "10% ours", "10% static cache") for arms in cached]
+    said = r"look-ahead is ([\d.]+) to ([\d.]+) times a static cache"
+    assert numbers("README.md", said) == [round(min(gains), 1), round(max(gains), 1)]
+    links = {name.split(": ")[1]: arm for name, arm in result("papers-fae")["links"]["arms"].items()}
+    gains = [links[base]["seconds"] / links["ours"]["seconds"] for base in FAE_BASES]
+    said = r"as slow as PCIe it is ([\d.]+) and ([\d.]+) times here"
+    assert numbers("README.md", said) == [round(gain, 2) for gain in gains]

@@ -104,7 +104,7 @@ def fill(embedding: Embedding) -> None:
     """Writes every row, unless it was: no hole is left, and no first value is made later."""
     stores = embedding.cached_tables.files
     for store in stores:
-        if not max(store.generations):
+        if not store.generations:
             _write_all(store)
             checkpoint = store.checkpoint()
             store.retain([checkpoint])

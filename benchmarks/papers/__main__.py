@@ -7,8 +7,9 @@
     python -m benchmarks.papers --page                 # the tables of docs/papers/ once more
 
 Every part writes results/papers-PAPER.json whenever it has found something, and its table into
-docs/papers/PAPER.md; a cut one goes on where it was. A part that ran on this commit and machine in
-this setting is not run again. With --quick nothing is written unless --out says where.
+docs/papers/PAPER.md; a cut one goes on where it was, and says so of arms that earlier code has
+measured. A part that ran on this commit and machine in this setting is not run again. With --quick
+nothing is written unless --out says where.
 """
 
 import argparse
@@ -69,7 +70,7 @@ def _run(paper: Paper, name: str, setting: Setting, path: Path | None, again: bo
         print(f"{paper.name} {name}: has run; --again runs it once more")
         return True
     if earlier:
-        findings.go_on_from(earlier)
+        findings.go_on_from(earlier, keep_older=not earlier["complete"])
     return run_part(findings, part.run)
 
 
@@ -97,6 +98,11 @@ def _measured(record: dict) -> str:
         record.get("gpu", {}).get("name") or f"{machine['cores']} cores",
         f"load {record['load']} when it began",
         *([f"{record['seconds']:,.0f} s"] if "seconds" in record else []),
+        *(
+            ["some arms by earlier code"]
+            if any("source" in arm for arm in record["arms"].values())
+            else []
+        ),
         *([] if record["complete"] else ["cut: some arms are missing"]),
         *([f"checks that failed: {'; '.join(failed)}"] if failed else []),
     ]

@@ -208,7 +208,7 @@ def run_arms(
 ) -> None:
     """Adds the training of each arm to the findings, under prefix + its name.
 
-    A training that other programs disturbed is repeated, and the quietest of at most three counts.
+    A training that other programs disturbed is repeated, and the quieter one counts.
     """
     if all(findings.has(prefix + name) for name in ARMS):
         return
@@ -217,7 +217,7 @@ def run_arms(
         for name, arm in ARMS.items():
             if not findings.has(prefix + name):
                 run = partial(train, arm, data(), layout, config)
-                figures, others = quietest(run, setting.pick(3, 1))
+                figures, others = quietest(run, setting.pick(2, 1))
                 findings.add(prefix + name, {**figures, "other_cores": others, **facts})
 
 

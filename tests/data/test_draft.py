@@ -243,6 +243,14 @@ def test_what_gives_no_schema_is_said_in_a_line(columns, label, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(("text", "is_noted"), [("{},5", True), ("1.{:03},25", True), ("0{}", False)])
+def test_numbers_with_commas_are_ids_and_noted(text, is_noted):
+    prices = [text.format(n // 2) for n in range(60)]
+    draft = draft_schema(pa.table({"click": [0, 1] * 30, "price": prices}))
+    assert draft.schema.features == (Sparse("price"),)
+    assert any("numbers with commas" in note for note in draft.notes) == is_noted
+
+
 def test_types_that_no_feature_reads_are_left_out():
     table = pa.table(
         {

@@ -38,7 +38,9 @@ def test_ranks_receive_what_they_receive_in_one_stage(monkeypatch, nodes, ranks_
         sent, received = counts[ranks.rank].tolist(), counts[:, ranks.rank].tolist()
         rows = torch.randn(sum(sent), 3, generator=torch.Generator().manual_seed(ranks.rank))
         expected = ranks.all_to_all(rows, sent, received).wait()
-        relayed = two.channel("planning").relayed(counts[ranks.rank][:, None])[:, 0].tolist()
+        planning = two.channel("planning")
+        assert two.channel("planning") is planning  # each has groups of its own
+        relayed = planning.relayed(counts[ranks.rank][:, None])[:, 0].tolist()
         found = [
             two.all_to_all(rows, sent, received).wait(),
             two.all_to_all(rows, sent, received, relayed).wait(),

@@ -139,7 +139,9 @@ def test_what_is_sent_before_its_lane_is_waited_for_is_found():
         mark = device.launch("move", lambda: rows.fill_(ranks.rank), holds=[rows])
         if waits:
             device.wait(mark, [rows])
-        return ranks.all_to_all(rows, [2, 2], [2, 2]).wait().cpu().tolist()
+        received = ranks.all_to_all(rows, [2, 2], [2, 2]).wait().cpu().tolist()
+        device.finish(mark)  # raises what the lane has found, if it comes later
+        return received
 
     with pretend_ranks.gpus(2):
         assert pretend_ranks.run(lambda ranks: work(ranks, True), 2) == [[0, 0, 1, 1]] * 2
@@ -156,10 +158,14 @@ def test_a_rank_that_fails_ends_all_whatever_their_devices_do():
         )
         batches = [(n, split(b, 2)[ranks.rank]) for n, b in enumerate(batches_of("single", 6))]
         with closing(stages.start(embedding, iter(batches), plan_depth=2)) as runner:
-            for step, staged in enumerate(runner):
-                if ranks.rank == 1 and step == 2:
-                    raise OSError("this rank's disk is gone")
-                learn(embedding, staged.item.plan, 1)
+            try:
+                for step, staged in enumerate(runner):
+                    if ranks.rank == 1 and step == 2:
+                        raise OSError("this rank's disk is gone")
+                    learn(embedding, staged.item.plan, 1)
+            except BaseException:
+                runner.abandon()  # as `Trainer` does
+                raise
 
     begun = time.monotonic()
     with pretend_ranks.gpus(2), pytest.raises(OSError, match="this rank's disk is gone"):

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -70,12 +71,19 @@ def test_a_pause_of_the_whole_campaign_is_no_hang(monkeypatch):
     assert not patience.is_over
 
 
+def hangs():
+    os.write(1, b"waits\n")
+    threading.Event().wait()
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")  # of a process with threads, which the child leaves alone
 def test_a_process_that_hangs_says_where(tmp_path, monkeypatch):
     monkeypatch.setattr(commands, "_fork", os.fork)
-    process = Process(tmp_path / "said", threading.Event().wait)
+    process, until = Process(tmp_path / "said", hangs), time.monotonic() + 60
     try:
-        while "in wait" not in process.stacks:
-            pass
+        while not (tmp_path / "said").exists() or "waits" not in process.text:
+            assert time.monotonic() < until
+        assert "in hangs" in process.stacks
     finally:
         process.kill()
 

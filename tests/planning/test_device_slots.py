@@ -195,3 +195,18 @@ def test_a_batch_without_rows_moves_none():
     none = torch.empty(0, dtype=torch.int64)
     *_, (slots, _, counted) = replay(5, 2, 1, [torch.tensor([1]), none], 0, 1)
     assert counted.num_rows == 0 and not len(counted.moves.rows_in) and slots.misses == 1
+
+
+def test_a_group_of_which_a_rank_has_no_row_moves_none():
+    """So of a table by columns that has fewer columns than there are ranks."""
+    none = torch.empty(0, dtype=torch.int64)
+    slots = DeviceSlots(0, 1, Lookahead(4), 3, HOST)
+    for batch in range(3):
+        slots.feed(lambda: none)
+        slots.touch(none)
+        slots.begin()
+        taken = slots.memory(0)
+        slots.take(none, taken)
+        counted = slots.read(batch, taken)
+        assert counted.num_rows == 0 and not counted.is_drained
+        assert all(len(t) == 0 for t in (counted.moves.rows_in, counted.moves.rows_out))

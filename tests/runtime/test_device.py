@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from hotrows.runtime.device import Cuda
+from hotrows.runtime.device import Cuda, find
 from hotrows.storage.store import empty_records
 
 
@@ -75,3 +75,24 @@ def test_a_lane_is_one_stream_for_all(monkeypatch):
 
     with ThreadPoolExecutor(4) as threads:
         assert len(set(threads.map(ask, range(4)))) == 1
+
+
+@pytest.mark.parametrize(("local_rank", "index"), [(None, 2), ("0", 0), ("3", 3)])
+def test_a_rank_has_the_gpu_of_its_place_on_the_host_and_others_the_one_that_is_set(
+    monkeypatch, local_rank, index
+):
+    """Slurm or Ray, which make groups of their own, name no `LOCAL_RANK`: users set the device then."""
+    was_set = []
+    for name, value in {
+        "is_available": lambda: True, "device_count": lambda: 4, "current_device": lambda: 2,
+        "set_device": was_set.append,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    if local_rank is not None:
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+    assert find("cuda").torch == torch.device("cuda", index)
+    assert was_set == [index] * (index > 0)
+    monkeypatch.setenv("LOCAL_RANK", "4")
+    with pytest.raises(ValueError, match="rank 4 of this host has no GPU of its own"):
+        find("cuda")

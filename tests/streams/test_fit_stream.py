@@ -11,6 +11,7 @@ import torch
 
 from hotrows.config import TrainConfig
 from hotrows.data import Encoder, prepare
+from hotrows.distributed.in_process import run as on_threads
 from hotrows.dynamic import Dynamic
 from hotrows.optim import Adagrad
 from hotrows.schema import Dense, Schema, Sparse, Time
@@ -324,6 +325,16 @@ def test_what_cannot_train_on_a_stream_says_so(data, folder, tmp_path, whole):
     Trainer(data, dataclasses.replace(CONFIG, steps=1), offline).fit()
     with pytest.raises(ValueError, match="this run has trained on prepared data"):
         Trainer(data, dataclasses.replace(CONFIG, steps=1), offline, resume=True).fit_stream("-")
+
+
+def test_several_ranks_are_refused_with_what_to_do(data, folder, tmp_path):
+    def work(ranks):
+        Trainer(data, CONFIG, tmp_path / "run", ranks=ranks).fit_stream(f"folder:{folder}", DRAINED)
+
+    with pytest.raises(
+        ValueError, match="a stream is trained by one rank, .*: start it without torchrun"
+    ):
+        on_threads(work, 2)
 
 
 @pytest.fixture(scope="module")

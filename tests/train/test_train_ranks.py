@@ -16,6 +16,7 @@ from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.data import prepare, profile, regroup, write_encoded
 from hotrows.distributed.in_process import run as on_threads
+from hotrows.distributed.two_stages import TwoStages
 from hotrows.optim import Adagrad, Adam
 from hotrows.planning.routing import RankSignals
 from hotrows.schema import Dense, Schema, Sparse
@@ -122,6 +123,27 @@ def test_the_number_of_micro_batches_is_chosen_and_kept_with_its_reason(
     assert plan["micro_batches"] in expected
     said = "ranks of one machine" if here == "2" else "predicted steps 1: "
     assert any("micro-batch" in reason and said in reason for reason in plan["reasons"])
+
+
+def test_exchanges_go_in_two_stages_where_that_is_predicted_or_set_and_change_no_bit(
+    encoded, tmp_path, monkeypatch
+):
+    """Six ranks on three hosts: four messages to other hosts, or one within and two between."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    weights = []
+    for exchange, in_two in (("auto", True), ("one_stage", False), ("two_stages", True)):
+        config = dataclasses.replace(CONFIG, steps=3, exchange=exchange, sharding="rows")
+        trainers, _ = fit(encoded, config, tmp_path / exchange, 6)
+        assert all(isinstance(of.embedding.ranks, TwoStages) == in_two for of in trainers)
+        weights.append(whole_weights([of.embedding for of in trainers]))
+    assert all(torch.equal(of[name], weights[0][name]) for of in weights for name in of)
+    plan = json.loads((tmp_path / "auto" / "placing.json").read_text())["6"]
+    assert plan["stages"] == 2
+    assert any(reason.startswith("all-to-alls in two stages: predicted") for reason in plan["reasons"])
+    again, _ = fit(encoded, dataclasses.replace(CONFIG, steps=4), tmp_path / "auto", 6, resume=True)
+    assert isinstance(again[0].embedding.ranks, TwoStages)
+    with pytest.raises(ValueError, match="exchange='two_stages' needs several hosts"):
+        fit(encoded, dataclasses.replace(CONFIG, exchange="two_stages"), tmp_path / "few", 2)
 
 
 def test_micro_batches_on_one_rank(encoded, alone, tmp_path):

@@ -192,3 +192,27 @@ def test_the_command_prints_every_policy_the_advice_and_a_picture(encoded, hotro
     assert reuse[18].startswith("order reuse:4: a batch reads ")
     refused = hotrows(*common, "--fast-memory", "a lot")
     assert refused.code == 2 and "such as 64MiB" in refused.err
+
+
+def test_the_command_measures_the_disk_and_says_which_memory_is_the_cheapest(
+    encoded, hotrows, tmp_path, monkeypatch
+):
+    from hotrows.costs import measure_disk
+
+    monkeypatch.setattr(measure_disk, "_SIZE", 4 << 20)
+    monkeypatch.setattr("hotrows.tuning.measured_speed._WINDOW", 0.1)
+    monkeypatch.setattr("hotrows.tuning.measured_speed._WARM_UP", 0.1)
+    common = ["simulate", encoded.path, "--batches", 8, "--batch-size", 64, "--fast-memory", "200KiB"]
+    store = ["--store", f"file:{tmp_path / 'to' / 'be'}", "--disk", "measured"]
+    run = hotrows(*common, *store, "--wanted", 1)
+    assert run.code == 0, run.err
+    assert f"samples/s in memory; {tmp_path} reads" in run.out
+    assert "1 samples/s take 200 KiB of fast memory" in run.out
+    for wrong, message in [
+        (["--store", "file"], "belong together"),
+        (["--disk", "measured"], "belong together"),
+        (["--store", "memory", "--disk", "measured"], "--store must be file or file:PATH"),
+        (["--wanted", 5], "--wanted needs"),
+    ]:
+        refused = hotrows(*common, *wrong)
+        assert refused.code == 2 and message in refused.err

@@ -143,6 +143,7 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
     "hotrows simulate enc --batches 1000 --picture curves.png",
     "hotrows simulate enc --samples-per-second 300000 --reads-per-second 60000",
     "hotrows simulate enc --order reuse",
+    "hotrows simulate enc --store file --disk measured --wanted 40000",
     "hotrows simulate enc --ranks 1,2,4,8 --machine cpu-25g",
     "hotrows simulate criteo-1tb --ranks 1,8,64,128 --machine h100 --picture scale.png",
 )
@@ -163,6 +164,15 @@ def _profile(encoded: data.EncodedData, progress: Callable[..., None], **samplin
 @setting_option("seed", filled=True, show_default=True, help="Seed of the order of samples.")
 @setting_option("order", filled=True)
 @click.option("--samples-per-second", type=POSITIVE, help="Of training with all rows in memory.")
+@click.option(
+    "--store", metavar="file|file:PATH", help="Slow memory is a file store, in PATH; with --disk."
+)
+@click.option(
+    "--disk",
+    type=click.Choice(("measured",)),
+    help="Measure the disk of --store, and training in memory, and say how fast training is to be.",
+)
+@click.option("--wanted", type=POSITIVE, help="Say which size is the smallest for so many samples/s.")
 @option(
     "--reads-per-second",
     type=POSITIVE,
@@ -192,8 +202,12 @@ def simulate_command(
     """
     how = {name: options.pop(name) for name in SCALING_NAMES}
     speed = {"samples_per_second": options.pop("samples_per_second")}
-    rates = [field.name for field in dataclasses.fields(SlowMemory)]
+    rates = ("reads_per_second", "bytes_per_second", "writes_per_second")
     speed["slow"] = SlowMemory(**{name: options.pop(name) for name in rates})
+    store, disk, wanted = (options.pop(name) for name in ("store", "disk", "wanted"))
+    place = _folder_of(store, disk)
+    if wanted is not None and disk is None and speed["samples_per_second"] is None:
+        raise click.UsageError("--wanted needs --store file --disk measured, or --samples-per-second")
     options["model_options"] = dict(map(name_and_value, options["model_options"]))
     if options["row_optimizer"] is not None:
         options["row_optimizer"] = optim.BY_NAME[options["row_optimizer"]]()
@@ -210,7 +224,10 @@ def simulate_command(
             )
         from hotrows.tuning.cache_simulation import simulate
 
-        simulation = simulate(data.EncodedData.open(folder), progress=progress, **options)
+        encoded = data.EncodedData.open(folder)
+        if place is not None:
+            speed = _measured(encoded, options, place, speed["samples_per_second"])
+        simulation = simulate(encoded, progress=progress, **options)
     advice = advise(simulation, **speed)
     drawn = None
     if picture:
@@ -222,7 +239,7 @@ def simulate_command(
         click.echo(json.dumps(figures, indent=2))
         return
     speeds = {policy: advise(simulation, policy, **speed).speeds for policy in simulation.policies}
-    print_table(_simulation_table(simulation, speeds))
+    print_table(_simulation_table(simulation, speeds, advice.samples_per_second))
     click.echo(
         f"{simulation.rows:,.0f} distinct rows a batch of {simulation.batch_size:,}, "
         f"{simulation.untouched:,.0f} of them never read before; means of batches "
@@ -241,7 +258,43 @@ def simulate_command(
         )
     if drawn:
         click.echo(f"picture    {drawn}")
+    if place is not None:
+        slow = speed["slow"]
+        click.echo(
+            f"measured: {speed['samples_per_second']:,.0f} samples/s in memory; {place.resolve()} reads "
+            f"{slow.reads_per_second:,.0f} rows/s and writes {slow.bytes_per_second / 1e6:,.0f} MB/s"
+        )
+    if wanted is not None:
+        click.echo(advice.cheapest(wanted))
     click.echo(advice.sentence)
+
+
+def _folder_of(store: str | None, disk: str | None) -> Path | None:
+    """The folder whose disk is to be measured."""
+    if (store is None) != (disk is None):
+        raise click.UsageError("--store file and --disk measured belong together")
+    if store is None:
+        return None
+    kind, _, path = store.partition(":")
+    if kind != "file":
+        raise click.UsageError(f"--store must be file or file:PATH, not {store!r}")
+    folder = Path(path or ".")
+    while not folder.is_dir():  # the store is made later
+        folder = folder.parent
+    return folder
+
+
+def _measured(
+    encoded: data.EncodedData, options: dict[str, Any], place: Path, samples_per_second: float | None
+) -> dict[str, Any]:
+    """The speed in memory and that of slow memory."""
+    from hotrows.config import TrainConfig
+    from hotrows.tuning.measured_speed import measured_speed
+
+    names = ("model", "model_options", "row_optimizer", "table_dtype", "batch_size", "seed", "order")
+    config = TrainConfig(**{name: options[name] for name in names})
+    measured, slow = measured_speed(encoded, config, place, samples_per_second)
+    return {"samples_per_second": measured, "slow": slow}
 
 
 def _order_table(simulation: Simulation, shuffled: Simulation) -> Table:
@@ -257,9 +310,16 @@ def _order_table(simulation: Simulation, shuffled: Simulation) -> Table:
     return table
 
 
-def _simulation_table(simulation: Simulation, speeds: dict[str, dict[int, float] | None]) -> Table:
+def _speeds(share: float, in_memory: float) -> tuple[str, str]:
+    """The share of the speed in memory, and samples a second."""
+    return f"{share:.0%}", f"{share * in_memory:,.0f}"
+
+
+def _simulation_table(
+    simulation: Simulation, speeds: dict[str, dict[int, float] | None], in_memory: float | None
+) -> Table:
     columns = ("policy", "fast memory", "of all rows", "lookups hit", "rows hit", "misses")
-    speed = ("speed",) if any(speeds.values()) else ()
+    speed = ("speed", "samples/s") if any(speeds.values()) else ()
     table = new_table(*columns, "MiB read", "MiB written", *speed, left=("policy",))
     for cache in simulation.measured:
         share = speeds[cache.policy]
@@ -272,6 +332,6 @@ def _simulation_table(simulation: Simulation, speeds: dict[str, dict[int, float]
             f"{cache.misses:,.0f}",
             f"{cache.bytes_read / 2**20:,.2f}",
             f"{cache.bytes_written / 2**20:,.2f}",
-            *([f"{share[cache.fast_memory]:.0%}"] if share else []),
+            *(_speeds(share[cache.fast_memory], in_memory) if share and in_memory else []),
         )
     return table

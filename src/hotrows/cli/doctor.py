@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from hotrows.cli.options import command, option
+from hotrows.cli.options import FOLDER, command, option
 
 
-@command("doctor", "hotrows doctor", "hotrows doctor --batch-size 2048", "hotrows doctor --renew")
+@command(
+    "doctor",
+    "hotrows doctor",
+    "hotrows doctor --batch-size 2048",
+    "hotrows doctor --store tables",
+    "hotrows doctor --renew",
+)
 @option("--batch-size", type=click.IntRange(1, 1 << 20), default=8192)
+@click.option(
+    "--store",
+    type=FOLDER,
+    help="Measure the disk of a file store that is going to be, and warn where it is too slow.",
+)
 @click.option(
     "--renew", is_flag=True, help="Forget what runs have measured here: the next ones measure anew."
 )
-def doctor_command(batch_size: int, renew: bool) -> None:
+def doctor_command(batch_size: int, store: Path | None, renew: bool) -> None:
     """Show what was found on this machine.
 
     Cores, memory, native core, PyTorch, GPU with its memory and how fast it is read, and the fastest
@@ -37,9 +50,27 @@ def doctor_command(batch_size: int, renew: bool) -> None:
         click.echo("\ndevice, measured, in GB/s:")
         for name, rate in device_rates(find("cuda")).items():
             click.echo(f"  {name:<36} {rate / 1e9:,.1f}")
+    if store is not None:
+        _show_disk(store)
     click.echo(f"\nlinear paths of DLRM's layers at batch {batch_size:,}, measured:")
     for product, path in measured_paths(batch_size).items():
         click.echo(f"  {product:<36} {path}")
+
+
+def _show_disk(store: Path) -> None:
+    """Measures the disk where a store is going to be, and warns if it is slow."""
+    from hotrows.costs.measure_disk import measure_disk
+
+    folder = store
+    while not folder.is_dir():  # the store is made later
+        folder = folder.parent
+    disk = measure_disk(folder)
+    click.echo(f"\ndisk of {folder.resolve()}, measured:")
+    click.echo(f"  {'rows read at random places':<36} {disk.reads_per_second:,.0f} a second")
+    click.echo(f"  {'records appended':<36} {disk.bytes_per_second / 1e6:,.0f} MB a second")
+    click.echo(f"  {'tables rewritten by a merge':<36} {disk.merged_per_second / 1e6:,.0f} MB a second")
+    if disk.warning:
+        click.echo(f"warning: {disk.warning}")
 
 
 def measured_paths(batch_size: int) -> dict[str, str]:

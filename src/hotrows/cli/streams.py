@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hotrows.cli.options import FOLDER, setting_option, with_options
-from hotrows.streams.settings import SETTINGS, StreamConfig
+from hotrows.distributed import job
+from hotrows.streams.settings import ONE_RANK, SETTINGS, StreamConfig
 
 if TYPE_CHECKING:
     from hotrows.train.progress import Result
@@ -50,6 +51,8 @@ def stream_fit(options: dict[str, Any], resumed: Path | None) -> Callable[..., R
             name = SETTINGS[next(iter(changes))].option_name if changes else "--repeat"
             raise click.UsageError(f"{name} is of a stream: say which one, --stream SOURCE")
         return None
+    if job.is_several():  # before a run begins
+        raise ValueError(ONE_RANK)
     try:
         config = StreamConfig.from_json({**before, **changes})
     except ValueError as error:

@@ -57,6 +57,7 @@ class TwoStages:
         self.rank, self.num_ranks, self.sent = ranks.rank, ranks.num_ranks, ranks.sent
         self.notes_times = False
         self._ranks, self._of_node = ranks, ranks_of_node
+        self._channels: dict[str, TwoStages] = {}
         self._num_nodes = ranks.num_ranks // ranks_of_node
         numbers = torch.arange(ranks.num_ranks).view(self._num_nodes, ranks_of_node)
         self._within, self._between = ranks.among(numbers.tolist()), ranks.among(numbers.t().tolist())
@@ -99,7 +100,9 @@ class TwoStages:
         self._ranks.barrier()
 
     def channel(self, name: str) -> TwoStages:
-        return TwoStages(self._ranks.channel(name), self._of_node)
+        if name not in self._channels:
+            self._channels[name] = TwoStages(self._ranks.channel(name), self._of_node)
+        return self._channels[name]
 
 
 def _transposed(rows: Tensor, counts: Sequence[int], num: int) -> Tensor:

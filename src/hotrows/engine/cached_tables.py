@@ -38,6 +38,7 @@ from hotrows.storage.store_view import ReadOnlyStore, RecordSource
 
 log = logging.getLogger("hotrows")
 
+_SLOT_BYTES = 90  # of planning for a slot at most (`planning.slots`), and of the cache's own record
 _LOG_ROWS = 1 << 20  # records in the log of a store that grows, so that its index stays small
 
 
@@ -107,10 +108,18 @@ class CachedGroup:
         """How many of the group's rows fast memory holds. packs: all, of which it has some."""
         names = ", ".join(packs[p].name for p in self.group.packs)
         rows, bytes_ = self.group.rows, self.group.rows * self.group.stride
+        of_store = self.cache.store.memory_bytes if isinstance(self.cache.store, FileStore) else 0
+        beside = f", {of_store / 2**20:,.0f} MiB for the file store" if of_store else ""
         return (
             f"{names}: {self.cache.num_slots:,} of {rows:,} rows in fast memory "
-            f"({self.cache.num_bytes / 2**20:,.1f} of {bytes_ / 2**20:,.1f} MiB)"
+            f"({self.cache.num_bytes / 2**20:,.1f} of {bytes_ / 2**20:,.1f} MiB); beside them at most "
+            f"{self.planning_bytes / 2**20:,.0f} MiB for planning{beside}"
         )
+
+    @property
+    def planning_bytes(self) -> int:
+        """Bytes of memory at most that say which row is where, and which rows are read next."""
+        return (self._lookahead_bytes or 0) + _SLOT_BYTES * self.cache.num_slots
 
     def forget_plans(self) -> None:
         """Empties the cache; batches planned and not trained are forgotten, and all that were fed.

@@ -102,7 +102,8 @@ class DeviceSlots:
         self._fed = self._touched = self._taken = 0
         self._ranked = self._read_since = 0  # since then: batch, and ids
         int32 = partial(device.empty, LANE, dtype=torch.int32)
-        self._slot_of, self._coming = int32(num_rows), int32(num_rows)
+        # One row where a rank has none, so that kernels have something to look at.
+        self._slot_of, self._coming = int32(max(num_rows, 1)), int32(max(num_rows, 1))
         self._row_of, self._last_use, self._ranking = (int32(num_slots) for _ in range(3))
         self._progress = device.empty(LANE, 3, dtype=torch.int64)
         none = torch.empty(0, dtype=torch.int64)

@@ -18,7 +18,7 @@ in it. `slots_reference` is the specification; the native map holds, for the pro
 
     17 B a slot, and 8 to 16 B for its place in the order
     24 B a known row (one with a slot, or with uses to come), in a table 1/2 to 3/4 full
-     8 B a use to come, in a ring that doubles
+     4 B a use to come, in a ring that doubles
 """
 
 from __future__ import annotations

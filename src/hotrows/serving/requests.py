@@ -105,9 +105,10 @@ class RequestEncoder:
         pa, size = pyarrow(), table.num_rows
         of_all = {name: [value] for name, value in shared.items() if name in self._columns}
         once = dict(zip(of_all, as_table(of_all).columns, strict=True))
-        for name in table.column_names if size > 1 else ():
-            column = table.column(name).combine_chunks()
-            if column.slice(1).equals(column.slice(0, size - 1)):
+        arrays = (table.to_batches() or [table])[0].columns
+        for name, column in zip(table.column_names, arrays, strict=True) if size > 1 else ():
+            same_ends = column[0].equals(column[size - 1])  # in most columns that differ they do
+            if same_ends and column.slice(1).equals(column.slice(0, size - 1)):
                 once[name], table = column.slice(0, 1), table.drop_columns([name])
         columns = self._read(table if table.num_columns else pa.table({"": pa.nulls(size)}))
         if once:

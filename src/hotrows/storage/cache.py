@@ -24,6 +24,7 @@ describes batches to come and is not used by the cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -229,13 +230,25 @@ class Cache:
         """
         self.write_back_all()
         state, row_of = self._state.cpu(), self._row_of.cpu()
-        for begin, end in chunks(self.num_slots):
-            changed = (state[begin:end] == _CHANGED).nonzero().squeeze(1) + begin
-            changed = changed[row_of[changed] >= 0]  # padding is looked up in a slot, too
-            rows, order = row_of[changed].sort()
-            if rows.numel():
-                self.store.write(rows, self._gather(changed[order]), keeps=keeps)
-            state[changed] = _FLUSHED
+        writing: list[tuple[Future[None], Tensor]] = []  # one chunk, while the next one is gathered
+
+        def finish() -> None:
+            for written, slots in writing:
+                written.result()
+                state[slots] = _FLUSHED
+            writing.clear()
+
+        with ThreadPoolExecutor(1) as writer:
+            for begin, end in chunks(self.num_slots):
+                changed = (state[begin:end] == _CHANGED).nonzero().squeeze(1) + begin
+                changed = changed[row_of[changed] >= 0]  # padding is looked up in a slot, too
+                rows, order = row_of[changed].sort()
+                records = self._gather(changed[order])
+                finish()
+                if rows.numel():
+                    written = writer.submit(self.store.write, rows, records, keeps=keeps)
+                    writing.append((written, changed))
+            finish()
         self._state.copy_(state)
 
     def clear(self) -> None:

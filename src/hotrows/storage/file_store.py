@@ -39,9 +39,10 @@ from hotrows.runtime.locks import Held, Lock
 from hotrows.storage import merging, store_state
 from hotrows.storage.base_file import BaseFile, FillInitial, Form
 from hotrows.storage.disk_io import BLOCK, Disk, explained, full
-from hotrows.storage.log import KEEPS, RecordLog, pieces
+from hotrows.storage.log import KEEPS, SEGMENT_BYTES, RecordLog, pieces
+from hotrows.storage.merge_pace import MergePace, Note
 from hotrows.storage.merging import Merger
-from hotrows.storage.record_io import new_fetcher
+from hotrows.storage.record_io import Index, new_fetcher
 from hotrows.storage.store_state import StateFile, StoreState, check_restorable, read_state
 from hotrows.storage.store_view import StoreView, checked, read_rows
 
@@ -68,7 +69,8 @@ class FileStore:
         self._num_views = 0
         self._num_initialised = self._num_read = self._log_bytes = 0
         self._reader = new_fetcher(form.stride)
-        self._merger = Merger(self._saved, self._base, self._next_to_merge, self._remove)
+        self._pace = MergePace(self._fullness)
+        self._merger = Merger(self._saved, self._base, self._next_to_merge, self._remove, self._pace)
         # Taken in this order: who writes, what a reader looks through, the state (`_saved.lock`).
         self._writing, self._reading = threading.RLock(), threading.Lock()
         self._broken: str | None = "go to a checkpoint first: restore(generation) or restore(None)"
@@ -95,7 +97,7 @@ class FileStore:
             _check_room(path, form, _log_rows(form, log_rows), grows)
             BaseFile.create(path / "base", form)
             store = cls(path, form, initial_values, log_rows, lock, StoreState())
-            store._logs = (_new_log(store._base, 1),)
+            store._logs = (store._new_log(1),)
             store._saved.save(StoreState())
         except BaseException:
             lock.release()
@@ -145,7 +147,7 @@ class FileStore:
     def read(self, rows: Tensor, out: Tensor) -> None:
         """Fills out [m, stride] uint8 with the records of `rows` [m] int64, distinct, ascending."""
         numbers, bytes_ = checked(rows, out, self._form, filled=True)
-        with self._reading:
+        with self._reading, self._pace.reading():
             self._check()
             self._num_initialised += read_rows(
                 self._logs, self._base, self._reader, self._initial_values, numbers, bytes_
@@ -173,6 +175,8 @@ class FileStore:
             self._log_bytes += log.end - begin
             for of_segment, first in [] if keeps else added:
                 log.index.put(of_segment, first, self.stride)
+        if not keeps:
+            self._pace.hold_back()
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -180,9 +184,11 @@ class FileStore:
 
         This bounds the log on disk and its index in memory. The default is a record per 4 KiB of
         the tables: by then about every block of `base` has a changed row, and merging is one
-        sequential sweep instead of random writes; waiting longer saves little.
+        sequential sweep instead of random writes; waiting longer saves little. While the log before
+        is merged none is closed, so that there are never more than two: writes are held back then.
         """
-        return bool(self._logs) and self._logs[0].num_records > self.log_rows
+        is_full = bool(self._logs) and self._logs[0].num_records > self.log_rows
+        return is_full and not self._merger.is_running
 
     def checkpoint(self) -> int:
         """Makes all writes so far durable, as a generation that can be restored; returns its number.
@@ -198,7 +204,7 @@ class FileStore:
             except OSError as error:  # what the log holds is unknown from now on
                 self._broken = f"syncing {log.path} failed ({error.strerror}); open the store anew"
                 raise
-            fresh = _new_log(self._base, self._saved.state.open + 1)
+            fresh = self._new_log(self._saved.state.open + 1)
             try:
                 with self._saved.lock:
                     state = self._saved.state
@@ -259,7 +265,7 @@ class FileStore:
                 for file in self.path.iterdir():  # what a crash left, and means nothing
                     if file.name.startswith(("log-", "undo-")) and file.name not in files:
                         Disk.unlink(file)
-                self._logs = _open_logs(self._base, self._saved.state)
+                self._logs = self._open_logs()
             self._broken = None
             self._start_merging()
 
@@ -300,6 +306,17 @@ class FileStore:
             "bytes_read": self._reader.num_bytes + merger.fetcher.num_bytes + base.bytes_read,
             "bytes_written": self._log_bytes + merger.undo_bytes + base.bytes_written,
         }
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that it takes at most: which rows were written, two logs, merging, reading."""
+        logs = 2 * (Index.ROW_BYTES * min(self.log_rows, self.num_rows) + SEGMENT_BYTES)
+        readers = self._reader.memory_bytes + self._merger.memory_bytes
+        return self._form.bit_bytes + logs + readers
+
+    def note_times(self, note: Note) -> None:
+        """Calls `note` with the times of the pieces of merging, and of writes that wait for it."""
+        self._pace.note = note
 
     def close(self, merge: bool = True) -> None:
         """Finishes merging, or drops what is unfinished of it, and unlocks the folder."""
@@ -345,7 +362,28 @@ class FileStore:
             if self._broken is None:
                 self._start_merging()
 
+    def _fullness(self) -> float:
+        """How full the logs are that are not being merged: 1 where the open one should be closed."""
+        waiting = self._logs[:-1] if len(self._logs) > 1 else self._logs
+        return sum(log.num_records for log in waiting) / self.log_rows
+
     # ---- logs
+
+    def _new_log(self, number: int, length: int = -1, checksum: int = 0) -> RecordLog:
+        """An empty log, or one that was closed, of so many bytes."""
+        path, align = self.path / f"log-{number}", self._base.file.align
+        expected = min(self.log_rows, self.num_rows)
+        with explained(path, 0):
+            return RecordLog(path, number, self.stride, align, length, checksum, expected)
+
+    def _open_logs(self) -> tuple[RecordLog, ...]:
+        """A new open log, then the closed ones, newest first, indexed."""
+        state = self._saved.state
+        logs = [self._new_log(state.open)]
+        for closed in reversed(state.closed):
+            logs.append(self._new_log(*closed))
+            logs[-1].index_segments()
+        return tuple(logs)
 
     def _go_back(self, generation: int) -> None:
         """Drops later generations, durably, then makes `base` older where later ones were merged."""
@@ -377,22 +415,6 @@ def _check_room(path: Path, form: Form, log_rows: int, grows: bool) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
-
-
-def _new_log(base: BaseFile, number: int) -> RecordLog:
-    path = base.path.with_name(f"log-{number}")
-    with explained(path, 0):
-        return RecordLog(path, number, base.form.stride, base.file.align)
-
-
-def _open_logs(base: BaseFile, state: StoreState) -> tuple[RecordLog, ...]:
-    """A new open log, then the closed ones, newest first, indexed."""
-    logs = [_new_log(base, state.open)]
-    for number, length, checksum in reversed(state.closed):
-        path = base.path.with_name(f"log-{number}")
-        logs.append(RecordLog(path, number, base.form.stride, base.file.align, length, checksum))
-        logs[-1].index_segments()
-    return tuple(logs)
 
 
 def _log_rows(form: Form, log_rows: int | None) -> int:

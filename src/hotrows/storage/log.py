@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -46,15 +46,25 @@ class RecordLog:
     """An open file of segments that one thread appends to while another reads its records."""
 
     def __init__(
-        self, path: Path, number: int, stride: int, align: int, length: int = -1, checksum: int = 0
+        self,
+        path: Path,
+        number: int,
+        stride: int,
+        align: int,
+        length: int = -1,
+        checksum: int = 0,
+        expected: int = 0,
     ) -> None:
-        """length, checksum: of a log that was closed; without them, an empty file is made anew."""
+        """length, checksum: of a log that was closed; without them, an empty file is made anew.
+
+        expected: the rows that are going to be indexed.
+        """
         fresh = os.O_CREAT | os.O_TRUNC if length < 0 else 0
         self.file = RecordFile(path, stride, align, os.O_RDWR | fresh)
         self.path, self.number, self.stride, self.end = path, number, stride, max(length, 0)
         self.checksum = checksum  # of all headers, which have those of rows and records
-        self.num_records = 0  # appended
-        self.index = new_index()
+        self.num_records = 0  # appended, but for those that the writer retains
+        self.index = new_index(expected)
         self._buffer = mmap.mmap(-1, BLOCK)  # aligned, as direct I/O wants it
 
     def append(self, rows: np.ndarray, records: np.ndarray | None, flags: int = 0) -> int:
@@ -78,7 +88,7 @@ class RecordLog:
         self.file.write(bytes_, self.end)
         self.checksum = checksum
         begin, self.end = self.end, self.end + padded
-        self.num_records += rows.size
+        self.num_records += 0 if flags & KEEPS else rows.size
         return begin + header + row_bytes
 
     def find(self, rows: np.ndarray) -> np.ndarray:
@@ -175,6 +185,16 @@ def segments(
             f"{path} is not the file that was written there; bring it back, or begin anew from another "
             f"checkpoint"
         )
+
+
+def mapped_segments(path: Path, number: int, stride: int, length: int, checksum: int) -> list[Segment]:
+    """The segments of a log, checked but for their records; the row numbers are mapped from the file, and
+    take no memory of the process."""
+    mapped = np.memmap(path, np.uint8, "r") if length else np.empty(0, np.uint8)
+    return [
+        replace(segment, rows=mapped[segment.first - segment.rows.nbytes : segment.first].view(np.int64))
+        for segment in segments(path, number, stride, length, checksum, records=False)
+    ]
 
 
 def pieces(count: int, stride: int) -> Iterator[slice]:

@@ -10,6 +10,7 @@ retained checkpoint needs one, is synced and named in store.json.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,23 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.storage.base_file import BaseFile
-from hotrows.storage.log import UNKNOWN, RecordLog, Segment, UndoJournal, pieces, segments
-from hotrows.storage.record_io import ABSENT, new_fetcher
+from hotrows.storage.disk_io import runs
+from hotrows.storage.log import (
+    UNKNOWN,
+    RecordLog,
+    Segment,
+    UndoJournal,
+    mapped_segments,
+    pieces,
+    segments,
+)
+from hotrows.storage.merge_pace import MergePace
+from hotrows.storage.record_io import ABSENT, SWEEP_BYTES, new_fetcher
 from hotrows.storage.store_state import Named, StateFile
 
 MERGE_BYTES = 32 << 20  # of records in memory while merging
+PIECE_BYTES = 4 << 20  # of `base`, rewritten without a pause
+PIECE_ROWS = 1024  # read from `base` without a pause
 
 _SAMPLE = 16  # one row in so many decides where a merge is cut
 
@@ -30,8 +43,8 @@ class Merger:
     """Merges the closed logs of a store into its base file, oldest first, on a thread of its own.
 
     next_log: the log to merge next, None where none is due; remove: takes a merged log from the
-    logs that are read, and closes it. fetcher counts the bytes that merging reads, `undo_bytes` those
-    written to undo journals; `base` counts its own.
+    logs that are read, and closes it. pace: how fast to merge in the background. fetcher counts the
+    bytes that merging reads, `undo_bytes` those written to undo journals; `base` counts its own.
     """
 
     def __init__(
@@ -40,10 +53,12 @@ class Merger:
         base: BaseFile,
         next_log: Callable[[], RecordLog | None],
         remove: Callable[[RecordLog], None],
+        pace: MergePace,
     ) -> None:
         self._saved, self._base, self._stride = saved, base, base.form.stride
-        self._next_log, self._remove = next_log, remove
+        self._next_log, self._remove, self._pace = next_log, remove, pace
         self.fetcher, self.undo_bytes = new_fetcher(self._stride), 0
+        self._share = 0.0, 1.0  # of a merge, that writing the journal or `base` is
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         # A thread that finds nothing more to merge says so at once: it may take a while to end, and what
@@ -66,15 +81,27 @@ class Merger:
         self.join()
         self._stop.clear()
 
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that a merge takes at most: rows, places and records, sorted into others."""
+        return 2 * MERGE_BYTES + SWEEP_BYTES + self.fetcher.memory_bytes
+
+    @property
+    def is_running(self) -> bool:
+        """Whether logs are merged in the background."""
+        return self._is_running
+
     def join(self) -> None:
         """Waits until merging in the background has ended."""
         if self._thread is not None:
-            self._thread.join()
+            with self._pace.at_once():
+                self._thread.join()
 
     def merge_all(self) -> None:
         """Merges every log that is due, on the calling thread."""
-        while (log := self._next_log()) is not None and self._merge(log):
-            pass
+        with self._pace.at_once():
+            while (log := self._next_log()) is not None and self._merge(log):
+                pass
 
     def raise_error(self) -> None:
         """Raises what failed in the background since the last call."""
@@ -101,24 +128,39 @@ class Merger:
 
     def _merge(self, log: RecordLog) -> bool:
         """Moves a generation into `base`; False where it was stopped, and is to be repeated. In memory
-        are all row numbers of the log, and some MERGE_BYTES of its records at a time."""
-        parts = list(segments(log.path, log.number, self._stride, log.end, log.checksum, False))
-        if not self._write_undo(log, parts):
-            return False
-        for rows, places in _newest(parts, self._stride):
-            if self._stop.is_set():
+        are some MERGE_BYTES of its records at a time."""
+        with self._pace.merging():
+            self._share = 0.0, 1.0
+            parts = mapped_segments(log.path, log.number, self._stride, log.end, log.checksum)
+            if not self._write_undo(log, parts) or not self._write_base(log, parts):
                 return False
-            records = np.empty((rows.size, self._stride), np.uint8)
-            self.fetcher.fetch(log.file, places, np.arange(rows.size), records)
-            self._base.write(rows, records)
-            self._base.mark(rows, True)
-        self._base.sync()
         with self._saved.lock:
             state = self._saved.state
             closed = tuple(other for other in state.closed if other[0] != log.number)
             self._saved.save(replace(state, merged=log.number, closed=closed))
         self._remove(log)
         return True
+
+    def _write_base(self, log: RecordLog, parts: list[Segment]) -> bool:
+        """Writes the newest record of each row of a log into `base`, and syncs; False if stopped."""
+        for rows, places in _newest(parts, self._stride):
+            records = np.empty((rows.size, self._stride), np.uint8)
+            self.fetcher.fetch(log.file, places, np.arange(rows.size), records)
+            for piece in self._paced(_spans(rows, self._stride), rows):
+                if self._stop.is_set():
+                    return False
+                self._base.write(rows[piece], records[piece])
+            self._base.mark(rows, True)
+        self._base.sync()
+        return True
+
+    def _paced(self, pieces: Iterator[slice], rows: np.ndarray) -> Iterator[slice]:
+        """The pieces of rows, ascending, with a pause after each."""
+        for piece in pieces:
+            begin = time.perf_counter()
+            yield piece
+            done, (first, last) = int(rows[piece.stop - 1]) / self._base.form.rows, self._share
+            self._pace.pause(begin, first + done * (last - first))
 
     def _write_undo(self, log: RecordLog, parts: list[Segment]) -> bool:
         """Writes the undo journal, if an older retained checkpoint needs one; False if stopped. A row
@@ -134,6 +176,7 @@ class Merger:
                 for number, length, checksum in state.undo
                 if number > before
             ]
+        self._share = 0.0, 0.5
         undo = RecordLog(folder / f"undo-{log.number}", log.number, self._stride, self._base.file.align)
         try:
             for rows, _ in _newest(parts, self._stride):
@@ -144,6 +187,7 @@ class Merger:
                 self._append_old(undo, rows)
             undo.file.sync()
             self.undo_bytes += undo.end
+            self._share = 0.5, 1.0
         finally:
             undo.close()
             for journal in earlier:
@@ -159,7 +203,9 @@ class Merger:
         written = self._base.marked(rows)
         for some in _split(rows[written], self._stride):
             records = np.empty((some.size, self._stride), np.uint8)
-            self._base.fetch(self.fetcher, some, np.arange(some.size), records)
+            steps = (slice(i, min(i + PIECE_ROWS, some.size)) for i in range(0, some.size, PIECE_ROWS))
+            for piece in self._paced(steps, some):
+                self._base.fetch(self.fetcher, some[piece], np.arange(piece.start, piece.stop), records)
             undo.append(some, records)
         for some in _split(rows[~written], self._stride):
             undo.append(some, None)
@@ -188,7 +234,7 @@ def _newest(parts: Sequence[Segment], stride: int) -> Iterator[tuple[np.ndarray,
     """
     if not parts:
         return
-    sample = np.sort(np.concatenate([part.rows for part in parts])[::_SAMPLE])
+    sample = np.sort(np.concatenate([part.rows[::_SAMPLE] for part in parts]))
     every = max(MERGE_BYTES // ((stride + 24) * _SAMPLE), 1)
     bounds = np.unique(sample[every::every])
     cuts = [[0, *np.searchsorted(part.rows, bounds).tolist(), part.rows.size] for part in parts]
@@ -202,6 +248,11 @@ def _newest(parts: Sequence[Segment], stride: int) -> Iterator[tuple[np.ndarray,
         rows = rows[order]
         newest = np.append(rows[1:] != rows[:-1], True)
         yield rows[newest], places[order[newest]]
+
+
+def _spans(rows: np.ndarray, stride: int) -> Iterator[slice]:
+    """Slices of ascending rows whose records are in one piece of a file, of PIECE_BYTES."""
+    return (slice(begin, end) for begin, end in runs(rows * stride // PIECE_BYTES, 0))
 
 
 def _split(rows: np.ndarray, stride: int) -> Iterator[np.ndarray]:

@@ -15,19 +15,22 @@ from pathlib import Path
 import numpy as np
 
 from hotrows.runtime import native
-from hotrows.storage.disk_io import FULL, RecordFile, explained, runs, unreadable
+from hotrows.storage.disk_io import BLOCK, FULL, RecordFile, explained, runs, unreadable
 
 ABSENT = -1  # the place of a row that an index does not have
 
-_SWEEP_THREADS = 4
+_DEPTH, _REQUEST = 128, 64 << 10  # of the core: requests in flight, and bytes of the longest
+_SWEEP_THREADS, _SWEEP_CHUNK = 4, 1 << 20
+SWEEP_BYTES = _SWEEP_THREADS * _SWEEP_CHUNK  # of memory that a sweep takes
 
 
 def new_fetcher(stride: int) -> AnyFetcher:
     return PlainFetcher(stride) if native.load() is None else Fetcher(stride)
 
 
-def new_index() -> Index | PlainIndex:
-    return PlainIndex() if native.load() is None else Index()
+def new_index(expected: int = 0) -> Index | PlainIndex:
+    """An index of the rows of a file, with room for `expected` of them."""
+    return PlainIndex() if native.load() is None else Index(expected)
 
 
 def sweep(file: RecordFile, first: int, rows: np.ndarray, records: np.ndarray) -> tuple[int, int]:
@@ -66,6 +69,7 @@ class Fetcher:
 
     def __init__(self, stride: int, ring: bool = True) -> None:
         self.stride, self.num_requests, self.num_bytes = stride, 0, 0
+        self.memory_bytes = _DEPTH * max(_REQUEST, stride + 3 * BLOCK)  # for requests in flight
         self._handle = _handle("fetcher", ctypes.c_int64(stride), ring)
         weakref.finalize(self, native.core().hotrows_file_fetcher_free, self._handle)
 
@@ -84,13 +88,15 @@ class Fetcher:
 
 
 class Index:
-    """Where rows are in a file: a hash table of the core, 21 to 43 bytes of memory per row.
+    """Where rows are in a file: a hash table of the core, 16 bytes of memory per row.
 
-    One thread may `find` while another puts.
+    One thread may `find` while another puts. expected: the rows for which it has room from the start.
     """
 
-    def __init__(self) -> None:
-        self._handle = _handle("index")
+    ROW_BYTES = 16  # where the expected rows come
+
+    def __init__(self, expected: int = 0) -> None:
+        self._handle = _handle("index", ctypes.c_int64(expected))
         weakref.finalize(self, native.core().hotrows_file_index_free, self._handle)
 
     def __len__(self) -> int:
@@ -142,6 +148,8 @@ def _handle(kind: str, *arguments) -> ctypes.c_void_p:
 
 class PlainFetcher:
     """Reads records of a file one after the other, adjacent ones in one read."""
+
+    memory_bytes = 0
 
     def __init__(self, stride: int) -> None:
         self.stride, self.num_requests, self.num_bytes = stride, 0, 0

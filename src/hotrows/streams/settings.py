@@ -16,6 +16,7 @@ from hotrows.json_file import build
 from hotrows.settings import declared, markdown_tables, setting
 
 LATE = ("drop", "train")
+ONE_RANK = "a stream is trained by one rank, on all cores of its machine: start it without torchrun"
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,21 @@ class Result:
         return {**dataclasses.asdict(self), **plain, "run": self.run.name}
 
 
+@dataclass(frozen=True)
+class SlowestStep:
+    """A step of training. seconds: it took; stalled: of these until its batch came; waited_for: the
+    stage that it mostly waited for meanwhile."""
+
+    step: int
+    seconds: float
+    stalled: float
+    waited_for: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of a line of metrics.jsonl."""
+        return {f"slowest_{name}": value for name, value in dataclasses.asdict(self).items()}
+
+
 @dataclass
 class Interval:
     """Sums over some steps of training."""
@@ -104,6 +119,7 @@ class Interval:
     waited: dict[str, float] = field(default_factory=dict)
     busy: dict[str, float] = field(default_factory=dict)
     moves: CacheTraffic = field(default_factory=CacheTraffic)
+    slowest: SlowestStep | None = None
 
     def add(self, loss: Tensor, samples: int, *, seconds: float, stalled: float) -> None:
         self.steps += 1
@@ -111,6 +127,11 @@ class Interval:
         self.loss = self.loss + loss
         self.seconds += seconds
         self.stalled += stalled
+
+    def add_slowest(self, step: SlowestStep) -> None:
+        """Keeps the slowest of the steps that are shown."""
+        if self.slowest is None or step.seconds > self.slowest.seconds:
+            self.slowest = step
 
     def add_stages(self, waited: Mapping[str, float], busy: Mapping[str, float]) -> None:
         """waited: seconds for each stage; busy: seconds in which each was at work."""
@@ -162,6 +183,7 @@ class Meter:
         """
         interval, self.interval = self.interval, Interval()
         used = self._used.end()
+        slowest = interval.slowest.to_json() if interval.slowest else {}
         num_samples = interval.samples
         interval.sum_over(self._ranks)
         loss, speed = float(interval.loss) / interval.steps, interval.samples_per_second
@@ -172,6 +194,7 @@ class Meter:
             **self._sent_since(interval.steps, num_samples),
             "stall_seconds": interval.stalled,
             "seconds": interval.seconds,
+            **slowest,
             **{f"waited_{stage.replace(' ', '_')}": s for stage, s in interval.waited.items()},
             **{f"busy_{stage.replace(' ', '_')}": s for stage, s in interval.busy.items()},
             **used,

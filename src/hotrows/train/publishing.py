@@ -50,7 +50,7 @@ from hotrows.train.trainer import Trainer
 log = logging.getLogger("hotrows")
 
 _COPIES = "published"  # the folder in that of a run, from which a URL is filled
-_MOST_DELTAS = 500  # between two bases
+_LEAST_DELTAS, _MOST_DELTAS = 64, 500  # between two bases
 _COMPARED = 1 << 18  # rows at a time
 
 
@@ -337,7 +337,7 @@ class Publisher(Callback):
             return deltas >= self._base_every
         base = sum(of_file.bytes for of_file in self._version.bundle.files.values())
         num_bytes = self._bytes - self._bytes_of_base
-        return deltas >= _MOST_DELTAS or (deltas >= 16 and num_bytes >= base)
+        return deltas >= _MOST_DELTAS or (deltas >= _LEAST_DELTAS and num_bytes >= base)
 
     def _make_base(self, number: int, num_bytes: int) -> None:
         """Makes a base of this version out of the last one and the deltas since; num_bytes: of all deltas

@@ -16,7 +16,7 @@ from hotrows.pipeline.schedule import Work
 from hotrows.train.display import display
 from hotrows.train.metrics_log import METRICS, Listener, MetricsLog
 from hotrows.train.precision import advise_bfloat16
-from hotrows.train.progress import Meter, Progress
+from hotrows.train.progress import Meter, Progress, SlowestStep
 from hotrows.train.run_state import lr_scale
 from hotrows.train.step_trainer import Runner, StepTrainer
 
@@ -81,6 +81,10 @@ class Reports:
             interval.add_stages(waited, busy)
             if cached_tables:
                 interval.moves += cached_tables.traffic(work.item.plan)
+        waited_for = max(waited, key=waited.__getitem__) if any(waited.values()) else None
+        self._meter.interval.add_slowest(
+            SlowestStep(self._steps.state.step, seconds, stalled, waited_for)
+        )
 
     def write_interval(self) -> None:
         """Writes a line for the steps since the last one, where there are any; collective."""

@@ -1,8 +1,10 @@
-"""The timeline of a run: when each stage of its last batches was at work."""
+"""The timeline of a run: when each stage was at work, of its last batches and around its slowest step."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from hotrows.pipeline.trace import Event, trace_text
@@ -10,10 +12,12 @@ from hotrows.runtime.atomic_files import write_text
 from hotrows.train import pictures
 
 _KEPT_EVENTS = 40_000
+_FIRST = 20  # steps that are not compared: they fill the pipeline
+SLOWEST = "slowest step"
 
 
 class RunTrace:
-    """Events of the last batches.
+    """Events of the last batches, and those of the slowest step so far.
 
     path: a file for them, which Perfetto opens; None: there is no timeline. batch: the number of the
     batch in training.
@@ -22,7 +26,10 @@ class RunTrace:
     def __init__(self, path: Path | str | None) -> None:
         self._path = None if path is None else Path(path)
         self.events: deque[Event] = deque(maxlen=_KEPT_EVENTS)
-        self.batch = 0
+        self.batch = self._num_steps = 0
+        self._slowest: Event | None = None
+        self._around: list[Event] = []  # it
+        self._is_new = False  # the slowest step: stages that were at work when it ended will be noted
 
     @property
     def is_on(self) -> bool:
@@ -32,9 +39,30 @@ class RunTrace:
         """Adds an event of the batch in training; begin, end: in seconds of one clock."""
         self.events.append(Event(stage, lane, self.batch, begin, end))
 
+    def end_step(self, begin: float, runner_events: Sequence[Event]) -> None:
+        """Says that a step has ended that began at `begin`; runner_events: of the stages so far."""
+        if not self.is_on:
+            return
+        end, self._num_steps = time.perf_counter(), self._num_steps + 1
+        self._keep_slowest(runner_events)
+        is_slower = self._slowest is None or end - begin > self._slowest.end - self._slowest.begin
+        if self._num_steps > _FIRST and is_slower:
+            self._slowest, self._is_new = Event(SLOWEST, SLOWEST, self.batch, begin, end), True
+
+    def _keep_slowest(self, runner_events: Sequence[Event]) -> None:
+        """Keeps what was at work during the slowest step, once that is noted."""
+        step = self._slowest
+        if step is not None and self._is_new:
+            events = [*list(runner_events), *list(self.events)]
+            self._around = [step, *(e for e in events if e.end > step.begin and e.begin < step.end)]
+            self._is_new = False
+
     def write(self) -> None:
         """Writes the file, and a picture beside it."""
         if self._path is not None:
-            events = list(self.events)
+            last = list(self.events)
+            self._keep_slowest(())
+            known = set(last)
+            events = [*(event for event in self._around if event not in known), *last]
             write_text(self._path, trace_text(events))
-            pictures.draw_timeline(events, self._path.with_suffix(".png"))
+            pictures.draw_timeline(last, self._path.with_suffix(".png"))

@@ -216,8 +216,10 @@ class StepTrainer:
         return nullcontext() if self._runner is None else self._runner.paused()
 
     def note_times(self, note: Note) -> None:
-        """Calls `note` with the times of the parts of each step, and of messages between ranks."""
+        """Calls `note` with the times of parts of each step, of merging and of messages between ranks."""
         self._plain_step.note = note
+        for store in self.cached_tables.files if self.cached_tables else ():
+            store.note_times(note)
         if not self.config.cuda_graph:
             self.step = self._plain_step  # a graph has no parts
         if isinstance(self.ranks, Processes):

@@ -20,6 +20,7 @@ from hotrows.batch import Batch
 from hotrows.metrics import Metrics
 from hotrows.streams import DeadLetters, EventSource, EventStream, StreamConfig, open_source
 from hotrows.streams.alarms import Alarm
+from hotrows.streams.settings import ONE_RANK
 from hotrows.train import run_folder
 from hotrows.train.batch_log import BatchLog, reads_after
 from hotrows.train.callback import Callback
@@ -284,9 +285,7 @@ def _check(steps: StepTrainer) -> None:
     """Raises ValueError for a run that cannot train on a stream."""
     state, config = steps.state, steps.config
     if steps.ranks.num_ranks > 1:
-        raise ValueError(
-            f"a stream is trained by one rank so far, not by {steps.ranks.num_ranks:,}: start one"
-        )
+        raise ValueError(ONE_RANK)
     if state.stream is None and state.step > 0:
         raise ValueError(
             "this run has trained on prepared data: begin a new one from it on the stream (--from, "

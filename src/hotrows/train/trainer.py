@@ -302,6 +302,7 @@ class Trainer(Requests, OnStream):
         loss = self.steps.train(work, lr_scale(self.state, self.config))
         seconds, stalled = time.perf_counter() - begin, ready - begin
         self.reports.add_step(runner, work, loss, seconds, stalled)
+        self._trace.end_step(begin, runner.events)
         if self.reports.interval_is_over or self._evaluation_is_due():
             self._write_interval()
         progress = self.reports.show_step()

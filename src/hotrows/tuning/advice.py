@@ -22,14 +22,40 @@ _PER_OCTAVE = 32  # sizes between one and twice it, at which the gain is looked 
 
 @dataclass(frozen=True)
 class SlowMemory:
-    """Speed of slow memory: random reads; writes in sequence, or at random where that rate is set."""
+    """Speed of slow memory: random reads; writes in sequence, or at random where that rate is set.
+
+    read_seconds, write_seconds: of a processor, for a row; cores: that training has, of which
+    `idle_cores` are idle while it trains with all rows in memory. merged: bytes that a merge rewrites
+    for a row that is written, at merged_per_second.
+    """
 
     reads_per_second: float = 60_000
     bytes_per_second: float = 500e6
     writes_per_second: float | None = None
+    read_seconds: float = 0.0
+    write_seconds: float = 0.0
+    cores: int = 1
+    idle_cores: float = math.inf
+    merged: float = 0.0
+    merged_per_second: float = math.inf
+
+    def step(self, result: PolicyResult, in_memory: float) -> float:
+        """Seconds of a step that takes `in_memory` seconds with all rows in memory.
+
+        It is as long as its slowest part, since they overlap: slow memory, or training together with what
+        planning and moves take of the cores beyond those that are idle.
+        """
+        work = result.planning_seconds
+        work += result.reads * self.read_seconds + result.writes * self.write_seconds
+        beyond = max(work - in_memory * self.idle_cores, 0.0) / self.cores
+        return max(in_memory + beyond, self.seconds(result))
 
     def seconds(self, result: PolicyResult) -> float:
-        """Seconds that the moves of a batch take, reads and writes at the same time."""
+        """Seconds that the moves of a batch take, reads and writes at the same time, and merging."""
+        merging = result.writes * self.merged / self.merged_per_second
+        return self._moves(result) + merging
+
+    def _moves(self, result: PolicyResult) -> float:
         reads = result.reads / self.reads_per_second
         if self.writes_per_second is not None:
             return max(reads, result.writes / self.writes_per_second)
@@ -41,6 +67,7 @@ class Advice:
     """Expected speed of a policy, and the size of fast memory to choose.
 
     speeds: by size, the share of the speed in memory; None where that speed is not known.
+    samples_per_second: with all rows in memory, where it is known.
     knee: smallest size after which twice the memory gains less than 5 % of speed, or, where speed is
         not known, saves misses of less than 5 % of a batch's rows; None: not within the sizes.
     fast_memory: size in the sentence: the first one from the knee on, or the last.
@@ -51,6 +78,20 @@ class Advice:
     knee: int | None
     fast_memory: int
     sentence: str
+    samples_per_second: float | None = None
+
+    def cheapest(self, samples_per_second: float) -> str:
+        """Says which of the sizes is the smallest for so many samples a second."""
+        assert self.speeds is not None and self.samples_per_second is not None
+        reached = {size: share * self.samples_per_second for size, share in self.speeds.items()}
+        wanted = f"{samples_per_second:,.0f} samples/s"
+        enough = [size for size, speed in sorted(reached.items()) if speed >= samples_per_second]
+        if not enough:
+            return f"{wanted} are not reached by any of these sizes; expect {max(reached.values()):,.0f}"
+        return (
+            f"{wanted} take {format_bytes(enough[0])} of fast memory, the smallest of these sizes that "
+            f"does: expect {reached[enough[0]]:,.0f}"
+        )
 
 
 def advise(
@@ -62,8 +103,7 @@ def advise(
 ) -> Advice:
     """Expects a speed of each size, and finds where more memory stops to pay.
 
-    A step takes as long as its slowest part, since they overlap: the step in memory, the reads or the
-    writes of slow memory.
+    A step takes as long as its slowest part, since they overlap: see `SlowMemory.step`.
 
     samples_per_second: speed of training with all rows in memory; None: not known.
     """
@@ -74,9 +114,7 @@ def advise(
     speeds = None
     if samples_per_second is not None:
         step = simulation.batch_size / samples_per_second
-        points = speeds = {
-            result.fast_memory: step / max(step, slow.seconds(result)) for result in results
-        }
+        points = speeds = {result.fast_memory: step / slow.step(result, step) for result in results}
         end = 1.0
     curve = {size: value for size, value in points.items() if size < simulation.table_bytes}
     curve[simulation.table_bytes] = end
@@ -92,7 +130,7 @@ def advise(
         )
     place = f"is at {format_bytes(knee)}" if knee else f"is below {format_bytes(sizes[0])}"
     sentence = f"with {format_bytes(size)} of fast memory {expect}; the knee {place}"
-    return Advice(policy, speeds, knee, size, sentence)
+    return Advice(policy, speeds, knee, size, sentence, samples_per_second)
 
 
 def _knee(curve: Mapping[int, float], relative: bool) -> int | None:

@@ -12,6 +12,7 @@ the caches and is left out.
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -61,6 +62,7 @@ class PolicyResult:
     untouched: misses of rows that no batch has read before, which need no read.
     reads: other misses, read from slow memory; writes: rows written back to slow memory.
     window: batches that were looked ahead at the end, in the first group; None: all.
+    planning_seconds: that the slots of a batch took to plan.
     """
 
     policy: str
@@ -76,6 +78,7 @@ class PolicyResult:
     bytes_read: float
     bytes_written: float
     window: int | None
+    planning_seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -323,6 +326,7 @@ def _replay(
     slots = divide(fast_memory, groups)
     sums: Counter[str] = Counter()
     window: int | None = None
+    seconds = 0.0
     for g, group in enumerate(groups):
         reads = [batch[g] for batch in trace.batches]
         group_policy = Hot(_hottest(reads, group)) if isinstance(policy, Hot) else policy
@@ -332,11 +336,13 @@ def _replay(
             slots[g], group_policy, in_flight, lookahead_bytes=bound if bounded else None
         )
         for j, read in enumerate(reads):
+            begin = time.thread_time()
             while allocator.num_fed < len(reads) and allocator.wants():
                 allocator.feed(reads[allocator.num_fed].rows)
             if allocator.num_fed == len(reads):
                 allocator.end()
             allocation = allocator.allocate(read.rows)
+            seconds += time.thread_time() - begin
             if j >= trace.skipped:
                 sums.update(_counts(read, allocation, group.stride))
         window = allocator.window if g == 0 else window
@@ -351,6 +357,7 @@ def _replay(
         lookups_hit=1 - missed / lookups,
         rows_hit=1 - mean["misses"] / rows,
         window=window,
+        planning_seconds=seconds / len(trace.batches),
         **mean,
     )
 

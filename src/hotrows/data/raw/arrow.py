@@ -25,6 +25,7 @@ from hotrows.data.raw.values import MISSING_TIME
 
 ROWS_PER_CHUNK = 1 << 16
 _FEW = 1 << 14  # values: reading them takes less time than a call for every column
+_BEYOND_FLOAT32 = float.fromhex("0x1.ffffffp+127")  # the least number that is infinite as float32
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
@@ -153,19 +154,20 @@ class ArrowCells:
 
     def _numbers(self, column: str) -> tuple[np.ndarray, int | None]:
         pa, array = pyarrow(), self.batch.column(column)
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
-        kind = array.type
-        if pa.types.is_boolean(kind):
-            array = array.cast(pa.int8())
-        elif _is_text(kind) or str(kind) == "string_view":
-            return values.parse_numbers(self._single(column), self.how.threads)
-        elif not _is_number(kind):
-            raise self._unfit(column, "numbers", "convert the column, or correct the schema")
-        numbers = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        with np.errstate(over="ignore"):
-            wrong = np.flatnonzero(np.isinf(numbers.astype(np.float32)))
-        return numbers + 0.0, int(wrong[0]) if len(wrong) else None
+        if array.type != pa.float64():
+            if pa.types.is_dictionary(array.type):
+                array = array.dictionary_decode()
+            kind = array.type
+            if pa.types.is_boolean(kind):
+                array = array.cast(pa.int8())
+            elif _is_text(kind) or str(kind) == "string_view":
+                return values.parse_numbers(self._single(column), self.how.threads)
+            elif not _is_number(kind):
+                raise self._unfit(column, "numbers", "convert the column, or correct the schema")
+            array = array.cast(pa.float64(), safe=False)
+        numbers = array.to_numpy(zero_copy_only=False)
+        wrong = np.abs(numbers) >= _BEYOND_FLOAT32
+        return numbers + 0.0, int(wrong.argmax()) if wrong.any() else None
 
     def _single(self, column: str) -> RawIds:
         """The values of a column, one per row, as they were found."""

@@ -219,6 +219,8 @@ class _Drafting:
         else:
             if any(str(x).startswith("[") and str(x).endswith("]") for x in column.counts):
                 self.notes.append(f"{name!r}: lists in brackets count as one value; write them as a|b")
+            if _has_commas(column):
+                self.notes.append(f"{name!r}: numbers with commas are read as ids; write them as 1234.5")
             if column.is_unique:
                 self.notes.append(
                     f"{name!r} has another value in {self._where}; are there ids that recur?"
@@ -285,6 +287,16 @@ class _Drafting:
             what = "ids, but may be an amount" if is_far else "an amount, but may be ids"
             self.notes.append(f"{column.name!r} is read as {what}: whole numbers, far from 0")
         return is_far
+
+
+def _has_commas(column: Column) -> bool:
+    """Whether values are text that looks like numbers with a comma, such as 12,5 or 1,234."""
+    is_number = re.compile(r" *[+-]?\d[\d.,]* *").fullmatch
+    return (
+        column.kind == "text"
+        and any("," in x for x in column.counts)
+        and all(map(is_number, column.counts))
+    )
 
 
 def _transform(column: Column) -> str:

@@ -1,0 +1,162 @@
+"""Merging gives way to reads, ends before the log is full, and never holds much in memory."""
+
+import threading
+import time
+import tracemalloc
+
+import pytest
+import torch
+
+from hotrows.storage import merge_pace, merging
+from hotrows.storage.disk_io import Disk
+from hotrows.storage.file_store import FileStore
+from hotrows.storage.merge_pace import LEAST, MOST, MergePace
+from tests.support.file_stores import META, assert_rows, engine, first_values, new_values, write
+
+
+def test_a_merge_works_as_much_as_the_log_that_fills_demands():
+    fullness = 0.0
+    pace = MergePace(lambda: fullness)
+    with pace.merging():
+        assert pace.share(0.0) == LEAST
+        fullness = 0.4
+        assert (pace.share(0.49), pace.share(0.51)) == (MOST, LEAST)
+        fullness = merge_pace.LATE
+        assert pace.share(0.99) == 1
+        fullness = 0.0
+        with pace.at_once():
+            assert pace.share(0.5) == 1
+
+
+def test_a_merge_that_begins_late_does_not_pause():
+    pace = MergePace(lambda: 0.9)
+    with pace.merging():
+        begin = time.perf_counter()
+        pace.pause(begin - 1, done=0.5)
+        assert time.perf_counter() - begin < 0.1
+
+
+def test_a_piece_waits_for_a_read_to_end(monkeypatch):
+    monkeypatch.setattr(merge_pace, "_READ", 30)
+    pace, ended = MergePace(lambda: 0.0), []
+    with pace.merging():
+        with pace.reading():
+            thread = threading.Thread(target=lambda: ended.append(pace.pause(time.perf_counter(), 0.5)))
+            thread.start()
+            thread.join(0.05)
+            assert not ended
+        thread.join(10)
+        assert ended
+
+
+def test_writes_wait_a_little_more_with_every_row_beyond_a_full_log():
+    fullness = 0.9
+    pace = MergePace(lambda: fullness)
+    seconds = []
+    for now in (0.9, 1.02, 1.05, 3.0):
+        fullness = now
+        with pace.merging():
+            begin = time.perf_counter()
+            pace.hold_back()
+            seconds.append(time.perf_counter() - begin)
+    assert seconds[0] < 0.01 < seconds[1] < seconds[2] < seconds[3] < merge_pace.HELD_BACK + 0.1
+    begin = time.perf_counter()
+    pace.hold_back()  # nothing is merged
+    assert time.perf_counter() - begin < 0.01
+
+
+@pytest.fixture
+def slow_merging(monkeypatch):
+    """Merges take so long that logs fill meanwhile; returns what was written to `base` at a time."""
+    written, write_base = [], merging.BaseFile.write
+
+    def slowly(self, rows, records):
+        written.append(len(rows))
+        time.sleep(0.003)
+        write_base(self, rows, records)
+
+    monkeypatch.setattr(merging.BaseFile, "write", slowly)
+    monkeypatch.setattr(merging, "PIECE_BYTES", 4096)
+    return written
+
+
+@pytest.mark.parametrize("with_core", [False, True], ids=["plain", "core"])
+def test_no_more_than_two_logs_however_slow_merging_is(tmp_path, with_core, slow_merging):
+    """The open log is not closed before the one before it is merged; what is written is held back."""
+    with engine(with_core):
+        store = FileStore.create(tmp_path / "store", 20_000, 32, first_values, META, log_rows=2000)
+        steps = {}
+        for step in range(60):
+            rows = range(step % 7, 20_000, 160)
+            write(store, rows, step)
+            steps |= dict.fromkeys(rows, step)
+            if store.wants_checkpoint:
+                store.retain([store.checkpoint()])
+            assert len(store._logs) <= 2
+            assert store._fullness() < 1.5
+        assert store._pace.held_back > 0
+        assert max(slow_merging) <= 4096 // 32 + 1
+        assert_rows(store, steps)
+        store.close()
+
+
+def test_a_store_that_closes_does_not_wait_for_pauses(tmp_path, monkeypatch):
+    monkeypatch.setattr(merge_pace, "LEAST", 1e-6)
+    monkeypatch.setattr(merging, "PIECE_BYTES", 4096)
+    with FileStore.create(tmp_path / "store", 20_000, 32, first_values, META, log_rows=10**6) as store:
+        write(store, range(0, 20_000, 3), 1)
+        store.retain([store.checkpoint()])
+        time.sleep(0.05)
+        begin = time.perf_counter()
+        store.merge_now()
+        assert time.perf_counter() - begin < 5
+        assert store._saved.state.merged == 1
+
+
+def test_a_merge_holds_no_row_numbers_in_memory(tmp_path):
+    """Of a log of half a million rows, 4 MB of numbers, a merge takes memory for a portion of records."""
+    rows = torch.arange(500_000)
+    with engine(True, merge_bytes=1 << 20, segment_bytes=1 << 20):
+        store = FileStore.create(tmp_path / "store", 500_000, 4, first_values, META)
+        for begin in range(0, 500_000, 20_000):
+            part = rows[begin : begin + 20_000]
+            store.write(part, new_values(part.numpy(), 4, 1))
+        generation = store.checkpoint()
+        store._num_views = 1  # nothing is merged in the background
+        store.retain([generation])
+        store._num_views = 0
+        tracemalloc.start()
+        store.merge_now()
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert most < 3 << 20
+        store.close()
+
+
+def test_a_disk_as_slow_as_a_rotating_one_breaks_nothing(tmp_path, monkeypatch):
+    """Every request takes five milliseconds: training from it is slow, and right."""
+
+    def paced(call):
+        def slowly(*arguments):
+            time.sleep(0.005)
+            return call(*arguments)
+
+        return staticmethod(slowly)
+
+    for name in ("pread", "pwrite", "sync"):
+        monkeypatch.setattr(Disk, name, paced(getattr(Disk, name)))
+    with engine(False):
+        store = FileStore.create(tmp_path / "store", 400, 32, first_values, META, log_rows=100)
+        steps = {}
+        for step in range(8):
+            rows = range(step, 400, 9)
+            write(store, rows, step)
+            steps |= dict.fromkeys(rows, step)
+            if store.wants_checkpoint:
+                store.retain([store.checkpoint()])
+        assert_rows(store, steps)
+        last = store.checkpoint()
+        store.close()
+        with FileStore.open(tmp_path / "store", 400, 32, first_values, META) as again:
+            again.restore(last)
+            assert_rows(again, steps)
