@@ -215,16 +215,9 @@ def simulate_command(
         predict_and_print(folder, ranks, options, how, picture, as_json)
         return
     with bar() as progress:
-        from hotrows import data
-        from hotrows.costs import workload
-
-        if not folder.exists() and str(folder) in workload.NAMED:
-            raise click.UsageError(
-                f"{folder} is a well-known job, which has no ids to replay: give --ranks 1,8, say"
-            )
         from hotrows.tuning.cache_simulation import simulate
 
-        encoded = data.EncodedData.open(folder)
+        encoded = _opened(folder)
         if place is not None:
             speed = _measured(encoded, options, place, speed["samples_per_second"])
         simulation = simulate(encoded, progress=progress, **options)
@@ -240,6 +233,32 @@ def simulate_command(
         return
     speeds = {policy: advise(simulation, policy, **speed).speeds for policy in simulation.policies}
     print_table(_simulation_table(simulation, speeds, advice.samples_per_second))
+    _print_batches(simulation)
+    if drawn:
+        click.echo(f"picture    {drawn}")
+    if place is not None:
+        slow = speed["slow"]
+        click.echo(
+            f"measured: {speed['samples_per_second']:,.0f} samples/s in memory; {place.resolve()} reads "
+            f"{slow.reads_per_second:,.0f} rows/s and writes {slow.bytes_per_second / 1e6:,.0f} MB/s"
+        )
+    if wanted is not None:
+        click.echo(advice.cheapest(wanted))
+    click.echo(advice.sentence)
+
+
+def _opened(folder: Path) -> data.EncodedData:
+    from hotrows import data
+    from hotrows.costs import workload
+
+    if not folder.exists() and str(folder) in workload.NAMED:
+        raise click.UsageError(
+            f"{folder} is a well-known job, which has no ids to replay: give --ranks 1,8, say"
+        )
+    return data.EncodedData.open(folder)
+
+
+def _print_batches(simulation: Simulation) -> None:
     click.echo(
         f"{simulation.rows:,.0f} distinct rows a batch of {simulation.batch_size:,}, "
         f"{simulation.untouched:,.0f} of them never read before; means of batches "
@@ -256,17 +275,6 @@ def simulate_command(
             f"order {simulation.order}: a batch reads {simulation.distinct_rows:.2f} times the distinct "
             f"rows of one of a plain shuffle; the lower, the more alike are its samples"
         )
-    if drawn:
-        click.echo(f"picture    {drawn}")
-    if place is not None:
-        slow = speed["slow"]
-        click.echo(
-            f"measured: {speed['samples_per_second']:,.0f} samples/s in memory; {place.resolve()} reads "
-            f"{slow.reads_per_second:,.0f} rows/s and writes {slow.bytes_per_second / 1e6:,.0f} MB/s"
-        )
-    if wanted is not None:
-        click.echo(advice.cheapest(wanted))
-    click.echo(advice.sentence)
 
 
 def _folder_of(store: str | None, disk: str | None) -> Path | None:

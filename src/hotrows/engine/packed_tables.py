@@ -226,10 +226,9 @@ class PackedTables:
     ) -> None:
         """Sums gradients per row and applies each pack's row optimizer, in place.
 
-        leaves: the gradients of each pack's bags, [M, D]; None leaves the pack as it is. On one stream
-        those of a pack are read once the packs before it are updated.
+        leaves: gradients of the bags of each pack, [M, D], read in turn on one stream; None leaves it.
         """
-        squares = [self._mean_squares(p, plan, leaves) for p in range(len(self.packs))]
+        squares = [_mean_squares(self, p, plan, leaves) for p in range(len(self.packs))]
         gradients = _Gradients(leaves, hyperparameters, squares)
         self.dense_rows.begin_step(hyperparameters)
         works: list[partial[None]] = []
@@ -278,24 +277,6 @@ class PackedTables:
         )
         stored = ops.Records(records, self._layouts[p])
         ops.update(stored, part, grad, rule, ops.RowKeys(*self._random_keys[p]), slots)
-
-    def _mean_squares(
-        self, p: int, plan: Plan, leaves: Sequence[Tensor | None]
-    ) -> Float32[Tensor, "U"] | None:
-        """The mean square of each row's gradient over the columns of all ranks, for an optimizer that
-        needs it on a rank which has some of the columns; else None."""
-        optimizer, dim = self.packs[p].tables[0].optimizer, self.packs[p].dim
-        if not isinstance(optimizer, RowWiseAdagrad) or self.shards[p].dim == dim:
-            return None
-        grad = leaves[p]
-        assert grad is not None, "between ranks there is always a gradient"
-        part = plan.packs[p]
-        sums = ops.sum_gradients(grad, part.order, part.starts, part.bags, part.weights)  # [U, d]
-        if optimizer.weight_decay:
-            scale = self._decay_scale(p, part.rows)
-            decay = 1.0 if scale is None else scale[:, None]
-            sums += optimizer.weight_decay * decay * self.rows(p, plan)
-        return self._ranks.all_reduce((sums * sums).sum(1)).wait() / dim
 
     def note_update(self, plan: Plan) -> None:
         """Notes which rows and slots change, where a captured step replays `update` itself."""
@@ -396,6 +377,23 @@ class PackedTables:
         """Closes the file stores, if any; nothing may be looked up afterwards."""
         if self.cached:
             self.cached.close()
+
+
+def _mean_squares(
+    tables: PackedTables, p: int, plan: Plan, leaves: Sequence[Tensor | None]
+) -> Float32[Tensor, "U"] | None:
+    """The mean square of each row's gradient over the columns of all ranks, for an optimizer that needs
+    it on a rank which has some of the columns; else None."""
+    optimizer, dim = tables.packs[p].tables[0].optimizer, tables.packs[p].dim
+    if not isinstance(optimizer, RowWiseAdagrad) or tables.shards[p].dim == dim:
+        return None
+    part, grad = plan.packs[p], leaves[p]
+    assert grad is not None, "between ranks there is always a gradient"
+    sums = ops.sum_gradients(grad, part.order, part.starts, part.bags, part.weights)  # [U, d]
+    if optimizer.weight_decay:
+        scale = tables._decay_scale(p, part.rows)
+        sums += optimizer.weight_decay * (1.0 if scale is None else scale[:, None]) * tables.rows(p, plan)
+    return tables._ranks.all_reduce((sums * sums).sum(1)).wait() / dim
 
 
 def held_by_streams(plan: Plan) -> list[Tensor]:
