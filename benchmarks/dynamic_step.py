@@ -130,7 +130,7 @@ class Arm:
 
     def _caching(self, path: Path) -> Caching:
         popular = {
-            f"{feature}.vector": torch.arange(3, 3 + int(size * SHARE))
+            feature: torch.arange(3, 3 + int(size * SHARE))
             for feature, size in zip(self.features, self.sizes, strict=True)
         }
         fast_memory = int(sum(self.sizes) * RECORD * SHARE)
