@@ -53,6 +53,8 @@ def main() -> None:
     for tier in ["file"] if args.prepare else args.tiers:
         rows, turns, steps = (200_000, 1, 2) if args.quick else (args.rows, args.turns, TURN)
         sizes = [max(int(size * rows / sum(CRITEO_KAGGLE)), 10) for size in CRITEO_KAGGLE]
+        if args.quick:
+            shutil.rmtree(folder(sizes), ignore_errors=True)
         folder(sizes).mkdir(parents=True, exist_ok=True)
         if args.prepare:
             for name in ARMS:

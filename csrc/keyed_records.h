@@ -6,12 +6,13 @@
 //   free      places below the highest one that are free: bits, and bits of words that have any
 //
 // The home of a key is the upper half of its hash, scaled to the number of lines, so that homes rise with
-// hashes. At 82 % full, lines become a quarter more: with every key that comes one line of old ones is moved,
-// in the order of homes, and its memory given back, all before old lines are more than nine tenths full. A key
-// whose old home was moved is looked for in the new lines alone, any other in the old ones alone: there is no
-// pause, and never a second probe. A line and a record are each a cache miss, and so is the line behind, where a
-// twelfth of the keys stand; `find_all` prefetches all of them some keys ahead: one by one, since the misses of
-// a block would wait for one another.
+// hashes. At 72 % full, lines become a quarter more: with every other key that comes one line of old ones is
+// moved, in the order of homes, and its memory given back, all before old lines are more than nine tenths full.
+// Lines for as many keys as there may ever be are made once, and become 82 % full. A key whose old home was
+// moved is looked for in the new lines alone, any other in the old ones alone: there is no pause, and never a
+// second probe. A line and a record are each a cache miss, and so is the line behind, where up to a tenth of the
+// keys stand; `find_all` prefetches all of them some keys ahead: one by one, since the misses of a block would
+// wait for one another.
 #pragma once
 
 #include <type_traits>
@@ -201,13 +202,14 @@ class KeyedRecords {
   // Makes room for keys to come, and moves lines in proportion to their number.
   void reserve(int64_t more) {
     records_.reserve(static_cast<uint32_t>(std::max<int64_t>(end(), size() + more)));
-    while (size() + more > room(lines_)) {
+    const int64_t needed = size() + more;
+    while (lines_.homes < homes_for(needed, is_last(lines_) ? kFull : kGrowing)) {
       if (old_.homes) move(old_.homes);
       const int64_t factor = lines_.homes < kDoubles ? 8 : 5;
-      const int64_t wanted = std::max(lines_.homes * factor / 4, homes_for(std::min(size() + more, most_)));
-      grow(std::max(std::min(wanted, homes_for(most_)), homes_for(size() + more)), lines_.spare);
+      const int64_t wanted = std::max(lines_.homes * factor / 4, homes_for(needed, kGrowing));
+      grow(std::max(std::min(wanted, homes_for(most_, kFull)), homes_for(needed, kFull)), lines_.spare);
     }
-    if (old_.homes) move(more + 1);
+    if (old_.homes) move(more / 2 + 1);
   }
 
   // Puts in a key that is not in; `reserve` has made room.
@@ -241,6 +243,7 @@ class KeyedRecords {
 
  private:
   static constexpr int64_t kFirst = 4, kSpare = 8, kDoubles = 4096;
+  static constexpr int64_t kGrowing = 72, kFull = 82;  // percent of the places that are taken
   static constexpr int64_t kRing = 128, kFar = 64, kMid = 44, kNear = 24;
   static constexpr uint32_t kPassed = kNone - 1;
   static constexpr int64_t kAhead = 4;  // lines, whose records are prefetched
@@ -248,8 +251,8 @@ class KeyedRecords {
 
   static uint64_t ring(int64_t i) { return static_cast<uint64_t>(i) % kRing; }
   static uint8_t tag_of(uint64_t hash) { return std::max<uint8_t>(static_cast<uint8_t>(hash), 1); }
-  static int64_t room(const Lines& lines) { return lines.homes * Line::kSlots * 82 / 100; }
-  static int64_t homes_for(int64_t keys) { return keys * 100 / (Line::kSlots * 82) + 1; }
+  static int64_t homes_for(int64_t keys, int64_t percent) { return keys * 100 / (Line::kSlots * percent) + 1; }
+  bool is_last(const Lines& lines) const { return lines.homes >= homes_for(most_, kFull); }
 
   const Lines& lines_for(uint64_t hash) const {
     return old_.homes != 0 && old_.home(hash) >= moved_ ? old_ : lines_;
