@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from functools import partial
 from pathlib import Path
@@ -19,7 +20,8 @@ from fastapi.testclient import TestClient
 import hotrows
 from hotrows.serving import Limits, Scorer, application
 from hotrows.serving.server import ARROW
-from tests.support.bundles import raw_rows, wait_for
+from tests.support.bundles import raw_rows
+from tests.support.server_process import wait_for
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "no_pictures"),
