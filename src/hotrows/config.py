@@ -129,8 +129,7 @@ class TrainConfig:
     )
     precision: str | None = setting(
         None,
-        "Number format of matrices in the dense part; else float32. tf32: float32, multiplied in TF32 on "
-        "a GPU",
+        "Number format of matrices in the dense part",
         unset="float32, tf32 on CUDA",
         choices=PRECISIONS,
     )
@@ -293,10 +292,7 @@ class TrainConfig:
     )
     compile: bool = setting(False, "Compile the dense part by torch.compile", changes="rounding")
     cuda_graph: bool | None = setting(
-        None,
-        "Launch whole steps as CUDA graphs; needs batches of one size",
-        unset="on CUDA where steps are alike",
-        changes="no bit",
+        None, "Launch whole steps as CUDA graphs", unset="on CUDA where steps are alike", changes="no bit"
     )
     streams: int = setting(
         1,

@@ -21,6 +21,7 @@ import hotrows
 from hotrows.serving import Limits, Scorer, application
 from hotrows.serving.server import ARROW
 from tests.support.bundles import raw_rows
+from tests.support.server_process import wait_for
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "no_pictures"),
@@ -329,13 +330,3 @@ def test_the_command_answers_what_it_took_and_ends(din_bundle, scorer):
             assert f"click at http://127.0.0.1:{port}/score" in process.stderr.read()
         finally:
             process.kill()
-
-
-def wait_for(url, process):
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(url, timeout=10).close()
-            return
-        except urllib.error.URLError:
-            assert process.poll() is None, process.stderr.read()
-            threading.Event().wait(0.1)

@@ -231,9 +231,8 @@ def simulate_command(
         figures = {**simulation.to_json(), "advice": dataclasses.asdict(advice)}
         click.echo(json.dumps(figures, indent=2))
         return
-    speeds = {policy: advise(simulation, policy, **speed).speeds for policy in simulation.policies}
-    print_table(_simulation_table(simulation, speeds, advice.samples_per_second))
-    _print_batches(simulation)
+    print_table(_simulation_table(simulation, speed, advice.samples_per_second))
+    _print_words(simulation)
     if drawn:
         click.echo(f"picture    {drawn}")
     if place is not None:
@@ -247,18 +246,8 @@ def simulate_command(
     click.echo(advice.sentence)
 
 
-def _opened(folder: Path) -> data.EncodedData:
-    from hotrows import data
-    from hotrows.costs import workload
-
-    if not folder.exists() and str(folder) in workload.NAMED:
-        raise click.UsageError(
-            f"{folder} is a well-known job, which has no ids to replay: give --ranks 1,8, say"
-        )
-    return data.EncodedData.open(folder)
-
-
-def _print_batches(simulation: Simulation) -> None:
+def _print_words(simulation: Simulation) -> None:
+    """What the table leaves out: rows of a batch, rows that are pinned, and what an order saves."""
     click.echo(
         f"{simulation.rows:,.0f} distinct rows a batch of {simulation.batch_size:,}, "
         f"{simulation.untouched:,.0f} of them never read before; means of batches "
@@ -275,6 +264,17 @@ def _print_batches(simulation: Simulation) -> None:
             f"order {simulation.order}: a batch reads {simulation.distinct_rows:.2f} times the distinct "
             f"rows of one of a plain shuffle; the lower, the more alike are its samples"
         )
+
+
+def _opened(folder: Path) -> data.EncodedData:
+    from hotrows import data
+    from hotrows.costs import workload
+
+    if not folder.exists() and str(folder) in workload.NAMED:
+        raise click.UsageError(
+            f"{folder} is a well-known job, which has no ids to replay: give --ranks 1,8, say"
+        )
+    return data.EncodedData.open(folder)
 
 
 def _folder_of(store: str | None, disk: str | None) -> Path | None:
@@ -323,12 +323,11 @@ def _speeds(share: float, in_memory: float) -> tuple[str, str]:
     return f"{share:.0%}", f"{share * in_memory:,.0f}"
 
 
-def _simulation_table(
-    simulation: Simulation, speeds: dict[str, dict[int, float] | None], in_memory: float | None
-) -> Table:
+def _simulation_table(simulation: Simulation, speed: dict[str, Any], in_memory: float | None) -> Table:
+    speeds = {policy: advise(simulation, policy, **speed).speeds for policy in simulation.policies}
     columns = ("policy", "fast memory", "of all rows", "lookups hit", "rows hit", "misses")
-    speed = ("speed", "samples/s") if any(speeds.values()) else ()
-    table = new_table(*columns, "MiB read", "MiB written", *speed, left=("policy",))
+    last = ("speed", "samples/s") if any(speeds.values()) else ()
+    table = new_table(*columns, "MiB read", "MiB written", *last, left=("policy",))
     for cache in simulation.measured:
         share = speeds[cache.policy]
         table.add_row(

@@ -387,7 +387,7 @@ class Embedding:
     def set_counts(self, counts: Mapping[str, Tensor]) -> None:
         """Sets how often each id of a table occurs in the training data, [rows] by table: what
         `decay_by_count` of an optimizer needs."""
-        self.packed.set_counts(counts)
+        self.packed.decay_by_count.set_counts(counts)
 
     def weights(self, table: str) -> Float[Tensor, "rows D"]:
         """The weights of a table as stored, where they are in host memory a view of the records, else a

@@ -23,6 +23,7 @@ from hotrows import ops, optim
 from hotrows.distributed.comm import Ranks
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.caching import Caching
+from hotrows.engine.decay_by_count import DecayByCount
 from hotrows.engine.dense_rows import DenseRows
 from hotrows.engine.read_through import ReadThrough
 from hotrows.optim import RowOptimizer, RowWiseAdagrad
@@ -103,7 +104,7 @@ class PackedTables:
         self._random_keys = [
             (device.put(values.first_rows), device.put(values.pieces)) for values in self._initial_values
         ]
-        self._decay_scales: dict[int, Tensor] = {}  # by pack: [rows], 1 / count of each row
+        self.decay_by_count = DecayByCount(self.packs, self.shards, device)
         self.stores = self._memory(caching)
         self.cached: CachedTables | None = None
         self._read_through: ReadThrough | None = None
@@ -226,9 +227,10 @@ class PackedTables:
     ) -> None:
         """Sums gradients per row and applies each pack's row optimizer, in place.
 
-        leaves: gradients of the bags of each pack, [M, D], read in turn on one stream; None leaves it.
+        leaves: the gradients of each pack's bags, [M, D]; None leaves the pack as it is. On one stream
+        those of a pack are read once the packs before it are updated.
         """
-        squares = [_mean_squares(self, p, plan, leaves) for p in range(len(self.packs))]
+        squares = [self._mean_squares(p, plan, leaves) for p in range(len(self.packs))]
         gradients = _Gradients(leaves, hyperparameters, squares)
         self.dense_rows.begin_step(hyperparameters)
         works: list[partial[None]] = []
@@ -272,11 +274,29 @@ class PackedTables:
         rule = ops.RowRule(
             optimizer.kind,
             gradients.hyperparameters[p, :num_hyperparameters],
-            self._decay_scale(p, part.rows),
+            self.decay_by_count.factor(p, part.rows),
             None if squares is None else squares[places],
         )
         stored = ops.Records(records, self._layouts[p])
         ops.update(stored, part, grad, rule, ops.RowKeys(*self._random_keys[p]), slots)
+
+    def _mean_squares(
+        self, p: int, plan: Plan, leaves: Sequence[Tensor | None]
+    ) -> Float32[Tensor, "U"] | None:
+        """The mean square of each row's gradient over the columns of all ranks, for an optimizer that
+        needs it on a rank which has some of the columns; else None."""
+        optimizer, dim = self.packs[p].tables[0].optimizer, self.packs[p].dim
+        if not isinstance(optimizer, RowWiseAdagrad) or self.shards[p].dim == dim:
+            return None
+        grad = leaves[p]
+        assert grad is not None, "between ranks there is always a gradient"
+        part = plan.packs[p]
+        sums = ops.sum_gradients(grad, part.order, part.starts, part.bags, part.weights)  # [U, d]
+        if optimizer.weight_decay:
+            scale = self.decay_by_count.factor(p, part.rows)
+            decay = 1.0 if scale is None else scale[:, None]
+            sums += optimizer.weight_decay * decay * self.rows(p, plan)
+        return self._ranks.all_reduce((sums * sums).sum(1)).wait() / dim
 
     def note_update(self, plan: Plan) -> None:
         """Notes which rows and slots change, where a captured step replays `update` itself."""
@@ -298,36 +318,6 @@ class PackedTables:
     def note_touched(self) -> None:
         """Makes `touched` say from here on, for each group, which rows of this rank change: [rows]."""
         self.touched = tuple(torch.from_numpy(np.zeros(group.rows, bool)) for group in self.groups)
-
-    # ---- weight decay by count
-
-    @property
-    def needs_counts(self) -> bool:
-        """Whether an optimizer decays by count, so that `set_counts` must come before `update`."""
-        return any(_decays_by_count(pack) for pack in self.packs)
-
-    def set_counts(self, counts: Mapping[str, Tensor]) -> None:
-        """Sets how often each id of a table occurs in the training data: [rows] by table."""
-        for p, pack in enumerate(self.packs):
-            if _decays_by_count(pack):
-                absent = [table.name for table in pack.tables if table.name not in counts]
-                if absent:
-                    raise ValueError(f"decay_by_count: there are no counts of table {absent[0]!r}")
-                pack_counts = torch.cat(
-                    [
-                        counts[pack.tables[piece.table].name][_slice(piece.ids)]
-                        for piece in self.shards[p].slices
-                    ]
-                )
-                self._decay_scales[p] = self._device.put(1 / pack_counts.clamp(min=1).float())
-
-    def _decay_scale(self, p: int, rows: Int64[Tensor, "U"]) -> Float32[Tensor, "U"] | None:
-        """The factor of each row's weight decay; None: 1."""
-        if p in self._decay_scales:
-            return self._decay_scales[p][rows]
-        if _decays_by_count(self.packs[p]):
-            raise ValueError("decay_by_count needs the counts of ids: call set_counts first")
-        return None
 
     # ---- all rows; the pipeline is paused
 
@@ -379,23 +369,6 @@ class PackedTables:
             self.cached.close()
 
 
-def _mean_squares(
-    tables: PackedTables, p: int, plan: Plan, leaves: Sequence[Tensor | None]
-) -> Float32[Tensor, "U"] | None:
-    """The mean square of each row's gradient over the columns of all ranks, for an optimizer that needs
-    it on a rank which has some of the columns; else None."""
-    optimizer, dim = tables.packs[p].tables[0].optimizer, tables.packs[p].dim
-    if not isinstance(optimizer, RowWiseAdagrad) or tables.shards[p].dim == dim:
-        return None
-    part, grad = plan.packs[p], leaves[p]
-    assert grad is not None, "between ranks there is always a gradient"
-    sums = ops.sum_gradients(grad, part.order, part.starts, part.bags, part.weights)  # [U, d]
-    if optimizer.weight_decay:
-        scale = tables._decay_scale(p, part.rows)
-        sums += optimizer.weight_decay * (1.0 if scale is None else scale[:, None]) * tables.rows(p, plan)
-    return tables._ranks.all_reduce((sums * sums).sum(1)).wait() / dim
-
-
 def held_by_streams(plan: Plan) -> list[Tensor]:
     """What streams hold of a plan: the block that all its tensors are views of."""
     return [] if plan.on_host is None else [plan.packs[0].inverse, plan.packs[0].slots]
@@ -440,11 +413,3 @@ def _optimizer(pack: Pack) -> RowOptimizer:
     optimizer = pack.tables[0].optimizer
     assert optimizer is not None
     return optimizer
-
-
-def _decays_by_count(pack: Pack) -> bool:
-    return _optimizer(pack).decay_by_count
-
-
-def _slice(ids: range) -> slice:
-    return slice(ids.start, ids.stop, ids.step)
