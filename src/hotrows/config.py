@@ -98,11 +98,7 @@ class TrainConfig:
         None, "Batches in all, in place of epochs", unset="as epochs says", least=1, resumable=True
     )
     batch_size: int | None = setting(
-        None,
-        "Samples per step, of all ranks",
-        unset="64 to 8192, by the data's size",
-        least=1,
-        most=1 << 40,
+        None, "Samples per step, all ranks", unset="64 to 8192, by the data's size", least=1, most=1 << 40
     )
     row_optimizer: RowOptimizer | None = setting(
         None, "Optimizer of rows, where a table has no other", unset="adagrad", option="--optimizer"
@@ -128,10 +124,7 @@ class TrainConfig:
         "Let clip_norm limit all gradients, of rows and L2 terms too, as PyTorch's clip_grad_norm_ does",
     )
     precision: str | None = setting(
-        None,
-        "Number format of matrices in the dense part",
-        unset="float32, tf32 on CUDA",
-        choices=PRECISIONS,
+        None, "Format of matrices in the dense part", unset="float32, tf32 on CUDA", choices=PRECISIONS
     )
     table_dtype: str = setting(
         "float32", "Number format of stored weights; optimizer state is float32", choices=TABLE_DTYPES
