@@ -53,6 +53,8 @@ def main() -> None:
     for tier in ["file"] if args.prepare else args.tiers:
         rows, turns, steps = (200_000, 1, 2) if args.quick else (args.rows, args.turns, TURN)
         sizes = [max(int(size * rows / sum(CRITEO_KAGGLE)), 10) for size in CRITEO_KAGGLE]
+        if args.quick:
+            shutil.rmtree(folder(sizes), ignore_errors=True)
         folder(sizes).mkdir(parents=True, exist_ok=True)
         if args.prepare:
             for name in ARMS:
@@ -128,7 +130,7 @@ class Arm:
 
     def _caching(self, path: Path) -> Caching:
         popular = {
-            f"{feature}.vector": torch.arange(3, 3 + int(size * SHARE))
+            feature: torch.arange(3, 3 + int(size * SHARE))
             for feature, size in zip(self.features, self.sizes, strict=True)
         }
         fast_memory = int(sum(self.sizes) * RECORD * SHARE)

@@ -198,6 +198,7 @@ def draw(found: dict[str, dict]) -> None:
                     f"{place[1]:.2f}", place, (0, above), textcoords="offset points", ha="center"
                 )
         axes.set(xscale="log", yscale="log", xlabel="events appended a second")
+        axes.margins(0.1, 0.16)
         axes.set_xticks(rates, [f"{rate:,}" for rate in rates])
         axes.set_ylabel("seconds until a score has learnt an event")
         axes.legend()

@@ -99,11 +99,13 @@ class PacedRanks:
         self._ranks, self.link = ranks, link
         self._channels: dict[str, PacedRanks] = {}
 
-    def all_to_all(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Arriving:
+    def all_to_all(
+        self, rows: Tensor, sent: Sequence[int], received: Sequence[int], relayed: Sequence[int] = ()
+    ) -> Arriving:
         others = [p for p in range(self._ranks.num_ranks) if p != self._ranks.rank]
         width = rows[0].nbytes if len(rows) else 0
         most = max(sum(counts[p] for p in others) for counts in (sent, received))
-        return self._paced(most * width, self._ranks.all_to_all, rows, sent, received)
+        return self._paced(most * width, self._ranks.all_to_all, rows, sent, received, relayed)
 
     def all_reduce(self, values: Tensor) -> Arriving:
         num_ranks = self._ranks.num_ranks

@@ -29,7 +29,7 @@ from benchmarks.workload import CRITEO_KAGGLE
 
 MODELS = ("deepfm", "dlrm", "din")
 SKEWS = (1.05, 1.2)
-WARM, REQUESTS = 100, 200
+WARM, REQUESTS = 40, 100
 SHARE = 10  # tables to memory
 CHUNK = 1 << 18
 
@@ -134,7 +134,7 @@ def measure(folder: Path, chosen: list[str]) -> None:
         for skew in SKEWS:
             result[model][f"Zipf {skew}"] = figures = score_within(limit, model, folder, skew)
             print(model, skew, json.dumps(figures), flush=True)
-        write("serving_tenfold", {**sizes, "figures": result, **conditions(1)})
+            write("serving_tenfold", {**sizes, "figures": result, **conditions(1)})
 
 
 def score_within(limit: int, model: str, folder: Path, skew: float) -> dict:

@@ -83,10 +83,11 @@ def run(arm: str, args: argparse.Namespace, folder: str, fill: bool = False) -> 
 def in_words(figures: dict) -> str:
     if "error" in figures:
         return f"failed: {figures['error']}"
+    checkpoint = "-" if figures["checkpoint_ms"] is None else round(figures["checkpoint_ms"])
     return (
         f"{figures['rows_per_s']:10,.0f} rows/s  read {figures['read_us']:.1f}, written "
         f"{figures['write_us']:.1f} us a row  processor {figures['cpu_us']:.1f} us a row  checkpoint "
-        f"{figures['checkpoint_ms']:.0f} ms  slowest round {figures['slowest_round_ms']:.0f} ms  "
+        f"{checkpoint} ms  slowest round {figures['slowest_round_ms']:.0f} ms  "
         f"{figures['disk_gb']:.1f} GB"
     )
 

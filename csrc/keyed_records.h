@@ -9,9 +9,9 @@
 // hashes. At 82 % full, lines become a quarter more: with every key that comes one line of old ones is moved,
 // in the order of homes, and its memory given back, all before old lines are more than nine tenths full. A key
 // whose old home was moved is looked for in the new lines alone, any other in the old ones alone: there is no
-// pause, and never a second probe. A line and a record are each a cache miss, and so is the line behind, where a
-// twelfth of the keys stand; `find_all` prefetches all of them some keys ahead: one by one, since the misses of
-// a block would wait for one another.
+// pause, and never a second probe. A line and a record are each a cache miss, and so is the line behind, where up
+// to a tenth of the keys stand; `find_all` prefetches all of them some keys ahead: one by one, since the misses
+// of a block would wait for one another.
 #pragma once
 
 #include <type_traits>

@@ -144,3 +144,17 @@ def test_the_first_page_has_a_line_of_each_paper():
     gains = [links[base]["seconds"] / links["ours"]["seconds"] for base in FAE_BASES]
     said = r"as slow as PCIe it is ([\d.]+) and ([\d.]+) times here"
     assert numbers("README.md", said) == [round(gain, 2) for gain in gains]
+
+
+def test_the_table_of_two_cores_against_a_v100_has_the_figures_of_its_file():
+    models, names = (
+        result("bars")["models"],
+        {"deepfm": "DeepFM", "widedeep": "Wide & Deep", "dlrm": "DLRM"},
+    )
+    for model, found in models.items():
+        cells = [found["bars"]["samples_per_s"]]
+        for arm in ("fuxictr", "fuxictr+hotrows", "hotrows"):
+            figures = found["arms"][arm]["rounds"][0]
+            cells += [figures["samples_per_s"], figures["samples_per_cpu_second"]]
+        row = rf"\| {names[model]} \| ([\d.]+)" + 3 * r" \| ([\d.]+) \(([\d.]+)\)"
+        assert numbers("docs/speed.md", row) == [round(cell / 1000, 1) for cell in cells]

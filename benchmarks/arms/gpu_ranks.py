@@ -64,7 +64,7 @@ def _collectives(ranks: Ranks, device: Device, small: bool) -> dict:
                 assert torch.equal(found.cpu(), expected), (dtype, type(exchange).__name__)
     values = torch.arange(100.0) + ranks.rank
     total = values * num + sum(range(num)) - num * ranks.rank
-    assert torch.equal(ranks.all_reduce(device.put(values)).wait().cpu(), total)
+    assert torch.equal(ranks.all_reduce(device.put(values.clone())).wait().cpu(), total)
     gathered = ranks.channel("statistics").all_gather(device.put(values)).wait().cpu()
     assert torch.equal(gathered[:, 0], torch.arange(float(num)))
     return {}

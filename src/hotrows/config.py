@@ -98,11 +98,7 @@ class TrainConfig:
         None, "Batches in all, in place of epochs", unset="as epochs says", least=1, resumable=True
     )
     batch_size: int | None = setting(
-        None,
-        "Samples per step, of all ranks",
-        unset="64 to 8192, by the data's size",
-        least=1,
-        most=1 << 40,
+        None, "Samples per step, all ranks", unset="64 to 8192, by the data's size", least=1, most=1 << 40
     )
     row_optimizer: RowOptimizer | None = setting(
         None, "Optimizer of rows, where a table has no other", unset="adagrad", option="--optimizer"
@@ -128,11 +124,7 @@ class TrainConfig:
         "Let clip_norm limit all gradients, of rows and L2 terms too, as PyTorch's clip_grad_norm_ does",
     )
     precision: str | None = setting(
-        None,
-        "Number format of matrices in the dense part; else float32. tf32: float32, multiplied in TF32 on "
-        "a GPU",
-        unset="float32, tf32 on CUDA",
-        choices=PRECISIONS,
+        None, "Format of matrices in the dense part", unset="float32, tf32 on CUDA", choices=PRECISIONS
     )
     table_dtype: str = setting(
         "float32", "Number format of stored weights; optimizer state is float32", choices=TABLE_DTYPES
@@ -275,11 +267,7 @@ class TrainConfig:
         "auto", "How tables are sharded over ranks", choices=("auto", *SHARDINGS), changes="rounding"
     )
     exchange: str = setting(
-        "auto",
-        "All-to-alls between ranks in one stage, or in two: within hosts, then between them, for fewer "
-        "messages; auto: in two where the cost model finds that faster",
-        choices=EXCHANGES,
-        changes="no bit",
+        "auto", "All-to-alls in stages: within hosts, then between", choices=EXCHANGES, changes="no bit"
     )
     wire_dtype: str = setting(
         "float32", "Number format of rows and gradients on the wire", choices=WIRE_DTYPES, resumable=True
@@ -297,10 +285,7 @@ class TrainConfig:
     )
     compile: bool = setting(False, "Compile the dense part by torch.compile", changes="rounding")
     cuda_graph: bool | None = setting(
-        None,
-        "Launch whole steps as CUDA graphs; needs batches of one size",
-        unset="on CUDA where steps are alike",
-        changes="no bit",
+        None, "Launch whole steps as CUDA graphs", unset="on CUDA where steps are alike", changes="no bit"
     )
     streams: int = setting(
         1,

@@ -5,9 +5,9 @@ import os
 
 import pytest
 
-from hotrows.costs.measure_disk import SLOW_BYTES, SLOW_READS, Disk, measure_disk
+from hotrows.costs.measure_disk import SLOW_BYTES, SLOW_READS, DiskRates, measure_disk
 
-FAST = Disk(
+FAST = DiskRates(
     reads_per_second=1e5,
     bytes_per_second=1e9,
     merged_per_second=1e9,

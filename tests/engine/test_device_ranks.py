@@ -145,7 +145,7 @@ def test_what_is_sent_before_its_lane_is_waited_for_is_found():
 
     with pretend_ranks.gpus(2):
         assert pretend_ranks.run(lambda ranks: work(ranks, True), 2) == [[0, 0, 1, 1]] * 2
-    with pretend_ranks.gpus(2), pytest.raises(Race, match="neither waits for the other"):
+    with pytest.raises(Race, match="neither waits for the other"), pretend_ranks.gpus(2):
         pretend_ranks.run(lambda ranks: work(ranks, False), 2)
 
 

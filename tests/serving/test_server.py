@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
 import urllib.request
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from fastapi.testclient import TestClient
 import hotrows
 from hotrows.serving import Limits, Scorer, application
 from hotrows.serving.server import ARROW
-from tests.support.bundles import raw_rows
+from tests.support.bundles import raw_rows, wait_for
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "no_pictures"),
@@ -329,13 +328,3 @@ def test_the_command_answers_what_it_took_and_ends(din_bundle, scorer):
             assert f"click at http://127.0.0.1:{port}/score" in process.stderr.read()
         finally:
             process.kill()
-
-
-def wait_for(url, process):
-    for _ in range(600):
-        try:
-            urllib.request.urlopen(url, timeout=10).close()
-            return
-        except urllib.error.URLError:
-            assert process.poll() is None, process.stderr.read()
-            threading.Event().wait(0.1)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import hotrows
-from tests.serving.test_server import wait_for
+from tests.support.bundles import wait_for
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
 

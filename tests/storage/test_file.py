@@ -21,6 +21,7 @@ from hotrows.runtime import native
 from hotrows.storage.disk_io import Disk, RecordFile
 from hotrows.storage.file_store import FileStore
 from hotrows.storage.record_io import Fetcher, alignment
+from hotrows.storage.store_view import view_at
 from tests.support.file_stores import (
     ENGINES,
     META,
@@ -266,7 +267,7 @@ def test_an_earlier_checkpoint_is_read_by_another_process(tmp_path):
         store.retain([best, store.checkpoint()])
     code = f"""
         from tests.storage.test_file import *
-        with FileStore.view_at({str(path)!r}, 1000, 32, first_values, META, {best}) as view:
+        with view_at({str(path)!r}, 1000, 32, first_values, META, {best}) as view:
             assert_rows(view, {{1: 1, 2: 1}})
     """
     before = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
@@ -281,7 +282,7 @@ def test_a_view_follows_what_another_process_merges(tmp_path):
         write(store, [1, 2], 1)
         first = store.checkpoint()
         store.retain([first])
-        with FileStore.view_at(path, 1000, 32, first_values, META, first) as view:
+        with view_at(path, 1000, 32, first_values, META, first) as view:
             for step in (2, 3):
                 write(store, [2, 3], step)
                 store.retain([first, store.checkpoint()])

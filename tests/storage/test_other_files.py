@@ -8,6 +8,7 @@ import pytest
 
 from hotrows.storage.file_store import FileStore
 from hotrows.storage.store_state import FILE
+from hotrows.storage.store_view import view_at
 from tests.support.file_stores import META, assert_rows, first_values, write
 
 FORM = (1000, 32, first_values, META)
@@ -37,7 +38,7 @@ def test_a_log_of_another_store_is_refused(tmp_path):
     with FileStore.open(tmp_path / "one", *FORM) as store, pytest.raises(ValueError, match=message):
         store.restore(1)
     with pytest.raises(ValueError, match=message):
-        FileStore.view_at(tmp_path / "one", *FORM, generation=1)
+        view_at(tmp_path / "one", *FORM, generation=1)
     log.write_bytes(own)
     with FileStore.open(tmp_path / "one", *FORM) as store:
         store.restore(1)
@@ -52,7 +53,7 @@ def test_a_journal_of_another_store_is_refused_before_it_changes_a_row(tmp_path)
     assert journal.stat().st_size == len(own)
     message = "undo-2 is not the file that was written there; bring it back"
     with pytest.raises(ValueError, match=message):
-        FileStore.view_at(path, *FORM, generation=1)
+        view_at(path, *FORM, generation=1)
     with FileStore.open(path, *FORM) as store, pytest.raises(ValueError, match=message):
         store.restore(1)
     assert (path / "base").read_bytes() == base

@@ -3,6 +3,7 @@
 import itertools
 import json
 import threading
+import time
 
 import pytest
 import torch
@@ -86,6 +87,20 @@ def test_a_batch_that_came_before_anyone_listened_wakes_who_trains(encoder):
         woken = []
         StreamBatches(stream, RunState(), None).on_arrival(lambda: woken.append(True))
         assert woken
+
+
+def test_events_that_came_while_the_process_was_stopped_are_read_before_the_stream_ends(encoder):
+    class Stopped(Listed):
+        def read(self, limit, wait):
+            if self.reads == 0:
+                self.reads += 1
+                time.sleep(0.5)  # longer than a stream waits for an event
+                return LineEvents("listed", b"")
+            return super().read(limit, wait)
+
+    source = Stopped(map(event, range(3)), ends=False)
+    with EventStream(source, encoder, 4, StreamConfig(stop_when_idle=0.3)) as stream:
+        assert [numbers(batch) for batch in stream] == [[0, 1, 2]]
 
 
 def test_batches_are_full_but_for_the_last(encoder):

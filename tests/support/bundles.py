@@ -1,5 +1,8 @@
 """Bundles to test: runs of small models on clicks with histories, exported, and raw rows for them."""
 
+import threading
+import urllib.error
+import urllib.request
 from contextlib import contextmanager
 from unittest import mock
 
@@ -98,3 +101,14 @@ def known_program(path):
         mock.patch("hotrows.train.bundles.onnx_program", onnx_program),
     ):
         yield
+
+
+def wait_for(url, process):
+    """Waits until a server answers; process: the server, whose standard error is a pipe."""
+    for _ in range(600):
+        try:
+            urllib.request.urlopen(url, timeout=10).close()
+            return
+        except urllib.error.URLError:
+            assert process.poll() is None, process.stderr.read()
+            threading.Event().wait(0.1)

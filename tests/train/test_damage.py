@@ -21,6 +21,7 @@ from hotrows.engine.embedding import Embedding
 from hotrows.optim import Adagrad
 from hotrows.serving.version import open_base, versions_in, with_deltas
 from hotrows.storage.file_store import FileStore
+from hotrows.storage.store_view import view_at
 from hotrows.train import Trainer, load_run, run_folder, train
 from hotrows.train.export import export
 from hotrows.train.publishing import Publisher
@@ -143,7 +144,7 @@ def stores(tmp_path_factory):
 def restored(folder):
     """The rows of the newest checkpoint, those of an old one as they were, and those after going back."""
     rows = []
-    with FileStore.view_at(folder / "store", ROWS, STRIDE, first_values, META, 1) as view:
+    with view_at(folder / "store", ROWS, STRIDE, first_values, META, 1) as view:
         out = torch.empty(ROWS, STRIDE, dtype=torch.uint8)
         view.read(torch.arange(ROWS), out)
         rows.append(out.numpy().tobytes())

@@ -435,7 +435,7 @@ def test_checkpoints_of_processors_and_of_devices_are_read_by_both(
     encoded, alone, tmp_path, before, after
 ):
     """A run is gone on with by another number of ranks of the other kind, and predicts alone."""
-    changes = {"fast_memory": 1600, "in_flight": 2}
+    changes = {"fast_memory": 1600, "in_flight": 2, "precision": "float32"}
     config = dataclasses.replace(CONFIG, **changes)
 
     def part(config, num_ranks, device, **rest):

@@ -215,16 +215,9 @@ def simulate_command(
         predict_and_print(folder, ranks, options, how, picture, as_json)
         return
     with bar() as progress:
-        from hotrows import data
-        from hotrows.costs import workload
-
-        if not folder.exists() and str(folder) in workload.NAMED:
-            raise click.UsageError(
-                f"{folder} is a well-known job, which has no ids to replay: give --ranks 1,8, say"
-            )
         from hotrows.tuning.cache_simulation import simulate
 
-        encoded = data.EncodedData.open(folder)
+        encoded = _opened(folder)
         if place is not None:
             speed = _measured(encoded, options, place, speed["samples_per_second"])
         simulation = simulate(encoded, progress=progress, **options)
@@ -238,8 +231,23 @@ def simulate_command(
         figures = {**simulation.to_json(), "advice": dataclasses.asdict(advice)}
         click.echo(json.dumps(figures, indent=2))
         return
-    speeds = {policy: advise(simulation, policy, **speed).speeds for policy in simulation.policies}
-    print_table(_simulation_table(simulation, speeds, advice.samples_per_second))
+    print_table(_simulation_table(simulation, speed, advice.samples_per_second))
+    _print_words(simulation)
+    if drawn:
+        click.echo(f"picture    {drawn}")
+    if place is not None:
+        slow = speed["slow"]
+        click.echo(
+            f"measured: {speed['samples_per_second']:,.0f} samples/s in memory; {place.resolve()} reads "
+            f"{slow.reads_per_second:,.0f} rows/s and writes {slow.bytes_per_second / 1e6:,.0f} MB/s"
+        )
+    if wanted is not None:
+        click.echo(advice.cheapest(wanted))
+    click.echo(advice.sentence)
+
+
+def _print_words(simulation: Simulation) -> None:
+    """What the table leaves out: rows of a batch, rows that are pinned, and what an order saves."""
     click.echo(
         f"{simulation.rows:,.0f} distinct rows a batch of {simulation.batch_size:,}, "
         f"{simulation.untouched:,.0f} of them never read before; means of batches "
@@ -256,17 +264,17 @@ def simulate_command(
             f"order {simulation.order}: a batch reads {simulation.distinct_rows:.2f} times the distinct "
             f"rows of one of a plain shuffle; the lower, the more alike are its samples"
         )
-    if drawn:
-        click.echo(f"picture    {drawn}")
-    if place is not None:
-        slow = speed["slow"]
-        click.echo(
-            f"measured: {speed['samples_per_second']:,.0f} samples/s in memory; {place.resolve()} reads "
-            f"{slow.reads_per_second:,.0f} rows/s and writes {slow.bytes_per_second / 1e6:,.0f} MB/s"
+
+
+def _opened(folder: Path) -> data.EncodedData:
+    from hotrows import data
+    from hotrows.costs import workload
+
+    if not folder.exists() and str(folder) in workload.NAMED:
+        raise click.UsageError(
+            f"{folder} is a well-known job, which has no ids to replay: give --ranks 1,8, say"
         )
-    if wanted is not None:
-        click.echo(advice.cheapest(wanted))
-    click.echo(advice.sentence)
+    return data.EncodedData.open(folder)
 
 
 def _folder_of(store: str | None, disk: str | None) -> Path | None:
@@ -315,12 +323,11 @@ def _speeds(share: float, in_memory: float) -> tuple[str, str]:
     return f"{share:.0%}", f"{share * in_memory:,.0f}"
 
 
-def _simulation_table(
-    simulation: Simulation, speeds: dict[str, dict[int, float] | None], in_memory: float | None
-) -> Table:
+def _simulation_table(simulation: Simulation, speed: dict[str, Any], in_memory: float | None) -> Table:
+    speeds = {policy: advise(simulation, policy, **speed).speeds for policy in simulation.policies}
     columns = ("policy", "fast memory", "of all rows", "lookups hit", "rows hit", "misses")
-    speed = ("speed", "samples/s") if any(speeds.values()) else ()
-    table = new_table(*columns, "MiB read", "MiB written", *speed, left=("policy",))
+    last = ("speed", "samples/s") if any(speeds.values()) else ()
+    table = new_table(*columns, "MiB read", "MiB written", *last, left=("policy",))
     for cache in simulation.measured:
         share = speeds[cache.policy]
         table.add_row(

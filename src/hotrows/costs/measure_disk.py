@@ -28,7 +28,7 @@ _WRITTEN = 1 << 16  # rows written at once
 
 
 @dataclass(frozen=True)
-class Disk:
+class DiskRates:
     """Rates of a disk under a file store, and what a row takes of a processor.
 
     reads_per_second: rows at random places, some thousand at once. bytes_per_second: of records
@@ -65,7 +65,9 @@ class Disk:
         )
 
 
-def measure_disk(folder: Path, stride: int = 128, seconds: float = 1.0, size: int | None = None) -> Disk:
+def measure_disk(
+    folder: Path, stride: int = 128, seconds: float = 1.0, size: int | None = None
+) -> DiskRates:
     """Measures the disk of a folder.
 
     stride: bytes of a record; seconds: of reading; size: bytes of the store that is made.
@@ -83,7 +85,9 @@ def measure_disk(folder: Path, stride: int = 128, seconds: float = 1.0, size: in
             merged, _ = _timed(lambda: _merge(store))
             read, read_seconds = _timed(lambda: _read(store, seconds))
             reads = store.counters["rows_read"]
-    return Disk(reads / read, size / wrote, size / merged, read_seconds / reads, write_seconds / num_rows)
+    return DiskRates(
+        reads / read, size / wrote, size / merged, read_seconds / reads, write_seconds / num_rows
+    )
 
 
 def _timed(call: Callable[[], None]) -> tuple[float, float]:

@@ -160,16 +160,14 @@ class _Choice:
     def stages(self, sharding: Mapping[str, Placement], machine: Machine) -> int:
         """In how many stages all-to-alls are faster, as far as it can be predicted. Hosts' own links
         count as fast as those between them where these alone are known."""
-        num_ranks, here = self.ranks.num_ranks, self._ranks_here()
-        link = machine.outer or machine.inner
-        machine = dataclasses.replace(
-            machine, inner=machine.inner or link, outer=link, ranks_per_node=here
-        )
+        num_ranks, link = self.ranks.num_ranks, machine.outer or machine.inner
+        num, inner = self._ranks_here(), machine.inner or link
+        machine = dataclasses.replace(machine, inner=inner, outer=link, ranks_per_node=num)
         if len(possible_stages(machine, num_ranks)) == 1 or not self._has_counts:
             return 1
         loads, step = self._work()
         placements = [sharding[load.name] for load in loads]
-        one, two = (step_cost(machine, loads, placements, num_ranks, step, num) for num in (1, 2))
+        one, two = (step_cost(machine, loads, placements, num_ranks, step, n) for n in (1, 2))
         self.reasons.append(
             f"all-to-alls in {'two stages' if two.seconds < one.seconds else 'one stage'}: predicted "
             f"steps {1e3 * one.seconds:.2f} ms in one, {1e3 * two.seconds:.2f} ms in two (within hosts, "

@@ -34,7 +34,7 @@ from hotrows.shapes import Int64, UInt8
 from hotrows.storage.cache import Cache
 from hotrows.storage.file_store import FileStore
 from hotrows.storage.store import HostStore, InitialValues, MemoryStore, Store
-from hotrows.storage.store_view import ReadOnlyStore, RecordSource
+from hotrows.storage.store_view import ReadOnlyStore, RecordSource, view_at
 
 log = logging.getLogger("hotrows")
 
@@ -353,10 +353,7 @@ class CachedTables:
         """Reads the file stores as they were at a checkpoint, and trains no more."""
         self.close()
         self.read_from(
-            [
-                FileStore.view_at(*self._file_arguments(g), generation)
-                for g, generation in enumerate(checkpoint)
-            ]
+            [view_at(*self._file_arguments(g), generation) for g, generation in enumerate(checkpoint)]
         )
 
     def read_from(self, sources: Sequence[RecordSource]) -> None:

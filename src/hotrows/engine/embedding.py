@@ -170,15 +170,7 @@ class Embedding:
             dynamic.check(self.tables, self.device.on_host or (caching is not None and caching.can_grow))
             dynamic.begin(self.planner.ranks, crosses)
         plans_there = run.planning != "host" and not self.device.on_host
-        # Ranks find rows on the host: what they request of one another must be known there.
-        alone = self.ranks.num_ranks == 1
-        if run.planning == "device" and plans_there and not alone:
-            log.warning(
-                "planning='device': rows are found on the host, since %s ranks request rows of one "
-                "another there; the device maps the slots of a cache",
-                self.ranks.num_ranks,
-            )
-        self.device_planner = DevicePlanner(self.planner, self.device) if plans_there and alone else None
+        self.device_planner = DevicePlanner(self.planner, self.device) if plans_there else None
         if plans_there and caching is not None and dynamic is None:
             caching = dataclasses.replace(caching, map_slots=run.planning or "auto")
         self._warned = run.planning is None
@@ -395,7 +387,7 @@ class Embedding:
     def set_counts(self, counts: Mapping[str, Tensor]) -> None:
         """Sets how often each id of a table occurs in the training data, [rows] by table: what
         `decay_by_count` of an optimizer needs."""
-        self.packed.set_counts(counts)
+        self.packed.decay_by_count.set_counts(counts)
 
     def weights(self, table: str) -> Float[Tensor, "rows D"]:
         """The weights of a table as stored, where they are in host memory a view of the records, else a

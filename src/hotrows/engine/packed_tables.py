@@ -23,6 +23,7 @@ from hotrows import ops, optim
 from hotrows.distributed.comm import Ranks
 from hotrows.engine.cached_tables import CachedTables
 from hotrows.engine.caching import Caching
+from hotrows.engine.decay_by_count import DecayByCount
 from hotrows.engine.dense_rows import DenseRows
 from hotrows.engine.read_through import ReadThrough
 from hotrows.optim import RowOptimizer, RowWiseAdagrad
@@ -103,7 +104,7 @@ class PackedTables:
         self._random_keys = [
             (device.put(values.first_rows), device.put(values.pieces)) for values in self._initial_values
         ]
-        self._decay_scales: dict[int, Tensor] = {}  # by pack: [rows], 1 / count of each row
+        self.decay_by_count = DecayByCount(self.packs, self.shards, device)
         self.stores = self._memory(caching)
         self.cached: CachedTables | None = None
         self._read_through: ReadThrough | None = None
@@ -273,7 +274,7 @@ class PackedTables:
         rule = ops.RowRule(
             optimizer.kind,
             gradients.hyperparameters[p, :num_hyperparameters],
-            self._decay_scale(p, part.rows),
+            self.decay_by_count.factor(p, part.rows),
             None if squares is None else squares[places],
         )
         stored = ops.Records(records, self._layouts[p])
@@ -292,7 +293,7 @@ class PackedTables:
         part = plan.packs[p]
         sums = ops.sum_gradients(grad, part.order, part.starts, part.bags, part.weights)  # [U, d]
         if optimizer.weight_decay:
-            scale = self._decay_scale(p, part.rows)
+            scale = self.decay_by_count.factor(p, part.rows)
             decay = 1.0 if scale is None else scale[:, None]
             sums += optimizer.weight_decay * decay * self.rows(p, plan)
         return self._ranks.all_reduce((sums * sums).sum(1)).wait() / dim
@@ -317,36 +318,6 @@ class PackedTables:
     def note_touched(self) -> None:
         """Makes `touched` say from here on, for each group, which rows of this rank change: [rows]."""
         self.touched = tuple(torch.from_numpy(np.zeros(group.rows, bool)) for group in self.groups)
-
-    # ---- weight decay by count
-
-    @property
-    def needs_counts(self) -> bool:
-        """Whether an optimizer decays by count, so that `set_counts` must come before `update`."""
-        return any(_decays_by_count(pack) for pack in self.packs)
-
-    def set_counts(self, counts: Mapping[str, Tensor]) -> None:
-        """Sets how often each id of a table occurs in the training data: [rows] by table."""
-        for p, pack in enumerate(self.packs):
-            if _decays_by_count(pack):
-                absent = [table.name for table in pack.tables if table.name not in counts]
-                if absent:
-                    raise ValueError(f"decay_by_count: there are no counts of table {absent[0]!r}")
-                pack_counts = torch.cat(
-                    [
-                        counts[pack.tables[piece.table].name][_slice(piece.ids)]
-                        for piece in self.shards[p].slices
-                    ]
-                )
-                self._decay_scales[p] = self._device.put(1 / pack_counts.clamp(min=1).float())
-
-    def _decay_scale(self, p: int, rows: Int64[Tensor, "U"]) -> Float32[Tensor, "U"] | None:
-        """The factor of each row's weight decay; None: 1."""
-        if p in self._decay_scales:
-            return self._decay_scales[p][rows]
-        if _decays_by_count(self.packs[p]):
-            raise ValueError("decay_by_count needs the counts of ids: call set_counts first")
-        return None
 
     # ---- all rows; the pipeline is paused
 
@@ -442,11 +413,3 @@ def _optimizer(pack: Pack) -> RowOptimizer:
     optimizer = pack.tables[0].optimizer
     assert optimizer is not None
     return optimizer
-
-
-def _decays_by_count(pack: Pack) -> bool:
-    return _optimizer(pack).decay_by_count
-
-
-def _slice(ids: range) -> slice:
-    return slice(ids.start, ids.stop, ids.step)

@@ -83,6 +83,8 @@ class DevicePlanner:
 
     def refusal_of_all(self) -> str | None:
         """Why no batch can be planned on the device."""
+        if self._planner.ranks.num_ranks > 1:
+            return f"{self._planner.ranks.num_ranks} ranks request rows of one another there"
         if self._planner.routes:
             return "batches are trained in micro-batches"
         if self._planner.crosses:

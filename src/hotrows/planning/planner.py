@@ -62,6 +62,7 @@ class Planner:
         self._threads = threads or Threads()
         self._shares = shares and not self.crosses
         self._reads: dict[tuple[tuple[str, ...], frozenset[str]], list[Reads]] = {}
+        self._shardings = [pack.sharding(self.ranks.num_ranks) for pack in self.packs]
         if self.routes:
             _check_numbers(self.packs, self.ranks)
 
@@ -105,7 +106,7 @@ class Planner:
             for part, packs in zip(micro_batches, planned, strict=True)
         ]
         sizes = [part.size for part in micro_batches]
-        shardings = [self.packs[p].sharding(self.ranks.num_ranks) for p in leaders]
+        shardings = [self._shardings[p] for p in leaders]
         plan = route(read, sizes, shardings, group_of_pack, self.ranks, step, signals)
         parts = zip(plan.micro_batches, micro_batches, bags, strict=True)
         return replace(plan, micro_batches=tuple(requests.with_requests(*part) for part in parts))
@@ -165,7 +166,7 @@ class Planner:
         """The distinct rows that samples read of pack p, and the sums that features `summed` request."""
         if batch.requests is not None:
             return plan, None
-        pack, sharding = self.packs[p], self.packs[p].sharding(self.ranks.num_ranks)
+        pack, sharding = self.packs[p], self._shardings[p]
         columns = summed_columns(pack, summed)
         return with_sums(plan, sharding, columns, len(pack.columns), batch.size)
 

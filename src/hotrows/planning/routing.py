@@ -197,8 +197,8 @@ def exchange_ids(
     flat = [of_group for of_groups in requests for of_group in of_groups]  # K = micro-batches x groups
     sent, ones = torch.stack([of_group.sizes for of_group in flat], 1), [1] * num_ranks  # [P, K, 5]
     counts = ranks.all_to_all(_counts(sent, ranks.rank, header), ones, ones).wait()  # [P, 3 + 6 K]
-    headers, rest = counts[:, : len(header)], counts[:, len(header) :].view(num_ranks, -1, 6)
-    received, num_crossing = rest[:, :, :5], rest[:, :, 5]  # [P, K, 5], [P, K]
+    headers, of_requests = counts[:, : len(header)], counts[:, len(header) :].view(num_ranks, -1, 6)
+    received, num_crossing = of_requests[:, :, :5], of_requests[:, :, 5]  # [P, K, 5], [P, K]
 
     answers, gradients = (sizes[:, :, [ROWS, LENGTHS]].sum(2) for sizes in (received, sent))  # [P, K]
     relayed = ranks.relayed(torch.cat([sent.sum((1, 2))[:, None], answers, gradients], 1)).t().tolist()
@@ -291,7 +291,7 @@ def serve_plan(
     shared, places, _, _ = ops.unique(shared_rows)  # [H'], [A' of all ranks and micro-batches]
     ends = torch.stack([request.sizes[:, SHARED] for request in received]).flatten().cumsum(0).tolist()
     num_ranks = len(ends) // len(received)
-    own = [s * num_ranks + rank for s in range(len(received))]
+    of_rank = [s * num_ranks + rank for s in range(len(received))]
     looked_up = [request.looked_up for request in received]  # [R + E] each
     distinct, inverse, order, starts = ops.unique(torch.cat([shared, *looked_up]))  # [U], [N]
     send_counts = torch.stack([num_answers(request.sizes) for request in received])  # [S, P]
@@ -307,7 +307,7 @@ def serve_plan(
         plan = _with_bags(plan, len(shared), received)
     return plan, RowExchangePlan(
         num_shared=len(shared),
-        shared_places=tuple(places[ends[n - 1] if n else 0 : ends[n]].long() for n in own),
+        shared_places=tuple(places[ends[n - 1] if n else 0 : ends[n]].long() for n in of_rank),
         send_counts=_nested(send_counts),
         recv_counts=_nested(torch.stack([num_answers(request.sizes) for request in sent])),
         crosses_ranks=tuple(crosses_ranks),

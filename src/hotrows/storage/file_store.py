@@ -62,9 +62,9 @@ class FileStore:
         """For `create` and `open`."""
         self.path, self.stride, self.num_rows = path, form.stride, form.rows
         self.log_rows = _log_rows(form, log_rows)
+        self._expected = min(self.log_rows, form.rows)  # rows in a log
         self._form, self._initial_values, self._lock = form, initial_values, lock
-        self._base = BaseFile(path / "base", form)
-        self._saved = StateFile(path, form, state)
+        self._base, self._saved = BaseFile(path / "base", form), StateFile(path, form, state)
         self._logs: tuple[RecordLog, ...] = ()  # the open one, then closed ones, newest first
         self._num_views = 0
         self._num_initialised = self._num_read = self._log_bytes = 0
@@ -97,7 +97,7 @@ class FileStore:
             _check_room(path, form, _log_rows(form, log_rows), grows)
             BaseFile.create(path / "base", form)
             store = cls(path, form, initial_values, log_rows, lock, StoreState())
-            store._logs = (store._new_log(1),)
+            store._logs = (_new_log(store._base, 1, store._expected),)
             store._saved.save(StoreState())
         except BaseException:
             lock.release()
@@ -125,24 +125,6 @@ class FileStore:
         except BaseException:
             lock.release()
             raise
-
-    @staticmethod
-    def view_at(
-        path: Path | str, rows: int, stride: int, initial_values: FillInitial, meta: dict, generation: int
-    ) -> StoreView:
-        """A restorable checkpoint of a store, which another process may write meanwhile."""
-        path, form = Path(path), Form(rows, stride, json.loads(json.dumps(meta)))
-
-        def state_now() -> StoreState:
-            return read_state(path, form)
-
-        while True:
-            state = state_now()
-            try:
-                return StoreView(path, form, state, generation, initial_values, state_now=state_now)
-            except ValueError:
-                if state_now() == state:
-                    raise  # else a log was merged and deleted before it was opened
 
     def read(self, rows: Tensor, out: Tensor) -> None:
         """Fills out [m, stride] uint8 with the records of `rows` [m] int64, distinct, ascending."""
@@ -204,7 +186,7 @@ class FileStore:
             except OSError as error:  # what the log holds is unknown from now on
                 self._broken = f"syncing {log.path} failed ({error.strerror}); open the store anew"
                 raise
-            fresh = self._new_log(self._saved.state.open + 1)
+            fresh = _new_log(self._base, self._saved.state.open + 1, self._expected)
             try:
                 with self._saved.lock:
                     state = self._saved.state
@@ -265,7 +247,7 @@ class FileStore:
                 for file in self.path.iterdir():  # what a crash left, and means nothing
                     if file.name.startswith(("log-", "undo-")) and file.name not in files:
                         Disk.unlink(file)
-                self._logs = self._open_logs()
+                self._logs = _open_logs(self._base, self._saved.state, self._expected)
             self._broken = None
             self._start_merging()
 
@@ -310,7 +292,7 @@ class FileStore:
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory that it takes at most: which rows were written, two logs, merging, reading."""
-        logs = 2 * (Index.ROW_BYTES * min(self.log_rows, self.num_rows) + SEGMENT_BYTES)
+        logs = 2 * (Index.ROW_BYTES * self._expected + SEGMENT_BYTES)
         readers = self._reader.memory_bytes + self._merger.memory_bytes
         return self._form.bit_bytes + logs + readers
 
@@ -369,22 +351,6 @@ class FileStore:
 
     # ---- logs
 
-    def _new_log(self, number: int, length: int = -1, checksum: int = 0) -> RecordLog:
-        """An empty log, or one that was closed, of so many bytes."""
-        path, align = self.path / f"log-{number}", self._base.file.align
-        expected = min(self.log_rows, self.num_rows)
-        with explained(path, 0):
-            return RecordLog(path, number, self.stride, align, length, checksum, expected)
-
-    def _open_logs(self) -> tuple[RecordLog, ...]:
-        """A new open log, then the closed ones, newest first, indexed."""
-        state = self._saved.state
-        logs = [self._new_log(state.open)]
-        for closed in reversed(state.closed):
-            logs.append(self._new_log(*closed))
-            logs[-1].index_segments()
-        return tuple(logs)
-
     def _go_back(self, generation: int) -> None:
         """Drops later generations, durably, then makes `base` older where later ones were merged."""
         journals = self._saved.state.undo
@@ -415,6 +381,24 @@ def _check_room(path: Path, form: Form, log_rows: int, grows: bool) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def _new_log(
+    base: BaseFile, number: int, expected: int, length: int = -1, checksum: int = 0
+) -> RecordLog:
+    """An empty log, or one that was closed, of so many bytes. expected: rows that it may have."""
+    path = base.path.with_name(f"log-{number}")
+    with explained(path, 0):
+        return RecordLog(path, number, base.form.stride, base.file.align, length, checksum, expected)
+
+
+def _open_logs(base: BaseFile, state: StoreState, expected: int) -> tuple[RecordLog, ...]:
+    """A new open log, then the closed ones, newest first, indexed."""
+    logs = [_new_log(base, state.open, expected)]
+    for number, length, checksum in reversed(state.closed):
+        logs.append(_new_log(base, number, expected, length, checksum))
+        logs[-1].index_segments()
+    return tuple(logs)
 
 
 def _log_rows(form: Form, log_rows: int | None) -> int:

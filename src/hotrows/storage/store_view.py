@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch import Tensor
 from hotrows.storage.base_file import BaseFile, FillInitial, Form
 from hotrows.storage.log import UNTOUCHED, RecordLog, UndoJournal
 from hotrows.storage.record_io import ABSENT, AnyFetcher, new_fetcher
-from hotrows.storage.store_state import Named, StoreState, check_restorable
+from hotrows.storage.store_state import Named, StoreState, check_restorable, read_state
 
 
 class StoreView:
@@ -172,3 +173,21 @@ class ReadOnlyStore:
     def close(self) -> None:
         if self._source is not None:
             self._source.close()
+
+
+def view_at(
+    path: Path | str, rows: int, stride: int, initial_values: FillInitial, meta: dict, generation: int
+) -> StoreView:
+    """A restorable checkpoint of a file store, which another process may write meanwhile."""
+    path, form = Path(path), Form(rows, stride, json.loads(json.dumps(meta)))
+
+    def state_now() -> StoreState:
+        return read_state(path, form)
+
+    while True:
+        state = state_now()
+        try:
+            return StoreView(path, form, state, generation, initial_values, state_now=state_now)
+        except ValueError:
+            if state_now() == state:
+                raise  # else a log was merged and deleted before it was opened

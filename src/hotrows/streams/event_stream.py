@@ -196,7 +196,8 @@ class EventStream:
         last_event = due = time.monotonic()
         limit = self._config.stop_when_idle
         while not self._closed and batch.size < self._batch_size:
-            left = due - time.monotonic() if batch.size else _LOOK
+            now = time.monotonic()
+            left = due - now if batch.size else _LOOK
             if left <= 0:
                 return
             events = self._source.read(self._batch_size - batch.size, min(left, _LOOK))
@@ -207,8 +208,8 @@ class EventStream:
                 batch.add(events, self._source.position)
                 due = last_event + self._config.max_wait if was_empty else due
                 self.last_arrival = last_event if batch.size else self.last_arrival
-            elif limit is not None and time.monotonic() - last_event >= limit:
-                return
+            elif limit is not None and now - last_event >= limit:
+                return  # nothing came, nor was it there after a pause of the process
 
     def _refill(self, batch: _OpenBatch, reads: Sequence[dict[str, Any]]) -> None:
         """Reads the events of a batch that was cut before."""

@@ -79,8 +79,7 @@ class Classifier:
         self.classes_ = np.unique(labels)
         if len(self.classes_) != 2:
             raise ValueError(f"expected labels of two values, found {len(self.classes_):,} in y")
-        of_label = (labels == self.classes_[1]).astype(np.int8)
-        table, name = _with_column(table, y if isinstance(y, str) else "label", of_label)
+        table, name = _with_column(table, "label", (labels == self.classes_[1]).astype(np.int8))
         draft = Draft(self.schema, ()) if self.schema else draft_schema(table, name)
         self.schema_, self.notes_ = draft.schema, draft.notes
         schema = dataclasses.replace(self.schema_, label=name, columns=None)

@@ -62,7 +62,7 @@ def described(config: TrainConfig, embedding: Embedding, schema: Schema, not_cap
     """One line: number format, planning and launches of a run on a GPU, and why these."""
     planner = embedding.device_planner
     if planner is None:
-        on_host: str | None = "asked for" if config.planning == "host" else "ranks plan together"
+        on_host: str | None = "asked for"
     elif any(map(is_list, schema.id_features)):
         on_host = "features are lists of ids"
     else:

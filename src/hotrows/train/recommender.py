@@ -94,9 +94,6 @@ class Recommender:
         if caching is not None and hot_ids is not None:
             caching = dataclasses.replace(caching, hot_ids=_by_table(hot_ids, self.model.tables, schema))
         placing = ShardingPlan() if place is None else place(self.model)
-        exchanging, two = self.ranks, config.exchange == "two_stages"
-        if exchanging.num_ranks > 1 and (two or (config.exchange == "auto" and placing.stages == 2)):
-            exchanging = two_stages.over(exchanging, required=two)
         self.embedding = Embedding.for_model(
             self.model,
             schema,
@@ -105,7 +102,7 @@ class Recommender:
             seed=config.seed,
             caching=caching,
             read_only=read_only,
-            ranks=exchanging,
+            ranks=_in_stages(self.ranks, config.exchange, placing.stages),
             sharding=placing.sharding or "rows",
             micro_batches=config.micro_batches or placing.micro_batches or 1,
             pack_parts=placing.pack_parts,
@@ -211,6 +208,14 @@ class Recommender:
             return self.losses[0].predictions(outputs)
         tasks = zip(self.losses, outputs.unbind(1), strict=True)
         return torch.stack([loss.predictions(of_task) for loss, of_task in tasks], 1)
+
+
+def _in_stages(ranks: Ranks, exchange: str, predicted: int) -> Ranks:
+    """The ranks as they exchange rows: in as many stages as are predicted to be faster, or as are set."""
+    required = exchange == "two_stages"
+    if ranks.num_ranks == 1 or not (required or (exchange == "auto" and predicted == 2)):
+        return ranks
+    return two_stages.over(ranks, required)
 
 
 def _with_linear(tables: Sequence[Table], config: TrainConfig) -> tuple[Table, ...]:

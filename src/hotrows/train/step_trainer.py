@@ -85,7 +85,7 @@ class StepTrainer:
         self.recommender.begin_at(of_rank_0(self.ranks, data.label_means))
         self.model, self.embedding = self.recommender.model, self.recommender.embedding
         self.cached_tables = self.embedding.cached_tables
-        if self.embedding.packed.needs_counts:
+        if self.embedding.packed.decay_by_count.needs_counts:
             assert self.config.batch_size is not None, "settle the config first"
             num_batches = -(-data.parts["train"].rows // self.config.batch_size)
             self.embedding.set_counts(id_counts(data, self.embedding.tables, max(num_batches, 1)))
