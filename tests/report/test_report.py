@@ -2,17 +2,21 @@
 
 import json
 import re
+import shutil
 import threading
 from html.parser import HTMLParser
 
 import pytest
 
 from hotrows.config import TrainConfig
+from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData, describe, prepare
 from hotrows.report import Scope, write_description, write_report
+from hotrows.report.facts import Facts
 from hotrows.report.markup import compared, element
 from hotrows.runtime.locks import Lock, holder_of
 from hotrows.schema import Dense, Schema, Sparse
+from hotrows.train import run_folder
 from hotrows.train.trainer import Trainer
 from tests.support.runs import CONFIG
 
@@ -104,6 +108,19 @@ def test_runs_side_by_side_have_their_differences_marked(folder):
     assert "b, better by" in page.of("th")
     html = compared(["x", "y"], [{"lr": "1", "seed": "2"}, {"lr": "1", "seed": "3"}])
     assert html.count("differs") == 1 and re.search(r'differs">3<', html)
+
+
+def test_reasons_of_a_sharding_are_folded(folder, tmp_path, monkeypatch):
+    run = tmp_path / "ranks"
+    shutil.copytree(folder / "a", run)
+    run_folder.write_placing(run, 2, ShardingPlan({}, reasons=("small", "as large as a rank holds")))
+    monkeypatch.setattr(Facts, "num_ranks", 2)
+    text = page_of(tmp_path, run, scope=Scope(rows=0)) and (tmp_path / "page.html").read_text()
+    (folded,) = re.findall(
+        r"<details><summary>Why tables are dealt so</summary>(.*?)</details>", text, re.S
+    )
+    assert "small" in folded and "as large as a rank holds" in folded
+    assert text.count("as large as a rank holds") == 1 and "Sharding</h2>" in text
 
 
 def test_what_no_report_can_be_made_of_is_refused_in_a_line(folder, tmp_path):

@@ -101,6 +101,7 @@ def training(facts: Facts) -> Texts:
     early = ", stopped early" if result.get("stopped_early") else ""
     ended = f"ended{early}" if result else "is training" if facts.writer else "stopped before its end"
     optimizer, dense_lr = _words(config.row_optimizer), _words(config.dense_lr)
+    at_most = "at most " if facts.windows else ""  # batches of a stream are as they come
     return {
         "model": f"{config.model}{_options(config.model_options)}",
         "data": facts.data_path,
@@ -113,7 +114,7 @@ def training(facts: Facts) -> Texts:
         "ids of all vocabularies": f"{sum(num_ids.values()):,}",
         "began with": config.start_from or "",
         "stream": str(run_folder.read_stream(facts.run).get("source", "")),
-        "steps": f"{step:,} of {config.batch_size or 0:,} samples, {ended}",
+        "steps": f"{step:,} of {at_most}{config.batch_size or 0:,} samples, {ended}",
         "best checkpoint": f"step {result['best_step']:,}" if result else "",
         "optimizers": f"{optimizer}; dense {config.dense_optimizer} (lr={dense_lr})",
         "seed": str(config.seed),
@@ -206,7 +207,7 @@ def cache(facts: Facts) -> Texts:
 
 
 def sharding(facts: Facts) -> Texts:
-    """How tables are dealt over ranks, why, and what each rank sent; empty on one rank."""
+    """How tables are dealt over ranks, and what each rank sent; empty on one rank."""
     num_ranks = facts.num_ranks
     if num_ranks == 1:
         return {}
@@ -222,8 +223,13 @@ def sharding(facts: Facts) -> Texts:
         file = f"ranks/rank-{rank}.jsonl" if rank else metrics_log.METRICS
         sent = [r["bytes_sent"] for r in metrics_log.read_metrics(facts.run, file) if "bytes_sent" in r]
         texts[f"rank {rank} sent, a step"] = format_bytes(int(statistics.mean(sent))) if sent else ""
-    reasons = {f"reason {number}": words for number, words in enumerate(plan.reasons if plan else (), 1)}
-    return texts | reasons
+    return texts
+
+
+def sharding_reasons(facts: Facts) -> Texts:
+    """Why tables are dealt as they are, a sentence for each choice; empty on one rank."""
+    plan = run_folder.read_placing(facts.run, facts.num_ranks) if facts.num_ranks > 1 else None
+    return {f"reason {number}": words for number, words in enumerate(plan.reasons if plan else (), 1)}
 
 
 def growth(facts: Facts) -> dict[str, tuple[int, int]]:

@@ -10,7 +10,7 @@ from hotrows.report import facts as of_run
 from hotrows.report import result_sections, run_sections
 from hotrows.report.assess import Assessment, Scope, assess, check
 from hotrows.report.facts import Facts, read_facts
-from hotrows.report.markup import Html, document, joined
+from hotrows.report.markup import Html, document, folded, joined
 from hotrows.runtime.atomic_files import write_text
 
 MOST_RUNS = 6  # as many as there are colours
@@ -67,7 +67,8 @@ def _page(
     sections["Values and vocabularies"] = run_sections.data(runs, part)
     sections["Speed"] = run_sections.speed(runs)
     sections["Cache and tiers"] = run_sections.tiers(runs)
-    sections["Sharding"] = run_sections.side_by_side(runs, of_run.sharding)
+    why = folded("Why tables are dealt so", run_sections.side_by_side(runs, of_run.sharding_reasons))
+    sections["Sharding"] = joined((run_sections.side_by_side(runs, of_run.sharding), why))
     sections["Settings"] = run_sections.settings(runs)
     sections["Environment"] = run_sections.side_by_side(runs, of_run.environment, marked=True)
     sections["Repeat it"] = run_sections.repeat(runs)

@@ -85,7 +85,9 @@ def cards(facts: Facts, assessment: Assessment | None) -> Html:
             figures.append((value, f"{_word(name)}{of_label}, {spread}"))
     speeds = [line["samples_per_second"] for line in facts.steps]
     figures += [(short(float(np.median(speeds))), "samples a second in training")] if speeds else []
-    if facts.data is not None:
+    if facts.windows:
+        figures.append((short(sum(line["events"] for line in facts.windows)), "events of the stream"))
+    elif facts.data is not None:
         figures.append((short(facts.data.parts["train"].rows), "training rows"))
     boxes = [
         element("div", element("b", value), element("span", name), kind="card") for value, name in figures

@@ -156,8 +156,12 @@ def _fifths(values: np.ndarray) -> Iterator[RowSlice]:
         rows = (places == place).nonzero()[:, 0]
         if len(rows):
             low, high = values[rows].min(), values[rows].max()
-            name = f"{low:,.6g}" if low == high else f"{low:,.6g} to {high:,.6g}"
+            name = _number(low) if low == high else f"{_number(low)} to {_number(high)}"
             yield RowSlice(name, rows)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) and abs(value) < 1e15 else f"{value:,.6g}"
 
 
 def _by_count(counts: Tensor, unit: str) -> Iterator[RowSlice]:
