@@ -35,7 +35,7 @@ def every_path(model, dtype):
             f"{product} {dtype} {k}x{n}": names[number % len(names)]
             for k, n in shapes
             for product in products.BY_PRODUCT
-            for names in [products.paths_for(product, n)]
+            for names in [products.paths_for(product, n, DTYPES[dtype])]
         }
 
 
@@ -137,7 +137,7 @@ def test_a_path_that_computes_something_else_never_wins(monkeypatch):
 
 
 def test_a_path_that_this_torch_lacks_is_refused(monkeypatch):
-    monkeypatch.setattr(products, "has_onednn", lambda: False)
+    monkeypatch.setattr(products, "has_onednn", lambda dtype: False)
     with pytest.raises(ValueError, match="'onednn' for 'forward float32 4x4' is not offered"):
         use_linear_paths(nn.Linear(4, 4), {"forward float32 4x4": "onednn"})
     assert set(choose_linear_paths(nn.Linear(4, 4), 8, seconds=0.01).values()) <= {

@@ -46,7 +46,7 @@ def choose_linear_paths(
     for shape in sorted(work, key=lambda shape: -work[shape]):
         share = seconds * work[shape] / sum(work.values()) / len(products.BY_PRODUCT)
         for product, *arguments in _examples(shape, min(batch_size, _MOST_SAMPLES), dtype):
-            names = products.paths_for(product, shape[1])
+            names = products.paths_for(product, shape[1], dtype)
             runs = {name: partial(products.BY_PRODUCT[product][name], *arguments) for name in names}
             is_late = time.perf_counter() > deadline
             best = products.PLAIN if is_late else _fastest(runs, share, _TOLERANCE[dtype])
@@ -60,7 +60,7 @@ def kept_linear_paths(model: nn.Module, batch_size: int, dtype: torch.dtype) -> 
         "layers": sorted({(m.in_features, m.out_features) for m in _linears(model)}),
         "batch_size": min(batch_size, _MOST_SAMPLES),
         "dtype": _name(dtype),
-        "offered": {product: products.paths_for(product, 1) for product in products.BY_PRODUCT},
+        "offered": {product: products.paths_for(product, 1, dtype) for product in products.BY_PRODUCT},
     }
     measurement = Measurement("linear paths", conditions)
     return measurement.read() or measurement.write(choose_linear_paths(model, batch_size, dtype))
@@ -73,8 +73,9 @@ def use_linear_paths(model: nn.Module, choices: Mapping[str, str]) -> None:
     identity and their names; optimizers made before keep working.
     """
     for key, path in choices.items():
-        product = key.split(" ")[0]
-        known = products.paths_for(product, 1) if product in products.BY_PRODUCT else []
+        product, dtype = key.split(" ")[:2]
+        is_known = product in products.BY_PRODUCT and dtype in DTYPES
+        known = products.paths_for(product, 1, DTYPES[dtype]) if is_known else []
         if path not in known:
             raise ValueError(
                 f"linear path {path!r} for {key!r} is not offered by PyTorch {torch.__version__} "

@@ -93,16 +93,19 @@ BY_PRODUCT = {"forward": FORWARD, "input_gradient": INPUT_GRADIENT, "weight_grad
 _ONE_OUTPUT = ("sum", "outer")
 
 
-def paths_for(product: str, num_outputs: int) -> list[str]:
-    """The paths that this PyTorch offers for a product of a layer with N outputs."""
+def paths_for(product: str, num_outputs: int, dtype: torch.dtype = torch.float32) -> list[str]:
+    """The paths that this PyTorch offers on this processor for a product of a layer with N outputs."""
     names = BY_PRODUCT[product]
-    if not has_onednn():
+    if not has_onednn(dtype):
         names = {name: path for name, path in names.items() if "onednn" not in name}
     return [name for name in names if num_outputs == 1 or name not in _ONE_OUTPUT]
 
 
-def has_onednn() -> bool:
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def has_onednn(dtype: torch.dtype) -> bool:
+    """Whether oneDNN multiplies matrices of the dtype here; of bfloat16 it needs AVX-512, say."""
+    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
+        return False
+    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: str = "none") -> Tensor:
