@@ -84,8 +84,8 @@ def dot_interaction_reference(bottom: Tensor, vectors: Tensor, padding: int = 0)
     z = _rows(bottom, vectors)
     products = z @ z.transpose(1, 2)  # [B, F+1, F+1]
     row, column = _triangle(z)
-    whole = torch.cat([bottom, products[:, row, column].to(bottom.dtype)], dim=1)
-    return torch.nn.functional.pad(whole, (0, padding)) if padding else whole
+    columns = torch.cat([bottom, products[:, row, column].to(bottom.dtype)], dim=1)
+    return torch.nn.functional.pad(columns, (0, padding)) if padding else whole
 
 
 def dot_interaction_backward_reference(
