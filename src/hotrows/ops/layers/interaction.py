@@ -85,7 +85,7 @@ def dot_interaction_reference(bottom: Tensor, vectors: Tensor, padding: int = 0)
     products = z @ z.transpose(1, 2)  # [B, F+1, F+1]
     row, column = _triangle(z)
     columns = torch.cat([bottom, products[:, row, column].to(bottom.dtype)], dim=1)
-    return torch.nn.functional.pad(columns, (0, padding)) if padding else whole
+    return torch.nn.functional.pad(columns, (0, padding)) if padding else columns
 
 
 def dot_interaction_backward_reference(
