@@ -227,6 +227,11 @@ def test_no_part_gets_shorter_with_more_samples_or_a_slower_machine(kind, num_ra
         for part, seconds in base.parts.items():
             assert other.parts[part] >= seconds * (1 - 1e-9), part
         assert other.seconds >= base.seconds and other.serial_seconds >= other.seconds
+    for worse in (
+        step_cost(machine, [table], [place], num_ranks, more),
+        step_cost(slower(machine, times), [table], [place], num_ranks, step),
+    ):
+        assert worse.seconds >= base.seconds * (1 - 1e-9)
 
 
 def test_machines_are_what_their_names_say():
