@@ -27,6 +27,7 @@ from tests.support.cached import (
     train_behind_a_cache,
     train_plainly,
 )
+from tests.support.choice import examples
 from tests.support.stage_order import Coming, run_in_some_order
 
 OPTIMIZERS = [
@@ -128,7 +129,7 @@ def test_a_second_run_of_the_pipeline_goes_on_with_a_warm_cache():
 # ---- orders of stages
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     policy=st.sampled_from(POLICIES),
@@ -142,7 +143,7 @@ def test_any_legal_order_equals_plain_training(seed, policy, share, in_flight):
     assert same(trained, losses) and same(records(embedding), expected)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     policy=st.sampled_from(POLICIES),

@@ -22,6 +22,7 @@ from hotrows.storage.disk_io import Disk, RecordFile
 from hotrows.storage.file_store import FileStore
 from hotrows.storage.record_io import Fetcher, alignment
 from hotrows.storage.store_view import view_at
+from tests.support.choice import examples
 from tests.support.file_stores import (
     ENGINES,
     META,
@@ -107,7 +108,7 @@ ACTIONS = [
 
 
 @pytest.mark.parametrize("with_core", ENGINES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     stride=st.integers(1, 175).map(lambda n: 4 * n),
     num_rows=st.integers(1, 300),

@@ -1,7 +1,8 @@
-"""Which tests run without `--all`: those not marked `slow`, and of those marked `pairs` a part.
+"""Which tests run without `--all`: those not marked `slow`, and of those marked `pairs` or `few` a part.
 
 A test with several parameters has as many cases as the product of their values. Marked `pairs`, it runs
-the fewest cases, by a greedy choice, in which any two values of two parameters meet.
+the fewest cases, by a greedy choice, in which any two values of two parameters meet. Marked `few(n)`, it
+runs n cases that lie evenly among all, the first and the last with them.
 """
 
 import itertools
@@ -16,14 +17,33 @@ def everything():
     return bool(os.environ.get(ALL))
 
 
+def examples(number):
+    """How many random examples are drawn of the number that `--all` draws."""
+    return number if everything() else max(number // 3, 3)
+
+
 def left_out(items):
     """The tests of a collection that do not run."""
-    products = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("pairs"):
-            products[item.nodeid.partition("[")[0]].append(item)
     slow = [item for item in items if item.get_closest_marker("slow")]
-    return slow + [item for cases in products.values() for item in beyond_pairs(cases)]
+    quick = [item for item in items if not item.get_closest_marker("slow")]
+    beyond = [item for cases in cases_of(quick, "pairs") for item in beyond_pairs(cases)]
+    return slow + beyond + [item for cases in cases_of(quick, "few") for item in beyond_few(cases)]
+
+
+def cases_of(items, mark):
+    """The cases of each test that has a mark."""
+    tests = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker(mark):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    return tests.values()
+
+
+def beyond_few(cases):
+    """The cases that are not among the n of the mark."""
+    (number,) = cases[0].get_closest_marker("few").args
+    places = {round(place * (len(cases) - 1) / (number - 1)) for place in range(number)}
+    return [case for place, case in enumerate(cases) if place not in places]
 
 
 def beyond_pairs(cases):
