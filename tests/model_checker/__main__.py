@@ -78,6 +78,7 @@ def main() -> int:
     if arguments.record is not None:
         families = {name: asdict(of_family) for name, of_family in counts.items()}
         fields = {"seed": arguments.seed, "seconds": round(time.monotonic() - begun), "faults": 0}
+        fields |= {"seconds_of_the_cpu": round(time.process_time())}
         fields |= {"states": total(counts).states, "families": families, "events_without_rule": rules}
         write_json(arguments.record, fields | {"environment": now})
     return 0
