@@ -91,8 +91,8 @@ class LineEvents:
         return line if self.places is None else self.places[number]
 
     def _line(self, number: int) -> int:
-        known = self.lines is not None and number < len(self.lines)
-        return self.lines[number] if known else self.first_line + number
+        lines = self.lines or ()
+        return lines[number] if number < len(lines) else self.first_line + number
 
 
 @dataclass(frozen=True)
