@@ -29,7 +29,10 @@ def test_batches_interleave_where_two_are_in_flight():
     assert check(memory((0,), (1,), slots=2, in_flight=1)).states == 25
 
 
-@pytest.mark.parametrize(("num_batches", "num_rows", "num_cases"), [(3, 2, 380), (2, 3, 214)])
+@pytest.mark.parametrize(
+    ("num_batches", "num_rows", "num_cases"),
+    [(3, 2, 380), pytest.param(2, 3, 214, marks=pytest.mark.slow)],
+)
 def test_every_small_training(num_batches, num_rows, num_cases):
     cases = list(distinct(small_cases(num_batches, num_rows)))
     assert len(cases) == num_cases
