@@ -125,7 +125,7 @@ def environment(kind: str, reports: Path, package: Path = ROOT) -> dict[str, str
     """The environment in which a sanitizer is loaded, and writes its reports into a folder."""
     sanitizer = SANITIZERS[kind]
     reports.mkdir(parents=True, exist_ok=True)
-    options = {name: f"{text}:log_path={reports / 'report'}" for name, text in sanitizer.options.items()}
+    options = {name: f"{text}:log_path={reports / name}" for name, text in sanitizer.options.items()}
     runtimes = ":".join(str(_runtime(name)) for name in sanitizer.runtimes)
     path = [package, ROOT, *([HERE / "absent"] if kind == "thread" else [])]
     options |= {"LD_PRELOAD": runtimes, "PYTHONMALLOC": "malloc"}
