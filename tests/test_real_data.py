@@ -42,6 +42,7 @@ def test_ten_thousand_rows_of_criteo(model, tmp_path):
     assert highest_auc_of(data, model, tmp_path) >= 0.73
 
 
+@pytest.mark.slow
 def test_fourteen_thousand_rows_of_avazu(tmp_path):
     data = prepared("avazu_14k.csv", "avazu", tmp_path)
     assert highest_auc_of(data, "deepfm", tmp_path) >= 0.70
