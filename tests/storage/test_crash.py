@@ -23,8 +23,8 @@ from tests.support.forked import run as in_a_small_process  # forking one that h
 from tests.support.store_crashes import Crash, child, crash_at, reports
 from tests.support.store_script import NUM_ROWS, STRIDE, Books, check_what_is_left, play, script
 
-NUM_KILLS = int(os.environ.get("HOTROWS_TEST_KILLS", "40" if everything() else "10"))
-EVERY = 1 if everything() else 9  # of all changes of the disk, one is the last
+NUM_KILLS = int(os.environ.get("HOTROWS_TEST_KILLS", "40" if everything() else "6"))
+EVERY = 1 if everything() else 19  # of all changes of the disk, one is the last
 NUM_SCRIPTS = int(os.environ.get("HOTROWS_TEST_SCRIPTS", "1"))
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -19,7 +19,7 @@ from hotrows.storage.file_store import FileStore
 from hotrows.storage.record_io import Fetcher, alignment
 from hotrows.storage.store_view import view_at
 from tests.support import forked
-from tests.support.choice import examples
+from tests.support.choice import everything
 from tests.support.file_stores import (
     ENGINES,
     META,
@@ -105,7 +105,7 @@ ACTIONS = [
 
 
 @pytest.mark.parametrize("with_core", ENGINES)
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=60 if everything() else 10, deadline=None)
 @given(
     stride=st.integers(1, 175).map(lambda n: 4 * n),
     num_rows=st.integers(1, 300),
@@ -306,7 +306,7 @@ def test_a_reader_a_writer_and_merging_at_once(tmp_path, with_core):
     with engine(with_core, 20_000, 20_000):
         store = FileStore.create(tmp_path / "store", num_rows, 32, first_values, META)
         best = None
-        for step in range(30):
+        for step in range(30 if everything() else 10):
             written = range(step % 2, num_rows, 2)
             reader = threading.Thread(target=keep_reading, args=(dict(steps), set(written)))
             reader.start()

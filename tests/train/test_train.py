@@ -78,6 +78,7 @@ def test_tensorboard_can_read_the_events(whole):
 
 
 # Steps 1 and 2, before and in an evaluation (one call each), in the middle of the second epoch.
+@pytest.mark.few(3)
 @pytest.mark.parametrize("calls", [1, 3, 4, 5, 24])
 def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, whole, tmp_path, calls):
     run = tmp_path / "run"
@@ -91,6 +92,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, whole, tmp_path, c
     assert [r["step"] for r in records] == [r["step"] for r in expected]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("optimizer", [SGD(), Adam(per_row_step=True), RowWiseAdagrad(), FTRL()])
 @pytest.mark.parametrize("dense", ["adam", "adagrad", "sgd"])
 def test_every_optimizer_goes_on_to_the_same_bits(encoded, tmp_path, optimizer, dense):
@@ -177,6 +179,7 @@ def test_a_run_may_be_made_longer(encoded, tmp_path):
     assert result.steps == 30
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("depth", [0, 1, 5])
 def test_planning_ahead_changes_no_bit(encoded, whole, tmp_path, depth):
     config = dataclasses.replace(CONFIG, plan_depth=depth)

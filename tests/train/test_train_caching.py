@@ -47,7 +47,7 @@ def in_file(path, **options):
     return dataclasses.replace(SMALL, store=f"file:{path}", **options)
 
 
-@pytest.mark.pairs
+@pytest.mark.few(5)
 @pytest.mark.parametrize("store", ["memory", "file"])
 @pytest.mark.parametrize("policy", ["lookahead", "lru", "frequency:2,3"])
 @pytest.mark.parametrize("plan_depth", [0, 2])
@@ -188,7 +188,7 @@ def _forget(run, store):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.pairs
+@pytest.mark.few(5)
 @pytest.mark.parametrize("call", [4, 14, 34])
 @pytest.mark.parametrize("method", ["write", "read", "checkpoint"])
 def test_a_disk_that_fails_stops_the_run_and_loses_nothing(

@@ -84,9 +84,9 @@ def assert_like(trainers, results, alone, rtol=1e-4, atol=1e-5, dense=True):
     assert all(torch.equal(every[0], of) for of in every)
 
 
-@pytest.mark.pairs
-@pytest.mark.parametrize("sharding", ["auto", "rows", "tables", "columns", "replicated"])
+@pytest.mark.few(5)
 @pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("sharding", ["auto", "rows", "tables", "columns", "replicated"])
 def test_a_run_on_ranks_finds_what_one_rank_finds(encoded, alone, tmp_path, num_ranks, sharding):
     config = dataclasses.replace(CONFIG, sharding=sharding)
     trainers, results = fit(encoded, config, tmp_path / "run", num_ranks)
