@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 
 from hotrows.data import prepare
@@ -5,6 +7,16 @@ from hotrows.train import program
 from hotrows.train.export import export
 from tests.support.bundles import known_program, trained
 from tests.support.clicks import SCHEMA, table
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_registry():
+    """The exporter of ONNX reads the sources of its 500 functions once, and not for every export."""
+    exporter = pytest.importorskip("torch.onnx._internal.exporter._registration")
+    read = staticmethod(functools.cache(exporter.ONNXRegistry.from_torchlib))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporter.ONNXRegistry, "from_torchlib", read)
+        yield
 
 
 @pytest.fixture(scope="session")
