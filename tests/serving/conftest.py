@@ -1,4 +1,5 @@
 import functools
+from importlib.util import find_spec
 
 import pytest
 
@@ -12,7 +13,11 @@ from tests.support.clicks import SCHEMA, table
 @pytest.fixture(scope="session", autouse=True)
 def one_registry():
     """The exporter of ONNX reads the sources of its 500 functions once, and not for every export."""
-    exporter = pytest.importorskip("torch.onnx._internal.exporter._registration")
+    if find_spec("onnxscript") is None:
+        yield
+        return
+    from torch.onnx._internal.exporter import _registration as exporter
+
     read = staticmethod(functools.cache(exporter.ONNXRegistry.from_torchlib))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exporter.ONNXRegistry, "from_torchlib", read)
