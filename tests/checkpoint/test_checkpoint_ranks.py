@@ -25,7 +25,7 @@ from hotrows.engine.embedding import Embedding
 from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from hotrows.planning.sharding import BY_COLUMNS, Placement
 from hotrows.table import Constant, Table
-from tests.support.choice import everything, examples
+from tests.support.choice import examples
 from tests.support.embeddings import SHARDINGS, batches_of, mixed_tables, placements, train
 from tests.support.sharded import assert_same_rows, random_whole, scatter, whole_rows
 
@@ -82,6 +82,7 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path, num_writers, 
             assert_same_rows(whole_rows(loaded_by(folder, num_readers, other, tables)), rows)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_records_of_any_optimizer_are_cut_anew(tmp_path, optimizer, dtype):
@@ -437,7 +438,7 @@ def dealt(draw, rows):
 ROWS = {"a": 11, "b": 5, "c": 3}
 
 
-@settings(max_examples=60 if everything() else 8, deadline=None)
+@settings(max_examples=examples(60, 8), deadline=None)
 @given(dealt(ROWS), dealt(ROWS))
 def test_any_way_to_deal_rows_is_read_in_any_other(before, after):
     dims = {"a": 7, "b": 5, "c": 1}

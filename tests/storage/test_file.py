@@ -19,7 +19,7 @@ from hotrows.storage.file_store import FileStore
 from hotrows.storage.record_io import Fetcher, alignment
 from hotrows.storage.store_view import view_at
 from tests.support import forked
-from tests.support.choice import everything
+from tests.support.choice import everything, examples
 from tests.support.file_stores import (
     ENGINES,
     META,
@@ -105,7 +105,7 @@ ACTIONS = [
 
 
 @pytest.mark.parametrize("with_core", ENGINES)
-@settings(max_examples=60 if everything() else 10, deadline=None)
+@settings(max_examples=examples(60, 6), deadline=None)
 @given(
     stride=st.integers(1, 175).map(lambda n: 4 * n),
     num_rows=st.integers(1, 300),

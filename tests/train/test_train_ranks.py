@@ -251,6 +251,7 @@ def test_batches_of_scattered_hot_rows_request_nothing_of_other_ranks(scattered,
     assert all(crosses != hot for hot, crosses in requested)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("after", [1, 4, 9])
 def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, tmp_path, after):
     config = dataclasses.replace(CONFIG, model_options={"dim": 4, "hidden": [16]})
@@ -274,6 +275,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, tmp_path, after):
         assert torch.equal(weights, expected[name])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (3, 2), (2, 4)])
 def test_a_run_goes_on_with_another_number_of_ranks(encoded, alone, tmp_path, before, after):
     config = dataclasses.replace(CONFIG, steps=6)
