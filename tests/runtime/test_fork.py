@@ -22,7 +22,7 @@ _SCRIPT = """
     from hotrows.train import metrics_log, pictures
 
     folder = sys.argv[1]
-    pictures.draw_run = metrics_log._open_events = lambda run: None  # which each child would import for
+    pictures.draw_run = metrics_log._open_events = lambda *of: None  # imported by each child
     planning = Threads(2)
 
     def encode():
