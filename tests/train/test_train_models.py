@@ -12,7 +12,7 @@ from hotrows.data import Loader, profile, regroup
 from hotrows.data.hot_cold.profile import row_bytes
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import SGD, Adagrad
-from hotrows.train import Interrupted, load_run, metrics_log, pictures, run_folder, train
+from hotrows.train import Interrupted, load_run, metrics_log, run_folder, train
 from hotrows.train.export import export
 from hotrows.train.recommender import Recommender
 from tests.support import pretend
@@ -77,9 +77,8 @@ def test_narrow_vectors_stay_close_on_a_device(encoded, tmp_path, model):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, threads):
+def quick(no_pictures, threads):
     threads(1)
-    monkeypatch.setattr(pictures, "draw_run", lambda run: None)
 
 
 @pytest.fixture(scope="module")
