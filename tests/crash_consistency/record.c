@@ -1,4 +1,5 @@
-// Records every call that changes files below $RECORD_ROOT into $RECORD_LOG, by LD_PRELOAD.
+// Records every call that changes files below $RECORD_ROOT into $RECORD_LOG, by LD_PRELOAD; or below a folder
+// and into a file that a process names itself (`record_into`).
 //
 // An entry: kind (1 byte), lengths of path, of path or data (4 bytes each), offset (8 bytes), path, data.
 // Calls are serialised, so the log has them in the order in which they took effect.
@@ -73,6 +74,15 @@ static void entry(char kind, const char* path, const void* data, size_t size, in
   if (!real) real = (__typeof__(&writev))dlsym(RTLD_NEXT, "writev");
   if (real(log_fd, parts, 5) != (ssize_t)(17 + lengths[0] + size)) abort();
   errno = error;
+}
+
+// Where a process is recorded from now on.
+void record_into(const char* folder, const char* log) {
+  pthread_mutex_lock(&one);
+  setenv("RECORD_ROOT", folder, 1);
+  setenv("RECORD_LOG", log, 1);
+  root = 0;  // which is looked up at the next call
+  pthread_mutex_unlock(&one);
 }
 
 // What the scenario says between its changes.

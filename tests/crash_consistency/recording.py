@@ -1,9 +1,11 @@
-"""Runs a scenario in a process of its own, under the recorder."""
+"""Plays scenarios in processes of their own, under the recorder."""
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
+import json
 import os
 import shutil
 import subprocess
@@ -28,14 +30,34 @@ def recorder() -> Path | None:
 
 
 def record(scenario: str, folder: Path, drop: str = "") -> Recording:
-    """Runs the scenario in `folder`, on the files that its preparation makes there."""
+    """Plays the scenario in `folder`, on the files that its preparation makes there.
+
+    `after` is a copy of what it leaves.
+    """
+    from tests.crash_consistency.scenarios import SCENARIOS
+
     root, log, before = folder / "root", folder / "log", folder / "before"
     if not log.exists():
-        command = [sys.executable, "-m", "tests.crash_consistency.scenarios", scenario, str(root)]
-        subprocess.run([*command, "prepare"], check=True)
+        root.mkdir(parents=True, exist_ok=True)
+        SCENARIOS[scenario].prepare(root)
         shutil.copytree(root, before)
-        run_recorded([*command, "act"], root, log)
+        player = _player()
+        print(json.dumps([scenario, str(root), str(log)]), file=player.stdin, flush=True)
+        assert player.stdout.readline() == "0\n", f"scenario {scenario} failed"
+        shutil.copytree(root, folder / "after")
     return Recording(log.read_bytes(), root, before, drop)
+
+
+@functools.cache
+def _player() -> subprocess.Popen[str]:
+    """A process under the recorder that plays scenarios, each in a fork of it."""
+    command, preload = [sys.executable, "-m", "tests.crash_consistency.scenarios"], str(recorder())
+    player = subprocess.Popen(
+        command, env={**os.environ, "LD_PRELOAD": preload}, text=True, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )  # fmt: skip
+    atexit.register(player.communicate)  # it ends where its input does
+    return player
 
 
 def run_recorded(command: list[str], root: Path, log: Path) -> None:
@@ -47,3 +69,8 @@ def run_recorded(command: list[str], root: Path, log: Path) -> None:
 def say(text: str) -> None:
     """Notes in the recording that something is done; a crash after it must not lose it."""
     ctypes.CDLL(None).record_mark(text.encode())
+
+
+def record_here(root: str, log: str) -> None:
+    """From now on this process is recorded, if it runs under the recorder."""
+    ctypes.CDLL(None).record_into(root.encode(), log.encode())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
 import shutil
 import sys
 import zlib
@@ -31,7 +33,7 @@ from hotrows.streams import StreamConfig
 from hotrows.train import Trainer, metrics_log, pictures, train
 from hotrows.train.export import export
 from hotrows.train.publishing import Publisher
-from tests.crash_consistency.recording import say
+from tests.crash_consistency.recording import record_here, say
 from tests.support.checkpoints import TABLES, dense, state
 from tests.support.embeddings import batches_of
 from tests.support.embeddings import train as train_rows
@@ -296,8 +298,16 @@ SCENARIOS = {
     "run behind a cache": _run("file"),
 }
 
-if __name__ == "__main__":
-    name, folder, step = sys.argv[1:]
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    getattr(SCENARIOS[name], step)(folder)
+
+def _play(name: str, root: str, log: str) -> None:
+    os.dup2(2, 1)  # standard output is for the answer
+    record_here(root, log)
+    SCENARIOS[name].act(Path(root))
+
+
+if __name__ == "__main__":  # a scenario a line, each in a fork, which is all that is recorded
+    for line in sys.stdin:
+        child = multiprocessing.get_context("fork").Process(target=_play, args=json.loads(line))
+        child.start()
+        child.join()
+        print(child.exitcode, flush=True)

@@ -1,13 +1,12 @@
 """Every state that a power failure may leave leads on, and a sync that is left out is found."""
 
 import sys
-from pathlib import Path
 
 import pytest
 
 from tests.crash_consistency.campaign import Campaign
 from tests.crash_consistency.disk import Recording, State
-from tests.crash_consistency.recording import record, recorder, run_recorded
+from tests.crash_consistency.recording import recorder, run_recorded
 from tests.crash_consistency.scenarios import SCENARIOS
 from tests.support.choice import everything
 
@@ -37,13 +36,14 @@ LONG = ["run behind a cache", "run with dynamic ids", "run on a stream", "publis
 )
 def test_after_a_power_failure_the_next_start_finds_the_old_state_or_the_new_one(campaign_of, name):
     campaign = campaign_of(name)
-    whole, few = everything(), {"run": 4, "export": 8}.get(name, 15)
+    whole, few = everything(), {"run": 2, "data": 4, "export": 4}.get(name, 6)
     every = 1 if whole or name == "export" else 29  # an export is fifteen calls
     campaign.run(every=every, seed=5, most=None if whole else few)
     assert not campaign.failures, campaign.summary()
     assert campaign.num_checked >= few
 
 
+@pytest.mark.few(4)  # each writer, without the syncs of one kind
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("what", ["files", "folders"])
 def test_without_its_syncs_a_writer_would_lose_something(campaign_of, name, what):
@@ -107,12 +107,13 @@ def test_a_folder_takes_its_files_along(tmp_path):
     assert recording.files(State(5, (0, 4))) == {"x": None}
 
 
-def test_calls_are_recorded_in_the_order_of_their_effects(tmp_path):
-    recording = record("data", tmp_path)
+def test_calls_are_recorded_in_the_order_of_their_effects(campaign_of):
+    recording = campaign_of("data").recording
+    after = recording.root.with_name("after")
     everything_done = State(len(recording.changes), tuple(range(len(recording.changes))))
     there = {
-        str(path.relative_to(tmp_path / "root")): None if path.is_dir() else path.read_bytes()
-        for path in Path(tmp_path, "root").rglob("*")
+        str(path.relative_to(after)): None if path.is_dir() else path.read_bytes()
+        for path in after.rglob("*")
     }
     assert recording.files(everything_done) == there
 

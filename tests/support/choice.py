@@ -17,9 +17,9 @@ def everything():
     return bool(os.environ.get(ALL))
 
 
-def examples(number):
-    """How many random examples are drawn of the number that `--all` draws."""
-    return number if everything() else max(number // 3, 3)
+def examples(number, part=3):
+    """How many random examples are drawn of the number that `--all` draws: one of `part`."""
+    return number if everything() else max(number // part, 3)
 
 
 def left_out(items):

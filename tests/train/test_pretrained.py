@@ -17,7 +17,7 @@ from hotrows.config import TrainConfig
 from hotrows.distributed.in_process import run
 from hotrows.optim import Adagrad
 from hotrows.schema import FIRST_UNKNOWN, Schema, Sequence, Sparse
-from hotrows.train import Trainer, load_run, pictures, train
+from hotrows.train import Trainer, load_run, train
 from tests.support.runs import same_bits
 
 DIM = 4
@@ -32,9 +32,8 @@ ITEMS = ["red", "blue", "2.0", "7", "black"]  # 2.0 and 2 are one value
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, threads):
+def quick(no_pictures, threads):
     threads(1)
-    monkeypatch.setattr(pictures, "draw_run", lambda run: None)
 
 
 @pytest.fixture(scope="module")
