@@ -60,6 +60,14 @@ def pytest_collection_finish():
     gc.freeze()  # what is imported is not searched by every collection of a test
 
 
+def pytest_terminal_summary(terminalreporter):
+    """Prints what a test has counted for who reads the output."""
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties:
+            terminalreporter.section(name)
+            terminalreporter.write_line(text)
+
+
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")

@@ -27,7 +27,7 @@ from tests.support.choice import examples
 
 CASES = {
     "text": 200, "compressed": 250, "parquet": 100, "arrow": 100, "orc": 50, "json lines": 100,
-    "stored": 50, "manifest": 100, "state": 40, "schema": 2000, "config": 1000, "archive": 500,
+    "stored": 50, "manifest": 100, "state": 40, "schema": 1000, "config": 500, "archive": 500,
 }  # fmt: skip
 
 BOTH = pytest.mark.parametrize("plain", [False, True], ids=["native", "plain"])
