@@ -86,19 +86,33 @@ def choose_pack_parts(
     step: with the number of micro-batches that was chosen. volumes: numbers that a batch reads of each
     set. tables: number of tables of each set, which is the most packs that it can have.
     """
+    parts = {num: parts_of(volumes, num, tables) for num in _PACKS}
+    seconds = {
+        num: seconds_in_packs(machine, loads, placements, num_ranks, step, of_num)
+        for num, of_num in parts.items()
+    }
+    best = _best(seconds)
+    return parts[best], f"packs in {', '.join(map(str, parts[best]))} parts: {_predicted(seconds)}"
+
+
+def seconds_in_packs(
+    machine: Machine,
+    loads: Sequence[TableLoad],
+    placements: Sequence[Placement],
+    num_ranks: int,
+    step: StepWork,
+    parts: Sequence[int],
+) -> float:
+    """Predicts the seconds of a step whose sets of tables of equal attributes have so many packs each."""
     cost = cost_of(machine, loads, placements, num_ranks, step, step.micro_batches)
     one_way = (cost.exchange - cost.latency) / 2
     hidden = (min(cost.gather, one_way) + min(cost.update, one_way)) / step.micro_batches
-    message = 2 * step.micro_batches * message_seconds(machine, num_ranks, cost.stages)
+    more = sum(parts) - len(parts)  # packs of other attributes are there in any case
+    if not more:
+        return cost.critical - (1 - 1 / sum(parts)) * hidden
+    messages = 2 * more * step.micro_batches * message_seconds(machine, num_ranks, cost.stages)
     joined = 4 * _vector_bytes(loads) * step.batch_size / num_ranks / machine.memory_bandwidth
-    seconds, parts = {}, {}
-    for num in _PACKS:
-        parts[num] = parts_of(volumes, num, tables)
-        packs = sum(parts[num])
-        more = packs - len(volumes)  # packs of other attributes are there in any case
-        seconds[num] = cost.critical - (1 - 1 / packs) * hidden + more * message + (joined if more else 0)
-    best = _best(seconds)
-    return parts[best], f"packs in {', '.join(map(str, parts[best]))} parts: {_predicted(seconds)}"
+    return cost.critical - (1 - 1 / sum(parts)) * hidden + messages + joined
 
 
 def _vector_bytes(loads: Sequence[TableLoad]) -> float:
