@@ -92,7 +92,8 @@ def choose_pack_parts(
         for num, of_num in parts.items()
     }
     best = _best(seconds)
-    return parts[best], f"packs in {', '.join(map(str, parts[best]))} parts: {_predicted(seconds)}"
+    nums = ", ".join(map(str, parts[best]))
+    return parts[best], f"tables of equal attributes in {nums} packs: {_predicted(seconds)}"
 
 
 def seconds_in_packs(
