@@ -39,7 +39,7 @@ MODELS: dict[str, dict] = {
 WIRE, SLOW, LATENCY = 100e6, 400e6, 50e-6  # bytes a second of each rank, seconds of a message
 ROUNDS = 1  # more where other programs run beside
 PREDICTED = "predicted"
-WIRES = (25e6, 50e6, 200e6, 800e6)
+WIRES = (25e6, 50e6, 200e6)
 _RATE = " MB/s"
 _BUSY = ("cores_busy", "wire_busy", "slow_busy")
 
@@ -48,7 +48,7 @@ def request_of(setting: Setting, model: str, arm: str, wire: float) -> dict:
     """What the arm is asked for."""
     rank = {"ranks": 2, "wire": wire, "slow": SLOW, "latency": LATENCY}
     request = {"model": model, "fields": 60, "rows": 100_000, "dim": 32, "history": 0, "labels": 1}
-    request |= {"batch_size": 2_048, "warm_up": 24, "steps": 20} | rank | MODELS[model]
+    request |= {"batch_size": 2_048, "warm_up": 24, "steps": 12} | rank | MODELS[model]
     if setting.small:
         small = {"fields": 4, "rows": 200, "dim": 8, "batch_size": 16, "warm_up": 1, "steps": 2}
         request |= small | {"history": min(request["history"], 2)}

@@ -121,7 +121,8 @@ def test_micro_batches_and_packs_are_chosen_by_default_and_kept_with_their_reaso
     plan = json.loads((tmp_path / "run" / "placing.json").read_text())["2"]
     assert plan["micro_batches"] in expected
     assert {trainer.embedding.planner.micro_batches for trainer in trainers} == {plan["micro_batches"]}
-    assert len(trainers[0].embedding.packs) == sum(plan["pack_parts"])
+    sets = 2  # vectors and weights of single features
+    assert len(trainers[0].embedding.packs) == sum(plan["pack_parts"]) + sets - len(plan["pack_parts"])
     said = "ranks of one machine" if here == "2" else "predicted steps 1: "
     for about in ("micro-batch", "pack"):
         assert any(about in reason and said in reason for reason in plan["reasons"]), about
