@@ -111,18 +111,21 @@ def test_how_ranks_are_driven_changes_rounding_alone(encoded, alone, tmp_path, c
 
 
 @pytest.mark.parametrize(("here", "expected"), [("2", [1]), ("1", [1, 2, 4, 8])])
-def test_the_number_of_micro_batches_is_chosen_and_kept_with_its_reason(
+def test_micro_batches_and_packs_are_chosen_by_default_and_kept_with_their_reasons(
     encoded, alone, tmp_path, monkeypatch, here, expected
 ):
     """Ranks of one machine have nothing to hide behind; between machines the cost model decides."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
-    config = dataclasses.replace(CONFIG, micro_batches=0)
-    trainers, results = fit(encoded, config, tmp_path / "run", 2)
+    trainers, results = fit(encoded, CONFIG, tmp_path / "run", 2)
     assert_like(trainers, results, alone)
     plan = json.loads((tmp_path / "run" / "placing.json").read_text())["2"]
     assert plan["micro_batches"] in expected
+    assert {trainer.embedding.planner.micro_batches for trainer in trainers} == {plan["micro_batches"]}
+    sets = 2  # vectors and weights of single features
+    assert len(trainers[0].embedding.packs) == sum(plan["pack_parts"]) + sets - len(plan["pack_parts"])
     said = "ranks of one machine" if here == "2" else "predicted steps 1: "
-    assert any("micro-batch" in reason and said in reason for reason in plan["reasons"])
+    for about in ("micro-batch", "pack"):
+        assert any(about in reason and said in reason for reason in plan["reasons"]), about
 
 
 def test_exchanges_go_in_two_stages_where_that_is_predicted_or_set_and_change_no_bit(
