@@ -26,8 +26,7 @@ def shortcomings(metrics: Metrics) -> Iterator[str]:
     if metrics.log_loss > _ABOVE_BASE * base:
         yield (
             f"log loss {metrics.log_loss:.4f} is above {base:.4f}, that of the base rate alone "
-            f"({metrics.click_rate:.3%} for every sample): train longer, or with other learning rates "
-            f"(of a focal loss it means nothing)"
+            f"({metrics.click_rate:.3%} for every sample): train longer, or with other learning rates"
         )
     if not 1 / _MISCALIBRATED <= metrics.calibration <= _MISCALIBRATED:
         yield (
