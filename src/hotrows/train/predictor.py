@@ -78,7 +78,8 @@ class Predictor(Recommender):
         elif isinstance(data, Part):
             data, is_stream = Loader(data, evaluate.EVALUATION_BATCH, shuffle=False).batches(0), False
         else:
-            is_stream = isinstance(data, Iterator) or _are_batches(data)
+            is_rows = hasattr(data, "__arrow_c_stream__")  # as a reader of record batches, an iterator
+            is_stream = (isinstance(data, Iterator) and not is_rows) or _are_batches(data)
             if not is_stream:
                 batches = self.encoder.encode(data)
                 first = list(islice(batches, 2))
