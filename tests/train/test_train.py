@@ -235,6 +235,8 @@ def test_a_prediction_that_is_no_number_is_refused_and_its_row_named(encoded, wh
     assert next(predictions).isfinite().all()
     with pytest.raises(ValueError, match="the prediction of row 12 is no finite number"):
         next(predictions)
+    with pytest.raises(ValueError, match="the prediction of row 12 is no finite number"):
+        list(load_run(whole[0].run).logits(batches))  # of which the command writes its file
 
 
 def test_without_validation_the_last_checkpoint_is_the_best(tmp_path, caplog):
