@@ -191,10 +191,10 @@ def _print_differences(out: Path, table_dtype: str) -> None:
     if table_dtype == "float32":
         return
     held_out = fields["held_out"]
-    for label, of in held_out.get("labels", {}).items():
+    for label, values in held_out.get("labels", {}).items():
         click.echo(
-            f"{held_out['part']} {label}: {word_of(of['metric'])} {of['bundle']:.6f}, of the run "
-            f"{of['run']:.6f}, difference {of['bundle'] - of['run']:+.6f} ({held_out['rows']:,} rows)"
+            f"{held_out['part']} {label}: {word_of(values['metric'])} {values['bundle']:.6f}, of the run "
+            f"{values['run']:.6f}, difference {values['bundle'] - values['run']:+.6f} ({held_out['rows']:,} rows)"
         )
     if not held_out.get("labels"):
         click.echo("no held-out rows of the run's data were found, so that its metric is not compared")

@@ -42,7 +42,7 @@ def load() -> ctypes.CDLL | None:
         if library is not None:
             best = library.hotrows_cpu_level()  # may be missing, if built on another machine
             built = (_open(f"core_v{level}") for level in range(best, 2, -1))
-            library = next((found for found in built if found is not None), library)
+            library = next((library for library in built if library is not None), library)
     if library is None:
         warnings.warn(
             "the native core was not built (no C++ compiler at installation?): hotrows runs on its "
