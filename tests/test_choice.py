@@ -45,7 +45,8 @@ def test_all_examples_are_drawn_where_all_tests_run():
 
 
 @pytest.mark.parametrize(
-    ("marks", "left"), [((), 0), (("slow",), 60), (("pairs",), 35), ((FEW,), 53), ((FEW, "slow"), 60)]
+    ("marks", "left"),
+    [((), 0), (("slow",), 60), (("pairs",), 35), ((FEW,), 53), ((FEW, "slow"), 60), ((FEW, "pairs"), 53)],
 )
 def test_what_is_not_marked_runs(marks, left):
     assert left <= len(left_out(list(product(*marks)))) <= left + 5

@@ -146,7 +146,7 @@ SCALE = "simulate criteo-1tb --machine h100 --ranks"
     (f"{SIMULATE} --in-flight @", "0 -1 HUGE", "in_flight must be at"),
     (f"{SIMULATE} --fast-memory @", "0", "fast_memory must be at least 1"),
     (f"{SCALE} @", "0 -1 x EMPTY 1,,2 HUGE 1,HUGE ²", "must be numbers from 1 to 1000000"),
-    (f"{SCALE} 1 --micro-batches @", "0 -1 HUGE", "micro_batches must be at"),
+    (f"{SCALE} 1 --micro-batches @", "-1 HUGE", "micro_batches must be at"),
     (f"{SCALE} 1 --wire-bytes @", "3", "is not one of '2', '4'"),
     ("profile enc --fast-memory @", "0 -1 HUGE x", "--fast-memory"),
     ("profile enc --fast-memory 1MiB --seed @", "HUGE x", "--seed"),

@@ -231,7 +231,7 @@ def test_big_and_negative_ids_are_kept_to_the_last_digit():
     ]  # fmt: skip
 
 
-@settings(max_examples=examples(50), deadline=None)
+@settings(max_examples=examples(50, 6), deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.data())
 def test_a_stream_goes_on_from_any_place(tmp_path_factory, groups, data):
     folder = tmp_path_factory.mktemp("stream")

@@ -261,7 +261,7 @@ def test_a_table_has_one_meaning_in_all_formats(tmp_path, core):
         assert encoded(tmp_path / "arrow", rows) == (ids, dense, labels), name
 
 
-@settings(max_examples=examples(25), deadline=None)
+@settings(max_examples=examples(25, 6), deadline=None)
 @given(seed=st.integers(0, 2**31), num_rows=st.integers(2, 12))
 def test_random_tables_have_one_meaning_in_all_formats(tmp_path_factory, seed, num_rows):
     folder = tmp_path_factory.mktemp("random")

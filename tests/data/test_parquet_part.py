@@ -33,7 +33,9 @@ SCHEMA = Schema(
     group="g",
 )
 ANY = settings(
-    deadline=None, max_examples=examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=examples(10, 6),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

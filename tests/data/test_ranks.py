@@ -31,7 +31,7 @@ def read(part, batch_size, shuffle, rank=0, num_ranks=1, first=0, epoch=0):
     return list(Loader(part, batch_size, shuffle=shuffle, **ranked).batches(epoch, first))
 
 
-@settings(deadline=None, max_examples=examples(60))
+@settings(deadline=None, max_examples=examples(60, 6))
 @given(
     num_ranks=st.integers(1, 7),
     batch_size=st.sampled_from([1, 3, 7, 64, 100, 499, 500, 900]),

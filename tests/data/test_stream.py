@@ -52,7 +52,7 @@ def test_a_stream_runs_on_across_epochs(part, prefetch):
     assert [samples(next(endless)) for _ in range(15)] == expected[:15]
 
 
-@settings(deadline=None, max_examples=examples(40))
+@settings(deadline=None, max_examples=examples(40, 6))
 @given(
     taken=st.integers(0, 21),
     prefetch=st.integers(0, 3),

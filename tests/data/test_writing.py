@@ -19,7 +19,9 @@ from tests.data.raw import files_of, use_plain_python
 from tests.support.choice import examples
 
 ANY = settings(
-    deadline=None, max_examples=examples(40), suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=examples(40, 6),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

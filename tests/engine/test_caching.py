@@ -59,6 +59,7 @@ def check(caching, optimizer=None, plan_depth=2, dtype="float32", **options):
         embedding.close()
 
 
+@pytest.mark.few(11)
 @pytest.mark.pairs
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.15, 0.4, 1.5])
@@ -67,6 +68,7 @@ def test_policies_sizes_and_runners(policy, share, in_flight, plan_depth):
     check(caching_of(share, policy, in_flight), plan_depth=plan_depth)
 
 
+@pytest.mark.few(7)
 @pytest.mark.pairs
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:40])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -76,6 +78,7 @@ def test_optimizers_and_stored_types(optimizer, dtype, share):
     check(caching_of(share, like=like), optimizer, dtype=dtype)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("policy", POLICIES[:2], ids=repr)
 @pytest.mark.parametrize("share", [0.0, 0.15, 0.4])
 @pytest.mark.parametrize("plan_depth", [0, 2])

@@ -27,6 +27,7 @@ def data(tmp_path_factory):
     return cases.tiny_data(tmp_path_factory.mktemp("data"))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "fault",
     [

@@ -403,6 +403,7 @@ LARGE = [
 ]
 
 
+@pytest.mark.few(3)
 @needs_native
 @pytest.mark.parametrize("dynamic", LARGE, ids=lambda d: f"{d.evict} {d.admit} {d.capacity}")
 def test_a_native_table_that_grows_and_turns_over_equals_the_reference(dynamic):

@@ -2,7 +2,7 @@
 
 A test with several parameters has as many cases as the product of their values. Marked `pairs`, it runs
 the fewest cases, by a greedy choice, in which any two values of two parameters meet. Marked `few(n)`, it
-runs n cases that lie evenly among all, the first and the last with them.
+runs n cases that lie evenly among these, the first and the last with them.
 """
 
 import itertools
@@ -17,17 +17,18 @@ def everything():
     return bool(os.environ.get(ALL))
 
 
-def examples(number):
-    """How many random examples are drawn of the number that `--all` draws."""
-    return number if everything() else max(number // 3, 3)
+def examples(number, part=3):
+    """How many random examples are drawn of the number that `--all` draws: one of `part`."""
+    return number if everything() else max(number // part, 3)
 
 
 def left_out(items):
     """The tests of a collection that do not run."""
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    quick = [item for item in items if not item.get_closest_marker("slow")]
-    beyond = [item for cases in cases_of(quick, "pairs") for item in beyond_pairs(cases)]
-    return slow + beyond + [item for cases in cases_of(quick, "few") for item in beyond_few(cases)]
+    out = {item for item in items if item.get_closest_marker("slow")}
+    for mark, beyond in (("pairs", beyond_pairs), ("few", beyond_few)):
+        for cases in cases_of([item for item in items if item not in out], mark):
+            out.update(beyond(cases))
+    return [item for item in items if item in out]
 
 
 def cases_of(items, mark):
@@ -40,7 +41,8 @@ def cases_of(items, mark):
 
 
 def beyond_few(cases):
-    """The cases that are not among the n of the mark."""
+    """The cases that are not among the n of the mark; those of a GPU all are."""
+    cases = [case for case in cases if not case.get_closest_marker("gpu")] or cases
     (number,) = cases[0].get_closest_marker("few").args
     places = {round(place * (len(cases) - 1) / (number - 1)) for place in range(number)}
     return [case for place, case in enumerate(cases) if place not in places]
