@@ -4,6 +4,8 @@ import os
 
 from tests.support.choice import everything
 
+SYNC = os.fsync
+
 
 def leave_out():
     """From now on this process syncs nothing, unless all tests run."""
