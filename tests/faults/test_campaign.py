@@ -18,8 +18,8 @@ from tests.faults.kinds.publishing import Process
 from tests.faults.trials import same
 
 ROOT = Path(__file__).parents[2]
-# Each takes many seconds; `test_faults.py`, `test_torchrun.py` and `publishing` have some of them.
-OF_JOBS = ("stages of ranks", "torchrun", "network", "live")
+# Each takes many seconds; `test_faults.py`, `test_torchrun.py` and tests of `serving` have some of them.
+OF_JOBS = ("stages of ranks", "torchrun", "network", "publishing", "live")
 
 
 def campaign(*options):

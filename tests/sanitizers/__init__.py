@@ -2,8 +2,8 @@
 
 `address` finds accesses outside of what was allocated, or after it was freed; `undefined` what C++
 leaves undefined, such as shifts that are too far, pointers that are not aligned and fractions that no
-whole number holds; `both` is the two in one; `thread` accesses of two threads, one of them a write, that
-nothing puts in an order.
+whole number holds; `thread` accesses of two threads, one of them a write, that nothing puts in an order.
+`both` is the first two in one build, where `undefined` writes to standard error.
 A copy of the package with a core built for it stands first on Python's path, and the sanitizer's runtime
 is loaded before all else, in every process that a test starts. Findings do not end a test: they are
 written to files, and the command prints them at the end.
@@ -138,9 +138,10 @@ def command(kind: str, *arguments: str) -> list[str]:
     return [*(_fixed_addresses() if kind == "thread" else ()), sys.executable, *arguments]
 
 
-def found(reports: Path) -> list[str]:
-    """The reports of all processes."""
-    return [path.read_text(errors="replace") for path in sorted(reports.iterdir())]
+def found(reports: Path, said: str = "") -> list[str]:
+    """The reports of all processes; said: what they said on standard error."""
+    lines = [line for line in said.splitlines() if ": runtime error: " in line]
+    return [path.read_text(errors="replace") for path in sorted(reports.iterdir())] + lines
 
 
 @functools.cache

@@ -33,8 +33,9 @@ def test_a_planted_fault_is_found_and_its_twin_is_not(kind, tmp_path):
     def reports(has_fault, *names):
         folder = tmp_path / f"reports-{has_fault}"
         command = sanitizers.command(kind, "-c", CALLS, str(library), str(has_fault), *names)
-        subprocess.run(command, env=sanitizers.environment(kind, folder), check=True, capture_output=True)
-        return sanitizers.found(folder)
+        environment = sanitizers.environment(kind, folder)
+        done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+        return sanitizers.found(folder, done.stderr)
 
     assert reports(0, *(name for planted in PLANTED.values() for name in planted)) == []
     found = "".join(reports(1, *PLANTED[kind]))
@@ -59,4 +60,4 @@ def test_nothing_is_found_where_data_is_prepared_and_threads_train(kind, tmp_pat
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert sanitizers.found(tmp_path / "reports") == []
+    assert sanitizers.found(tmp_path / "reports", done.stderr) == []
