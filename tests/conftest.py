@@ -25,6 +25,11 @@ def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="also slow tests, and all cases of others")
 
 
+def synced(file):
+    """In place of os.fsync without `--all`: disks sync slowly, and no power failure ends this process."""
+    os.fstat(file if isinstance(file, int) else file.fileno())  # which fails where os.fsync would
+
+
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # workers and processes that tests start have it, too
         cache = tempfile.TemporaryDirectory(prefix="hotrows-cache-")  # what a user has measured stays out
@@ -32,6 +37,10 @@ def pytest_configure(config):
         os.environ["XDG_CACHE_HOME"] = cache.name
     if config.getoption("--all"):
         os.environ[choice.ALL] = "1"  # processes that tests start see it too
+    if not choice.everything():
+        from hotrows.storage.disk_io import Disk
+
+        os.fsync = Disk.sync = synced
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker and hasattr(os, "sched_setaffinity"):
         # One processor for each worker and what it starts: threads that wait for one another then cost
@@ -49,6 +58,14 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     gc.freeze()  # what is imported is not searched by every collection of a test
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Prints what a test has counted for who reads the output."""
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties:
+            terminalreporter.section(name)
+            terminalreporter.write_line(text)
 
 
 def pytest_runtest_setup(item):
@@ -91,8 +108,9 @@ def redis_server(tmp_path):
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    """Draws no picture of a run, which takes longer than a small run."""
+    """Draws no picture of a run, which takes longer than a small run, and writes no events of it."""
     monkeypatch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+    monkeypatch.setattr("hotrows.train.metrics_log._open_events", lambda run, keep_until: None)
 
 
 class Run:

@@ -139,6 +139,31 @@ class Two(nn.Module):
         return self.top(torch.cat([self.users(x[:, 0]), self.bags(x[:, 1:])], 1)).squeeze(1)
 
 
+def test_weights_that_a_model_lists_before_it_is_moved_are_those_on_the_device():
+    """As DeepCTR-Torch lists them for its L2 terms: a move to a device keeps every parameter itself."""
+
+    def trained(place, accelerates):
+        torch.manual_seed(0)
+        model = Two()
+        listed = list(model.parameters())
+        model.to(place)
+        optimizer = torch.optim.Adagrad(model.parameters(), lr=0.1)
+        if accelerates:
+            hotrows.accelerate(model, optimizer, packing=False)
+        for step in range(3):
+            optimizer.zero_grad()
+            x = torch.randint(0, 50, (8, 4), generator=torch.Generator().manual_seed(step))
+            l2 = sum(torch.sum(0.1 * torch.square(weight)) for weight in listed)
+            (model(x.to(place)).square().mean() + l2).backward()
+            optimizer.step()
+        return on_host(model.state_dict())
+
+    expected = trained("cpu", False)
+    with pretend_tables.gpu():
+        got = trained(CUDA, True)
+    accelerated.assert_same(expected, got, rtol=1e-5, atol=1e-6)
+
+
 def test_a_step_waits_for_nothing():
     with pretend_tables.gpu():
         model = Two().to(CUDA)

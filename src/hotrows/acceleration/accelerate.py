@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from hotrows.acceleration import ddp, gradient_ops, l2_terms, lookup_handlers
+from hotrows.acceleration import gradient_ops, l2_terms, lookup_handlers
 from hotrows.acceleration.batch_arguments import CallRecorder
 from hotrows.acceleration.cached_tables import CachedTable, cache_tables, why_not_cached
+from hotrows.acceleration.ddp import Averaging
 from hotrows.acceleration.dynamic_embedding import DynamicEmbedding
 from hotrows.acceleration.function import capture
 from hotrows.acceleration.gradient import RowGradient
@@ -221,28 +221,25 @@ class Acceleration:
         self.recorders: list[CallRecorder] = []
         plain = type(model).forward
         self._forward = capture(plain, self.report) if packing and len(embeddings) > 1 else plain
-        self.ranks: dist.ProcessGroup | None = None
+        self._averaging = Averaging(self.tables)
         names = [name for table in self.tables for name in table.names]
         model._ddp_params_and_buffers_to_ignore = names  # type: ignore[assignment]
         self._hooks = [
-            OptimizerHooks(
-                optimizer, [t for t in self.tables if t.optimizer is optimizer], lambda: self.ranks
-            )
+            OptimizerHooks(optimizer, [t for t in self.tables if t.optimizer is optimizer])
             for optimizer in self.optimizers
         ]
 
     def forward(self, model: nn.Module, args: tuple, kwargs: Mapping[str, Any]) -> Any:
         for recorder in self.recorders:
             recorder.record(args, kwargs)
-        ranks = ddp.active_group()
-        if ranks is not None and self.ranks is not ranks:
-            self.ranks = ranks
-            ddp.share_weights(list(self.tables), ranks)
+        is_parallel = self._averaging.begin()
         with capturing():
-            if ranks is None:
+            if not is_parallel:
                 return self._forward(model, *args, **kwargs)
             with torch._dynamo.config.patch(optimize_ddp=False):  # it would cut the graph in pieces
-                return self._forward(model, *args, **kwargs)
+                output = self._forward(model, *args, **kwargs)
+        self._averaging.follow(output)
+        return output
 
     @property
     def refused(self) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Tables under `DistributedDataParallel`, which averages the gradients of the dense part.
 
-Every rank holds all tables, and DistributedDataParallel ignores them. Before each step the gradients
-of rows are gathered from all ranks and averaged, so every rank makes an equal step:
+Every rank holds all tables, and DistributedDataParallel ignores them. Where it averages gradients, at the
+end of a backward pass, those of rows are gathered from all ranks and averaged, too. So what follows, such
+as clipping or `GradScaler`, sees equal gradients on every rank, and all make equal steps:
 
     rank 0   rows 2 5 7     gradients        all_gather        rows 2 3 5 7 9
     rank 1   rows 3 5 9     gradients     ---------------->    sums / 2, in the order of ranks
@@ -9,20 +10,57 @@ of rows are gathered from all ranks and averaged, so every rank makes an equal s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel.distributed import _find_tensors
 
 from hotrows.acceleration.gradient import RowGradient, gradient_of_rows, summed_by_row
+from hotrows.acceleration.parameter import NO_TORCH_FUNCTION
 from hotrows.acceleration.table import RowTable
 
 TableGradients = list[tuple[RowTable, Tensor | None]]
 
 
-def active_group() -> dist.ProcessGroup | None:
-    """Returns the ranks of the DistributedDataParallel that is calling the model; None: there is none."""
-    parallel = nn.parallel.DistributedDataParallel._get_active_ddp_module()
-    return None if parallel is None else parallel.process_group
+class Averaging:
+    """Averages gradients of tables over the ranks of a `DistributedDataParallel` that calls the model."""
+
+    def __init__(self, tables: Sequence[RowTable]) -> None:
+        self._tables = list(tables)
+        self._ranks: dist.ProcessGroup | None = None  # whose tables are equal
+        self._backward = -1  # number of the latest backward pass that averages
+
+    def begin(self) -> bool:
+        """Makes tables equal before the first forward; returns whether there are ranks."""
+        parallel = nn.parallel.DistributedDataParallel._get_active_ddp_module()
+        if parallel is not None and self._ranks is not parallel.process_group:
+            self._ranks = parallel.process_group
+            share_weights(self._tables, self._ranks)
+        return parallel is not None
+
+    def follow(self, output: Any) -> None:
+        """Averages at the end of the backward pass of what a forward has returned; not in `no_sync`."""
+        parallel = nn.parallel.DistributedDataParallel._get_active_ddp_module()
+        assert parallel is not None
+        if torch.is_grad_enabled() and parallel.require_backward_grad_sync:
+            for tensor in _find_tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._in_backward)
+
+    def _in_backward(self, grad: Tensor) -> None:
+        if self._backward != (number := torch._C._current_graph_task_id()):
+            self._backward = number
+            torch.autograd.Variable._execution_engine.queue_callback(self._average)
+
+    def _average(self) -> None:
+        assert self._ranks is not None
+        with NO_TORCH_FUNCTION(), torch.no_grad():
+            gradients = [(table, table.weight.grad) for table in self._tables]
+            for table, mean in averaged(gradients, self._ranks):
+                table.weight.grad = mean
 
 
 def share_weights(tables: list[RowTable], group: dist.ProcessGroup) -> None:

@@ -7,16 +7,14 @@ by the optimizer, with every row up to date.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from hotrows.acceleration import ddp
 from hotrows.acceleration.gradient import PackGradient, RowGradient
 from hotrows.acceleration.parameter import NO_TORCH_FUNCTION, intercept, release
 from hotrows.acceleration.rules import BY_OPTIMIZER
@@ -40,18 +38,10 @@ def share_histories(tables: Iterable[RowTable]) -> None:
 
 
 class OptimizerHooks:
-    """Steps tables before each step of an optimizer; `remove` takes the hooks away.
+    """Steps tables before each step of an optimizer; `remove` takes the hooks away."""
 
-    group: returns the ranks whose gradients are averaged; None: there are none (yet).
-    """
-
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        tables: Sequence[RowTable],
-        group: Callable[[], dist.ProcessGroup | None],
-    ) -> None:
-        self._tables, self._group = tuple(tables), group
+    def __init__(self, optimizer: Optimizer, tables: Sequence[RowTable]) -> None:
+        self._tables = tuple(tables)
         self._by_weight = {id(table.weight): table for table in tables}
         self._hidden: list[tuple[Tensor, Tensor]] = []  # weights and gradients that are stepped
         self._skipped: list[tuple[Tensor, Tensor]] = []  # those of a step that is none
@@ -76,7 +66,7 @@ class OptimizerHooks:
             args, kwargs = (optimizer, lambda: loss), {}
         if getattr(optimizer, "found_inf", None) is not None and self._is_skipped(optimizer):
             return (args, kwargs) if closure is not None else None
-        self._hidden.extend(step_tables(optimizer, self._by_weight, self._group()))
+        self._hidden.extend(step_tables(optimizer, self._by_weight))
         return (args, kwargs) if closure is not None else None
 
     def _is_skipped(self, optimizer: Any) -> bool:
@@ -129,19 +119,12 @@ class OptimizerHooks:
         share_histories(self._tables)
 
 
-def step_tables(
-    optimizer: Optimizer, tables: Mapping[int, RowTable], group: dist.ProcessGroup | None = None
-) -> list[tuple[Tensor, Tensor]]:
+def step_tables(optimizer: Optimizer, tables: Mapping[int, RowTable]) -> list[tuple[Tensor, Tensor]]:
     """Steps the tables that have a gradient; returns (weight, gradient) of each.
 
     Those whose gradient is dense are left to the optimizer, with every row up to date. tables: by the
-    `id()` of their weights. group: ranks whose gradients are averaged first.
+    `id()` of their weights.
     """
-    if group is not None:
-        with NO_TORCH_FUNCTION(), torch.no_grad():
-            gradients = [(table, table.weight.grad) for table in tables.values()]
-            for averaged, mean in ddp.averaged(gradients, group):
-                averaged.weight.grad = mean
     stepped: list[tuple[Tensor, Tensor]] = []
     packs: dict[tuple[int, int], tuple[list[tuple[RowTable, RowGradient]], Mapping[str, Any]]] = {}
     for gradient in map(gradient_of, tables.values()):

@@ -175,8 +175,8 @@ def _with_choices(config: TrainConfig, training: TimedTraining) -> TrainConfig:
     """With the micro-batches and packs that the cost model has chosen, as far as a number says them."""
     num = training.steps.embedding.planner.micro_batches
     parts = set(training.steps.placing.pack_parts)
-    whole = parts.pop() if config.pack_parts is None and len(parts) == 1 else config.pack_parts
-    return dataclasses.replace(config, micro_batches=num, pack_parts=whole)
+    num_parts = parts.pop() if config.pack_parts is None and len(parts) == 1 else config.pack_parts
+    return dataclasses.replace(config, micro_batches=num, pack_parts=num_parts)
 
 
 def coordinate_descent(

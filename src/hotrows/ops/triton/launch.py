@@ -28,6 +28,9 @@ makes the last sum of a hot row shorter, and the longest run that one program su
 WINDOW_COLUMNS = 64
 """At most, of such a window: [64, 64] float32 are 32 registers of each of 128 threads."""
 
+SEARCHED = 128
+"""Starts of runs read at once where a window looks for its own: one by each thread."""
+
 COPY_BYTES = 8192
 """Of a tile of rows copied: 4 loads of 16 bytes in flight per thread, which host memory needs more
 than the device's own."""

@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotrows.ops.triton import launch
-from hotrows.ops.triton.search import last_at_most
+from hotrows.ops.triton.search import last_of_two, num_wide_steps
 
 
 def sum_windows(
@@ -30,10 +30,10 @@ def sum_windows(
     dtype = torch.float64 if grad.dtype == torch.float64 else torch.float32
     heads, tails = (grad.new_empty(num_windows, dim, dtype=dtype) for _ in range(2))
     columns = min(triton.next_power_of_2(dim), launch.WINDOW_COLUMNS)
-    runs, sizes = (order, starts, bags, weights), (num_ids, num_runs, starts.numel().bit_length())
-    tile = {"D": dim, "WINDOW": launch.WINDOW, "COLUMNS": columns}
+    sizes = num_ids, num_runs, num_wide_steps(num_runs + 1, launch.SEARCHED)
+    tile = {"D": dim, "WINDOW": launch.WINDOW, "COLUMNS": columns, "SEARCHED": launch.SEARCHED}
     _sum_windows[(num_windows, triton.cdiv(dim, columns))](
-        grad, *runs, heads, tails, *sizes, **tile, **launch.OPTIONS
+        grad, order, starts, bags, weights, heads, tails, *sizes, **tile, **launch.OPTIONS
     )
     return heads, tails
 
@@ -41,20 +41,19 @@ def sum_windows(
 @triton.jit(do_not_specialize=["num_ids", "num_runs", "num_steps"])
 def _sum_windows(
     p_grad, p_order, p_starts, p_bags, p_weights, p_heads, p_tails, num_ids, num_runs, num_steps,
-    D: tl.constexpr, WINDOW: tl.constexpr, COLUMNS: tl.constexpr,
+    D: tl.constexpr, WINDOW: tl.constexpr, COLUMNS: tl.constexpr, SEARCHED: tl.constexpr,
 ):  # fmt: skip
     i_window = tl.program_id(0).to(tl.int64)
     begin = i_window * WINDOW
     end = tl.minimum(begin + WINDOW, num_ids)
-    run = last_at_most(p_starts, num_runs + 1, num_steps, begin)
-    m_run = (run >= 0) & (run < num_runs)
-    m_tail = m_run & (tl.load(p_starts + run, mask=m_run, other=0) < begin)
-    tail_end = tl.load(p_starts + run + 1, mask=m_tail, other=0)
-    run = last_at_most(p_starts, num_runs + 1, num_steps, end - 1)
-    m_run = (run >= 0) & (run < num_runs)
-    head_begin = tl.load(p_starts + run, mask=m_run, other=0)
+    first, last = last_of_two(p_starts, num_runs + 1, num_steps, begin, end - 1, SEARCHED)
+    m_run = (first >= 0) & (first < num_runs)
+    m_tail = m_run & (tl.load(p_starts + first, mask=m_run, other=0) < begin)
+    tail_end = tl.load(p_starts + first + 1, mask=m_tail, other=0)
+    m_run = (last >= 0) & (last < num_runs)
+    head_begin = tl.load(p_starts + last, mask=m_run, other=0)
     m_head = m_run & (head_begin >= begin)
-    m_head = m_head & (tl.load(p_starts + run + 1, mask=m_head, other=0) > end)
+    m_head = m_head & (tl.load(p_starts + last + 1, mask=m_head, other=0) > end)
     if m_tail | m_head:
         o_id = begin + tl.arange(0, WINDOW)
         o_d = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

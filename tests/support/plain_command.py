@@ -1,0 +1,11 @@
+"""`hotrows` without pictures and events of TensorBoard, which take longer than a small run.
+
+For commands that are processes: python -m tests.support.plain_command ARGUMENTS
+"""
+
+from hotrows.cli import main
+from hotrows.train import metrics_log, pictures
+
+if __name__ == "__main__":
+    pictures.draw_run = pictures.draw_timeline = metrics_log._open_events = lambda *arguments: None
+    main()
