@@ -8,7 +8,7 @@ import tempfile
 import pytest
 import torch
 
-from tests.support import choice
+from tests.support import choice, syncs
 from tests.support.redis_server import RedisServer
 
 if not torch.cuda.is_available():
@@ -25,11 +25,6 @@ def pytest_addoption(parser):
     parser.addoption("--all", action="store_true", help="also slow tests, and all cases of others")
 
 
-def synced(file):
-    """In place of os.fsync without `--all`: disks sync slowly, and no power failure ends this process."""
-    os.fstat(file if isinstance(file, int) else file.fileno())  # which fails where os.fsync would
-
-
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):  # workers and processes that tests start have it, too
         cache = tempfile.TemporaryDirectory(prefix="hotrows-cache-")  # what a user has measured stays out
@@ -37,10 +32,7 @@ def pytest_configure(config):
         os.environ["XDG_CACHE_HOME"] = cache.name
     if config.getoption("--all"):
         os.environ[choice.ALL] = "1"  # processes that tests start see it too
-    if not choice.everything():
-        from hotrows.storage.disk_io import Disk
-
-        os.fsync = Disk.sync = synced
+    syncs.leave_out()
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker and hasattr(os, "sched_setaffinity"):
         # One processor for each worker and what it starts: threads that wait for one another then cost

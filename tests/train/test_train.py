@@ -17,6 +17,7 @@ from hotrows.optim import FTRL, SGD, Adam, RowWiseAdagrad
 from hotrows.train import Interrupted, Trainer, load_run, metrics_log, run_folder, train
 from hotrows.train.run_state import RunState, after_evaluation, evaluation_is_due, lr_scale, stops_early
 from tests.support import forked
+from tests.support.plain_command import leave_out_pictures
 from tests.support.runs import CONFIG, encode, interrupt_after, same_bits, schema, write_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -123,6 +124,7 @@ def test_paths_are_measured_once_and_read_ever_after(encoded, tmp_path, monkeypa
 
 
 def train_slowly(enc, run, config):
+    leave_out_pictures()
     train(data.EncodedData.open(enc), config, run, progress=lambda now: time.sleep(0.05))
 
 

@@ -15,9 +15,10 @@ from hotrows import checkpoint
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare
 from hotrows.storage.file_store import FileStore
-from hotrows.train import Interrupted, Trainer, metrics_log, pictures
+from hotrows.train import Interrupted, Trainer, metrics_log
 from tests.support import forked
 from tests.support.choice import everything
+from tests.support.plain_command import leave_out_pictures
 from tests.support.runs import CONFIG, assert_same_run, interrupt_after, schema, weights_of, write_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -148,7 +149,7 @@ def test_settings_that_contradict_are_refused(tmp_path):
 def train_on(say, enc, run, config):
     """Begins the run or goes on with it, and says how far it is."""
     torch.set_num_threads(1)
-    pictures.draw_run = lambda run: None
+    leave_out_pictures()
     resume = (run / "config.json").exists()
     progress = lambda now: say(f"{now.stage} {now.done}")  # noqa: E731
     Trainer(EncodedData.open(enc), config, run, resume=resume, progress=progress).fit()

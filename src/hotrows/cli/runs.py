@@ -194,7 +194,8 @@ def _print_differences(out: Path, table_dtype: str) -> None:
     for label, values in held_out.get("labels", {}).items():
         click.echo(
             f"{held_out['part']} {label}: {word_of(values['metric'])} {values['bundle']:.6f}, of the run "
-            f"{values['run']:.6f}, difference {values['bundle'] - values['run']:+.6f} ({held_out['rows']:,} rows)"
+            f"{values['run']:.6f}, difference {values['bundle'] - values['run']:+.6f} "
+            f"({held_out['rows']:,} rows)"
         )
     if not held_out.get("labels"):
         click.echo("no held-out rows of the run's data were found, so that its metric is not compared")
