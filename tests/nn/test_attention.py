@@ -51,9 +51,10 @@ def test_native_target_projection_equals_the_reference(lengths):
             got = attention.target_projection(*inputs, weight, b)
             assert_near([got], [attention.target_projection_reference(*inputs, weight, b)])
         grad = torch.randn(len(inputs[1]), width)
-        got = attention.target_projection_backward(grad, *inputs, weight)
-        expected = attention.target_projection_backward_reference(grad, *inputs, weight)
-        assert_near(got, expected)
+        for more in (None, torch.randn_like(inputs[1])):
+            got = attention.target_projection_backward(grad, *inputs, weight, more)
+            expected = attention.target_projection_backward_reference(grad, *inputs, weight, more)
+            assert_near(got, expected)
 
 
 @needs_core
@@ -124,7 +125,7 @@ def test_target_attention_equals_the_padded_form(activation, normalize, dtype, t
 def test_dice_sees_positions_and_no_padding():
     layer = TargetAttention(5, (6,), "dice")
     queries, keys, offsets = jagged([3, 0, 4], 5)
-    hidden = layer.first(queries, keys, offsets)
+    hidden, _ = layer.first(queries, keys, offsets)
     layer(queries, keys, offsets)
     assert_close(layer.activation.running_mean, 0.1 * hidden.mean(0))
 
