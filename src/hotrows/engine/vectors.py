@@ -211,12 +211,12 @@ class _Parts(torch.autograd.Function):
             return grads[-1], None, None
         leaf = some.new_empty(sum(ctx.sizes), ctx.shape[2])
         pooled, *sequences = leaf.split(ctx.sizes)
-        pooled, whole, of_columns = pooled.view(ctx.shape), grads[0], grads[1 : 1 + ctx.shape[1]]
+        pooled, of_all, of_columns = pooled.view(ctx.shape), grads[0], grads[1 : 1 + ctx.shape[1]]
         read = [grad for grad in of_columns if grad is not None]
-        if whole is None and read and len(read) == len(of_columns):
+        if of_all is None and read and len(read) == len(of_columns):
             torch.stack(read, 1, out=pooled)
         else:
-            _write(pooled, whole)
+            _write(pooled, of_all)
             for column, grad in zip(pooled.unbind(1), of_columns, strict=True):
                 if grad is not None:
                     column.add_(grad)
