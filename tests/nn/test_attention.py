@@ -125,7 +125,7 @@ def test_target_attention_equals_the_padded_form(activation, normalize, dtype, t
 def test_dice_sees_positions_and_no_padding():
     layer = TargetAttention(5, (6,), "dice")
     queries, keys, offsets = jagged([3, 0, 4], 5)
-    hidden, _ = layer.first(queries, keys, offsets)
+    hidden = layer.first(queries, keys, offsets)
     layer(queries, keys, offsets)
     assert_close(layer.activation.running_mean, 0.1 * hidden.mean(0))
 

@@ -52,12 +52,12 @@ class TargetAttention(nn.Module):
         self.scale = scale if scale is not None else dim**-0.5 if normalize else 1.0
 
     def forward(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
-        first, keys = self.first(queries, keys, offsets)
+        first, keys = self.first.with_keys(queries, keys, offsets)
         return weighted_sum(self._scores(first, offsets), keys, offsets)
 
     def scores(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
         """The weight of each key, after normalisation: [N]."""
-        return self._scores(self.first(queries, keys, offsets)[0], offsets)
+        return self._scores(self.first(queries, keys, offsets), offsets)
 
     def _scores(self, first: Tensor, offsets: Lists) -> Tensor:
         """first: what the first layer makes of each key, [N, H]."""
@@ -68,8 +68,6 @@ class TargetAttention(nn.Module):
 
 class TargetProjection(nn.Module):
     """weight [q, k, q - k, q * k] + bias for each key: [B, D], [N, D], [B + 1] -> [N, H], float32.
-
-    Also returns the keys, for what reads them next: both gradients of them are then added in one pass.
 
     The weight, [H, 4D], starts as that of an MLP's layer on these 4D inputs.
     """
@@ -84,7 +82,11 @@ class TargetProjection(nn.Module):
         nn.init.xavier_normal_(self.weight)
         nn.init.zeros_(self.bias)
 
-    def forward(self, queries: Tensor, keys: Tensor, offsets: Lists) -> tuple[Tensor, Tensor]:
+    def forward(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
+        return self.with_keys(queries, keys, offsets)[0]
+
+    def with_keys(self, queries: Tensor, keys: Tensor, offsets: Lists) -> tuple[Tensor, Tensor]:
+        """Also returns the keys, for what reads them next: both gradients are then added in one pass."""
         dim = self.weight.shape[1] // 4
         if queries.dim() != 2 or keys.dim() != 2 or {queries.shape[1], keys.shape[1]} != {dim}:
             raise ValueError(

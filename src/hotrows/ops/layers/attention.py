@@ -162,14 +162,14 @@ def target_projection_backward_reference(
     )
 
 
-@gpu_op("attention")
+@gpu_op("softmax")
 def softmax_jagged_reference(scores: Tensor, offsets: Tensor) -> Tensor:
     sample = samples_of(offsets, len(scores))
     powers = (scores - highest_by_sample(scores, offsets)[sample]).exp()
     return powers / sum_by_sample(powers, offsets)[sample]
 
 
-@gpu_op("attention")
+@gpu_op("softmax")
 def softmax_jagged_backward_reference(grad: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
     mean = sum_by_sample(grad * weights, offsets)  # [B]
     return weights * (grad - mean[samples_of(offsets, len(grad))])

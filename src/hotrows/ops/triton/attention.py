@@ -66,23 +66,6 @@ def target_projection_backward(
     return grad_queries, grad_keys, grad_weight.view(hidden, -1), grad_bias
 
 
-def softmax_jagged(scores: Tensor, offsets: Tensor) -> Tensor:
-    out = torch.empty_like(scores.contiguous())
-    if out.numel() > 0:
-        num, size = out.numel(), len(offsets) - 1
-        _softmax[(size,)](scores.contiguous(), offsets.contiguous(), out, num, size, BN=32, num_warps=1)
-    return out
-
-
-def softmax_jagged_backward(grad: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
-    grad, weights = grad.contiguous(), weights.contiguous()
-    out = torch.empty_like(weights)
-    if out.numel() > 0:
-        num, size = out.numel(), len(offsets) - 1
-        _softmax_back[(size,)](grad, weights, offsets.contiguous(), out, num, size, BN=32, num_warps=1)
-    return out
-
-
 def weighted_sum(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
     return _sums(weights.contiguous(), values.contiguous(), offsets)
 
@@ -274,49 +257,6 @@ def _load_weights(p_w, m_w, D: tl.constexpr):
     b_of_query = tl.load(p_w, mask=m_w, other=0.0) + b_difference
     b_of_key = tl.load(p_w + D, mask=m_w, other=0.0) - b_difference
     return b_of_query, b_of_key, tl.load(p_w + 3 * D, mask=m_w, other=0.0)
-
-
-@triton.jit(do_not_specialize=["num", "num_samples"])
-def _softmax(p_scores, p_offsets, p_out, num, num_samples, BN: tl.constexpr):
-    i_b = tl.program_id(0).to(tl.int64)
-    begin, end = tl.load(p_offsets + i_b), tl.load(p_offsets + i_b + 1)
-    b_highest = tl.full([BN], -float("inf"), tl.float32)
-    for first in range(begin, end, BN):
-        o_n = first + tl.arange(0, BN)
-        b_score = tl.load(p_scores + o_n, mask=o_n < end, other=-float("inf"))
-        b_highest = tl.maximum(b_highest, b_score)
-    highest = tl.max(b_highest, axis=0)
-    b_sum = tl.zeros([BN], tl.float32)
-    for first in range(begin, end, BN):
-        o_n = first + tl.arange(0, BN)
-        b_score = tl.load(p_scores + o_n, mask=o_n < end, other=-float("inf"))
-        b_sum += tl.where(o_n < end, tl.exp(b_score - highest), 0.0)
-    total = tl.sum(b_sum, axis=0)
-    for first in range(begin, end, BN):
-        o_n = first + tl.arange(0, BN)
-        b_score = tl.load(p_scores + o_n, mask=o_n < end, other=0.0)
-        tl.store(p_out + o_n, tl.exp(b_score - highest) / total, mask=o_n < end)
-    if i_b == num_samples - 1:
-        clear(p_out, end, num.to(tl.int64), BN)
-
-
-@triton.jit(do_not_specialize=["num", "num_samples"])
-def _softmax_back(p_grad, p_weights, p_offsets, p_out, num, num_samples, BN: tl.constexpr):
-    i_b = tl.program_id(0).to(tl.int64)
-    begin, end = tl.load(p_offsets + i_b), tl.load(p_offsets + i_b + 1)
-    b_sum = tl.zeros([BN], tl.float32)
-    for first in range(begin, end, BN):
-        o_n = first + tl.arange(0, BN)
-        b_grad = tl.load(p_grad + o_n, mask=o_n < end, other=0.0)
-        b_sum += b_grad * tl.load(p_weights + o_n, mask=o_n < end, other=0.0)
-    mean = tl.sum(b_sum, axis=0)
-    for first in range(begin, end, BN):
-        o_n = first + tl.arange(0, BN)
-        b_grad = tl.load(p_grad + o_n, mask=o_n < end, other=0.0)
-        b_weight = tl.load(p_weights + o_n, mask=o_n < end, other=0.0)
-        tl.store(p_out + o_n, b_weight * (b_grad - mean), mask=o_n < end)
-    if i_b == num_samples - 1:
-        clear(p_out, end, num.to(tl.int64), BN)
 
 
 @triton.jit(do_not_specialize=["num_samples"])
