@@ -123,27 +123,27 @@ def table(arms: dict[str, dict]) -> str:
         for arm, f in by_arm.items()
         if model in MODELS
     ]  # fmt: skip
+    return "\n\n".join([markdown.table(head, lines), *_by_wire(arms)])
+
+
+def _by_wire(arms: dict[str, dict]) -> list[str]:
+    """W&D by the rate of the wire, and what the cost model predicts of the arms where that is known."""
     foreseen = arms.get(PREDICTED, {})
-    rates = [(f"{WIRE / 1e6:.0f}{_RATE}", arms.get("wide_deep", {}))]
-    rates += [(wire, by_arm) for wire, by_arm in arms.items() if wire.endswith(_RATE)]
-    of_wires = []
-    for wire, by_arm in sorted(rates, key=lambda rate: float(rate[0].split()[0])):
-        cells = [f"{by_arm[arm]['samples_per_s']:,.0f}" for arm in INTERLEAVED if arm in by_arm]
-        for arm in INTERLEAVED[1:]:
-            said = foreseen.get(wire)
-            cells.append(f"{by_arm[arm]['of_all']:.2f}x" if arm in by_arm else "")
-            cells.append(f"{said['all'] / said[arm]:.2f}x" if said else "")
-        of_wires.append([wire, *cells, f"{by_arm['all']['wire_busy']:.0%}" if by_arm else ""])
-    head_of_wires = ["wire of each rank", *INTERLEAVED]
-    for arm in INTERLEAVED[1:]:
-        head_of_wires += [f"{arm.removeprefix('without interleaving ')} off, of all", "predicted"]
-    return "\n\n".join(
-        [
-            markdown.table(head, lines),
-            "W&D, samples a second by the rate of the wire:",
-            markdown.table([*head_of_wires, "wire busy"], of_wires),
-        ]
-    )
+    rates = {f"{WIRE / 1e6:.0f}{_RATE}": arms.get("wide_deep", {})}
+    rates |= {wire: by_arm for wire, by_arm in arms.items() if wire.endswith(_RATE)}
+    head = ["wire of each rank", *INTERLEAVED, "wire busy"]
+    head += [f"predicted, {arm}" for arm in INTERLEAVED[1:] if foreseen]
+    lines = []
+    for wire, by_arm in sorted(rates.items(), key=lambda rate: float(rate[0].split()[0])):
+        if by_arm:
+            seen = (by_arm[arm] for arm in INTERLEAVED)
+            cells = [f"{f['samples_per_s']:,.0f} ({f['of_all']:.2f}x)" for f in seen]
+            said = foreseen.get(wire, {})
+            ratios = [f"{said['all'] / said[arm]:.2f}x" for arm in INTERLEAVED[1:] if said]
+            lines.append([wire, *cells, f"{by_arm['all']['wire_busy']:.0%}", *ratios])
+    if not lines:
+        return []
+    return ["W&D, samples a second by the rate of the wire:", markdown.table(head, lines)]
 
 
 PART = Part("What does each of the four gain, where wire and slow memory take their time?", run, table)

@@ -76,7 +76,7 @@ def table(arms: dict[str, dict]) -> str:
     lines = [
         [arm["model"], arm["regime"], *(f"{arm[name]['samples_per_s'] / 1e3:.1f}" for name in ARMS),
          f"**{arm['ratio']:.1f}x**", " / ".join(f"{arm[name]['peak_rss_mb']:,.0f}" for name in ARMS)]
-        for arm in arms.values()
+        for arm in sorted(arms.values(), key=lambda arm: [*MODELS].index(arm["model"]))
     ]  # fmt: skip
     head = ["model", "what decides", "hotrows", "plain PyTorch", "hotrows over plain", "MB"]
     used = max(arm[name]["other_cores"] for arm in arms.values() for name in ARMS)

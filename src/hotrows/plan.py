@@ -33,7 +33,7 @@ class PackPlan:
     bag_starts: the first id of each bag and the end; None: one id per bag, N = M.
     bags: the bag of each id; None: one id per bag.
     weights: the factor of each id's vector, float32 in the engine; None: 1.
-    sequence_starts: by sequence feature, the first bag of each sample and the end.
+    sequence_starts: by sequence feature, the first element of each sample among all, and the end.
     """
 
     rows: Int64[Tensor, "U"]
@@ -140,7 +140,7 @@ class RequestPlan:
         starts[r + 1] - 1.
     samples, shared: plans of B samples and of R requests whose packs are those of the whole plan, with
         their own bags alone: pack p has first those of samples.packs[p], then those of shared.packs[p],
-        each in the order that bags of a batch have. Their `sequence_starts` count from their first bag.
+        each in the order that bags of a batch have.
     """
 
     features: tuple[str, ...]

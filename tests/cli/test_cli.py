@@ -206,7 +206,7 @@ def test_a_run_that_ends_at_once_says_so_and_how_to_go_on(hotrows):
         (["prepare", "raw/train.txt", "--schema", "imagenet", "--out", "x"], 1, "'imagenet'"),
         (["prepare", "raw/train.txt", "--schema", "criteo", "--out", "enc"], 1, "enc"),
         (["describe", "raw"], 1, "raw holds no prepared data"),
-        (["train", "runs/a"], 1, "runs/a is a run; name the folder of the data"),
+        (["train", "runs/a"], 1, "runs/a is a run; name the folder of prepared data"),
         (["predict", "runs/a", "enc"], 1, "enc is prepared data, not raw rows; name the files"),
         (["synth", "criteo", "--rows", "0", "--out", "x"], 2, "--rows"),
     ],

@@ -223,7 +223,8 @@ def test_wrong_usage_is_refused_before_anything_is_done(hotrows, folder, monkeyp
     ("predict run @", "empty", "holds no files"),
     ("predict run @", "empty.csv /proc/self/mem", "is empty"),
     ("predict run @", "header.csv", "has no lines after its header"),
-    ("predict run @", "file folder enc", "line 1"),
+    ("predict run @", "file folder", "line 1"),
+    ("predict run @", "enc", "enc is prepared data, not raw rows"),
     ("predict run @", "s.json", "lacks the columns"),
     ("predict run @", "/dev/null /dev/zero", "is no regular file"),
     ("predict run @", "none://x ://", "://"),
@@ -238,7 +239,7 @@ def test_wrong_usage_is_refused_before_anything_is_done(hotrows, folder, monkeyp
     ("checkpoint merge run @", "folder run", "exists and is no empty folder"),
     ("checkpoint export @ out", "missing folder enc", "is no checkpoint"),
     ("describe @", "missing folder empty", "holds no prepared data"),
-    ("describe run", "", "run/data.json has format version 0"),
+    ("describe run", "", "run is a run; name the folder of prepared data"),
     (
         "profile enc --fast-memory 1MiB --sample @",
         "0 -1 2 nan inf",

@@ -51,9 +51,10 @@ def test_native_target_projection_equals_the_reference(lengths):
             got = attention.target_projection(*inputs, weight, b)
             assert_near([got], [attention.target_projection_reference(*inputs, weight, b)])
         grad = torch.randn(len(inputs[1]), width)
-        got = attention.target_projection_backward(grad, *inputs, weight)
-        expected = attention.target_projection_backward_reference(grad, *inputs, weight)
-        assert_near(got, expected)
+        for more in (None, torch.randn_like(inputs[1])):
+            got = attention.target_projection_backward(grad, *inputs, weight, more)
+            expected = attention.target_projection_backward_reference(grad, *inputs, weight, more)
+            assert_near(got, expected)
 
 
 @needs_core

@@ -1,9 +1,9 @@
 """Interleaving: into how many micro-batches and packs a step is cut, by PICASSO's rules and by cost.
 
 A batch is cut until its vectors and their gradients fit into the memory left (`micro_batch_size`). More
-micro-batches hide exchanges behind work, and cost: rows that two of them read travel twice, and
-each has messages of its own. Tables of equal attributes in several packs hide gather and update of one
-behind the wire of another, and cost messages and the joining of their vectors:
+micro-batches hide exchanges behind work, and cost: rows that two of them read travel twice, each has
+messages of its own, and operations are more and smaller. Tables of equal attributes in several packs
+hide gather and update of one behind the wire of another, and cost messages and the joining of vectors:
 
     seconds of k packs in m micro-batches
         = seconds of one - (1 - 1 / k) / m  x (min(gather, wire there) + min(update, wire back))
@@ -22,6 +22,7 @@ from hotrows.costs.volumes import StepWork, TableLoad
 from hotrows.planning.sharding import Placement
 
 OF_MEMORY = 0.7  # share of memory that tables may take; of the rest, vectors may take half
+_MORE_WORK = 0.1  # share of the work that each further micro-batch adds on processors, as measured
 _MOST = 8
 _PACKS = (1, 2, 4)
 _LEAST_GAIN = 0.05  # of a step's predicted seconds, for which it is cut further
@@ -38,13 +39,18 @@ def cost_of(
 ) -> StepCost:
     """Predicts a step in `num` micro-batches.
 
-    Work is that of the batch, and the exchanges are those of `num` batches of a share of the samples.
+    Exchanges are those of `num` batches of a share of the samples. Work is that of the batch, and a tenth
+    more for each further micro-batch, as operations are more and smaller (docs/papers/picasso.md, the
+    ablation where the wire is fastest).
     """
     one = dataclasses.replace(step, micro_batches=num)
     cost = step_cost(machine, loads, placements, num_ranks, one, stages)
     part = dataclasses.replace(one, batch_size=max(step.batch_size // num, num_ranks))
     of_part = step_cost(machine, loads, placements, num_ranks, part, cost.stages)
-    return dataclasses.replace(cost, exchange=num * of_part.exchange, latency=num * of_part.latency)
+    more = 1 + _MORE_WORK * (num - 1) * machine.on_host
+    work = {name: more * getattr(cost, name) for name in ("gather", "pool", "dense", "update")}
+    exchange, latency = num * of_part.exchange, num * of_part.latency
+    return dataclasses.replace(cost, exchange=exchange, latency=latency, **work)
 
 
 def choose_micro_batches(

@@ -228,7 +228,8 @@ class DynamicIds:
             if len(ids) < sum(lengths):
                 keys = self._keys(batch, name)
                 ids = torch.full_like(keys, MISSING).masked_scatter_(keys != MISSING_KEY, ids)
-            for span, part in zip(spans, ids.split(lengths), strict=True):
+            parts = [ids] if len(spans) == 1 else ids.split(lengths)
+            for span, part in zip(spans, parts, strict=True):
                 all_ids[span] = part
         return dataclasses.replace(batch, ids=all_ids)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ class Vectors:
     """The vectors of a batch.
 
     leaves: one per pack, [M, D] float32, in the order of the plan's packs. A leaf with sequences is
-    split once, so that its gradient is put together in one pass.
+    split once, so that its gradient is put together at once.
     by_rows: packs whose leaf is the distinct rows of the batch, [U, D]; `joined` alone reads them.
     requests: the vectors of what samples of a request share (`SharedVectors`); None: nothing is shared.
     """
@@ -49,7 +48,8 @@ class Vectors:
         if p not in self._columns:
             pooled = self._pooled(p)
             trains = pooled.requires_grad and not torch.compiler.is_compiling()
-            self._columns[p] = _Columns.apply(pooled) if trains else pooled.unbind(1)
+            if not (trains and self.packs[p].sequences):  # whose leaf is split into columns, too
+                self._columns[p] = _Columns.apply(pooled) if trains else pooled.unbind(1)
         return self._columns[p][column]
 
     def stack(
@@ -105,11 +105,8 @@ class Vectors:
         for p, pack in enumerate(self.packs):
             starts = self._plan.packs[p].sequence_starts
             if starts is not None and (feature, role) in pack.sequence_of:
-                begin = starts[feature]
                 part = self._split(p)[1 + pack.sequence_of[feature, role]]
-                if feature not in self._offsets:  # in every pack the same
-                    self._offsets[feature] = begin - begin[0]
-                return part, self._offsets[feature]
+                return part, self._offsets.setdefault(feature, starts[feature])  # in every pack the same
         raise KeyError(f"no sequence feature {feature!r} with role {role!r} was looked up")
 
     def shared_lists(
@@ -128,26 +125,33 @@ class Vectors:
 
     def _pooled(self, p: int) -> Float[Tensor, "B F D"]:
         """The pooled vectors of a pack."""
-        leaf, size, pack = self.leaves[p], self._plan.batch_size, self.packs[p]
+        leaf, pack = self.leaves[p], self.packs[p]
         if p in self.by_rows:
             role = pack.tables[0].role
             raise ValueError(
                 f"the model names role {role!r} in `first_layer_roles`, and so reads it through "
                 f"vectors.joined alone; take it from there to read its vectors otherwise"
             )
-        num_columns = len(pack.columns)
-        pooled = self._split(p)[0] if pack.sequences else leaf
-        return pooled.view(size, num_columns, leaf.shape[1])
+        return self._split(p)[0] if pack.sequences else leaf.view(self._shape_of_pooled(p))
+
+    def _shape_of_pooled(self, p: int) -> tuple[int, int, int]:
+        return self._plan.batch_size, len(self.packs[p].columns), self.leaves[p].shape[1]
 
     def _split(self, p: int) -> tuple[Tensor, ...]:
-        """A pack's leaf: what is pooled, then each sequence."""
+        """A pack's leaf: what is pooled, [B, F, D], then each sequence."""
         if p not in self._parts:
             starts = self._on_host.packs[p].sequence_starts
             assert starts is not None
-            ends = [0, *(int(starts[name][-1]) for name, _ in self.packs[p].sequences)]
-            ends.insert(1, self._plan.batch_size * len(self.packs[p].columns))
-            sizes = [end - begin for begin, end in itertools.pairwise(ends)]
-            self._parts[p] = self.leaves[p].split(sizes)
+            leaf, shape = self.leaves[p], self._shape_of_pooled(p)
+            sizes = [int(starts[name][-1]) for name, _ in self.packs[p].sequences]
+            sizes.insert(0, shape[0] * shape[1])
+            if leaf.requires_grad and not torch.compiler.is_compiling():
+                pooled, *parts = _Parts.apply(leaf, shape, sizes)
+                self._columns[p] = tuple(parts[: shape[1]])
+                self._parts[p] = pooled, *parts[shape[1] :]
+            else:
+                pooled, *sequences = leaf.split(sizes)
+                self._parts[p] = pooled.view(shape), *sequences
         return self._parts[p]
 
     def _find(self, feature: str, role: str) -> tuple[int, int]:
@@ -176,12 +180,54 @@ class _Columns(torch.autograd.Function):
         read = {column: grad for column, grad in enumerate(grads) if grad is not None}
         if not read:
             return None
+        if len(grads) == 1:
+            return read[0][:, None]
         if len(read) == len(grads):
             return torch.stack(list(read.values()), 1)
         out = next(iter(read.values())).new_zeros(ctx.shape)
         for column, grad in read.items():
             out[:, column] = grad
         return out
+
+
+class _Parts(torch.autograd.Function):
+    """All columns of a leaf, [B, F, D], each of them, [B, D], and each sequence, [N, D].
+
+    Backward puts the leaf's gradient together in one piece of memory, each part where it lies.
+    """
+
+    @staticmethod
+    def forward(ctx, leaf: Tensor, shape: tuple[int, int, int], sizes: list[int]) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.shape, ctx.sizes = shape, sizes
+        pooled, *sequences = leaf.split(sizes)
+        return pooled.view(shape), *pooled.view(shape).unbind(1), *sequences
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads: Tensor | None) -> tuple[Tensor | None, None, None]:
+        some = next((grad for grad in grads if grad is not None), None)
+        if some is None or (len(grads) == 2 and not ctx.shape[1]):  # one sequence, and nothing else
+            return grads[-1], None, None
+        leaf = some.new_empty(sum(ctx.sizes), ctx.shape[2])
+        pooled, *sequences = leaf.split(ctx.sizes)
+        pooled, of_all, of_columns = pooled.view(ctx.shape), grads[0], grads[1 : 1 + ctx.shape[1]]
+        read = [grad for grad in of_columns if grad is not None]
+        if of_all is None and read and len(read) == len(of_columns):
+            torch.stack(read, 1, out=pooled)
+        else:
+            _write(pooled, of_all)
+            for column, grad in zip(pooled.unbind(1), of_columns, strict=True):
+                if grad is not None:
+                    column.add_(grad)
+        for part, grad in zip(sequences, grads[1 + ctx.shape[1] :], strict=True):
+            _write(part, grad)
+        return leaf, None, None
+
+
+def _write(part: Tensor, grad: Tensor | None) -> None:
+    if part.numel():
+        part.zero_() if grad is None else part.copy_(grad)
 
 
 def of_leaves(packs: Sequence[Pack], leaves: tuple[Tensor, ...], batch_size: int) -> Vectors:

@@ -27,8 +27,9 @@ from hotrows.nn import (
     pool_jagged,
     samples_of,
 )
-from hotrows.nn.jagged_products import Lists
+from hotrows.nn.jagged_products import Lists, widened
 from hotrows.nn.shared_lists import SharedLists
+from hotrows.ops.layers.next_element import next_element_loss, next_element_loss_backward
 
 Interest = tuple[Tensor, Tensor | None]
 EVOLUTIONS = ("augru", "augru_code", "agru", "aigru")
@@ -146,7 +147,8 @@ class EvolvingInterest(OfRequests):
             return interest, None
         assert isinstance(lists, Tensor), "lists are padded in programs alone, which do not train"
         num_samples = None if shared is None else shared.starts.diff()
-        return interest, self.auxiliary * self._auxiliary_loss(states, past, lists, num_samples)
+        loss = self._auxiliary_loss(states, past, lists, num_samples)
+        return interest, loss if self.auxiliary == 1 else self.auxiliary * loss
 
     def _evolved(
         self, target: Tensor, states: Tensor, offsets: Lists | SharedLists, lengths: Tensor | None
@@ -171,6 +173,9 @@ class EvolvingInterest(OfRequests):
 
         num_samples: of shared lists, [R], how many samples each counts for; None: one.
         """
+        if self.tells is None and states.is_cuda and not torch.compiler.is_compiling():
+            others = torch.randperm(max(len(past) - 1, 0), device=past.device)
+            return _NextElementLoss.apply(states, widened(past), offsets, others, num_samples)
         sample = samples_of(offsets, len(past))
         weight = sample[1:] == sample[:-1]
         if num_samples is not None:
@@ -213,3 +218,18 @@ class _Shuffled(torch.autograd.Function):
         back = torch.empty_like(grad)
         back[order] = grad
         return back
+
+
+class _NextElementLoss(torch.autograd.Function):
+    """The loss by the inner product, in one kernel each way of a GPU."""
+
+    @staticmethod
+    def forward(ctx, states, past, offsets, others, num_samples):
+        loss, *kept = next_element_loss(states, past, offsets, others, num_samples)
+        ctx.save_for_backward(states, past, others, *kept)
+        return loss
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return *next_element_loss_backward(grad, *ctx.saved_tensors), None, None, None

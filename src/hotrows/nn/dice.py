@@ -46,13 +46,14 @@ class Dice(OverRanks, nn.Module):
         self.running_mean.zero_()
         self.running_var.fill_(1)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """bias: what has been added to x, to get its gradient here; in training, of float32 on a GPU."""
         if x.dim() != 2 or x.shape[1] != len(self.alpha):
             raise ValueError(f"Dice needs [M, {len(self.alpha)}] values, not {list(x.shape)}")
         wide = x.to(self.alpha.dtype)
         num_rows, mean, rstd = self._remembered(wide.detach())
         ranks = self.ranks if self.training else None
-        return _Dice.apply(wide, mean, rstd, self.alpha, num_rows, ranks).to(x.dtype)
+        return _Dice.apply(wide, mean, rstd, self.alpha, num_rows, ranks, bias).to(x.dtype)
 
     def _remembered(self, x: Tensor) -> tuple[int, Tensor, Tensor]:
         """Number of rows, mean and 1 / sqrt(var + eps); running averages move in training."""
@@ -79,7 +80,7 @@ class _Dice(torch.autograd.Function):
     """num_rows: those of all ranks whose statistics mean and rstd are; 0: they are averages."""
 
     @staticmethod
-    def forward(ctx, x, mean, rstd, alpha, num_rows, ranks):
+    def forward(ctx, x, mean, rstd, alpha, num_rows, ranks, bias):
         ctx.num_rows, ctx.ranks = num_rows, ranks
         # Running averages change in place before the way back: what was used is kept.
         ctx.save_for_backward(x, mean if num_rows else mean.clone(), rstd, alpha)
@@ -93,4 +94,4 @@ class _Dice(torch.autograd.Function):
         sums = ops.dice_sums(grad, x, mean, rstd, alpha)
         of_all = summed(sums[:2], ctx.ranks) if ctx.num_rows else sums[:2]
         grad_x = ops.dice_to_x(grad, x, mean, rstd, alpha, of_all, ctx.num_rows)
-        return grad_x, None, None, sums[2], None, None
+        return grad_x, None, None, sums[2], None, None, sums[3] if ctx.needs_input_grad[6] else None

@@ -86,6 +86,8 @@ class _WeightedSum(torch.autograd.Function):
     def backward(ctx, grad):
         weights, values, offsets = ctx.saved_tensors
         wanted = ctx.needs_input_grad
+        if wanted[0] and wanted[1]:
+            return *attention.weighted_sum_backward(grad, weights, values, offsets), None
         grad_weights = attention.jagged_dot(grad, values, offsets) if wanted[0] else None
         grad_values = attention.weighted_copies(weights, grad, offsets) if wanted[1] else None
         return grad_weights, grad_values, None
@@ -102,6 +104,8 @@ class _JaggedDot(torch.autograd.Function):
     def backward(ctx, grad):
         queries, keys, offsets = ctx.saved_tensors
         wanted = ctx.needs_input_grad
+        if wanted[0] and wanted[1]:
+            return *attention.jagged_dot_backward(grad, queries, keys, offsets), None
         grad_queries = attention.weighted_sum(grad, keys, offsets) if wanted[0] else None
         grad_keys = attention.weighted_copies(grad, queries, offsets) if wanted[1] else None
         return grad_queries, grad_keys, None

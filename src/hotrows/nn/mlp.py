@@ -14,6 +14,7 @@ from hotrows.nn.dropout import Dropout
 from hotrows.nn.linear import can_chain, chain
 from hotrows.nn.prelu import PReLU
 from hotrows.ops.layers.row_products import JoinedRows
+from hotrows.ops.layers.single_output import single_output_backward
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": torch.relu,
@@ -124,9 +125,37 @@ def perceptron(x: Tensor, layer: nn.Module, norm: nn.Module | None, after: nn.Mo
         return chain(x, [layer], relu=[True])
     if isinstance(layer, nn.Linear) and (padding := padding_of(x, layer.in_features)):
         x = _linear_of_padded(x, layer, padding)
+    elif isinstance(layer, nn.Linear) and layer.bias is not None and _in_float32_on_gpu(x):
+        if layer.out_features == 1:
+            x = _SingleOutput.apply(x, layer.weight, layer.bias)
+        elif norm is None and after.training and isinstance(after, Dice | PReLU):
+            return after(nn.functional.linear(x, layer.weight, layer.bias.detach()), layer.bias)
+        else:
+            x = layer(x)
     else:
         x = layer(x)
     return after(x if norm is None else norm(x))
+
+
+def _in_float32_on_gpu(x: Tensor) -> bool:
+    """Whether kernels are to take the way back through layers of x; not where PyTorch compiles them."""
+    if not x.is_cuda or x.dim() != 2 or torch.compiler.is_compiling():
+        return False
+    return x.dtype == torch.float32 and not torch.is_autocast_enabled(x.device.type)
+
+
+class _SingleOutput(torch.autograd.Function):
+    """A linear layer with one output."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.save_for_backward(x, weight)
+        return nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad):
+        return single_output_backward(grad, *ctx.saved_tensors)
 
 
 def padding_of(x: Tensor, width: int) -> int:

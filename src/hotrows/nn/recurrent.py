@@ -141,19 +141,20 @@ class _Recurrence(torch.autograd.Function):
             parts = torch.addmm(bias_ih, x, weight_ih.t())
             if shared is not None:
                 parts = repeat_lists(parts, shared.offsets, shared.starts)
+            order = recurrent.longest_first(offsets, weight_hh.shape[1])
             states, gates, inner = recurrent.recurrent(
-                parts, attention, offsets, weight_hh, bias_hh, kind, reset, lengths
+                parts, attention, offsets, weight_hh, bias_hh, kind, reset, lengths, order
             )
-        ctx.save_for_backward(x, attention, offsets, weight_ih, weight_hh, states, gates, inner)
+        ctx.save_for_backward(x, attention, offsets, weight_ih, weight_hh, states, gates, inner, order)
         ctx.kind, ctx.reset, ctx.lengths, ctx.shared = kind, reset, lengths, shared
         return states
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad):
-        x, attention, offsets, weight_ih, weight_hh, states, gates, inner = ctx.saved_tensors
+        x, attention, offsets, weight_ih, weight_hh, states, gates, inner, order = ctx.saved_tensors
         with torch.autocast(x.device.type, enabled=False):
-            options = ctx.kind, ctx.reset, ctx.lengths
+            options = ctx.kind, ctx.reset, ctx.lengths, order
             grad_parts, grad_attention, grad_weight_hh, *grad_biases = recurrent.recurrent_backward(
                 grad, states, gates, inner, attention, offsets, weight_hh, *options
             )

@@ -52,12 +52,16 @@ class TargetAttention(nn.Module):
         self.scale = scale if scale is not None else dim**-0.5 if normalize else 1.0
 
     def forward(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
-        return weighted_sum(self.scores(queries, keys, offsets), keys, offsets)
+        first, keys = self.first.with_keys(queries, keys, offsets)
+        return weighted_sum(self._scores(first, offsets), keys, offsets)
 
     def scores(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
         """The weight of each key, after normalisation: [N]."""
-        hidden = self.activation(self.first(queries, keys, offsets))  # [N, H]
-        scores = widened(self.get_submodule("rest")(hidden)).flatten()  # [N]
+        return self._scores(self.first(queries, keys, offsets), offsets)
+
+    def _scores(self, first: Tensor, offsets: Lists) -> Tensor:
+        """first: what the first layer makes of each key, [N, H]."""
+        scores = widened(self.get_submodule("rest")(self.activation(first))).flatten()  # [N]
         scores = scores if self.scale == 1 else scores * self.scale
         return softmax_jagged(scores, offsets) if self.normalize else scores
 
@@ -79,6 +83,10 @@ class TargetProjection(nn.Module):
         nn.init.zeros_(self.bias)
 
     def forward(self, queries: Tensor, keys: Tensor, offsets: Lists) -> Tensor:
+        return self.with_keys(queries, keys, offsets)[0]
+
+    def with_keys(self, queries: Tensor, keys: Tensor, offsets: Lists) -> tuple[Tensor, Tensor]:
+        """Also returns the keys, for what reads them next: both gradients are then added in one pass."""
         dim = self.weight.shape[1] // 4
         if queries.dim() != 2 or keys.dim() != 2 or {queries.shape[1], keys.shape[1]} != {dim}:
             raise ValueError(
@@ -87,7 +95,7 @@ class TargetProjection(nn.Module):
             )
         queries, keys = widened(queries), widened(keys)
         if isinstance(offsets, PaddedLists):
-            return padded.target_projection(queries, keys, offsets, self.weight, self.bias)
+            return padded.target_projection(queries, keys, offsets, self.weight, self.bias), keys
         return _TargetProjection.apply(queries, keys, offsets, self.weight, self.bias)
 
 
@@ -95,12 +103,17 @@ class _TargetProjection(torch.autograd.Function):
     @staticmethod
     def forward(ctx, queries, keys, offsets, weight, bias):
         ctx.save_for_backward(queries, keys, offsets, weight)
+        ctx.set_materialize_grads(False)
         with torch.autocast(keys.device.type, enabled=False):
-            return attention.target_projection(queries, keys, offsets, weight, bias)
+            out = attention.target_projection(queries, keys, offsets, weight, bias)
+        return out, keys.view_as(keys)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad):
+    def backward(ctx, grad, more):
+        if grad is None:
+            return None, more, None, None, None
+        inputs = *ctx.saved_tensors, more
         with torch.autocast(grad.device.type, enabled=False):
-            gradients = attention.target_projection_backward(grad, *ctx.saved_tensors)
+            gradients = attention.target_projection_backward(grad, *inputs)
         return *gradients[:2], None, *gradients[2:]

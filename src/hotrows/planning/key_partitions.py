@@ -194,7 +194,7 @@ class KeyPartitions:
         owned_by = [[k for k in range(len(num_new)) if self._owner(k) == p] for p in range(len(counts))]
         new = [t for k in self._owned for t in (self._ids(k, results[k].born), results[k].born_keys)]
         ids = {
-            k: self._ids(k, results[k].ids).split([of_rank[k] for of_rank in counts]) for k in self._owned
+            k: _cut(self._ids(k, results[k].ids), [of_rank[k] for of_rank in counts]) for k in self._owned
         }
         to_ranks = [[*(ids[k][p] for k in self._owned), *new] for p in range(len(counts))]
         sizes = [
@@ -365,6 +365,10 @@ def _begun(table: KeyTable, keys: Tensor) -> dict[str, Tensor]:
         "counts": torch.full_like(numbers, READ if table.dynamic.eviction.kind == "lfu" else 0),
         "counters": counters,
     }
+
+
+def _cut(tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    return [tensor] if len(sizes) == 1 else tensor.split(list(sizes))
 
 
 def _joined(pieces: Sequence[Tensor]) -> Tensor:

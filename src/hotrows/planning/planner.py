@@ -324,18 +324,17 @@ def _resolve(
 
 
 def _sequence_starts(reads: Reads, batch: Batch) -> dict[str, Tensor] | None:
-    """The first bag of each sample's elements, by sequence feature: [B + 1]."""
+    """The first of each sample's elements among all, by sequence feature: [B + 1]."""
     if reads.num_columns == len(reads.names):
         return None
-    starts_by_name, first = {}, reads.num_columns * batch.size
+    starts_by_name = {}
     for k in range(reads.num_columns, len(reads.names)):
         if batch.offsets is None:
             starts = torch.arange(batch.size + 1)
         else:
             begin = int(reads.features[k]) * batch.size
             starts = batch.offsets[begin : begin + batch.size + 1] - batch.offsets[begin]
-        starts_by_name[reads.names[k]] = starts + first
-        first += int(starts[-1])
+        starts_by_name[reads.names[k]] = starts
     return starts_by_name
 
 

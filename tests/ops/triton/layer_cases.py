@@ -6,13 +6,17 @@ import itertools
 import torch
 
 from hotrows.ops.layers.by_device import OPS
+from hotrows.ops.layers.next_element import next_element_loss_reference
 from hotrows.ops.layers.recurrent import recurrent_reference
 
-_NAMES = ("attention", "batch_norm", "co_action", "dice", "jagged", "log_loss", "prelu", "recurrent")
+_NAMES = (
+    "attention", "batch_norm", "co_action", "dice", "jagged", "log_loss", "next_element", "prelu",
+    "recurrent", "single_output",
+)  # fmt: skip
 LAYERS = [importlib.import_module(f"hotrows.ops.layers.{name}") for name in _NAMES]
 
 LAUNCHES = {  # at most, of ops that have several: kernels, and calls of PyTorch that compute
-    "target_projection_backward": 4, "recurrent": 3, "recurrent_backward": 7,
+    "target_projection_backward": 3, "recurrent_backward": 4,
 }  # fmt: skip
 LISTS = ([3, 0, 1, 5, 0], [2], [0, 0], [70, 1, 0, 3])
 RECURRENCES = (
@@ -44,11 +48,20 @@ def attention(lengths, dim, hidden):
     scores, weights = 3 * torch.randn(num), torch.rand(num)
     return {
         "target_projection": (queries, keys, offsets, weight, bias),
-        "target_projection_backward": (torch.randn(num, hidden), queries, keys, offsets, weight),
+        "target_projection_backward": (
+            torch.randn(num, hidden),
+            queries,
+            keys,
+            offsets,
+            weight,
+            torch.randn(num, dim) if dim != 5 else None,
+        ),
         "softmax_jagged": (scores, offsets),
         "softmax_jagged_backward": (scores, weights, offsets),
         "weighted_sum": (weights, keys, offsets),
+        "weighted_sum_backward": (queries, weights, keys, offsets),
         "jagged_dot": (queries, keys, offsets),
+        "jagged_dot_backward": (scores, queries, keys, offsets),
         "weighted_copies": (weights, queries, offsets),
     }
 
@@ -81,6 +94,7 @@ def statistics(num, width):
         "batch_norm_sums": (grad, x, mean, rstd),
         "batch_norm_to_x": (grad, x, mean, rstd, weight, sums, num + 5),
         "prelu_backward": (grad, x - 3, alpha),
+        "single_output_backward": (torch.randn(num, 1), x, alpha[None]),
     }
 
 
@@ -91,12 +105,26 @@ def losses(num, spread):
     return {"log_loss": (logits, labels, weights), "log_loss_backward": (grad, logits, labels, weights)}
 
 
+def next_element(lengths, dim, weighs):
+    offsets = offsets_of(lengths)
+    states, past = torch.randn(int(offsets[-1]), dim), torch.randn(int(offsets[-1]), dim)
+    others = torch.randperm(max(len(past) - 1, 0))
+    counts = torch.arange(len(lengths)) % 3 if weighs else None
+    inputs = states, past, others
+    _, *kept = next_element_loss_reference(*inputs[:2], offsets, others, counts)
+    return {
+        "next_element_loss": (*inputs[:2], offsets, others, counts),
+        "next_element_loss_backward": (torch.tensor(0.7), *inputs, *kept),
+    }
+
+
 def recurrent(lengths, width, kind, reset):
     offsets = offsets_of(lengths)
     num = int(offsets[-1])
     attention = None if kind == "gru" else torch.rand(num)
     weight = torch.randn(3 * width, width) / width**0.5
-    parts, bias, options = torch.randn(num, 3 * width), torch.randn(3 * width), (kind, reset, None)
+    order = offsets.diff().argsort(descending=True, stable=True)
+    parts, bias, options = torch.randn(num, 3 * width), torch.randn(3 * width), (kind, reset, None, order)
     states = recurrent_reference(parts, attention, offsets, weight, bias, *options)
     return {
         "recurrent": (parts, attention, offsets, weight, bias, *options),
@@ -116,6 +144,8 @@ def calls():
         found += co_action(lengths, *network).items()
     for num, width in SIZES:
         found += statistics(num, width).items()
+    for lengths, dim in zip((*LISTS, [3] * 400), (5, 16, 3, 33, 4), strict=True):
+        found += next_element(lengths, dim, weighs=dim > 4).items()
     for case in RECURRENCES:
         found += recurrent(*case).items()
     for num, spread in ((1, False), (300, True)):
@@ -136,7 +166,12 @@ def real_calls(size=1024, length=20):
         128: ("augru", "after"),
     }.items():  # fmt: skip
         found += recurrent(lengths, width, kind, reset).items()
-    return [*found, *statistics(20_000, 200).items(), *losses(20_000, True).items()]
+    return [
+        *found,
+        *statistics(20_000, 200).items(),
+        *losses(20_000, True).items(),
+        *next_element(lengths, 32, weighs=True).items(),
+    ]
 
 
 def moved(arguments, change):

@@ -12,7 +12,8 @@ from tests.nn.launches import Launches
 from tests.ops.triton import layer_cases
 from tests.ops.triton.layer_cases import LAYERS, kernel, moved
 
-OF_LISTS = sorted(name for name, module in OPS.items() if module not in ("statistics", "log_loss"))
+WHOLE = ("statistics", "log_loss", "next_element")  # which read vectors without padding
+OF_LISTS = sorted(name for name, module in OPS.items() if module not in WHOLE)
 
 
 def reference(name):
@@ -74,6 +75,12 @@ def test_a_kernel_is_its_reference_in_as_many_launches_as_said(name, device, int
         calls_of_pytorch = assert_is_reference(name, arguments, device)
         launches.append(len(interpreted) + len(calls_of_pytorch))
     assert device.type == "cuda" or max(launches) == layer_cases.LAUNCHES.get(name, 1)
+
+
+def test_a_gru_whose_reset_is_after_its_product_has_three_launches_on_the_way_back(device, interpreted):
+    arguments = layer_cases.recurrent([3, 0, 2], 4, "gru", "after")["recurrent_backward"]
+    calls_of_pytorch = assert_is_reference("recurrent_backward", arguments, device)
+    assert device.type == "cuda" or len(interpreted) + len(calls_of_pytorch) == 3
 
 
 @pytest.mark.parametrize("name", OF_LISTS)

@@ -33,11 +33,19 @@ def target_projection(
 
 
 def target_projection_backward(
-    grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor
+    grad: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    offsets: Tensor,
+    weight: Tensor,
+    more: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of queries, keys, weight and bias, from that of y, [N, H]."""
-    if not takes(grad, queries, keys, weight):
-        return by_device(target_projection_backward_reference, grad, queries, keys, offsets, weight)
+    """Gradients of queries, keys, weight and bias, from that of y, [N, H].
+
+    more: [N, D], the gradient of the keys by what else reads them, which is added; None: 0.
+    """
+    if not takes(grad, queries, keys, weight, more):
+        return by_device(target_projection_backward_reference, grad, queries, keys, offsets, weight, more)
     grad, queries, keys = grad.contiguous(), queries.contiguous(), keys.contiguous()
     weight, offsets = weight.contiguous(), _checked(offsets, len(queries), len(keys))
     grad_queries, grad_keys, grad_weight = (torch.empty_like(t) for t in (queries, keys, weight))
@@ -45,6 +53,8 @@ def target_projection_backward(
     inputs, sizes = (grad, queries, keys, offsets, weight), (*queries.shape, len(weight))
     grads = grad_queries, grad_keys, grad_weight, grad_bias
     call(core(), "target_projection_backward", *inputs, *sizes, *grads)
+    if more is not None:
+        grad_keys += more
     return grads
 
 
@@ -96,6 +106,15 @@ def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
     return out
 
 
+def jagged_dot_backward(
+    grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of queries and keys from that of `jagged_dot`, [N]."""
+    if takes(grad, queries, keys):
+        return weighted_sum(grad, keys, offsets), weighted_copies(grad, queries, offsets)
+    return by_device(jagged_dot_backward_reference, grad, queries, keys, offsets)
+
+
 def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor:
     """out[n] = weights[n] queries[b], b the sample of n: [N], [B, D] -> [N, D].
 
@@ -110,6 +129,15 @@ def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor
     return out
 
 
+def weighted_sum_backward(
+    grad: Tensor, weights: Tensor, values: Tensor, offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gradients of weights and values from that of `weighted_sum`, [B, D]."""
+    if takes(grad, weights, values):
+        return jagged_dot(grad, values, offsets), weighted_copies(weights, grad, offsets)
+    return by_device(weighted_sum_backward_reference, grad, weights, values, offsets)
+
+
 @gpu_op("attention")
 def target_projection_reference(
     queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor, bias: Tensor | None
@@ -120,27 +148,28 @@ def target_projection_reference(
 
 @gpu_op("attention")
 def target_projection_backward_reference(
-    grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor
+    grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor, more: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     by_query, by_key, by_difference, by_product = (grad @ weight).chunk(4, dim=1)  # [N, D]
     each_query = queries[samples_of(offsets, len(keys))]  # [N, D]
     grad_queries = by_query + by_difference + by_product * keys  # [N, D]
+    grad_keys = by_key - by_difference + by_product * each_query  # [N, D]
     return (
         sum_by_sample(grad_queries, offsets),  # [B, D]
-        by_key - by_difference + by_product * each_query,
+        grad_keys if more is None else grad_keys + more,
         grad.t() @ _pairs(queries, keys, offsets),  # [H, 4D]
         grad.sum(0),
     )
 
 
-@gpu_op("attention")
+@gpu_op("softmax")
 def softmax_jagged_reference(scores: Tensor, offsets: Tensor) -> Tensor:
     sample = samples_of(offsets, len(scores))
     powers = (scores - highest_by_sample(scores, offsets)[sample]).exp()
     return powers / sum_by_sample(powers, offsets)[sample]
 
 
-@gpu_op("attention")
+@gpu_op("softmax")
 def softmax_jagged_backward_reference(grad: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
     mean = sum_by_sample(grad * weights, offsets)  # [B]
     return weights * (grad - mean[samples_of(offsets, len(grad))])
@@ -159,6 +188,26 @@ def jagged_dot_reference(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tens
 @gpu_op("attention")
 def weighted_copies_reference(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor:
     return weights[:, None] * queries[samples_of(offsets, len(weights))]
+
+
+@gpu_op("attention")
+def weighted_sum_backward_reference(
+    grad: Tensor, weights: Tensor, values: Tensor, offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    return (
+        jagged_dot_reference(grad, values, offsets),
+        weighted_copies_reference(weights, grad, offsets),
+    )
+
+
+@gpu_op("attention")
+def jagged_dot_backward_reference(
+    grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    return (
+        weighted_sum_reference(grad, keys, offsets),
+        weighted_copies_reference(grad, queries, offsets),
+    )
 
 
 def _pairs(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:

@@ -58,7 +58,8 @@ def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
 def dice_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
     """The first pass of the way back: sums over the rows of dz, of dz z, and alpha's gradient: [3, H].
 
-    z = (x - mean) rstd, and dz is what the loss changes by with z.
+    z = (x - mean) rstd, and dz is what the loss changes by with z. But for the native core, [4, H]: also
+    the gradient of a bias that was added to x, if mean and rstd are those of x, as is what flows through.
     """
     if not takes(grad, x, mean, rstd, alpha):
         return by_device(dice_sums_reference, grad, x, mean, rstd, alpha)
@@ -124,7 +125,8 @@ def dice_sums_reference(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alp
     p = torch.sigmoid(z)
     by_z = grad * x * (1 - alpha) * p * (1 - p)
     by_alpha = grad * x * (1 - p)
-    return torch.stack([by_z.sum(0), (by_z * z).sum(0), by_alpha.sum(0)])  # [3, H]
+    by_bias = grad * (p + alpha * (1 - p))
+    return torch.stack([by_z.sum(0), (by_z * z).sum(0), by_alpha.sum(0), by_bias.sum(0)])  # [4, H]
 
 
 @gpu_op("statistics")

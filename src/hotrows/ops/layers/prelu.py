@@ -9,20 +9,22 @@ from hotrows.ops.layers.by_device import by_device, gpu_op
 from hotrows.runtime.native import call, core, takes
 
 
-def prelu_backward(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of x and of the slope: [M, H], [M, H], [H] -> [M, H], [H].
+def prelu_backward(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Gradients of x and of the slope: [M, H], [M, H], [H] -> [M, H], [H]; and, but for the native core,
+    of a bias that was added to x, [H].
 
-    grad = [[1., 1.]], x = [[2., -3.]], slope = [0.5, 0.5]  ->  [[1., 0.5]], [0., -3.]
+    grad = [[1., 1.]], x = [[2., -3.]], slope = [0.5, 0.5]  ->  [[1., 0.5]], [0., -3.], [1., 0.5]
     """
     if not takes(grad, x, slope):
         return by_device(prelu_backward_reference, grad, x, slope)
     grad, x, slope = grad.contiguous(), x.contiguous(), slope.contiguous()
     grads = torch.empty_like(x), torch.empty_like(slope)
     call(core(), "prelu_backward", grad, x, slope, *x.shape, *grads)
-    return grads
+    return *grads, None
 
 
 @gpu_op("statistics")
-def prelu_backward_reference(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+def prelu_backward_reference(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     positive = x > 0
-    return torch.where(positive, grad, grad * slope), torch.where(positive, 0, grad * x).sum(0)
+    grad_x = torch.where(positive, grad, grad * slope)
+    return grad_x, torch.where(positive, 0, grad * x).sum(0), grad_x.sum(0)

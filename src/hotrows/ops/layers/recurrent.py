@@ -25,12 +25,14 @@ def recurrent(
     kind: str,
     reset: str,
     lengths: Tensor | None = None,
+    order: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """The state of each position, from zeros in front of each sample's first.
 
     parts: [N, 3H], the inputs' share x_r, x_z, x_n of the gates; attention: [N], None for "gru".
     weight: [3H, H] of U_r, U_z, U_n; bias: [3H] of c_r, c_z, c_n. lengths: [B] int64 in host memory, how
-    long each sample is; without it a GPU is waited for. With h the state before:
+    long each sample is; without it the reference waits for a GPU. order: `longest_first`, which kernels
+    for a GPU read. With h the state before:
 
         r = sigmoid(x_r + U_r h + c_r)      z = sigmoid(x_z + U_z h + c_z)
         n = tanh(x_n + r * (U_n h + c_n))   reset "after" the product
@@ -43,7 +45,7 @@ def recurrent(
     """
     if not takes(parts, attention, weight, bias):
         inputs = parts, attention, offsets, weight, bias, kind, reset
-        return _by_device(recurrent_reference, inputs, weight, lengths)
+        return _by_device(recurrent_reference, inputs, weight, lengths, order)
     assert parts.is_contiguous(), "the gates are written over it"
     assert offsets.dtype == torch.int64 and int(offsets[-1]) == len(parts), "lists of other rows"
     attention, offsets = _contiguous(attention), offsets.contiguous()
@@ -67,6 +69,7 @@ def recurrent_backward(
     kind: str,
     reset: str,
     lengths: Tensor | None = None,
+    order: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
     """Gradients of parts, attention, weight, a bias added to parts, and bias.
 
@@ -74,7 +77,7 @@ def recurrent_backward(
     """
     if not takes(grad_states, gates, attention, weight):
         inputs = grad_states, states, gates, inner, attention, offsets, weight, kind, reset
-        return _by_device(recurrent_backward_reference, inputs, weight, lengths)
+        return _by_device(recurrent_backward_reference, inputs, weight, lengths, order)
     grad_states, attention = grad_states.contiguous(), _contiguous(attention)
     offsets, weight = offsets.contiguous(), weight.contiguous()
     grad_parts, grad_weight = torch.empty_like(gates), torch.empty_like(weight)
@@ -98,6 +101,7 @@ def recurrent_reference(
     kind: str,
     reset: str,
     lengths: Tensor | None = None,
+    order: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     size = weight.shape[1]
     states, gates = parts.new_zeros(len(parts), size), parts.new_zeros(parts.shape)
@@ -131,6 +135,7 @@ def recurrent_backward_reference(
     kind: str,
     reset: str,
     lengths: Tensor | None = None,
+    order: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
     size = weight.shape[1]
     u = weight.chunk(3)  # [H, H] of r, z, n
@@ -169,10 +174,25 @@ def recurrent_backward_reference(
     return grad_parts, grad_attention, grad_weight, grad_parts.sum(0), grad_products.sum(0)
 
 
-def _by_device(reference: Callable, inputs: tuple, weight: Tensor, lengths: Tensor | None) -> tuple:
+def longest_first(offsets: Tensor, width: int) -> Tensor | None:
+    """The samples by falling length, [B], for kernels of a GPU that take states of that width, else None.
+
+    Sorted once for all layers that read these `offsets`.
+    """
+    if not offsets.is_cuda or width > MOST_STATES or torch.compiler.is_compiling():
+        return None
+    notes = vars(offsets)
+    if "longest_first" not in notes:
+        notes["longest_first"] = offsets.diff().argsort(descending=True, stable=True)
+    return notes["longest_first"]
+
+
+def _by_device(
+    reference: Callable, inputs: tuple, weight: Tensor, lengths: Tensor | None, order: Tensor | None
+) -> tuple:
     """The kernel for a GPU reads lengths there, and has room on chip for states of a limited width."""
     if weight.is_cuda and weight.shape[1] <= MOST_STATES:
-        return by_device(reference, *inputs, None)
+        return by_device(reference, *inputs, None, order)
     return reference(*inputs, lengths)
 
 

@@ -39,18 +39,20 @@ def target_projection(
 
 
 def target_projection_backward(
-    grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor
+    grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor, weight: Tensor, more: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad, queries, keys, weight = (t.contiguous() for t in (grad, queries, keys, weight))
+    more = None if more is None else more.contiguous()
     (num, dim), hidden = keys.shape, len(weight)
     num_tiles = triton.cdiv(num, _POSITIONS)
     if grad.numel() == 0 or dim == 0:
-        grad_queries, grad_keys, grad_weight = (torch.zeros_like(t) for t in (queries, keys, weight))
+        grad_queries, grad_weight = torch.zeros_like(queries), torch.zeros_like(weight)
+        grad_keys = torch.zeros_like(keys) if more is None else more
         return grad_queries, grad_keys, grad_weight, weight.new_zeros(hidden)
     grad_keys, by_position = torch.empty_like(keys), torch.empty_like(keys)
     vectors = grad, queries, keys, *search_of(offsets)
     _project_back[(num_tiles, triton.cdiv(dim, _WIDTH))](
-        *vectors, weight, grad_keys, by_position, num, H=hidden, D=dim, **_tile(BH=_SUMMED)
+        *vectors, weight, more, grad_keys, by_position, num, H=hidden, D=dim, **_tile(BH=_SUMMED)
     )
     num_tiles = triton.cdiv(num, _SUMMED)
     num_chunks = min(num_tiles, _MOST_CHUNKS)
@@ -59,26 +61,9 @@ def target_projection_backward(
     _project_weights[(num_chunks, triton.cdiv(hidden, _WIDTH), triton.cdiv(dim, _WIDTH))](
         *vectors, chunks, num, tiles, H=hidden, D=dim, **_tile(BN=_SUMMED)
     )
-    grad_weight, grad_bias = chunks.sum(0).split([weight.numel(), hidden])
-    grad_queries = _sums(None, by_position, offsets)
+    grad_queries, sums = _sums_of_both(by_position, offsets, chunks)
+    grad_weight, grad_bias = sums.split([weight.numel(), hidden])
     return grad_queries, grad_keys, grad_weight.view(hidden, -1), grad_bias
-
-
-def softmax_jagged(scores: Tensor, offsets: Tensor) -> Tensor:
-    out = torch.empty_like(scores.contiguous())
-    if out.numel() > 0:
-        num, size = out.numel(), len(offsets) - 1
-        _softmax[(size,)](scores.contiguous(), offsets.contiguous(), out, num, size, BN=32, num_warps=1)
-    return out
-
-
-def softmax_jagged_backward(grad: Tensor, weights: Tensor, offsets: Tensor) -> Tensor:
-    grad, weights = grad.contiguous(), weights.contiguous()
-    out = torch.empty_like(weights)
-    if out.numel() > 0:
-        num, size = out.numel(), len(offsets) - 1
-        _softmax_back[(size,)](grad, weights, offsets.contiguous(), out, num, size, BN=32, num_warps=1)
-    return out
 
 
 def weighted_sum(weights: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
@@ -97,6 +82,20 @@ def jagged_dot(queries: Tensor, keys: Tensor, offsets: Tensor) -> Tensor:
     return out
 
 
+def jagged_dot_backward(
+    grad: Tensor, queries: Tensor, keys: Tensor, offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    grad, queries, keys = grad.contiguous(), queries.contiguous(), keys.contiguous()
+    (size, dim), grads = queries.shape, (torch.empty_like(queries), torch.empty_like(keys))
+    if queries.numel() > 0:
+        samples, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
+        _dot_back[(triton.cdiv(size, samples), triton.cdiv(dim, columns))](
+            grad, queries, keys, offsets.contiguous(), *grads, size, len(keys), D=dim, BB=samples,
+            BD=columns, UNROLL=launch.UNROLL,
+        )  # fmt: skip
+    return grads
+
+
 def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor:
     weights, queries = weights.contiguous(), queries.contiguous()
     num, dim = len(weights), queries.shape[1]
@@ -107,6 +106,20 @@ def weighted_copies(weights: Tensor, queries: Tensor, offsets: Tensor) -> Tensor
             weights, queries, *search_of(offsets), out, num, D=dim, BN=rows, BD=columns
         )
     return out
+
+
+def weighted_sum_backward(
+    grad: Tensor, weights: Tensor, values: Tensor, offsets: Tensor
+) -> tuple[Tensor, Tensor]:
+    grad, weights, values = grad.contiguous(), weights.contiguous(), values.contiguous()
+    (num, dim), (by_weights, by_values) = values.shape, map(torch.empty_like, (weights, values))
+    if num > 0:
+        rows, columns = launch.tile(max(dim, 1), launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
+        _weighted_back[(triton.cdiv(num, rows),)](
+            grad, weights, values, *search_of(offsets), by_weights, by_values, num, D=dim, BN=rows,
+            BD=columns,
+        )  # fmt: skip
+    return by_weights, by_values
 
 
 def _sums(weights: Tensor | None, values: Tensor, offsets: Tensor) -> Tensor:
@@ -120,6 +133,19 @@ def _sums(weights: Tensor | None, values: Tensor, offsets: Tensor) -> Tensor:
             weights, values, offsets.contiguous(), out, size, **sizes
         )
     return out
+
+
+def _sums_of_both(values: Tensor, offsets: Tensor, chunks: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of each sample's values, and that of all chunks, in one launch."""
+    (num_chunks, size), (num_samples, dim) = chunks.shape, (len(offsets) - 1, values.shape[1])
+    out, sums = values.new_empty(num_samples, dim), chunks.new_empty(size)
+    samples, columns = launch.tile(dim, launch.BAG_ELEMENTS, launch.GATHER_COLUMNS)
+    num_lists = triton.cdiv(num_samples, samples) * triton.cdiv(dim, columns)
+    tile = {"D": dim, "BB": samples, "BD": columns, "UNROLL": launch.UNROLL, "BC": 16, "BW": 64}
+    _sum_both[(num_lists + triton.cdiv(size, tile["BW"]),)](
+        values, offsets.contiguous(), out, num_samples, num_lists, chunks, sums, num_chunks, size, **tile
+    )
+    return out, sums
 
 
 @triton.jit(do_not_specialize=["num_samples", "num_steps", "num"])
@@ -151,7 +177,7 @@ def _project(
 
 @triton.jit(do_not_specialize=["num_samples", "num_steps", "num"])
 def _project_back(
-    p_grad, p_queries, p_keys, p_offsets, num_samples, num_steps, p_weight, p_grad_keys,
+    p_grad, p_queries, p_keys, p_offsets, num_samples, num_steps, p_weight, p_more, p_grad_keys,
     p_by_position, num, H: tl.constexpr, D: tl.constexpr, BN: tl.constexpr, BH: tl.constexpr,
     BD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -175,7 +201,10 @@ def _project_back(
         b_to_product = tl.dot(b_g, b_of_product, b_to_product, input_precision=PRECISION)
     b_q, b_k = _load_pair(p_queries, p_keys, b_sample, o_n, m_n, o_d, D)
     o_out, m_out = o_n[:, None] * D + o_d[None, :], (o_n < num)[:, None] & (o_d < D)[None, :]
-    tl.store(p_grad_keys + o_out, b_to_key + b_to_product * b_q, mask=m_out)
+    b_to_key += b_to_product * b_q
+    if p_more is not None:
+        b_to_key += tl.load(p_more + o_out, mask=m_out & m_n[:, None], other=0.0)
+    tl.store(p_grad_keys + o_out, b_to_key, mask=m_out)
     tl.store(p_by_position + o_out, b_to_query + b_to_product * b_k, mask=m_out)
 
 
@@ -230,49 +259,6 @@ def _load_weights(p_w, m_w, D: tl.constexpr):
     return b_of_query, b_of_key, tl.load(p_w + 3 * D, mask=m_w, other=0.0)
 
 
-@triton.jit(do_not_specialize=["num", "num_samples"])
-def _softmax(p_scores, p_offsets, p_out, num, num_samples, BN: tl.constexpr):
-    i_b = tl.program_id(0).to(tl.int64)
-    begin, end = tl.load(p_offsets + i_b), tl.load(p_offsets + i_b + 1)
-    b_highest = tl.full([BN], -float("inf"), tl.float32)
-    for first in range(begin, end, BN):
-        o_n = first + tl.arange(0, BN)
-        b_score = tl.load(p_scores + o_n, mask=o_n < end, other=-float("inf"))
-        b_highest = tl.maximum(b_highest, b_score)
-    highest = tl.max(b_highest, axis=0)
-    b_sum = tl.zeros([BN], tl.float32)
-    for first in range(begin, end, BN):
-        o_n = first + tl.arange(0, BN)
-        b_score = tl.load(p_scores + o_n, mask=o_n < end, other=-float("inf"))
-        b_sum += tl.where(o_n < end, tl.exp(b_score - highest), 0.0)
-    total = tl.sum(b_sum, axis=0)
-    for first in range(begin, end, BN):
-        o_n = first + tl.arange(0, BN)
-        b_score = tl.load(p_scores + o_n, mask=o_n < end, other=0.0)
-        tl.store(p_out + o_n, tl.exp(b_score - highest) / total, mask=o_n < end)
-    if i_b == num_samples - 1:
-        clear(p_out, end, num.to(tl.int64), BN)
-
-
-@triton.jit(do_not_specialize=["num", "num_samples"])
-def _softmax_back(p_grad, p_weights, p_offsets, p_out, num, num_samples, BN: tl.constexpr):
-    i_b = tl.program_id(0).to(tl.int64)
-    begin, end = tl.load(p_offsets + i_b), tl.load(p_offsets + i_b + 1)
-    b_sum = tl.zeros([BN], tl.float32)
-    for first in range(begin, end, BN):
-        o_n = first + tl.arange(0, BN)
-        b_grad = tl.load(p_grad + o_n, mask=o_n < end, other=0.0)
-        b_sum += b_grad * tl.load(p_weights + o_n, mask=o_n < end, other=0.0)
-    mean = tl.sum(b_sum, axis=0)
-    for first in range(begin, end, BN):
-        o_n = first + tl.arange(0, BN)
-        b_grad = tl.load(p_grad + o_n, mask=o_n < end, other=0.0)
-        b_weight = tl.load(p_weights + o_n, mask=o_n < end, other=0.0)
-        tl.store(p_out + o_n, b_weight * (b_grad - mean), mask=o_n < end)
-    if i_b == num_samples - 1:
-        clear(p_out, end, num.to(tl.int64), BN)
-
-
 @triton.jit(do_not_specialize=["num_samples"])
 def _sum(
     p_weights, p_values, p_offsets, p_out, num_samples,
@@ -280,6 +266,37 @@ def _sum(
 ):  # fmt: skip
     o_b = tl.program_id(0).to(tl.int64) * BB + tl.arange(0, BB)
     o_d = tl.program_id(1) * BD + tl.arange(0, BD)
+    _sum_lists(p_weights, p_values, p_offsets, p_out, num_samples, o_b, o_d, D, BB, BD, UNROLL)
+
+
+@triton.jit(do_not_specialize=["num_samples", "num_lists", "num_chunks", "size"])
+def _sum_both(
+    p_values, p_offsets, p_out, num_samples, num_lists, p_chunks, p_sums, num_chunks, size,
+    D: tl.constexpr, BB: tl.constexpr, BD: tl.constexpr, UNROLL: tl.constexpr, BC: tl.constexpr,
+    BW: tl.constexpr,
+):  # fmt: skip
+    """The first `num_lists` programs sum lists, all others chunks of one size."""
+    i = tl.program_id(0)
+    if i < num_lists:
+        num_columns = (D + BD - 1) // BD
+        o_b = (i // num_columns).to(tl.int64) * BB + tl.arange(0, BB)
+        o_d = (i % num_columns) * BD + tl.arange(0, BD)
+        _sum_lists(None, p_values, p_offsets, p_out, num_samples, o_b, o_d, D, BB, BD, UNROLL)
+    else:
+        o_w = (i - num_lists) * BW + tl.arange(0, BW)
+        b_sum = tl.zeros([BW], tl.float32)
+        for first in range(0, num_chunks, BC):
+            o_c = first + tl.arange(0, BC)
+            m = (o_c < num_chunks)[:, None] & (o_w < size)[None, :]
+            b_sum += tl.sum(tl.load(p_chunks + o_c[:, None] * size + o_w[None, :], mask=m, other=0.0), 0)
+        tl.store(p_sums + o_w, b_sum, mask=o_w < size)
+
+
+@triton.jit
+def _sum_lists(
+    p_weights, p_values, p_offsets, p_out, num_samples, o_b, o_d,
+    D: tl.constexpr, BB: tl.constexpr, BD: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
     m_b, m_d = o_b < num_samples, (o_d < D)[None, :]
     b_begin = tl.load(p_offsets + o_b, mask=m_b, other=0)
     b_length = tl.load(p_offsets + o_b + 1, mask=m_b, other=0) - b_begin
@@ -310,6 +327,31 @@ def _dot(
     tl.store(p_out + o_n, b_sum, mask=o_n < num)
 
 
+@triton.jit(do_not_specialize=["num_samples", "num"])
+def _dot_back(
+    p_grad, p_queries, p_keys, p_offsets, p_by_queries, p_by_keys, num_samples, num, D: tl.constexpr,
+    BB: tl.constexpr, BD: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
+    o_b = tl.program_id(0).to(tl.int64) * BB + tl.arange(0, BB)
+    o_d = tl.program_id(1) * BD + tl.arange(0, BD)
+    m_b, m_d = o_b < num_samples, (o_d < D)[None, :]
+    b_begin = tl.load(p_offsets + o_b, mask=m_b, other=0)
+    b_length = tl.load(p_offsets + o_b + 1, mask=m_b, other=0) - b_begin
+    o_query = o_b[:, None] * D + o_d[None, :]
+    b_query = tl.load(p_queries + o_query, mask=m_b[:, None] & m_d, other=0.0)
+    b_sum = tl.zeros([BB, BD], tl.float32)
+    for i in range(0, tl.max(b_length, axis=0), UNROLL):
+        for j in tl.static_range(UNROLL):
+            o_n, m_n = b_begin + i + j, i + j < b_length
+            o_key, m = o_n[:, None] * D + o_d[None, :], m_n[:, None] & m_d
+            b_g = tl.load(p_grad + o_n, mask=m_n, other=0.0)[:, None]
+            b_sum += b_g * tl.load(p_keys + o_key, mask=m, other=0.0)
+            tl.store(p_by_keys + o_key, b_g * b_query, mask=m)
+    tl.store(p_by_queries + o_query, b_sum, mask=m_b[:, None] & m_d)
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):  # positions of no sample
+        clear(p_by_keys, tl.load(p_offsets + num_samples) * D, num.to(tl.int64) * D, 128)
+
+
 @triton.jit(do_not_specialize=["num_samples", "num_steps", "num"])
 def _copies(
     p_weights, p_queries, p_offsets, num_samples, num_steps, p_out, num,
@@ -323,6 +365,24 @@ def _copies(
     p_q = p_queries + b_sample[:, None] * D + o_d[None, :]
     b_q = tl.load(p_q, mask=m_in[:, None] & m_d, other=0.0)
     tl.store(p_out + o_n[:, None] * D + o_d[None, :], b_weight[:, None] * b_q, mask=m_n[:, None] & m_d)
+
+
+@triton.jit(do_not_specialize=["num_samples", "num_steps", "num"])
+def _weighted_back(
+    p_grad, p_weights, p_values, p_offsets, num_samples, num_steps, p_by_weights, p_by_values, num,
+    D: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    o_n = tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    b_sample, m_in = samples_of(p_offsets, num_samples, num_steps, o_n, num)
+    b_weight = tl.load(p_weights + o_n, mask=m_in, other=0.0)[:, None]
+    b_sum = tl.zeros([BN], tl.float32)
+    for first in range(0, D, BD):
+        o_d = first + tl.arange(0, BD)
+        b_g, b_value = _load_pair(p_grad, p_values, b_sample, o_n, m_in, o_d, D)
+        b_sum += tl.sum(b_g * b_value, axis=1)
+        m_out = (o_n < num)[:, None] & (o_d < D)[None, :]
+        tl.store(p_by_values + o_n[:, None] * D + o_d[None, :], b_weight * b_g, mask=m_out)
+    tl.store(p_by_weights + o_n, b_sum, mask=o_n < num)
 
 
 def _tile(**sizes: int) -> dict:

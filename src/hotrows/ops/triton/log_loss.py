@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from hotrows.ops.triton import launch
+from hotrows.ops.triton.functions import log_one_more
 from hotrows.ops.triton.turns import counts, is_last
 
 
@@ -51,11 +52,7 @@ def _losses(
     m = o < num
     b_x, b_label = tl.load(p_logits + o, mask=m, other=0.0), tl.load(p_labels + o, mask=m, other=0.0)
     if p_grad is None:
-        b_power = tl.exp(-tl.abs(b_x))
-        b_sum = 1.0 + b_power  # log(1 + power) to the last bits, also where the power is small
-        b_rounded = tl.where(b_sum == 1.0, 1.0, b_sum - 1.0)
-        b_log = tl.where(b_sum == 1.0, b_power, tl.log(b_sum) * (b_power / b_rounded))
-        b_out = tl.maximum(b_x, 0.0) - b_x * b_label + b_log
+        b_out = tl.maximum(b_x, 0.0) - b_x * b_label + log_one_more(tl.exp(-tl.abs(b_x)))
     else:
         b_out = (tl.sigmoid(b_x) - b_label) * (tl.load(p_grad) / num)
     if p_weights is not None:

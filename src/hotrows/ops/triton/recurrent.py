@@ -1,7 +1,7 @@
 """GRUs over lists on the GPU: a program per tile of samples, whose states stay on chip.
 
     step      0 1 2 3 4 5
-    sample p  x x x x x x      samples are of like length, sorted by it on the device, the longest first
+    sample p  x x x x x x      samples are of like length, in the order of `longest_first`
     sample q  x x x x          forward    products with the state h [BB, BH], gates, the next h
     sample r  x x x            backward   gradients of the gates, then that of h
 
@@ -20,13 +20,14 @@ from torch import Tensor
 from hotrows.ops.triton import launch
 from hotrows.ops.triton.functions import tanh
 from hotrows.ops.triton.lists import clear
+from hotrows.ops.triton.statistics import column_sums
 
 _SAMPLES = 16  # of a tile: the fewest rows that tensor cores multiply
 
 
 def recurrent(
     parts: Tensor, attention: Tensor | None, offsets: Tensor, weight: Tensor, bias: Tensor, kind: str,
-    reset: str, lengths: None = None,
+    reset: str, lengths: None, order: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
     parts, offsets, weight, bias = (t.contiguous() for t in (parts, offsets, weight, bias))
     attention = None if attention is None else attention.contiguous()
@@ -34,7 +35,7 @@ def recurrent(
     states, gates = parts.new_empty(num, width), torch.empty_like(parts)
     inner = torch.empty_like(states) if reset == "after" else None
     if num > 0:
-        lists, results = (attention, offsets, _longest_first(offsets)), (states, gates, inner)
+        lists, results = (attention, offsets, order), (states, gates, inner)
         _forward[(triton.cdiv(size, _SAMPLES),)](
             parts, *lists, weight, bias, *results, size, num, KIND=kind, H=width, **_tile(width)
         )
@@ -43,7 +44,7 @@ def recurrent(
 
 def recurrent_backward(
     grad_states: Tensor, states: Tensor, gates: Tensor, inner: Tensor | None, attention: Tensor | None,
-    offsets: Tensor, weight: Tensor, kind: str, reset: str, lengths: None = None,
+    offsets: Tensor, weight: Tensor, kind: str, reset: str, lengths: None, order: Tensor,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:  # fmt: skip
     grad_states, offsets, weight = (t.contiguous() for t in (grad_states, offsets, weight))
     attention = None if attention is None else attention.contiguous()
@@ -53,20 +54,20 @@ def recurrent_backward(
     grad_products = None if inner is None else torch.empty_like(gates)
     reset_state = torch.empty_like(states) if inner is None else None
     if num > 0:
-        passed = states, gates, inner, attention, offsets, _longest_first(offsets), weight
+        passed = states, gates, inner, attention, offsets, order, weight
         results = grad_parts, grad_products, grad_attention, entered, reset_state
         _backward[(triton.cdiv(size, _SAMPLES),)](
             grad_states, *passed, *results, size, num, KIND=kind, H=width, **_tile(width)
         )
-    grad_bias_ih = grad_parts.sum(0)
+    by_ih, by_hh = column_sums(grad_parts, grad_parts if grad_products is None else grad_products)
     if grad_products is not None:
-        grad_weight, grad_bias_hh = grad_products.t() @ entered, grad_products.sum(0)
+        grad_weight = grad_products.t() @ entered
     else:
         assert reset_state is not None
-        grad_weight, of_gates, grad_bias_hh = torch.empty_like(weight), 2 * width, grad_bias_ih.clone()
+        grad_weight, of_gates = torch.empty_like(weight), 2 * width
         torch.mm(grad_parts[:, :of_gates].t(), entered, out=grad_weight[:of_gates])
         torch.mm(grad_parts[:, of_gates:].t(), reset_state, out=grad_weight[of_gates:])
-    return grad_parts, grad_attention, grad_weight, grad_bias_ih, grad_bias_hh
+    return grad_parts, grad_attention, grad_weight, by_ih, by_hh
 
 
 @triton.jit(do_not_specialize=["num_samples", "num"])
@@ -241,10 +242,6 @@ def _share_by_z(b_a, KIND: tl.constexpr):
     elif KIND == "agru":
         b_a = tl.zeros(b_a.shape, tl.float32)
     return b_a
-
-
-def _longest_first(offsets: Tensor) -> Tensor:
-    return offsets.diff().argsort(descending=True, stable=True)
 
 
 def _tile(width: int) -> dict:

@@ -17,7 +17,7 @@ from hotrows.ops.triton.turns import counts, is_last
 _ROWS, _COLUMNS = 64, 32  # of a tile: 16 numbers a thread
 _BM, _BH = tl.constexpr(_ROWS), tl.constexpr(_COLUMNS)
 _MOST_CHUNKS = 256
-_CHUNKS = 16  # put together at once
+_CHUNKS = 64  # put together at once: of 256, four loads after one another for each sum
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,7 +66,7 @@ def dice(x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
 
 
 def dice_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, alpha: Tensor) -> Tensor:
-    return _sums(_dice_sums, 3, grad, x, mean, rstd, alpha)
+    return _sums(_dice_sums, 4, grad, x, mean, rstd, alpha)
 
 
 def dice_to_x(
@@ -92,9 +92,22 @@ def batch_norm_to_x(
     return _elementwise(_norm_to_x, grad, x, mean, rstd, weight, sums, 1.0 / num_rows)
 
 
-def prelu_backward(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+def prelu_backward(grad: Tensor, x: Tensor, slope: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     grad_x = torch.empty_like(x.contiguous())
-    return grad_x, _sums(_prelu_back, 1, grad, x, slope, grad_x)[0]
+    by_slope, by_bias = _sums(_prelu_back, 2, grad, x, slope, grad_x)
+    return grad_x, by_slope, by_bias
+
+
+def single_output_backward(grad: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    x = x.contiguous()
+    grad_x = torch.empty_like(x)
+    sums = _sums(_single_back, 2, x, grad, weight, grad_x)
+    return grad_x, sums[:1], sums[1, :1]
+
+
+def column_sums(one: Tensor, other: Tensor) -> Tensor:
+    """[2, H]: the sums over the rows of each, [M, H]."""
+    return _sums(_two_sums, 2, one, other)
 
 
 def _elementwise(kernel, *inputs) -> Tensor:
@@ -107,7 +120,7 @@ def _elementwise(kernel, *inputs) -> Tensor:
 
 
 def _sums(kernel, num_sums: int, *inputs: Tensor) -> Tensor:
-    """[num_sums, H], over the rows of the inputs, the first two of which are [M, H]."""
+    """[num_sums, H], over the rows of the inputs, the first of which is [M, H]."""
     (num, width), inputs = inputs[0].shape, tuple(t.contiguous() for t in inputs)
     num_chunks, tiles = _chunks(num)
     parts = inputs[0].new_empty(num_chunks, num_sums, width)
@@ -226,7 +239,7 @@ def _dice_sums(
 ):  # fmt: skip
     i_chunk = tl.program_id(0).to(tl.int64)
     b_by_z, b_by_zz = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
-    b_by_alpha = tl.zeros([_BH], tl.float32)
+    b_by_alpha, b_by_bias = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
     for tile in range(num_tiles):
         o, m, o_h = _tile(i_chunk * num_tiles + tile, num, H)
         b_g, b_x = _pair(p_grad, p_x, o, m)
@@ -236,12 +249,14 @@ def _dice_sums(
         b_by_z += tl.sum(b_dz, axis=0)
         b_by_zz += tl.sum(b_dz * b_z, axis=0)
         b_by_alpha += tl.sum(b_g * b_x * (1.0 - b_p), axis=0)
+        b_by_bias += tl.sum(b_g * (b_p + b_alpha[None, :] * (1.0 - b_p)), axis=0)
     o_h = tl.program_id(1) * _BH + tl.arange(0, _BH)
-    p_part = p_parts + i_chunk * (3 * H) + o_h
+    p_part = p_parts + i_chunk * (4 * H) + o_h
     tl.store(p_part, b_by_z, mask=o_h < H)
     tl.store(p_part + H, b_by_zz, mask=o_h < H)
     tl.store(p_part + 2 * H, b_by_alpha, mask=o_h < H)
-    _add_chunks(p_parts, p_sums, p_count, o_h, 3, H, BC)
+    tl.store(p_part + 3 * H, b_by_bias, mask=o_h < H)
+    _add_chunks(p_parts, p_sums, p_count, o_h, 4, H, BC)
 
 
 @triton.jit(do_not_specialize=["one_over", "num"])
@@ -279,11 +294,8 @@ def _norm_sums(
         b_g, b_x = _pair(p_grad, p_x, o, m)
         b_by_bias += tl.sum(b_g, axis=0)
         b_by_weight += tl.sum(b_g * _standardized(b_x, p_mean, p_rstd, o_h, H), axis=0)
-    o_h = tl.program_id(1) * _BH + tl.arange(0, _BH)
-    p_part = p_parts + i_chunk * (2 * H) + o_h
-    tl.store(p_part, b_by_bias, mask=o_h < H)
-    tl.store(p_part + H, b_by_weight, mask=o_h < H)
-    _add_chunks(p_parts, p_sums, p_count, o_h, 2, H, BC)
+    _store_two(p_parts, i_chunk, b_by_bias, b_by_weight, H)
+    _add_chunks(p_parts, p_sums, p_count, tl.program_id(1) * _BH + tl.arange(0, _BH), 2, H, BC)
 
 
 @triton.jit(do_not_specialize=["one_over", "num"])
@@ -303,18 +315,63 @@ def _prelu_back(
     p_grad, p_x, p_slope, p_grad_x, p_parts, p_sums, p_count, num, num_tiles, H: tl.constexpr,
     BC: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of x, and the sums of one chunk for that of the slope."""
+    """The gradient of x, and the sums of one chunk for those of the slope and of a bias in front."""
     i_chunk = tl.program_id(0).to(tl.int64)
-    b_by_slope = tl.zeros([_BH], tl.float32)
+    b_by_slope, b_by_bias = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
     for tile in range(num_tiles):
         o, m, o_h = _tile(i_chunk * num_tiles + tile, num, H)
         b_g, b_x = _pair(p_grad, p_x, o, m)
         b_slope = _columns(p_slope, o_h, H)
-        tl.store(p_grad_x + o, tl.where(b_x > 0, b_g, b_g * b_slope[None, :]), mask=m)
+        b_dx = tl.where(b_x > 0, b_g, b_g * b_slope[None, :])
+        tl.store(p_grad_x + o, b_dx, mask=m)
         b_by_slope += tl.sum(tl.where(b_x > 0, 0.0, b_g * b_x), axis=0)
+        b_by_bias += tl.sum(b_dx, axis=0)
+    _store_two(p_parts, i_chunk, b_by_slope, b_by_bias, H)
+    _add_chunks(p_parts, p_sums, p_count, tl.program_id(1) * _BH + tl.arange(0, _BH), 2, H, BC)
+
+
+@triton.jit(do_not_specialize=["num", "num_tiles"])
+def _single_back(
+    p_x, p_grad, p_weight, p_grad_x, p_parts, p_sums, p_count, num, num_tiles, H: tl.constexpr,
+    BC: tl.constexpr,
+):  # fmt: skip
+    """The gradient of x, and the sums of one chunk for those of the weight and of the bias."""
+    i_chunk = tl.program_id(0).to(tl.int64)
+    b_by_weight, b_by_bias = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
+    for tile in range(num_tiles):
+        i_tile = i_chunk * num_tiles + tile
+        o, m, o_h = _tile(i_tile, num, H)
+        o_m = i_tile * _BM + tl.arange(0, _BM)
+        b_g = tl.load(p_grad + o_m, mask=o_m < num, other=0.0)[:, None]
+        tl.store(p_grad_x + o, b_g * _columns(p_weight, o_h, H)[None, :], mask=m)
+        b_by_weight += tl.sum(b_g * tl.load(p_x + o, mask=m, other=0.0), axis=0)
+        b_by_bias += tl.sum(b_g, axis=0)
+    _store_two(p_parts, i_chunk, b_by_weight, b_by_bias, H)
+    _add_chunks(p_parts, p_sums, p_count, tl.program_id(1) * _BH + tl.arange(0, _BH), 2, H, BC)
+
+
+@triton.jit(do_not_specialize=["num", "num_tiles"])
+def _two_sums(
+    p_one, p_other, p_parts, p_sums, p_count, num, num_tiles, H: tl.constexpr, BC: tl.constexpr
+):
+    i_chunk = tl.program_id(0).to(tl.int64)
+    b_one, b_other = tl.zeros([_BH], tl.float32), tl.zeros([_BH], tl.float32)
+    for tile in range(num_tiles):
+        o, m, _ = _tile(i_chunk * num_tiles + tile, num, H)
+        b_x, b_y = _pair(p_one, p_other, o, m)
+        b_one += tl.sum(b_x, axis=0)
+        b_other += tl.sum(b_y, axis=0)
+    _store_two(p_parts, i_chunk, b_one, b_other, H)
+    _add_chunks(p_parts, p_sums, p_count, tl.program_id(1) * _BH + tl.arange(0, _BH), 2, H, BC)
+
+
+@triton.jit
+def _store_two(p_parts, i_chunk, b_first, b_second, H: tl.constexpr):
+    """Two sums of a chunk."""
     o_h = tl.program_id(1) * _BH + tl.arange(0, _BH)
-    tl.store(p_parts + i_chunk * H + o_h, b_by_slope, mask=o_h < H)
-    _add_chunks(p_parts, p_sums, p_count, o_h, 1, H, BC)
+    p_part = p_parts + i_chunk * (2 * H) + o_h
+    tl.store(p_part, b_first, mask=o_h < H)
+    tl.store(p_part + H, b_second, mask=o_h < H)
 
 
 @triton.jit
