@@ -15,6 +15,9 @@ import argparse
 import json
 import subprocess
 import sys
+import time
+
+import torch
 
 from benchmarks import harness
 from benchmarks.harness import Arm
@@ -96,6 +99,7 @@ def main() -> None:
         print(f"{'BARS, V100':14} {BARS[name]['samples_per_s']:11,}  {BARS[name]['log']}")
         facts = {"setting": setting, "num_rounds": args.rounds, **harness.conditions(args.threads)}
         result = facts | {"bars": BARS[name], "arms": figures, "loss_curves": _loss_curves(name)}
+        result["products_gflop_per_s"] = _product_rate(args.threads)
         if not args.quick:
             known = json.loads(RESULT.read_text()) if RESULT.exists() else {}
             question = __doc__.splitlines()[0]
@@ -107,6 +111,17 @@ def main() -> None:
 
 def _short(arm: Arm) -> Arm:
     return Arm(arm.environment, arm.module, f"{arm.arguments} --epoch-steps 8", arm.note)
+
+
+def _product_rate(threads: int) -> float:
+    """1e9 floating-point operations a second of a layer's product, at best: what bounds every arm."""
+    torch.set_num_threads(threads)
+    samples, weights, seconds = torch.randn(4096, 400), torch.randn(400, 400), []
+    for _ in range(50):
+        begin = time.perf_counter()
+        samples @ weights
+        seconds.append(time.perf_counter() - begin)
+    return 2e-9 * samples.numel() * 400 / min(seconds)
 
 
 def _loss_curves(model: str) -> dict:

@@ -4,14 +4,17 @@
     python -m benchmarks.serving_tenfold measure FOLDER [MODEL ...]    memory cgroups: as root, on Linux
 
 Tables have the rows of Criteo Kaggle's 26 fields (DIN: as many items), divided by --scale, dim 16,
-float32; DeepFM and DLRM read 13 numbers and 26 ids, DIN a user, an item and a history of 50. A request is
-one user and 500 candidates: half of the columns are the user's, for DIN all but the item. Values are
-drawn by Zipf's law, and `prepare` gives frequent ones the first rows. A process on one core, without
-PyTorch, whose memory with its page cache is limited to a tenth of the tables, scores requests that it has
-not seen. Its pages come from the disk of this machine, whose random reads of 4 KiB are measured first.
+float32; DeepFM and DLRM read 13 numbers and 26 ids, DIN a user, an item and a history of 50. A request
+is one user and 500 candidates: half of the columns are the user's, for DIN all but the item. Values are
+drawn by Zipf's law. `prepare` gives frequent ones the first rows, up to --known of each column; all
+others are hashed to the rest of the rows. A process on one core, without PyTorch, whose memory with its
+page cache is limited to a tenth of the tables, scores requests that it has not seen: once as ever, and
+once where pages are not read ahead of their use. They come from the disk of this machine, whose random
+reads of 4 KiB are measured first.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import resource
@@ -47,7 +50,7 @@ def drawn(random: np.random.Generator, size: int, count: int, skew: float) -> np
     return np.minimum(power.astype(np.int64) - 1, size - 1)
 
 
-def make(folder: Path, scale: int, chosen: list[str]) -> None:
+def make(folder: Path, scale: int, known: int, chosen: list[str]) -> None:
     import hotrows
     from benchmarks.serving import schema_of, shared_of
     from hotrows.data import EncodedData
@@ -55,13 +58,14 @@ def make(folder: Path, scale: int, chosen: list[str]) -> None:
     from hotrows.train.export import export
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "scale.json").write_text(str(scale))
+    (folder / "scale.json").write_text(json.dumps({"scale": scale, "known": known}))
     for data_of, models in (("deepfm", ("deepfm", "dlrm")), ("din", ("din",))):
         raw, enc = folder / f"{data_of}.parquet", folder / f"{data_of}-enc"
         models = tuple(model for model in models if model in (chosen or MODELS))
         if models and not enc.exists():
-            write_rows(raw, data_of, scale)
-            hotrows.prepare([raw], schema_of(data_of), enc, split="position:0.999")
+            write_rows(raw, data_of, scale, known)
+            schema = with_hashed(schema_of(data_of), data_of, scale, known)
+            hotrows.prepare([raw], schema, enc, split="position:0.999")
             raw.unlink()
         for model in models:
             if (folder / model).exists():
@@ -76,12 +80,26 @@ def make(folder: Path, scale: int, chosen: list[str]) -> None:
             print(model, "made", flush=True)
 
 
-def write_rows(path: Path, model: str, scale: int) -> None:
-    """Rows in which every value is there once, and frequent ones more often."""
+def with_hashed(schema, model: str, scale: int, known: int):
+    """A schema whose columns hash the values that `prepare` does not see to rows of their own."""
+    sizes = sizes_of(model, scale)
+    by_name = dict(zip(("user", "item"), sizes, strict=True)) if model == "din" else {}
+    by_name |= {} if model == "din" else {f"C{n}": size for n, size in enumerate(sizes)}
+    by_name |= {"history": by_name["item"]} if model == "din" else {}
+    features = [
+        dataclasses.replace(f, num_unknown=max(by_name[f.name] - known, 1)) if f.name in by_name else f
+        for f in schema.features
+    ]
+    return dataclasses.replace(schema, features=tuple(features))
+
+
+def write_rows(path: Path, model: str, scale: int, known: int) -> None:
+    """Rows in which every known value is there once, and frequent ones more often."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    random, sizes, writer = np.random.default_rng(0), sizes_of(model, scale), None
+    random, writer = np.random.default_rng(0), None
+    sizes = tuple(min(size, known) for size in sizes_of(model, scale))
     largest = sizes[1] // PAST if model == "din" else max(sizes)
     num_rows = largest + largest // 8
     for first in range(0, num_rows, CHUNK):
@@ -115,32 +133,30 @@ def values(random: np.random.Generator, size: int, first: int, count: int) -> np
 def measure(folder: Path, chosen: list[str]) -> None:
     from benchmarks.harness import RESULTS, conditions, write
 
-    scale, path = int((folder / "scale.json").read_text()), RESULTS / "serving_tenfold.json"
-    result = json.loads(path.read_text())["figures"] if path.exists() else {}
-    result["disk"] = disk(max((folder / "deepfm" / "tables").iterdir(), key=lambda f: f.stat().st_size))
+    made, path = json.loads((folder / "scale.json").read_text()), RESULTS / "serving_tenfold.json"
+    earlier = json.loads(path.read_text()) if path.exists() else {}
+    result = earlier["figures"] if earlier.items() >= made.items() else {}
+    files = (folder / (chosen or MODELS)[0] / "tables").iterdir()
+    result["disk"] = disk(max(files, key=lambda file: file.stat().st_size))
     print(result["disk"], flush=True)
-    sizes = {
-        "candidates": CANDIDATES,
-        "past": PAST,
-        "requests": REQUESTS,
-        "warm_up": WARM,
-        "scale": scale,
-    }
+    sizes = {"candidates": CANDIDATES, "past": PAST, "requests": REQUESTS, "warm_up": WARM, **made}
     for model in chosen or MODELS:
         size = sum(file.stat().st_size for file in (folder / model / "tables").iterdir())
         others = sum(file.stat().st_size for file in (folder / model / "encoders").rglob("*.*"))
         limit = size // SHARE
         result[model] = {"table_bytes": size, "encoder_bytes": others, "memory_limit": limit}
-        for skew in SKEWS:
-            result[model][f"Zipf {skew}"] = figures = score_within(limit, model, folder, skew)
-            print(model, skew, json.dumps(figures), flush=True)
+        for skew, ahead in ((SKEWS[0], True), (SKEWS[0], False), (SKEWS[1], True)):
+            name = f"Zipf {skew}" + ("" if ahead else ", nothing read ahead")
+            result[model][name] = figures = score_within(limit, model, folder, skew, ahead)
+            print(model, name, json.dumps(figures), flush=True)
             write("serving_tenfold", {**sizes, "figures": result, **conditions(1)})
 
 
-def score_within(limit: int, model: str, folder: Path, skew: float) -> dict:
+def score_within(limit: int, model: str, folder: Path, skew: float, ahead: bool) -> dict:
     """The figures of a process of its own, within so many bytes."""
     group = MemoryLimit("serving", limit)
-    command = [sys.executable, "-m", "benchmarks.serving_tenfold", "score", str(folder), model, str(skew)]
+    how = [str(folder), model, str(skew), *(["ahead"] if ahead else [])]
+    command = [sys.executable, "-m", "benchmarks.serving_tenfold", "score", *how]
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=group.enter)
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or [f"exit {done.returncode}"])[-1]}
@@ -174,8 +190,8 @@ def disk(path: Path, seconds: float = 1.5) -> dict:
     return figures
 
 
-def score(folder: Path, model: str, skew: float) -> None:
-    """In a process of its own: the times of a bundle, as JSON."""
+def score(folder: Path, model: str, skew: float, ahead: bool) -> None:
+    """In a process of its own: the times of a bundle, as JSON. ahead: read pages ahead of their use."""
     sys.modules["torch"] = None  # type: ignore[assignment]
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     begin = time.perf_counter()
@@ -183,7 +199,9 @@ def score(folder: Path, model: str, skew: float) -> None:
 
     scorer = Scorer(folder / model, memory=0)
     opened = time.perf_counter() - begin
-    scale = int((folder / "scale.json").read_text())
+    for table in () if ahead else scorer.version.tables.values():
+        table.read_ahead = lambda ids: None  # type: ignore[method-assign]
+    scale = json.loads((folder / "scale.json").read_text())["scale"]
     random, seconds, cpu = np.random.default_rng(1), [], []
     faults = 0
     for number in range(WARM + REQUESTS):
@@ -228,11 +246,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("rest", nargs="*")
     parser.add_argument("--scale", type=int, default=1, help="Rows are divided by it.")
+    parser.add_argument("--known", type=int, default=200_000, help="Values of a column in the data.")
     given = parser.parse_args()
     if given.what == "score":
-        score(given.folder, given.rest[0], float(given.rest[1]))
+        score(given.folder, given.rest[0], float(given.rest[1]), given.rest[2:] == ["ahead"])
     elif given.what == "make":
-        make(given.folder, given.scale, given.rest)
+        make(given.folder, given.scale, given.known, given.rest)
     else:
         measure(given.folder, given.rest)
 

@@ -34,7 +34,7 @@ FOLDER = DATA / "threads"
 SPINS = {"hotrows": "3000", "plain": "300000"}
 # model, batch size, steps of a window (of a plain loop a quarter), widths of the MLP
 SETTINGS = {
-    "lr, batch 128": ("lr", 128, 160, ()),
+    "lr, batch 128": ("lr", 128, 400, ()),
     "tiny deepfm, batch 128": ("deepfm", 128, 80, (16, 16)),
     "deepfm, batch 128": ("deepfm", 128, 24, (400, 400, 400)),
     "deepfm, batch 2048": ("deepfm", 2048, 4, (400, 400, 400)),

@@ -48,10 +48,19 @@ def build(name: str, flags: list[str]) -> None:
     compile_library(sorted(HERE.glob("*.cpp")), TARGET / f"{name}.so", flags)
 
 
+def levels_of_machine() -> dict[str, list[str]]:
+    """The least instruction set, and the best that this machine has, as CMakeLists.txt has it."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return {"core_base": []}
+    command = [COMPILER, "-march=native", "-dM", "-E", "-x", "c++", "/dev/null"]
+    machine = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    best = "core_v4" if "__AVX512VL__" in machine else "core_v3" if "__AVX2__" in machine else "core_v2"
+    return {name: LEVELS[name] for name in dict.fromkeys(["core_v2", best])}
+
+
 def main() -> int:
     TARGET.mkdir(exist_ok=True)
-    x86 = platform.machine() in ("x86_64", "AMD64")
-    levels = LEVELS if x86 else {"core_base": []}
+    levels = levels_of_machine()
     with ThreadPoolExecutor() as pool:
         list(pool.map(build, levels.keys(), levels.values()))
     print(f"built {', '.join(levels)} in {TARGET}")

@@ -650,14 +650,15 @@ HOTROWS_API void hotrows_keys_free(void* handle) { delete table_of(handle); }
 
 HOTROWS_API void hotrows_keys_feed(void* handle, const int64_t* keys, int64_t n) { table_of(handle)->feed(keys, n); }
 
-// ids [n]; time: null where there is no new one; counts [2]: births and deaths. Returns 0, or -1 where this
-// is not the batch that was fed.
+// ids [n]; time: null where there is no new one; counts [8]: births and deaths, and totals as of this batch, see
+// below. Returns 0, or -1 where this is not the batch that was fed.
 HOTROWS_API int64_t hotrows_keys_resolve(void* handle, const int64_t* keys, int64_t n, const int64_t* time,
                                          int64_t* ids, int64_t* counts) {
   KeyTable& table = *table_of(handle);
   if (!table.resolve(keys, n, time != nullptr, time ? *time : 0, ids)) return -1;
   counts[0] = static_cast<int64_t>(table.born().size());
   counts[1] = static_cast<int64_t>(table.died().size());
+  std::memcpy(counts + 2, &table.totals(), sizeof(Totals));
   return 0;
 }
 

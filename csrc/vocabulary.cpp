@@ -1,12 +1,15 @@
 // Stored vocabularies: turning values into ids by their index (index.h), which may be a mapped file
 // larger than memory.
 #include "index.h"
+#include "pages.h"
 
 namespace hotrows {
 namespace {
 
 constexpr int64_t kBlock = 64;        // values whose slots are fetched together
 constexpr int64_t kRange = 64 << 8;   // values that a thread takes at a time
+
+constexpr int64_t kAhead = 1 << 16;   // values of a request at most, whose slots are read at once
 
 constexpr int64_t kMissing = 1, kFirstUnknown = 2;
 
@@ -59,6 +62,15 @@ void encode_block(const StoredValues& values, const Column& column, int64_t firs
   for (int64_t i = 0; i < n; ++i) ids[i] = id_of(values, lookups[i]);
 }
 
+// The slots of a block's values, which are to be read soon.
+void note_slots(const StoredValues& values, const Column& column, int64_t first, int64_t n, ReadAhead* ahead) {
+  for (int64_t i = first; i < first + n; ++i) {
+    const Field field = column.at(i);
+    if (field.length == 0) continue;
+    ahead->add(&values.index[values.home(key_of(field, column.end()).hash)], sizeof(values.index[0]));
+  }
+}
+
 struct Range {
   int64_t feature, first, end;
 };
@@ -80,14 +92,21 @@ using namespace hotrows;
 
 // ids[f] points to the ids of the values of column f: 1 for a missing one; the id of its rank for one
 // that vocabulary owners[f] holds; else one of 2 .. 1 + num_unknown, by its hash, or -1 where
-// num_unknown is 0.
+// num_unknown is 0. in_files: the slots of all values are read at once before the first one is needed.
 HOTROWS_API int64_t hotrows_vocabularies_encode(const StoredValues* values, const Column* columns,
                                                 const int64_t* owners, int64_t num_features,
-                                                int64_t* const* ids, int64_t threads) {
+                                                int64_t* const* ids, int64_t threads, int64_t in_files) {
   const std::vector<Range> ranges = ranges_of(columns, num_features);
   const int64_t num_ranges = static_cast<int64_t>(ranges.size());
   int64_t num_values = 0;
   for (int64_t f = 0; f < num_features; ++f) num_values += columns[f].num_values;
+  if (in_files && num_values <= kAhead) {
+    ReadAhead ahead;
+    for (int64_t f = 0; f < num_features; ++f) {
+      note_slots(values[owners[f]], columns[f], 0, columns[f].num_values, &ahead);
+    }
+    ahead.start();
+  }
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (num_values > kFew)
   for (int64_t r = 0; r < num_ranges; ++r) {
     const Range range = ranges[r];
@@ -100,10 +119,20 @@ HOTROWS_API int64_t hotrows_vocabularies_encode(const StoredValues* values, cons
   return 0;
 }
 
-// Tells the system that a mapped file will be read here and there, not from front to back.
+// Tells the system that a mapped file will be read here and there.
 HOTROWS_API int64_t hotrows_read_at_random(const char* data, int64_t size) {
-  const uintptr_t page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const uintptr_t begin = reinterpret_cast<uintptr_t>(data) / page * page;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(data) / page_size() * page_size();
   const uintptr_t end = reinterpret_cast<uintptr_t>(data) + size;
   return size > 0 ? ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_RANDOM) : 0;
+}
+
+// Begins to read rows `ids`, those below num_rows, of `width` bytes each of a mapped file, all at once.
+HOTROWS_API int64_t hotrows_read_ahead(const char* data, int64_t width, int64_t num_rows, const int64_t* ids,
+                                       int64_t n) {
+  ReadAhead ahead;
+  for (int64_t i = 0; i < n; ++i) {
+    if (ids[i] < num_rows) ahead.add(data + ids[i] * width, width);
+  }
+  ahead.start();
+  return 0;
 }

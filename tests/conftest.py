@@ -8,7 +8,7 @@ import tempfile
 import pytest
 import torch
 
-from tests.support import choice
+from tests.support import choice, syncs
 from tests.support.redis_server import RedisServer
 
 if not torch.cuda.is_available():
@@ -32,6 +32,7 @@ def pytest_configure(config):
         os.environ["XDG_CACHE_HOME"] = cache.name
     if config.getoption("--all"):
         os.environ[choice.ALL] = "1"  # processes that tests start see it too
+    syncs.leave_out()
     worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker and hasattr(os, "sched_setaffinity"):
         # One processor for each worker and what it starts: threads that wait for one another then cost
@@ -49,6 +50,14 @@ def pytest_collection_modifyitems(config, items):
 
 def pytest_collection_finish():
     gc.freeze()  # what is imported is not searched by every collection of a test
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Prints what a test has counted for who reads the output."""
+    for report in terminalreporter.getreports("passed"):
+        for name, text in report.user_properties:
+            terminalreporter.section(name)
+            terminalreporter.write_line(text)
 
 
 def pytest_runtest_setup(item):
@@ -91,8 +100,9 @@ def redis_server(tmp_path):
 
 @pytest.fixture
 def no_pictures(monkeypatch):
-    """Draws no picture of a run, which takes longer than a small run."""
+    """Draws no picture of a run, which takes longer than a small run, and writes no events of it."""
     monkeypatch.setattr("hotrows.train.pictures.draw_run", lambda run: None)
+    monkeypatch.setattr("hotrows.train.metrics_log._open_events", lambda run, keep_until: None)
 
 
 class Run:

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tests.support.choice import beyond_pairs, left_out, values
+from tests.support.choice import beyond_few, beyond_pairs, everything, examples, left_out, values
 
 COLORS, SIZES, SHAPES = range(4), range(3), range(5)
 
@@ -15,7 +15,7 @@ class Case:
         self.callspec = type("Spec", (), {"params": params})
 
     def get_closest_marker(self, name):
-        return name in self.marks or None
+        return next((mark for mark in self.marks if getattr(mark, "name", mark) == name), None)
 
 
 def product(*marks):
@@ -31,7 +31,23 @@ def test_any_two_values_meet_in_few_cases():
     assert 20 <= len(chosen) <= 26  # the least is 4 * 5
 
 
-@pytest.mark.parametrize(("marks", "left"), [((), 0), (("slow",), 60), (("pairs",), 35)])
+FEW = pytest.mark.few(7).mark
+
+
+@pytest.mark.parametrize(("number", "places"), [(2, [0, 59]), (4, [0, 20, 39, 59]), (60, [*range(60)])])
+def test_few_cases_lie_evenly_among_all(number, places):
+    cases = list(product(pytest.mark.few(number).mark))
+    assert [cases.index(case) for case in cases if case not in beyond_few(cases)] == places
+
+
+def test_all_examples_are_drawn_where_all_tests_run():
+    assert examples(30) == (30 if everything() else 10)
+
+
+@pytest.mark.parametrize(
+    ("marks", "left"),
+    [((), 0), (("slow",), 60), (("pairs",), 35), ((FEW,), 53), ((FEW, "slow"), 60), ((FEW, "pairs"), 53)],
+)
 def test_what_is_not_marked_runs(marks, left):
     assert left <= len(left_out(list(product(*marks)))) <= left + 5
 

@@ -143,9 +143,10 @@ def test_the_files_that_have_tests_for_a_gpu_are_there(monkeypatch):
 def test_figures_of_other_code_or_another_setting_are_not_gone_on_with():
     findings = Findings("a", "", Setting("cpu"), None)
     like = {"setting": Setting("cpu").facts(), "source": findings.source, "complete": False}
-    like |= {"arms": {"x": {}}, "checks": {}, "commit": None}
+    like |= {"arms": {"x": {}}, "checks": {}, "commit": None, "machine": findings.record()["machine"]}
     of_other_code = [{"source": "another"}, {"source": None}]
-    for other in (*of_other_code, {"setting": Setting("cuda").facts()}, {"complete": True}):
+    machines = [{"machine": {"cpu": "another"}}, {"setting": Setting("cuda").facts()}]
+    for other in (*of_other_code, *machines, {"complete": True}):
         findings.go_on_from({**like, **other})
         assert not findings.has("x")
     findings.go_on_from({**like, "gpu": {"name": "another"}}, keep_older=True)

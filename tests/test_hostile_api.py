@@ -2,6 +2,7 @@
 
 import math
 
+import pandas as pd
 import pytest
 
 import hotrows
@@ -168,3 +169,23 @@ def test_the_number_of_threads_has_bounds(tmp_path):
         out = tmp_path / f"out{threads}"
         data = hotrows.prepare(tmp_path / "raw.csv", schema, out, split="fraction:1,0,0", threads=threads)
         assert data.parts["train"].rows == 2
+
+
+ROWS = pd.DataFrame({"x": [1, 2], "y": ["a", "b"], "label": [0, 1]})
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda out: hotrows.prepare(ROWS, {"x": 1}, out), "expected a Schema, not dict; draft_schema"),
+        (lambda out: hotrows.prepare(ROWS, "shop.json", out), "expected a Schema, not str"),
+        (lambda out: hotrows.Trainer(ROWS), "expected prepared data, not DataFrame: hotrows.prepare"),
+        (lambda out: hotrows.data.draft_schema(ROWS.iloc[0]), "expected columns, found Series (.*)"),
+        (lambda out: hotrows.data.draft_schema(ROWS["x"]), "expected columns, found Series (.*)"),
+        (lambda out: hotrows.data.draft_schema(ROWS.to_dict("records")), "rows make a frame"),
+    ],
+)
+def test_data_of_another_kind(tmp_path, call, message):
+    with pytest.raises(ValueError, match=message) as refused:
+        call(tmp_path / "out")
+    assert "\n" not in str(refused.value)

@@ -98,7 +98,10 @@ def test_bpr_without_a_pair_is_zero_and_moves_nothing(size):
 
 @pytest.mark.parametrize(
     ("name", "mean"),
-    [("log_loss", 0.2), ("soft", 0.4), ("weighted:5", 0.2), ("squared", 3.5), ("poisson", 2.5)],
+    [
+        *[("log_loss", 0.2), ("soft", 0.4), ("weighted:5", 0.2), ("squared", 3.5), ("poisson", 2.5)],
+        *[("focal:2", 0.2), ("focal:0.5", 0.7), ("focal:5", 0.01)],
+    ],
 )
 def test_the_first_output_is_the_best_constant_and_predicts_the_mean(name, mean):
     loss = losses.parse(name)
@@ -109,6 +112,17 @@ def test_the_first_output_is_the_best_constant_and_predicts_the_mean(name, mean)
     at = first.clone().requires_grad_()
     loss(at.expand(2), labels, shares).backward()
     assert at.grad.item() == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 1, 2, 5])
+def test_probabilities_of_a_focal_loss_keep_the_order_of_outputs_and_are_finite(gamma):
+    loss = losses.Focal(gamma)
+    outputs = torch.cat([torch.linspace(-40, 40, 401), torch.tensor([-1e4, 1e4])])
+    logits = loss.calibrated(outputs)
+    assert logits.dtype == torch.float32 and logits.isfinite().all()
+    assert logits[:401].diff().min() > 0
+    assert torch.equal(logits, torch.tensor(loss.calibrated(outputs.numpy()), dtype=torch.float32))
+    assert torch.allclose(logits[:401], -logits[:401].flip(0), atol=1e-5)  # 1 and 0 are alike
 
 
 @pytest.mark.parametrize("name", losses.NAMES)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hotrows.metrics import Metrics, auc, base_log_loss, compute_metrics, grouped_auc, shortcomings
+from tests.support.choice import examples
 
 
 def slow_auc(scores, labels):
@@ -23,7 +24,7 @@ def slow_auc(scores, labels):
 samples = st.lists(st.tuples(st.integers(-4, 4), st.integers(0, 1)), min_size=1, max_size=60)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(samples)
 def test_auc_equals_the_count_of_ordered_pairs(pairs):
     scores, labels = zip(*pairs, strict=True)
@@ -116,7 +117,7 @@ weighted = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(weighted)
 def test_a_weight_counts_as_that_many_samples(rows):
     scores, labels, weights, groups = (torch.tensor(of) for of in zip(*rows, strict=True))
@@ -128,7 +129,7 @@ def test_a_weight_counts_as_that_many_samples(rows):
         assert getattr(found, name) == pytest.approx(value, abs=1e-9, nan_ok=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(weighted)
 def test_grouped_auc_is_the_mean_of_each_groups(rows):
     scores, labels, _, groups = (torch.tensor(of) for of in zip(*rows, strict=True))

@@ -136,6 +136,10 @@ def test_the_first_page_has_a_line_of_each_paper():
     fields = result("papers-picasso")["fields"]["arms"]["461"]["hotrows"]["ratio"]
     said = r"here it is ([\d.]+) to ([\d.]+) times, and (\d+) times plain PyTorch at 461 fields"
     assert numbers("README.md", said) == [round(min(ratios), 1), round(max(ratios), 1), round(fields)]
+    regimes = result("papers-picasso")["regimes"]["arms"]
+    gains = [regimes[f"{name}, embeddings"]["ratio"] for name in ("wide_deep", "can", "mmoe")]
+    said = r"Wide & Deep, CAN and MMoE are ([\d.]+) to ([\d.]+) times plain PyTorch"
+    assert numbers("README.md", said) == [round(min(gains), 1), round(max(gains), 1)]
     cached = [result("papers-scratchpipe")[name]["arms"] for name in ("uniform", "low", "medium", "high")]
     gains = [over(arms, "10% ours", "10% static cache") for arms in cached]
     said = r"look-ahead is ([\d.]+) to ([\d.]+) times a static cache"
@@ -144,6 +148,15 @@ def test_the_first_page_has_a_line_of_each_paper():
     gains = [links[base]["seconds"] / links["ours"]["seconds"] for base in FAE_BASES]
     said = r"as slow as PCIe it is ([\d.]+) and ([\d.]+) times here"
     assert numbers("README.md", said) == [round(gain, 2) for gain in gains]
+
+
+def test_the_page_has_the_figures_of_model_parallel_pytorch():
+    names = ("hotrows-ranks", "plain-ranks-histories", "plain-ranks-decomposed")
+    for model in ("din", "dien"):
+        arms = result(f"ranks-{model}-model-parallel")["arms"]
+        row = rf"\| {model.upper()} \| \*\*([\d.]+)\*\* \| ([\d.]+) \| ([\d.]+) \|"
+        speeds = [round(arms[name]["samples_per_s"] / 1000, 1) for name in names]
+        assert numbers("docs/papers/picasso.md", row) == speeds
 
 
 def test_the_table_of_two_cores_against_a_v100_has_the_figures_of_its_file():

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from hotrows import losses
 from hotrows.metrics import Metrics, mean_of, metrics_by, ranking_metrics, regression_metrics
+from tests.support.choice import examples
 
 
 def over_all_orders(scores, labels, metric):
@@ -54,7 +55,7 @@ samples = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(samples)
 def test_ranking_equals_the_mean_over_all_orders_of_ties(rows):
     scores, labels, groups = zip(*rows, strict=True)

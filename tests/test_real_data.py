@@ -35,13 +35,14 @@ def highest_auc_of(data, model, folder):
     return mean(run.test.auc for run in runs) + (0 if everything() else 0.015)
 
 
-@pytest.mark.parametrize("model", ["deepfm", "dlrm"])
+@pytest.mark.parametrize("model", [pytest.param("deepfm", marks=pytest.mark.slow), "dlrm"])
 def test_ten_thousand_rows_of_criteo(model, tmp_path):
     data = prepared("criteo_kaggle_10k.tsv", "criteo", tmp_path)
     assert data.parts["test"].rows == 2000
     assert highest_auc_of(data, model, tmp_path) >= 0.73
 
 
+@pytest.mark.slow
 def test_fourteen_thousand_rows_of_avazu(tmp_path):
     data = prepared("avazu_14k.csv", "avazu", tmp_path)
     assert highest_auc_of(data, "deepfm", tmp_path) >= 0.70

@@ -93,9 +93,10 @@ class Findings:
     def go_on_from(self, earlier: dict, keep_older: bool = False) -> None:
         """Takes over what a cut run of the same code, setting and device has left.
 
-        keep_older: also what other code has measured; each such arm then names its `source`.
+        keep_older: also what other code has measured; each such arm then names its `source`. On the CPU
+        the processor is the device.
         """
-        if not self._is_like(earlier):
+        if not self._is_like(earlier) or not (self.setting.on_gpu or self._has_processor_of(earlier)):
             return
         same_code = earlier.get("source") == self.source
         if (same_code and not earlier["complete"]) or (keep_older and not same_code):
@@ -107,6 +108,9 @@ class Findings:
     def _is_like(self, earlier: dict) -> bool:
         gpus = [facts.get("gpu", {}).get("name") for facts in (earlier, self._conditions)]
         return earlier.get("setting") == self.setting.facts() and gpus[0] == gpus[1]
+
+    def _has_processor_of(self, earlier: dict) -> bool:
+        return earlier["machine"]["cpu"] == self._conditions["machine"]["cpu"]
 
     def check(self, name: str, passed: bool, why: str = "", arm: str | None = None) -> bool:
         """Notes whether a result is right. arm: the one that it is about; None: all of them."""

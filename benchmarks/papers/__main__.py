@@ -95,7 +95,7 @@ def _measured(record: dict) -> str:
     machine, failed = record["machine"], [c for c, s in record["checks"].items() if s != "passed"]
     words = [
         f"*{record['date'][:10]}, commit {(record['commit'] or 'unknown')[:12]}",
-        record.get("gpu", {}).get("name") or f"{machine['cores']} cores",
+        record.get("gpu", {}).get("name") or f"{machine['cores']} cores of {machine['cpu']}",
         f"load {record['load']} when it began",
         *([f"{record['seconds']:,.0f} s"] if "seconds" in record else []),
         *(

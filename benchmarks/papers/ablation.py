@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from statistics import mean, median
+
+import torch
 
 from benchmarks import markdown
 from benchmarks.arms.ablation_arm import A_PACK_PER_TABLE
 from benchmarks.gpu_parts.part import Findings
 from benchmarks.papers.part import Part, Setting, in_a_process
+from hotrows.costs.frequencies import Frequencies
+from hotrows.costs.interleaving import seconds_in_packs
+from hotrows.costs.machines import MACHINES, Link, Machine
+from hotrows.costs.measure_machine import measure_machine
+from hotrows.costs.volumes import StepWork, TableLoad
+from hotrows.planning.sharding import Placement
 
 ALL_ON = {"micro_batches": 2, "pack_parts": 2, "cache": 0.10}
 ARMS: dict[str, dict] = {
@@ -27,7 +37,9 @@ MODELS: dict[str, dict] = {
     },
 }
 WIRE, SLOW, LATENCY = 100e6, 400e6, 50e-6  # bytes a second of each rank, seconds of a message
-WIRES = (25e6, 50e6, 200e6, 800e6)
+ROUNDS = 1  # more where other programs run beside
+PREDICTED = "predicted"
+WIRES = (25e6, 50e6, 200e6)
 _RATE = " MB/s"
 _BUSY = ("cores_busy", "wire_busy", "slow_busy")
 
@@ -36,7 +48,7 @@ def request_of(setting: Setting, model: str, arm: str, wire: float) -> dict:
     """What the arm is asked for."""
     rank = {"ranks": 2, "wire": wire, "slow": SLOW, "latency": LATENCY}
     request = {"model": model, "fields": 60, "rows": 100_000, "dim": 32, "history": 0, "labels": 1}
-    request |= {"batch_size": 2_048, "warm_up": 44, "steps": 20} | rank | MODELS[model]
+    request |= {"batch_size": 2_048, "warm_up": 24, "steps": 12} | rank | MODELS[model]
     if setting.small:
         small = {"fields": 4, "rows": 200, "dim": 8, "batch_size": 16, "warm_up": 1, "steps": 2}
         request |= small | {"history": min(request["history"], 2)}
@@ -48,6 +60,33 @@ def run(findings: Findings, setting: Setting) -> None:
         _measure(findings, setting, model, setting.pick(tuple(ARMS), ("without caching",)), model, WIRE)
     for wire in setting.pick(WIRES, ()):
         _measure(findings, setting, f"{wire / 1e6:.0f}{_RATE}", INTERLEAVED, "wide_deep", wire)
+    if not findings.has(PREDICTED):
+        torch.set_num_threads(1)  # as a rank has
+        machine = setting.pick(measure_machine, lambda: MACHINES["cpu-10g"])()
+        rates = {f"{wire / 1e6:.0f}{_RATE}": wire for wire in (WIRE, *WIRES)}
+        seconds = {name: predicted(setting, machine, wire) for name, wire in rates.items()}
+        findings.add(PREDICTED, seconds)
+
+
+def predicted(setting: Setting, machine: Machine, wire: float) -> dict[str, float]:
+    """Seconds of a step of W&D by the cost model, for the arms that differ in interleaving.
+
+    machine: one rank of it. Rows behind the cache move beside the step.
+    """
+    request = request_of(setting, "wide_deep", "all", wire)
+    fields, dim, batch_size = request["fields"], request["dim"], request["batch_size"]
+    widths = (fields * dim + 4, *request["options"]["hidden"], 1)
+    weights = sum(before * after for before, after in itertools.pairwise(widths))
+    ids = Frequencies.zipf(request["rows"], 1.05)
+    loads = [TableLoad(f"f{n}", request["rows"], dim, 8 * dim, 1.0, ids) for n in range(fields)]
+    machine = dataclasses.replace(machine, outer=Link(LATENCY, wire))
+    seconds = {}
+    for arm in INTERLEAVED:
+        how = request | ALL_ON | ARMS[arm]
+        step = StepWork(batch_size, 6.0 * weights, weights, micro_batches=how["micro_batches"])
+        places = [Placement(num_ranks=2)] * fields
+        seconds[arm] = seconds_in_packs(machine, loads, places, 2, step, (how["pack_parts"],))
+    return seconds
 
 
 def _measure(
@@ -57,7 +96,7 @@ def _measure(
     if findings.has(name):
         return
     rounds: dict[str, list[dict]] = {arm: [] for arm in arms}
-    for _ in range(setting.pick(2, 1)):
+    for _ in range(ROUNDS):
         for arm, figures in rounds.items():
             request = request_of(setting, model, arm, wire)
             figures.append(in_a_process("ablation_arm", request, setting))
@@ -82,21 +121,29 @@ def table(arms: dict[str, dict]) -> str:
          f"{f['rows_from_slow']:,.0f}", *(f"{f[name]:.0%}" for name in _BUSY), f"{f['peak_mb']:,.0f}"]
         for model, by_arm in arms.items()
         for arm, f in by_arm.items()
-        if not model.endswith(_RATE)
+        if model in MODELS
     ]  # fmt: skip
-    of_wires = [
-        [wire, *(f"{f['samples_per_s']:,.0f} ({f['of_all']:.2f}x)" for f in by_arm.values()),
-         f"{by_arm['all']['wire_busy']:.0%}"]
-        for wire, by_arm in arms.items()
-        if wire.endswith(_RATE)
-    ]  # fmt: skip
-    return "\n\n".join(
-        [
-            markdown.table(head, lines),
-            "W&D, samples a second by the rate of the wire:",
-            markdown.table(["wire of each rank", *INTERLEAVED, "wire busy"], of_wires),
-        ]
-    )
+    return "\n\n".join([markdown.table(head, lines), *_by_wire(arms)])
+
+
+def _by_wire(arms: dict[str, dict]) -> list[str]:
+    """W&D by the rate of the wire, and what the cost model predicts of the arms where that is known."""
+    foreseen = arms.get(PREDICTED, {})
+    rates = {f"{WIRE / 1e6:.0f}{_RATE}": arms.get("wide_deep", {})}
+    rates |= {wire: by_arm for wire, by_arm in arms.items() if wire.endswith(_RATE)}
+    head = ["wire of each rank", *INTERLEAVED, "wire busy"]
+    head += [f"predicted, {arm}" for arm in INTERLEAVED[1:] if foreseen]
+    lines = []
+    for wire, by_arm in sorted(rates.items(), key=lambda rate: float(rate[0].split()[0])):
+        if by_arm:
+            seen = (by_arm[arm] for arm in INTERLEAVED)
+            cells = [f"{f['samples_per_s']:,.0f} ({f['of_all']:.2f}x)" for f in seen]
+            said = foreseen.get(wire, {})
+            ratios = [f"{said['all'] / said[arm]:.2f}x" for arm in INTERLEAVED[1:] if said]
+            lines.append([wire, *cells, f"{by_arm['all']['wire_busy']:.0%}", *ratios])
+    if not lines:
+        return []
+    return ["W&D, samples a second by the rate of the wire:", markdown.table(head, lines)]
 
 
 PART = Part("What does each of the four gain, where wire and slow memory take their time?", run, table)

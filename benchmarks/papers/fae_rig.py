@@ -217,7 +217,7 @@ def run_arms(
         for name, arm in ARMS.items():
             if not findings.has(prefix + name):
                 run = partial(train, arm, data(), layout, config)
-                figures, others = quietest(run, setting.pick(2, 1))
+                figures, others = quietest(run, setting.pick(2, 1), 0.2)
                 findings.add(prefix + name, {**figures, "other_cores": others, **facts})
 
 

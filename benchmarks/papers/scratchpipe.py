@@ -3,6 +3,7 @@
 import shutil
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from hotrows.planning.slots import slot_map
 
 SHARES = (0.10, 0.05, 0.02)
 FAST, UNCACHED, STATIC, STRAW, PUBLISHED, OURS = ARMS
+IN_FLIGHT_AT = ("uniform", "medium", "high")
 POLICIES = ("look ahead, window by itself", "two batches", "lru", "frequency", "static", "random")
 
 
@@ -167,6 +169,42 @@ def run_stages(findings: Findings, setting: Setting) -> None:
                 findings.add(name, scratchpipe_rig.measure(rig, arm, share, ids, memory, rate))
 
 
+# ---- batches in flight
+
+
+def run_flight(findings: Findings, setting: Setting) -> None:
+    """Ours with so many batches in flight, also where slots hold the pins of fewer: then batches wait."""
+    rig, share = rig_of(setting), 0.05
+    with _scratch(setting) as folder:
+        memory = Memory(rig)
+        rate = _rate(memory, setting)
+        for locality in setting.pick(IN_FLIGHT_AT, ("medium",)):
+            ids = scratchpipe_rig.stream(rig, LOCALITIES[locality], Path(folder))
+            arms = {PUBLISHED: ARMS[PUBLISHED]}
+            arms |= {f"ours, {k}": replace(ARMS[OURS], in_flight=k) for k in (2, 3, 4)}
+            for name, arm in arms.items():
+                if not findings.has(f"{locality}: {name}"):
+                    figures = scratchpipe_rig.measure(rig, arm, share, ids, memory, rate)
+                    figures["pins"] = (2 * arm.in_flight - 1) * scratchpipe_rig.distinct(rig, ids)
+                    findings.add(f"{locality}: {name}", figures)
+
+
+def flight_table(arms: dict[str, dict]) -> str:
+    lines = []
+    for key, arm in arms.items():
+        locality, name = key.split(": ")
+        published = arms[f"{locality}: {PUBLISHED}"]["samples_per_s"]
+        lines.append([
+            locality, name.split(",")[0], str(arm["in_flight"]), f"{arm['pins'] / arm['slots']:.1f}",
+            f"{arm['samples_per_s']:,.0f}", f"{arm['samples_per_s'] / published:.2f}",
+            f"{arm['misses_per_step']:,.0f}", f"{1e3 * arm['link_seconds_per_step']:.0f}",
+            f"{arm['step_ms']:.0f}", f"{arm['rows_absent_at_training']:,}",
+        ])  # fmt: skip
+    head = ["locality", "arm", "in flight", "pins over slots", "samples/s", "over published",
+            "misses a step", "link, ms", "step, ms", "absent at training"]  # fmt: skip
+    return markdown.table(head, lines)
+
+
 # ---- policies
 
 
@@ -244,6 +282,7 @@ PARTS = {
 }
 RUNS: dict[str, tuple[str, Callable, Callable]] = {
     "stages": ("How long does each stage take?", run_stages, stages_table),
+    "flight": ("How many batches in flight, at a cache of 5 %?", run_flight, flight_table),
     "policies": ("Does the policy matter?", run_policies, policies_table),
     "file": ("How fast is training with its rows in a real file?", run_file, file_table),
 }

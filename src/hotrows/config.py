@@ -236,7 +236,7 @@ class TrainConfig:
         resumable=False,
     )
     micro_batches: int = setting(
-        1,
+        0,
         "Parts of a batch that are computed in turn, with one update in all; rows of the next part are "
         "exchanged between ranks meanwhile; 0: as many as gain by the cost model, 1 within a machine",
         least=0,
@@ -247,7 +247,7 @@ class TrainConfig:
         None,
         "Packs that tables of equal attributes are dealt to; 0: packs of far more volume than the "
         "mean are split evenly",
-        unset="1, behind a cache planning_threads",
+        unset="as many as gain by the cost model, 1 within a machine; behind a cache planning_threads",
         least=0,
         most=4096,
         changes="no bit",

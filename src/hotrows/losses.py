@@ -4,7 +4,7 @@
     log_loss     0 or 1       sigmoid(z)    auc
     soft         0 to 1       sigmoid(z)    log_loss
     weighted:10  0 or 1       sigmoid(z')   auc                how many samples a 1 counts for
-    focal:2      0 or 1       sigmoid(z)    auc                exponent of 1 - p
+    focal:2      0 or 1       sigmoid(z")   auc                exponent of 1 - p
     squared      any number   z             rmse
     huber:1      any number   z             mae                error from which on it is linear
     poisson      at least 0   exp(z)        poisson_deviance
@@ -12,7 +12,8 @@
 
 z is the output of the model for a sample, and z' = z - log(10), which makes probabilities of a model
 that was trained as if there were ten times as many ones. Focal loss is that of Lin et al. (ICCV 2017),
-BPR that of Rendle et al. (UAI 2009).
+and z" makes probabilities of its outputs as Charoenphakdee et al. (CVPR 2021) do. BPR is that of Rendle
+et al. (UAI 2009).
 
     loss = parse("huber:2")
     loss(outputs, labels, weights)      # a scalar to minimize
@@ -152,7 +153,12 @@ class Weighted(Loss):
 
 @dataclass(frozen=True)
 class Focal(Loss):
-    """Cross-entropy times (1 - p)^gamma, p the probability of the true label: less for easy samples."""
+    """Cross-entropy times (1 - p)^gamma, p the probability of the true label: less for easy samples.
+
+    Outputs are then too near to 0. Where a share p of samples is 1, the least loss is at the output z
+    with q = sigmoid(z) for which p / (1 - p) = (q / phi(q)) / ((1 - q) / phi(1 - q)), where
+    phi(q) = (1 - q)^gamma - gamma (1 - q)^(gamma - 1) q log(q); predictions are this p.
+    """
 
     gamma: float = 2.0
     name = "focal"
@@ -160,6 +166,32 @@ class Focal(Loss):
     def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
         losses = super().of_samples(outputs, labels)
         return losses * (-(-losses).expm1()).pow(self.gamma)  # losses = -log(p)
+
+    def calibrated(self, outputs: Tensor) -> Tensor:
+        import numpy as np
+
+        if isinstance(outputs, np.ndarray):
+            z = np.clip(outputs, -300, 300, dtype=np.float64)  # beyond them exp(-z) is 0
+            return z + self._log_phi(-z) - self._log_phi(z)
+        return outputs.new_tensor(self.calibrated(outputs.detach().cpu().numpy()))  # type: ignore[arg-type]
+
+    def _log_phi(self, z: np.ndarray) -> np.ndarray:
+        """log(phi(q)) of q = sigmoid(z)."""
+        import numpy as np
+
+        log_q, log_rest = -np.logaddexp(0, -z), -np.logaddexp(0, z)
+        factor = np.exp(log_rest) - self.gamma * np.exp(log_q) * log_q
+        return (self.gamma - 1) * log_rest + np.log(factor)
+
+    def first_output(self, mean: float) -> float:
+        import numpy as np
+
+        wanted, low, high = super().first_output(mean), -50.0, 50.0
+        for _ in range(60):  # halves the interval: no closed form is known
+            middle = (low + high) / 2
+            is_low = float(self.calibrated(np.array(middle))) < wanted  # type: ignore[arg-type]
+            low, high = (middle, high) if is_low else (low, middle)
+        return high
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ def pair(**options):
     return build(**options), build(accelerated=True, **options)
 
 
+@pytest.mark.few(10)
 @pytest.mark.pairs
 @pytest.mark.parametrize("l2", [False, True], ids=["", "l2"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -51,6 +52,7 @@ def test_clipping_and_accumulation(clip, l2, passes):
     assert_equal_training(plain, fast)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", ["sgd", "momentum", "adagrad", "adam", "adam, decay", "rmsprop"])
 @pytest.mark.parametrize("l2", [False, True], ids=["", "l2"])
 def test_float32_errs_at_most_twice_as_much_as_plain(name, l2):

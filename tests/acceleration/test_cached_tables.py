@@ -58,6 +58,7 @@ def trained(optimizer, ahead=False, l2=False, model=Model, **options):
     return model, losses, middle, state_of(model, optimizer)
 
 
+@pytest.mark.few(7)
 @pytest.mark.pairs
 @pytest.mark.parametrize("ahead", [False, True], ids=["in line", "ahead"])
 @pytest.mark.parametrize("size", SIZES)

@@ -58,6 +58,7 @@ class Twice(nn.Module):
         return total
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("model", [Two, Twice])
 @pytest.mark.parametrize("how", [whole_read, dependent, squared_behind_a_break, l2_behind_a_break])
 def test_graphs_read_rows_that_are_up_to_date(model, how):

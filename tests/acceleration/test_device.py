@@ -89,7 +89,7 @@ def cached(place, store="memory", looks_ahead=True, optimizer="adam, decay", l2=
                 torch.rand(6, generator=draw),
             )
         )
-        for _ in range(12)
+        for _ in range(8)
     ]
     loader = hotrows.lookahead(batches, model) if looks_ahead else batches
     for step, (x, y) in enumerate(loader):
@@ -98,7 +98,7 @@ def cached(place, store="memory", looks_ahead=True, optimizer="adam, decay", l2=
         loss.backward()
         made.step()
         losses.append(loss.item())
-        if step == 6:
+        if step == 4:
             with torch.no_grad():
                 losses.append(model(x).sum().item())
     return on_host(model.state_dict()), on_host(made.state_dict()["state"]), losses

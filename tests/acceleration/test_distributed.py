@@ -120,6 +120,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_two_ranks_with_a_device_each_train_as_plain_pytorch_on_processors(tmp_path):
     """In float64, and under autocast with `GradScaler`. The devices are pretended ones; the ranks' group
     has Gloo alone, so row gradients go through the host."""

@@ -12,6 +12,7 @@ FOUND = (
 )
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("seed", [*range(20), *FOUND])
 def test_accelerated_loops_show_what_plain_ones_do(seed):
     check(case_of(seed))

@@ -313,6 +313,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize(("forward", "packs", "alone"), CASES, ids=[case[0].__name__ for case in CASES])
 def test_each_lookup_is_packed_as_far_as_its_ids_allow(forward, packs, alone, calls):
     model = Case(forward)

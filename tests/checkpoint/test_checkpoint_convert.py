@@ -56,6 +56,7 @@ def test_what_is_merged_is_one_full_checkpoint(tmp_path, optimizer):
     assert torch.equal(back.tensors["random_state"], torch.arange(9))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("state", [False, True])
 def test_what_is_exported_is_every_weight_and_with_state_every_number(tmp_path, optimizer, state):

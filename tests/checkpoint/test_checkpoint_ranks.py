@@ -25,6 +25,7 @@ from hotrows.engine.embedding import Embedding
 from hotrows.optim import FTRL, SGD, Adagrad, Adam, RowWiseAdagrad
 from hotrows.planning.sharding import BY_COLUMNS, Placement
 from hotrows.table import Constant, Table
+from tests.support.choice import examples
 from tests.support.embeddings import SHARDINGS, batches_of, mixed_tables, placements, train
 from tests.support.sharded import assert_same_rows, random_whole, scatter, whole_rows
 
@@ -69,7 +70,7 @@ def loaded_by(folder, num_ranks, name, tables, **options):
     return run(work, num_ranks)
 
 
-@pytest.mark.pairs
+@pytest.mark.few(9)
 @pytest.mark.parametrize("num_readers", RANKS)
 @pytest.mark.parametrize("num_writers", RANKS)
 def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path, num_writers, num_readers):
@@ -81,6 +82,7 @@ def test_any_number_of_ranks_reads_what_any_number_wrote(tmp_path, num_writers, 
             assert_same_rows(whole_rows(loaded_by(folder, num_readers, other, tables)), rows)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_records_of_any_optimizer_are_cut_anew(tmp_path, optimizer, dtype):
@@ -341,7 +343,7 @@ def in_memory(embedding):
     return plain
 
 
-@pytest.mark.pairs
+@pytest.mark.few(6)
 @pytest.mark.parametrize("read_only", [False, True])
 @pytest.mark.parametrize("num_readers", [1, 2, 3])
 @pytest.mark.parametrize("num_writers", [1, 2, 3])
@@ -397,13 +399,13 @@ ranges = st.builds(
 )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(ranges, ranges)
 def test_ids_in_common_are_those_in_both(a, b):
     assert list(common_range(a, b)) == sorted(set(a) & set(b))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(ranges, ranges, st.booleans(), st.booleans())
 def test_places_name_the_ids_in_common(a, b, list_a, list_b):
     import numpy as np
@@ -436,7 +438,7 @@ def dealt(draw, rows):
 ROWS = {"a": 11, "b": 5, "c": 3}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60, 8), deadline=None)
 @given(dealt(ROWS), dealt(ROWS))
 def test_any_way_to_deal_rows_is_read_in_any_other(before, after):
     dims = {"a": 7, "b": 5, "c": 1}

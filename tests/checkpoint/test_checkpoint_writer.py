@@ -5,15 +5,11 @@ import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pytest
 import torch
 
-import hotrows
 from hotrows import checkpoint
 from hotrows.checkpoint import Writer, files, writer
 from hotrows.data import prepare
@@ -22,8 +18,11 @@ from hotrows.engine.caching import Caching
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import Adagrad
 from hotrows.train import Interrupted, Trainer, pictures
+from tests.support import forked
 from tests.support.checkpoints import TABLES, dense, state
 from tests.support.embeddings import batches_of, mixed_tables, placements, train
+from tests.support.processes_of_checkpoints import batches, trained
+from tests.support.processes_of_checkpoints import work as work_of_a_rank
 from tests.support.runs import CONFIG, interrupt_after, schema, write_rows
 from tests.support.sharded import assert_same_rows, present_weights, whole_rows
 
@@ -356,19 +355,12 @@ def test_counts_below_one_are_refused(tmp_path):
 
 def in_processes(path, num_ranks, mode):
     """Runs `processes_of_checkpoints` as so many processes."""
-    command = [sys.executable, "-m", "tests.support.processes_of_checkpoints", str(path)]
-    places = [str(Path(__file__).parents[2]), str(Path(hotrows.__file__).parent.parent)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
-    started = [
-        subprocess.Popen([*command, str(rank), str(num_ranks), mode], env=environment)
-        for rank in range(num_ranks)
-    ]
-    assert [process.wait(120) for process in started] == [0] * num_ranks
+    started = [forked.Forked(work_of_a_rank, path, rank, num_ranks, mode) for rank in range(num_ranks)]
+    ends = [rank.end() for rank in started]
+    assert ends == [0] * num_ranks, [rank.error for rank in started]
 
 
 def test_processes_write_in_the_background_and_others_read(tmp_path):
-    from tests.support.processes_of_checkpoints import batches, trained
-
     in_processes(tmp_path, 2, "write")
     assert manifest_of(tmp_path, "step-2")["base"] == "step-1"
     rows = loaded(tmp_path, "step-3")

@@ -1,6 +1,7 @@
 """The folder in which commands run: raw data, encoded data and a run, or what a module makes."""
 
 import os
+import shutil
 
 import pytest
 
@@ -9,7 +10,12 @@ from tests.support.commands import SMALL
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(made, tmp_path_factory):
+    return shutil.copytree(made, tmp_path_factory.mktemp("cli") / "folder")
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
     """raw/train.txt, enc and the run deepfm, made by the commands themselves."""
     folder = tmp_path_factory.mktemp("cli")
     for arguments in (

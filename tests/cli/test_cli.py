@@ -20,10 +20,10 @@ from tests.support.commands import SMALL
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def launch(*arguments):
+def launch(*arguments, module="hotrows"):
     """Runs a command in a process of its own."""
-    command = [sys.executable, "-m", "hotrows", *map(str, arguments)]
-    source = str(Path(cli.__file__).parents[2])
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    source = os.pathsep.join(map(str, [Path(cli.__file__).parents[2], Path(__file__).parents[2]]))
     return subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -149,15 +149,16 @@ def test_module_and_version():
     assert process.communicate(timeout=60)[0].startswith("hotrows, version ")
 
 
-def test_a_run_goes_where_there_is_room_by_default(hotrows):
+def test_a_run_goes_where_there_is_room_by_default(hotrows, no_pictures):
     said = [hotrows("train", "enc", "--model", "dcnv2", "--steps", 2).out for _ in range(2)]
     assert "runs/dcnv2-1" in said[0]
     assert "runs/dcnv2-2" in said[1]
 
 
-def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(hotrows):
+def test_ctrl_c_saves_says_how_to_go_on_and_exits_with_130(hotrows, no_pictures):
     settings = ["--model", "deepfm", "--steps", 4000, "--batch-size", 32, *SMALL]
-    process = launch("train", "enc", *settings, "--run", "runs/cut", "--stop-patience", 1000)
+    settings += ["--run", "runs/cut", "--stop-patience", 1000]
+    process = launch("train", "enc", *settings, module="tests.support.plain_command")
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         if os.path.exists("runs/cut/metrics.jsonl") and os.path.getsize("runs/cut/metrics.jsonl"):
@@ -205,6 +206,8 @@ def test_a_run_that_ends_at_once_says_so_and_how_to_go_on(hotrows):
         (["prepare", "raw/train.txt", "--schema", "imagenet", "--out", "x"], 1, "'imagenet'"),
         (["prepare", "raw/train.txt", "--schema", "criteo", "--out", "enc"], 1, "enc"),
         (["describe", "raw"], 1, "raw holds no prepared data"),
+        (["train", "runs/a"], 1, "runs/a is a run; name the folder of prepared data"),
+        (["predict", "runs/a", "enc"], 1, "enc is prepared data, not raw rows; name the files"),
         (["synth", "criteo", "--rows", "0", "--out", "x"], 2, "--rows"),
     ],
 )
@@ -232,7 +235,7 @@ def test_a_closed_pipe_is_no_error():
     assert "Traceback" not in said
 
 
-def test_new_rows_go_on_with_the_model_of_a_run(hotrows):
+def test_new_rows_go_on_with_the_model_of_a_run(hotrows, no_pictures):
     """`train --from` asked for a DLRM, whatever the run had trained."""
     grown = hotrows("prepare", "raw/train.txt", "--extend", "enc", "--out", "enc2")
     assert grown.code == 0 and "unseen" in grown.out
@@ -242,7 +245,7 @@ def test_new_rows_go_on_with_the_model_of_a_run(hotrows):
         assert ours[name] == theirs[name]
 
 
-def test_train_says_what_batches_in_flight_pin(hotrows):
+def test_train_says_what_batches_in_flight_pin(hotrows, no_pictures):
     run = ["--model", "deepfm", "--batch-size", "64", *SMALL, "--steps", "6", "--run", "runs/pins"]
     told = hotrows("train", "enc", *run, "--fast-memory", "64KiB", "--plan-depth", "0")
     assert told.code == 0, told.err

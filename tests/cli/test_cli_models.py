@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotrows import data
-from hotrows.train import Trainer, load_run, pictures
+from hotrows.train import Trainer, load_run
 from hotrows.train.export import export
 from tests.support.clicks import SCHEMA, table
 
@@ -19,9 +19,8 @@ MMOE = ["--model", "mmoe", "--option", "expert_hidden=[8]", "--option", "tower_h
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, threads):
+def quick(no_pictures, threads):
     threads(1)
-    monkeypatch.setattr(pictures, "draw_run", lambda run: None)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ TUNE = ["tune", "enc", "--model", "deepfm", "--batch-size", "64", *SMALL, "--sec
 
 
 def test_tune_prints_every_decision_and_writes_what_train_reads(hotrows):
-    told = hotrows(*TUNE, "--seconds", "8", "--fast-memory", "64KiB", "--config", "fast.json")
+    told = hotrows(*TUNE, "--seconds", "4", "--fast-memory", "64KiB", "--config", "fast.json")
     assert told.code == 0, told.err
     measured = json.loads(Path("fast.measurements.json").read_text())
     written = json.loads(Path("fast.json").read_text())

@@ -4,6 +4,7 @@ import importlib.util
 import json
 from pathlib import Path
 
+import click
 import pytest
 
 from hotrows import models
@@ -123,6 +124,7 @@ def test_set_changes_one_setting(text, name, value):
         ("epoch=2", "--set epoch=2: there is no setting 'epoch'; did you mean 'epochs'?"),
         ("xyzzy=2", "there is no setting 'xyzzy'; there are model, model_options"),
         ("epochs", "--set must be NAME=VALUE, such as epochs=2, not 'epochs'"),
+        ("epochs=many", "Error: --set epochs=many: epochs of a training configuration must be"),
         (
             "epochs.x=2",
             "epochs has no entries; model_options, label_weights, row_optimizer, linear_optimizer have",
@@ -147,8 +149,13 @@ def test_a_wrong_set_is_wrong_usage(hotrows, text, hint):
 )
 def test_a_wrong_file_is_refused_by_name(tmp_path, name, text, hint):
     with pytest.raises(ValueError, match="cannot be read") as refused:
-        config_files.read(written(tmp_path, name, text))
+        config_files.read(written(tmp_path, name, text), ["epochs=2"])
     assert hint in str(refused.value)
+
+
+def test_a_wrong_set_is_not_blamed_on_the_file(tmp_path):
+    with pytest.raises(click.UsageError, match="--set epochs=many: epochs of a training"):
+        config_files.read(written(tmp_path, "a.toml", TOML), ["epochs=many"])
 
 
 def test_the_config_of_a_run_can_be_fed_back(hotrows):

@@ -13,6 +13,7 @@ from hotrows.costs.machines import MACHINES
 from hotrows.costs.step_cost import step_cost, work_seconds
 from hotrows.costs.volumes import StepWork, TableLoad, volumes_of
 from hotrows.planning.sharding import BY_COLUMNS, Placement
+from tests.support.choice import examples
 
 STEP = StepWork(65_536, 1e7, 1e6)
 CPU, GPU = MACHINES["cpu-25g"], MACHINES["h100"]
@@ -122,7 +123,7 @@ def test_ways_that_there_are_none_of_are_refused():
         choose_sharding([load(10)], CPU, 2, STEP, kind="diagonals")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(tables, st.sampled_from([2, 3, 8, 32]), st.sampled_from([CPU, GPU]))
 def test_memory_is_kept_and_the_choice_is_the_same_every_time(loads, num_ranks, machine):
     least = sum(
@@ -138,7 +139,7 @@ def test_memory_is_kept_and_the_choice_is_the_same_every_time(loads, num_ranks, 
     assert np.max(held) <= memory
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(tables, st.sampled_from([2, 3, 8, 32]), st.sampled_from([CPU, GPU]))
 def test_it_is_never_slower_than_the_plain_ways(loads, num_ranks, machine):
     choice = choose_sharding(loads, machine, num_ranks, STEP)
@@ -152,7 +153,7 @@ def test_it_is_never_slower_than_the_plain_ways(loads, num_ranks, machine):
         assert seconds(choice.placements) <= 1.05 * seconds(plain), kind
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(tables, st.sampled_from([2, 3, 8]))
 def test_work_is_balanced_to_what_the_largest_whole_piece_allows(loads, num_ranks):
     choice = choose_sharding(loads, CPU, num_ranks, STEP)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hotrows.costs.pack_sizes import balance, group, group_capacity, micro_batch_size, volume
+from hotrows.costs.pack_sizes import balance, micro_batch_size, parts_of, volume
 
 volumes = st.lists(st.floats(0, 1e9), min_size=1, max_size=20)
 
@@ -32,21 +32,15 @@ def test_a_micro_batch_is_bound_by_its_scarcest_resource():
     assert micro_batch_size(bounds, {"memory": 3.0, "link": 1.0}) == 333
     assert micro_batch_size(bounds, {"memory": 1.0, "link": 1.0}) == 500
     assert micro_batch_size(bounds, {"memory": 5000.0}) == 1
-    assert group_capacity(bounds, {"memory": 4.0, "link": 0.0}) == 250
+    assert micro_batch_size(bounds, {"memory": 4.0, "link": 0.0}) == 250
     with pytest.raises(ValueError, match="no bound on it"):
         micro_batch_size({}, {"memory": 1.0})
     with pytest.raises(ValueError, match="nothing bounds the size"):
         micro_batch_size(bounds, {"memory": 0.0})
 
 
-def test_packs_fill_groups_in_order():
-    assert group([3, 3, 3, 9, 1], capacity=6) == ((0, 1), (2,), (3,), (4,))
-    assert group([], capacity=1) == ()
-
-
-@given(volumes, st.floats(1, 1e9))
-def test_groups_hold_every_pack_once_and_no_more_than_fits(given_volumes, capacity):
-    groups = group(given_volumes, capacity)
-    assert [pack for packs in groups for pack in packs] == list(range(len(given_volumes)))
-    for packs in groups:
-        assert len(packs) == 1 or sum(given_volumes[pack] for pack in packs) <= capacity
+def test_packs_have_parts_of_about_an_equal_share_of_the_volume():
+    assert parts_of([10], 4, [26]) == (4,) and parts_of([10], 4, [3]) == (3,)
+    assert parts_of([9, 1], 2, [5, 5]) == (2, 1) and parts_of([5, 5], 4, [9, 9]) == (2, 2)
+    assert parts_of([0, 0], 2, [1, 1]) == (1, 1) and parts_of([], 2, []) == ()
+    assert parts_of([3, 7], 1, [9, 9]) == (1, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from tests.crash_consistency.campaign import Campaign
+from tests.crash_consistency.campaign import Campaign, record
 from tests.crash_consistency.scenarios import SCENARIOS
 from tests.support.scratch import folder_in_memory
 
@@ -25,7 +25,8 @@ def main(
     failed = False
     for name in scenarios or SCENARIOS:
         with tempfile.TemporaryDirectory(dir=folder_in_memory()) as folder:
-            campaign = Campaign(name, Path(folder), drop or "")
+            record({name: Path(folder, name)})
+            campaign = Campaign(name, Path(folder, name), drop or "")
             campaign.run(drawn=drawn, every=every, seed=seed, part=(part[0] - 1, part[1]))
             print(campaign.summary(), flush=True)
             failed |= bool(campaign.failures)

@@ -1,13 +1,15 @@
-"""Campaign: checks the states that crashes of one scenario may leave, each distinct one once."""
+"""Campaign: checks the states that crashes of a recorded scenario may leave, each distinct one once."""
 
 from __future__ import annotations
 
+import shutil
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.crash_consistency.disk import State
-from tests.crash_consistency.recording import record
+from tests.crash_consistency.disk import Recording, State
+from tests.crash_consistency.recording import run_with_recorder
 from tests.crash_consistency.scenarios import SCENARIOS
 
 _SHOWN = 5
@@ -22,12 +24,23 @@ class Failure:
     reason: str
 
 
+def record(folders: Mapping[str, Path]) -> None:
+    """Runs scenarios, each in a folder, on the files that its preparation makes there."""
+    for scenario, folder in folders.items():
+        (folder / "root").mkdir(parents=True)
+        SCENARIOS[scenario].prepare(folder / "root")
+        shutil.copytree(folder / "root", folder / "before")
+    words = [str(word) for pair in folders.items() for word in pair]
+    run_with_recorder("-m", "tests.crash_consistency.scenarios", *words)
+
+
 class Campaign:
-    """Records `scenario` in `folder`. drop: syncs left out, see `Recording`."""
+    """Of `scenario`, as recorded in `folder`. drop: syncs left out, see `Recording`."""
 
     def __init__(self, scenario: str, folder: Path, drop: str = "") -> None:
         self.scenario, self.check = scenario, SCENARIOS[scenario].check
-        self.recording = record(scenario, folder, drop)
+        log, root, before = (folder / name for name in ("log", "root", "before"))
+        self.recording = Recording(log.read_bytes(), root, before, drop)
         self.num_crashes = self.num_states = self.num_checked = 0
         self.failures: list[Failure] = []
 

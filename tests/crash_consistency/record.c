@@ -1,4 +1,4 @@
-// Records every call that changes files below $RECORD_ROOT into $RECORD_LOG, by LD_PRELOAD.
+// Records every call that changes files below a folder, by LD_PRELOAD, from `record_into` on.
 //
 // An entry: kind (1 byte), lengths of path, of path or data (4 bytes each), offset (8 bytes), path, data.
 // Calls are serialised, so the log has them in the order in which they took effect.
@@ -23,16 +23,19 @@
 
 static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
 static int log_fd = -1;
-static const char* root;
+static const char* root = "";
 
-static int recording(void) {
-  if (!root) {
-    root = getenv("RECORD_ROOT") ? getenv("RECORD_ROOT") : "";
-    const char* const path = getenv("RECORD_LOG");
-    int (*plain)(const char*, int, ...) = (int (*)(const char*, int, ...))dlsym(RTLD_NEXT, "open");
-    if (path) log_fd = plain(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
-  }
-  return log_fd >= 0;
+static int recording(void) { return log_fd >= 0; }
+
+// Records what changes below `folder` from now on, into the file `path`.
+void record_into(const char* folder, const char* path) {
+  pthread_mutex_lock(&one);
+  int (*plain)(const char*, int, ...) = (int (*)(const char*, int, ...))dlsym(RTLD_NEXT, "open");
+  if (log_fd >= 0) close(log_fd);
+  root = strdup(folder);
+  log_fd = plain(path, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+  if (log_fd < 0) abort();
+  pthread_mutex_unlock(&one);
 }
 
 static int inside(const char* path) {

@@ -1,4 +1,4 @@
-"""Runs a scenario in a process of its own, under the recorder."""
+"""The recorder, a library that is loaded into a process before all else, and what it is asked there."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-from tests.crash_consistency.disk import Recording
 
 _SOURCE = Path(__file__).with_name("record.c")
 
@@ -27,21 +25,15 @@ def recorder() -> Path | None:
     return library
 
 
-def record(scenario: str, folder: Path, drop: str = "") -> Recording:
-    """Runs the scenario in `folder`, on the files that its preparation makes there."""
-    root, log, before = folder / "root", folder / "log", folder / "before"
-    if not log.exists():
-        command = [sys.executable, "-m", "tests.crash_consistency.scenarios", scenario, str(root)]
-        subprocess.run([*command, "prepare"], check=True)
-        shutil.copytree(root, before)
-        run_recorded([*command, "act"], root, log)
-    return Recording(log.read_bytes(), root, before, drop)
+def run_with_recorder(*arguments: str) -> None:
+    """Runs Python in a process that may record what it changes."""
+    environment = {**os.environ, "LD_PRELOAD": str(recorder())}
+    subprocess.run([sys.executable, *arguments], check=True, env=environment)
 
 
-def run_recorded(command: list[str], root: Path, log: Path) -> None:
-    """Runs a command, whose changes below `root` go to `log`."""
-    recording = {"LD_PRELOAD": str(recorder()), "RECORD_ROOT": str(root), "RECORD_LOG": str(log)}
-    subprocess.run(command, check=True, env={**os.environ, **recording})
+def record_into(root: Path, log: Path) -> None:
+    """Records what this process changes below `root` from now on."""
+    ctypes.CDLL(None).record_into(os.fsencode(root), os.fsencode(log))
 
 
 def say(text: str) -> None:

@@ -31,7 +31,7 @@ from hotrows.streams import StreamConfig
 from hotrows.train import Trainer, metrics_log, pictures, train
 from hotrows.train.export import export
 from hotrows.train.publishing import Publisher
-from tests.crash_consistency.recording import say
+from tests.crash_consistency.recording import record_into, say
 from tests.support.checkpoints import TABLES, dense, state
 from tests.support.embeddings import batches_of
 from tests.support.embeddings import train as train_rows
@@ -177,8 +177,8 @@ def train_run(root: Path, of: str) -> None:
         writer.wait()
         say(f"saved {state.step}")
 
-    Writer.save = saved
-    _train(root, root / "run", of)
+    with patch.object(Writer, "save", saved):
+        _train(root, root / "run", of)
     say("trained")
 
 
@@ -297,7 +297,6 @@ SCENARIOS = {
 }
 
 if __name__ == "__main__":
-    name, folder, step = sys.argv[1:]
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    getattr(SCENARIOS[name], step)(folder)
+    for name, folder in zip(sys.argv[1::2], map(Path, sys.argv[2::2]), strict=True):
+        record_into(folder / "root", folder / "log")
+        SCENARIOS[name].act(folder / "root")

@@ -1,13 +1,12 @@
 """Every state that a power failure may leave leads on, and a sync that is left out is found."""
 
-import sys
-from pathlib import Path
+import shutil
 
 import pytest
 
-from tests.crash_consistency.campaign import Campaign
+from tests.crash_consistency.campaign import Campaign, record
 from tests.crash_consistency.disk import Recording, State
-from tests.crash_consistency.recording import record, recorder, run_recorded
+from tests.crash_consistency.recording import recorder, run_with_recorder
 from tests.crash_consistency.scenarios import SCENARIOS
 from tests.support.choice import everything
 
@@ -16,20 +15,23 @@ QUICK = ["checkpoints", "store", "data", "export"]
 pytestmark = pytest.mark.skipif(recorder() is None, reason="needs Linux and a C compiler")
 
 
-@pytest.fixture(scope="module")
-def campaign_of(tmp_path_factory):
-    """Makes campaigns; a scenario is recorded once."""
-    folder = tmp_path_factory.mktemp("recorded")
-
-    def campaign(name, drop=""):
-        (folder / name).mkdir(exist_ok=True)
-        return Campaign(name, folder / name, drop)
-
-    return campaign
-
-
 # Of which stores, checkpoints and exports, and the campaign's kills, are a part that is quick.
 LONG = ["run behind a cache", "run with dynamic ids", "run on a stream", "publishing"]
+
+
+@pytest.fixture(scope="module")
+def campaign_of(tmp_path_factory):
+    """Makes campaigns of scenarios that are recorded once, in one process but for the long ones."""
+    folders = {name: tmp_path_factory.mktemp("recorded") / name for name in SCENARIOS}
+    record({name: folder for name, folder in folders.items() if name not in LONG})
+    shutil.copytree(folders["data"] / "root", folders["data"] / "after")
+
+    def campaign(name, drop=""):
+        if not folders[name].exists():
+            record({name: folders[name]})
+        return Campaign(name, folders[name], drop)
+
+    return campaign
 
 
 @pytest.mark.parametrize(
@@ -37,13 +39,14 @@ LONG = ["run behind a cache", "run with dynamic ids", "run on a stream", "publis
 )
 def test_after_a_power_failure_the_next_start_finds_the_old_state_or_the_new_one(campaign_of, name):
     campaign = campaign_of(name)
-    whole, few = everything(), {"run": 4, "export": 8}.get(name, 15)
+    whole, few = everything(), {"run": 2, "data": 4, "export": 4}.get(name, 6)
     every = 1 if whole or name == "export" else 29  # an export is fifteen calls
     campaign.run(every=every, seed=5, most=None if whole else few)
     assert not campaign.failures, campaign.summary()
     assert campaign.num_checked >= few
 
 
+@pytest.mark.few(4)  # each writer, without the syncs of one kind
 @pytest.mark.parametrize("name", QUICK)
 @pytest.mark.parametrize("what", ["files", "folders"])
 def test_without_its_syncs_a_writer_would_lose_something(campaign_of, name, what):
@@ -107,12 +110,13 @@ def test_a_folder_takes_its_files_along(tmp_path):
     assert recording.files(State(5, (0, 4))) == {"x": None}
 
 
-def test_calls_are_recorded_in_the_order_of_their_effects(tmp_path):
-    recording = record("data", tmp_path)
+def test_calls_are_recorded_in_the_order_of_their_effects(campaign_of):
+    recording = campaign_of("data").recording
     everything_done = State(len(recording.changes), tuple(range(len(recording.changes))))
+    after = recording.root.with_name("after")
     there = {
-        str(path.relative_to(tmp_path / "root")): None if path.is_dir() else path.read_bytes()
-        for path in Path(tmp_path, "root").rglob("*")
+        str(path.relative_to(after)): None if path.is_dir() else path.read_bytes()
+        for path in after.rglob("*")
     }
     assert recording.files(everything_done) == there
 
@@ -123,15 +127,16 @@ def test_what_is_written_to_a_mapped_file_is_recorded(tmp_path):
     root.mkdir()
     before.mkdir()
     code = """
-import mmap, sys
-with open(sys.argv[1], "w+b") as file:
+import ctypes, mmap, sys
+ctypes.CDLL(None).record_into(*map(str.encode, sys.argv[1:3]))
+with open(sys.argv[3], "w+b") as file:
     file.write(b"old!" * 2000)
     file.flush()
     with mmap.mmap(file.fileno(), 0) as mapped:
         mapped[5000:5004] = b"new!"
         mapped.flush()
 """
-    run_recorded([sys.executable, "-c", code, str(root / "file")], root, tmp_path / "log")
+    run_with_recorder("-c", code, str(root), str(tmp_path / "log"), str(root / "file"))
     recording = Recording((tmp_path / "log").read_bytes(), root, before)
     last = len(recording.changes)
     content = (root / "file").read_bytes()

@@ -15,6 +15,7 @@ from hotrows.data.raw import arrow
 from hotrows.data.raw.files import find_files
 from hotrows.data.raw.inputs import InputPosition, Reading, inputs_of, stream
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
+from tests.support.choice import examples
 
 SCHEMA = Schema(
     label=Label("liked", column="rating", at_least=4),
@@ -230,7 +231,7 @@ def test_big_and_negative_ids_are_kept_to_the_last_digit():
     ]  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50, 6), deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.data())
 def test_a_stream_goes_on_from_any_place(tmp_path_factory, groups, data):
     folder = tmp_path_factory.mktemp("stream")

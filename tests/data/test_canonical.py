@@ -29,6 +29,7 @@ from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from hotrows.train import run_folder, train
 from hotrows.train.predictor import load_run
 from tests.data.raw import files_of, use_plain_python
+from tests.support.choice import examples
 
 CANONICAL = {
     "42.0": "42",
@@ -260,7 +261,7 @@ def test_a_table_has_one_meaning_in_all_formats(tmp_path, core):
         assert encoded(tmp_path / "arrow", rows) == (ids, dense, labels), name
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25, 6), deadline=None)
 @given(seed=st.integers(0, 2**31), num_rows=st.integers(2, 12))
 def test_random_tables_have_one_meaning_in_all_formats(tmp_path_factory, seed, num_rows):
     folder = tmp_path_factory.mktemp("random")

@@ -243,6 +243,20 @@ def test_what_gives_no_schema_is_said_in_a_line(columns, label, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("1::F::1::10::48067\n", r"'::' is two bytes: write one in its place \(sed 's/::"),
+        ("1 3:0.5 7:1\n0 2:1\n", "rows has pairs of index:value, as libsvm writes them, which are not"),
+    ],
+)
+def test_layouts_that_are_often_met_are_refused_by_name(tmp_path, line, message):
+    (tmp_path / "rows").write_text(line * 9)
+    with pytest.raises(ValueError, match=message) as refused:
+        draft_schema(tmp_path / "rows")
+    assert "\n" not in str(refused.value)
+
+
 @pytest.mark.parametrize(("text", "is_noted"), [("{},5", True), ("1.{:03},25", True), ("0{}", False)])
 def test_numbers_with_commas_are_ids_and_noted(text, is_noted):
     prices = [text.format(n // 2) for n in range(60)]

@@ -155,6 +155,8 @@ LINE = b'{"click": 1, "user": "a", "price": 1, "seen": []}\n'
         ),
         (b"FEA1" + bytes(99), r"rows holds Feather of version 1, which is not read; write it as Parquet"),
         (b"Obj\x01" + bytes(99), r"rows holds Avro, which is not read"),
+        (csv().decode().encode("utf-16-le"), r"rows seems to be UTF-16 without a byte order mark"),
+        (csv().decode().encode("utf-16-be"), r"rows seems to be UTF-16 without a byte order mark"),
     ],
 )
 def test_what_is_not_read_is_said_in_a_line(tmp_path, content, message):

@@ -23,10 +23,11 @@ from tests.fuzz.__main__ import record
 from tests.fuzz.case import Broken, Target, outcome
 from tests.fuzz.readers import make_text
 from tests.fuzz.stored import closed, opened
+from tests.support.choice import examples
 
 CASES = {
     "text": 200, "compressed": 250, "parquet": 100, "arrow": 100, "orc": 50, "json lines": 100,
-    "stored": 50, "manifest": 100, "state": 40, "schema": 2000, "config": 1000, "archive": 500,
+    "stored": 50, "manifest": 100, "state": 40, "schema": 1000, "config": 500, "archive": 500,
 }  # fmt: skip
 
 BOTH = pytest.mark.parametrize("plain", [False, True], ids=["native", "plain"])
@@ -34,7 +35,7 @@ BOTH = pytest.mark.parametrize("plain", [False, True], ids=["native", "plain"])
 
 @pytest.mark.parametrize("target", CASES)
 def test_whatever_stands_in_a_file_it_is_read_or_refused_in_one_line(target, tmp_path):
-    for seed in range(CASES[target]):
+    for seed in range(examples(CASES[target])):
         try:
             fuzz.check(target, seed, tmp_path / "case")
         except Broken as broken:

@@ -14,6 +14,7 @@ from hotrows.data.load.parquet_part import open_parquet, open_source
 from hotrows.data.stored import order
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.data.encoded_rows import batch_of, samples, write_rows
+from tests.support.choice import examples
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -32,7 +33,9 @@ SCHEMA = Schema(
     group="g",
 )
 ANY = settings(
-    deadline=None, max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=examples(10, 6),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

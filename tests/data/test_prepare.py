@@ -14,6 +14,7 @@ from hotrows.data.raw import reading
 from hotrows.data.raw.canonical import plain_canonical
 from hotrows.schema import Dense, Schema, Sparse, Time
 from tests.data.raw import SCHEMA, files_of, read, use_plain_python, write
+from tests.support.choice import examples
 
 ALL_TRAIN = "fraction:1,0,0"
 
@@ -184,7 +185,7 @@ def schemas_and_rows(draw):
     return Schema(features=(*dense, *sparse), columns=columns), rows
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(schemas_and_rows())
 def test_native_equals_plain_python(tmp_path_factory, given_):
     schema, rows = given_
@@ -197,7 +198,7 @@ def test_native_equals_plain_python(tmp_path_factory, given_):
     assert files_of(folder / "native") == files_of(folder / "plain")
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(schemas_and_rows())
 def test_every_value_gets_the_id_of_its_rank(tmp_path_factory, given_):
     schema, rows = given_

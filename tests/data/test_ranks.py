@@ -11,6 +11,7 @@ from hotrows.data import Loader
 from hotrows.data.stored import order
 from hotrows.data.stored.order import Share
 from tests.data.encoded_rows import EVERYTHING, batch_of, samples, write_rows
+from tests.support.choice import examples
 
 ORDER_BEFORE = [13, 0, 9, 14, 6, 7, 10, 15, 12, 2, 5, 1, 11, 4, 3, 8]
 
@@ -30,7 +31,7 @@ def read(part, batch_size, shuffle, rank=0, num_ranks=1, first=0, epoch=0):
     return list(Loader(part, batch_size, shuffle=shuffle, **ranked).batches(epoch, first))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60, 6))
 @given(
     num_ranks=st.integers(1, 7),
     batch_size=st.sampled_from([1, 3, 7, 64, 100, 499, 500, 900]),
@@ -53,7 +54,7 @@ def test_ranks_together_read_the_batches_of_one(part, num_ranks, batch_size, shu
         )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     rank=st.integers(0, 4),
     batch_size=st.sampled_from([1, 7, 64, 100]),

@@ -18,6 +18,7 @@ from hotrows.data.stored.shard_writer import ShardWriter
 from hotrows.schema import Dense, Schema, Sparse
 from tests.data.encoded_rows import EVERYTHING, batch_of, samples, write_rows
 from tests.data.raw import files_of, read
+from tests.support.choice import examples
 
 BYTES = {"a": 64, "b": 64}
 SCHEMA = Schema(
@@ -73,7 +74,9 @@ def test_every_row_stands_once_and_in_order(data, hot_profile, tmp_path):
     assert len(cold.shards) > 1
 
 
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(rows=st.integers(2, 2000), seed=st.integers(0, 99), budget=st.integers(0, 2000))
 def test_any_profile_parts_the_rows(tmp_path_factory, rows, seed, budget):
     folder = tmp_path_factory.mktemp("any")

@@ -14,6 +14,7 @@ from hotrows.data.encode.vocabulary_file import open_values
 from hotrows.data.raw.canonical import plain_canonical
 from hotrows.schema import FIRST_UNKNOWN, MISSING, Dense, Schema, Sequence, Sparse, is_list, vocabulary_of
 from tests.data.raw import use_plain_python
+from tests.support.choice import examples
 
 TEXT = st.one_of(
     st.text(max_size=8).filter(lambda text: not set(text) & set("\t\n\r|\0") and _encodable(text)),
@@ -137,7 +138,7 @@ def read_back(data: EncodedData) -> list[tuple]:
     return rows
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(60, 8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(tables(), st.sampled_from(["native", "plain"]))
 def test_what_is_prepared_comes_back(tmp_path_factory, given_, core):
     schema, columns = given_

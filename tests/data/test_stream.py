@@ -16,6 +16,7 @@ from hotrows.data import Loader
 from hotrows.data.stored import order
 from hotrows.pipeline.prefetch import prefetch
 from tests.data.encoded_rows import EVERYTHING, batch_of, samples, write_rows
+from tests.support.choice import examples
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def test_a_stream_runs_on_across_epochs(part, prefetch):
     assert [samples(next(endless)) for _ in range(15)] == expected[:15]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40, 6))
 @given(
     taken=st.integers(0, 21),
     prefetch=st.integers(0, 3),

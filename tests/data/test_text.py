@@ -16,6 +16,7 @@ from hotrows.data.raw.text import parse
 from hotrows.data.raw.values import plain_number
 from hotrows.schema import Dense, Label, Schema, Sequence, Sparse, Time
 from tests.data.raw import use_plain_python
+from tests.support.choice import examples
 
 
 def test_fields_of_a_line():
@@ -78,7 +79,7 @@ LINES = st.lists(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(LINES, st.integers(1, 5), st.sampled_from(",\t"))
 @example([b'0,1,"a""b"', b'0,2,"c"\r'], 2, ",")
 @example([b"0,1,a", b"0,x,b", b"0,1"], 3, ",")
@@ -89,7 +90,7 @@ def test_native_cuts_and_parses_as_plain_python(lines, threads, delimiter):
     both(text.replace(b",", delimiter.encode()), schema_of(delimiter), threads)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.one_of(
         st.floats().map(repr),
@@ -167,7 +168,7 @@ def test_what_is_wrong_in_a_line_is_said(line, message):
 FIELDS = st.lists(st.text("a|? NUL0129:-.", max_size=6), min_size=7, max_size=7)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(FIELDS, min_size=1, max_size=6), st.integers(1, 3))
 def test_native_reads_odd_columns_as_plain_python(rows, threads):
     schema = dataclasses.replace(ODD, weight=None)
@@ -186,7 +187,7 @@ TIMES = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     TIMES,
     st.sampled_from(["%Y-%m-%d %H:%M:%S", "%y%m%d%H", "%d.%m.%Y", "unix", "unix_ms", "unix_us", "iso"]),
@@ -199,7 +200,7 @@ def test_native_times_are_those_of_plain_python(text, format):
     both(f"0;{text}\n".encode(), schema)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text("ab\r\n", min_size=1, max_size=60).map(str.encode), st.integers(1, 9))
 def test_chunks_hold_every_line_once(tmp_path_factory, text, size):
     path = tmp_path_factory.mktemp("chunks") / "raw"

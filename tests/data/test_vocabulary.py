@@ -30,6 +30,7 @@ from hotrows.data.encode.vocabulary_reference import PlainCounts, PlainVocabular
 from hotrows.data.raw.columns import RawIds
 from hotrows.runtime import native
 from tests.data.raw import use_plain_python
+from tests.support.choice import examples
 
 LIBRARY = native.load()
 needs_core = pytest.mark.skipif(LIBRARY is None, reason="the native core was not built")
@@ -151,7 +152,7 @@ def test_values_are_ranked_by_falling_count_and_then_by_their_bytes(tmp_path):
 
 
 @needs_core
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(chunks=batches(), min_count=st.integers(1, 3), memory=st.sampled_from([8192, UNLIMITED]))
 def test_the_core_writes_the_file_that_plain_python_writes(tmp_path_factory, chunks, min_count, memory):
     folder = tmp_path_factory.mktemp("both")
@@ -245,7 +246,7 @@ def test_plain_python_goes_on_from_its_state_too(tmp_path, monkeypatch):
 
 
 @needs_core
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(chunks=batches(), before=batches(), min_count=st.integers(1, 2))
 def test_known_values_keep_their_ranks_and_new_ones_follow(tmp_path_factory, chunks, before, min_count):
     folder = tmp_path_factory.mktemp("known")
@@ -310,7 +311,7 @@ def test_lists_may_begin_anywhere_in_their_values(tmp_path):
 
 @needs_core
 @pytest.mark.parametrize("num_unknown", [0, 1, 7])
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 @given(chunks=batches(), others=batches())
 def test_the_core_gives_the_ids_that_plain_python_gives(tmp_path_factory, num_unknown, chunks, others):
     folder = tmp_path_factory.mktemp("ids")
@@ -414,7 +415,7 @@ def test_a_vocabulary_without_index_cannot_encode(tmp_path):
 
 
 @needs_core
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(data=st.data())
 def test_a_damaged_vocabulary_gives_wrong_ids_at_worst(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("damaged")

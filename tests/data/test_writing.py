@@ -16,9 +16,12 @@ from hotrows.data.stored.shard_writer import ShardWriter
 from hotrows.schema import Schema, Sparse
 from tests.data.encoded_rows import EVERYTHING, batch_of, samples, schemas, write_rows
 from tests.data.raw import files_of, use_plain_python
+from tests.support.choice import examples
 
 ANY = settings(
-    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=examples(40, 6),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

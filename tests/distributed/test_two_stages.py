@@ -2,15 +2,17 @@
 
 import os
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
 import torch
 
-from hotrows.distributed import in_process, two_stages
+from hotrows import Adagrad, Embedding
+from hotrows.distributed import in_process, process_group, two_stages
 from hotrows.distributed.comm import OneRank
+from hotrows.distributed.job import RankLost
+from tests.support import forked
+from tests.support.embeddings import batches_of, mixed_tables, placements, train
 
 NODES = [(2, 2), (2, 3), (3, 2), (4, 2)]  # nodes, ranks of each
 
@@ -73,52 +75,44 @@ def test_one_rank_relays_nothing():
     assert OneRank().relayed(torch.ones(1, 3, dtype=torch.int64)).shape == (0, 3)
 
 
-RANK = """
-import os, torch
-from hotrows import Adagrad, Embedding
-from hotrows.distributed import process_group, two_stages
-from hotrows.distributed.job import RankLost
-from tests.distributed.test_two_stages import counts_of
-from tests.support.embeddings import batches_of, mixed_tables, placements, train
+def work_of_a_rank(environment):
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    ranks = process_group.start(timeout=20)
+    two = two_stages.over(ranks, required=True)
+    for dtype in (torch.float32, torch.bfloat16, torch.int64):
+        for kind in ("gaps", "nothing"):
+            counts = counts_of(4, kind)
+            sent, received = counts[ranks.rank].tolist(), counts[:, ranks.rank].tolist()
+            rows = (torch.arange(3 * sum(sent)).view(-1, 3) + 100 * ranks.rank).to(dtype)
+            expected = ranks.all_to_all(rows, sent, received).wait()
+            assert torch.equal(two.all_to_all(rows, sent, received).wait(), expected)
+    full = [5] * 4
+    rows, messages = torch.ones(20, 8), []
+    for exchange, relayed in ((ranks, ()), (two, full)):
+        before = ranks.sent.messages
+        exchange.all_to_all(rows, full, full, relayed).wait()
+        messages.append(ranks.sent.messages - before)
+    assert messages == [3, 1 + 1], messages
 
-torch.set_num_threads(1)
-ranks = process_group.start(timeout=20)
-two = two_stages.over(ranks, required=True)
-for dtype in (torch.float32, torch.bfloat16, torch.int64):
-    for kind in ("gaps", "nothing"):
-        counts = counts_of(4, kind)
-        sent, received = counts[ranks.rank].tolist(), counts[:, ranks.rank].tolist()
-        rows = (torch.arange(3 * sum(sent)).view(-1, 3) + 100 * ranks.rank).to(dtype)
-        expected = ranks.all_to_all(rows, sent, received).wait()
-        assert torch.equal(two.all_to_all(rows, sent, received).wait(), expected)
-full = [5] * 4
-rows, messages = torch.ones(20, 8), []
-for exchange, relayed in ((ranks, ()), (two, full)):
-    before = ranks.sent.messages
-    exchange.all_to_all(rows, full, full, relayed).wait()
-    messages.append(ranks.sent.messages - before)
-assert messages == [3, 1 + 1], messages
+    weights = []
+    for exchange in (ranks, two):
+        embedding = Embedding(
+            mixed_tables(Adagrad(lr=0.05)), seed=3, ranks=exchange, sharding=placements("mixed", 4),
+            micro_batches=2, wire_dtype="bfloat16",
+        )  # fmt: skip
+        train(embedding, batches_of("single", 2), 2)
+        weights.append([store.records.clone() for store in embedding.stores])
+    assert all(map(torch.equal, *weights))
 
-weights = []
-for exchange in (ranks, two):
-    embedding = Embedding(
-        mixed_tables(Adagrad(lr=0.05)), seed=3, ranks=exchange, sharding=placements("mixed", 4),
-        micro_batches=2, wire_dtype="bfloat16",
-    )
-    train(embedding, batches_of("single", 2), 2)
-    weights.append([store.records.clone() for store in embedding.stores])
-assert all(map(torch.equal, *weights))
-
-ranks.barrier()
-if ranks.rank == 3:
-    os._exit(0)
-try:
-    while True:
-        two.all_to_all(rows, full, full, full).wait()
-except RankLost as error:
-    print(f"rank {ranks.rank}: {error}", flush=True)
-    os._exit(1)
-"""
+    ranks.barrier()
+    if ranks.rank == 3:
+        os._exit(0)
+    with pytest.raises(RankLost, match="^lost another of the 4 ranks") as lost:
+        while True:
+            two.all_to_all(rows, full, full, full).wait()
+    assert "\n" not in str(lost.value)
+    os._exit(1)  # what Gloo has left cannot be ended in order
 
 
 def test_by_gloo_four_processes_on_two_nodes_have_equal_bits_and_miss_one_that_is_lost():
@@ -127,19 +121,8 @@ def test_by_gloo_four_processes_on_two_nodes_have_equal_bits_and_miss_one_that_i
         port = free.getsockname()[1]
     meet = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "4"}
     places = [{"RANK": str(r), "LOCAL_RANK": str(r % 2), "LOCAL_WORLD_SIZE": "2"} for r in range(4)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **meet}
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", RANK], env={**environment, **place}, text=True,
-                         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for place in places
-    ]  # fmt: skip
+    ranks = [forked.Forked(work_of_a_rank, meet | place) for place in places]
     begun = time.monotonic()
-    try:
-        ends = [rank.communicate(timeout=120) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [1, 1, 1, 0], ends
-    for rank, (out, _) in enumerate(ends[:3]):
-        assert out.count("\n") == 1 and out.startswith(f"rank {rank}: lost another of the 4 ranks"), out
+    assert [rank.end() for rank in ranks] == [1, 1, 1, 0]
+    assert not any(rank.error for rank in ranks), [rank.error for rank in ranks]
     assert time.monotonic() - begun < 100

@@ -27,6 +27,7 @@ from tests.support.cached import (
     train_behind_a_cache,
     train_plainly,
 )
+from tests.support.choice import examples
 from tests.support.stage_order import Coming, run_in_some_order
 
 OPTIMIZERS = [
@@ -58,6 +59,7 @@ def check(caching, optimizer=None, plan_depth=2, dtype="float32", **options):
         embedding.close()
 
 
+@pytest.mark.few(11)
 @pytest.mark.pairs
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.15, 0.4, 1.5])
@@ -66,6 +68,7 @@ def test_policies_sizes_and_runners(policy, share, in_flight, plan_depth):
     check(caching_of(share, policy, in_flight), plan_depth=plan_depth)
 
 
+@pytest.mark.few(7)
 @pytest.mark.pairs
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda o: repr(o)[:40])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -75,6 +78,7 @@ def test_optimizers_and_stored_types(optimizer, dtype, share):
     check(caching_of(share, like=like), optimizer, dtype=dtype)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("policy", POLICIES[:2], ids=repr)
 @pytest.mark.parametrize("share", [0.0, 0.15, 0.4])
 @pytest.mark.parametrize("plan_depth", [0, 2])
@@ -128,7 +132,7 @@ def test_a_second_run_of_the_pipeline_goes_on_with_a_warm_cache():
 # ---- orders of stages
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     policy=st.sampled_from(POLICIES),
@@ -142,7 +146,7 @@ def test_any_legal_order_equals_plain_training(seed, policy, share, in_flight):
     assert same(trained, losses) and same(records(embedding), expected)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     policy=st.sampled_from(POLICIES),

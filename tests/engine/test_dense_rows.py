@@ -104,6 +104,7 @@ def check_against_pytorch(optimizer, batches):
         assert not torch.equal(actual, first[name].double())
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=str)
 @pytest.mark.parametrize("make", [single_batch, jagged_batch])
 def test_training_equals_pytorch_on_whole_tables(optimizer, make):
@@ -228,6 +229,7 @@ def in_memory():
     return losses, cached.records(embedding)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("policy", [POLICIES[0], POLICIES[5]], ids=repr)
 @pytest.mark.parametrize("share", [0.0, 0.15, 1.5])
 @pytest.mark.parametrize("store", ["memory", "file"])

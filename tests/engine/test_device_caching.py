@@ -48,6 +48,7 @@ def train_there(embedding, batches):
     ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.pairs
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("cache_transfer", ["zero_copy", "staged"])
@@ -64,6 +65,7 @@ def test_a_cache_on_the_device_changes_no_bit(kind, cache_transfer, plan_depth, 
         assert same(trained[1], expected[1])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "optimizer",

@@ -64,6 +64,7 @@ def test_the_device_plans_what_the_host_plans(kind, parts):
             assert len({id(part) for part in plan.packs}) == len(embedding.groups)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("plan_depth", [0, 2])
 @pytest.mark.parametrize("optimizer", [Adagrad(lr=0.1), Adam(lr=0.01, per_row_step=True)])
@@ -146,6 +147,7 @@ def test_what_the_device_cannot_plan_the_host_plans_and_says_so_once(options, ba
 CACHED = {"fast_memory": 1500}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -36,6 +36,7 @@ def train_in_line(embedding, batches):
     return embedding
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", support.POLICIES)
 def test_training_in_memory_equals_rows_in_dicts(name):
     schema, batches = support.schema(support.POLICIES[name]), support.stream()
@@ -44,6 +45,7 @@ def test_training_in_memory_equals_rows_in_dicts(name):
     support.assert_equal(train_in_stages(support.engine(schema, planning_threads=2), batches), expected)
 
 
+@pytest.mark.few(3)
 @pytest.mark.pairs
 @pytest.mark.parametrize("store", ["memory", "file"])
 @pytest.mark.parametrize("share", [0, 0.05, 0.3])
@@ -302,6 +304,7 @@ def test_a_table_without_a_capacity_takes_memory_as_it_grows():
     assert all(rows < 200 for rows in embedding.num_rows().values())
 
 
+@pytest.mark.few(2)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("evict", ["lru", "lfu:4", "ahead", "idle:20"])
 def test_with_a_capacity_the_process_stays_within_it(evict):

@@ -67,6 +67,7 @@ def assert_alike(looked, state, alone, batches):
         assert torch.equal(state[name], value), name
 
 
+@pytest.mark.few(7)
 @pytest.mark.pairs
 @pytest.mark.parametrize("sharding", ["rows", "columns", "replicated", "tables"])
 @pytest.mark.parametrize("num_ranks", [2, 3])

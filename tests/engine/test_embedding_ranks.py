@@ -77,6 +77,7 @@ def test_slices_equal_whole_batches(micro_batches, num_ranks, name):
     check(num_ranks, name, tables, batches, micro_batches)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("name", SHARDINGS)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_a_cache_on_every_rank_changes_nothing(micro_batches, name):
@@ -89,6 +90,7 @@ def test_a_cache_on_every_rank_changes_nothing(micro_batches, name):
         assert torch.equal(weights[table], expected[table])
 
 
+@pytest.mark.few(6)
 @pytest.mark.pairs
 @pytest.mark.parametrize(
     "options", [{}, {"summed": ("item", "user")}, {"wire_dtype": "bfloat16"}], ids=str

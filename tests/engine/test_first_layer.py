@@ -75,6 +75,7 @@ def test_training_by_rows_is_training_by_vectors_up_to_rounding(name: str) -> No
         )
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("fast_memory", [1 << 20, 4096, 512])
 def test_a_cache_changes_no_bit_of_training_by_rows(fast_memory: int) -> None:
     """The smallest has fewer slots than a batch has rows: they are read and written through it."""

@@ -40,6 +40,7 @@ def batches():
     return [single_batch(24) for _ in range(12)]
 
 
+@pytest.mark.few(4)
 @pytest.mark.pairs
 @pytest.mark.parametrize("plan_depth", [0, 1, 3])
 @pytest.mark.parametrize("kind", CACHES)

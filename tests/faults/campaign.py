@@ -101,7 +101,7 @@ def table(counts: dict[str, Counts]) -> str:
         total.add(of_kind)
     rows = [["kind", *names]]
     rows += [
-        [kind, *(f"{number:,.0f}" for number in asdict(of_kind).values())]
+        [kind, *(f"{n:,.1f}" if isinstance(n, float) else f"{n:,}" for n in asdict(of_kind).values())]
         for kind, of_kind in {**counts, "all": total}.items()
         if of_kind.trials or kind == "all"
     ]

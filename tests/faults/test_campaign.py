@@ -18,8 +18,8 @@ from tests.faults.kinds.publishing import Process
 from tests.faults.trials import same
 
 ROOT = Path(__file__).parents[2]
-# Each takes many seconds; `test_faults.py`, `test_torchrun.py` and `publishing` have some of them.
-OF_JOBS = ("stages of ranks", "torchrun", "network", "live")
+# Each takes many seconds; `test_faults.py`, `test_torchrun.py` and tests of `serving` have some of them.
+OF_JOBS = ("stages of ranks", "torchrun", "network", "publishing", "live")
 
 
 def campaign(*options):
@@ -29,17 +29,20 @@ def campaign(*options):
         command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout.strip()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="stops and kills processes of Linux")
 @pytest.mark.parametrize("trials", ["1", pytest.param("60", marks=pytest.mark.slow)])
-def test_no_fault_loses_a_result_or_changes_it_without_a_word(trials):
-    campaign("--trials", trials, "--kinds", ",".join(kind for kind in KINDS if kind not in OF_JOBS))
+def test_no_fault_loses_a_result_or_changes_it_without_a_word(trials, record_property):
+    kinds = ",".join(kind for kind in KINDS if kind not in OF_JOBS)
+    record_property("fault campaign", campaign("--trials", trials, "--kinds", kinds))
 
 
 @pytest.mark.slow
-def test_no_fault_of_several_processes_does():
-    campaign("--trials", "3", "--kinds", ",".join(OF_JOBS))
+def test_no_fault_of_several_processes_does(record_property):
+    said = campaign("--trials", "3", "--kinds", ",".join(OF_JOBS))
+    record_property("fault campaign, several processes", said)
 
 
 @pytest.mark.parametrize(

@@ -567,6 +567,7 @@ def random_loop(seed):
     return Looped(linears(num, 4, 4), run).double(), double(3, num, 4)
 
 
+@pytest.mark.few(20)
 @pytest.mark.parametrize("seed", range(100))
 def test_random_loops_equal_plain(seed):
     torch.manual_seed(seed)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from hotrows.runtime.atomic_files import write_json
 from hotrows.runtime.machine import environment
@@ -33,13 +35,16 @@ class Count:
     longest: int = 0
     seconds: float = 0.0
 
-    def add(self, explored: Explored, seconds: float) -> None:
-        self.cases += 1
-        self.cut += not explored.is_complete
-        self.states += explored.states
-        self.transitions += explored.transitions
-        self.longest = max(self.longest, explored.depth)
-        self.seconds += seconds
+    @classmethod
+    def of(cls, explored: Explored, seconds: float) -> Count:
+        sizes = explored.states, explored.transitions, explored.depth
+        return cls(1, not explored.is_complete, *sizes, seconds)
+
+    def add(self, other: Count) -> None:
+        longest = max(self.longest, other.longest)
+        for name, number in asdict(other).items():
+            setattr(self, name, getattr(self, name) + number)
+        self.longest = longest
 
 
 class Wrong(Exception):
@@ -48,26 +53,26 @@ class Wrong(Exception):
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.model_checker", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20)
-    parser.add_argument("--seed", type=int, default=0, help="of the larger trainings")
-    parser.add_argument("--record", type=Path, help="a JSON file for what was explored")
+    parser.add_argument("--minutes", type=float, default=20, help="of this process, on one core")
+    parser.add_argument("--seed", type=int, default=0, help="of the larger trainings; 0: small ones, too")
+    parser.add_argument("--record", type=Path, help="adds what was explored to a JSON file")
     parser.add_argument("--rules", action="store_true", help="print all counter-examples, and end")
     arguments = parser.parse_args()
     if (reason := explorer.missing()) is not None:
         print(reason)
         return 1
-    begun, now = time.monotonic(), environment()
+    begun, now = time.process_time(), environment()
     rules = show_rules(in_full=arguments.rules)
     if arguments.rules:
         return 0
     end = begun + 60 * arguments.minutes
     counts: dict[str, Count] = {}
     try:
-        for num_batches, num_rows in SMALL:
+        for num_batches, num_rows in SMALL if arguments.seed == 0 else ():
             name = f"all: {num_batches} batches, {num_rows} rows"
             count(counts, name, distinct(small_cases(num_batches, num_rows)), end)
         for name, case in some_cases(arguments.seed):
-            if time.monotonic() > end:
+            if time.process_time() > end:
                 break
             count(counts, name, [case], end)
     except Wrong as wrong:
@@ -76,11 +81,24 @@ def main() -> int:
     finally:
         show(counts)
     if arguments.record is not None:
-        families = {name: asdict(of_family) for name, of_family in counts.items()}
-        fields = {"seed": arguments.seed, "seconds": round(time.monotonic() - begun), "faults": 0}
-        fields |= {"states": total(counts).states, "families": families, "events_without_rule": rules}
-        write_json(arguments.record, fields | {"environment": now})
+        run = {"seed": arguments.seed, "minutes": round((time.process_time() - begun) / 60, 1)}
+        record(arguments.record, run | {"faults": 0, "environment": now}, counts, rules)
     return 0
+
+
+def record(path: Path, run: dict[str, Any], counts: dict[str, Count], rules: dict[str, int]) -> None:
+    """Adds a run to those in a file, and sums their counts up by family; rules: events without each."""
+    runs, families = [], dict[str, Count]()
+    if path.exists():
+        before = json.loads(path.read_text())
+        runs = before["runs"]
+        families = {name: Count(**of_family) for name, of_family in before["families"].items()}
+    for name, of_family in counts.items():
+        families.setdefault(name, Count()).add(of_family)
+    runs.append(run | {"states": total(counts).states})
+    by_family = {name: asdict(of_family) for name, of_family in families.items()}
+    summed = {"states": total(families).states, "families": by_family, "events_without_rule": rules}
+    write_json(path, summed | {"runs": runs})
 
 
 def show_rules(in_full: bool) -> dict[str, int]:
@@ -108,14 +126,14 @@ def some_cases(seed: int) -> Iterator[tuple[str, Case]]:
 def count(counts: dict[str, Count], name: str, cases: Iterable[Case], end: float) -> None:
     """Explores cases until time is up; raises Wrong with the first counter-example."""
     for case in cases:
-        begin = time.monotonic()
+        begin = time.process_time()
         if begin > end:
             counts[f"{name} (time is up)"] = counts.pop(name, Count())
             return
         explored = explore(case, MOST)
         if explored.fault is not None:
             raise Wrong(f"{case}\n{explained(case, explored)}")
-        counts.setdefault(name, Count()).add(explored, time.monotonic() - begin)
+        counts.setdefault(name, Count()).add(Count.of(explored, time.process_time() - begin))
         if sys.stderr.isatty():
             print(f"\r{sum(c.states for c in counts.values()):,} states", end="", file=sys.stderr)
 
@@ -129,12 +147,7 @@ def show(counts: dict[str, Count]) -> None:
 def total(counts: dict[str, Count]) -> Count:
     summed = Count()
     for of_family in counts.values():
-        summed.cases += of_family.cases
-        summed.cut += of_family.cut
-        summed.states += of_family.states
-        summed.transitions += of_family.transitions
-        summed.longest = max(summed.longest, of_family.longest)
-        summed.seconds += of_family.seconds
+        summed.add(of_family)
     return summed
 
 

@@ -1,7 +1,10 @@
 """Whatever the order of stages, and wherever a crash comes, training reads what serial training reads."""
 
+import json
+
 import pytest
 
+from tests.model_checker.__main__ import Count, record
 from tests.model_checker.cases import FAMILIES, Case, distinct, random_case, signature, small_cases
 from tests.model_checker.explorer import explore
 from tests.model_checker.rules import memory
@@ -29,7 +32,10 @@ def test_batches_interleave_where_two_are_in_flight():
     assert check(memory((0,), (1,), slots=2, in_flight=1)).states == 25
 
 
-@pytest.mark.parametrize(("num_batches", "num_rows", "num_cases"), [(3, 2, 380), (2, 3, 214)])
+@pytest.mark.parametrize(
+    ("num_batches", "num_rows", "num_cases"),
+    [(3, 2, 380), pytest.param(2, 3, 214, marks=pytest.mark.slow)],
+)
 def test_every_small_training(num_batches, num_rows, num_cases):
     cases = list(distinct(small_cases(num_batches, num_rows)))
     assert len(cases) == num_cases
@@ -41,6 +47,17 @@ def test_every_small_training(num_batches, num_rows, num_cases):
 def test_trainings_up_to_the_bounds(family):
     for seed in range(CASES[family]):
         check(random_case(family, seed))
+
+
+def test_a_record_sums_its_runs_up_by_family(tmp_path):
+    file, ran = tmp_path / "model_checker.json", Count(cases=2, states=30, longest=9, seconds=1.5)
+    record(file, {"seed": 0}, {"memory": ran, "file": Count(1, states=5)}, {"go_back": 4})
+    record(file, {"seed": 1}, {"memory": Count(1, states=10, longest=12)}, {"go_back": 4})
+    recorded = json.loads(file.read_text())
+    assert recorded["runs"] == [{"seed": 0, "states": 35}, {"seed": 1, "states": 10}]
+    summed = Count(cases=3, states=40, longest=12, seconds=1.5)
+    assert recorded["families"] == {"memory": vars(summed), "file": vars(Count(1, states=5))}
+    assert recorded["states"] == 45
 
 
 def test_cases_that_differ_by_the_names_of_rows_are_one():

@@ -15,6 +15,7 @@ from tests.model_checker.cases import Case, random_case
 from tests.model_checker.explorer import Walk, explore, walk
 from tests.model_checker.replay import replay
 from tests.model_checker.rules import RULES, memory
+from tests.support.choice import examples
 
 WALKS = {"memory": 150, "file": 50, "ranks": 35, "ranks file": 20}
 KINDS = [
@@ -40,14 +41,15 @@ def some_walk(case, seed):
 @pytest.mark.parametrize("family", WALKS)
 def test_the_code_does_what_the_model_does(family, tmp_path, unsynced):
     crashes = 0
-    for seed in range(WALKS[family]):
+    num_walks = examples(WALKS[family])
+    for seed in range(num_walks):
         case = random_case(family, seed)
         if case.num_ranks > 1:
             case = replace(case, warm=())  # of which a rank has its own ids
         steps = some_walk(case, seed)
         crashes += any(event.kind == "crash" for event in steps.events)
         replay(case, steps, tmp_path / str(seed), seed)
-    assert crashes > WALKS[family] // 10
+    assert crashes > num_walks // 10
 
 
 # ---- rules taken out of the code

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from hotrows.nn import pool_jagged, pool_padded, to_padded
 from hotrows.nn.jagged import POOLINGS
+from tests.support.choice import examples
 
 
 def jagged(lengths, dim=3):
@@ -27,7 +28,7 @@ def slow(vectors, offsets, pooling):
     return torch.stack(rows)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=8), st.sampled_from(POOLINGS))
 def test_pooling_equals_a_loop_and_the_padded_form(lengths, pooling):
     vectors, offsets = jagged(lengths)

@@ -36,6 +36,7 @@ MODULES = [
 ]
 
 
+@pytest.mark.few(25)
 @pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize("name", CASES)
 def test_float64_equals_dense_training(name, module):
@@ -47,6 +48,7 @@ def test_float64_equals_dense_training(name, module):
     assert_close(got, dense(case, start, steps), rtol=1e-11, atol=1e-13)
 
 
+@pytest.mark.few(8)
 @needs_core
 @pytest.mark.parametrize("name", CASES)
 def test_float32_errs_at_most_twice_as_much_as_dense_training(name):

@@ -84,6 +84,7 @@ def run(kernels, name, *tensors):
     return [r if isinstance(r, tuple) else (r,) for r in results]
 
 
+@pytest.mark.few(8)
 @pytest.mark.pairs
 @on_both
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -115,6 +116,7 @@ def test_zeros_follow_where_padding_is_wanted(padding, device):
     torch.testing.assert_close(bottom.grad, expected[0], rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.few(6)
 @pytest.mark.pairs
 @on_both
 @pytest.mark.parametrize("shape", SHAPES, ids=str)

@@ -12,6 +12,7 @@ from hotrows.optim import hyper_tensor, initial_state
 from hotrows.plan import PackPlan
 from hotrows.record import RecordLayout, views
 from hotrows.runtime import native
+from tests.support.choice import examples
 
 OPTIMIZERS = [
     SGD(),
@@ -61,7 +62,7 @@ def bags(lengths):
 
 
 @needs_core
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.lists(st.integers(0, 40) | st.integers(0, 2**40), max_size=300))
 def test_unique_equals_the_reference(rows):
     rows = torch.tensor(rows, dtype=torch.int64)
@@ -85,7 +86,7 @@ def test_unique_of_a_small_batch():
 
 
 @needs_core
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(st.data())
 def test_resolve_equals_the_reference(data):
     batch_size, num_features = data.draw(st.integers(0, 9)), data.draw(st.integers(1, 4))

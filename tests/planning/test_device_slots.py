@@ -9,6 +9,7 @@ from hotrows.planning.device_slots import DeviceSlots, refusal
 from hotrows.planning.policy import BELADY, LRU, Frequency, Lookahead
 from hotrows.planning.slots import slot_map
 from hotrows.runtime.device import HOST
+from tests.support.choice import examples
 
 
 class Model:
@@ -93,7 +94,7 @@ cases = st.tuples(
 )
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(cases)
 def test_the_op_does_what_the_model_does(case):
     seed, num_ids, num_slots, in_flight, window = case
@@ -124,7 +125,7 @@ def test_the_op_does_what_the_model_does(case):
             assert pairs(moves.rows_out, moves.slots_out) == rows_out
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(cases)
 def test_no_row_of_a_batch_in_flight_loses_its_slot(case):
     seed, num_ids, num_slots, in_flight, window = case

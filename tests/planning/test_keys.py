@@ -12,6 +12,7 @@ from hotrows.planning.key_table import COUNTERS
 from hotrows.planning.keys import NativeKeyTable, key_table
 from hotrows.planning.keys_reference import MOST_COUNTED, ReferenceKeyTable
 from hotrows.runtime import native
+from tests.support.choice import examples
 
 LEAST, MOST = -(2**63), 2**63 - 1
 KINDS = [ReferenceKeyTable] if native.load() is None else [ReferenceKeyTable, NativeKeyTable]
@@ -318,7 +319,7 @@ def traces(draw):
 
 @every_kind
 @given(dynamic=dynamics(), trace=traces(), num_unknown=st.integers(1, 3))
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 def test_what_is_reported_is_what_changes(kind, dynamic, trace, num_unknown):
     table, rows = kind(dynamic, num_unknown), {}
     batches, times = trace
@@ -340,7 +341,7 @@ def test_what_is_reported_is_what_changes(kind, dynamic, trace, num_unknown):
 
 @every_kind
 @given(dynamic=dynamics(), trace=traces(), stop=st.integers(0, 25), in_flight=st.integers(0, 4))
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 def test_resuming_equals_going_on(kind, dynamic, trace, stop, in_flight):
     """Batches in flight are undone exactly, and it does not matter how early keys are fed."""
     batches, times = trace
@@ -360,7 +361,7 @@ def test_resuming_equals_going_on(kind, dynamic, trace, stop, in_flight):
 
 @every_kind
 @given(dynamic=dynamics(), trace=traces(), in_flight=st.integers(1, 4))
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 def test_keys_are_found_as_of_the_batches_trained(kind, dynamic, trace, in_flight):
     table = kind(dynamic)
     replay(table, *trace, in_flight=in_flight)
@@ -371,7 +372,7 @@ def test_keys_are_found_as_of_the_batches_trained(kind, dynamic, trace, in_fligh
 
 @every_kind
 @given(dynamic=dynamics(), trace=traces(), draw=st.randoms(use_true_random=False))
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=examples(15))
 def test_in_which_order_a_batch_lists_its_keys_does_not_matter(kind, dynamic, trace, draw):
     batches, times = trace
     shuffled = [draw.sample(batch, len(batch)) for batch in batches]
@@ -383,7 +384,7 @@ def test_in_which_order_a_batch_lists_its_keys_does_not_matter(kind, dynamic, tr
 
 @needs_native
 @given(dynamic=dynamics(), trace=traces(), num_unknown=st.integers(1, 3), in_flight=st.integers(0, 4))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_the_native_table_equals_the_reference(dynamic, trace, num_unknown, in_flight):
     reference, fast = ReferenceKeyTable(dynamic, num_unknown), NativeKeyTable(dynamic, num_unknown)
     expected, real = (replay(table, *trace, in_flight=in_flight) for table in (reference, fast))
@@ -402,6 +403,7 @@ LARGE = [
 ]
 
 
+@pytest.mark.few(3)
 @needs_native
 @pytest.mark.parametrize("dynamic", LARGE, ids=lambda d: f"{d.evict} {d.admit} {d.capacity}")
 def test_a_native_table_that_grows_and_turns_over_equals_the_reference(dynamic):

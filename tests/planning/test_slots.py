@@ -12,6 +12,7 @@ from hotrows.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Newe
 from hotrows.planning.slots import NativeSlotMap, slot_map
 from hotrows.planning.slots_reference import ReferenceSlotMap
 from hotrows.runtime import native
+from tests.support.choice import examples
 
 MAPS = [ReferenceSlotMap] if native.load() is None else [ReferenceSlotMap, NativeSlotMap]
 every_map = pytest.mark.parametrize("kind", MAPS)
@@ -301,7 +302,7 @@ def cases(draw):
 
 
 @pytest.mark.skipif(native.load() is None, reason="the native core was not built")
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(cases(), st.randoms(use_true_random=False))
 def test_the_native_map_equals_the_reference_on_any_trace(case, random):
     (arguments, options, trace, warm), seed = case, random.randrange(2**30)
@@ -334,7 +335,7 @@ def test_the_native_map_equals_the_reference_past_the_first_sizes_of_its_tables(
     assert slots.num_resident == 450 and slots.num_bytes > 450 * 17
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(cases(), st.randoms(use_true_random=False))
 def test_feeding_earlier_than_wanted_changes_nothing(case, random):
     arguments, options, trace, _ = case
@@ -345,7 +346,7 @@ def test_feeding_earlier_than_wanted_changes_nothing(case, random):
     assert plain == early
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(cases())
 def test_a_slot_holds_one_row_and_what_is_in_flight_stays(case):
     (num_slots, policy), options, trace, _ = case
@@ -371,7 +372,7 @@ def test_a_slot_holds_one_row_and_what_is_in_flight_stays(case):
             assert not {row for batch in batches[j : j + in_flight] for row in batch} & set(out)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(1, 16), traces, st.lists(any_policy, min_size=1, max_size=4))
 def test_no_policy_misses_less_than_belady(num_slots, trace, others):
     trace = [tuple(sorted(set(batch)))[:num_slots] for batch in trace]
@@ -383,7 +384,7 @@ def test_no_policy_misses_less_than_belady(num_slots, trace, others):
     assert misses[0] == min(misses)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(1, 16), traces)
 def test_an_infinite_window_is_textbook_belady(num_slots, trace):
     trace = [tuple(sorted(set(batch)))[:num_slots] for batch in trace]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import hotrows
+from hotrows.runtime import native
 
 PACKAGE = Path(hotrows.__file__).parent
 
@@ -46,6 +47,15 @@ def test_without_the_core_the_reference_runs_and_says_so_once(tmp_path):
     out, err = run(code, tmp_path)
     assert out.strip() == "8"
     assert err.count("native core was not built") == 1
+
+
+def test_a_core_built_on_an_older_machine_is_taken(monkeypatch):
+    if native.name() not in ("core_v3", "core_v4"):
+        pytest.skip("needs a processor with AVX2, and a core")
+    plain = native._open
+    monkeypatch.setattr(native, "_open", lambda stem: None if stem == native.name() else plain(stem))
+    best = native.load.__wrapped__()
+    assert Path(best._name).stem < native.name()
 
 
 def test_a_core_loaded_before_pytorch_takes_its_openmp():

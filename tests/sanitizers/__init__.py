@@ -3,6 +3,7 @@
 `address` finds accesses outside of what was allocated, or after it was freed; `undefined` what C++
 leaves undefined, such as shifts that are too far, pointers that are not aligned and fractions that no
 whole number holds; `thread` accesses of two threads, one of them a write, that nothing puts in an order.
+`both` is the first two in one build, where `undefined` writes to standard error.
 A copy of the package with a core built for it stands first on Python's path, and the sanitizer's runtime
 is loaded before all else, in every process that a test starts. Findings do not end a test: they are
 written to files, and the command prints them at the end.
@@ -49,16 +50,17 @@ class Sanitizer:
     sources: tuple[Path, ...] = ()
 
 
+_ADDRESS = ("-fsanitize=address", "-fsanitize-recover=address")
+_UNDEFINED = ("-fsanitize=undefined,float-cast-overflow",)
+_ADDRESS_OPTIONS = {"ASAN_OPTIONS": "halt_on_error=0:detect_leaks=0:allocator_may_return_null=1"}
+_UNDEFINED_OPTIONS = {"UBSAN_OPTIONS": "print_stacktrace=1"}
 SANITIZERS = {
-    "address": Sanitizer(
-        ("-fsanitize=address", "-fsanitize-recover=address"),
-        ("libasan.so", "libstdc++.so"),
-        {"ASAN_OPTIONS": "halt_on_error=0:detect_leaks=0:allocator_may_return_null=1"},
-    ),
-    "undefined": Sanitizer(
-        ("-fsanitize=undefined,float-cast-overflow",),
-        ("libubsan.so",),
-        {"UBSAN_OPTIONS": "print_stacktrace=1"},
+    "address": Sanitizer(_ADDRESS, ("libasan.so", "libstdc++.so"), _ADDRESS_OPTIONS),
+    "undefined": Sanitizer(_UNDEFINED, ("libubsan.so",), _UNDEFINED_OPTIONS),
+    "both": Sanitizer(
+        _ADDRESS + _UNDEFINED,
+        ("libasan.so", "libubsan.so", "libstdc++.so"),
+        _ADDRESS_OPTIONS | _UNDEFINED_OPTIONS,
     ),
     "thread": Sanitizer(
         ("-fsanitize=thread",),
@@ -136,9 +138,10 @@ def command(kind: str, *arguments: str) -> list[str]:
     return [*(_fixed_addresses() if kind == "thread" else ()), sys.executable, *arguments]
 
 
-def found(reports: Path) -> list[str]:
-    """The reports of all processes."""
-    return [path.read_text(errors="replace") for path in sorted(reports.iterdir())]
+def found(reports: Path, said: str = "") -> list[str]:
+    """The reports of all processes; said: what they said on standard error."""
+    lines = [line for line in said.splitlines() if ": runtime error: " in line]
+    return [path.read_text(errors="replace") for path in sorted(reports.iterdir())] + lines
 
 
 @functools.cache

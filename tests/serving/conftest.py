@@ -1,3 +1,6 @@
+import functools
+from importlib.util import find_spec
+
 import pytest
 
 from hotrows.data import prepare
@@ -5,6 +8,20 @@ from hotrows.train import program
 from hotrows.train.export import export
 from tests.support.bundles import known_program, trained
 from tests.support.clicks import SCHEMA, table
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_registry():
+    """The exporter of ONNX reads the sources of its 500 functions once, and not for every export."""
+    if find_spec("onnxscript") is None:
+        yield
+        return
+    from torch.onnx._internal.exporter import _registration as exporter
+
+    read = staticmethod(functools.cache(exporter.ONNXRegistry.from_torchlib))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporter.ONNXRegistry, "from_torchlib", read)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import hotrows
-from hotrows import load_run
+from hotrows import cli, load_run
 from hotrows.cli.checkpoints import merge_command
+from hotrows.metrics import compute_metrics
 from hotrows.models import Model, tables
 from hotrows.planning.crosses import bucket_of as bucket_of_tensors
 from hotrows.serving import Scorer, chain, table_rows
@@ -25,7 +26,7 @@ from hotrows.serving.requests import bucket_of
 from hotrows.train import Trainer
 from hotrows.train.export import export
 from tests.support.bundles import expected_logits, furthest, raw_rows, trained
-from tests.support.clicks import SCHEMA
+from tests.support.clicks import SCHEMA, table
 
 pytestmark = [
     pytest.mark.usefixtures("one_thread", "no_pictures"),
@@ -117,6 +118,19 @@ def test_wrong_rows_are_refused_in_a_line(scorer, rows, shared, why):
         scorer.score(rows, shared)
 
 
+def test_what_is_read_ahead_of_its_use_has_the_same_scores(din_bundle, scorer, monkeypatch):
+    monkeypatch.setattr("hotrows.serving.version.total_memory", lambda: 1)
+    in_files = Scorer(din_bundle, memory=0)
+    item, ids = in_files.version.tables["item"], []
+    of_core = table_rows.native.call
+    monkeypatch.setattr(
+        table_rows.native, "call", lambda *given: ids.extend(given[-2]) or of_core(*given)
+    )
+    assert in_files.logits(ROWS).tolist() == scorer.logits(ROWS).tolist()
+    assert max(ids) < item.rows and len(ids) > 2 * len(ROWS)
+    item.read_ahead(np.array([0, item.rows - 1, item.rows + 10**6]))  # beyond the file: left out
+
+
 @pytest.mark.parametrize("dtype", table_rows.DTYPES)
 def test_stored_rows_are_within_half_a_step(dtype):
     weights = np.random.default_rng(0).normal(size=(50, 7)).astype(np.float32)
@@ -146,6 +160,32 @@ def test_smaller_tables_say_their_errors_and_predict_nearly_the_same(din_run, di
         assert furthest(Scorer(out).logits(ROWS), expected) < most
         assert 0 < said["largest_difference"] < most
     assert 0 < errors[0] < errors[1] < errors[2]
+
+
+@pytest.mark.usefixtures("one_trace")
+def test_export_prints_what_fewer_bits_cost_on_held_out_rows(
+    din_run, clicks_encoded, tmp_path, capsys, monkeypatch
+):
+    held_out = table(400).slice(320)
+    labels, weights = (torch.tensor(held_out[name].to_numpy()) for name in ("click", "weight"))
+    arguments = ["export", str(din_run), "--format", "onnx", "--table-dtype", "int4", "--out"]
+    cli.main([*arguments, str(tmp_path / "int4")])
+    printed = capsys.readouterr().out
+    predictor = load_run(din_run)
+    logits = Scorer(tmp_path / "int4").logits(held_out), expected_logits(predictor, held_out)
+    predictor.embedding.close()
+    bundle, run = (compute_metrics(torch.tensor(z), labels, weights).auc for z in logits)
+    assert abs(bundle - run) > 1e-5
+    assert (
+        f"click: AUC {bundle:.6f}, of the run {run:.6f}, difference {bundle - run:+.6f} (80 " in printed
+    )
+
+    def gone(run):
+        raise FileNotFoundError
+
+    monkeypatch.setattr("hotrows.train.run_folder.open_data", gone)
+    cli.main([*arguments, str(tmp_path / "again")])
+    assert "no held-out rows of the run's data were found" in capsys.readouterr().out
 
 
 def test_a_cross_has_the_buckets_of_training():

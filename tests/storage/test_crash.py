@@ -5,7 +5,6 @@ the same script on a dictionary, then opens what is left and compares every row.
 moments: HOTROWS_TEST_KILLS=1000 HOTROWS_TEST_SCRIPTS=50 pytest --all tests/storage/test_crash.py
 """
 
-import multiprocessing
 import os
 import random
 import shutil
@@ -20,11 +19,12 @@ from hotrows.runtime import native
 from hotrows.storage.file_store import FileStore
 from tests.support.choice import everything
 from tests.support.file_stores import ENGINES, META, assert_rows, engine, first_values
+from tests.support.forked import run as in_a_small_process  # forking one that has run tests takes long
 from tests.support.store_crashes import Crash, child, crash_at, reports
 from tests.support.store_script import NUM_ROWS, STRIDE, Books, check_what_is_left, play, script
 
-NUM_KILLS = int(os.environ.get("HOTROWS_TEST_KILLS", "40" if everything() else "10"))
-EVERY = 1 if everything() else 9  # of all changes of the disk, one is the last
+NUM_KILLS = int(os.environ.get("HOTROWS_TEST_KILLS", "40" if everything() else "6"))
+EVERY = 1 if everything() else 19  # of all changes of the disk, one is the last
 NUM_SCRIPTS = int(os.environ.get("HOTROWS_TEST_SCRIPTS", "1"))
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -45,14 +45,6 @@ def test_a_crash_at_any_change_of_the_disk_loses_no_checkpoint(memory_path, how)
     if how == "core" and not native.load():
         pytest.skip("the core was not built")
     in_a_small_process(crash_everywhere, memory_path, how)
-
-
-def in_a_small_process(work, *arguments):
-    """For hundreds of forks: forking one that has run all tests before takes many times as long."""
-    process = multiprocessing.get_context("spawn").Process(target=work, args=arguments)
-    process.start()
-    process.join()
-    assert process.exitcode == 0, "see its traceback"
 
 
 def crash_everywhere(folder, how):

@@ -3,13 +3,9 @@
 import errno
 import os
 import random
-import subprocess
-import sys
-import textwrap
 import threading
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +18,8 @@ from hotrows.storage.disk_io import Disk, RecordFile
 from hotrows.storage.file_store import FileStore
 from hotrows.storage.record_io import Fetcher, alignment
 from hotrows.storage.store_view import view_at
+from tests.support import forked
+from tests.support.choice import everything, examples
 from tests.support.file_stores import (
     ENGINES,
     META,
@@ -107,7 +105,7 @@ ACTIONS = [
 
 
 @pytest.mark.parametrize("with_core", ENGINES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60, 6), deadline=None)
 @given(
     stride=st.integers(1, 175).map(lambda n: 4 * n),
     num_rows=st.integers(1, 300),
@@ -265,14 +263,14 @@ def test_an_earlier_checkpoint_is_read_by_another_process(tmp_path):
         best = store.checkpoint()
         write(store, [2, 3], 2)
         store.retain([best, store.checkpoint()])
-    code = f"""
-        from tests.storage.test_file import *
-        with view_at({str(path)!r}, 1000, 32, first_values, META, {best}) as view:
-            assert_rows(view, {{1: 1, 2: 1}})
-    """
     before = {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
-    run_python(code)
+    forked.run(read_earlier, path, best)
     assert before == {file.name: file.stat().st_mtime_ns for file in path.iterdir()}
+
+
+def read_earlier(path, best):
+    with view_at(path, 1000, 32, first_values, META, best) as view:
+        assert_rows(view, {1: 1, 2: 1})
 
 
 def test_a_view_follows_what_another_process_merges(tmp_path):
@@ -308,7 +306,7 @@ def test_a_reader_a_writer_and_merging_at_once(tmp_path, with_core):
     with engine(with_core, 20_000, 20_000):
         store = FileStore.create(tmp_path / "store", num_rows, 32, first_values, META)
         best = None
-        for step in range(30):
+        for step in range(30 if everything() else 10):
             written = range(step % 2, num_rows, 2)
             reader = threading.Thread(target=keep_reading, args=(dict(steps), set(written)))
             reader.start()
@@ -325,6 +323,7 @@ def test_a_reader_a_writer_and_merging_at_once(tmp_path, with_core):
 
 
 @pytest.mark.skipif(not native.load(), reason="no core")
+@pytest.mark.pairs
 @pytest.mark.parametrize("stride", [4, 36, 512, 4096, 70_000])
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("shorten", [0, 1, 3])
@@ -483,38 +482,37 @@ def test_a_failed_sync_makes_the_store_be_opened_anew(store, monkeypatch):
     assert_rows(store, {1: 1})
 
 
-def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path):
-    code = f"""
-        import resource
-        from tests.storage.test_file import *
+@pytest.mark.parametrize("with_core", ENGINES, ids=["plain", "core"])
+def test_a_limit_on_the_size_of_files_is_a_full_disk(tmp_path, with_core):
+    forked.run(write_up_to_a_limit, tmp_path / "store", with_core)
 
-        def limit(size):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
-        for with_core in [False, True]:
-            with engine(with_core):
-                path = Path({str(tmp_path)!r}) / str(with_core)
-                store = FileStore.create(path, 20_000, 128, first_values, META)
-                write(store, range(0, 20_000, 3), 1)
-                first = store.checkpoint()
-                limit(98_304)
-                with pytest.raises(OSError, match=NO_ROOM):
-                    write(store, range(10_000), 2)
-                write(store, range(100), 3)
-                second = store.checkpoint()
-                store._num_views = 1
-                store.retain([second])
-                store._num_views = 0
-                with pytest.raises(OSError, match=f"base: {{NO_ROOM}}"):
-                    store.merge_now()
-                limit(resource.RLIM_INFINITY)
-                steps = dict.fromkeys(range(0, 20_000, 3), 1) | dict.fromkeys(range(100), 3)
-                assert_rows(store, steps)
-                store.merge_now()
-                assert_rows(store, steps)
-                store.close()
-    """
-    run_python(code)
+def write_up_to_a_limit(path, with_core):
+    import resource
+
+    def limit(size):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+    with engine(with_core):
+        store = FileStore.create(path, 20_000, 128, first_values, META)
+        write(store, range(0, 20_000, 3), 1)
+        store.checkpoint()
+        limit(98_304)
+        with pytest.raises(OSError, match=NO_ROOM):
+            write(store, range(10_000), 2)
+        write(store, range(100), 3)
+        second = store.checkpoint()
+        store._num_views = 1
+        store.retain([second])
+        store._num_views = 0
+        with pytest.raises(OSError, match=f"base: {NO_ROOM}"):
+            store.merge_now()
+        limit(resource.RLIM_INFINITY)
+        steps = dict.fromkeys(range(0, 20_000, 3), 1) | dict.fromkeys(range(100), 3)
+        assert_rows(store, steps)
+        store.merge_now()
+        assert_rows(store, steps)
+        store.close()
 
 
 def test_a_table_of_100_gb_is_made_at_once(tmp_path, with_core):
@@ -544,12 +542,12 @@ def test_a_store_that_cannot_fit_is_refused(tmp_path):
 def test_two_cannot_open_one_store(store):
     with pytest.raises(ValueError, match="has the store in .* open; close it there first"):
         FileStore.open(store.path, 1000, 32, first_values, META)
-    code = f"""
-        from tests.storage.test_file import *
-        with pytest.raises(ValueError, match="process {os.getpid()} on .* has the store"):
-            FileStore.open({str(store.path)!r}, 1000, 32, first_values, META)
-    """
-    run_python(code)
+    forked.run(open_in_vain, store.path, os.getpid())
+
+
+def open_in_vain(path, holder):
+    with pytest.raises(ValueError, match=f"process {holder} on .* has the store"):
+        FileStore.open(path, 1000, 32, first_values, META)
 
 
 @pytest.mark.parametrize(
@@ -647,12 +645,3 @@ def test_what_makes_no_sense_is_refused(store, tmp_path):
     with pytest.raises(ValueError, match=r"restore\(generation\) or restore\(None\)"):
         read(opened, [1])
     opened.close()
-
-
-def run_python(code):
-    root = Path(__file__).parents[2]
-    environment = os.environ | {"PYTHONPATH": f"{root / 'src'}:{root}"}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr

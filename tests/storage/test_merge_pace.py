@@ -12,6 +12,7 @@ from hotrows.storage.disk_io import Disk
 from hotrows.storage.file_store import FileStore
 from hotrows.storage.merge_pace import LEAST, MOST, MergePace
 from tests.support.file_stores import META, assert_rows, engine, first_values, new_values, write
+from tests.support.syncs import SYNC
 
 
 def test_a_merge_works_as_much_as_the_log_that_fills_demands():
@@ -77,6 +78,7 @@ def slow_merging(monkeypatch):
 
     monkeypatch.setattr(merging.BaseFile, "write", slowly)
     monkeypatch.setattr(merging, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(Disk, "sync", SYNC)  # checkpoints take their time
     return written
 
 

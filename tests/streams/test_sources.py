@@ -3,6 +3,7 @@ on."""
 
 import json
 import os
+import time
 from contextlib import ExitStack, closing
 
 import pyarrow as pa
@@ -132,6 +133,30 @@ def test_a_position_leads_back_whatever_the_file(opened, tmp_path, limit):
         assert repeated == numbers[: place["events"]]
 
 
+@pytest.mark.parametrize("limit", [1, 3, 50])
+def test_blank_lines_are_no_events(opened, tmp_path, limit):
+    """Each counted as malformed. Lines keep their numbers, and positions lead back."""
+    blank = csv(range(4)).replace("\n", "\n\n\r\n")
+    (tmp_path / "a.csv").write_text(f"\n\n{blank}\r")
+    (tmp_path / "b.jsonl").write_text("\n" + json_lines(range(4, 7)).replace("\n", "\n\n"))
+    source, numbers, places = opened(), [], []
+    while events := source.read(limit, 0):
+        numbers += numbers_of(events)
+        places += [events[n:].place(0).rpartition(" ")[2] for n in range(len(events))]
+        later = opened()
+        later.seek(source.position)
+        assert everything(later, limit) == list(range(len(numbers), 7))
+    assert numbers == list(range(7))
+    assert places == ["6", "9", "12", "15", "2", "4", "6"]
+
+
+def test_64_mib_of_line_breaks_are_passed_over_in_seconds(opened, tmp_path):
+    (tmp_path / "a.csv").write_bytes(csv([1]).encode() + b"\n" * (64 << 20) + b"1,2,x\n")
+    source, begin = opened(), time.monotonic()
+    assert everything(source) == [1, 2]
+    assert time.monotonic() - begin < 30
+
+
 def test_files_may_go_once_they_are_read_and_not_before(opened, tmp_path):
     a, b = tmp_path / "a.csv", tmp_path / "b.csv"
     a.write_text(csv([1, 2]))
@@ -194,7 +219,7 @@ def pipe():
 def test_lines_come_through_a_pipe_until_it_is_closed(pipe, schema, text):
     source = StandardInput(schema, descriptor=pipe[0])
     assert numbers_of(source.read(9, 0.0)) == []
-    os.write(pipe[1], text[:-3].encode())
+    os.write(pipe[1], b"\n\r\n" + text[:-3].encode())
     assert numbers_of(source.read(2, 1.0)) == [0, 1]
     assert source.position == {"events": 2}
     assert numbers_of(source.read(9, 1.0)) == [2, 3]

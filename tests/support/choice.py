@@ -1,7 +1,8 @@
-"""Which tests run without `--all`: those not marked `slow`, and of those marked `pairs` a part.
+"""Which tests run without `--all`: those not marked `slow`, and of those marked `pairs` or `few` a part.
 
 A test with several parameters has as many cases as the product of their values. Marked `pairs`, it runs
-the fewest cases, by a greedy choice, in which any two values of two parameters meet.
+the fewest cases, by a greedy choice, in which any two values of two parameters meet. Marked `few(n)`, it
+runs n cases that lie evenly among these, the first and the last with them.
 """
 
 import itertools
@@ -16,14 +17,35 @@ def everything():
     return bool(os.environ.get(ALL))
 
 
+def examples(number, part=3):
+    """How many random examples are drawn of the number that `--all` draws: one of `part`."""
+    return number if everything() else max(number // part, 3)
+
+
 def left_out(items):
     """The tests of a collection that do not run."""
-    products = defaultdict(list)
+    out = {item for item in items if item.get_closest_marker("slow")}
+    for mark, beyond in (("pairs", beyond_pairs), ("few", beyond_few)):
+        for cases in cases_of([item for item in items if item not in out], mark):
+            out.update(beyond(cases))
+    return [item for item in items if item in out]
+
+
+def cases_of(items, mark):
+    """The cases of each test that has a mark."""
+    tests = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("pairs"):
-            products[item.nodeid.partition("[")[0]].append(item)
-    slow = [item for item in items if item.get_closest_marker("slow")]
-    return slow + [item for cases in products.values() for item in beyond_pairs(cases)]
+        if item.get_closest_marker(mark):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    return tests.values()
+
+
+def beyond_few(cases):
+    """The cases that are not among the n of the mark; those of a GPU all are."""
+    cases = [case for case in cases if not case.get_closest_marker("gpu")] or cases
+    (number,) = cases[0].get_closest_marker("few").args
+    places = {round(place * (len(cases) - 1) / (number - 1)) for place in range(number)}
+    return [case for place, case in enumerate(cases) if place not in places]
 
 
 def beyond_pairs(cases):

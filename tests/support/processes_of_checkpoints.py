@@ -1,9 +1,7 @@
 """A rank that is a process: trains, saves in the background, goes on; `test_checkpoint_writer` starts
 several of them."""
 
-import sys
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 from torch import distributed as dist
@@ -29,6 +27,7 @@ def trained(embedding, of_every_rank, of_run=None):
 
 
 def work(path, rank, num_ranks, mode):
+    torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{path / f'meet-{mode}'}", rank=rank, world_size=num_ranks,
         timeout=timedelta(seconds=60),
@@ -44,8 +43,3 @@ def work(path, rank, num_ranks, mode):
         checkpoint.save(path, embedding, dense(), state(9))
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    work(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

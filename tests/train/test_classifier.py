@@ -46,6 +46,7 @@ def test_it_learns_from_a_frame_and_predicts_its_classes(frame, fitted):
     assert np.array_equal(fitted.predict_proba(pl.from_pandas(rows)), chances)
     kinds = {feature.name: type(feature) for feature in fitted.schema_.features}
     assert kinds == {"user": Sparse, "item": Sparse, "price": Dense}
+    assert fitted.schema_.label == "answer"
     assert fitted.result_.validation.samples == pytest.approx(150, abs=5) and fitted.result_.test is None
 
 
@@ -55,6 +56,7 @@ def test_frames_of_any_kind_and_a_column_for_labels_give_the_same(frame, fitted,
     rows = frame.drop(columns="answer")
     assert np.array_equal(again.predict_proba(rows), fitted.predict_proba(rows))
     assert again.score(kind(frame), "answer") == fitted.score(rows, frame["answer"])
+    assert again.schema_.label == "answer"
 
 
 def test_its_run_is_temporary_or_where_it_is_wanted(frame, tmp_path):

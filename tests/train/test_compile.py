@@ -10,13 +10,14 @@ from torch.testing import assert_close
 from hotrows.train.compile import compiled
 from tests.models.looked_up import WITH_HISTORY, build, planned
 
+SHOWN_BY_OTHERS = pytest.mark.slow
 CASES = [
-    ("lr", {}, False),
-    ("fm", {}, False),
-    ("dnn", {"batch_norm": True}, False),
+    pytest.param("lr", {}, False, marks=SHOWN_BY_OTHERS),
+    pytest.param("fm", {}, False, marks=SHOWN_BY_OTHERS),
+    pytest.param("dnn", {"batch_norm": True}, False, marks=SHOWN_BY_OTHERS),
     ("wide_deep", {}, False),
     ("deepfm", {"batch_norm": True}, True),
-    ("dlrm", {}, False),
+    pytest.param("dlrm", {}, False, marks=SHOWN_BY_OTHERS),
     ("dlrm", {}, True),
     ("dcnv2", {"rank": 4, "experts": 2}, False),
     ("mmoe", {}, True),

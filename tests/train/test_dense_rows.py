@@ -78,17 +78,16 @@ def test_a_run_continues_with_another_rate_from_the_rows_as_they_were(encoded, w
     assert later.fit().test.auc > 0.5
 
 
-@pytest.mark.parametrize("store", ["memory", "file"])
-def test_clipping_all_gradients_goes_on_to_the_same_bits(encoded, tmp_path, store):
+def test_clipping_all_gradients_goes_on_to_the_same_bits(encoded, tmp_path):
     """A limit that every step reaches, with an L2 term that is part of the norm."""
     clipped = {"clip_norm": 0.05, "clip_rows": True, "row_optimizer": DenseAdam(lr=0.01, l2=0.01)}
     config = dataclasses.replace(SMALL, **clipped)
     plain = Trainer(encoded, dataclasses.replace(SMALL, clip_norm=0.05), tmp_path / "plain").fit()
     whole = tmp_path / "whole", Trainer(encoded, config, tmp_path / "whole").fit()
     assert whole[1].test != plain.test
-    path = f"file:{tmp_path / 'store'}" if store == "file" else "memory"
-    config = dataclasses.replace(config, fast_memory=5000, store=path)
-    with pytest.raises(Interrupted):
-        Trainer(encoded, config, tmp_path / "run", progress=interrupt_after(21)).fit()
-    result = Trainer(encoded, config, tmp_path / "run", resume=True).fit()
-    assert_same_run(tmp_path / "run", result, whole)
+    for name, store in (("memory", "memory"), ("file", f"file:{tmp_path / 'store'}")):
+        config = dataclasses.replace(config, fast_memory=5000, store=store)
+        with pytest.raises(Interrupted):
+            Trainer(encoded, config, tmp_path / name, progress=interrupt_after(21)).fit()
+        result = Trainer(encoded, config, tmp_path / name, resume=True).fit()
+        assert_same_run(tmp_path / name, result, whole)

@@ -30,6 +30,7 @@ def trained(encoded, run, **options):
     return run
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("store", ["all in memory", "memory", "file"])
 def test_an_export_reads_back_as_the_run(encoded, tmp_path, monkeypatch, store, dtype):

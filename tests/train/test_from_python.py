@@ -297,7 +297,8 @@ def test_raw_rows_of_any_kind_are_predicted(trained, raw, tmp_path):
     assert expected[0] == expected[2] != expected[3]
     raw.to_pandas().to_csv(tmp_path / "raw.csv", index=False)
     frames = (raw.to_pandas(), pl.from_arrow(raw), raw.to_pydict(), {c: raw[c].to_numpy() for c in "nab"})
-    for same in (*frames, raw.to_batches()[0], tmp_path / "raw.csv", str(tmp_path / "raw.csv")):
+    frames += (raw.to_batches()[0], raw.to_reader())
+    for same in (*frames, tmp_path / "raw.csv", str(tmp_path / "raw.csv")):
         assert np.array_equal(predictor.predict(same), expected)
     assert np.array_equal(predictor.predict([raw, raw.to_pandas()]), np.tile(expected, 2))
 

@@ -16,7 +16,7 @@ from hotrows.config import TrainConfig
 from hotrows.metrics import Metrics
 from hotrows.optim import Adagrad
 from hotrows.schema import Label, Schema, Sparse
-from hotrows.train import Trainer, load_run, pictures, run_data, train
+from hotrows.train import Trainer, load_run, run_data, train
 from hotrows.train.recommender import Recommender
 from tests.support.runs import same_bits
 
@@ -54,9 +54,8 @@ def schema(name, loss, **more):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, threads):
+def quick(no_pictures, threads):
     threads(1)
-    monkeypatch.setattr(pictures, "draw_run", lambda run: None)
 
 
 @pytest.fixture(scope="module")

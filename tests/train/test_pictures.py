@@ -40,7 +40,10 @@ def description(vocabularies=12):
     return Description({"train": PartSize(10, 0.2)}, (), used, 16)
 
 
-@pytest.mark.parametrize("evaluations, labels", [(True, False), (True, True), (False, False)])
+@pytest.mark.parametrize(
+    "evaluations, labels",
+    [pytest.param(True, False, marks=pytest.mark.slow), (True, True), (False, False)],
+)
 def test_a_run_is_drawn(tmp_path, evaluations, labels):
     pytest.importorskip("matplotlib")
     run = run_with(tmp_path / "run", evaluations, labels)

@@ -17,7 +17,8 @@ from hotrows.config import TrainConfig
 from hotrows.distributed.in_process import run
 from hotrows.optim import Adagrad
 from hotrows.schema import FIRST_UNKNOWN, Schema, Sequence, Sparse
-from hotrows.train import Trainer, load_run, pictures, train
+from hotrows.train import Trainer, load_run, train
+from hotrows.train.vectors import write_vectors
 from tests.support.runs import same_bits
 
 DIM = 4
@@ -32,9 +33,8 @@ ITEMS = ["red", "blue", "2.0", "7", "black"]  # 2.0 and 2 are one value
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, threads):
+def quick(no_pictures, threads):
     threads(1)
-    monkeypatch.setattr(pictures, "draw_run", lambda run: None)
 
 
 @pytest.fixture(scope="module")
@@ -119,6 +119,17 @@ def test_every_format_gives_the_same(encoded, file, vectors, tmp_path):
     for weights, said in found[1:]:
         assert torch.equal(weights, found[0][0])
         assert said[0].startswith("user: 4 of 12 rows from")
+
+
+def test_vectors_of_another_run_are_read_as_they_were_written(encoded, tmp_path):
+    train(encoded, dataclasses.replace(CONFIG, steps=2), tmp_path / "first")
+    table = load_run(tmp_path / "first").vectors("item")
+    ids, vectors = table["id"].to_pylist(), torch.tensor(table["vector"].to_pylist())
+    for end in ("npy", "arrow", "parquet"):
+        write_vectors(table, tmp_path / f"v.{end}")
+        files = {"item": str(tmp_path / f"v.{end}")}
+        found, _ = weights_at_first(encoded, tmp_path / end, pretrained=files)
+        assert torch.equal(found[ids], vectors), end
 
 
 @pytest.mark.parametrize("store", ["memory", "file"])

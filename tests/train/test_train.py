@@ -5,8 +5,6 @@ import json
 import logging
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -18,6 +16,8 @@ from hotrows.metrics import Metrics
 from hotrows.optim import FTRL, SGD, Adam, RowWiseAdagrad
 from hotrows.train import Interrupted, Trainer, load_run, metrics_log, run_folder, train
 from hotrows.train.run_state import RunState, after_evaluation, evaluation_is_due, lr_scale, stops_early
+from tests.support import forked
+from tests.support.plain_command import leave_out_pictures
 from tests.support.runs import CONFIG, encode, interrupt_after, same_bits, schema, write_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -79,6 +79,7 @@ def test_tensorboard_can_read_the_events(whole):
 
 
 # Steps 1 and 2, before and in an evaluation (one call each), in the middle of the second epoch.
+@pytest.mark.few(3)
 @pytest.mark.parametrize("calls", [1, 3, 4, 5, 24])
 def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, whole, tmp_path, calls):
     run = tmp_path / "run"
@@ -92,6 +93,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, whole, tmp_path, c
     assert [r["step"] for r in records] == [r["step"] for r in expected]
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("optimizer", [SGD(), Adam(per_row_step=True), RowWiseAdagrad(), FTRL()])
 @pytest.mark.parametrize("dense", ["adam", "adagrad", "sgd"])
 def test_every_optimizer_goes_on_to_the_same_bits(encoded, tmp_path, optimizer, dense):
@@ -121,27 +123,20 @@ def test_paths_are_measured_once_and_read_ever_after(encoded, tmp_path, monkeypa
     assert used == [measured, measured]
 
 
+def train_slowly(enc, run, config):
+    leave_out_pictures()
+    train(data.EncodedData.open(enc), config, run, progress=lambda now: time.sleep(0.05))
+
+
 def test_ctrl_c_in_another_process_leaves_a_run_that_goes_on_to_the_same_bits(encoded, whole, tmp_path):
     run = tmp_path / "run"
-    program = (
-        "import sys, time\n"
-        "from hotrows import data\n"
-        "from hotrows.config import TrainConfig\n"
-        "from hotrows.train.trainer import train\n"
-        "config = TrainConfig.from_json(sys.argv[3])\n"
-        "train(data.EncodedData.open(sys.argv[1]), config, sys.argv[2],\n"
-        "      progress=lambda now: time.sleep(0.05))\n"
-    )
-    command = [sys.executable, "-c", program, str(encoded.path), str(run), CONFIG.to_json()]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+    other = forked.Forked(train_slowly, encoded.path, run, CONFIG)
     deadline = time.monotonic() + 60
     while len(metrics_log.read_metrics(run)) < 7 and time.monotonic() < deadline:
         time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[1]
-    assert "stopped after step" in said
-    assert process.returncode != 0
+    os.kill(other.process.pid, signal.SIGINT)
+    assert other.end() != 0
+    assert "stopped after step" in other.error
     assert checkpoint.pointed(run) is not None
     train(encoded, CONFIG, run, resume=True)
     assert same_bits(run, whole[0].run)
@@ -186,6 +181,7 @@ def test_a_run_may_be_made_longer(encoded, tmp_path):
     assert result.steps == 30
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("depth", [0, 1, 5])
 def test_planning_ahead_changes_no_bit(encoded, whole, tmp_path, depth):
     config = dataclasses.replace(CONFIG, plan_depth=depth)
@@ -241,6 +237,8 @@ def test_a_prediction_that_is_no_number_is_refused_and_its_row_named(encoded, wh
     assert next(predictions).isfinite().all()
     with pytest.raises(ValueError, match="the prediction of row 12 is no finite number"):
         next(predictions)
+    with pytest.raises(ValueError, match="the prediction of row 12 is no finite number"):
+        list(load_run(whole[0].run).logits(batches))  # of which the command writes its file
 
 
 def test_without_validation_the_last_checkpoint_is_the_best(tmp_path, caplog):

@@ -4,9 +4,8 @@ import dataclasses
 import json
 import os
 import random
+import shutil
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
@@ -17,7 +16,9 @@ from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare
 from hotrows.storage.file_store import FileStore
 from hotrows.train import Interrupted, Trainer, metrics_log
+from tests.support import forked
 from tests.support.choice import everything
+from tests.support.plain_command import leave_out_pictures
 from tests.support.runs import CONFIG, assert_same_run, interrupt_after, schema, weights_of, write_rows
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -47,7 +48,7 @@ def in_file(path, **options):
     return dataclasses.replace(SMALL, store=f"file:{path}", **options)
 
 
-@pytest.mark.pairs
+@pytest.mark.few(5)
 @pytest.mark.parametrize("store", ["memory", "file"])
 @pytest.mark.parametrize("policy", ["lookahead", "lru", "frequency:2,3"])
 @pytest.mark.parametrize("plan_depth", [0, 2])
@@ -144,23 +145,14 @@ def test_settings_that_contradict_are_refused(tmp_path):
 
 # ---- crashes
 
-_CHILD = """
-import sys
-from pathlib import Path
-import torch
-from hotrows.config import TrainConfig
-from hotrows.data import EncodedData
-from hotrows.train import Trainer, pictures
-torch.set_num_threads(1)
-pictures.draw_run = lambda run: None
-enc, run, config = sys.argv[1:]
-run = Path(run)
-config = TrainConfig.from_json(config)
-def progress(now):
-    print(now.stage, now.done, flush=True)
-resume = (run / "config.json").exists()
-Trainer(EncodedData.open(enc), config, run, resume=resume, progress=progress).fit()
-"""
+
+def train_on(say, enc, run, config):
+    """Begins the run or goes on with it, and says how far it is."""
+    torch.set_num_threads(1)
+    leave_out_pictures()
+    resume = (run / "config.json").exists()
+    progress = lambda now: say(f"{now.stage} {now.done}")  # noqa: E731
+    Trainer(EncodedData.open(enc), config, run, resume=resume, progress=progress).fit()
 
 
 def test_kill_at_any_moment_then_the_run_goes_on_to_the_same_weights(encoded, whole, tmp_path):
@@ -168,23 +160,18 @@ def test_kill_at_any_moment_then_the_run_goes_on_to_the_same_weights(encoded, wh
     config = in_file(tmp_path / "store", checkpoint_every=2)
     run, random_, kills = tmp_path / "run", random.Random(5), 0
     while True:
-        child = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", _CHILD, encoded.path, run, config.to_json()],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        assert child.stdout is not None and child.stderr is not None
-        if kills < (
-            5 if everything() else 2
-        ):  # some of its steps, and a moment more: within one, or within a checkpoint
+        child = forked.Forked(train_on, encoded.path, run, config, listens=True)
+        if kills < (5 if everything() else 2):
+            # some of its steps, and a moment more: within one, or within a checkpoint
             for _ in range(random_.randint(1, 18)):
-                child.stdout.readline()
+                child.hear()
             time.sleep(random_.random() * 0.02)
-            child.send_signal(signal.SIGKILL)
+            child.process.kill()
             kills += 1
-        _, errors = child.communicate()
-        assert child.returncode in (0, -signal.SIGKILL), errors
+        code = child.end()
+        assert code in (0, -signal.SIGKILL), child.error
         pointer = checkpoint.pointed(run)
-        if child.returncode == 0:
+        if code == 0:
             break
         if not (run / "config.json").exists():
             _forget(run, tmp_path / "store")
@@ -198,10 +185,11 @@ def test_kill_at_any_moment_then_the_run_goes_on_to_the_same_weights(encoded, wh
 
 def _forget(run, store):
     """A run killed before it had begun leaves nothing to go on with."""
-    subprocess.run(["rm", "-rf", run, store], check=True)
+    for folder in (run, store):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.pairs
+@pytest.mark.few(5)
 @pytest.mark.parametrize("call", [4, 14, 34])
 @pytest.mark.parametrize("method", ["write", "read", "checkpoint"])
 def test_a_disk_that_fails_stops_the_run_and_loses_nothing(

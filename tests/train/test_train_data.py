@@ -17,7 +17,7 @@ from hotrows.metrics import Metrics
 from hotrows.optim import SGD, Adagrad
 from hotrows.schema import Label, Schema
 from hotrows.table import Table
-from hotrows.train import Trainer, load_run, pictures, run_folder, train
+from hotrows.train import Trainer, load_run, run_folder, train
 from hotrows.train.recommender import Recommender
 from hotrows.train.run_data import id_counts
 from tests.support.clicks import SCHEMA, table
@@ -33,9 +33,8 @@ CONFIG = TrainConfig(
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, threads):
+def quick(no_pictures, threads):
     threads(1)
-    monkeypatch.setattr(pictures, "draw_run", lambda run: None)
 
 
 @pytest.fixture(scope="module")

@@ -71,7 +71,7 @@ def test_a_run_on_the_device_is_that_of_the_host(encoded, tmp_path, settings):
 def test_a_captured_run_has_the_bits_of_one_that_is_not(encoded, tmp_path, settings, kind):
     """The dense rate, too, which is no float32 as it is given, and changes from step to step."""
     config = dataclasses.replace(
-        CONFIG, **settings, device="cuda", dense_lr=0.0123, warmup_steps=5, epochs=2
+        CONFIG, **settings, device="cuda", dense_lr=0.0123, warmup_steps=5, steps=7
     )
     on_device(encoded, config, tmp_path / "plain", kind)
     on_device(encoded, dataclasses.replace(config, cuda_graph=True), tmp_path / "captured", kind)
@@ -147,7 +147,7 @@ def test_a_step_waits_for_nothing(encoded, tmp_path, settings, monkeypatch):
     """From step to step the host asks the device for nothing: not even the loss."""
     monkeypatch.setattr(Reports, "interval_is_over", False)  # the loss is asked for at its end
     config = dataclasses.replace(
-        CONFIG, **settings, epochs=2, clip_norm=1.0, evaluate_every=1000, batch_size=64
+        CONFIG, **settings, steps=13, clip_norm=1.0, evaluate_every=1000, batch_size=64
     )
     seen = {}
     on_device(

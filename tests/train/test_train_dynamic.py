@@ -197,7 +197,7 @@ def test_a_run_that_is_killed_after_any_step_ends_with_the_same_bits(tmp_path, e
     whole = tmp_path / "whole"
     Trainer(data, config, whole).fit()
     draw, kills, number = random.Random(0), 0, 0
-    while kills < (200 if everything() else 6):
+    while kills < (200 if everything() else 3):
         run, number, result = tmp_path / f"run-{number}", number + 1, None
         while result is None:
             try:

@@ -72,6 +72,9 @@ def data(tmp_path_factory):
     return plain, regroup(plain, found, folder / "hot")
 
 
+MORE_STOPS = [pytest.param(step, marks=pytest.mark.slow) for step in (3, 5, 7, 11, 13, 15, 17, 21, 23)]
+
+
 class Stop(Callback):
     """Ends the run after a step, as the last rank says."""
 
@@ -84,7 +87,7 @@ class Stop(Callback):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("step", range(1, 24, 2))
+@pytest.mark.parametrize("step", [1, 9, 10, 19, *MORE_STOPS])
 def test_a_stop_ends_the_run_wherever_a_block_ends(data, tmp_path, step, num_ranks):
     def work(ranks):
         config = dataclasses.replace(CONFIG, plan_depth=0)
@@ -182,7 +185,7 @@ def test_a_run_has_the_bits_of_a_plain_loop_over_its_batches(data, steps, tmp_pa
     assert all(map(torch.equal, weights_of(tmp_path / "run"), expected))
 
 
-@pytest.mark.pairs
+@pytest.mark.few(5)
 @pytest.mark.parametrize("store", ["memory", "file"])
 @pytest.mark.parametrize("policy", ["hot", "lookahead", "lru"])
 @pytest.mark.parametrize("slots, hot_cold", [(24, "sequential"), (80, "scheduled")])

@@ -12,7 +12,7 @@ from hotrows.data import Loader, profile, regroup
 from hotrows.data.hot_cold.profile import row_bytes
 from hotrows.engine.embedding import Embedding
 from hotrows.optim import SGD, Adagrad
-from hotrows.train import Interrupted, load_run, metrics_log, pictures, run_folder, train
+from hotrows.train import Interrupted, load_run, metrics_log, run_folder, train
 from hotrows.train.export import export
 from hotrows.train.recommender import Recommender
 from tests.support import pretend
@@ -31,6 +31,7 @@ SMALL = {
     "mmoe": {"dim": 4, "num_experts": 2, "expert_hidden": [8], "tower_hidden": [8]},
 }
 ROWS = table(400)
+LONG = ("dien", "can", "mmoe")  # to train on a pretended device
 
 
 def config_of(model, **options):
@@ -49,20 +50,25 @@ def config_of(model, **options):
 
 @pytest.mark.parametrize("model", sorted(models.BY_NAME))
 def test_every_model_trains_on_a_device(encoded, tmp_path, model):
-    config = config_of(model, fast_memory=200_000)
+    config = dataclasses.replace(config_of(model, fast_memory=200_000), steps=3, evaluate_every=3)
     here = train(encoded, config, tmp_path / "here")
     with pretend.gpu():
         there = train(encoded, dataclasses.replace(config, device="cuda"), tmp_path / "there")
     assert there.test.log_loss == pytest.approx(here.test.log_loss, rel=1e-3)
 
 
-@pytest.mark.parametrize("model", ["dlrm", "deepfm", "fm", "dcnv2", "din", "dien", "can", "mmoe"])
+@pytest.mark.parametrize(
+    "model",
+    ["dlrm", "deepfm", "fm", "dcnv2", "din", *(pytest.param(m, marks=pytest.mark.slow) for m in LONG)],
+)
 def test_narrow_vectors_stay_close_on_a_device(encoded, tmp_path, model):
     """Vectors of 8 columns and more and their gradients are in bfloat16 there, as is the model."""
     options = {
         name: 8 if name == "dim" else value for name, value in config_of(model).model_options.items()
     }
-    config = dataclasses.replace(config_of(model, device="cuda"), model_options=options)
+    config = dataclasses.replace(
+        config_of(model, device="cuda"), model_options=options, steps=4, evaluate_every=4
+    )
     with pretend.gpu():
         wide = train(encoded, config, tmp_path / "wide")
         narrow = train(encoded, dataclasses.replace(config, precision="bfloat16"), tmp_path / "narrow")
@@ -71,9 +77,8 @@ def test_narrow_vectors_stay_close_on_a_device(encoded, tmp_path, model):
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch, threads):
+def quick(no_pictures, threads):
     threads(1)
-    monkeypatch.setattr(pictures, "draw_run", lambda run: None)
 
 
 @pytest.fixture(scope="module")

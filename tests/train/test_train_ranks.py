@@ -84,9 +84,9 @@ def assert_like(trainers, results, alone, rtol=1e-4, atol=1e-5, dense=True):
     assert all(torch.equal(every[0], of) for of in every)
 
 
-@pytest.mark.pairs
-@pytest.mark.parametrize("sharding", ["auto", "rows", "tables", "columns", "replicated"])
+@pytest.mark.few(5)
 @pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize("sharding", ["auto", "rows", "tables", "columns", "replicated"])
 def test_a_run_on_ranks_finds_what_one_rank_finds(encoded, alone, tmp_path, num_ranks, sharding):
     config = dataclasses.replace(CONFIG, sharding=sharding)
     trainers, results = fit(encoded, config, tmp_path / "run", num_ranks)
@@ -111,18 +111,21 @@ def test_how_ranks_are_driven_changes_rounding_alone(encoded, alone, tmp_path, c
 
 
 @pytest.mark.parametrize(("here", "expected"), [("2", [1]), ("1", [1, 2, 4, 8])])
-def test_the_number_of_micro_batches_is_chosen_and_kept_with_its_reason(
+def test_micro_batches_and_packs_are_chosen_by_default_and_kept_with_their_reasons(
     encoded, alone, tmp_path, monkeypatch, here, expected
 ):
     """Ranks of one machine have nothing to hide behind; between machines the cost model decides."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
-    config = dataclasses.replace(CONFIG, micro_batches=0)
-    trainers, results = fit(encoded, config, tmp_path / "run", 2)
+    trainers, results = fit(encoded, CONFIG, tmp_path / "run", 2)
     assert_like(trainers, results, alone)
     plan = json.loads((tmp_path / "run" / "placing.json").read_text())["2"]
     assert plan["micro_batches"] in expected
+    assert {trainer.embedding.planner.micro_batches for trainer in trainers} == {plan["micro_batches"]}
+    sets = 2  # vectors and weights of single features
+    assert len(trainers[0].embedding.packs) == sum(plan["pack_parts"]) + sets - len(plan["pack_parts"])
     said = "ranks of one machine" if here == "2" else "predicted steps 1: "
-    assert any("micro-batch" in reason and said in reason for reason in plan["reasons"])
+    for about in ("micro-batch", "pack"):
+        assert any(about in reason and said in reason for reason in plan["reasons"]), about
 
 
 def test_exchanges_go_in_two_stages_where_that_is_predicted_or_set_and_change_no_bit(
@@ -251,6 +254,7 @@ def test_batches_of_scattered_hot_rows_request_nothing_of_other_ranks(scattered,
     assert all(crosses != hot for hot, crosses in requested)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("after", [1, 4, 9])
 def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, tmp_path, after):
     config = dataclasses.replace(CONFIG, model_options={"dim": 4, "hidden": [16]})
@@ -274,6 +278,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bits(encoded, tmp_path, after):
         assert torch.equal(weights, expected[name])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (3, 2), (2, 4)])
 def test_a_run_goes_on_with_another_number_of_ranks(encoded, alone, tmp_path, before, after):
     config = dataclasses.replace(CONFIG, steps=6)
@@ -326,7 +331,7 @@ def test_an_error_of_one_rank_is_the_error_of_the_run(encoded, tmp_path):
 
 
 def torchrun(num_ranks, *arguments, timeout=240, **environment):
-    """`torchrun --nproc-per-node N -m hotrows ...`, its exit code and what it printed."""
+    """`torchrun --nproc-per-node N ...`, its exit code and what it printed."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
         str(num_ranks), *arguments,
@@ -338,6 +343,7 @@ def torchrun(num_ranks, *arguments, timeout=240, **environment):
     return found.returncode, found.stdout, found.stderr
 
 
+PLAIN = ("-m", "tests.support.plain_command")
 TRAIN = (
     "--model", "deepfm", "--option", "dim=4", "--option", "hidden=[16]", "--batch-size", "50",
     "--embedding-lr", "0.1", "--seed", "3", "--linear-paths", "plain", "--timeout", "60",
@@ -347,7 +353,7 @@ TRAIN = (
 @pytest.mark.parametrize("num_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_under_torchrun_find_what_one_rank_finds(encoded, alone, tmp_path, num_ranks):
     code, out, err = torchrun(
-        num_ranks, "-m", "hotrows", "train", str(encoded.path), *TRAIN, "--run-dir",
+        num_ranks, *PLAIN, "train", str(encoded.path), *TRAIN, "--run-dir",
         str(tmp_path / "run"), "--trace", str(tmp_path / "trace.json"),
     )  # fmt: skip
     assert code == 0, err
@@ -406,7 +412,7 @@ def test_a_rank_that_dies_ends_the_job_in_seconds_and_torchrun_goes_on_by_itself
 def test_sigterm_saves_on_all_ranks(encoded, tmp_path):
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
-        "-m", "hotrows", "train", str(encoded.path), *TRAIN, "--epochs", "500",
+        *PLAIN, "train", str(encoded.path), *TRAIN, "--epochs", "500",
         "--no-shuffle", "--stop-patience", "1000", "--run-dir", str(tmp_path / "run"),
     ]  # fmt: skip
     process = subprocess.Popen(

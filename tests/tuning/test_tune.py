@@ -34,7 +34,7 @@ from tests.support.sharded import whole_weights
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
 
-DEFAULTS = TrainConfig(fast_memory=1 << 20)
+DEFAULTS = TrainConfig(fast_memory=1 << 20, micro_batches=1)
 SETTINGS = (
     TunedSetting("micro_batches", (1, 2, 4, 8), "rounding"),
     TunedSetting("plan_depth", (0, 1, 2, 4, 8), "no bit"),

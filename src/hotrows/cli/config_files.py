@@ -24,20 +24,21 @@ def read(path: Path, changes: Sequence[str] = ()) -> TrainConfig:
     of --set, which take precedence."""
     if not path.exists():
         if str(path) in RECIPES:
-            return TrainConfig.from_fields(_with_changes(RECIPES[str(path)], changes))
+            return _with_changes(RECIPES[str(path)], changes)
         raise ValueError(
             f"there is no {path}; `hotrows tune` writes one, and {', '.join(RECIPES)} are recipes"
         )
-    fields = _with_changes(_fields_of(path), changes)
+    fields = _fields_of(path)
     with CONFIG_FILE.naming(path):
-        return TrainConfig.from_fields(fields)
+        config = TrainConfig.from_fields(fields)
+    return _with_changes(fields, changes) if changes else config
 
 
 def changed(config: TrainConfig, changes: Sequence[str]) -> TrainConfig:
     """Returns the config with the changes that texts of --set state, such as model_options.dim=32."""
     if not changes:
         return config
-    return TrainConfig.from_fields(_with_changes(json.loads(config.to_json()), changes))
+    return _with_changes(json.loads(config.to_json()), changes)
 
 
 def _fields_of(path: Path) -> dict[str, Any]:
@@ -73,8 +74,8 @@ def _from_yaml(text: str) -> Any:
         raise ValueError(" ".join(str(error).split())) from None
 
 
-def _with_changes(fields: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """a.b=c changes the entry b of the setting a."""
+def _with_changes(fields: Mapping[str, Any], changes: Sequence[str]) -> TrainConfig:
+    """The config of these fields, changed: a.b=c changes the entry b of the setting a."""
     fields = dict(fields)
     for text in changes:
         place, value = name_and_value(text, "--set", "epochs=2")
@@ -92,4 +93,7 @@ def _with_changes(fields: Mapping[str, Any], changes: Sequence[str]) -> dict[str
         elif SETTINGS[name].type is str and value is not None:
             value = text.partition("=")[2]
         fields[name] = value
-    return fields
+    try:
+        return TrainConfig.from_fields(fields)
+    except ValueError as error:
+        raise click.UsageError(f"--set {' --set '.join(changes)}: {error}") from None

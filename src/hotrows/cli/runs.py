@@ -175,17 +175,30 @@ def export_command(
     files = list((out / "tables").iterdir())
     size = format_bytes(sum(file.stat().st_size for file in files))
     program = "model.safetensors" if format == "safetensors" else f"model.{format}"
-    click.echo(f"{out}: {program} and {len(files):,} tables, {size}{_errors(out)}")
+    click.echo(f"{out}: {program} and {len(files):,} tables, {size}")
+    if program != "model.safetensors":
+        _print_differences(out, table_dtype or "float32")
 
 
-def _errors(out: Path) -> str:
-    """What a bundle's logits differ by from the run's; of weights alone nothing."""
+def _print_differences(out: Path, table_dtype: str) -> None:
+    """Prints what a bundle differs by from the run, in tables of fewer bits also on held-out rows."""
+    from hotrows.metrics import word_of
+
     fields = json.loads((out / "export.json").read_text())
-    if "largest_difference" not in fields:
-        return ""
     largest = max(table["largest_error"] for table in fields["tables"])
     logits = fields["largest_difference"]
-    return f"; weights differ by at most {largest:.2g}, logits of random ids by {logits:.2g}"
+    click.echo(f"weights differ by at most {largest:.2g}, logits of random ids by {logits:.2g}")
+    if table_dtype == "float32":
+        return
+    held_out = fields["held_out"]
+    for label, values in held_out.get("labels", {}).items():
+        click.echo(
+            f"{held_out['part']} {label}: {word_of(values['metric'])} {values['bundle']:.6f}, of the run "
+            f"{values['run']:.6f}, difference {values['bundle'] - values['run']:+.6f} "
+            f"({held_out['rows']:,} rows)"
+        )
+    if not held_out.get("labels"):
+        click.echo("no held-out rows of the run's data were found, so that its metric is not compared")
 
 
 def _export_vectors(run: Path, out: Path, feature: str, **how: Any) -> None:

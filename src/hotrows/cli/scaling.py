@@ -108,12 +108,10 @@ def _workload(folder: Path, work: Mapping[str, Any]) -> Workload:
 
 def _with_step(shape: Workload, batch_size: int | None, how: Mapping[str, Any]) -> Workload:
     """Returns the workload with the sizes that options have set in place of its own."""
-    if how["micro_batches"] == 0:
-        raise click.UsageError("micro_batches must be at least 1 to be predicted: give it a number")
     sizes = {
         "batch_size": batch_size,
         "wire_bytes": int(how["wire_bytes"]) if how["wire_bytes"] else None,
-        "micro_batches": how["micro_batches"],
+        "micro_batches": how["micro_batches"] or 0,  # left open as for `train`
     }
     changes: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
     return dataclasses.replace(shape, step=dataclasses.replace(shape.step, **changes))
@@ -148,8 +146,8 @@ def _show(prediction: Prediction, picture: Path | None, as_json: bool, why: bool
         "each: samples of a rank relative to the first line; parts of a step in ms; ahead: planning, "
         "loading or moves of a cache, beside it; held: by the fullest rank"
     )
-    if stages := prediction.stages():
-        click.echo(stages)
+    for line in filter(None, (prediction.stages(), prediction.micro_batches())):
+        click.echo(line)
     for point in prediction.points:
         words = point.refused or point.sharding(prediction.workload.loads)
         click.echo(f"{point.num_ranks:>6,} ranks  {words}")

@@ -47,6 +47,7 @@ class Machine:
     disk_bandwidth: bytes a second that a node reads of its training data.
     far_memory: bytes for tables behind a cache (0: none).
     far_bandwidth: bytes a second to or from far memory, in both directions at once.
+    on_host: whether its ranks train on processors.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Machine:
     disk_bandwidth: float = math.inf
     far_memory: float = 0.0
     far_bandwidth: float = math.inf
+    on_host: bool = True
 
     def to_json(self) -> dict[str, Any]:
         """All that is finite; what is not is a default."""
@@ -99,6 +101,7 @@ _H100 = Machine(
     disk_bandwidth=25e9,
     far_memory=128e9,
     far_bandwidth=0.75 * 64e9,
+    on_host=False,
 )
 
 

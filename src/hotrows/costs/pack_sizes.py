@@ -1,10 +1,9 @@
-"""Pack sizes: how packs are split, and how large groups and micro-batches may be.
+"""Pack sizes: how packs are split, and how large micro-batches may be.
 
 The sizing rules of PICASSO (section 3), each computed from measured volumes and bounds alone. `volume`
-is the paper's CalcVParam, `group_capacity` its Capacity_g, `micro_batch_size` its BS_micro. Packs are
-split by `volume` and `balance` (`hotrows.costs.placement`), and batches by `micro_batch_size`
-(`micro_batch_choice`). Sizes of groups are set by hand so far, and that rule is there to be measured
-against it.
+is the paper's CalcVParam, `micro_batch_size` its BS_micro. What is a group in the paper is a pack here;
+its capacity is an equal share of all volume (`parts_of`), the number of shares what the cost model finds
+best (`hotrows.costs.interleaving`). `balance` splits a pack far above the mean.
 """
 
 from __future__ import annotations
@@ -41,22 +40,13 @@ def micro_batch_size(bounds: Mapping[str, float], per_instance: Mapping[str, flo
     return max(1, math.floor(_least(bounds, per_instance)))
 
 
-def group_capacity(bounds: Mapping[str, float], per_parameter: Mapping[str, float]) -> float:
-    """Parameters that the packs of a group may move together: the least of bound / cost of one."""
-    return _least(bounds, per_parameter)
+def parts_of(volumes: Sequence[float], num: int, most: Sequence[int]) -> tuple[int, ...]:
+    """Number of parts of each pack, at least one: of about an equal share of all volume, of `num` shares.
 
-
-def group(volumes: Sequence[float], capacity: float) -> tuple[tuple[int, ...], ...]:
-    """Groups packs, in order, up to `capacity` together; a pack above it is a group of its own."""
-    groups: list[list[int]] = []
-    taken = 0.0
-    for pack, pack_volume in enumerate(volumes):
-        if not groups or taken + pack_volume > capacity:
-            groups.append([])
-            taken = 0.0
-        groups[-1].append(pack)
-        taken += pack_volume
-    return tuple(map(tuple, groups))
+    most: the parts that each pack can have, one per table.
+    """
+    capacity = max(sum(volumes) / num, 1e-9)
+    return tuple(max(1, min(round(v / capacity), m)) for v, m in zip(volumes, most, strict=True))
 
 
 def _least(bounds: Mapping[str, float], costs: Mapping[str, float]) -> float:

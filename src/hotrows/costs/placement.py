@@ -23,9 +23,9 @@ from hotrows.batch import Batch
 from hotrows.config import TrainConfig
 from hotrows.costs import workload
 from hotrows.costs.choose_sharding import choose_sharding
+from hotrows.costs.interleaving import OF_MEMORY, choose_micro_batches, choose_pack_parts
 from hotrows.costs.machines import MACHINES
 from hotrows.costs.measure_machine import kept_machine
-from hotrows.costs.micro_batch_choice import choose_micro_batches
 from hotrows.costs.pack_sizes import balance, volume
 from hotrows.costs.step_cost import Machine, possible_stages, step_cost
 from hotrows.costs.volumes import StepWork, TableLoad
@@ -42,7 +42,6 @@ from hotrows.runtime.machine import total_memory
 from hotrows.schema import is_list, vocabulary_of
 
 _LONG = 20_000_000  # training samples of a run of minutes, which may spend seven seconds measuring
-_OF_MEMORY = 0.7  # share of memory that tables may take
 _STATED = "cpu-100g"  # machine of runs too short to measure
 _MEASURED_BATCHES = 4
 
@@ -78,12 +77,11 @@ def place(
 
     num_samples: number of samples that the run will train on.
     """
-    assert config.pack_parts is not None, "settle the config first"
-    parts: tuple[int, ...] = (config.pack_parts,)
-    if ranks.num_ranks == 1 and config.pack_parts:
+    parts: tuple[int, ...] = (config.pack_parts or 1,)
+    if ranks.num_ranks == 1 and config.pack_parts != 0:
         return ShardingPlan(pack_parts=parts)
     choice = _Choice(data, config, model, ranks)
-    if not config.pack_parts:
+    if config.pack_parts == 0:
         parts = choice.balanced_parts()
     if ranks.num_ranks == 1:
         return ShardingPlan(pack_parts=parts, reasons=tuple(choice.reasons))
@@ -92,6 +90,8 @@ def place(
     if ranks.rank == 0:
         sharding = choice.sharding(machine)
         num = None if config.micro_batches else choice.micro_batches(sharding, machine)
+        if config.pack_parts is None:
+            parts = choice.pack_parts(sharding, machine, num or config.micro_batches)
         summed = choice.summed(sharding)
         stages = choice.stages(sharding, machine)
         plan = ShardingPlan(sharding, summed, parts, tuple(choice.reasons), num, stages)
@@ -140,22 +140,42 @@ class _Choice:
 
     def micro_batches(self, sharding: Mapping[str, Placement], machine: Machine) -> int:
         """How many micro-batches gain, as far as it can be predicted."""
-        reason = ""
-        if self._ranks_here() == self.ranks.num_ranks:
-            reason = "ranks of one machine exchange on the cores that they would hide behind"
-        elif any(isinstance(layer, OverRanks) for layer in self.model.modules()):
-            reason = "layers learn from statistics of the batch at hand"
-        elif not self._has_counts:
-            reason = "the data has no counts of ids"
+        reason = self._nothing_to_hide()
+        if any(isinstance(layer, OverRanks) for layer in self.model.modules()):
+            reason = reason or "layers learn from statistics of the batch at hand"
         if reason:
             self.reasons.append(f"1 micro-batch: {reason}")
             return 1
         loads, step = self._work()
         placements = [sharding[load.name] for load in loads]
-        memory = (1 - _OF_MEMORY) / 2 * total_memory() / self._ranks_here()
+        memory = (1 - OF_MEMORY) / 2 * total_memory() / self._ranks_here()
         num, why = choose_micro_batches(machine, loads, placements, self.ranks.num_ranks, step, memory)
         self.reasons.append(why)
         return num
+
+    def pack_parts(
+        self, sharding: Mapping[str, Placement], machine: Machine, num_micro_batches: int
+    ) -> tuple[int, ...]:
+        """Into how many packs tables of equal attributes are dealt, as far as it can be predicted."""
+        if reason := self._nothing_to_hide():
+            self.reasons.append(f"one pack of tables of equal attributes: {reason}")
+            return (1,)
+        loads, step = self._work()
+        step = dataclasses.replace(step, micro_batches=num_micro_batches)
+        packs = packing.pack_tables(self.tables, self.model.sequences, sharding)
+        volumes, tables = self._volumes(packs), [len(pack.tables) for pack in packs]
+        work = machine, loads, [sharding[load.name] for load in loads], self.ranks.num_ranks, step
+        parts, why = choose_pack_parts(*work, volumes, tables)
+        self.reasons.append(why)
+        return parts
+
+    def _nothing_to_hide(self) -> str:
+        """Why exchanges need not, or cannot, be hidden behind work; empty: the cost model decides."""
+        if self._ranks_here() == self.ranks.num_ranks:
+            return "ranks of one machine exchange on the cores that they would hide behind"
+        if self.config.device != "cpu":
+            return "what a step costs on this device is not measured"
+        return "" if self._has_counts else "the data has no counts of ids"
 
     def stages(self, sharding: Mapping[str, Placement], machine: Machine) -> int:
         """In how many stages all-to-alls are faster, as far as it can be predicted. Hosts' own links
@@ -195,7 +215,7 @@ class _Choice:
 
     def _by_cost(self, machine: Machine) -> dict[str, Placement]:
         num_ranks, (loads, step) = self.ranks.num_ranks, self._work()
-        memory = _OF_MEMORY * total_memory() / self._ranks_here()
+        memory = OF_MEMORY * total_memory() / self._ranks_here()
         choice = choose_sharding(loads, machine, num_ranks, step, memory - step.dense_bytes)
         self.reasons += choice.reasons
         return {load.name: place for load, place in zip(loads, choice.placements, strict=True)}
@@ -221,16 +241,17 @@ class _Choice:
     def balanced_parts(self) -> tuple[int, ...]:
         """Number of even parts of each pack, by the volumes that the first batches read."""
         packs = packing.pack_tables(self.tables, self.model.sequences)
-        reads = self._reads()
-        volumes = []
-        for pack in packs:
-            sizes = [(t.dim, float(sum(reads.get(name, 0) for name in t.features))) for t in pack.tables]
-            volumes.append(volume(1.0, sizes))
-        parts = balance(volumes)
+        parts = balance(self._volumes(packs))
         for pack, num in zip(packs, parts, strict=True):
             if num > 1:
                 self.reasons.append(f"{pack.name}: far more volume than the mean, in {num} parts")
         return parts
+
+    def _volumes(self, packs: Sequence[packing.Pack]) -> list[float]:
+        """Numbers that the first batches read of each pack."""
+        reads = self._reads()
+        by_pack = [[(t.dim, float(sum(reads[n] for n in t.features))) for t in p.tables] for p in packs]
+        return [volume(1.0, sizes) for sizes in by_pack]
 
     def _reads(self) -> Counter[str]:
         """Number of ids of each feature in the first batches."""

@@ -210,7 +210,8 @@ class DynamicIds:
 
     def _present_keys(self, batch: Batch) -> list[Tensor]:
         """By vocabulary, the keys of all its features that are not missing, end to end."""
-        return [_present(self._keys(batch, name)) for name in self.vocabularies]
+        keys = [self._keys(batch, name) for name in self.vocabularies]
+        return [_present(part) for part in keys] if (batch.ids == MISSING_KEY).any() else keys
 
     def _keys(self, batch: Batch, name: str) -> Tensor:
         """The keys of all features of a vocabulary, end to end."""
@@ -222,10 +223,13 @@ class DynamicIds:
         batch = append_crosses(batch, self._crosses)
         all_ids = batch.ids.clone()
         for name, ids in zip(self.vocabularies, by_vocabulary, strict=True):
-            spans, keys = self._spans(batch, name), self._keys(batch, name)
-            if len(ids) < len(keys):
+            spans = self._spans(batch, name)
+            lengths = [span.stop - span.start for span in spans]
+            if len(ids) < sum(lengths):
+                keys = self._keys(batch, name)
                 ids = torch.full_like(keys, MISSING).masked_scatter_(keys != MISSING_KEY, ids)
-            for span, part in zip(spans, ids.split([s.stop - s.start for s in spans]), strict=True):
+            parts = [ids] if len(spans) == 1 else ids.split(lengths)
+            for span, part in zip(spans, parts, strict=True):
                 all_ids[span] = part
         return dataclasses.replace(batch, ids=all_ids)
 

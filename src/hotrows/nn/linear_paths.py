@@ -27,6 +27,7 @@ _MOST_SAMPLES = 8192  # enough to leave the caches; more would only take longer
 _LEAST_GAIN = 0.03  # a path wins where it saves this share of the plain one's time, noise aside
 _ROUNDS = range(4, 30)
 _MOST_PRODUCTS, _LEAST_SAMPLES = 1 << 29, 256  # of a comparison of number formats
+_ENOUGH = 0.25  # seconds after which that measures a layer no more: some processors have no bfloat16
 _TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
 
 
@@ -121,7 +122,7 @@ def _seconds_by_format(model: nn.Module, size: int) -> dict[str, float]:
             y.backward(torch.ones_like(y))
 
         times: dict[str, list[float]] = {name: [] for name in DTYPES}
-        for _ in range(_ROUNDS.start):
+        while len(times["float32"]) < _ROUNDS.start and sum(map(sum, times.values())) < _ENOUGH:
             for name, dtype in DTYPES.items():
                 times[name].append(_time(partial(run, dtype)))
         totals = {name: totals[name] + min(times[name]) for name in DTYPES}

@@ -146,20 +146,17 @@ class KeyPartitions:
     def resolve(self, sent: SentKeys) -> tuple[list[Tensor], list[NewKeys]]:
         """The ids of the next batch's keys on this rank, and all new keys of all ranks, by vocabulary."""
         results = {k: self._tables[k].resolve(sent.keys[k], sent.time) for k in self._owned}
-        changes = torch.zeros(len(self._partitions), 1 + len(GROWTH), dtype=torch.int64)
+        counts = [[0] * (1 + len(GROWTH)) for _ in self._partitions]
+        died: dict[str, list[Tensor]] = {name: [] for name in self.vocabularies}
         for k, resolved in results.items():
             growth = self._tables[k].growth()
-            changes[k] = torch.tensor([len(resolved.born), *(growth[name] for name in GROWTH)])
-        changes = self._ranks.all_reduce(changes).wait()
+            counts[k] = [len(resolved.born), *(growth[name] for name in GROWTH)]
+            died[self._partitions[k][0]].append(resolved.died_keys)
+        changes = self._ranks.all_reduce(torch.tensor(counts)).wait()
         self._growth.append(changes[:, 1:])
         ids, new = self._answered(sent, results, changes[:, 0].tolist())
-        died = [
-            torch.cat(
-                [_NONE, *(r.died_keys for k, r in results.items() if self._partitions[k][0] == name)]
-            )
-            for name in self.vocabularies
-        ]
-        self._changes.append([KeyChanges(*born, gone) for born, gone in zip(new, died, strict=True)])
+        gone = [_joined(of_vocabulary or [_NONE]) for of_vocabulary in died.values()]
+        self._changes.append([KeyChanges(*born, died) for born, died in zip(new, gone, strict=True)])
         return ids, new
 
     def find(self, keys: Sequence[Tensor]) -> list[Tensor]:
@@ -193,15 +190,16 @@ class KeyPartitions:
         self, sent: SentKeys, results: Mapping[int, Resolved], num_new: Sequence[int]
     ) -> tuple[list[Tensor], list[NewKeys]]:
         """Sends ids back to where the keys came from, and new keys to all ranks."""
-        owned_by = [
-            [k for k in range(len(num_new)) if self._owner(k) == p] for p in range(len(sent.counts))
-        ]
+        counts = sent.counts.tolist()  # [P, K]
+        owned_by = [[k for k in range(len(num_new)) if self._owner(k) == p] for p in range(len(counts))]
         new = [t for k in self._owned for t in (self._ids(k, results[k].born), results[k].born_keys)]
-        ids = {k: self._ids(k, results[k].ids).split(sent.counts[:, k].tolist()) for k in self._owned}
-        to_ranks = [[*(ids[k][p] for k in self._owned), *new] for p in range(len(sent.counts))]
+        ids = {
+            k: _cut(self._ids(k, results[k].ids), [of_rank[k] for of_rank in counts]) for k in self._owned
+        }
+        to_ranks = [[*(ids[k][p] for k in self._owned), *new] for p in range(len(counts))]
         sizes = [
             [
-                *sent.counts[self._ranks.rank, owned].tolist(),
+                *(counts[self._ranks.rank][k] for k in owned),
                 *(num_new[k] for k in owned for _ in range(2)),
             ]
             for owned in owned_by
@@ -367,6 +365,10 @@ def _begun(table: KeyTable, keys: Tensor) -> dict[str, Tensor]:
         "counts": torch.full_like(numbers, READ if table.dynamic.eviction.kind == "lfu" else 0),
         "counters": counters,
     }
+
+
+def _cut(tensor: Tensor, sizes: Sequence[int]) -> Sequence[Tensor]:
+    return [tensor] if len(sizes) == 1 else tensor.split(list(sizes))
 
 
 def _joined(pieces: Sequence[Tensor]) -> Tensor:

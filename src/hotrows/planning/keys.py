@@ -72,6 +72,7 @@ class NativeKeyTable(KeyTable):
             _EVICTIONS.index(eviction.kind), eviction.limit,
         )  # fmt: skip
         self._handle = ctypes.c_void_p(self._call("new", settings, returns=ctypes.c_void_p))
+        self._now = self._totals(trained=False)
 
     def __del__(self) -> None:
         if self._handle is not None:
@@ -84,21 +85,21 @@ class NativeKeyTable(KeyTable):
             return self._call("num_bytes", self._handle) + queued
 
     def growth(self) -> dict[str, int]:
-        with self._lock:
-            return dict(zip(COUNTERS[2:6], self._totals(trained=False), strict=False))
+        return dict(zip(COUNTERS[2:6], self._now, strict=False))
 
     def _add_uses(self, keys: Tensor) -> None:
         self._call("feed", self._handle, keys, keys.numel())
 
     def _resolve(self, keys: Tensor, time: int | None) -> Resolved:
-        ids, counts = torch.empty_like(keys), _ints(0, 0)
-        event_time = None if time is None else _ints(time)
+        ids, counts = torch.empty_like(keys), (ctypes.c_int64 * len(COUNTERS))()
+        event_time = None if time is None else ctypes.byref(ctypes.c_int64(time))
         case = self._call("resolve", self._handle, keys, keys.numel(), event_time, ids, counts)
         assert case == 0, "resolve() got other keys than feed()"
-        num_born, num_died = counts.tolist()
+        num_born, num_died, *self._now = counts
         if not num_born + num_died:
             return Resolved(ids, _NONE, _NONE, _NONE, _NONE)
-        changes = [torch.empty(n, dtype=torch.int64) for n in (num_born, num_born, num_died, num_died)]
+        sizes = (num_born, num_born, num_died, num_died)
+        changes = torch.empty(sum(sizes), dtype=torch.int64).split(sizes)
         self._call("changes", self._handle, *changes)
         return Resolved(ids, *changes)
 
@@ -151,6 +152,7 @@ class NativeKeyTable(KeyTable):
         self._call("load_clock", self._handle, clock.numel(), clock, state["clock_times"])
         if keeps_sketch:
             self._call("load_sketch", self._handle, state["sketch"])
+        self._now = totals.tolist()
 
     def _call(self, name: str, *arguments: Any, returns: Any = ctypes.c_int64) -> int:
         function = getattr(self._core, f"hotrows_keys_{name}")

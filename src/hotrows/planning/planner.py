@@ -268,11 +268,12 @@ def _new_rows_of(pack: Pack, new_ids: Sequence[NewIds], ranks: Ranks) -> NewRows
     """Those of this rank, as its store numbers them."""
     none = torch.empty(0, dtype=torch.int64)
     rows, keys = [none], [none]
+    of_features = {feature: new for new in new_ids for feature in new.features}
     for table, first_row in zip(pack.tables, pack.first_rows, strict=False):
-        for new in new_ids:
-            if table.features[0] in new.features:
-                rows.append(new.ids + first_row)
-                keys.append(new.keys)
+        new = of_features.get(table.features[0])
+        if new is not None:
+            rows.append(new.ids + first_row)
+            keys.append(new.keys)
     all_rows, all_keys = torch.cat(rows), torch.cat(keys)
     if ranks.num_ranks > 1:
         all_rows, places = pack.sharding(ranks.num_ranks).local_rows(all_rows, ranks.rank)

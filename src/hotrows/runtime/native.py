@@ -40,7 +40,9 @@ def load() -> ctypes.CDLL | None:
     else:
         library = _open("core_v2")
         if library is not None:
-            library = _open(f"core_v{library.hotrows_cpu_level()}")
+            best = library.hotrows_cpu_level()  # may be missing, if built on another machine
+            built = (_open(f"core_v{level}") for level in range(best, 2, -1))
+            library = next((library for library in built if library is not None), library)
     if library is None:
         warnings.warn(
             "the native core was not built (no C++ compiler at installation?): hotrows runs on its "

@@ -8,6 +8,7 @@ PyTorch is not imported, but for a bundle whose program is a `.pt2`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from hotrows.serving.version import Version, open_version
 _ROWS_AT_ONCE = 4096  # samples that the program computes at a time
 _PLACES_AT_ONCE = 1 << 18  # of their sequences, padded: what is computed of each takes memory
 _LEAST_PLACES = 2  # of sequences: what programs are written for
+_OF_ROWS = ("pooled", "sequence")  # inputs
 _LEAST_SHARED = 16  # rows of a request that is computed by itself, what they share once
 
 
@@ -185,6 +187,9 @@ class Scorer:
         program, inputs, tables = version.program, self.bundle.inputs, version.tables
         if version.shared_program is not None and self._is_shared(requests[0]):
             program, inputs = version.shared_program, self.bundle.shared_inputs
+        reads = dict.fromkeys(read for e in inputs if e.kind in _OF_ROWS for read in e.reads)
+        for (feature, table), request in itertools.product(reads, requests):
+            tables[table].read_ahead(request.ids[feature])
         return program({e.name: self._input(e, pairs, size, places, tables) for e in inputs})
 
     def _input(

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hotrows.runtime import native
 from hotrows.serving.overlay import Overlay
 
 DTYPES = ("float32", "float16", "int8", "int4")
@@ -86,7 +87,8 @@ class TableRows:
             mapped = np.lib.format.open_memmap(path, mode="r")
         except (ValueError, EOFError) as error:
             raise ValueError(f"{path} is damaged: {error}; export again") from None
-        if at_random and hasattr(mmap, "MADV_RANDOM"):
+        self._at_random = at_random and hasattr(mmap, "MADV_RANDOM")
+        if self._at_random:
             mapped._mmap.madvise(mmap.MADV_RANDOM)  # type: ignore[attr-defined]
         stored = mapped.view(np.ndarray)
         if (stored.dtype, stored.shape) != stored_shape(dtype, rows, dim):
@@ -102,6 +104,14 @@ class TableRows:
     def __getitem__(self, ids: np.ndarray) -> np.ndarray:
         """[n] ids -> [n, D] float32."""
         return decode(self.stored(ids), self.dtype, self.dim)
+
+    def read_ahead(self, ids: np.ndarray) -> None:
+        """Begins to read the pages of rows that are needed soon, all at once, where tables are larger
+        than memory; one by one they would be waited for."""
+        library = native.load() if self._at_random else None
+        if library is not None:
+            width = self._stored.shape[1] * self._stored.itemsize
+            native.call(library, "read_ahead", self._stored, width, len(self._stored), ids, len(ids))
 
     def stored(self, ids: np.ndarray) -> np.ndarray:
         """[n] ids -> [n, _] rows as they are stored."""

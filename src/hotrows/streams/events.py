@@ -51,7 +51,7 @@ class LineEvents:
     """Whole lines of text. name: for messages; first_line: number of the first one, from 1.
 
     layout: the columns of delimited text; None: each line is an object of JSON. places: where each event
-    is; None: in the line that it is.
+    is; None: in the line that it is. lines: the number of each one's line, where blank ones were between.
     """
 
     name: str
@@ -59,6 +59,7 @@ class LineEvents:
     first_line: int = 1
     layout: Layout | None = None
     places: Sequence[str] | None = None
+    lines: Sequence[int] | None = None
 
     @cached_property
     def _ends(self) -> np.ndarray:
@@ -73,7 +74,8 @@ class LineEvents:
         first, end, _ = chosen.indices(len(self))
         text = self.text[self._ends[first] : self._ends[max(first, end)]]
         places = None if self.places is None else self.places[first:end]
-        return LineEvents(self.name, text, self.first_line + first, self.layout, places)
+        lines = None if self.lines is None else self.lines[first:end]
+        return LineEvents(self.name, text, self._line(first), self.layout, places, lines)
 
     def columns(self, how: Reading) -> Columns:
         chunk = Chunk(self.name, bytearray(self.text), self.first_line, len(self), 0)
@@ -85,8 +87,12 @@ class LineEvents:
         return [line.decode("utf-8", "backslashreplace") for line in self.text.split(b"\n")[:-1]]
 
     def place(self, number: int) -> str:
-        line = f"{self.name} line {self.first_line + number}"
+        line = f"{self.name} line {self._line(number)}"
         return line if self.places is None else self.places[number]
+
+    def _line(self, number: int) -> int:
+        lines = self.lines or ()
+        return lines[number] if number < len(lines) else self.first_line + number
 
 
 @dataclass(frozen=True)
@@ -117,6 +123,20 @@ class TableEvents:
     def place(self, number: int) -> str:
         row = f"{self.name} row {self.first_row + number}"
         return row if self.places is None else self.places[number]
+
+
+def line_events(name: str, text: bytes, first_line: int, layout: Layout | None) -> LineEvents:
+    """Events that are whole lines of a text; blank lines are none."""
+    if blank_lines(text) == 0 and b"\n\n" not in text and b"\n\r\n" not in text:
+        return LineEvents(name, text, first_line, layout)
+    numbered = enumerate(text.split(b"\n")[:-1], first_line)
+    lines = {number: line + b"\n" for number, line in numbered if line.strip(b"\r")}
+    return LineEvents(name, b"".join(lines.values()), first_line, layout, lines=list(lines))
+
+
+def blank_lines(text: bytes) -> int:
+    """The length of the blank lines that a text begins with."""
+    return text.rfind(b"\n", 0, len(text) - len(text.lstrip(b"\r\n"))) + 1
 
 
 def table_events(table: Any, name: str = "the stream") -> TableEvents:

@@ -22,7 +22,15 @@ from hotrows.data.raw.layout import Layout
 from hotrows.data.raw.reading import COMPRESSIONS
 from hotrows.data.raw.typed_files import TypedFile, checked, explained, kind_of, open_typed_file
 from hotrows.schema import Schema
-from hotrows.streams.events import LineEvents, RawEvents, TableEvents, end_of_line, layout_by_first
+from hotrows.streams.events import (
+    LineEvents,
+    RawEvents,
+    TableEvents,
+    blank_lines,
+    end_of_line,
+    layout_by_first,
+    line_events,
+)
 
 log = logging.getLogger("hotrows")
 
@@ -281,8 +289,8 @@ class _TextFile:
             return LineEvents(name, b"")
         text = self._lines(limit, is_complete)
         end = b"" if text.endswith(b"\n") or not text else b"\n"
-        events = LineEvents(name, text + end, self.line, self._layout)
-        self.offset, self.line = self.offset + len(text), self.line + len(events)
+        events = line_events(name, text + end, self.line, self._layout)
+        self.offset, self.line = self.offset + len(text), self.line + (text + end).count(b"\n")
         return events
 
     def close(self) -> None:
@@ -297,16 +305,17 @@ class _TextFile:
             return False
         self._layout, is_header = layout_by_first(self._schema, str(self._path), line)
         if is_header:
-            self.offset, self.line = len(line), 2
+            self.offset, self.line = self.offset + len(line), self.line + 1
         else:
             self._text = line + self._text
         self._is_known = True
         return True
 
     def _lines(self, limit: int, is_complete: bool) -> bytes:
-        """Takes whole lines, `limit` at most; the last one of a complete file needs no line break."""
+        """Takes whole lines, `limit` at most, of which the first is not blank; the last one of a complete
+        file needs no line break."""
         self.is_read = False
-        while (num_lines := self._text.count(b"\n")) < limit:
+        while (num_lines := self._count_lines()) < limit:
             if len(self._text) > _MOST_TEXT and not num_lines:
                 raise ValueError(f"{self._path} line {self.line} is longer than 16 MiB; correct the file")
             if len(self._text) > _MOST_TEXT:
@@ -322,3 +331,10 @@ class _TextFile:
         self.is_read = self.is_read and end == len(self._text)
         text, self._text = self._text[:end], self._text[end:]
         return text
+
+    def _count_lines(self) -> int:
+        """How many whole lines were read, after the blank ones before them are passed over."""
+        blank = blank_lines(self._text)
+        self.line += self._text.count(b"\n", 0, blank)
+        self.offset, self._text = self.offset + blank, self._text[blank:]
+        return self._text.count(b"\n")

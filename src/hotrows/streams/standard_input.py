@@ -14,7 +14,7 @@ from typing import Any
 
 from hotrows.data.raw.layout import Layout
 from hotrows.schema import Schema
-from hotrows.streams.events import LineEvents, RawEvents, end_of_line, layout_by_first
+from hotrows.streams.events import RawEvents, blank_lines, end_of_line, layout_by_first, line_events
 
 _BLOCK = 1 << 20
 _LONGEST = 1 << 24  # bytes of a line
@@ -67,8 +67,8 @@ class StandardInput:
                 raise ValueError(f"standard input line {self._line} is longer than 16 MiB; correct it")
         if not lines and self._ended and not self._text:
             return None
-        events = LineEvents("standard input", lines, self._line, self._layout)
-        self._line, self._events = self._line + len(events), self._events + len(events)
+        events = line_events("standard input", lines, self._line, self._layout)
+        self._line, self._events = self._line + lines.count(b"\n"), self._events + len(events)
         return events
 
     def read_to(self, position: dict[str, Any], wait: float) -> RawEvents | None:
@@ -84,6 +84,8 @@ class StandardInput:
         """Takes whole lines, `limit` at most; the last one needs no line break."""
         if self._ended and self._text and not self._text.endswith(b"\n"):
             self._text += b"\n"
+        blank = blank_lines(self._text)
+        self._line, self._text = self._line + self._text.count(b"\n", 0, blank), self._text[blank:]
         if not self._is_known and b"\n" in self._text:
             self._take_header()
         end = end_of_line(self._text, limit)
@@ -94,4 +96,4 @@ class StandardInput:
         line, self._is_known = self._text[: end_of_line(self._text, 1)], True
         self._layout, is_header = layout_by_first(self._schema, "standard input", line)
         if is_header:
-            self._text, self._line = self._text[len(line) :], 2
+            self._text, self._line = self._text[len(line) :], self._line + 1

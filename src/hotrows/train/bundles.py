@@ -126,7 +126,8 @@ def check_bundle(folder: Path, recommender: Recommender) -> float:
     ValueError where tables are as trained and the difference is none of rounding.
     """
     scorer = Scorer(folder, trust=True)
-    batch, request = _random_ids(recommender, scorer.version)
+    batch = _random_ids(recommender, scorer.version)
+    request = request_of(batch, scorer.bundle, recommender.schema)
     try:
         ((_, expected),) = logits_of(recommender, [batch])
     except Exception as error:
@@ -251,8 +252,8 @@ def _copy_encoders(run: Path, folder: Path) -> dict[str, FileSum]:
     return sums
 
 
-def _random_ids(recommender: Recommender, version: Version) -> tuple[Batch, Request]:
-    """Ids of all features, or their keys, drawn at random, as a batch and as a request."""
+def _random_ids(recommender: Recommender, version: Version) -> Batch:
+    """Ids of all features, or their keys, drawn at random."""
     random, bundle = np.random.default_rng(0), version.bundle
     live = {f: version.keys[k.vocabulary].pairs()[0] for k in bundle.keys for f in k.features}
     schema = recommender.schema
@@ -260,7 +261,6 @@ def _random_ids(recommender: Recommender, version: Version) -> tuple[Batch, Requ
     together = {name: group[0] for group in bundle.equal_lengths for name in group}
     by_group: dict[str, np.ndarray] = {}
     ids, lengths = {}, {}
-    offsets: dict[str, np.ndarray | None] = {}
     for feature in schema.id_features:
         name = feature.name
         count = np.ones(_SAMPLES, np.int64)
@@ -274,15 +274,28 @@ def _random_ids(recommender: Recommender, version: Version) -> tuple[Batch, Requ
             keys = np.append(live.get(name, ()), [7, MISSING_KEY]).astype(np.int64)
             drawn_ids = keys[drawn_ids % len(keys)]
         ids[name] = drawn_ids
-        offsets[name] = np.concatenate([[0], count.cumsum()]) if is_list(feature) else None
     ends = np.concatenate([np.zeros(1, np.int64), *lengths.values()]).cumsum()
-    batch = Batch(
+    return Batch(
         features=tuple(ids),
         ids=torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *ids.values()])),
         dense=torch.from_numpy(dense),
-        offsets=torch.from_numpy(ends) if any(o is not None for o in offsets.values()) else None,
+        offsets=torch.from_numpy(ends) if any(map(is_list, schema.id_features)) else None,
     )
+
+
+def request_of(batch: Batch, bundle: Bundle, schema: Schema) -> Request:
+    """The samples of an encoded batch as a request of a bundle."""
+    batch = batch.expanded()
+    size, all_ids = batch.size, batch.ids.numpy()
+    lists = {feature.name for feature in schema.id_features if is_list(feature)}
+    starts = np.arange(len(batch.features) * size + 1) if batch.offsets is None else batch.offsets.numpy()
+    ids: dict[str, np.ndarray] = {}
+    offsets: dict[str, np.ndarray | None] = {}
+    for place, name in enumerate(batch.features):
+        ends = starts[place * size : (place + 1) * size + 1]
+        ids[name] = all_ids[ends[0] : ends[-1]]
+        offsets[name] = ends - ends[0] if name in lists else None
     for cross in bundle.crosses:
         ids[cross.name] = bucket_of([ids[name] for name in cross.features], cross.rows)
         offsets[cross.name] = None
-    return batch, Request(_SAMPLES, ids, offsets, dense)
+    return Request(size, ids, offsets, batch.dense.numpy())

@@ -71,15 +71,17 @@ class Classifier:
     ) -> Classifier:
         """Trains on a frame: pandas, Polars, Arrow, or a dict of columns.
 
-        y: a label for each row, of two values, the greater of which is predicted; or the name of its
-        column in X. callbacks: as `Trainer.fit` takes them. sample_weight: how much each row counts in
-        the loss and in metrics, numbers of at least 0 (default: 1, or the schema's weights).
+        y: a label for each row, of two values, the greater of which is predicted, or the name of its
+        column in X; a series names the label. callbacks: as `Trainer.fit` takes them.
+        sample_weight: how much each row counts in the loss and in metrics, numbers of at least 0
+        (default: 1, or the schema's weights).
         """
         table, labels = _rows_and_labels(X, y)
+        name = y if isinstance(y, str) else getattr(y, "name", None) or "label"
         self.classes_ = np.unique(labels)
         if len(self.classes_) != 2:
             raise ValueError(f"expected labels of two values, found {len(self.classes_):,} in y")
-        table, name = _with_column(table, "label", (labels == self.classes_[1]).astype(np.int8))
+        table, name = _with_column(table, str(name), (labels == self.classes_[1]).astype(np.int8))
         draft = Draft(self.schema, ()) if self.schema else draft_schema(table, name)
         self.schema_, self.notes_ = draft.schema, draft.notes
         schema = dataclasses.replace(self.schema_, label=name, columns=None)

@@ -141,12 +141,14 @@ def _vectors(batch_size: int) -> optim.Adagrad:
     )
 
 
-def _pack_parts(config: TrainConfig) -> int:
+def _pack_parts(config: TrainConfig) -> int | None:
     """Planning on the host spends most of its time on slots of a cache, and each part has its own."""
     looks_ahead = config.policy.startswith(("lookahead", "lru"))
     on_device = config.device != "cpu" and config.planning != "host" and looks_ahead
-    if config.pack_parts is not None or config.fast_memory is None or on_device:
-        return 1 if config.pack_parts is None else config.pack_parts
+    if config.pack_parts is not None or config.fast_memory is None:
+        return config.pack_parts
+    if on_device:
+        return 1
     from hotrows.planning.threads import num_threads
 
     return num_threads(config.planning_threads, config.device == "cpu")

@@ -39,6 +39,7 @@ from hotrows.runtime.tensor_file import DTYPES, Stored
 from hotrows.serving.table_rows import DTYPES as ROW_DTYPES
 from hotrows.table import Table
 from hotrows.train.bundles import BundleForm, check_bundle, write_bundle
+from hotrows.train.held_out import compare_held_out
 from hotrows.train.predictor import Predictor, load_run
 from hotrows.train.recommender import Recommender
 from hotrows.version import VERSION
@@ -64,7 +65,8 @@ def export(
 
     format: safetensors, weights alone; onnx or pt2, a bundle with a program, to be served.
     table_dtype: of the tables of a bundle: float32 (default), float16, int8 or int4; the errors are in
-    its `export.json`. Weights alone are written as they are stored.
+    its `export.json`, with the metric of held-out rows next to the run's. Weights alone are written as
+    they are stored.
     shared: features that all rows of a request have in common, as a user beside many candidates has; a
     program of the bundle computes what follows from them once.
     model, trust: of a model of one's own, see `load_run`.
@@ -89,7 +91,7 @@ def export(
                 table_files.describe(_MANIFEST, {**fields, "parameters": _MODEL})
             else:
                 form = BundleForm(format, table_dtype or "float32", tuple(shared))
-                write_whole_bundle(folder, predictor, predictor.run, which, form, progress)
+                write_whole_bundle(folder, predictor, predictor.run, which, form, progress, compare=True)
         finally:
             predictor.embedding.close()
     return Path(out)
@@ -102,16 +104,20 @@ def write_whole_bundle(
     which: str,
     form: BundleForm,
     progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    compare: bool = False,
 ) -> None:
     """Writes the bundle of a model of `run` into `folder`, compares it with the model, and describes it.
 
-    which: of the states of the run it is, as `export.json` is to say.
+    which: of the states of the run it is, as `export.json` is to say. compare: whether tables in fewer
+    bits are compared on held-out rows, too.
     """
     bundle, sums = write_bundle(folder, recommender, run, form, progress)
     fields = {**_description(recommender, which), **bundle}
     describe(folder / _MANIFEST, fields, sums)
-    difference = check_bundle(folder, recommender)
-    describe(folder / _MANIFEST, {**fields, "largest_difference": difference}, sums)
+    fields["largest_difference"] = check_bundle(folder, recommender)
+    if compare and form.table_dtype != "float32":
+        fields["held_out"] = compare_held_out(folder, recommender, run)
+    describe(folder / _MANIFEST, fields, sums)
 
 
 def _write_model(folder: Path, model: torch.nn.Module) -> FileSum:

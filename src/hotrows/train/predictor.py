@@ -40,8 +40,22 @@ class Predictor(Recommender):
         return f"Predictor({self.run}, {self.config.model} of {', '.join(self.labels)}; {self.schema!r})"
 
     def logits(self, batches: Iterable[Batch]) -> Iterator[tuple[Batch, Tensor]]:
-        """Yields each batch with its logits, [B] or [B, T] in host memory."""
-        return evaluate.logits_of(self, batches)
+        """Yields each batch with its logits, [B] or [B, T] in host memory.
+
+        ValueError names the first row whose prediction is no finite number.
+        """
+        done = 0
+        for batch, logits in evaluate.logits_of(self, batches):
+            wrong = (~logits.isfinite()).nonzero()
+            if len(wrong):
+                row = done + int(wrong[0, 0]) + 1
+                raise ValueError(
+                    f"the prediction of row {row:,} is no finite number: training diverged, or the row "
+                    f"has numbers that training never saw; lower the learning rates (--lr, --dense-lr), "
+                    f"or give dense features another transform"
+                )
+            done += len(logits)
+            yield batch, logits
 
     @overload
     def predict(self, data: Iterator[Batch] | Sequence[Batch]) -> Iterator[Tensor]: ...
@@ -64,30 +78,17 @@ class Predictor(Recommender):
         elif isinstance(data, Part):
             data, is_stream = Loader(data, evaluate.EVALUATION_BATCH, shuffle=False).batches(0), False
         else:
-            is_stream = isinstance(data, Iterator) or _are_batches(data)
+            is_rows = hasattr(data, "__arrow_c_stream__")  # as a reader of record batches, an iterator
+            is_stream = (isinstance(data, Iterator) and not is_rows) or _are_batches(data)
             if not is_stream:
                 batches = self.encoder.encode(data)
                 first = list(islice(batches, 2))
                 data = first if len(first) < 2 else chain(first, batches)
-        predictions = self._predictions(data)
+        predictions = (self.predictions(logits) for _, logits in self.logits(data))
         if is_stream:
             return predictions
         shape = (0,) if isinstance(self.tasks, int | None) else (0, len(self.labels))
         return np.concatenate([np.empty(shape, np.float32), *(p.numpy() for p in predictions)])
-
-    def _predictions(self, batches: Iterable[Batch]) -> Iterator[Tensor]:
-        done = 0
-        for _, logits in self.logits(batches):
-            wrong = (~logits.isfinite()).nonzero()
-            if len(wrong):
-                row = done + int(wrong[0, 0]) + 1
-                raise ValueError(
-                    f"the prediction of row {row:,} is no finite number: training diverged, or the row "
-                    f"has numbers that training never saw; lower the learning rates (--lr, --dense-lr), "
-                    f"or give dense features another transform"
-                )
-            done += len(logits)
-            yield self.predictions(logits)
 
     @cached_property
     def encoder(self) -> Encoder:

@@ -1,8 +1,9 @@
 """Pretrained tables: initial values of rows, read from a file by the raw values that ids stand for.
 
-    vectors.parquet, .arrow, .orc    a column of values, and a column of lists of dim numbers
+    vectors.parquet, .arrow, .orc    a column of values (of several, `value`), and one of lists of numbers
     vectors.safetensors              `values` [N], whole numbers, and `vectors` [N, dim]
-    vectors.npy                      [N, dim]: row i is the vector of the value i
+    vectors.npy                      [N, dim]: row i is the vector of the value i, or of the i-th value in
+                                     vectors.values.json beside it
 
 A value is looked up in the vocabulary of its table as one of raw rows is. Rows whose value is not in
 the file keep what the table's initializer gives them.
@@ -11,6 +12,7 @@ the file keep what the table's initializer gives them.
 from __future__ import annotations
 
 import dataclasses
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -170,6 +172,9 @@ def _npy(path: Path) -> tuple[Any, np.ndarray]:
         vectors = np.lib.format.open_memmap(path, mode="r")  # refuses pickled objects
     except (ValueError, EOFError) as error:
         raise ValueError(f"{path} is no npy file of numbers ({first_line(error)})") from None
+    beside = path.with_suffix(".values.json")  # which `export --vectors` writes
+    if beside.exists():
+        return pyarrow().array(json.loads(beside.read_text()), "string"), vectors
     return pyarrow().array(np.arange(len(vectors) if vectors.ndim else 0)), vectors
 
 
@@ -193,6 +198,7 @@ def _typed(path: Path, kind: str) -> tuple[Any, np.ndarray]:
     types = {field.name: field.type for field in table.schema}
     lists = [name for name, type_ in types.items() if is_list(type_)]
     others = [name for name in types if name not in lists]
+    others = ["value"] if "value" in others else others
     if len(lists) != 1 or len(others) != 1:
         shown = ", ".join(f"{name} {type_}" for name, type_ in types.items())
         raise ValueError(

@@ -142,7 +142,7 @@ class Recommender:
         if self._measures(num_samples):
             narrow = [torch.bfloat16] if self.config.precision == "bfloat16" else []
             for dtype in (*narrow, torch.float32):
-                num_parts = self.ranks.num_ranks * max(self.config.micro_batches, 1)
+                num_parts = self.ranks.num_ranks * self.embedding.planner.micro_batches
                 per_step = -(-self.config.batch_size // num_parts)
                 choices |= kept_linear_paths(self.model, per_step, dtype)
         nn.use_linear_paths(self.model, choices)

@@ -94,7 +94,7 @@ class Trainer(Requests, OnStream):
         trace: Path | str | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self.data = EncodedData.open(data) if isinstance(data, str | Path) else data
+        self.data = _opened(data)
         self.ranks = ranks or OneRank()
         config = _checked(config)
         if model is not None:
@@ -402,6 +402,15 @@ def _train_all(trainer: Trainer, stack: ExitStack) -> None:
 def _whole(callbacks: Sequence[Callback]) -> list[Callback]:
     """Those of the class `Callback`: others have the methods of steps and evaluations alone."""
     return [callback for callback in callbacks if isinstance(callback, Callback)]
+
+
+def _opened(data: EncodedData | Path | str) -> EncodedData:
+    if isinstance(data, str | Path):
+        return EncodedData.open(data)
+    if not isinstance(data, EncodedData):
+        what = type(data).__name__
+        raise ValueError(f"expected prepared data, not {what}: hotrows.prepare(rows, schema, folder)")
+    return data
 
 
 def _checked(config: TrainConfig | None) -> TrainConfig:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from hotrows.costs.choose_sharding import ChosenSharding, choose_sharding
-from hotrows.costs.step_cost import Machine, StepCost, possible_stages, step_cost
-from hotrows.costs.volumes import TableLoad
+from hotrows.costs.interleaving import OF_MEMORY, choose_micro_batches, cost_of
+from hotrows.costs.step_cost import Machine, StepCost, possible_stages
+from hotrows.costs.volumes import StepWork, TableLoad
 from hotrows.costs.workload import Workload
 from hotrows.planning.sharding import Placement
 
@@ -62,6 +63,14 @@ class Prediction:
             return ""
         words = [_stages_of(point) for point in several]
         return f"all-to-alls in one stage, or two (within nodes, then between): {'; '.join(words)}"
+
+    def micro_batches(self) -> str:
+        """On how many ranks a step is faster in several micro-batches, where their number is open."""
+        several = [p.cost for p in self.points if p.cost is not None and p.cost.micro_batches > 1]
+        if not several or self.workload.step.micro_batches:
+            return ""
+        words = ", ".join(f"{cost.micro_batches} on {cost.num_ranks:,} ranks" for cost in several)
+        return f"micro-batches: {words}"
 
     def efficiency(self, point: Point) -> float | None:
         """Samples a second per rank, relative to the fewest ranks that fit."""
@@ -138,10 +147,26 @@ def _point(
     workload: Workload, machine: Machine, num_ranks: int, sharding: str, memory: float | None
 ) -> Point:
     loads, step = workload.loads, workload.step
+    at_once = dataclasses.replace(step, micro_batches=step.micro_batches or 1)
     try:
-        choice = choose_sharding(loads, machine, num_ranks, step, memory, sharding)
+        choice = choose_sharding(loads, machine, num_ranks, at_once, memory, sharding)
     except ValueError as refused:
         return Point(num_ranks, None, None, str(refused))
     placed = machine, loads, choice.placements, num_ranks, step
-    costs = tuple(step_cost(*placed, stages) for stages in possible_stages(machine, num_ranks))
+    num = step.micro_batches or _micro_batches(*placed)
+    costs = tuple(cost_of(*placed, num, stages) for stages in possible_stages(machine, num_ranks))
     return Point(num_ranks, min(costs, key=lambda cost: cost.seconds), choice, by_stages=costs)
+
+
+def _micro_batches(
+    machine: Machine,
+    loads: Sequence[TableLoad],
+    placements: Sequence[Placement],
+    num_ranks: int,
+    step: StepWork,
+) -> int:
+    """The number that training takes where it is left open."""
+    if num_ranks <= machine.ranks_per_node or not machine.on_host:
+        return 1
+    memory = machine.memory * (1 - OF_MEMORY) / OF_MEMORY / 2
+    return choose_micro_batches(machine, loads, placements, num_ranks, step, memory)[0]

@@ -10,6 +10,7 @@ import torch
 
 from hotrows.optim import hyper_tensor
 from tests.ops.triton import cases
+from tests.support.choice import everything
 from tests.support.deferred import CASES, target_of
 
 
@@ -57,9 +58,8 @@ def compile_all() -> None:
     kernels.rank_slots(row_of, last_use, coming, ranking, rows[:3], 5, 4)
     kernels.take_slots(*narrow, rows[:3], rows, 5, 4, rows, numbers, rows[:4])
     kernels.resolve(rows, None, 16, torch.arange(4), rows[:4], rows[:4], 2)
-    for optimizer, dim, dtype in zip(
-        cases.OPTIMIZERS, (16, 1, 17, 128, 64, 3, 200), [*cases.DTYPES] * 3, strict=False
-    ):
+    layouts = zip(cases.OPTIMIZERS, (16, 1, 17, 128, 64, 3, 200), [*cases.DTYPES] * 3, strict=False)
+    for optimizer, dim, dtype in list(layouts)[:: 1 if everything() else 3]:
         layout = cases.layout_of(optimizer, dim, dtype)
         records, ints = torch.zeros(64, layout.stride, dtype=torch.uint8), layout.as_ints()
         kernels.copy_rows(records, rows, records, None)
@@ -80,11 +80,12 @@ def compile_deferred() -> None:
     rows, bounds = torch.arange(64), torch.tensor([0, 60])
     runs = rows.int(), torch.arange(65).int(), rows.int()
     scales, squares = torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
-    for name, dim, dtype in (
+    kinds = (
         ("sgd nesterov", 16, torch.float32), ("sgd decay", 1, torch.float64),
         ("adagrad decay", 3, torch.float32), ("rmsprop", 128, torch.float32),
         ("adam decay", 17, torch.float32), ("adamw", 300, torch.float64),
-    ):  # fmt: skip
+    )  # fmt: skip
+    for name, dim, dtype in kinds if everything() else kinds[4:5]:
         case = CASES[name]
         target = target_of(case, torch.zeros(64, dim, dtype=dtype), 3, 4)
         target = replace(target, steps=torch.zeros(4, 16, dtype=torch.float64))

@@ -78,6 +78,7 @@ SOME = ALL if everything() else ALL[::3]
 ODD = [1, 3, 20, 300] if everything() else [3]
 
 
+@pytest.mark.few(3)
 @pytest.mark.pairs
 @pytest.mark.parametrize("bagged", [True, False])
 @pytest.mark.parametrize("dim", ODD)
@@ -102,6 +103,7 @@ def test_kernels_equal_the_reference_over_several_tables(name, dtype, dim, bagge
     assert_close(*changes, rtol=1e-3 if dtype == torch.float32 else 1e-9, atol=1e-4)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", CASES if everything() else ["sgd nesterov", "rmsprop l2"])
 def test_float64_equals_dense_training(name, device):
     case, steps = CASES[name], batches(90 if everything() else 12, 9, 2)

@@ -64,6 +64,7 @@ def interpreted(monkeypatch):
     return names
 
 
+@pytest.mark.few(26)
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_a_kernel_is_its_reference_in_as_many_launches_as_said(name, device, interpreted):
     calls = [arguments for op, arguments in layer_cases.calls() if op == name]

@@ -44,6 +44,7 @@ def unpadded_runs_of(ids):
     return rows, order, starts
 
 
+@pytest.mark.few(8)
 @pytest.mark.pairs
 @pytest.mark.parametrize("dim", [1, 17])
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -93,6 +94,7 @@ def test_only_the_rows_read_change(ids, device):
     assert changed.tolist() == ids[ids >= 0].unique().tolist()
 
 
+@pytest.mark.few(14)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_the_error_is_at_most_twice_that_of_plain_float32(optimizer, dtype, device):
@@ -144,6 +146,7 @@ def exactly(records, layout, optimizer, ids, grad):
     return torch.where(read, new, w), s
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=repr)
 def test_where_the_rows_stand_changes_no_bit(optimizer, device):
     layout = layout_of(optimizer, 16, "bfloat16")

@@ -152,7 +152,11 @@ def _schema_of(schema: Schema | None, stored: EncodedData | None) -> Schema:
     if stored is None and schema is None:
         raise ValueError("prepare needs a schema: one of your own, or that of stored data (like=)")
     if stored is None:
-        assert schema is not None
+        if not isinstance(schema, Schema):
+            raise ValueError(
+                f"expected a Schema, not {type(schema).__name__}; draft_schema(rows).schema drafts one, "
+                f"Schema.load(FILE) reads one"
+            )
         readers_of(schema)
         return schema
     if schema is not None and _without_rows(schema) != _without_rows(stored.schema):

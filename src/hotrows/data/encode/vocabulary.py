@@ -227,7 +227,8 @@ class Vocabularies:
         self._owners = np.array(owners, np.int64)
         self._threads = threads
         self._stored = _Stored([_arrays_of(vocabulary) for vocabulary in values], num_unknown)
-        if self._stored.num_bytes <= (_IN_MEMORY if memory is None else memory):
+        self._in_files = self._stored.num_bytes > (_IN_MEMORY if memory is None else memory)
+        if not self._in_files:
             self._stored = self._stored.in_memory()
         else:
             self._stored.read_at_random(library)
@@ -241,7 +242,8 @@ class Vocabularies:
         ids = np.split(all_ids, np.cumsum([len(column) for column in columns])[:-1])
         places = np.array([column_ids.ctypes.data for column_ids in ids[: len(columns)]], np.int64)
         read = (self._stored.rows, packed.rows, self._owners, len(columns))
-        call(self._library, "vocabularies_encode", *read, places, self._threads)
+        how = (self._threads, int(self._in_files))
+        call(self._library, "vocabularies_encode", *read, places, *how)
         return ids[: len(columns)]
 
 

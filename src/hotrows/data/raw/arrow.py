@@ -272,7 +272,13 @@ def as_table(data: Any) -> Any:
     if isinstance(data, Mapping):
         return _table_of_columns(data)
     if hasattr(data, "__arrow_c_stream__"):
-        return pa.table(data)
+        try:
+            return pa.table(data)
+        except (pa.ArrowException, TypeError) as error:
+            raise ValueError(
+                f"expected columns, found {type(data).__name__} ({first_line(error)}); of a series, or "
+                f"one row, make a frame"
+            ) from None
     if hasattr(data, "collect_schema") and hasattr(data, "collect"):
         return as_table(data.collect())
     if hasattr(data, "with_format") and hasattr(data, "column_names") and hasattr(data, "__len__"):
@@ -291,7 +297,8 @@ def _table_of_columns(columns: Mapping[str, Any]) -> Any:
         if isinstance(column, str | bytes) or not hasattr(column, "__len__"):
             raise ValueError(
                 f"expected a dict of columns, found {type(column).__name__} for {name!r}; give lists or "
-                f"arrays of equal length, for one row too: {{{name!r}: [...]}}"
+                f"arrays of equal length, for one row too: {{{name!r}: [...]}}; of a list of rows make a "
+                f"frame"
             )
         try:
             arrays[str(name)] = _column_array(column)

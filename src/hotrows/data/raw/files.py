@@ -81,6 +81,8 @@ def _folder(place: str) -> list[File]:
     )
     if not paths:
         raise ValueError(f"folder {place} holds no files to read; name the raw files")
+    if any(path.endswith(".shard") for path in paths):
+        raise ValueError(f"{place} is prepared data, not raw rows; name the files that it was made of")
     paths = _without_empty(paths)
     for path in paths:
         _check_local(path)

@@ -7,6 +7,7 @@ are of another kind than those below them.
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ _ROWS, _CELLS = 30_000, 1_500_000  # at most, and never less than the least numb
 _LEAST_ROWS = 1_000
 _SNIFFED = 100  # lines that the delimiter is found from
 _CHUNK_BYTES = 16 << 20
+_PAIRS = re.compile(rb"[-+.\d]+( +\d+:[-+.\deE]+)+ *")  # a line of libsvm
 
 
 @dataclass(frozen=True)
@@ -117,10 +119,18 @@ def _delimiter(name: str, lines: Sequence[bytes]) -> tuple[str, list[str]]:
         fields, num_lines = counts.most_common(1)[0]
         if fields > 1 and 2 * num_lines > len(lines):
             fitting.append((num_lines, delimiter != " ", fields, delimiter))
+    if all(_PAIRS.fullmatch(line) for line in lines):
+        raise ValueError(
+            f"{name} has pairs of index:value, as libsvm writes them, which are not read; write a column "
+            f"for each index"
+        )
     if not fitting:
+        advice = "convert the file, or write the schema by hand"
+        if all(b"::" in line for line in lines):
+            advice = "'::' is two bytes: write one in its place (sed 's/::/\\t/g' FILE)"
         raise ValueError(
             f"{name} line 1: no delimiter of {', '.join(map(repr, DELIMITERS))} cuts the lines into "
-            f"equally many columns; convert the file, or write the schema by hand"
+            f"equally many columns; {advice}"
         )
     num_lines, *_, best = max(fitting, key=lambda rank: rank[:3])
     return best, [] if num_lines == len(lines) else [f"the delimiter is perhaps {best!r}: lines differ"]

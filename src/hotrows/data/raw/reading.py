@@ -124,7 +124,7 @@ def _blocks(file: File, chunk_bytes: int) -> Iterator[tuple[bytes, int]]:
     try:
         compression = compression_of(file)
         with file.open() as raw:
-            stream = _decoded(_decompressed(raw, compression, file.name))
+            stream = _decoded(_decompressed(raw, compression, file.name), file.name)
             while block := stream.read(chunk_bytes):
                 yield block, raw.tell()
     except UnicodeDecodeError as error:
@@ -183,14 +183,19 @@ def _only_member(raw: BinaryIO, name: str) -> Any:
     return archive.open(members[0])
 
 
-def _decoded(stream: Any) -> _Stream:
-    """Reads UTF-16 as UTF-8, by its byte order mark; other content is passed on byte by byte."""
+def _decoded(stream: Any, name: str) -> _Stream:
+    """Reads UTF-16 as UTF-8, by its byte order mark; other content is passed on byte by byte.
+
+    Without the mark UTF-16 is refused: every other byte of its ASCII characters is 0.
+    """
     start = stream.read(_LONGEST)
     while 0 < len(start) < _LONGEST and (more := stream.read(_LONGEST - len(start))):
         start += more
     encoding = next((name for mark, name in _ENCODINGS.items() if start.startswith(mark)), None)
     if encoding == "utf-8-sig":
         return _Resumed(start[len(codecs.BOM_UTF8) :], stream)
+    if len(start) > 3 and {not any(start[::2]), not any(start[1::2])} == {True, False}:
+        raise ValueError(f"{name} seems to be UTF-16 without a byte order mark; write it again, as UTF-8")
     resumed = _Resumed(start, stream)
     return resumed if encoding is None else _Transcoded(resumed, encoding)
 

@@ -163,6 +163,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Reads a folder's data.json."""
     if not (path / _MANIFEST).is_file():
         raise ValueError(f"{path} holds no prepared data (no {_MANIFEST} in it); make it with `prepare`")
+    if (path / "config.json").is_file():
+        raise ValueError(f"{path} is a run; name the folder of prepared data that it was trained on")
     return _FILE.read(path / _MANIFEST)
 
 
