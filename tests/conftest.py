@@ -46,6 +46,8 @@ def pytest_collection_modifyitems(config, items):
         left_out = choice.left_out(items)
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
+    # The longest files first: at the end no process then waits long for the others.
+    items.sort(key=lambda item: not item.nodeid.startswith(("tests/test_", "tests/train/", "tests/tuning/")))
 
 
 def pytest_collection_finish():

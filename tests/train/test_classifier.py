@@ -61,7 +61,7 @@ def test_frames_of_any_kind_and_a_column_for_labels_give_the_same(frame, fitted,
 
 def test_its_run_is_temporary_or_where_it_is_wanted(frame, tmp_path):
     classifier = Classifier(LR, run=str(tmp_path / "run"), steps=2).fit(frame, "answer")
-    chances = load_run(tmp_path / "run", model=LR).predict(frame)
+    chances = load_run(tmp_path / "run", model=LR).predict(frame.drop(columns="answer"))
     assert np.array_equal(chances, classifier.predict_proba(frame)[:, 1])
     temporary = Classifier("lr", steps=2).fit(frame, "answer")
     run = temporary.run_

@@ -14,7 +14,7 @@ import dataclasses
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,16 @@ class Classifier:
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """The probabilities of both classes, [N, 2] float32; X: all that `Predictor.predict` takes."""
-        chances = self.predictor_.predict(X)
+        """The probabilities of both classes, [N, 2] float32.
+
+        X: all that `Predictor.predict` takes; labels that are a column of a frame are not read.
+        """
+        predictor = self.predictor_
+        if isinstance(X, Mapping) or hasattr(X, "columns"):
+            X = as_table(X)
+            (label,) = predictor.labels
+            X = X.drop_columns([label]) if label in X.column_names else X
+        chances = predictor.predict(X)
         return np.stack([1 - chances, chances], 1)
 
     def predict(self, X: Any) -> np.ndarray:
