@@ -106,7 +106,7 @@ def cached(place, store="memory", looks_ahead=True, optimizer="adam, decay", l2=
 
 CACHED = [
     ("memory", True, "adam, decay", False),
-    ("file", False, "momentum", True),
+    pytest.param("file", False, "momentum", True, marks=pytest.mark.slow),
     *(
         pytest.param(store, ahead, optimizer, l2, marks=pytest.mark.slow)
         for store in ("memory", "file")

@@ -65,7 +65,7 @@ def test_a_cache_on_the_device_changes_no_bit(kind, cache_transfer, plan_depth, 
         assert same(trained[1], expected[1])
 
 
-@pytest.mark.few(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "optimizer",

@@ -96,7 +96,7 @@ def test_ranks_on_devices_have_the_bits_of_ranks_on_processors(
     )  # fmt: skip
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("sharding", "cache", "micro_batches", "num_ranks", "stages", "planning"),
     [

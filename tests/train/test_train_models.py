@@ -48,6 +48,7 @@ def config_of(model, **options):
     )
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("model", sorted(models.BY_NAME))
 def test_every_model_trains_on_a_device(encoded, tmp_path, model):
     config = dataclasses.replace(config_of(model, fast_memory=200_000), steps=3, evaluate_every=3)
