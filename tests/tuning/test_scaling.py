@@ -87,7 +87,7 @@ def test_a_curve_rises_bends_and_says_why():
     assert [point.num_ranks for point in prediction.points] == [1, 8, 128, 1024]
     one, eight, many, too_many = (point.cost for point in prediction.points)
     assert one.limit == "dense" and many.limit == "bytes"
-    assert too_many.limit == "planning" and too_many.latency > too_many.dense
+    assert too_many.limit == "messages" and too_many.latency > too_many.dense
     assert one.samples_per_second < eight.samples_per_second < many.samples_per_second
     shares = [prediction.efficiency(point) for point in prediction.points]
     assert shares[0] == 1 and shares == sorted(shares, reverse=True)

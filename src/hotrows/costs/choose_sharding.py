@@ -151,16 +151,16 @@ def _place(problem: _Problem, kinds: Sequence[str]) -> ChosenSharding:
 
     sizes = [load.rows * load.dim for load in loads]
 
-    def options_of(t: int, first: int) -> list[_PlacedTable]:
+    def options_of(t: int) -> list[_PlacedTable]:
         shares = num_shares(sizes[t], sizes, num_ranks)
-        placements = _placements(loads[t], hot[t], kinds[t], first, num_ranks, shares)
+        placements = _placements(loads[t], hot[t], kinds[t], work, num_ranks, shares)
         return [problem.placed(loads[t], place) for place in placements]
 
-    costs = [min(option.cost for option in options_of(t, 0)) for t in range(len(loads))]
     work, held = np.zeros(num_ranks), np.zeros(num_ranks)
+    costs = [min(option.cost for option in options_of(t)) for t in range(len(loads))]
     chosen: dict[int, tuple[_PlacedTable, list[_PlacedTable]]] = {}
     for t in sorted(range(len(loads)), key=lambda t: (-costs[t], t)):
-        options = options_of(t, int(work.argmin()))
+        options = options_of(t)
         best = _best(options, work, held, sum(costs), problem.memory)
         work, held = work + best.seconds, held + best.held
         chosen[t] = best, options
@@ -193,23 +193,45 @@ def _first(options: Sequence[_PlacedTable], values: Sequence[float]) -> _PlacedT
 
 
 def _placements(
-    load: TableLoad, hot: int, kind: str, first: int, num_ranks: int, shares: int
+    load: TableLoad, hot: int, kind: str, work: np.ndarray, num_ranks: int, shares: int
 ) -> list[Placement]:
     """Lists ways to place a table, the simplest first: on 1, 2, 4, ... ranks, and on all.
 
-    shares: number of ranks' shares of all tables that it is, which a giant one is dealt over.
+    work: seconds that each rank works so far, [P]. shares: number of ranks' shares of all tables that
+    it is, which a giant one is dealt over.
     """
     if hot == load.rows:
         return [Placement(hot=hot)]
     if kind == "columns":
         return [BY_COLUMNS]
-    over = Placement(hot, max(1, min(num_ranks, load.rows - hot)), first)  # or on as many as it has rows
+    most = max(1, min(num_ranks, load.rows - hot))  # or as many as it has rows
     if kind in ("rows", "hot or rows"):
-        return [over]
-    if kind == "tables":
-        return [Placement(hot, min(shares, over.num_ranks), first)]
-    nums = [1 << n for n in range(over.num_ranks.bit_length() if kind == "auto" else 1)]
-    return [*(Placement(hot, num, first) for num in nums if num < over.num_ranks), over]
+        nums = [most]
+    elif kind == "tables":
+        nums = [min(shares, most)]
+    else:
+        nums = [1 << n for n in range(most.bit_length() if kind == "auto" else 1)]
+        nums = [*(num for num in nums if num < most), most]
+    return [Placement(hot, num, _first_rank(work, num, (load.rows - hot) % num)) for num in nums]
+
+
+def _first_rank(work: np.ndarray, num: int, longer: int) -> int:
+    """Returns the first of `num` ranks in turn whose busiest is the least busy.
+
+    longer: how many of them, from the first on, have a row more than the others. Of equals, that is
+    returned whose longer ones' busiest is the least busy, then that which is itself: it has the rows
+    that are read most.
+    """
+    return int(np.lexsort((work, _busiest(work, longer or 1), _busiest(work, num)))[0])
+
+
+def _busiest(work: np.ndarray, num: int) -> np.ndarray:
+    """[P]: the most work of a rank and the `num` - 1 that follow it in a circle."""
+    most, width = work, 1
+    while width < num:
+        step = min(width, num - width)
+        most, width = np.maximum(most, np.roll(most, -step)), width + step
+    return most
 
 
 def _hot_ids(problem: _Problem, kinds: Sequence[str]) -> list[int]:
