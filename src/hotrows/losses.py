@@ -27,11 +27,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
+
+    Array = TypeVar("Array", Tensor, np.ndarray)
 
 _FLOAT32 = 3.4028234663852886e38  # its greatest number
 _RANKING = re.compile(r"ndcg|mrr|(ndcg|hit)@[1-9][0-9]{0,8}")
@@ -97,8 +99,8 @@ class Loss:
 
         return functional.binary_cross_entropy_with_logits(outputs, labels, reduction="none")
 
-    def calibrated(self, outputs: Tensor) -> Tensor:
-        """Outputs of the model as those whose `link` is the prediction."""
+    def calibrated(self, outputs: Array) -> Array:
+        """Outputs of the model, of PyTorch or NumPy, as those whose `link` is the prediction."""
         return outputs
 
     def predictions(self, outputs: Tensor) -> Tensor:
@@ -144,7 +146,7 @@ class Weighted(Loss):
     def of_samples(self, outputs: Tensor, labels: Tensor) -> Tensor:
         return super().of_samples(outputs, labels) * (1 + (self.positive - 1) * labels)
 
-    def calibrated(self, outputs: Tensor) -> Tensor:
+    def calibrated(self, outputs: Array) -> Array:
         return outputs - math.log(self.positive)
 
     def first_output(self, mean: float) -> float:
@@ -167,13 +169,18 @@ class Focal(Loss):
         losses = super().of_samples(outputs, labels)
         return losses * (-(-losses).expm1()).pow(self.gamma)  # losses = -log(p)
 
-    def calibrated(self, outputs: Tensor) -> Tensor:
+    def calibrated(self, outputs: Array) -> Array:
         import numpy as np
 
         if isinstance(outputs, np.ndarray):
-            z = np.clip(outputs, -300, 300, dtype=np.float64)  # beyond them exp(-z) is 0
-            return z + self._log_phi(-z) - self._log_phi(z)
-        return outputs.new_tensor(self.calibrated(outputs.detach().cpu().numpy()))  # type: ignore[arg-type]
+            return self._calibrated(outputs)
+        return outputs.new_tensor(self._calibrated(outputs.detach().cpu().numpy()))
+
+    def _calibrated(self, outputs: np.ndarray) -> np.ndarray:
+        import numpy as np
+
+        z = np.clip(outputs, -300, 300, dtype=np.float64)  # beyond them exp(-z) is 0
+        return z + self._log_phi(-z) - self._log_phi(z)
 
     def _log_phi(self, z: np.ndarray) -> np.ndarray:
         """log(phi(q)) of q = sigmoid(z)."""
@@ -189,7 +196,7 @@ class Focal(Loss):
         wanted, low, high = super().first_output(mean), -50.0, 50.0
         for _ in range(60):  # halves the interval: no closed form is known
             middle = (low + high) / 2
-            is_low = float(self.calibrated(np.array(middle))) < wanted  # type: ignore[arg-type]
+            is_low = float(self._calibrated(np.array(middle))) < wanted
             low, high = (middle, high) if is_low else (low, middle)
         return high
 
