@@ -78,6 +78,7 @@ def slow_merging(monkeypatch):
 
     monkeypatch.setattr(merging.BaseFile, "write", slowly)
     monkeypatch.setattr(merging, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(merge_pace, "HELD_BACK", 30.0)  # as long as it takes, on a busy machine too
     monkeypatch.setattr(Disk, "sync", SYNC)  # checkpoints take their time
     return written
 
@@ -95,7 +96,7 @@ def test_no_more_than_two_logs_however_slow_merging_is(tmp_path, with_core, slow
             if store.wants_checkpoint:
                 store.retain([store.checkpoint()])
             assert len(store._logs) <= 2
-            assert store._fullness() < 2  # however slow this machine is
+            assert store._fullness() < 1.5
         assert store._pace.held_back > 0
         assert max(slow_merging) <= 4096 // 32 + 1
         assert_rows(store, steps)

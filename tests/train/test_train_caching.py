@@ -151,7 +151,10 @@ def train_on(say, enc, run, config):
     torch.set_num_threads(1)
     leave_out_pictures()
     resume = (run / "config.json").exists()
-    progress = lambda now: say(f"{now.stage} {now.done}")  # noqa: E731
+
+    def progress(now):
+        say(f"{now.stage} {now.done}")
+
     Trainer(EncodedData.open(enc), config, run, resume=resume, progress=progress).fit()
 
 
