@@ -36,6 +36,8 @@ def main(arguments: list[str]) -> int:
     if sys.version_info < (3, 10):  # noqa: UP036 (any python3 may be asked to run this file)
         print(f"hotrows needs Python 3.10 or later, not {sys.version.split()[0]}")
         return 2
+    # Packages are installed without compiled modules: those that are imported are compiled once.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     set_up()
     return tasks[arguments[0]](arguments[1:])
 

@@ -17,8 +17,8 @@ def test_what_this_process_used_is_its_share_of_the_cores(monkeypatch):
     monkeypatch.setattr("hotrows.runtime.utilization.num_cores", lambda: 2)
     used = Utilization()
     spend(0.02)
-    used.begin()
     begin = time.perf_counter()
+    used.begin()
     spend(0.05)
     share = used.end()["cores_busy"]
     assert 0.05 / (time.perf_counter() - begin) / 2 <= share <= 0.55
