@@ -2,7 +2,7 @@
 
     python examples/own_loop.py [FOLDER]
 
-Makes 50,000 synthetic rows in FOLDER (a temporary one by default), trains DLRM on them for an epoch,
+Makes 25,000 synthetic rows in FOLDER (a temporary one by default), trains DLRM on them for an epoch,
 and prints AUC and log loss of the rows held out.
 """
 
@@ -21,7 +21,7 @@ from hotrows.models import DLRM
 
 
 def main(folder: Path) -> None:
-    raw = synth_criteo(50_000, folder / "raw")
+    raw = synth_criteo(25_000, folder / "raw")
     data = hotrows.prepare([raw], schemas.BY_NAME["criteo"], folder / "encoded")
 
     torch.manual_seed(1)

@@ -109,7 +109,7 @@ def arguments(words: list[str]) -> list[str] | None:
 def check(given: list[str]) -> None:
     """Raises where the command line would refuse a command: its name, its options, their values."""
     command: click.Command = cli.cli
-    context = click.Context(command)
+    context = click.Context(command, **command.context_settings)  # its options of help are kept
     while isinstance(command, click.Group) and given:
         found = command.get_command(context, given[0])
         if found is None:
