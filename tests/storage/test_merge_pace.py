@@ -79,6 +79,7 @@ def slow_merging(monkeypatch):
     monkeypatch.setattr(merging.BaseFile, "write", slowly)
     monkeypatch.setattr(merging, "PIECE_BYTES", 4096)
     monkeypatch.setattr(merge_pace, "HELD_BACK", 30.0)  # as long as it takes, on a busy machine too
+    monkeypatch.setattr(merge_pace, "_STEEPNESS", 8.0)
     monkeypatch.setattr(Disk, "sync", SYNC)  # checkpoints take their time
     return written
 
