@@ -151,16 +151,16 @@ def _place(problem: _Problem, kinds: Sequence[str]) -> ChosenSharding:
 
     sizes = [load.rows * load.dim for load in loads]
 
-    def options_of(t: int) -> list[_PlacedTable]:
+    def options_of(t: int, work: np.ndarray) -> list[_PlacedTable]:
         shares = num_shares(sizes[t], sizes, num_ranks)
         placements = _placements(loads[t], hot[t], kinds[t], work, num_ranks, shares)
         return [problem.placed(loads[t], place) for place in placements]
 
     work, held = np.zeros(num_ranks), np.zeros(num_ranks)
-    costs = [min(option.cost for option in options_of(t)) for t in range(len(loads))]
+    costs = [min(option.cost for option in options_of(t, work)) for t in range(len(loads))]
     chosen: dict[int, tuple[_PlacedTable, list[_PlacedTable]]] = {}
     for t in sorted(range(len(loads)), key=lambda t: (-costs[t], t)):
-        options = options_of(t)
+        options = options_of(t, work)
         best = _best(options, work, held, sum(costs), problem.memory)
         work, held = work + best.seconds, held + best.held
         chosen[t] = best, options
