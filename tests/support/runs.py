@@ -1,9 +1,11 @@
 """Small runs of the trainer: rows, schema and configuration; interruption; how two runs are compared."""
 
+import json
 import os
 import signal
 
 import torch
+from safetensors.torch import load
 
 from hotrows import checkpoint
 from hotrows.config import TrainConfig
@@ -49,14 +51,26 @@ def encode(folder):
     return prepare([raw], schema(), folder / "enc", split="position:0.6,0.2,0.2")
 
 
-def same_bits(a, b, which="last"):
-    """Whether two runs' checkpoints hold the same rows, parameters and trainer state."""
-    a, b = (checkpoint.folder_of(run, which) for run in (a, b))
-    files, others = (
-        sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-        for folder in (a, b)
-    )
-    return files == others and all((a / name).read_bytes() == (b / name).read_bytes() for name in files)
+def same_bits(a, b, which="last", random_state=True):
+    """Whether two runs' checkpoints hold the same rows, parameters and trainer state.
+
+    random_state: also that of the generator. Ranks that are threads draw from one at the same time.
+    """
+    a, b = (_contents(checkpoint.folder_of(run, which), random_state) for run in (a, b))
+    return a == b
+
+
+def _contents(folder, random_state):
+    """Bytes by name of file; without the random state, bytes of the trainer's other tensors by name."""
+    contents = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    if not random_state:
+        trainer = load(contents.pop("trainer.safetensors"))
+        del trainer["random_state"]
+        contents |= {name: tensor.numpy().tobytes() for name, tensor in trainer.items()}
+        manifest = json.loads(contents.pop("manifest.json"))
+        del manifest["files"]["trainer.safetensors"], manifest["crc32"]
+        contents["manifest.json"] = manifest
+    return contents
 
 
 def interrupt_after(calls):
