@@ -116,14 +116,15 @@ SETS = {
     "avazu": Set(real("avazu_14k.csv", "avazu"), 32),
     "criteo-real": Set(real("criteo_kaggle_10k.tsv", "criteo"), 32),
 }
-ACCURACY_SETS = {"criteo-60k": criteo(60_000), "movielens-200": movielens(200)}
+ACCURACY_SETS = {"criteo-60k": criteo(60_000)} | {f"movielens-{n}": movielens(n) for n in (200, 1000)}
 CONFIG = TrainConfig(row_optimizer=Adagrad(), evaluate_every=1 << 30, linear_paths="plain", epochs=1)
 SMALL = {"dim": 8, "hidden": [64, 64]}
-# Model -> data, samples of a batch, options. A cluster of reuse:8 has ten batches.
+# Model, and perhaps a word -> data, samples of a batch, options. A cluster of reuse:8 has ten batches at least.
 MODELS = {
     "deepfm": ("criteo-60k", 512, SMALL),
     "dlrm": ("criteo-60k", 512, {"dim": 8, "bottom": [64], "top": [64, 64]}),
     "din": ("movielens-200", 256, SMALL),
+    "din-larger": ("movielens-1000", 256, SMALL),
 }
 ARMS = ("shuffle", "reuse:8", "reuse:32")
 
@@ -301,13 +302,13 @@ def loading(name: str, found: _Found, rounds: int = 5) -> None:
         found.add(f"{name} {order}", {"ns_a_lookup": median(of_order), "more_than_shuffle": more})
 
 
-def accuracy(model: str, arm: str, seed: int, found: _Found) -> None:
+def accuracy(which: str, arm: str, seed: int, found: _Found) -> None:
     """Trains a model with one seed in one order, and adds how good it is."""
-    key = f"{model} {arm} {seed}"
+    key = f"{which} {arm} {seed}"
     if key in found.figures:
         return
-    name, batch_size, options = MODELS[model]
-    data = encoded(name, ACCURACY_SETS[name])
+    name, batch_size, options = MODELS[which]
+    data, model = encoded(name, ACCURACY_SETS[name]), which.partition("-")[0]
     config = replace(CONFIG, model=model, model_options=options, batch_size=batch_size, seed=seed)
     with tempfile.TemporaryDirectory(dir=FOLDER) as folder:
         if arm == HOT_COLD:
@@ -344,7 +345,7 @@ def accuracy_table(found: _Found) -> str:
                 more = [(figures[name] - plain[name]) / noise for plain, figures in runs]
                 middle, half = mean(more), _t_95(len(more) - 1) * stdev(more) / len(more) ** 0.5
                 lines.append(
-                    f"{model:7} {arm:9} {name:9} {len(runs):3} seeds, shuffle "
+                    f"{model:10} {arm:9} {name:9} {len(runs):3} seeds, shuffle "
                     f"{mean(plain[name] for plain, _ in runs):.5f} ± {noise:.5f}: {middle:+.2f} "
                     f"deviations ({middle - half:+.2f} to {middle + half:+.2f})"
                 )
