@@ -56,9 +56,15 @@ def set_up() -> None:
     else:
         print(f"installing into {VENV}; this takes some minutes the first time", flush=True)
         venv.create(VENV, with_pip=True, clear=True)
-        # torch by itself and first: no other package then brings a build of its own choice.
-        pip("-c", "constraints.txt", "torch")
-        pip("-c", "constraints.txt", ".[dev]")
+        with tempfile.TemporaryDirectory() as wheels:
+            # The core is compiled while packages are fetched, which so come with a wheel without it.
+            with subprocess.Popen(pip_command("wheel", "--no-deps", "-w", wheels, "."), cwd=HERE) as build:
+                # torch by itself and first: no other package then brings a build of its own choice.
+                pip("-c", "constraints.txt", "torch")
+                pip("-c", "constraints.txt", "-C", "wheel.cmake=false", ".[dev]")
+            if build.returncode:
+                sys.exit(build.returncode)
+            pip("--no-deps", "--force-reinstall", *map(str, Path(wheels).glob("*.whl")))
     installed.write_text(f"{packages} {sources}")
 
 
@@ -73,8 +79,11 @@ def digest(paths: Iterable[Path]) -> str:
 
 def pip(*arguments: str) -> None:
     # Without --no-compile pip compiles all modules of all packages, of which few are ever imported.
-    command = [PYTHON, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
-    subprocess.run([*command, *arguments], cwd=HERE, check=True)
+    subprocess.run(pip_command("install", "--no-compile", *arguments), cwd=HERE, check=True)
+
+
+def pip_command(command: str, *arguments: str) -> list[str]:
+    return [str(PYTHON), "-m", "pip", command, "--quiet", "--disable-pip-version-check", *arguments]
 
 
 def demo(arguments: list[str]) -> int:

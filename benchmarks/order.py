@@ -119,7 +119,7 @@ SETS = {
 ACCURACY_SETS = {"criteo-60k": criteo(60_000)} | {f"movielens-{n}": movielens(n) for n in (200, 1000)}
 CONFIG = TrainConfig(row_optimizer=Adagrad(), evaluate_every=1 << 30, linear_paths="plain", epochs=1)
 SMALL = {"dim": 8, "hidden": [64, 64]}
-# Model, and perhaps a word -> data, samples of a batch, options. A cluster of reuse:8 has ten batches at least.
+# Model, perhaps with a word -> data, samples of a batch, options. A cluster of reuse:8 has ten batches.
 MODELS = {
     "deepfm": ("criteo-60k", 512, SMALL),
     "dlrm": ("criteo-60k", 512, {"dim": 8, "bottom": [64], "top": [64, 64]}),
