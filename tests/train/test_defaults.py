@@ -202,6 +202,24 @@ def test_weights_of_single_features_take_steps_of_their_own(model, decay, rows, 
     assert (settled.epochs, settled.dense_lr, settled.row_optimizer) == (2, 0.1, Adagrad(lr=0.3))
 
 
+def test_many_features_take_shorter_steps_of_vectors_and_decay_more():
+    """Sums over all pairs of 780 features would grow 400 times as large as of 39."""
+    wide = of_size(8_000, schema=Schema(tuple(Sparse(f"c{n}") for n in range(780)), "click"))
+    of_lr = settle(TrainConfig("lr", batch_size=100), wide).row_optimizer
+    assert (of_lr.lr, of_lr.weight_decay) == pytest.approx((1 / 50, 3 * 20 / 100))
+    of_fm = settle(TrainConfig("fm", batch_size=100), wide)
+    vectors, weights = of_fm.row_optimizer, of_fm.linear_optimizer
+    assert (vectors.lr, vectors.weight_decay) == pytest.approx((1 / 780, 10 * 20 * 20 / 100))
+    assert (weights.lr, weights.weight_decay) == pytest.approx((1 / 50, 10 * 20 / 100))
+    few, many = (
+        settle(TrainConfig(), replaced) for replaced in (wide, of_size(10**6, schema=wide.schema))
+    )
+    for settled in (few, many):
+        assert settled.row_optimizer.lr == pytest.approx(0.02 / 7.8)
+    assert few.row_optimizer.weight_decay == pytest.approx(100 * 7.8 / few.batch_size)
+    assert many.row_optimizer.weight_decay == 0
+
+
 @pytest.mark.parametrize(("rows", "epochs"), [(8_000, 10), (200_000, 2)])
 def test_few_samples_are_read_again_while_vectors_decay(rows, epochs):
     """Weights of single ids learn as those of lr do."""

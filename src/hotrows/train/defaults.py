@@ -20,6 +20,9 @@ _DECAY_OF_VECTORS, _VECTOR_GRADIENT = 100.0, 0.3
 # are the whole ones.
 _DENSE_LR, _LINEAR_LR, _ENOUGH = 0.001, 0.01, 8.0
 _LEAST_BATCH = 64
+# Features up to which L2 terms stand as they are, the rate of weights of single features follows their
+# number, and that of vectors is the whole one. See docs/defaults.md.
+_USUAL, _MOST_SHARING, _MOST_WHOLE = 39, 50, 100
 
 
 def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> TrainConfig:
@@ -37,11 +40,16 @@ def settle(config: TrainConfig, data: EncodedData, *, is_made: bool = False) -> 
     if model in _DECAYS:
         epochs = config.epochs or min(max(4_000_000 // num_samples, 1), 20)
         rows = linear = _linear_rows(data, batch_size, _DECAYS[model])
+        if model == "fm":
+            decay = linear.weight_decay * _times_as_wide(data, _USUAL)
+            rows = dataclasses.replace(linear, lr=1 / len(data.schema.features), weight_decay=decay)
     elif model in _DEEP and _are_read_again(config, data):
         epochs = config.epochs or min(500_000 // num_samples, 10)
-        rows, linear = _vectors(batch_size), _linear_rows(data, batch_size, _DECAYS["lr"])
+        rows, linear = _vectors(data, batch_size), _linear_rows(data, batch_size, _DECAYS["lr"])
         if model == "dcnv2" and config.start_from is None and not is_made:
             options = {"linear": True, **options}
+    elif model in _DEEP:
+        rows = _whole_vectors(data)
     return dataclasses.replace(
         config,
         model=_absolute_model(model),
@@ -105,12 +113,14 @@ def _linear_rows(data: EncodedData, batch_size: int, decay: float) -> optim.Adag
     The step is shared by all features, whose frequent ids move together. The sum of squares begins at
     that of one sample's gradient, 1 / batch_size: else the first step would be as long for a sample that
     was expected, as most are where labels are rare, as for a surprising one. Decay is that of an L2
-    term, decay / 2 times the squares of all weights, beside the log loss summed over an epoch; it needs
-    counts of ids, which data read as it is stored lacks, and dynamic features. See docs/defaults.md.
+    term, decay / 2 times the squares of all weights, beside the log loss summed over an epoch: the more
+    features, the less each one says. It needs counts of ids, which data read as it is stored lacks, and
+    dynamic features. See docs/defaults.md.
     """
     is_counted = _is_counted(data)
+    decay *= _times_as_wide(data, _USUAL)
     return optim.Adagrad(
-        1 / len(data.schema.features),
+        1 / min(len(data.schema.features), _MOST_SHARING),
         initial_accumulator=1 / batch_size**2,
         weight_decay=decay / batch_size if is_counted else 0.0,
         decay_by_count=is_counted,
@@ -128,15 +138,26 @@ def _are_read_again(config: TrainConfig, data: EncodedData) -> bool:
     return is_open and has_few and _is_counted(data)
 
 
-def _vectors(batch_size: int) -> optim.Adagrad:
+def _times_as_wide(data: EncodedData, features: int) -> float:
+    """How many times more features there are; at least 1."""
+    return max(len(data.schema.features) / features, 1.0)
+
+
+def _whole_vectors(data: EncodedData) -> optim.Adagrad:
+    """Adagrad for vectors whose products over all pairs of features are summed, or that are crossed."""
+    return optim.Adagrad(optim.Adagrad.lr / _times_as_wide(data, _MOST_WHOLE))
+
+
+def _vectors(data: EncodedData, batch_size: int) -> optim.Adagrad:
     """Adagrad for vectors that a deep network reads, beside weights of single features.
 
     The sum of squares begins at that of one sample's gradient, as it does for these weights. Without
     decay samples that are read again would be learned by heart.
     """
-    return optim.Adagrad(
+    return dataclasses.replace(
+        _whole_vectors(data),
         initial_accumulator=(_VECTOR_GRADIENT / batch_size) ** 2,
-        weight_decay=_DECAY_OF_VECTORS / batch_size,
+        weight_decay=_DECAY_OF_VECTORS * _times_as_wide(data, _MOST_WHOLE) / batch_size,
         decay_by_count=True,
     )
 
