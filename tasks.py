@@ -58,7 +58,8 @@ def set_up() -> None:
         venv.create(VENV, with_pip=True, clear=True)
         with tempfile.TemporaryDirectory() as wheels:
             # The core is compiled while packages are fetched, which so come with a wheel without it.
-            with subprocess.Popen(pip_command("wheel", "--no-deps", "-w", wheels, "."), cwd=HERE) as build:
+            command = pip_command("wheel", "--no-deps", "-w", wheels, ".")
+            with subprocess.Popen(command, cwd=HERE) as build:
                 # torch by itself and first: no other package then brings a build of its own choice.
                 pip("-c", "constraints.txt", "torch")
                 pip("-c", "constraints.txt", "-C", "wheel.cmake=false", ".[dev]")

@@ -95,7 +95,7 @@ def run(
         model = recipe.build().to(dtype)
         model.load_state_dict(_changed(weights, dtype, last_bit))
         place = CUDA if on_device else torch.device("cpu")
-        model.to(place)
+        _move(model, place)
         batches = _put(recipe.batches(dtype), place)
         training = recipe.training(model, optimizer)
         if accelerate is not None:
@@ -116,6 +116,21 @@ def run(
         kept = {name: _copy(tensor) for name, tensor in model.state_dict().items()}
         parts = {"forward": forward, "gradients": gradients, "weights": kept}
         return Outcome({name: _tensors(part) for name, part in parts.items()})
+
+
+def _move(model: nn.Module, place: torch.device) -> None:
+    """`model.to(place)`, also of layers whose weights something refers to (`nn.GRU`): a parameter cannot
+    become one of the pretended GPU then."""
+    if place.type == "cpu":
+        return
+    moved: dict[Tensor, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            if parameter not in moved:
+                moved[parameter] = nn.Parameter(parameter.detach().to(place), parameter.requires_grad)
+            setattr(module, name, moved[parameter])
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, buffer.to(place))
 
 
 def _put(value: Any, place: torch.device) -> Any:
@@ -157,7 +172,8 @@ def check(
 ) -> dict[str, Any]:
     """The verdicts of one optimizer as JSON: {dtype: {ok, worst, seconds} or {error}}.
 
-    on_device: of the accelerated run; plain PyTorch runs on the processor.
+    on_device: of the accelerated run, or where there is none of the one that is checked; plain PyTorch
+    runs on the processor.
     """
     verdicts_by_name: dict[str, Any] = {}
     if recipe.float64:
@@ -170,7 +186,7 @@ def check(
         reference = alone if recipe.draws or not recipe.float64 else plain
 
         try:
-            if accelerate is None:  # the check of the check: plain PyTorch itself must pass
+            if accelerate is None and not on_device:  # the check of the check: it must pass
                 other = run(recipe, optimizer, dtype, weights, last_bit=10_000)
             else:
                 other = run(recipe, optimizer, dtype, weights, accelerate, on_device=on_device)

@@ -40,7 +40,8 @@ ON_DEVICE = """## On a pretended GPU
 Every third model of each library (`--device`), accelerated on the GPU that this project's tests
 pretend: tensors that say they are on `cuda:0` and refuse to be mixed with the host's, with the host's
 arithmetic. Held to plain PyTorch on the processor in float64, by the rule above. Lookups are not
-captured there (`packing=False`), and no GPU took part.
+captured there (`packing=False`), and no GPU took part. **plain, too**: plain PyTorch fails or differs on
+the pretended GPU as well, which so says nothing of `accelerate`.
 """
 
 
@@ -93,7 +94,8 @@ def _models(library: str, models: dict[str, Any], failing: list[str]) -> str:
         else:
             cells = [_named(model, record), _taken(record), *_lookups(record.get("explained", {}))]
             for name in names:
-                cells.append(_cell(library, model, name, record["optimizers"].get(name), failing))
+                one, too = record["optimizers"].get(name), record.get("plain_on_device", [])
+                cells.append(_cell(library, model, name, one, failing, too))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
@@ -146,7 +148,14 @@ def _lookups(explained: dict[str, Any]) -> tuple[str, str]:
     return f"{packed} of {packed + len(alone)} in {len(packs)} {word}", _text("; ".join(said))
 
 
-def _cell(library: str, model: str, name: str, one: dict[str, Any] | None, failing: list[str]) -> str:
+def _cell(
+    library: str,
+    model: str,
+    name: str,
+    one: dict[str, Any] | None,
+    failing: list[str],
+    plain_on_device: list[str],
+) -> str:
     if one is None:
         return ""
     if "plain" in one:
@@ -155,6 +164,8 @@ def _cell(library: str, model: str, name: str, one: dict[str, Any] | None, faili
         return "plain fails"
     if _passes(one):
         return "ok" if "float32" in one else "ok 64"
+    if name in plain_on_device:
+        return "plain, too"
     said = "differs"
     for dtype, verdict in one.items():
         if verdict["ok"]:

@@ -90,6 +90,10 @@ def of_model(recipe: Any, accelerate: Any, args: argparse.Namespace) -> dict[str
                 said = accelerate.tables | {"dense": sorted(accelerate.tables.get("dense", ()))}
                 record.setdefault("accelerated", {})[name] = said
             record["optimizers"][name] = verdicts
+            if args.device and not all(verdict["ok"] for verdict in verdicts.values()):
+                beside = check.check(recipe, name, weights, None, args.quick, on_device=True)
+                if not any(verdict["ok"] for verdict in beside.values()):
+                    record.setdefault("plain_on_device", []).append(name)
         except Exception as error:
             record["optimizers"][name] = {"plain": check.described(error)}
     return record

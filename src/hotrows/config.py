@@ -132,7 +132,8 @@ class TrainConfig:
     seed: int = setting(0, "Seed of initial values, of dropout and of the order of samples")
     shuffle: bool = setting(True, "Read samples in random order")
     order: str = setting(
-        "shuffle", "Random order: shuffle, or reuse:CLUSTERS (2 to 64) for a cache to fetch fewer rows"
+        "shuffle",
+        "Random order: shuffle, or reuse:CLUSTERS (2 to 64), which fetches fewer rows; not for histories",
     )
     evaluate_every: int | None = setting(
         None, "Steps between evaluations", unset="quarters of epoch 1, ends of epochs", least=1

@@ -145,11 +145,23 @@ _NARROWED = {
 }  # fmt: skip
 
 
-class _Autocast(TorchFunctionMode):
+class _Functions(TorchFunctionMode):
+    """What PyTorch's C++ decides by the device before an op is dispatched, and so for `meta`."""
+
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.__getitem__ and isinstance(args[0], PretendTensor):
+            args = args[0], _on_device(args[1])
         if func in _NARROWED and torch.is_autocast_enabled("cuda"):
             args, kwargs = tree_map(_narrowed, (args, kwargs or {}))
         return func(*args, **(kwargs or {}))
+
+
+def _on_device(index):
+    """The index with lists of numbers as tensors of the device, of which `meta` would lose the values."""
+    if isinstance(index, tuple) and any(isinstance(part, list | tuple) for part in index):
+        return tuple(map(_on_device, index))
+    is_list = isinstance(index, list | tuple) and len(index) > 0 and all(type(n) is int for n in index)
+    return torch.tensor(index, device="cpu").to(CUDA) if is_list else index
 
 
 def _narrowed(leaf):
@@ -420,7 +432,7 @@ def gpu(delay=lambda: None):
         stack.callback(torch.__future__.set_swap_module_params_on_conversion, before)
         stack.callback(device.close)
         stack.enter_context(_Mode())
-        stack.enter_context(_Autocast())
+        stack.enter_context(_Functions())
         yield device
         if device.order.failures:
             raise device.order.failures[0]
