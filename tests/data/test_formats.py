@@ -230,6 +230,7 @@ def test_a_data_set_of_hugging_face(tmp_path, expected):
         ({"user": 3}, "expected a dict of columns, found int for 'user'"),
         ({"user": ["a"], "price": [1, 2]}, r"must have equal lengths, not \{'user': 1, 'price': 2\}"),
         ({"user": ["a", 3]}, "'user' is no column of values: "),
+        ({"train": TABLE, "test": TABLE}, r"found one of data sets \(train, test\): .* and test="),
         (object(), "expected paths, an Arrow table, .*, not object"),
     ],
 )

@@ -270,6 +270,12 @@ def as_table(data: Any) -> Any:
     if isinstance(data, pa.RecordBatch):
         return pa.Table.from_batches([data])
     if isinstance(data, Mapping):
+        tables = [str(name) for name, value in data.items() if hasattr(value, "column_names")]
+        if tables:
+            raise ValueError(
+                f"expected a dict of columns, found one of data sets ({', '.join(tables)}): give one of "
+                f"them, and to `prepare` others as validation= and test="
+            )
         return _table_of_columns(data)
     if hasattr(data, "__arrow_c_stream__"):
         try:
