@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -90,10 +90,13 @@ def run(
 ) -> Outcome:
     """accelerate: `hotrows.accelerate`, or None. last_bit: a seed by which the weights are changed.
     on_device: on the pretended GPU of the tests, else on the processor."""
-    with precision(dtype), _pretended() if on_device else nullcontext():
+    with ExitStack() as stack:
+        stack.enter_context(precision(dtype))
         torch.manual_seed(SEED)
         model = recipe.build().to(dtype)
         model.load_state_dict(_changed(weights, dtype, last_bit))
+        if on_device:
+            stack.enter_context(_pretended())
         place = CUDA if on_device else torch.device("cpu")
         _move(model, place)
         batches = _put(recipe.batches(dtype), place)
