@@ -158,7 +158,7 @@ class FileStore:
             for of_segment, first in [] if keeps else added:
                 log.index.put(of_segment, first, self.stride)
         if not keeps:
-            self._pace.hold_back()
+            self._pace.hold_back(self._merger.ended)
 
     @property
     def wants_checkpoint(self) -> bool:

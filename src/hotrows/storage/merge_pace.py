@@ -36,20 +36,14 @@ class MergePace:
     def __init__(self, fullness: Callable[[], float]) -> None:
         self._fullness = fullness
         self._begin = 0.0  # how full they were when the merge began
-        self._merging = False
         self._no_read, self._at_once = threading.Event(), threading.Event()
         self._no_read.set()
         self.worked = self.held_back = 0.0  # seconds of merging, and of writes that waited for it
         self.note: Note | None = None
 
-    @contextmanager
-    def merging(self) -> Iterator[None]:
-        """While a merge is under way."""
-        self._begin, self._merging = self._fullness(), True
-        try:
-            yield
-        finally:
-            self._merging = False
+    def begin(self) -> None:
+        """A merge begins."""
+        self._begin = self._fullness()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -90,14 +84,13 @@ class MergePace:
         due = (fullness - self._begin) / (LATE - self._begin) if self._begin < LATE else 1.0
         return MOST if done < due else LEAST
 
-    def hold_back(self) -> None:
-        """Lets a write wait, where a merge has not ended although the open log is full."""
-        if not self._merging:
-            return
+    def hold_back(self, ended: threading.Event) -> None:
+        """Lets a write wait, at most until merging has ended, where the open log is full before that."""
         seconds = min(_STEEPNESS * (self._fullness() - 1), HELD_BACK)
-        if seconds > 0:
+        if seconds > 0 and not ended.is_set():
             begin = time.perf_counter()
-            time.sleep(seconds)
-            self.held_back += seconds
+            ended.wait(seconds)
+            end = time.perf_counter()
+            self.held_back += end - begin
             if self.note is not None:
-                self.note("held back", "write", begin, time.perf_counter())
+                self.note("held back", "write", begin, end)

@@ -63,15 +63,16 @@ class Merger:
         self._thread: threading.Thread | None = None
         # A thread that finds nothing more to merge says so at once: it may take a while to end, and what
         # is due by then needs another one.
-        self._is_running, self._deciding = False, threading.Lock()
+        self.ended, self._deciding = threading.Event(), threading.Lock()
+        self.ended.set()
         self.error: BaseException | None = None  # of merging in the background
 
     def start(self) -> None:
         """Begins to merge in the background, unless that is running or nothing is due."""
         with self._deciding:
-            if not self._is_running and self._next_log() is not None:
+            if not self.is_running and self._next_log() is not None:
                 self._stop.clear()
-                self._is_running = True
+                self.ended.clear()
                 self._thread = threading.Thread(target=self._run, daemon=True)
                 self._thread.start()
 
@@ -89,7 +90,7 @@ class Merger:
     @property
     def is_running(self) -> bool:
         """Whether logs are merged in the background."""
-        return self._is_running
+        return not self.ended.is_set()
 
     def join(self) -> None:
         """Waits until merging in the background has ended."""
@@ -117,23 +118,24 @@ class Merger:
         except BaseException as error:
             self.error, is_stopped = error, True
         if is_stopped:
-            self._is_running = False
+            self.ended.set()
 
     def _next_or_end(self) -> RecordLog | None:
         """The log to merge next; None: nothing is due, and `start` makes another thread once there is."""
         with self._deciding:
             log = self._next_log()
-            self._is_running = log is not None
+            if log is None:
+                self.ended.set()
             return log
 
     def _merge(self, log: RecordLog) -> bool:
         """Moves a generation into `base`; False where it was stopped, and is to be repeated. In memory
         are some MERGE_BYTES of its records at a time."""
-        with self._pace.merging():
-            self._share = 0.0, 1.0
-            parts = mapped_segments(log.path, log.number, self._stride, log.end, log.checksum)
-            if not self._write_undo(log, parts) or not self._write_base(log, parts):
-                return False
+        self._pace.begin()
+        self._share = 0.0, 1.0
+        parts = mapped_segments(log.path, log.number, self._stride, log.end, log.checksum)
+        if not self._write_undo(log, parts) or not self._write_base(log, parts):
+            return False
         with self._saved.lock:
             state = self._saved.state
             closed = tuple(other for other in state.closed if other[0] != log.number)
