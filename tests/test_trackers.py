@@ -141,7 +141,8 @@ def test_lines_that_wait_for_a_service_are_bounded(data, caplog, monkeypatch):
         trained(data, callbacks=[slow])
     said = [r.getMessage() for r in caplog.records if "recorder" in r.getMessage()]
     assert len(said) == 1 and said[0].endswith("metrics.jsonl has all: 1 lines wait for it")
-    assert 1 in slow.sent and len(slow.sent.keys() & {1, 2, 3, 4}) <= 2
+    # One line is being sent and one waits; that of step 4 may follow the answer.
+    assert 1 in slow.sent and len(slow.sent.keys() & {1, 2, 3}) <= 2
 
 
 def test_a_service_that_is_away_at_the_begin_is_one_line(data):
