@@ -107,7 +107,7 @@ def test_without_matplotlib_one_sentence_is_said(tmp_path, monkeypatch, caplog):
     with caplog.at_level(logging.INFO, "hotrows"):
         assert pictures.draw_run(run) is None
     assert set(caplog.messages) == {
-        "matplotlib is not installed, so no picture is drawn: pip install hotrows[report]"
+        "matplotlib is not installed, so no picture is drawn: pip install 'hotrows[report]'"
     }
     assert not (run / "report.png").exists()
 

@@ -54,7 +54,7 @@ def new_figure(width: float, height: float) -> Figure | None:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        log.info("matplotlib is not installed, so no picture is drawn: pip install hotrows[report]")
+        log.info("matplotlib is not installed, so no picture is drawn: pip install 'hotrows[report]'")
         return None
     return Figure(figsize=(width, height), layout="constrained", facecolor="white")
 

@@ -133,7 +133,7 @@ def _open_events(run: Path, keep_until: int) -> _Events | None:
     try:
         return _Events(run, keep_until)
     except ImportError:
-        log.info("tensorboard is not installed, so no events are written: pip install tensorboard")
+        log.info("tensorboard is not installed, so no events are written: pip install 'hotrows[report]'")
         return None
 
 
