@@ -1,0 +1,208 @@
+"""Does `simulate --store file --disk measured` say how fast training will be?
+
+    python -m benchmarks.advisor predict       # results/advisor-predicted.json; commit it before the next
+    python -m benchmarks.advisor measure       # results/advisor.json
+
+Twenty settings: five jobs, each with 2, 5, 10 and 20 % of its tables in fast memory and all rows in a file
+store. `predict` replays the first 160 batches, measures the disk and training in memory, and trains behind
+no cache. `measure` trains on the same batches behind each cache, the first quarter untimed, as the replay
+leaves it out, and once more in memory before each: what the machine itself has changed since. No figure of
+`advice` was chosen by these settings.
+"""
+
+import argparse
+import dataclasses
+import gc
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+import hotrows
+from benchmarks.harness import RESULTS, conditions, write
+from benchmarks.workload import CRITEO_KAGGLE, DATA
+from hotrows.config import TrainConfig
+from hotrows.data import EncodedData
+from hotrows.data.encode.writing import write_encoded
+from hotrows.distributed.comm import OneRank
+from hotrows.optim import Adagrad, RowWiseAdagrad
+from hotrows.train.defaults import settle
+from hotrows.tuning.advice import advise
+from hotrows.tuning.benchmark import TimedTraining
+from hotrows.tuning.cache_simulation import simulate
+from hotrows.tuning.measured_speed import measured_speed
+
+SHARES = (0.02, 0.05, 0.1, 0.2)
+BATCHES, FILLING = 160, 40
+IN_MEMORY_STEPS = 20
+AIM = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A model and a stream of fresh samples: ids by a power law, popular rows scattered."""
+
+    model: str
+    rows: int  # of all tables together
+    criteo: bool  # 26 tables in the proportions of Criteo Kaggle; else of equal size
+    exponent: float
+    batch_size: int
+    dim: int = 16
+    rowwise: bool = False
+    table_dtype: str = "float32"
+
+    @property
+    def config(self) -> TrainConfig:
+        return TrainConfig(
+            model=self.model,
+            model_options={} if self.model == "lr" else {"dim": self.dim},
+            row_optimizer=RowWiseAdagrad() if self.rowwise else Adagrad(),
+            table_dtype=self.table_dtype,
+            batch_size=self.batch_size,
+        )
+
+
+JOBS = {
+    "dlrm, Criteo's tables": Job("dlrm", 6_000_000, True, 1.05, 4096),
+    "deepfm, equal tables": Job("deepfm", 5_000_000, False, 1.05, 2048),
+    "dlrm, flat, wide rows": Job("dlrm", 3_000_000, False, 0.7, 2048, dim=32, rowwise=True),
+    "dcnv2, bfloat16": Job("dcnv2", 10_000_000, True, 0.9, 4096, table_dtype="bfloat16"),
+    "lr": Job("lr", 20_000_000, False, 1.05, 8192),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", choices=("predict", "measure"))
+    parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS, help="only these")
+    args = parser.parse_args()
+    torch.set_num_threads(2)
+    figures = {name: (predict if args.what == "predict" else measure)(name) for name in args.jobs}
+    facts = {"question": __doc__.splitlines()[0], "batches": BATCHES, "filling": FILLING} | conditions(2)
+    if args.what == "predict":
+        write("advisor-predicted", {**facts, "jobs": figures})
+        return
+    off = [setting["measured"] / setting["predicted"] - 1 for job in figures.values() for setting in job]
+    within = sum(abs(share) <= AIM for share in off)
+    print(f"{within} of {len(off)} settings within {AIM:.0%}; {min(off):+.1%} to {max(off):+.1%}")
+    write("advisor", {**facts, "within": within, "of": len(off), "jobs": figures})
+
+
+def predict(name: str) -> dict:
+    """Samples/s of each size, as the advisor says before anything is trained behind a cache."""
+    job, data = JOBS[name], stream(JOBS[name])
+    speed, slow = measured_speed(data, job.config, DATA)
+    probe = simulate(data, **_simulated(job), batches=2, fast_memory=[1 << 20], policies={})
+    sizes = [int(share * probe.table_bytes) for share in SHARES]
+    simulation = simulate(data, **_simulated(job), batches=BATCHES, fast_memory=sizes)
+    advice = advise(simulation, samples_per_second=speed, slow=slow)
+    assert advice.speeds is not None
+    predicted = {str(size): share * speed for size, share in advice.speeds.items()}
+    print(f"{name}: {speed:,.0f} in memory; " + ", ".join(f"{p:,.0f}" for p in predicted.values()))
+    return {
+        "job": dataclasses.asdict(job),
+        "in_memory": speed,
+        "slow": dataclasses.asdict(slow),
+        "predicted": predicted,
+    }
+
+
+def _simulated(job: Job) -> dict:
+    config = job.config
+    names = ("model", "model_options", "row_optimizer", "table_dtype", "batch_size")
+    return {name: getattr(config, name) for name in names}
+
+
+def measure(name: str) -> list[dict]:
+    """Samples/s behind each cache, beside what was predicted."""
+    job, data = JOBS[name], stream(JOBS[name])
+    said = json.loads((RESULTS / "advisor-predicted.json").read_text())["jobs"][name]
+    settings = []
+    for size, predicted in said["predicted"].items():
+        in_memory = _trained(data, job.config, 10, IN_MEMORY_STEPS)[0]
+        with tempfile.TemporaryDirectory(dir=DATA) as folder:
+            store = {"fast_memory": int(size), "store": f"file:{Path(folder) / 'store'}"}
+            config = dataclasses.replace(job.config, **store)
+            measured, filled = _trained(data, config, FILLING, BATCHES - FILLING)
+        setting = {
+            "fast_memory": int(size),
+            "predicted": predicted,
+            "measured": measured,
+            "in_memory_predicted": said["in_memory"],
+            "in_memory_beside": in_memory,
+            "ratio_predicted": predicted / said["in_memory"],
+            "ratio_measured": measured / in_memory,
+            "filled": filled,
+        }
+        settings.append(setting)
+        print(
+            f"{name}, {int(size) >> 20} MiB: predicted {predicted:,.0f}, measured {measured:,.0f} "
+            f"({measured / predicted - 1:+.1%}); in memory {said['in_memory']:,.0f}, "
+            f"now {in_memory:,.0f}; of it {setting['ratio_predicted']:.2f}, {setting['ratio_measured']:.2f}",
+            flush=True,
+        )
+    return settings
+
+
+def _trained(
+    data: EncodedData, config: TrainConfig, untimed: int, timed: int
+) -> tuple[float, float | None]:
+    """Samples a second of so many steps after the first ones, and the share of slots that held rows."""
+    training = TimedTraining(data, settle(config, data), OneRank(), {})
+    try:
+        for _ in range(untimed):
+            training._step()
+        begin = time.perf_counter()
+        samples = sum(training._step() for _ in range(timed))
+        return samples / (time.perf_counter() - begin), training.filled
+    finally:
+        training.close()
+        gc.collect()
+
+
+def stream(job: Job) -> EncodedData:
+    """The samples of a job, made once."""
+    num = (BATCHES + 16) * job.batch_size  # some beyond: what is timed never waits for an epoch's end
+    path = DATA / f"advisor-{job.rows}-{job.criteo}-{job.exponent}-{num}"
+    if not path.exists():
+        DATA.mkdir(exist_ok=True)
+        counts = _table_rows(job)
+        schema = hotrows.Schema(
+            tuple(hotrows.Dense(f"I{i}") for i in range(13))
+            + tuple(hotrows.Sparse(f"C{f}", rows=rows) for f, rows in enumerate(counts)),
+            name="advisor",
+        )
+        write_encoded(path, schema, {"train": _batches(job, counts, num)})
+    return EncodedData.open(path)
+
+
+def _table_rows(job: Job) -> list[int]:
+    if not job.criteo:
+        return [job.rows // len(CRITEO_KAGGLE)] * len(CRITEO_KAGGLE)
+    return [max(int(rows * job.rows / sum(CRITEO_KAGGLE)), 3) for rows in CRITEO_KAGGLE]
+
+
+def _batches(job: Job, counts: list[int], num: int):
+    rng = np.random.default_rng(len(job.model) + job.rows)
+    columns = np.stack([_draw(rows, num, job.exponent, rng) for rows in counts])
+    names = tuple(f"C{f}" for f in range(len(counts)))
+    for begin in range(0, num, 1 << 15):
+        ids = columns[:, begin : begin + (1 << 15)]
+        dense = np.log1p(rng.exponential(10.0, (ids.shape[1], 13))).astype(np.float32)
+        labels = (rng.random(ids.shape[1]) < 0.25).astype(np.float32)
+        flat = torch.from_numpy(ids.reshape(-1).copy())
+        yield hotrows.Batch(names, flat, torch.from_numpy(dense), torch.from_numpy(labels))
+
+
+def _draw(rows: int, num: int, exponent: float, rng: np.random.Generator) -> np.ndarray:
+    """Rows by a power law, each rank of popularity anywhere in the table."""
+    cumulated = np.cumsum(np.arange(1.0, rows + 1) ** -exponent)
+    ranks = np.searchsorted(cumulated, rng.random(num) * cumulated[-1])
+    return rng.permutation(rows)[np.minimum(ranks, rows - 1)].astype(np.int64)
+
+
+if __name__ == "__main__":
+    main()
