@@ -3,11 +3,11 @@
     python -m benchmarks.advisor predict       # results/advisor-predicted.json; commit it before the next
     python -m benchmarks.advisor measure       # results/advisor.json
 
-Twenty settings: five jobs, each with 2, 5, 10 and 20 % of its tables in fast memory and all rows in a file
-store. `predict` replays the first 160 batches, measures the disk and training in memory, and trains behind
-no cache. `measure` trains on the same batches behind each cache, the first quarter untimed, as the replay
-leaves it out, and once more in memory before each: what the machine itself has changed since. No figure of
-`advice` was chosen by these settings.
+Twenty settings: five jobs, each with 2, 5, 10 and 20 % of its tables in fast memory and all rows in a
+file store. `predict` replays the first 160 batches, measures the disk and training in memory, and trains
+behind no cache. `measure` trains on the same batches behind each cache, the first quarter untimed, as the
+replay leaves it out, and once more in memory before each: what the machine itself has changed since. No
+figure of `advice` was chosen by these settings.
 """
 
 import argparse
@@ -80,15 +80,19 @@ def main() -> None:
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS, help="only these")
     args = parser.parse_args()
     torch.set_num_threads(2)
-    figures = {name: (predict if args.what == "predict" else measure)(name) for name in args.jobs}
     facts = {"question": __doc__.splitlines()[0], "batches": BATCHES, "filling": FILLING} | conditions(2)
     if args.what == "predict":
-        write("advisor-predicted", {**facts, "jobs": figures})
+        write("advisor-predicted", {**facts, "jobs": {name: predict(name) for name in args.jobs}})
         return
-    off = [setting["measured"] / setting["predicted"] - 1 for job in figures.values() for setting in job]
-    within = sum(abs(share) <= AIM for share in off)
-    print(f"{within} of {len(off)} settings within {AIM:.0%}; {min(off):+.1%} to {max(off):+.1%}")
-    write("advisor", {**facts, "within": within, "of": len(off), "jobs": figures})
+    figures: dict[str, list[dict]] = {}
+    for name in args.jobs:
+        figures[name] = measure(name)
+        off = [
+            setting["measured"] / setting["predicted"] - 1 for job in figures.values() for setting in job
+        ]
+        within = sum(abs(share) <= AIM for share in off)
+        print(f"{within} of {len(off)} settings within {AIM:.0%}; {min(off):+.1%} to {max(off):+.1%}")
+        write("advisor", {**facts, "within": within, "of": len(off), "jobs": figures})
 
 
 def predict(name: str) -> dict:
@@ -141,7 +145,8 @@ def measure(name: str) -> list[dict]:
         print(
             f"{name}, {int(size) >> 20} MiB: predicted {predicted:,.0f}, measured {measured:,.0f} "
             f"({measured / predicted - 1:+.1%}); in memory {said['in_memory']:,.0f}, "
-            f"now {in_memory:,.0f}; of it {setting['ratio_predicted']:.2f}, {setting['ratio_measured']:.2f}",
+            f"now {in_memory:,.0f}; of it {setting['ratio_predicted']:.2f}, "
+            f"{setting['ratio_measured']:.2f}",
             flush=True,
         )
     return settings
