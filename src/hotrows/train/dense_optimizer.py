@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
 from typing import Any
 
 import torch
@@ -18,7 +19,6 @@ def dense_optimizer(
 
     is_captured: its learning rate is a tensor on the device, where a captured step reads it.
     """
-    kinds: dict[str, Callable[..., torch.optim.Optimizer]]
     kinds = {"adam": torch.optim.Adam, "adagrad": torch.optim.Adagrad, "sgd": torch.optim.SGD}
     options: dict[str, Any] = {"lr": config.dense_lr, "fused": True}
     if config.device != "cpu" and config.dense_optimizer == "adagrad":
@@ -28,7 +28,20 @@ def dense_optimizer(
         options["lr"] = torch.full((), config.dense_lr, device=next(model.parameters()).device)
         if config.dense_optimizer == "adam":
             options["capturable"] = True
-    return kinds[config.dense_optimizer](model.parameters(), **options)
+    return _without_compiler(kinds[config.dense_optimizer])(model.parameters(), **options)
+
+
+@functools.cache
+def _without_compiler(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The optimizer, with methods that do not import `torch._dynamo`.
+
+    PyTorch wraps them so that `torch.compile` leaves them alone, and the first call imports the compiler:
+    three seconds, more than PyTorch itself takes. A training's own optimizer is never compiled.
+    """
+    names = ("add_param_group", "load_state_dict", "state_dict", "step", "zero_grad")
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    methods["step"] = torch.no_grad()(methods["step"])
+    return type(kind.__name__, (kind,), methods)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
