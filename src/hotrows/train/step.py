@@ -96,7 +96,7 @@ class Step:
             if plan.micro_batches:
                 loss = loss * plan.micro_batches[number].share
             with self._shared.summing() if number == last else nullcontext(), self._noted("backward"):
-                loss.backward(self._one_like(loss))
+                loss.backward(self._gradient_of(loss))
             if number < last:
                 self.embedding.send_gradients(plan, number, vectors)
             losses.append(loss.detach() if part.size else torch.zeros_like(loss.detach()))
@@ -106,8 +106,14 @@ class Step:
             self._dense_step(factor)
         return losses[0] if last == 0 else torch.stack(losses).sum()
 
-    def _one_like(self, loss: Tensor) -> Tensor:
-        """The gradient of a loss by itself, made once."""
+    def _gradient_of(self, loss: Tensor) -> Tensor | None:
+        """The gradient of a loss by itself; on a device, where making one is a launch, made once.
+
+        None on the host: PyTorch makes one itself. One that is passed it checks, and imports sympy for
+        that: more than a second.
+        """
+        if self.embedding.device.on_host:
+            return None
         if self._one is None or (self._one.shape, self._one.dtype) != (loss.shape, loss.dtype):
             self._one = torch.ones_like(loss)
         return self._one
