@@ -19,7 +19,12 @@ def base_log_loss(click_rate: float) -> float:
 
 def shortcomings(metrics: Metrics) -> Iterator[str]:
     """Says where predictions are worse than one constant for all samples, or off by more than a factor
-    of two on average, a line each; nothing of labels that are all equal, or no probabilities."""
+    of two on average, a line each; nothing of labels that are all equal."""
+    if metrics.r2 < 0:
+        yield (
+            f"R2 {metrics.r2:.4f} is below 0, that of the mean of the labels for every sample: train "
+            f"longer, or with other learning rates"
+        )
     if not 0 < metrics.click_rate < 1 or math.isnan(metrics.log_loss):
         return
     base = base_log_loss(metrics.click_rate)

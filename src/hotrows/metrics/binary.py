@@ -68,7 +68,7 @@ def auc_of_sorted(scores: Tensor, clicks: Tensor, weights: Tensor | None = None)
     )
     others_before = others_in.cumsum(0) - others_in
     pairs = (clicks_in * (others_before + others_in / 2)).sum().item()
-    return pairs / (positives * negatives)
+    return min(pairs / (positives * negatives), 1.0)  # weights may sum to a little more
 
 
 def calibration_error(predictions: Tensor, labels: Tensor, weights: Tensor | None) -> float:

@@ -94,7 +94,8 @@ class Metrics:
         others = self.samples - clicks
         both_above, both_below = self.auc / (2 - self.auc), 2 * self.auc**2 / (1 + self.auc)
         spread = (clicks - 1) * (both_above - self.auc**2) + (others - 1) * (both_below - self.auc**2)
-        return math.sqrt((self.auc * (1 - self.auc) + spread) / (clicks * others))
+        variance = (self.auc * (1 - self.auc) + spread) / (clicks * others)
+        return math.sqrt(max(variance, 0.0))  # fewer than one click may be expected
 
     def shown(self) -> dict[str, float]:
         """The metrics to print, by their names in words, in order; nan only of probabilities."""
