@@ -75,6 +75,22 @@ def test_strata_have_their_share_of_every_label_wherever_chunks_end(cuts):
     assert (other != parts_at_once).any()
 
 
+def test_strata_are_of_the_first_label_where_another_is_a_number():
+    """All labels are then float32, and a missing one is NaN; the strata are those of bytes."""
+    binary = np.tile(np.array([0, 1, 0, 255], np.uint8), 500)
+    numbers = np.where(binary == 255, np.nan, binary).astype(np.float32)
+    both = Columns(
+        0, 2000, (), np.zeros((0, 2000)), np.stack([numbers, np.linspace(1, 5, 2000, dtype=np.float32)]),
+        lambda row: f"row {row}",
+    )  # fmt: skip
+    split = parse_split("stratified:0.8,0.15,0.05")
+    parts = Sharing(split, 0).parts(both)
+    assert (parts == Sharing(split, 0).parts(columns(0, 2000, binary))).all()
+    for of_label, num in ((numbers == 0, 1000), (numbers == 1, 500), (np.isnan(numbers), 500)):
+        expected = [num * 0.8, num * 0.15, num * 0.05]
+        assert np.abs(np.bincount(parts[of_label]) - expected).max() < 20
+
+
 def test_time_cuts_where_it_says():
     split = parse_split("time:20,30", int)
     assert split == Split("time", None, (20, 30))

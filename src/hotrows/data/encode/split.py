@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hotrows.data.encode.requests import request_numbers
-from hotrows.data.raw.columns import Columns
+from hotrows.data.raw.columns import MISSING_LABEL, Columns
 from hotrows.data.raw.values import MISSING_TIME, mix64
 from hotrows.data.stored.order import permutation
 
@@ -181,9 +181,12 @@ class Sharing:
     def _stratified(self, columns: Columns) -> np.ndarray:
         """Cuts each label's rows into blocks; permutes every block and cuts it by the shares."""
         assert columns.labels is not None
+        labels = columns.labels[0]
+        if labels.dtype.kind == "f":  # where another label is a number
+            labels = np.where(np.isnan(labels), MISSING_LABEL, labels).astype(np.uint8)
         parts = np.empty(columns.num_rows, np.uint8)
-        for label in np.unique(columns.labels[0]).tolist():
-            chosen = np.flatnonzero(columns.labels[0] == label)
+        for label in np.unique(labels).tolist():
+            chosen = np.flatnonzero(labels == label)
             before = self._counted.get(str(label), 0)
             numbers = np.arange(before, before + len(chosen))
             for block in np.unique(numbers // _STRATUM).tolist():
