@@ -45,7 +45,7 @@ def _fields_of(path: Path) -> dict[str, Any]:
     if path.suffix not in (".toml", ".yaml", ".yml"):
         return CONFIG_FILE.read(path)
     with CONFIG_FILE.naming(path):
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         fields = _from_toml(text) if path.suffix == ".toml" else _from_yaml(text)
         if not isinstance(fields, dict):
             raise ValueError("expected names with values")

@@ -44,7 +44,7 @@ def predictions_to(out: Path | None, names: Sequence[str], beside: bool) -> Iter
             with _parquet(part, names) as write:
                 yield write
             return
-        with open(part, "w", newline="") as file:
+        with open(part, "w", encoding="utf-8", newline="") as file:
             yield _rows(file, names, _DELIMITERS[suffix]) if suffix in _DELIMITERS else _lines(file)
 
 

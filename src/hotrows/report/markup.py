@@ -49,7 +49,7 @@ def document(title: str, below: str, sections: Mapping[str, Html], refresh: int 
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", http_equiv="refresh", content=refresh) if refresh else "",
         element("title", title),
-        element("style", Html(_STYLE.read_text())),
+        element("style", Html(_STYLE.read_text(encoding="utf-8"))),
     ]
     page = element("html", element("head", *head), element("body", element("main", *body)), lang="en")
     return f"<!DOCTYPE html>\n{page}\n"

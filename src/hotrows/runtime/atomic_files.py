@@ -98,13 +98,15 @@ def part_of(path: Path) -> Path:
 def write_text(path: Path, text: str) -> None:
     """Writes a small file."""
     with replaced(path) as part:
-        part.write_text(text)
+        part.write_text(text, encoding="utf-8")
 
 
 def write_first(path: Path, text: str) -> bool:
     """Writes a small file unless there is one; of several writers the first wins. Returns whether it was
     this one."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, suffix=".part") as part:
+    with tempfile.NamedTemporaryFile(
+        "w", encoding="utf-8", dir=path.parent, prefix=path.name, suffix=".part"
+    ) as part:
         part.write(text)
         part.flush()
         os.fsync(part.fileno())

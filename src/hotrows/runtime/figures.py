@@ -20,6 +20,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hotrows.runtime.atomic_files import replaced
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -81,7 +83,8 @@ def save(figure: Figure, path: Path) -> Path:
 
     FigureCanvasAgg(figure)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, format="png", dpi=130)
+    with replaced(path) as part:
+        figure.savefig(part, format="png", dpi=130)
     return path
 
 

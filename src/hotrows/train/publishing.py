@@ -33,7 +33,7 @@ from hotrows.optim import DenseRowOptimizer
 from hotrows.planning.key_partitions import KeyChanges
 from hotrows.planning.packing import rows_of
 from hotrows.record import layout_of, views
-from hotrows.runtime.atomic_files import make_folder, new_folder, write_first
+from hotrows.runtime.atomic_files import make_folder, new_folder, write_text
 from hotrows.runtime.locks import Lock
 from hotrows.serving import chain, merging, table_rows
 from hotrows.serving.deltas import Delta, VersionHead, write_delta
@@ -423,8 +423,8 @@ def _weights(embedding: Embedding, p: int, rows: Tensor) -> Tensor:
 def _chain_of(run: Path) -> str:
     """The name of a run's chain of versions, chosen at random once."""
     path = run / "chain.txt"
-    chain_name = secrets.token_hex(8)
-    write_first(path, chain_name)
+    if not path.exists():  # the run is locked: nobody else writes it
+        write_text(path, secrets.token_hex(8))
     return path.read_text()
 
 
