@@ -1,6 +1,8 @@
 """The numbers of a report: curves, intervals, slices and permuted rows, beside plain references."""
 
 import math
+import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ from hotrows.metrics import auc, grouped_auc
 from hotrows.report import curves
 from hotrows.report.drawing import ticks
 from hotrows.report.quality import MetricInterval, measure
+from hotrows.report.result_sections import _slice_table
 from hotrows.report.row_sample import RowSample, ScoredRows
-from hotrows.report.slices import _by_count, _fifths
+from hotrows.report.slices import OTHERS, MeasuredSlice, _by_count, _fifths
 
 
 def scored(rows=400, seed=0, shift=0.0, groups=None, loss=None):
@@ -129,6 +132,22 @@ def test_permuting_a_feature_moves_its_values_and_nothing_else():
     assert numbers.dense[:, 0].tolist() == [2, 0, 1] and torch.equal(numbers.ids, before.ids)
     (first,) = sample().first(2).batches()
     assert (first.size, first.ids.tolist()) == (2, [10, 11, 1, 2])
+
+
+def test_a_slice_has_its_share_of_the_rows_of_its_own_run():
+    """Runs on different data had shares of the first one's rows, and other values in the middle."""
+
+    def run(rows, *names):
+        slices = [MeasuredSlice(name, 30, None) for name in (*names, OTHERS)]
+        metrics = SimpleNamespace(value=lambda name: 0.5)
+        quality = SimpleNamespace(decisive="auc", metrics=metrics)
+        return SimpleNamespace(
+            quality={"y": quality}, scored={"y": range(rows)}, slices={"c": {"y": slices}}
+        )
+
+    table = str(_slice_table(("first", "second"), (run(300, "a"), run(60, "a", "b")), "c", "y"))
+    shares = re.findall(r"<th[^>]*>([^<]+)</th><td>(30 \([^)]+\))", table)
+    assert shares == [("a", "30 (10%)"), ("b", "30 (50%)"), (OTHERS, "30 (10%)")]
 
 
 def test_slices_of_numbers_and_counts_hold_each_row_once():

@@ -149,7 +149,8 @@ def _words(value: Any) -> str:
 
 
 def _options(options: Mapping[str, Any]) -> str:
-    return f" ({', '.join(f'{name}={value}' for name, value in options.items())})" if options else ""
+    texts = (f"{n}={v:.4g}" if isinstance(v, float) else f"{n}={v}" for n, v in options.items())
+    return f" ({', '.join(texts)})" if options else ""
 
 
 def environment(facts: Facts) -> Texts:

@@ -34,6 +34,7 @@ from hotrows.report.markup import (
     table,
 )
 from hotrows.report.quality import TIMES, MetricInterval
+from hotrows.report.slices import OTHERS
 from hotrows.runtime.figures import percent, short
 
 _MEANINGS = {
@@ -254,21 +255,23 @@ def _slice_table(
     names: Sequence[str], assessments: Sequence[Assessment], column: str, label: str
 ) -> Html:
     overall = assessments[0].quality[label]
-    metric, total = overall.decisive, len(assessments[0].scored[label])
+    metric, totals = overall.decisive, [len(a.scored[label]) for a in assessments]
     by_run = [{one.name: one for one in a.slices.get(column, {}).get(label, [])} for a in assessments]
-    firsts = {one.name: one for measured in by_run[::-1] for one in measured.values()}
+    slice_names = dict.fromkeys(name for measured in by_run for name in measured)
+    ordered = sorted(slice_names, key=lambda name: name == OTHERS)
+    firsts = [next((run, m[name]) for run, m in enumerate(by_run) if name in m) for name in ordered]
     estimates = [
         [one.estimate(metric) if (one := measured.get(name)) else None for measured in by_run]
-        for name in firsts
+        for name in ordered
     ]
     cells = _whiskers(estimates, overall.metrics.value(metric))
     rows = []
-    for one, cell, of_runs in zip(firsts.values(), cells, estimates, strict=True):
+    for (run, one), cell, of_runs in zip(firsts, cells, estimates, strict=True):
         mean, calibration = (
             "–" if one.quality is None else f"{one.quality.metrics.value(name):.3f}"
             for name in ("click_rate", "calibration")
         )
-        share = f"{one.samples:,} ({one.samples / total:.0%})"
+        share = f"{one.samples:,} ({one.samples / totals[run]:.0%})"
         rows.append(
             (one.name, share, mean, cell, *map(_plus_minus, of_runs), *[calibration][: 2 - len(names)])
         )

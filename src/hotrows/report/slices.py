@@ -25,7 +25,7 @@ from hotrows.runtime.suggestions import did_you_mean
 from hotrows.schema import FIRST_UNKNOWN, Dense, IdFeature, Schema, vocabulary_of
 from hotrows.schema import Sequence as Listed
 
-UNKNOWN = "unknown"
+UNKNOWN, OTHERS = "unknown", "(other values)"
 _TIMES = 40  # resamples
 _VALUES, _FIFTHS = 8, 5
 _COUNTS = (0, 1, 2, 5, 10, 20, 50, 100)  # where slices by a count begin
@@ -112,7 +112,7 @@ class Slicer:
         left = torch.ones(len(lengths), dtype=torch.bool)
         left[rows[torch.isin(ids, torch.tensor([*frequent, *reserved]))]] = False
         left[absent] = False
-        yield RowSlice("(other values)", left.nonzero()[:, 0])
+        yield RowSlice(OTHERS, left.nonzero()[:, 0])
 
     def _name(self, feature: IdFeature, number: int) -> str:
         values = self._values.get(vocabulary_of(feature))
