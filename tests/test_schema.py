@@ -45,6 +45,10 @@ def test_an_unknown_kind_is_named():
     ("make", "message"),
     [
         (lambda: Schema((Dense("a"), Sparse("a"))), r"must be unique, twice: \['a'\]"),
+        (
+            lambda: Schema((Sparse("x", column="click"), Dense("a")), label="click"),
+            "feature 'x' reads the column of a label, and would tell it; leave the feature out",
+        ),
         (lambda: Schema((Dense("a"),), columns=("a",)), r"columns \['label'\] are used"),
         (lambda: Dense("a", transform="cube"), "'a': transform must be .* not 'cube'"),
         (lambda: Sparse("a", num_unknown=-1), "'a': num_unknown must be at least 0"),

@@ -235,6 +235,13 @@ class Schema:
             raise ValueError(f"schema {self.name!r} needs at least one label")
         losses.check_grouped(self.name, {label.name: label.loss for label in self.labels}, self.grouping)
         self._check_shared()
+        labels = {column_of(label) for label in self.labels}
+        for feature in self.features:
+            if self.column_of(feature) in labels:
+                raise ValueError(
+                    f"schema {self.name!r}: feature {feature.name!r} reads the column of a label, and "
+                    f"would tell it; leave the feature out"
+                )
         if self.time is None:
             of_time = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
             check_times(self.name, self.id_features, of_time)
