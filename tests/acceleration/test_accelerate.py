@@ -377,6 +377,13 @@ def test_an_id_outside_its_table_is_named(ids):
         model(ids)
 
 
+def test_an_optimizer_of_another_model_is_warned_of():
+    """The model was made anew, and the optimizer is still that of the one before."""
+    model, optimizer = nn.Sequential(nn.Embedding(ROWS, DIM), nn.Embedding(ROWS, DIM)), build()[1]
+    with pytest.warns(UserWarning, match="the optimizer updates no embedding of this model"):
+        hotrows.accelerate(model, optimizer)
+
+
 def test_what_cannot_be_accelerated_stays_plain_and_says_why():
     class Mixed(nn.Module):
         def __init__(self):

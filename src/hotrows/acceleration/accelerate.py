@@ -14,6 +14,7 @@ Both are changed in place, so the loop that trains them does not change.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -41,6 +42,7 @@ from hotrows.runtime.units import parse_bytes
 Optimizers = TypeVar("Optimizers", Optimizer, list, tuple)
 
 _STATE = "_hotrows"
+_NOT_UPDATED = "none of the optimizers given updates it"
 _HANDLERS = (gradient_ops, l2_terms, lookup_handlers)  # what they handle is registered by their import
 SMALL = 1 << 18  # weights up to which a model's only table stays plain: PyTorch is as fast there
 
@@ -83,6 +85,8 @@ def accelerate(
 
     A table that cannot be handled stays plain PyTorch: `hotrows.explain` says which and why.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, not {type(model).__name__}")
     if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise ValueError(
             f"accelerate takes the model before it is wrapped in {type(model).__name__}: "
@@ -97,6 +101,12 @@ def accelerate(
                 f"optimizer must be a torch.optim.Optimizer, or a list of them, not {type(one).__name__}"
             )
     embeddings = find_embeddings(model, optimizers)
+    if embeddings and all(x.rule == _NOT_UPDATED for x in embeddings):
+        warnings.warn(
+            "accelerate does nothing: the optimizer updates no embedding of this model; pass the one "
+            "that was made with model.parameters()",
+            stacklevel=2,
+        )
     tables = _tables(embeddings, lazy, _caching(fast_memory, store))
     share_histories(tables)
     for module in model.modules():
@@ -158,7 +168,7 @@ def _why_plain(weight: nn.Parameter, optimizer: Optimizer | None, is_only: bool)
     if not weight.requires_grad:
         return "frozen (requires_grad=False): its rows are looked up, and never change"
     if optimizer is None:
-        return "none of the optimizers given updates it"
+        return _NOT_UPDATED
     if weight.dim() == 2 and weight.shape[1] > 1 and weight.stride(1) != 1:
         return "its rows are not laid out one after another"
     if weight.device.type not in DEVICES:
