@@ -111,6 +111,13 @@ def test_times_of_another_unit(warned, format, per_second, years, advice):
     assert line in warned(table(when=when.astype(np.int64)), schema)
 
 
+@pytest.mark.parametrize(("split", "is_said"), [(None, True), ("time:0.8", False)])
+def test_a_random_split_of_data_with_a_time_is_said(tmp_path, caplog, split, is_said):
+    with caplog.at_level(logging.INFO, "hotrows"):
+        prepare(table(), SCHEMA, tmp_path / "enc", split=split)
+    assert ("parts were drawn at random although the schema has a time" in caplog.text) == is_said
+
+
 def test_rows_of_the_test_part_that_stand_in_training(warned):
     """The test file is a piece of the training file; equal rows within training alone are none."""
     rows = table()

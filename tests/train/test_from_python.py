@@ -317,6 +317,18 @@ def test_parts_and_batches_are_predicted(trained, encoded):
     assert auc == pytest.approx(predictor.evaluate(part).auc, abs=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore:values differ")
+def test_raw_rows_with_labels_are_evaluated(trained, raw):
+    """A frame ended in an AttributeError, where `predict` takes it."""
+    predictor = load_run(trained[0])
+    labelled = raw.append_column("label", pa.array([1, 0, 0, 1]))
+    found, scores = predictor.evaluate(labelled), predictor.predict(raw)
+    expected = hotrows.metrics.auc(torch.from_numpy(scores), torch.tensor([1.0, 0, 0, 1]))
+    assert (found.samples, found.auc) == (4, expected)
+    with pytest.raises(ValueError, match="have no column label to compare with"):
+        predictor.evaluate(raw)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -10,7 +10,7 @@ from hotrows.config import TrainConfig
 from hotrows.data.description import Description, PartSize, VocabularyUse
 from hotrows.runtime import figures
 from hotrows.train import pictures
-from hotrows.train.run_state import BEST_RULE
+from hotrows.train.run_state import best_rule
 
 PNG = b"\x89PNG"
 
@@ -64,7 +64,7 @@ def test_the_picture_marks_the_evaluation_that_the_run_chose(tmp_path, monkeypat
     lines = {line.get_label(): list(line.get_ydata()) for line in axes["Log loss on validation"].lines}
     assert (lines["click"], lines["buy"], lines["mean"]) == ([0.4] * 3, [0.3] * 3, [0.4] * 3)
     assert len(axes["Training loss"].lines) == 2
-    assert drawn[0].get_supxlabel() == BEST_RULE.format("AUC")
+    assert drawn[0].get_supxlabel() == best_rule(TrainConfig("dlrm"), "AUC")
 
 
 @pytest.mark.parametrize("vocabularies", [1, 12])

@@ -71,9 +71,25 @@ class Positive(click.ParamType):
 
 
 POSITIVE = Positive()
-COUNT = click.IntRange(1, (1 << 63) - 1)
 THREADS = click.IntRange(1, 1024)
-INTEGER = click.IntRange(-(1 << 63), (1 << 63) - 1)
+
+
+class Whole(click.ParamType):
+    """A whole number of 64 bits, of at least `least`; help does not spell out the bounds."""
+
+    name = "integer"
+
+    def __init__(self, least: int) -> None:
+        self.least = least
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int:
+        number = click.INT.convert(value, param, ctx)
+        if not self.least <= number < 1 << 63:
+            self.fail(f"it must be at least {self.least:,} and below 2**63, not {value}", param, ctx)
+        return number
+
+
+COUNT, INTEGER = Whole(1), Whole(-(1 << 63))
 
 
 class Numbers(click.ParamType):

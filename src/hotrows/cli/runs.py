@@ -37,6 +37,11 @@ def eval_command(
 
         predictor = load_run(run, **how)
         encoded = run_folder.open_data(run, folder)
+        if not encoded.parts[part].rows:
+            raise ValueError(
+                f"the {part} part of {encoded.path} has no rows: choose another one (--part validation), "
+                f"or prepare the data with another split"
+            )
         if (usual := run_folder.prepared_parts(run)) is not None:
             rates = ValueRates.of_parts([encoded.parts[part]], usual)
             click.echo(rates.summary(), err=True)

@@ -78,7 +78,7 @@ class Classifier:
         """
         table, labels = _rows_and_labels(X, y)
         name = y if isinstance(y, str) else getattr(y, "name", None) or "label"
-        self.classes_ = np.unique(labels)
+        self.classes_ = _classes(labels)
         if len(self.classes_) != 2:
             raise ValueError(f"expected labels of two values, found {len(self.classes_):,} in y")
         table, name = _with_column(table, str(name), (labels == self.classes_[1]).astype(np.int8))
@@ -203,6 +203,15 @@ def _weights(values: Any, num_rows: int) -> np.ndarray:
         row = int(wrong.argmax())
         raise ValueError(f"expected weights of at least 0, found {weights[row]} for row {row:,}")
     return weights
+
+
+def _classes(labels: np.ndarray) -> np.ndarray:
+    """The distinct labels, ascending."""
+    try:
+        return np.unique(labels)
+    except TypeError:
+        types = sorted({type(label).__name__ for label in labels.tolist()})
+        raise ValueError(f"expected labels of one type in y, found {' and '.join(types)}") from None
 
 
 def _rows_and_labels(X: Any, y: Any) -> tuple[Any, np.ndarray]:

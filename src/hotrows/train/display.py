@@ -36,12 +36,16 @@ def shown_by(progress: Callable[..., None]) -> Callable[[Progress], None]:
                 f"{name} {value:.6f}" for name, value in shown if name != "calibration" or not total
             ]
             what = f" of {total:,}: validation" if total else ": window"
-            print(
-                f"step {now.done:,}{what} {', '.join(numbers)}{', best so far' if now.is_best else ''}",
-                file=sys.stderr,
-            )
+            print(f"step {now.done:,}{what} {', '.join(numbers)}{_standing(now)}", file=sys.stderr)
 
     return show
+
+
+def _standing(now: Progress) -> str:
+    """What an evaluation is among those so far."""
+    if not now.is_best:
+        return ""
+    return ", best so far" if now.is_peak else ", kept: within one standard error of the best so far"
 
 
 def _note(now: Progress) -> str:

@@ -67,7 +67,9 @@ def evaluate(
     progress: called with the samples that are done, and their number in all.
     """
     if not part.rows:
-        raise ValueError("this part of the data has no rows: prepare it with another split")
+        raise ValueError(
+            "this part of the data has no rows: evaluate another one, or prepare it with another split"
+        )
     ranks = recommender.ranks
     loader = Loader(part, EVALUATION_BATCH, shuffle=False, rank=ranks.rank, num_ranks=ranks.num_ranks)
     evaluated: list[Evaluated] = []

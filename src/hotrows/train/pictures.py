@@ -13,7 +13,7 @@ from hotrows.metrics import Metrics, word_of
 from hotrows.runtime import figures
 from hotrows.runtime.figures import BLUE, GRAY, GREEN, INK, ORANGE, percent, short
 from hotrows.train import metrics_log, run_folder
-from hotrows.train.run_state import BEST_RULE
+from hotrows.train.run_state import best_rule
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +54,7 @@ def draw_run(run: Path, picture: Path | None = None) -> Path | None:
             axes.set_xlabel("step")
         if evaluations:
             decides = word_of(evaluations[-1].get("decides", "auc")) or "mean score"
-            figure.supxlabel(BEST_RULE.format(decides), fontsize=10, color=GREEN)
+            figure.supxlabel(best_rule(run_folder.read_config(run), decides), fontsize=10, color=GREEN)
         figures.set_title(figure, *_run_title(run))
         return figures.save(figure, picture or run / "report.png")
 

@@ -3,7 +3,7 @@
 predictor = load_run("runs/a")
 predictor.predict(frame)                             # [N] float32
 for probabilities in predictor.predict(batches): ...  # of batches one after the other
-predictor.evaluate(data.parts["test"]).auc
+predictor.evaluate(data.parts["test"]).auc           # or of raw rows
 predictor.vectors("item")                            # a row for each item: its value and its vector
 """
 
@@ -101,18 +101,28 @@ class Predictor(Recommender):
 
     def evaluate(
         self,
-        part: Part,
+        data: Any,
         progress: Callable[[int, int], None] = lambda done, total: None,
         metrics: str | None = None,
     ) -> Metrics:
-        """Computes metrics over a part of the data.
+        """Computes metrics over a `Part` of prepared data, or over raw rows, as `predict` takes them.
 
-        progress: called with samples done and in all. metrics: further ones within groups, such as
-        "ndcg@10,mrr" (default: those that the run was trained with).
+        progress: called with samples done and in all, of a part. metrics: further ones within groups,
+        such as "ndcg@10,mrr" (default: those that the run was trained with). ValueError where the rows
+        have no labels.
         """
         if metrics is not None:
             self.ranking = ranking_of(self.schema, metrics)
-        return evaluate.evaluate(self, part, progress)
+        if isinstance(data, Part):
+            return evaluate.evaluate(self, data, progress)
+        evaluated = []
+        for batch, logits in self.logits(self.encoder.encode(data)):
+            if batch.labels is None:
+                raise ValueError(f"these rows have no column {' or '.join(self.labels)} to compare with")
+            evaluated.append((logits, self.targets(batch), batch.groups))
+        if not evaluated:
+            raise ValueError("there are no rows to evaluate")
+        return evaluate.metrics_of(self, evaluated)
 
 
 def load_run(

@@ -25,14 +25,14 @@ from hotrows.train import metrics_log
 class Progress:
     """Where a run is, for a progress bar.
 
-    stage: `train` or `evaluate`; done and total: steps, or samples when evaluating; of a stream no total
-    is
-        known: 0.
+    stage: `train` or `evaluate`; done and total: steps, or samples when evaluating. The total of a stream
+        is not known: 0.
     loss, samples_per_second: of the last interval of training.
     hit_rate: the share of rows that were in fast memory already; bytes_in, bytes_out: moved per
         second; waited: the share of the interval spent waiting; waited_for: mostly for this stage.
         All of the last interval, None where every row is in memory.
-    validation: metrics of the evaluation after this step; is_best: whether they are the best so far.
+    validation: metrics of the evaluation after this step; is_best: whether this
+        checkpoint is the best so far, by the rule of the run; is_peak: whether its score is the highest.
     """
 
     stage: str
@@ -47,6 +47,7 @@ class Progress:
     waited_for: str | None = None
     validation: Metrics | None = None
     is_best: bool = False
+    is_peak: bool = False
 
 
 @dataclass(frozen=True, repr=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,8 @@ class Reports:
         is_best = state.best_step == state.step
         fields = {"epoch": self._epoch, **metrics.to_json(), "is_best": is_best}
         self._log.write("evaluation", state.step, fields)
-        self._show(self._now(validation=metrics, is_best=is_best))
+        is_peak = state.peak is not None and metrics.score >= state.peak
+        self._show(replace(self._now(validation=metrics), is_best=is_best, is_peak=is_peak))
 
     def write_window(self, metrics: Metrics, fields: Mapping[str, Any]) -> None:
         """Writes and shows the metrics of the events that were scored since the last window."""
@@ -133,12 +135,10 @@ class Reports:
         """Shows how many samples of an evaluation are done."""
         self._show(Progress("evaluate", done, total))
 
-    def _now(self, validation: Metrics | None = None, is_best: bool = False) -> Progress:
+    def _now(self, validation: Metrics | None = None) -> Progress:
         batches, shown = self._steps.batches, self._meter.shown
         total = 0 if batches.is_stream else batches.total_steps
-        return Progress(
-            "train", self._steps.state.step, total, validation=validation, is_best=is_best, **shown
-        )
+        return Progress("train", self._steps.state.step, total, validation=validation, **shown)
 
     def _show(self, now: Progress) -> None:
         self._progress(now)

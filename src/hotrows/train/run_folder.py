@@ -142,6 +142,10 @@ def open_data(run: Path, folder: Path | None = None) -> EncodedData:
     if folder is None and stored.source is not None:
         with _JSON.naming(run / "data.json"):
             data = open_source(stored.source)
+    elif folder is None and not Path(stored.path).exists():
+        raise ValueError(
+            f"the data of {run} was in {stored.path}, which is gone: say where it is now (--data FOLDER)"
+        )
     else:
         data = EncodedData.open(folder or stored.path)
     if data.fingerprint != stored.fingerprint:

@@ -16,12 +16,6 @@ from hotrows.json_file import build
 from hotrows.metrics import Metrics
 from hotrows.streams import StreamState
 
-# How `after_evaluation` chooses, for terminal and picture, to be filled with what it compares.
-BEST_RULE = (
-    "best checkpoint: in the first epoch the latest whose {} is within one standard error of the best "
-    "so far; later only a better one (lr with weight decay: the first rule in every epoch)"
-)
-
 
 @dataclass(frozen=True)
 class RunState:
@@ -79,6 +73,14 @@ def after_evaluation(
     plateau = patience is not None and stale % patience == 0
     decay = state.lr_decay * (config.decay_factor if plateau else 1.0)
     return dataclasses.replace(evaluated, stale=stale, lr_decay=decay)
+
+
+def best_rule(config: TrainConfig, metric: str) -> str:
+    """Says how `after_evaluation` chooses the best checkpoint by a metric, for terminal and picture."""
+    latest = f"the latest whose {metric} is within one standard error of the best so far"
+    if _has_one_minimum(config):
+        return f"best checkpoint: {latest}"
+    return f"best checkpoint: in the first epoch {latest}; later only a better one"
 
 
 def _has_one_minimum(config: TrainConfig) -> bool:

@@ -109,6 +109,11 @@ def prepare(
     if job.stored is not None:
         ValueRates.of_parts(data.parts.values(), job.stored.parts.values()).warn()
     else:
+        if data.schema.time is not None and split is None and set(job.declared_parts) == {None}:
+            log.info(
+                "parts were drawn at random although the schema has a time: to be tested on what comes "
+                "later, as in use, take --split time:0.8,0.1,0.1"
+            )
         _warn(data)
     return data
 
