@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,8 @@ class Caching:
     def __post_init__(self) -> None:
         if self.store != "memory" and not (self.path and str(self.path) != "."):
             raise ValueError(f"store must be 'memory' or 'file:PATH', not {self.store!r}")
+        if self.path and not hasattr(os, "pread"):
+            raise ValueError("store='file:PATH' needs Linux, macOS or WSL 2; here tables are in memory")
         if self.in_flight < 1:
             raise ValueError(f"in_flight must be at least 1, not {self.in_flight}")
         if self.cache_transfer not in CACHE_TRANSFERS:

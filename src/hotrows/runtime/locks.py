@@ -23,6 +23,11 @@ import weakref
 from contextlib import suppress
 from pathlib import Path
 
+try:
+    import fcntl
+except ImportError:  # not a POSIX system: two processes are not kept apart
+    fcntl = None  # type: ignore[assignment]
+
 NAME = "lock"
 _POLL, _TRIES = 0.05, 3  # seconds between tries; several, since a holder deletes the file as it ends
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)  # of a file system without
@@ -61,6 +66,9 @@ class Lock:
         _held.add(self)
         os.ftruncate(self._fd, 0)
         os.write(self._fd, self._text)
+        if fcntl is None:  # Windows renames no folder with an open file
+            os.close(self._fd)
+            self._fd = os.open(os.devnull, os.O_RDONLY)
 
     @property
     def is_held(self) -> bool:
@@ -113,14 +121,14 @@ class Lock:
 
 def holder_of(folder: Path) -> str | None:
     """Says which process writes a folder; None: none does, or the file system has no locks."""
+    if fcntl is None:
+        return None
     try:
-        import fcntl
-
         with open(folder / NAME, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _holder(folder / NAME)
-    except (ImportError, OSError):
+    except OSError:
         pass
     return None
 
@@ -133,9 +141,7 @@ def gone(folder: Path) -> LockLost:
 
 
 def _locked(fd: int, folder: Path) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # not a POSIX system: two processes are not kept apart
+    if fcntl is None:
         return True
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -6,6 +6,7 @@ is stored with every run; nothing in it names the machine or its user.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.metadata
 import os
 import platform
@@ -75,8 +76,19 @@ def num_threads(requested: int | None) -> int:
 
 def total_memory() -> int:
     """Bytes of memory: the machine's, or less where a container is limited to less."""
-    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if hasattr(os, "sysconf"):
+        physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    else:
+        physical = _windows_memory()
     return min([physical, *(limit for limit, _ in _memory_limits())])
+
+
+def _windows_memory() -> int:
+    kibibytes = ctypes.c_ulonglong()
+    kernel = ctypes.windll.kernel32  # type: ignore[attr-defined]
+    if not kernel.GetPhysicallyInstalledSystemMemory(ctypes.byref(kibibytes)):
+        raise OSError("Windows does not say how much memory there is")
+    return kibibytes.value * 1024
 
 
 def available_memory() -> int | None:

@@ -19,8 +19,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class Disk:
     """The system calls that read and change files; tests put faults in their place."""
 
-    pread = staticmethod(os.pread)
-    pwrite = staticmethod(os.pwrite)
+    if hasattr(os, "pread"):  # not on Windows, where there are no stores in files
+        pread = staticmethod(os.pread)
+        pwrite = staticmethod(os.pwrite)
     truncate = staticmethod(os.ftruncate)
     sync = staticmethod(os.fsync)
     replace = staticmethod(os.replace)

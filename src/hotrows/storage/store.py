@@ -213,10 +213,10 @@ def empty_records(num_rows: int, stride: int, device: Device = HOST) -> Tensor:
 
 def _reserved_records(num_rows: int, stride: int) -> Tensor:
     """[num_rows, stride] bytes of address space, zeros, which take memory as they are written."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", _MAP_NORESERVE)
     try:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", _MAP_NORESERVE)
         memory = mmap.mmap(-1, num_rows * stride, flags=flags)
-    except (OSError, ValueError) as error:
+    except (AttributeError, OSError, ValueError) as error:  # Windows reserves nothing
         raise ValueError(
             f"{num_rows:,} rows of {stride} bytes, to which a table without a capacity may grow, are "
             f"more than this system lets a process reserve ({error}); give it a capacity=ROWS"
