@@ -235,6 +235,9 @@ class Schema:
             raise ValueError(f"schema {self.name!r} needs at least one label")
         losses.check_grouped(self.name, {label.name: label.loss for label in self.labels}, self.grouping)
         self._check_shared()
+        if self.time is None:
+            of_time = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
+            check_times(self.name, self.id_features, of_time)
         labels = {column_of(label) for label in self.labels}
         for feature in self.features:
             if self.column_of(feature) in labels:
@@ -242,9 +245,6 @@ class Schema:
                     f"schema {self.name!r}: feature {feature.name!r} reads the column of a label, and "
                     f"would tell it; leave the feature out"
                 )
-        if self.time is None:
-            of_time = [f.name for f in self.sparse if f.transform in TIME_TRANSFORMS]
-            check_times(self.name, self.id_features, of_time)
         if self.columns is not None:
             named = set(self.columns)
             absent = [column for column in self.raw_columns if column not in named]

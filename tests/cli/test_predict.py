@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hotrows.train import load_run, run_folder
-from hotrows.train.run_state import BEST_RULE
+from hotrows.train.run_state import best_rule
 from tests.support import clicks
 
 pytestmark = pytest.mark.usefixtures("one_thread", "no_pictures")
@@ -131,5 +131,5 @@ def test_lists_are_no_column_of_csv(hotrows, clicks_run):
 def test_training_prints_the_rule_beside_the_best_step(hotrows):
     told = hotrows("train", "enc", "--model", "lr", "--steps", "4", "--run", "runs/rule")
     assert told.code == 0, told.err
-    rule = re.escape(BEST_RULE.format("AUC"))
+    rule = re.escape(best_rule(run_folder.read_config(Path("runs/rule")), "AUC"))
     assert re.search(rf"^steps +4, best 4\n +{rule}$", told.out, re.MULTILINE)
