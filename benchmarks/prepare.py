@@ -115,7 +115,7 @@ def compare_with_ray(rows: int, rounds: int, threads: int, raw: Path | None) -> 
     ratios = [b["rows_per_s"] / a["rows_per_s"] for a, b in zip(*seen.values(), strict=True)]
     facts = {"question": QUESTION, "rows": rows, "num_rounds": rounds, "equal_bytes": equal}
     facts |= {"ray": importlib.metadata.version("ray"), "ray_over_process": median(ratios)}
-    write("prepare-ray", facts | conditions(threads) | {"arms": seen})
+    write(f"prepare-ray-{rows // 1_000_000}m", facts | conditions(threads) | {"arms": seen})
     print(f"Ray is {median(ratios):.2f}x of one process")
 
 
@@ -156,6 +156,7 @@ def ray_arm(raw: str, out: str, threads: int) -> dict:
     import ray.data
 
     ray.init(num_cpus=threads, include_dashboard=False, log_to_driver=False)
+    ray.data.DataContext.get_current().use_datasource_v2 = False  # which keeps no order of files
     figures = hotrows_arm(ray.data.read_parquet(raw), out, "0", threads)
     ray.shutdown()
     return figures

@@ -5,6 +5,7 @@ The tasks run here, one after the other; `test_ray` has a real cluster.
 
 import functools
 import itertools
+import shutil
 import sys
 
 import numpy as np
@@ -161,9 +162,26 @@ def test_errors_are_those_of_the_first_bad_row(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_dataset_that_is_shuffled_anew_is_refused(tmp_path):
+def test_blocks_are_kept_where_they_fit_and_made_again_where_not(tmp_path, monkeypatch):
+    """The datasets have a third of the memory at most, the first of them first."""
+    table = table_of()
+    prepare(table, SCHEMA, tmp_path / "serial", test=table)
+    for store_bytes, of_test in ((9 * table.nbytes, 1), (5 * table.nbytes, 2), (0, 2)):
+        cluster = InlineCluster(store_bytes=store_bytes)
+        monkeypatch.setattr(passes, "RayCluster", lambda cluster=cluster: cluster)
+        datasets = [Blocks([[table.slice(0, 600), table.slice(600)]] * 4) for _ in "ab"]
+        prepare(datasets[0], SCHEMA, tmp_path / "blocks", test=datasets[1])
+        assert files_of(tmp_path / "blocks") == files_of(tmp_path / "serial")
+        executed = [4 - len(dataset.executions) for dataset in datasets]
+        assert executed == [2 if store_bytes == 0 else 1, of_test]
+        shutil.rmtree(tmp_path / "blocks")
+
+
+def test_a_dataset_that_is_shuffled_anew_is_refused_unless_it_is_kept(tmp_path, monkeypatch):
     table = table_of()
     other = table.take(np.random.default_rng(1).permutation(1000))
+    prepare(Blocks([[table], [other]]), SCHEMA, tmp_path / "kept")
+    monkeypatch.setattr(passes, "RayCluster", lambda: InlineCluster(store_bytes=0))
     with pytest.raises(ValueError, match="the rows in another order, when it was executed a second time"):
         prepare(Blocks([[table], [other]]), SCHEMA, tmp_path / "a")
 

@@ -46,10 +46,11 @@ class Reference:
 
 
 class InlineCluster:
-    num_processors, num_machines, store_bytes = 3, 2, 1 << 20
+    num_processors, num_machines = 3, 2
 
-    def __init__(self, twice: bool = False) -> None:
+    def __init__(self, twice: bool = False, store_bytes: int = 1 << 20) -> None:
         self._twice = twice
+        self.store_bytes = store_bytes
 
     def share(self, value):
         return Reference(_sent(value))

@@ -2,7 +2,7 @@
 
     blocks, in the order of their rows  ->  count   run files, in the folder
     run files                           ->  write   vocabularies, each merged by one task
-    blocks, once more                   ->  encode  pieces: rows of a part, in the cluster's memory
+    blocks again                        ->  encode  pieces: rows of a part, in the cluster's memory
     pieces of 524,288 rows in all       ->  write   shards
 
 All bytes are those of one machine that reads the same rows:
@@ -13,9 +13,13 @@ All bytes are those of one machine that reads the same rows:
                    the blocks before
     shards         are cut by the rows of the part
 
-Memory is bounded: tasks that count have a quarter of the cluster's object store, those that encode a
-block each, and pieces wait until they fill a shard. Tasks write into the folder, which all machines see:
-the shards do not pass through one of them.
+Neighbouring blocks are joined, for a task each: starting one takes milliseconds, and counts are merged.
+Blocks stay in the cluster's memory between passes where all fit in a third of it; else the datasets are
+executed again.
+
+Memory is bounded: tasks that count have a quarter of the cluster's object store, those that encode
+128 MiB each, and pieces wait until they fill a shard. Tasks write into the folder, which all machines
+see: the shards do not pass through one of them.
 """
 
 from __future__ import annotations
@@ -49,7 +53,9 @@ from hotrows.data.stored.part import NAMES
 from hotrows.data.stored.shard_writer import ROWS_PER_SHARD, Tally, Written, no_tally, written_of
 from hotrows.schema import Schema
 
-_GROUP_BYTES = 1 << 30  # of blocks that one task counts, at most
+_COUNTED_BYTES = 1 << 30  # of blocks that one task counts, at most
+_ENCODED_BYTES = 1 << 27  # of blocks that one task encodes; of those that one counts, at least
+_KEPT_SHARE = 3  # one part in so many of the object store may hold blocks between passes
 _T = TypeVar("_T")
 
 
@@ -79,6 +85,7 @@ class ClusterPasses:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._digest = 0  # of the rows that were counted
+        self._blocks = Blocks(cluster.store_bytes // _KEPT_SHARE)
 
     def rows(self, job: Job, progress: StageProgress | None) -> int:
         if job.schema.request is None:
@@ -104,9 +111,10 @@ class ClusterPasses:
         work = self._cluster.share(self._work(job, folder, known=files, **sharing.settled))
         counted = first_pass.CountState(ColumnMoments(len(first_pass.standard_columns(job.schema))))
         runs: list[list[int]] = [[] for _ in set(owners_of(job.schema))]
+        placed = self._placed(job, work)
         calls = (
             (None, self._cluster.submit(tasks.count, work, number, places, *blocks))
-            for number, (places, blocks) in enumerate(self._groups(self._placed(job, work)))
+            for number, (places, blocks) in enumerate(self._groups(placed, _COUNTED_BYTES))
         )
         self._digest = 0
         for _, counts, _ in self._in_order(job, calls):
@@ -131,18 +139,19 @@ class ClusterPasses:
         facts = {name: state[name] for name in ("total", "before", "encoders")}
         work = self._cluster.share(self._work(replace(job, schema=encoder.schema), folder, **facts))
         shards = [PartShards(self._cluster, work, name, ROWS_PER_SHARD) for name in NAMES]
+        placed = self._placed(job, work, keep=False)
         calls = (
-            (place, self._cluster.submit(tasks.encode, work, place, block.ref, results=1 + len(NAMES)))
-            for place, block in self._placed(job, work)
+            (places, self._cluster.submit(tasks.encode, work, places, *blocks, results=1 + len(NAMES)))
+            for places, blocks in self._groups(placed, _ENCODED_BYTES)
         )
         extremes, digest, num_rows, shared = Extremes(), 0, 0, SharedChecks(encoder.schema)
         try:
-            for place, encoded, pieces in self._in_order(job, calls):
+            for places, encoded, pieces in self._in_order(job, calls):
                 _check_edge(shared, encoded)
                 for part, piece, rows in zip(shards, pieces, encoded.rows, strict=True):
                     part.append(piece, rows)
                 extremes = joined(extremes, encoded.extremes, encoder.schema)
-                digest, num_rows = digest + encoded.digest, num_rows + (place.rows or 0)
+                digest, num_rows = digest + encoded.digest, num_rows + sum(p.rows or 0 for p in places)
                 if progress is not None:
                     progress(num_rows, state["rows"] or num_rows)
             if state["rows"] is not None:
@@ -177,15 +186,17 @@ class ClusterPasses:
             **fields,
         )
 
-    def _placed(self, job: Job, work: Any, shared: bool = False) -> Iterator[tuple[BlockPlace, RayBlock]]:
+    def _placed(
+        self, job: Job, work: Any, shared: bool = False, keep: bool = True
+    ) -> Iterator[tuple[BlockPlace, RayBlock]]:
         """Yields the blocks of all datasets with their places. shared: only of those whose rows the split
-        shares out."""
+        shares out; keep: for another pass."""
         row, sharing = 0, Counter[str]()
         surveyed = job.schema.request is not None or job.split.kind == "stratified"
-        for source, part in zip(job.inputs, job.declared_parts, strict=True):
+        for number, (source, part) in enumerate(zip(job.inputs, job.declared_parts, strict=True)):
             if shared and part is not None:
                 continue
-            first, blocks = 0, cast(RayInput, source).blocks(job.schema)
+            first, blocks = 0, self._blocks.of(number, cast(RayInput, source), job.schema, keep)
             for block, summary in self._surveys(job, work, blocks) if surveyed else _as_they_are(blocks):
                 yield (
                     BlockPlace(source.name, first, row, summary.rows, block.cut, part, dict(sharing)),
@@ -209,17 +220,18 @@ class ClusterPasses:
         return ((block, summary) for block, summary, _ in self._in_order(job, calls))
 
     def _groups(
-        self, placed: Iterator[tuple[BlockPlace, RayBlock]]
+        self, placed: Iterator[tuple[BlockPlace, RayBlock]], most: int
     ) -> Iterator[tuple[list[BlockPlace], list[Any]]]:
-        """Joins neighbouring blocks, the more the longer the data is: the fewer runs are to be merged."""
+        """Joins neighbouring blocks, of at most so many bytes but for the last one: the more, the longer
+        the data is, so that fewer runs are to be merged."""
         processors = self._cluster.num_processors
-        most = min(_GROUP_BYTES, self._cluster.store_bytes // (8 * processors))
+        most = min(most, self._cluster.store_bytes // (8 * processors))
         places, blocks, size, total = [], [], 0, 0
         for place, block in placed:
             places.append(place)
             blocks.append(block.ref)
             size, total = size + block.size, total + block.size
-            if size >= min(most, total // (4 * processors)):
+            if size >= min(most, max(_ENCODED_BYTES, total // (4 * processors))):
                 yield places, blocks
                 places, blocks, size = [], [], 0
         if places:
@@ -242,6 +254,34 @@ class ClusterPasses:
                 yield item, self._cluster.result(first), others
         finally:
             self._cluster.stop(references[0] for _, references in pending)
+
+
+class Blocks:
+    """The blocks of datasets, which stay in the cluster's memory between passes where they fit.
+
+    room: bytes of all that stay.
+    """
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+        self._kept: dict[int, list[RayBlock]] = {}
+
+    def of(self, number: int, source: RayInput, schema: Schema, keep: bool) -> Iterator[RayBlock]:
+        """Yields the blocks of a dataset: those that were kept, or of a new execution. number: of the
+        dataset; keep: them for another pass, if there is room."""
+        if number in self._kept:
+            yield from self._kept[number]
+            return
+        blocks, room = [], self._room
+        for block in source.blocks(schema):
+            if keep and room >= 0:
+                room -= block.size
+                blocks.append(block)
+            if room < 0:
+                blocks.clear()
+            yield block
+        if keep and room >= 0:
+            self._kept[number], self._room = blocks, room
 
 
 @dataclass(frozen=True)

@@ -93,10 +93,6 @@ class BlockPlace:
     part: int | None = None
     sharing: Mapping[str, int] = field(default_factory=dict)
 
-    def parts(self, columns: Columns, sharing: Sharing) -> np.ndarray:
-        """[rows] uint8, the part of each row; sharing: of the split, at these rows."""
-        return parts_of(self.part, columns, sharing)
-
 
 @dataclass(frozen=True)
 class Surveyed:
@@ -149,14 +145,12 @@ def count(work: ClusterWork, number: int, places: Sequence[BlockPlace], *blocks:
     rows, numbers, digest = 0, [np.zeros((len(standard), 0))], 0
     with _attempt(work) as folder:
         counts = _core(begin_counts(owners, folder, work.memory, 1))
-        for place, block in zip(places, blocks, strict=True):
-            sharing = work.sharing(place.sharing)
-            for columns in _columns(work, place, block, work.reading()):
-                training = place.parts(columns, sharing) == 0
-                counts.add(without_keys(work.schema, columns.ids), training)
-                numbers.append(columns.dense[standard][:, training])
-                rows += columns.num_rows
-                digest += digest_of(columns)
+        for columns, parts in _chunks(work, places, blocks):
+            training = parts == 0
+            counts.add(without_keys(work.schema, columns.ids), training)
+            numbers.append(columns.dense[standard][:, training])
+            rows += columns.num_rows
+            digest += digest_of(columns)
         counts.spill()
         runs = []
         for v in range(len(set(owners))):
@@ -186,7 +180,7 @@ def write_vocabulary(
 
 @dataclass(frozen=True)
 class Edge:
-    """The first sample of a block, and the last one, where samples of a request share features.
+    """The first sample of a task, and the last one, where samples of a request share features.
 
     request, where: the request of the first, and the place of its row, for an error.
     """
@@ -199,7 +193,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Encoded:
-    """An encoded block without its rows. rows: in each part; digest: see `digest_of`."""
+    """Encoded blocks without their rows. rows: in each part; digest: see `digest_of`."""
 
     rows: tuple[int, ...]
     extremes: Extremes
@@ -210,16 +204,15 @@ class Encoded:
 Piece = tuple[Rows, np.ndarray]  # encoded rows of a part, and [num_dense, rows] which numbers are missing
 
 
-def encode(work: ClusterWork, place: BlockPlace, block: Any) -> tuple[Encoded | Piece | None, ...]:
-    """Encodes a block: what is known of it, and its rows of training, validation and test."""
-    if place.rows is None:
-        deque(_columns(work, place, block, work.reading()), 0)  # raises
+def encode(
+    work: ClusterWork, places: Sequence[BlockPlace], *blocks: Any
+) -> tuple[Encoded | Piece | None, ...]:
+    """Encodes neighbouring blocks: what is known of them, and their rows of each part."""
     encoder = _encoder(work)
-    builders = [ShardBuilder(encoder.schema, place.rows or 0) for _ in NAMES]
+    builders = [ShardBuilder(encoder.schema, sum(place.rows or 0 for place in places)) for _ in NAMES]
     missing: list[list[np.ndarray]] = [[] for _ in NAMES]
-    sharing, shared = work.sharing(place.sharing), SharedChecks(encoder.schema)
-    extremes, edge, digest = Extremes(), None, 0
-    for columns in _columns(work, place, block, work.reading()):
+    shared, extremes, edge, digest = SharedChecks(encoder.schema), Extremes(), None, 0
+    for columns, parts in _chunks(work, places, blocks):
         rows = encoder.encode_columns(columns)
         shared.check(rows, columns)
         if columns.requests is not None and columns.num_rows and edge is None:
@@ -227,7 +220,7 @@ def encode(work: ClusterWork, place: BlockPlace, block: Any) -> tuple[Encoded | 
             edge = Edge(first, first, columns.requests.value(0), columns.where(0))
         extremes = with_extremes(extremes, encoder.schema, columns)
         digest += digest_of(columns)
-        parts, absent = place.parts(columns, sharing), np.isnan(columns.dense)
+        absent = np.isnan(columns.dense)
         for part, builder in enumerate(builders):
             chosen = np.flatnonzero(parts == part)
             if len(chosen):
@@ -270,6 +263,18 @@ def digest_of(columns: Columns) -> int:
         for numbers in columns.dense:
             hashes = mix64(hashes + numbers[rows].view(np.uint64))
         return int(hashes.sum(dtype=np.uint64))
+
+
+def _chunks(
+    work: ClusterWork, places: Sequence[BlockPlace], blocks: Sequence[Any]
+) -> Iterator[tuple[Columns, np.ndarray]]:
+    """The columns of neighbouring blocks, and the part of each row."""
+    for place, block in zip(places, blocks, strict=True):
+        if place.rows is None:
+            deque(_columns(work, place, block, work.reading()), 0)  # raises
+        sharing = work.sharing(place.sharing)
+        for columns in _columns(work, place, block, work.reading()):
+            yield columns, parts_of(place.part, columns, sharing)
 
 
 def _columns(work: ClusterWork, place: BlockPlace, block: Any, how: Reading) -> Iterator[Columns]:
