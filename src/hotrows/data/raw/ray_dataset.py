@@ -1,7 +1,7 @@
 """Datasets of Ray Data: rows in blocks, which the machines of a cluster hold.
 
-Ray is not imported to recognise one. A dataset that is not materialized is executed for every pass, and
-in each Ray is told to keep the order of blocks, however their tasks overtake one another. Its readers may
+Ray is not imported to recognise one. A dataset that is not materialized is executed whenever its blocks
+are read, and Ray is told to keep their order, however their tasks overtake one another. Its readers may
 still give files' rows in another order.
 """
 
