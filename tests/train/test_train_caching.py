@@ -14,6 +14,7 @@ import torch
 from hotrows import checkpoint
 from hotrows.config import TrainConfig
 from hotrows.data import EncodedData, prepare
+from hotrows.engine.cached_tables import CachedTables
 from hotrows.storage.file_store import FileStore
 from hotrows.train import Interrupted, Trainer, metrics_log
 from tests.support import forked
@@ -62,6 +63,22 @@ def test_a_run_behind_a_cache_has_the_bits_of_one_in_memory(
     result = trainer.fit()
     assert trainer.evaluate("test") == result.test  # it can still be read
     assert_same_run(tmp_path / "run", result, whole)
+
+
+def test_a_full_log_is_closed_once_although_batches_are_planned_ahead(encoded, tmp_path, monkeypatch):
+    """Those that were planned before the checkpoint have requested it, too."""
+    closed, checkpoint_of = [], CachedTables.checkpoint
+
+    def noting(tables):
+        closed.append(max(store._logs[0].num_records for store in tables.files))
+        return checkpoint_of(tables)
+
+    monkeypatch.setattr("hotrows.storage.file_store._log_rows", lambda form, log_rows: 10)
+    monkeypatch.setattr(CachedTables, "checkpoint", noting)
+    config = in_file(tmp_path / "store", checkpoint_every=None, plan_depth=6)
+    Trainer(encoded, config, tmp_path / "run").fit()
+    full = sum(num_records > 10 for num_records in closed)
+    assert full > 2 and full >= len(closed) - 2, closed  # evaluations save, too
 
 
 @pytest.mark.parametrize("store", ["memory", "file"])

@@ -207,6 +207,7 @@ class CachedTables:
             sizes = _sizes_in_fast_memory(groups, device)
             num_slots = divide(caching.fast_memory, sizes, caching.memory_split)
         self.files: tuple[FileStore, ...] = ()
+        self._has_requested = False  # a checkpoint
         if caching.path is not None and not read_only:
             self.files = tuple(map(self._open, range(len(groups))))
         caches = [
@@ -292,6 +293,7 @@ class CachedTables:
 
         What was not flushed is lost.
         """
+        self._has_requested = False
         for group in self.groups:
             group.forget_plans()
 
@@ -328,14 +330,20 @@ class CachedTables:
         for group in self.groups:
             group.cache.flush()
 
-    @property
-    def wants_checkpoint(self) -> bool:
-        """Whether the log of a file store is so long that it should be closed by a checkpoint."""
-        return any(store.wants_checkpoint for store in self.files)
+    def requests_checkpoint(self) -> bool:
+        """Whether the log of a file store is so long that it should be closed by a checkpoint.
+
+        True once until there is one: while batches that were planned before are trained, the log is still
+        as long.
+        """
+        is_new = not self._has_requested and any(store.wants_checkpoint for store in self.files)
+        self._has_requested |= is_new
+        return is_new
 
     def checkpoint(self) -> list[int]:
         """Makes the file stores durable as they are; returns the number of each one's checkpoint."""
         self.flush()
+        self._has_requested = False
         return [store.checkpoint() for store in self.files]
 
     def retain(self, checkpoints: Sequence[Sequence[int]]) -> None:

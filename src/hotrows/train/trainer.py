@@ -240,10 +240,10 @@ class Trainer(Requests, OnStream):
                 ) from None
 
     def _own_signals(self) -> int:
-        wants_checkpoint = self.cached_tables is not None and self.cached_tables.wants_checkpoint
+        is_requested = self.cached_tables is not None and self.cached_tables.requests_checkpoint()
         stop = RankSignals.STOP if self._stop_requested() else RankSignals(0)
         stop |= RankSignals.FINISH if self._stop_called else RankSignals(0)
-        return stop | (RankSignals.CHECKPOINT if wants_checkpoint else RankSignals(0))
+        return stop | (RankSignals.CHECKPOINT if is_requested else RankSignals(0))
 
     def _train_block(self) -> bool:
         """Trains on all batches, of regrouped data on the next block; returns whether the run is over."""
