@@ -13,8 +13,8 @@ that are neighbours:
             `- pair 0 -'`- pair 1 -'...
 
 Each one has tables, optimizers and threads of its own. While one trains, the other is paused. Nothing
-is evaluated, saved or logged. Steps before the first window, and the first two of each window, are not
-timed.
+is evaluated or logged; the logs of file stores are closed and merged once they are full, as in a run.
+Steps before the first window, and the first two of each window, are not timed.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from hotrows.costs.placement import ShardingPlan
 from hotrows.data import EncodedData
 from hotrows.distributed.comm import OneRank, Ranks
 from hotrows.engine.caching import FILE
+from hotrows.planning.routing import RankSignals
 from hotrows.runtime.machine import available_memory
 from hotrows.runtime.utilization import Utilization
 from hotrows.train.defaults import settle
@@ -203,6 +204,22 @@ class PairedBenchmark:
         gc.collect()
 
 
+@dataclass(frozen=True)
+class Window:
+    """Steps that were timed: samples of all ranks and seconds of the slowest one; seconds of this rank's
+    processors, and its rows that came into fast memory."""
+
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+    processor_seconds: float = 0.0
+    rows_in: int = 0
+
+    def __add__(self, other: Window) -> Window:
+        names = [f.name for f in dataclasses.fields(self)]
+        return Window(*(getattr(self, name) + getattr(other, name) for name in names))
+
+
 class TimedTraining:
     """A configuration that trains for some steps at a time, and is paused in between.
 
@@ -222,14 +239,16 @@ class TimedTraining:
         self._paused = ExitStack()
         try:
             self.steps = _step_trainer(data, config, ranks, choices)
-            if self.steps.cached_tables:
-                self.steps.cached_tables.warm()
+            self._cached_tables = self.steps.cached_tables
+            if self._cached_tables:
+                self._cached_tables.warm()
             keep_freed_memory()
-            self._runner = self.steps.start()
+            self._runner = self.steps.start(self._signals)
         except BaseException:
             self._remove_store()
             raise
-        self._step_seconds = 0.0
+        self._step_seconds, self._rows_in = 0.0, 0
+        self.last = Window()
         self.cores_busy = 0.0  # in the last window, as the mean of ranks
 
     @property
@@ -247,17 +266,16 @@ class TimedTraining:
     @property
     def filled(self) -> float | None:
         """The share of slots that hold rows; None without a cache."""
-        cached_tables = self.steps.cached_tables
-        if cached_tables is None:
+        if self._cached_tables is None:
             return None
-        num_resident = sum(group.slots.num_resident for group in cached_tables.groups)
-        return num_resident / sum(group.cache.num_slots for group in cached_tables.groups)
+        groups = self._cached_tables.groups
+        return sum(g.slots.num_resident for g in groups) / sum(g.cache.num_slots for g in groups)
 
     def warm_up(self, seconds: float) -> None:
         """Trains, untimed, until pipeline and caches are full, or the time is over."""
         begin, full = time.perf_counter(), False
         while not full:
-            self._step_seconds = self._timed(_WARM_UP)[1] / _WARM_UP
+            self._step_seconds = self._timed(_WARM_UP).seconds / _WARM_UP
             late = time.perf_counter() - begin > seconds
             full = late or self.filled is None or self.filled > 0.99
             full = self._ranks.gather_objects(full)[0]  # as the first rank finds it
@@ -266,9 +284,9 @@ class TimedTraining:
         """Samples a second of all ranks, over steps that take about so long."""
         num_steps = max(_LEAST, math.ceil(seconds / max(self._step_seconds, 1e-6)))
         self._timed(_LEAD_IN, pause=False)
-        samples, spent = self._timed(num_steps)
-        self._step_seconds = spent / num_steps
-        return samples / spent
+        self.last = self._timed(num_steps)
+        self._step_seconds = self.last.seconds / num_steps
+        return self.last.samples / self.last.seconds
 
     def close(self, abandon: bool = False) -> None:
         """Ends the pipeline and deletes the temporary store. abandon: without waiting for other ranks."""
@@ -276,35 +294,59 @@ class TimedTraining:
             self._runner.abandon()
         self._runner.close()
         self._paused.close()
-        if self.steps.cached_tables:
-            self.steps.cached_tables.close()
+        if self._cached_tables:
+            self._cached_tables.close()
         if not abandon:
             self._ranks.barrier()
         self._remove_store()
 
-    def _timed(self, num_steps: int, pause: bool = True) -> tuple[int, float]:
-        """Samples of all ranks and seconds of the slowest one, over some steps."""
+    def _timed(self, num_steps: int, pause: bool = True) -> Window:
         self._paused.close()
         self._ranks.barrier()
-        used = Utilization()
-        begin = time.perf_counter()
+        used, rows_in = Utilization(), self._rows_in
+        begin, processors = time.perf_counter(), time.process_time()
         samples = sum(self._step() for _ in range(num_steps))
-        seconds = time.perf_counter() - begin
+        seconds, processors = time.perf_counter() - begin, time.process_time() - processors
         cores_busy = used.end()["cores_busy"]
         if pause:
             self._paused.enter_context(self._runner.paused())
+            for store in self._cached_tables.files if self._cached_tables else ():
+                store.merge_now()  # else it would take the disk from what is timed next
         by_rank = self._ranks.gather_objects((samples, seconds, cores_busy))
         self.cores_busy = sum(share for _, _, share in by_rank) / len(by_rank)
-        return sum(samples for samples, _, _ in by_rank), max(seconds for _, seconds, _ in by_rank)
+        return Window(
+            steps=num_steps,
+            samples=sum(samples for samples, _, _ in by_rank),
+            seconds=max(seconds for _, seconds, _ in by_rank),
+            processor_seconds=processors,
+            rows_in=self._rows_in - rows_in,
+        )
 
     def _step(self) -> int:
         work = next(self._runner, None)
         if work is None:  # the end of a block of regrouped data
             self._runner.close()
-            self._runner = self.steps.start()
+            self._runner = self.steps.start(self._signals)
             work = next(self._runner)
         self.steps.train(work)
+        if self._cached_tables:
+            self._rows_in += self._cached_tables.traffic(work.item.plan).rows_in
+        if work.item.plan.signals & RankSignals.CHECKPOINT:
+            self._checkpoint()
         return work.item.batch.size
+
+    def _signals(self) -> int:
+        """Requests a checkpoint where the log of a file store is full, as a run does."""
+        tables = self._cached_tables
+        is_requested = tables is not None and tables.requests_checkpoint()
+        return RankSignals.CHECKPOINT if is_requested else RankSignals(0)
+
+    def _checkpoint(self) -> None:
+        """Closes the logs of the file stores, which begin to merge them."""
+        tables = self._cached_tables
+        assert tables is not None
+        with self._runner.paused():
+            tables.retain([tables.checkpoint()])
 
     def _remove_store(self) -> None:
         if self._store is not None:
