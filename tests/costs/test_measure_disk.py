@@ -9,18 +9,23 @@ from hotrows.costs.measure_disk import SLOW_BYTES, SLOW_READS, DiskRates, measur
 
 FAST = DiskRates(
     reads_per_second=1e5,
+    bytes_read_per_second=1e9,
     bytes_per_second=1e9,
     merged_per_second=1e9,
-    read_seconds=1e-6,
-    write_seconds=1e-6,
+    request_seconds=1e-6,
+    row_seconds=1e-7,
+    write_seconds=1e-7,
+    merge_seconds=1e-9,
+    merge_row_seconds=1e-7,
 )
 
 
 def test_a_disk_is_measured_and_nothing_is_left(tmp_path):
     disk = measure_disk(tmp_path, seconds=0.1, size=4 << 20)
     assert not os.listdir(tmp_path)
-    assert all(rate > 0 for rate in dataclasses.astuple(disk))
-    assert disk.read_seconds < 1e-2 and disk.write_seconds < 1e-2
+    seconds = {name: value for name, value in dataclasses.asdict(disk).items() if "seconds" in name}
+    assert len(seconds) == 5 and all(0 <= value < 1e-2 for value in seconds.values())
+    assert all(value > 0 for name, value in dataclasses.asdict(disk).items() if name not in seconds)
 
 
 def test_a_folder_without_room_is_refused(tmp_path):

@@ -12,35 +12,44 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from hotrows.storage.disk_io import full
+from hotrows.storage.disk_io import BLOCK, full
 from hotrows.storage.file_store import FileStore
 
 SLOW_READS, SLOW_BYTES = 10_000, 50e6  # below, training waits most of the time
 
 _SIZE = 256 << 20  # bytes of the store
 _ROWS = 4000  # read at once: those of a batch that are not in fast memory
+_NEAR = 32 << 20  # bytes of neighbouring rows read at once
 _WRITTEN = 1 << 16  # rows written at once
+_MERGES = 3
 
 
 @dataclass(frozen=True)
 class DiskRates:
-    """Rates of a disk under a file store, and what a row takes of a processor.
+    """Rates of a disk under a file store, and what its work takes of one processor.
 
-    reads_per_second: rows at random places, some thousand at once. bytes_per_second: of records
-    appended and synced; merged_per_second: of tables rewritten by a merge.
-    read_seconds, write_seconds: of one processor, for a row.
+    reads_per_second: rows at random places, some thousand at once, each by a short request of its own.
+    bytes_read_per_second: of neighbouring rows, what their long requests take longer.
+    bytes_per_second: of records appended and synced. merged_per_second: of tables that merges rewrite.
+    request_seconds, row_seconds: for a request of a read, and for a row. write_seconds: for a row.
+    merge_seconds: for a byte that a merge rewrites; merge_row_seconds: for a row beyond one a block.
     """
 
     reads_per_second: float
+    bytes_read_per_second: float
     bytes_per_second: float
     merged_per_second: float
-    read_seconds: float
+    request_seconds: float
+    row_seconds: float
     write_seconds: float
+    merge_seconds: float
+    merge_row_seconds: float
 
     @property
     def warning(self) -> str | None:
@@ -72,37 +81,74 @@ def measure_disk(
 
     stride: bytes of a record; seconds: of reading; size: bytes of the store that is made.
     """
-    size = size or _SIZE
+    size, chance = size or _SIZE, torch.Generator().manual_seed(0)
     if shutil.disk_usage(folder).free < 3 * size:
         raise full(folder / "store", 3 * size)
     num_rows = size // stride
+    num_near, rows_of_block = min(_NEAR // stride, num_rows), max(BLOCK // stride, 1)
+
+    def far() -> Tensor:
+        return torch.randint(0, num_rows, (_ROWS,), generator=chance).unique()
+
+    def near() -> Tensor:
+        first = torch.randint(0, num_rows - num_near + 1, (), generator=chance)
+        return torch.arange(num_near) + first
+
     with tempfile.TemporaryDirectory(prefix=".disk-", dir=folder) as temporary:
         store = FileStore.create(
             Path(temporary) / "store", num_rows, stride, lambda rows, out: None, {}, log_rows=num_rows
         )
         with store:
-            wrote, write_seconds = _timed(lambda: _write(store))
-            merged, _ = _timed(lambda: _merge(store))
-            read, read_seconds = _timed(lambda: _read(store, seconds))
-            reads = store.counters["rows_read"]
+            written = _timed(lambda: _write(store, torch.arange(num_rows)))
+            merged_all = _timed(lambda: _merge(store))
+            short = _timed_reads(store, seconds, far)
+            long = _timed_reads(store, seconds / 2, near)
+            merged = _Spent()
+            for n in range(_MERGES):  # of logs that are full: a row for each block
+                _write(store, torch.arange(n, num_rows, rows_of_block))
+                merged += _timed(lambda: _merge(store))
+    row_seconds = long.processor / long.rows
+    reads_per_second = short.requests / short.seconds
+    more_rows = num_rows - num_rows / rows_of_block
+    more_seconds = merged_all.processor - merged.processor / _MERGES
+    of_bytes = max(long.seconds - long.requests / reads_per_second, 0.1 * long.seconds)
     return DiskRates(
-        reads / read, size / wrote, size / merged, read_seconds / reads, write_seconds / num_rows
+        reads_per_second=reads_per_second,
+        bytes_read_per_second=long.rows * stride / of_bytes,
+        bytes_per_second=size / written.seconds,
+        merged_per_second=_MERGES * size / merged.seconds,
+        request_seconds=max(short.processor / short.rows - row_seconds, 0.0),
+        row_seconds=row_seconds,
+        write_seconds=written.processor / num_rows,
+        merge_seconds=merged.processor / (_MERGES * size),
+        merge_row_seconds=max(more_seconds / more_rows, 0.0) if more_rows else 0.0,
     )
 
 
-def _timed(call: Callable[[], None]) -> tuple[float, float]:
-    """Seconds that a call takes, and those of processors."""
-    begin, processors = time.perf_counter(), time.process_time()
+@dataclass(frozen=True)
+class _Spent:
+    """Seconds that something took, those of processors, and what was read meanwhile."""
+
+    seconds: float = 0.0
+    processor: float = 0.0
+    rows: int = 0
+    requests: int = 0
+
+    def __add__(self, other: _Spent) -> _Spent:
+        return _Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+
+def _timed(call: Callable[[], object]) -> _Spent:
+    begin, processor = time.perf_counter(), time.process_time()
     call()
-    return time.perf_counter() - begin, time.process_time() - processors
+    return _Spent(time.perf_counter() - begin, time.process_time() - processor)
 
 
-def _write(store: FileStore) -> None:
-    """Writes every row, and makes it durable."""
-    records = torch.randint(0, 256, (min(_WRITTEN, store.num_rows), store.stride), dtype=torch.uint8)
-    for begin in range(0, store.num_rows, _WRITTEN):
-        rows = torch.arange(begin, min(begin + _WRITTEN, store.num_rows))
-        store.write(rows, records[: len(rows)], keeps=True)
+def _write(store: FileStore, rows: Tensor) -> None:
+    """Writes rows, and makes them durable."""
+    records = torch.randint(0, 256, (min(_WRITTEN, len(rows)), store.stride), dtype=torch.uint8)
+    for some in rows.split(_WRITTEN):
+        store.write(some, records[: len(some)])
     store.checkpoint()
 
 
@@ -112,9 +158,12 @@ def _merge(store: FileStore) -> None:
     store.merge_now()
 
 
-def _read(store: FileStore, seconds: float) -> None:
-    """Reads random rows for so long."""
-    chance, begin = torch.Generator().manual_seed(0), time.perf_counter()
-    while time.perf_counter() - begin < seconds:
-        rows = torch.randint(0, store.num_rows, (_ROWS,), generator=chance).unique()
-        store.read(rows, torch.empty(len(rows), store.stride, dtype=torch.uint8))
+def _timed_reads(store: FileStore, seconds: float, choose: Callable[[], Tensor]) -> _Spent:
+    """Reads rows for so long, at least once. choose: returns those to read at once."""
+    spent = _Spent()
+    while not spent.rows or spent.seconds < seconds:
+        rows, before = choose(), store.counters["requests"]
+        out = torch.empty(len(rows), store.stride, dtype=torch.uint8)
+        spent += _timed(lambda rows=rows, out=out: store.read(rows, out))
+        spent += _Spent(rows=len(rows), requests=store.counters["requests"] - before)
+    return spent
