@@ -52,22 +52,6 @@ def test_where_no_doubling_gains_the_knee_is_below_the_sizes():
     )
 
 
-def test_what_reads_take_of_the_cores_makes_a_step_longer():
-    """2 cores, a step of 1 ms in memory with a quarter of a core idle; 800 rows take 1 us of one each."""
-    simulation = curve((1 << 20, 800))
-    slow = SlowMemory(1e9, 1e12, read_seconds=0.6e-6, write_seconds=0.4e-6, cores=2, idle_cores=0.25)
-    advice = advise(simulation, samples_per_second=100_000, slow=slow)
-    assert advice.speeds[1 << 20] == pytest.approx(1 / (1 + (0.8 - 0.25) / 2))
-    idle = dataclasses.replace(slow, idle_cores=1.0)
-    assert advise(simulation, samples_per_second=100_000, slow=idle).speeds[1 << 20] == 1
-
-
-def test_merging_takes_its_time_of_the_disk():
-    slow = SlowMemory(800_000, 1e12, merged=4096, merged_per_second=800 * 4096 * 1000)
-    advice = advise(curve((1 << 20, 800)), samples_per_second=100_000, slow=slow)
-    assert advice.speeds[1 << 20] == pytest.approx(0.5)  # 1 ms of reads, 1 ms of merging
-
-
 def test_the_cheapest_memory_for_a_wanted_speed():
     simulation = curve((1 << 20, 800), (1 << 22, 400), (1 << 24, 100))
     advice = advise(simulation, samples_per_second=100_000, slow=SlowMemory(reads_per_second=200_000))

@@ -202,6 +202,7 @@ def test_the_command_measures_the_disk_and_says_which_memory_is_the_cheapest(
     monkeypatch.setattr(measure_disk, "_SIZE", 4 << 20)
     monkeypatch.setattr("hotrows.tuning.measured_speed._WINDOW", 0.1)
     monkeypatch.setattr("hotrows.tuning.measured_speed._WARM_UP", 0.1)
+    monkeypatch.setattr("hotrows.tuning.measured_speed._PAIRS", 1)
     common = ["simulate", encoded.path, "--batches", 8, "--batch-size", 64, "--fast-memory", "200KiB"]
     store = ["--store", f"file:{tmp_path / 'to' / 'be'}", "--disk", "measured"]
     run = hotrows(*common, *store, "--wanted", 1)

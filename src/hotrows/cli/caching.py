@@ -220,7 +220,7 @@ def simulate_command(
         encoded = _opened(folder)
         if place is not None:
             speed = _measured(encoded, options, place, speed["samples_per_second"])
-        simulation = simulate(encoded, progress=progress, **options)
+        simulation = simulate(encoded, progress=progress, in_file=place is not None, **options)
     advice = advise(simulation, **speed)
     drawn = None
     if picture:
@@ -236,10 +236,10 @@ def simulate_command(
     if drawn:
         click.echo(f"picture    {drawn}")
     if place is not None:
-        slow = speed["slow"]
+        disk = speed["slow"].disk
         click.echo(
             f"measured: {speed['samples_per_second']:,.0f} samples/s in memory; {place.resolve()} reads "
-            f"{slow.reads_per_second:,.0f} rows/s and writes {slow.bytes_per_second / 1e6:,.0f} MB/s"
+            f"{disk.reads_per_second:,.0f} rows/s and writes {disk.bytes_per_second / 1e6:,.0f} MB/s"
         )
     if wanted is not None:
         click.echo(advice.cheapest(wanted))

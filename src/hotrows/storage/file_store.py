@@ -369,6 +369,11 @@ class FileStore:
             raise ValueError(f"the store in {self.path} cannot be used: {self._broken}")
 
 
+def rows_of_log(rows: int, stride: int) -> int:
+    """How many rows a log has before it is closed, where nothing else is said: one for each block."""
+    return max(65536, rows * stride // BLOCK)
+
+
 def _check_room(path: Path, form: Form, log_rows: int, grows: bool) -> None:
     free = shutil.disk_usage(path).free
     logs = 2 * log_rows * (form.stride + 8)  # one is merged while the next is written
@@ -402,7 +407,7 @@ def _open_logs(base: BaseFile, state: StoreState, expected: int) -> tuple[Record
 
 
 def _log_rows(form: Form, log_rows: int | None) -> int:
-    return max(65536, form.rows * form.stride // BLOCK) if log_rows is None else log_rows
+    return rows_of_log(form.rows, form.stride) if log_rows is None else log_rows
 
 
 def _locked(path: Path) -> Lock:

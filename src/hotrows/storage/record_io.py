@@ -18,8 +18,10 @@ from hotrows.runtime import native
 from hotrows.storage.disk_io import BLOCK, FULL, RecordFile, explained, runs, unreadable
 
 ABSENT = -1  # the place of a row that an index does not have
+# Of the core: bytes of the longest request of a read; those that a read, and a sweep, rather leave out.
+REQUEST, READ_GAP, SWEEP_GAP = 64 << 10, 16 << 10, 32 << 10
 
-_DEPTH, _REQUEST = 128, 64 << 10  # of the core: requests in flight, and bytes of the longest
+_DEPTH = 128  # requests in flight
 _SWEEP_THREADS, _SWEEP_CHUNK = 4, 1 << 20
 SWEEP_BYTES = _SWEEP_THREADS * _SWEEP_CHUNK  # of memory that a sweep takes
 
@@ -69,7 +71,7 @@ class Fetcher:
 
     def __init__(self, stride: int, ring: bool = True) -> None:
         self.stride, self.num_requests, self.num_bytes = stride, 0, 0
-        self.memory_bytes = _DEPTH * max(_REQUEST, stride + 3 * BLOCK)  # for requests in flight
+        self.memory_bytes = _DEPTH * max(REQUEST, stride + 3 * BLOCK)  # for requests in flight
         self._handle = _handle("fetcher", ctypes.c_int64(stride), ring)
         weakref.finalize(self, native.core().hotrows_file_fetcher_free, self._handle)
 

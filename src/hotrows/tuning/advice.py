@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hotrows.runtime.units import format_bytes
 
@@ -20,46 +20,27 @@ _GAIN = 0.05  # least gain of twice the memory that pays
 _PER_OCTAVE = 32  # sizes between one and twice it, at which the gain is looked at
 
 
+class Slow(Protocol):
+    """What says how long steps take behind a cache."""
+
+    def step(self, result: PolicyResult, in_memory: float) -> float:
+        """Seconds of a step that takes `in_memory` seconds with all rows in memory."""
+
+
 @dataclass(frozen=True)
 class SlowMemory:
-    """Speed of slow memory: random reads; writes in sequence, or at random where that rate is set.
-
-    read_seconds, write_seconds: of a processor, for a row; cores: that training has, of which
-    `idle_cores` are idle while it trains with all rows in memory. merged: bytes that a merge rewrites
-    for a row that is written, at merged_per_second.
-    """
+    """Stated speed of slow memory: random reads; writes in sequence, or at random where that is set."""
 
     reads_per_second: float = 60_000
     bytes_per_second: float = 500e6
     writes_per_second: float | None = None
-    read_seconds: float = 0.0
-    write_seconds: float = 0.0
-    cores: int = 1
-    idle_cores: float = math.inf
-    merged: float = 0.0
-    merged_per_second: float = math.inf
 
     def step(self, result: PolicyResult, in_memory: float) -> float:
-        """Seconds of a step that takes `in_memory` seconds with all rows in memory.
-
-        It is as long as its slowest part, since they overlap: slow memory, or training together with what
-        planning and moves take of the cores beyond those that are idle.
-        """
-        work = result.planning_seconds
-        work += result.reads * self.read_seconds + result.writes * self.write_seconds
-        beyond = max(work - in_memory * self.idle_cores, 0.0) / self.cores
-        return max(in_memory + beyond, self.seconds(result))
-
-    def seconds(self, result: PolicyResult) -> float:
-        """Seconds that the moves of a batch take, reads and writes at the same time, and merging."""
-        merging = result.writes * self.merged / self.merged_per_second
-        return self._moves(result) + merging
-
-    def _moves(self, result: PolicyResult) -> float:
+        """Seconds of a step: of training, or of reads, or of writes, all at the same time."""
         reads = result.reads / self.reads_per_second
         if self.writes_per_second is not None:
-            return max(reads, result.writes / self.writes_per_second)
-        return max(reads, result.bytes_written / self.bytes_per_second)
+            return max(in_memory, reads, result.writes / self.writes_per_second)
+        return max(in_memory, reads, result.bytes_written / self.bytes_per_second)
 
 
 @dataclass(frozen=True)
@@ -99,13 +80,12 @@ def advise(
     policy: str = "lookahead",
     *,
     samples_per_second: float | None = None,
-    slow: SlowMemory = SlowMemory(),
+    slow: Slow = SlowMemory(),
 ) -> Advice:
     """Expects a speed of each size, and finds where more memory stops to pay.
 
-    A step takes as long as its slowest part, since they overlap: see `SlowMemory.step`.
-
-    samples_per_second: speed of training with all rows in memory; None: not known.
+    samples_per_second: speed of training with all rows in memory; None: not known. slow: `SlowMemory`, or
+    `FileSpeed` for a simulation with `in_file`.
     """
     results = simulation.results(policy)
     assert results, f"no policy {policy!r} was simulated"

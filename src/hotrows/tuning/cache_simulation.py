@@ -39,6 +39,7 @@ from hotrows.planning.policy import BELADY, LRU, Frequency, Hot, Lookahead, Poli
 from hotrows.planning.slot_budget import divide
 from hotrows.planning.slots import Allocation, slot_map
 from hotrows.train.defaults import settle
+from hotrows.tuning.file_replay import FileCounts, FileReplay
 
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)
 POLICIES: dict[str, Policy] = {
@@ -62,7 +63,8 @@ class PolicyResult:
     untouched: misses of rows that no batch has read before, which need no read.
     reads: other misses, read from slow memory; writes: rows written back to slow memory.
     window: batches that were looked ahead at the end, in the first group; None: all.
-    planning_seconds: that the slots of a batch took to plan.
+    planning_seconds: of a processor, that it took to read a batch ahead and plan its slots.
+    in_file: what a file store has to do, where that was counted.
     """
 
     policy: str
@@ -79,6 +81,7 @@ class PolicyResult:
     bytes_written: float
     window: int | None
     planning_seconds: float = field(default=0.0, compare=False)
+    in_file: FileCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,7 @@ def simulate(
     in_flight: int = TrainConfig.in_flight,
     seed: int = 0,
     order: str = TrainConfig.order,
+    in_file: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Simulation:
     """Replays the training part for every policy and size; LRU and Bélády come with any others.
@@ -152,6 +156,7 @@ def simulate(
     fast_memory: sizes in bytes; by default 1, 2, 5, 10, 20 and 50 % of the tables.
     policies: policies by name; a `Hot` gets the most frequent rows of the first tenth of the batches.
     batches: number of batches of the first epoch; None: all.
+    in_file: also count what a file store has to do, which takes three bytes of memory for each row.
     progress: called with the stage, the number done and their total.
     """
     config = TrainConfig(
@@ -164,7 +169,7 @@ def simulate(
         order=order,
     )
     report, config = progress or (lambda stage, done, total: None), settle(config, data)
-    how = (batches, fast_memory, in_flight, report)
+    how = (batches, fast_memory, in_flight, in_file, report)
     chosen = {**policies, **{name: POLICIES[name] for name in BOUNDS if name not in policies}}
     simulation = _simulate(data, config, chosen, *how)
     if parse_order(order) == 1:
@@ -183,6 +188,7 @@ def _simulate(
     batches: int | None,
     fast_memory: Sequence[int],
     in_flight: int,
+    in_file: bool,
     report: Callable[[str, int, int], None],
 ) -> Simulation:
     """Replays one order of samples."""
@@ -193,7 +199,7 @@ def _simulate(
     results = []
     for n, (name, size) in enumerate((name, size) for name in policies for size in sizes):
         report("simulating", n, len(policies) * len(sizes))
-        results.append(_replay(name, policies[name], size, groups, trace, in_flight))
+        results.append(_replay(name, policies[name], size, groups, trace, in_flight, in_file))
     report("simulating", len(results), len(results))
     return Simulation(
         model=str(config.model),
@@ -235,9 +241,10 @@ class _Read:
 
 @dataclass
 class _Trace:
-    """Reads of each batch, by group."""
+    """Reads of each batch, by group. seconds: of a processor, to read a batch and find its rows."""
 
     batch_size: int
+    seconds: float = 0.0
     batches: list[list[_Read]] = field(default_factory=list)
 
     @property
@@ -283,13 +290,21 @@ def _read_trace(
         dynamic.begin(planner.ranks, model.crosses)
     touched = [torch.zeros(group.rows, dtype=torch.bool) for group in groups]
     batches_read = _with_ids(islice(loader.batches(0), total), dynamic)
-    resolved = prefetch(map(planner.rows, batches_read), depth=4)
+    resolved = prefetch(_timed(map(planner.rows, batches_read), trace), depth=4)
     with closing(resolved):
         for rows_by_group in resolved:
             pairs = zip(rows_by_group, touched, strict=True)
             trace.batches.append([_read(rows, is_touched) for rows, is_touched in pairs])
             report("reading", len(trace.batches), total)
     return groups, trace
+
+
+def _timed(rows: Iterator[list[Tensor]], trace: _Trace) -> Iterator[list[Tensor]]:
+    """Notes what the calling thread takes for a batch."""
+    begin = time.thread_time()
+    for num, of_batch in enumerate(rows, 1):
+        trace.seconds = (time.thread_time() - begin) / num
+        yield of_batch
 
 
 def _with_ids(batches: Iterator[Batch], dynamic: DynamicIds | None) -> Iterator[Batch]:
@@ -320,14 +335,23 @@ def _read(rows: Tensor, touched: Tensor) -> _Read:
 
 
 def _replay(
-    name: str, policy: Policy, fast_memory: int, groups: Sequence[Group], trace: _Trace, in_flight: int
+    name: str,
+    policy: Policy,
+    fast_memory: int,
+    groups: Sequence[Group],
+    trace: _Trace,
+    in_flight: int,
+    in_file: bool,
 ) -> PolicyResult:
     """Plans all batches with a policy, group by group, and counts misses and moves."""
     slots = divide(fast_memory, groups)
     sums: Counter[str] = Counter()
     window: int | None = None
-    seconds = 0.0
+    seconds, files = 0.0, FileCounts()
     for g, group in enumerate(groups):
+        file = (
+            FileReplay(group.rows, group.stride, in_flight + TrainConfig.plan_depth) if in_file else None
+        )
         reads = [batch[g] for batch in trace.batches]
         group_policy = Hot(_hottest(reads, group)) if isinstance(policy, Hot) else policy
         bound = Caching(fast_memory).lookahead_bytes // len(groups)
@@ -343,8 +367,15 @@ def _replay(
                 allocator.end()
             allocation = allocator.allocate(read.rows)
             seconds += time.thread_time() - begin
+            missing, leaving = _moved(read, allocation)
             if j >= trace.skipped:
-                sums.update(_counts(read, allocation, group.stride))
+                sums.update(_counts(read, missing, leaving, group.stride))
+            if file is not None:
+                if j == trace.skipped:
+                    file.begin()
+                file.add(read.rows, missing, leaving)
+        if file is not None:
+            files += file.per_batch()
         window = allocator.window if g == 0 else window
     num_batches = max(len(trace.batches) - trace.skipped, 1)
     mean = {field: total / num_batches for field, total in sums.items()}
@@ -357,18 +388,25 @@ def _replay(
         lookups_hit=1 - missed / lookups,
         rows_hit=1 - mean["misses"] / rows,
         window=window,
-        planning_seconds=seconds / len(trace.batches),
+        planning_seconds=trace.seconds + seconds / len(trace.batches),
+        in_file=files if in_file else None,
         **mean,
     )
 
 
-def _counts(read: _Read, allocation: Allocation, stride: int) -> dict[str, int]:
+def _moved(read: _Read, allocation: Allocation) -> tuple[Tensor, Tensor]:
+    """Rows of a batch that are not in slots, and those that are written back."""
+    moves = allocation.moves
+    if not moves.bypasses_cache:
+        return moves.rows_in, moves.rows_out
+    missing = read.rows[allocation.slots < 0]
+    return missing, missing
+
+
+def _counts(read: _Read, missing: Tensor, leaving: Tensor, stride: int) -> dict[str, int]:
     """Counts what a batch reads and misses of a group, and what its moves take."""
-    bypasses = allocation.moves.bypasses_cache
-    missing = read.rows[allocation.slots < 0] if bypasses else allocation.moves.rows_in
     missed = torch.searchsorted(read.rows, missing)
-    reads = missing.numel() - read.num_untouched
-    writes = missing.numel() if bypasses else allocation.moves.rows_out.numel()
+    reads, writes = missing.numel() - read.num_untouched, leaving.numel()
     return {
         "lookups": read.num_lookups,
         "rows": read.rows.numel(),

@@ -1,14 +1,14 @@
 """What `hotrows simulate --store file --disk measured` measures: training in memory, and the disk.
 
-speed, slow = measured_speed(data, config, Path("."))      # samples a second in memory; SlowMemory
+speed, slow = measured_speed(data, config, Path("."))      # samples a second in memory; FileSpeed
 advise(simulation, samples_per_second=speed, slow=slow)
 """
 
 from __future__ import annotations
 
 import dataclasses
-import gc
 import os
+import time
 from pathlib import Path
 
 import torch
@@ -18,69 +18,83 @@ from hotrows.config import TrainConfig
 from hotrows.costs.measure_disk import measure_disk
 from hotrows.costs.workload import stored_tables
 from hotrows.data import EncodedData
-from hotrows.distributed.comm import OneRank
-from hotrows.planning.packing import group_packs, pack_tables
+from hotrows.planning.packing import Group, group_packs, pack_tables
 from hotrows.runtime.machine import available_memory
 from hotrows.runtime.units import format_bytes
-from hotrows.storage.disk_io import BLOCK
 from hotrows.train.defaults import settle
-from hotrows.tuning.advice import SlowMemory
-from hotrows.tuning.benchmark import TimedTraining
+from hotrows.tuning.benchmark import PairedBenchmark, TimedTraining, Window
+from hotrows.tuning.file_speed import CacheCost, FileSpeed
 
-_WARM_UP, _WINDOW = 2.0, 4.0  # seconds of training
+_WARM_UP, _WINDOW, _PAIRS = 2.0, 1.0, 3  # seconds of training; windows of each
+_CACHED = 0.1  # share of the tables in fast memory, while a cache is measured
+_NEW_ROWS = 20_000
 
 
 def measured_speed(
     data: EncodedData, config: TrainConfig, folder: Path, samples_per_second: float | None = None
-) -> tuple[float, SlowMemory]:
+) -> tuple[float, FileSpeed]:
     """Measures samples a second with all rows in memory, and a file store in `folder`.
 
-    samples_per_second: where it is known, or the tables do not fit into memory.
+    samples_per_second: where it is known, or the tables do not fit into memory; then nothing is known of
+    what a cache takes beside training but what reads and writes do.
     """
     config = settle(config, data)
-    table_bytes, stride = _tables(data, config)
+    assert config.batch_size is not None
+    groups = _groups(data, config)
+    disk = measure_disk(folder, max(groups, key=lambda g: g.rows * g.stride).stride)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    idle = 0.0
-    if samples_per_second is None:
-        free = available_memory()
-        if free is not None and table_bytes > free / 2:
-            raise ValueError(
-                f"the tables take {format_bytes(table_bytes)}, and {format_bytes(free)} of memory are "
-                f"free: too little to measure training in memory; say how fast it is "
-                f"(--samples-per-second)"
-            )
-        samples_per_second, busy = _in_memory(data, config)
-        idle = max(1 - busy, 0.0) * cores
-    disk = measure_disk(folder, stride)
-    return samples_per_second, SlowMemory(
-        reads_per_second=disk.reads_per_second,
-        bytes_per_second=disk.bytes_per_second,
-        read_seconds=disk.read_seconds,
-        write_seconds=disk.write_seconds,
-        cores=cores,
-        idle_cores=idle,
-        merged=BLOCK,  # a log holds a row for each block of the table
-        merged_per_second=disk.merged_per_second,
-    )
+    if samples_per_second is not None:
+        return samples_per_second, FileSpeed(disk, cores, cores * config.batch_size / samples_per_second)
+    table_bytes, free = sum(g.rows * g.stride for g in groups), available_memory()
+    if free is not None and 2 * (1 + _CACHED) * table_bytes > free:
+        raise ValueError(
+            f"the tables take {format_bytes(table_bytes)}, and {format_bytes(free)} of memory are "
+            f"free: too little to measure training in memory; say how fast it is "
+            f"(--samples-per-second)"
+        )
+    cached = dataclasses.replace(config, store="memory", fast_memory=int(_CACHED * table_bytes))
+    in_memory = dataclasses.replace(config, store="memory", fast_memory=None)
+    with PairedBenchmark(data, window_seconds=_WINDOW, warm_up_seconds=_WARM_UP) as benchmark:
+        windows = [  # in turn: a machine is now faster, now slower
+            (_window(benchmark.opened(in_memory)), _window(benchmark.opened(cached)))
+            for _ in range(1 + _PAIRS)
+        ]
+        plain, behind = (sum(column, Window()) for column in zip(*windows[1:], strict=True))
+        new_row_seconds = _new_row_seconds(benchmark.opened(cached))
+    busy = plain.processor_seconds / plain.steps
+    slow = FileSpeed(disk, cores, busy, _cache_cost(plain, behind), new_row_seconds)
+    return plain.samples / plain.seconds, slow
 
 
-def _tables(data: EncodedData, config: TrainConfig) -> tuple[int, int]:
-    """Bytes of all tables, and of the record that most rows have."""
+def _window(training: TimedTraining) -> Window:
+    training.window(_WINDOW)
+    return training.last
+
+
+def _cache_cost(plain: Window, behind: Window) -> CacheCost:
+    """What steps take behind a cache that those in memory do not."""
+    seconds = behind.processor_seconds / behind.steps - plain.processor_seconds / plain.steps
+    if seconds <= 0:
+        return CacheCost()
+    longer = behind.seconds / behind.steps - plain.seconds / plain.steps
+    return CacheCost(seconds, max(behind.rows_in / behind.steps, 1.0), max(longer / seconds, 0.0))
+
+
+def _groups(data: EncodedData, config: TrainConfig) -> tuple[Group, ...]:
     assert config.model is not None
     with torch.random.fork_rng(devices=[]):
         model = models.build(config.model, data.schema, **config.model_options)
     tables = stored_tables(model, config.table_dtype, config.row_optimizer)
-    groups = group_packs(pack_tables(tables, model.sequences))
-    return sum(g.rows * g.stride for g in groups), max(groups, key=lambda g: g.rows * g.stride).stride
+    return group_packs(pack_tables(tables, model.sequences))
 
 
-def _in_memory(data: EncodedData, config: TrainConfig) -> tuple[float, float]:
-    """Samples a second with all rows in memory, and the share of the cores that is busy."""
-    config = dataclasses.replace(config, fast_memory=None, store="memory")
-    training = TimedTraining(data, config, OneRank(), {})
-    try:
-        training.warm_up(_WARM_UP)
-        return training.window(_WINDOW), training.cores_busy
-    finally:
-        training.close()
-        gc.collect()
+def _new_row_seconds(training: TimedTraining) -> float:
+    """Seconds of a processor to draw the first values of a row."""
+    tables = training.steps.cached_tables
+    assert tables is not None
+    g, cached = max(enumerate(tables.groups), key=lambda pair: pair[1].group.rows)
+    rows = torch.randint(0, cached.group.rows, (_NEW_ROWS,), generator=torch.Generator().manual_seed(0))
+    records = torch.empty(_NEW_ROWS, cached.group.stride, dtype=torch.uint8)
+    fill, begin = tables.initial_values(g), time.process_time()
+    fill(rows.sort().values, records)
+    return (time.process_time() - begin) / _NEW_ROWS

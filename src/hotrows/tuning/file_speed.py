@@ -1,0 +1,91 @@
+"""FileSpeed: how long a step takes whose rows are in a file store, on a machine that was measured.
+
+    speed = FileSpeed(measure_disk(folder), cores=2, busy_seconds=0.07, cache=CacheCost(...))
+    speed.step(result, in_memory)           # seconds; a `PolicyResult` with `in_file`
+
+A step is as long as the slowest of three:
+
+    processors    the step in memory, and by how much the work of cache and store slows it down
+    disk          what is read, appended and merged
+    the log       it fills, is closed some batches later, and filled again; but not before it is merged
+
+and a checkpoint, which closes the log, pauses training for as long as it writes the cache's changed rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hotrows.costs.measure_disk import DiskRates
+from hotrows.storage.merge_pace import LATE, MOST
+
+if TYPE_CHECKING:
+    from hotrows.tuning.cache_simulation import PolicyResult
+    from hotrows.tuning.file_replay import FileCounts
+
+
+@dataclass(frozen=True)
+class CacheCost:
+    """What a cache takes beside training, measured with its store in memory.
+
+    seconds: of processors, for a step in which so many `rows` came in; with planning. slowdown: by how
+    much a step is longer for each of them.
+    """
+
+    seconds: float = 0.0
+    rows: float = 1.0
+    slowdown: float = 1.0
+
+    def row_seconds(self, planning_seconds: float) -> float:
+        """Of processors, for a row that comes in and one that goes out."""
+        return max(self.seconds - planning_seconds, 0.0) / self.rows
+
+
+@dataclass(frozen=True)
+class FileSpeed:
+    """Speed of a file store, beside training.
+
+    cores: that training has; busy_seconds: of them all, that a step in memory takes.
+    new_row_seconds: of a processor, to draw the first values of a row that was never written.
+    """
+
+    disk: DiskRates
+    cores: int
+    busy_seconds: float
+    cache: CacheCost = CacheCost()
+    new_row_seconds: float = 0.0
+
+    def step(self, result: PolicyResult, in_memory: float) -> float:
+        """Seconds of a step that takes `in_memory` seconds with all rows in memory."""
+        disk, counts = self.disk, _counts(result)
+        moving = counts.requests / disk.reads_per_second
+        moving += counts.bytes_fetched / disk.bytes_read_per_second
+        moving += result.bytes_written / disk.bytes_per_second
+        merging = counts.bytes_merged / disk.merged_per_second
+        merging += counts.rows_merged * disk.merge_row_seconds
+        work = self.work(result)
+        computing = in_memory + work * self.cache.slowdown
+        computing = max(computing, (self.busy_seconds + work) / self.cores)
+        step = max(computing, moving)
+        closing = min(counts.closing, 1.0)
+        # While the log fills to LATE, a merge works no more than MOST of the time.
+        logging = merging + step * (LATE * (1 - MOST) * (1 - closing) + closing)
+        flushing = counts.bytes_flushed / disk.bytes_per_second
+        return max(step, moving + merging, logging) + flushing
+
+    def work(self, result: PolicyResult) -> float:
+        """Seconds of processors that a step takes beyond training."""
+        disk, counts = self.disk, _counts(result)
+        moved = result.misses + counts.rows_flushed
+        moves = moved * self.cache.row_seconds(result.planning_seconds)
+        moves += result.untouched * self.new_row_seconds
+        reads = counts.requests * disk.request_seconds + result.reads * disk.row_seconds
+        writes = (result.writes + counts.rows_flushed) * disk.write_seconds
+        merges = counts.bytes_merged * disk.merge_seconds + counts.rows_merged * disk.merge_row_seconds
+        return result.planning_seconds + moves + reads + writes + merges
+
+
+def _counts(result: PolicyResult) -> FileCounts:
+    assert result.in_file is not None, "simulate(..., in_file=True)"
+    return result.in_file

@@ -1,0 +1,97 @@
+"""FileSpeed: which part of a step behind a file store decides how long it takes."""
+
+import dataclasses
+
+import pytest
+
+from hotrows.costs.measure_disk import DiskRates
+from hotrows.tuning.advice import advise
+from hotrows.tuning.cache_simulation import PolicyResult
+from hotrows.tuning.file_replay import FileCounts
+from hotrows.tuning.file_speed import CacheCost, FileSpeed
+from tests.tuning.test_advice import curve
+
+FREE = DiskRates(1e12, 1e18, 1e18, 1e18, 0, 0, 0, 0, 0)
+MS = 1e-3
+
+
+def result(**counts):
+    """A batch that misses 1,000 rows, 200 of which were never written, and evicts as many."""
+    empty = PolicyResult("lookahead", 1 << 20, (1,), 0, 0, 0, 1000, 200, 800, 1000, 0, 128_000, None)
+    return dataclasses.replace(empty, in_file=FileCounts(**counts))
+
+
+def speed(disk=None, cache=None, **options):
+    disk = dataclasses.replace(FREE, **(disk or {}))
+    return FileSpeed(disk, cores=2, busy_seconds=2 * MS, cache=cache or CacheCost(), **options)
+
+
+def test_with_a_disk_and_processors_that_are_free_a_step_takes_what_it_does_in_memory():
+    counts = {
+        "requests": 800,
+        "bytes_fetched": 1e6,
+        "checkpoints": 0.1,
+        "bytes_flushed": 1e6,
+        "bytes_merged": 1e6,
+    }
+    assert speed().step(result(**counts), MS) == pytest.approx(MS, rel=1e-3)
+
+
+def test_the_disk_reads_appends_and_merges_one_after_the_other():
+    rates = {
+        "reads_per_second": 1e6,
+        "bytes_read_per_second": 1e9,
+        "bytes_per_second": 128e6,
+        "merged_per_second": 1e9,
+    }
+    counts = result(requests=2000, bytes_fetched=3e6, bytes_merged=4e6)
+    assert speed(rates).step(counts, MS) == pytest.approx((2 + 3 + 1 + 4) * MS)
+
+
+def test_work_of_the_cache_makes_a_step_longer_as_it_did_with_a_store_in_memory():
+    """2 ms of processors for 2,000 rows: half as many take half of it."""
+    cache = CacheCost(seconds=2 * MS, rows=2000, slowdown=0.7)
+    assert speed(cache=cache).step(result(), 2 * MS) == pytest.approx((2 + 0.7) * MS)
+    new = speed(cache=cache, new_row_seconds=5e-6)
+    assert new.step(result(), 2 * MS) == pytest.approx((2 + 0.7 * 2) * MS)
+    planning = dataclasses.replace(result(), planning_seconds=1 * MS)  # that all sizes have
+    assert speed(cache=cache).step(planning, 2 * MS) == pytest.approx((2 + 0.7 * 1.5) * MS)
+
+
+def test_processors_do_no_more_than_they_can():
+    disk = {
+        "request_seconds": 1e-6,
+        "row_seconds": 1e-6,
+        "write_seconds": 1e-6,
+        "merge_seconds": 1e-9,
+        "merge_row_seconds": 1e-6,
+    }
+    slow = speed(disk, CacheCost(slowdown=0.1))
+    counts = result(requests=500, rows_flushed=200, rows_merged=300, bytes_merged=5e5)
+    work = (500 + 800 + 1000 + 200 + 300 + 500) * 1e-6
+    assert slow.work(counts) == pytest.approx(work)
+    assert slow.step(counts, MS) == pytest.approx((2 * MS + work) / 2)
+
+
+def test_a_log_is_not_filled_again_before_it_is_merged():
+    """A cycle of 20 steps, 5 of which the checkpoint is late: merging 18 MB takes 18 ms."""
+    counts = result(checkpoints=1 / 20, closing=1 / 4, bytes_merged=18e6 / 20)
+    merging = speed({"merged_per_second": 1e9}).step(counts, MS)
+    assert merging == pytest.approx((18 + 0.4 * 15 + 5) / 20 * MS)
+    idle = dataclasses.replace(counts, in_file=dataclasses.replace(counts.in_file, bytes_merged=0.0))
+    assert speed({"merged_per_second": 1e9}).step(idle, MS) == MS
+
+
+def test_a_checkpoint_pauses_training_while_the_cache_is_written():
+    counts = result(checkpoints=1 / 10, bytes_flushed=128e3)
+    assert speed({"bytes_per_second": 128e6}).step(counts, MS) == pytest.approx(2 * MS)
+
+
+def test_advice_is_by_the_speed_of_a_file():
+    simulation = curve((1 << 20, 800))
+    results = tuple(
+        dataclasses.replace(r, in_file=FileCounts(requests=2000)) for r in simulation.measured
+    )
+    simulation = dataclasses.replace(simulation, measured=results)
+    advice = advise(simulation, samples_per_second=100_000, slow=speed({"reads_per_second": 1e6}))
+    assert advice.speeds == {1 << 20: pytest.approx(0.5)}
