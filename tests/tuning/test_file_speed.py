@@ -11,7 +11,7 @@ from hotrows.tuning.file_replay import FileCounts
 from hotrows.tuning.file_speed import CacheCost, FileSpeed
 from tests.tuning.test_advice import curve
 
-FREE = DiskRates(1e12, 1e18, 1e18, 1e18, 0, 0, 0, 0, 0)
+FREE = DiskRates(1e12, 1e18, 1e18, 1e18, 0, 0, 0, 0, 0, 0)
 MS = 1e-3
 
 
@@ -48,17 +48,16 @@ def test_the_disk_reads_appends_and_merges_one_after_the_other():
     assert speed(rates).step(counts, MS) == pytest.approx((2 + 3 + 1 + 4) * MS)
 
 
-def test_work_of_the_cache_makes_a_step_longer_as_it_did_with_a_store_in_memory():
-    """2 ms of processors for 2,000 rows: half as many take half of it."""
-    cache = CacheCost(seconds=2 * MS, rows=2000, slowdown=0.7)
-    assert speed(cache=cache).step(result(), 2 * MS) == pytest.approx((2 + 0.7) * MS)
-    new = speed(cache=cache, new_row_seconds=5e-6)
-    assert new.step(result(), 2 * MS) == pytest.approx((2 + 0.7 * 2) * MS)
-    planning = dataclasses.replace(result(), planning_seconds=1 * MS)  # that all sizes have
-    assert speed(cache=cache).step(planning, 2 * MS) == pytest.approx((2 + 0.7 * 1.5) * MS)
+def test_a_cache_makes_a_step_longer_as_it_did_with_a_store_in_memory():
+    """2 ms longer for 2,000 rows: half as many take half of it, but for planning."""
+    cache = CacheCost(seconds=2 * MS, rows=2000)
+    assert speed(cache=cache).step(result(), 2 * MS) == pytest.approx((2 + 1) * MS)
+    planning = dataclasses.replace(result(), planning_seconds=1 * MS)
+    busy = dataclasses.replace(speed(cache=cache), busy_seconds=3.5 * MS)  # of 4: three quarters overlap
+    assert busy.step(planning, 2 * MS) == pytest.approx((2 + 0.75 + (2 - 0.75) / 2) * MS)
 
 
-def test_processors_do_no_more_than_they_can():
+def test_work_of_the_store_makes_a_step_longer_where_no_core_is_idle():
     disk = {
         "request_seconds": 1e-6,
         "row_seconds": 1e-6,
@@ -66,11 +65,13 @@ def test_processors_do_no_more_than_they_can():
         "merge_seconds": 1e-9,
         "merge_row_seconds": 1e-6,
     }
-    slow = speed(disk, CacheCost(slowdown=0.1))
+    slow = speed(disk, new_row_seconds=5e-6)
     counts = result(requests=500, rows_flushed=200, rows_merged=300, bytes_merged=5e5)
-    work = (500 + 800 + 1000 + 200 + 300 + 500) * 1e-6
+    work = (500 + 800 + 5 * 200 + 1000 + 200 + 300 + 500) * 1e-6
     assert slow.work(counts) == pytest.approx(work)
-    assert slow.step(counts, MS) == pytest.approx((2 * MS + work) / 2)
+    assert slow.step(counts, 1 * MS) == pytest.approx(1 * MS + work)
+    assert slow.step(counts, 1.25 * MS) == pytest.approx(1.25 * MS + 0.6 * work)
+    assert slow.step(counts, 4 * MS) == pytest.approx(4 * MS)  # half a core is busy in the mean
 
 
 def test_a_log_is_not_filled_again_before_it_is_merged():
@@ -78,6 +79,8 @@ def test_a_log_is_not_filled_again_before_it_is_merged():
     counts = result(checkpoints=1 / 20, closing=1 / 4, bytes_merged=18e6 / 20)
     merging = speed({"merged_per_second": 1e9}).step(counts, MS)
     assert merging == pytest.approx((18 + 0.4 * 15 + 5) / 20 * MS)
+    synced = speed({"merged_per_second": 1e9, "sync_seconds": 2 * MS}).step(counts, MS)
+    assert synced == pytest.approx((2 + 18 + 0.4 * 15 + 5) / 20 * MS)
     idle = dataclasses.replace(counts, in_file=dataclasses.replace(counts.in_file, bytes_merged=0.0))
     assert speed({"merged_per_second": 1e9}).step(idle, MS) == MS
 

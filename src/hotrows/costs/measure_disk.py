@@ -12,7 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 import torch
@@ -39,6 +39,7 @@ class DiskRates:
     bytes_per_second: of records appended and synced. merged_per_second: of tables that merges rewrite.
     request_seconds, row_seconds: for a request of a read, and for a row. write_seconds: for a row.
     merge_seconds: for a byte that a merge rewrites; merge_row_seconds: for a row beyond one a block.
+    sync_seconds: that a merge takes besides, however small, to be durable.
     """
 
     reads_per_second: float
@@ -50,6 +51,12 @@ class DiskRates:
     write_seconds: float
     merge_seconds: float
     merge_row_seconds: float
+    sync_seconds: float
+
+    def mean(self, other: DiskRates) -> DiskRates:
+        """Geometric means of both."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return DiskRates(*((one * two) ** 0.5 for one, two in pairs))
 
     @property
     def warning(self) -> str | None:
@@ -100,7 +107,8 @@ def measure_disk(
         )
         with store:
             written = _timed(lambda: _write(store, torch.arange(num_rows)))
-            merged_all = _timed(lambda: _merge(store))
+            merged_all, pieces = _timed(lambda: _merge(store)), []
+            store.note_times(lambda stage, lane, begin, end: pieces.append(end - begin))
             short = _timed_reads(store, seconds, far)
             long = _timed_reads(store, seconds / 2, near)
             merged = _Spent()
@@ -111,17 +119,19 @@ def measure_disk(
     reads_per_second = short.requests / short.seconds
     more_rows = num_rows - num_rows / rows_of_block
     more_seconds = merged_all.processor - merged.processor / _MERGES
-    of_bytes = max(long.seconds - long.requests / reads_per_second, 0.1 * long.seconds)
+    of_bytes = long.seconds - long.requests / reads_per_second - long.processor
+    of_bytes = max(of_bytes, 0.1 * long.seconds)
     return DiskRates(
         reads_per_second=reads_per_second,
         bytes_read_per_second=long.rows * stride / of_bytes,
         bytes_per_second=size / written.seconds,
-        merged_per_second=_MERGES * size / merged.seconds,
+        merged_per_second=_MERGES * size / sum(pieces),
         request_seconds=max(short.processor / short.rows - row_seconds, 0.0),
         row_seconds=row_seconds,
         write_seconds=written.processor / num_rows,
         merge_seconds=merged.processor / (_MERGES * size),
         merge_row_seconds=max(more_seconds / more_rows, 0.0) if more_rows else 0.0,
+        sync_seconds=(merged.seconds - sum(pieces)) / _MERGES,
     )
 
 

@@ -27,19 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CacheCost:
-    """What a cache takes beside training, measured with its store in memory.
-
-    seconds: of processors, for a step in which so many `rows` came in; with planning. slowdown: by how
-    much a step is longer for each of them.
-    """
+    """By how many seconds a step is longer behind a cache in which so many `rows` came in, with planning,
+    the store being in memory."""
 
     seconds: float = 0.0
     rows: float = 1.0
-    slowdown: float = 1.0
-
-    def row_seconds(self, planning_seconds: float) -> float:
-        """Of processors, for a row that comes in and one that goes out."""
-        return max(self.seconds - planning_seconds, 0.0) / self.rows
 
 
 @dataclass(frozen=True)
@@ -61,29 +53,35 @@ class FileSpeed:
         disk, counts = self.disk, _counts(result)
         moving = counts.requests / disk.reads_per_second
         moving += counts.bytes_fetched / disk.bytes_read_per_second
-        moving += result.bytes_written / disk.bytes_per_second
+        moving += result.reads * disk.row_seconds + result.bytes_written / disk.bytes_per_second
         merging = counts.bytes_merged / disk.merged_per_second
         merging += counts.rows_merged * disk.merge_row_seconds
-        work = self.work(result)
-        computing = in_memory + work * self.cache.slowdown
-        computing = max(computing, (self.busy_seconds + work) / self.cores)
-        step = max(computing, moving)
+        step = max(self._computing(result, in_memory), moving)
         closing = min(counts.closing, 1.0)
         # While the log fills to LATE, a merge works no more than MOST of the time.
-        logging = merging + step * (LATE * (1 - MOST) * (1 - closing) + closing)
+        logging = merging + counts.checkpoints * disk.sync_seconds
+        logging += step * (LATE * (1 - MOST) * (1 - closing) + closing)
         flushing = counts.bytes_flushed / disk.bytes_per_second
         return max(step, moving + merging, logging) + flushing
 
     def work(self, result: PolicyResult) -> float:
-        """Seconds of processors that a step takes beyond training."""
+        """Seconds of processors that the store takes for a step."""
         disk, counts = self.disk, _counts(result)
-        moved = result.misses + counts.rows_flushed
-        moves = moved * self.cache.row_seconds(result.planning_seconds)
-        moves += result.untouched * self.new_row_seconds
         reads = counts.requests * disk.request_seconds + result.reads * disk.row_seconds
+        reads += result.untouched * self.new_row_seconds
         writes = (result.writes + counts.rows_flushed) * disk.write_seconds
         merges = counts.bytes_merged * disk.merge_seconds + counts.rows_merged * disk.merge_row_seconds
-        return result.planning_seconds + moves + reads + writes + merges
+        return reads + writes + merges
+
+    def _computing(self, result: PolicyResult, in_memory: float) -> float:
+        """Seconds that processors take for a step: training waits wherever no core is idle."""
+        busy_cores = min(self.busy_seconds / in_memory, self.cores)
+        all_busy = max(busy_cores - (self.cores - 1), 0.0)  # share of the time
+        planning, work = result.planning_seconds, self.work(result)
+        row_seconds = max(self.cache.seconds - planning * all_busy, 0.0) / self.cache.rows
+        moved = (result.misses + _counts(result).rows_flushed) * row_seconds
+        least = (self.busy_seconds + planning + work) / self.cores
+        return max(in_memory + moved + (planning + work) * all_busy, least)
 
 
 def _counts(result: PolicyResult) -> FileCounts:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -25,7 +27,7 @@ from hotrows.train.defaults import settle
 from hotrows.tuning.benchmark import PairedBenchmark, TimedTraining, Window
 from hotrows.tuning.file_speed import CacheCost, FileSpeed
 
-_WARM_UP, _WINDOW, _PAIRS = 2.0, 1.0, 3  # seconds of training; windows of each
+_WARM_UP, _WINDOW, _PAIRS = 2.0, 0.5, 8  # seconds of training; windows of each
 _CACHED = 0.1  # share of the tables in fast memory, while a cache is measured
 _NEW_ROWS = 20_000
 
@@ -41,7 +43,8 @@ def measured_speed(
     config = settle(config, data)
     assert config.batch_size is not None
     groups = _groups(data, config)
-    disk = measure_disk(folder, max(groups, key=lambda g: g.rows * g.stride).stride)
+    stride = max(groups, key=lambda g: g.rows * g.stride).stride
+    disk = measure_disk(folder, stride)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if samples_per_second is not None:
         return samples_per_second, FileSpeed(disk, cores, cores * config.batch_size / samples_per_second)
@@ -59,11 +62,15 @@ def measured_speed(
             (_window(benchmark.opened(in_memory)), _window(benchmark.opened(cached)))
             for _ in range(1 + _PAIRS)
         ]
-        plain, behind = (sum(column, Window()) for column in zip(*windows[1:], strict=True))
         new_row_seconds = _new_row_seconds(benchmark.opened(cached))
-    busy = plain.processor_seconds / plain.steps
-    slow = FileSpeed(disk, cores, busy, _cache_cost(plain, behind), new_row_seconds)
-    return plain.samples / plain.seconds, slow
+    plain, behind = zip(*windows[1:], strict=True)
+    speed = statistics.median(w.samples / w.seconds for w in plain)
+    in_all = sum(plain, Window())
+    busy = in_all.processor_seconds / in_all.seconds * config.batch_size / speed
+    cost = _cache_cost(plain, behind, config.batch_size / speed)
+    disk = disk.mean(measure_disk(folder, stride))  # it is now faster, now slower, too
+    slow = FileSpeed(disk, cores, busy, cost, new_row_seconds)
+    return speed, slow
 
 
 def _window(training: TimedTraining) -> Window:
@@ -71,13 +78,12 @@ def _window(training: TimedTraining) -> Window:
     return training.last
 
 
-def _cache_cost(plain: Window, behind: Window) -> CacheCost:
-    """What steps take behind a cache that those in memory do not."""
-    seconds = behind.processor_seconds / behind.steps - plain.processor_seconds / plain.steps
-    if seconds <= 0:
-        return CacheCost()
-    longer = behind.seconds / behind.steps - plain.seconds / plain.steps
-    return CacheCost(seconds, max(behind.rows_in / behind.steps, 1.0), max(longer / seconds, 0.0))
+def _cache_cost(plain: Sequence[Window], behind: Sequence[Window], step: float) -> CacheCost:
+    """By how much steps are longer behind a cache. step: seconds of one in memory."""
+    pairs = zip(plain, behind, strict=True)
+    ratio = statistics.median(p.samples / p.seconds / (b.samples / b.seconds) for p, b in pairs)
+    rows = sum(b.rows_in for b in behind) / sum(b.steps for b in behind)
+    return CacheCost(max(ratio - 1, 0.0) * step, max(rows, 1.0))
 
 
 def _groups(data: EncodedData, config: TrainConfig) -> tuple[Group, ...]:
