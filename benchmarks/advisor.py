@@ -139,6 +139,7 @@ def predict(name: str) -> dict:
         "job": dataclasses.asdict(job),
         "in_memory": speed,
         "slow": dataclasses.asdict(slow),
+        "replayed": [dataclasses.asdict(result) for result in simulation.results("lookahead")],
         "predicted": predicted,
     }
 
