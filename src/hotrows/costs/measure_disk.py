@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -174,6 +175,6 @@ def _timed_reads(store: FileStore, seconds: float, choose: Callable[[], Tensor])
     while not spent.rows or spent.seconds < seconds:
         rows, before = choose(), store.counters["requests"]
         out = torch.empty(len(rows), store.stride, dtype=torch.uint8)
-        spent += _timed(lambda rows=rows, out=out: store.read(rows, out))
+        spent += _timed(partial(store.read, rows, out))
         spent += _Spent(rows=len(rows), requests=store.counters["requests"] - before)
     return spent
