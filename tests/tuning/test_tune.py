@@ -292,6 +292,21 @@ def test_caches_and_stores_are_measured_and_nothing_is_left(encoded, tmp_path, n
         assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_full_logs_are_closed_and_merged_as_in_a_run(encoded, tmp_path, monkeypatch):
+    monkeypatch.setattr("hotrows.storage.file_store._log_rows", lambda form, log_rows: 10)
+    config = dataclasses.replace(CACHED, store=f"file:{tmp_path / 'tables'}")
+    training = TimedTraining(encoded, config, OneRank(), {})
+    try:
+        training.warm_up(0.2)
+        training.window(0.2)
+        assert training.last.rows_in > 0 and training.last.processor_seconds > 0
+        for store in training.steps.cached_tables.files:
+            assert store.generations, "no log was closed"
+            assert len(store._logs) == 1, "while training is paused, nothing is merged"
+    finally:
+        training.close()
+
+
 def test_where_memory_holds_one_they_are_opened_in_turn(encoded, monkeypatch):
     monkeypatch.setattr("hotrows.tuning.benchmark.available_memory", lambda: 1)
     opened = []
