@@ -41,3 +41,22 @@ def test_a_slow_disk_is_warned_of():
     assert "MB" not in slow.warning
     slower = dataclasses.replace(slow, bytes_per_second=SLOW_BYTES / 10)
     assert "writes 5 MB a second" in slower.warning
+
+
+def test_the_mean_of_two_measurements():
+    mean = FAST.mean(dataclasses.replace(FAST, reads_per_second=4e5, sync_seconds=0.04))
+    assert mean.reads_per_second == pytest.approx(2e5) and mean.sync_seconds == pytest.approx(0.02)
+    assert mean.bytes_per_second == pytest.approx(1e9)
+
+
+@pytest.mark.parametrize("reads", [FAST.reads_per_second, 100])
+def test_doctor_warns_of_a_slow_disk_alone(hotrows, tmp_path, monkeypatch, reads):
+    disk = dataclasses.replace(FAST, reads_per_second=reads)
+    monkeypatch.setattr("hotrows.costs.measure_disk.measure_disk", lambda folder: disk)
+    monkeypatch.setattr("hotrows.cli.doctor.measured_paths", lambda batch_size: {})
+    run = hotrows("doctor", "--store", tmp_path / "to" / "be")
+    assert run.code == 0, run.err
+    assert f"disk of {tmp_path}, measured:" in run.out
+    assert ("warning: this disk is slow for tables: it reads 100 rows a second" in run.out) == (
+        reads == 100
+    )
