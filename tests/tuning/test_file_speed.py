@@ -44,8 +44,8 @@ def test_the_disk_reads_appends_and_merges_one_after_the_other():
         "bytes_per_second": 128e6,
         "merged_per_second": 1e9,
     }
-    counts = result(requests=2000, bytes_fetched=3e6, bytes_merged=4e6)
-    assert speed(rates).step(counts, MS) == pytest.approx((2 + 3 + 1 + 4) * MS)
+    counts = result(requests=2000, bytes_fetched=3e6, bytes_merged=3e6, checkpoints=0.01)
+    assert speed(rates).step(counts, MS) == pytest.approx((2 + 3 + 1 + 3) * MS)
 
 
 def test_a_cache_makes_a_step_longer_as_it_did_with_a_store_in_memory():
@@ -75,14 +75,23 @@ def test_work_of_the_store_makes_a_step_longer_where_no_core_is_idle():
 
 
 def test_a_log_is_not_filled_again_before_it_is_merged():
-    """A cycle of 20 steps, 5 of which the checkpoint is late: merging 18 MB takes 18 ms."""
-    counts = result(checkpoints=1 / 20, closing=1 / 4, bytes_merged=18e6 / 20)
-    merging = speed({"merged_per_second": 1e9}).step(counts, MS)
-    assert merging == pytest.approx((18 + 0.4 * 15 + 5) / 20 * MS)
-    synced = speed({"merged_per_second": 1e9, "sync_seconds": 2 * MS}).step(counts, MS)
-    assert synced == pytest.approx((2 + 18 + 0.4 * 15 + 5) / 20 * MS)
-    idle = dataclasses.replace(counts, in_file=dataclasses.replace(counts.in_file, bytes_merged=0.0))
-    assert speed({"merged_per_second": 1e9}).step(idle, MS) == MS
+    """A cycle of 20 steps, 5 of which the checkpoint is late; four batches go on while writes wait."""
+    counts = result(checkpoints=1 / 20, closing=1 / 4, bytes_merged=30e6 / 20)
+    slow = speed({"merged_per_second": 1e9})
+    assert slow.step(counts, MS) == pytest.approx((30 + 0.4 * 15 + 5) / 24 * MS)
+    synced = speed({"merged_per_second": 1e9, "sync_seconds": 2 * MS})
+    assert synced.step(counts, MS) == pytest.approx((2 + 30 + 0.4 * 15 + 5) / 24 * MS)
+    fewer = dataclasses.replace(
+        counts, in_file=dataclasses.replace(counts.in_file, bytes_merged=13e6 / 20)
+    )
+    assert slow.step(fewer, MS) == MS  # 13 + 6 of 19 ms
+
+
+def test_a_merge_that_is_late_delays_the_next_one():
+    """Of 10 ms reads a step: a log fills in 5 steps, is merged in 50 + 20 ms and closed 5 steps later."""
+    counts = result(requests=10_000, checkpoints=1 / 10, closing=1 / 2, bytes_merged=50e6 / 10)
+    slow = speed({"reads_per_second": 1e6, "merged_per_second": 1e9})
+    assert slow.step(counts, MS) == pytest.approx((10 + 50 / (7 + 5)) * MS)
 
 
 def test_a_checkpoint_pauses_training_while_the_cache_is_written():

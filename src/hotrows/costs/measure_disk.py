@@ -36,7 +36,7 @@ class DiskRates:
     """Rates of a disk under a file store, and what its work takes of one processor.
 
     reads_per_second: rows at random places, some thousand at once, each by a short request of its own.
-    bytes_read_per_second: of neighbouring rows, what their long requests take longer.
+    bytes_read_per_second: what long requests, of rows near one another, take longer.
     bytes_per_second: of records appended and synced. merged_per_second: of tables that merges rewrite.
     request_seconds, row_seconds: for a request of a read, and for a row. write_seconds: for a row.
     merge_seconds: for a byte that a merge rewrites; merge_row_seconds: for a row beyond one a block.
@@ -102,6 +102,9 @@ def measure_disk(
         first = torch.randint(0, num_rows - num_near + 1, (), generator=chance)
         return torch.arange(num_near) + first
 
+    def of_blocks() -> Tensor:
+        return near()[::rows_of_block]
+
     with tempfile.TemporaryDirectory(prefix=".disk-", dir=folder) as temporary:
         store = FileStore.create(
             Path(temporary) / "store", num_rows, stride, lambda rows, out: None, {}, log_rows=num_rows
@@ -111,20 +114,20 @@ def measure_disk(
             merged_all, pieces = _timed(lambda: _merge(store)), []
             store.note_times(lambda stage, lane, begin, end: pieces.append(end - begin))
             short = _timed_reads(store, seconds, far)
-            long = _timed_reads(store, seconds / 2, near)
+            long = _timed_reads(store, seconds / 2, of_blocks)
+            whole = _timed_reads(store, seconds / 4, near)
             merged = _Spent()
             for n in range(_MERGES):  # of logs that are full: a row for each block
                 _write(store, torch.arange(n, num_rows, rows_of_block))
                 merged += _timed(lambda: _merge(store))
-    row_seconds = long.processor / long.rows
+    row_seconds = whole.processor / whole.rows
     reads_per_second = short.requests / short.seconds
     more_rows = num_rows - num_rows / rows_of_block
     more_seconds = merged_all.processor - merged.processor / _MERGES
-    of_bytes = long.seconds - long.requests / reads_per_second - long.processor
-    of_bytes = max(of_bytes, 0.1 * long.seconds)
+    of_bytes = max(long.seconds - long.requests / reads_per_second, 0.1 * long.seconds)
     return DiskRates(
         reads_per_second=reads_per_second,
-        bytes_read_per_second=long.rows * stride / of_bytes,
+        bytes_read_per_second=long.rows * rows_of_block * stride / of_bytes,
         bytes_per_second=size / written.seconds,
         merged_per_second=_MERGES * size / sum(pieces),
         request_seconds=max(short.processor / short.rows - row_seconds, 0.0),

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hotrows.config import TrainConfig
 from hotrows.costs.measure_disk import DiskRates
 from hotrows.storage.merge_pace import LATE, MOST
 
@@ -40,6 +41,7 @@ class FileSpeed:
 
     cores: that training has; busy_seconds: of them all, that a step in memory takes.
     new_row_seconds: of a processor, to draw the first values of a row that was never written.
+    in_flight: number of batches that move rows at once.
     """
 
     disk: DiskRates
@@ -47,6 +49,7 @@ class FileSpeed:
     busy_seconds: float
     cache: CacheCost = CacheCost()
     new_row_seconds: float = 0.0
+    in_flight: int = TrainConfig.in_flight
 
     def step(self, result: PolicyResult, in_memory: float) -> float:
         """Seconds of a step that takes `in_memory` seconds with all rows in memory."""
@@ -54,15 +57,21 @@ class FileSpeed:
         moving = counts.requests / disk.reads_per_second
         moving += counts.bytes_fetched / disk.bytes_read_per_second
         moving += result.reads * disk.row_seconds + result.bytes_written / disk.bytes_per_second
-        merging = counts.bytes_merged / disk.merged_per_second
-        merging += counts.rows_merged * disk.merge_row_seconds
         step = max(self._computing(result, in_memory), moving)
-        closing = min(counts.closing, 1.0)
-        # While the log fills to LATE, a merge works no more than MOST of the time.
-        logging = merging + counts.checkpoints * disk.sync_seconds
-        logging += step * (LATE * (1 - MOST) * (1 - closing) + closing)
         flushing = counts.bytes_flushed / disk.bytes_per_second
-        return max(step, moving + merging, logging) + flushing
+        if not counts.checkpoints:
+            return step + flushing
+        merge = counts.bytes_merged / disk.merged_per_second + counts.rows_merged * disk.merge_row_seconds
+        merge /= counts.checkpoints
+        cycle = 1 / counts.checkpoints
+        closing = min(counts.closing, 1.0) * cycle  # steps in which a full log waits for its checkpoint
+        filling = cycle - closing
+        # While the log fills to LATE, a merge works no more than MOST of the time.
+        merged = merge + disk.sync_seconds + LATE * (1 - MOST) * filling * step
+        cycle = max(filling, merged / step) + closing
+        # Writes of a log that is full wait for the merge, and training for them, some batches later.
+        held_back = (merged + closing * step) / (filling + self.in_flight + closing)
+        return max(step, moving + merge / cycle, held_back) + flushing
 
     def work(self, result: PolicyResult) -> float:
         """Seconds of processors that the store takes for a step."""
