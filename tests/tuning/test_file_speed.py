@@ -94,6 +94,12 @@ def test_a_merge_that_is_late_delays_the_next_one():
     assert slow.step(counts, MS) == pytest.approx((10 + 50 / (7 + 5)) * MS)
 
 
+def test_batches_that_wait_for_one_another_read_and_train_in_turn():
+    slow = speed({"reads_per_second": 1e6})
+    drained = dataclasses.replace(result(requests=800), drained=0.5)
+    assert slow.step(drained, MS) == pytest.approx((0.5 * 1 + 0.5 * 1.8) * MS)
+
+
 def test_a_checkpoint_pauses_training_while_the_cache_is_written():
     counts = result(checkpoints=1 / 10, bytes_flushed=128e3)
     assert speed({"bytes_per_second": 128e6}).step(counts, MS) == pytest.approx(2 * MS)

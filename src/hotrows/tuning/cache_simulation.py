@@ -64,6 +64,7 @@ class PolicyResult:
     reads: other misses, read from slow memory; writes: rows written back to slow memory.
     window: batches that were looked ahead at the end, in the first group; None: all.
     planning_seconds: of a processor, that it took to read a batch ahead and plan its slots.
+    drained: share of batches that wait for all before them, since fast memory has too few slots.
     in_file: what a file store has to do, where that was counted.
     """
 
@@ -81,6 +82,7 @@ class PolicyResult:
     bytes_written: float
     window: int | None
     planning_seconds: float = field(default=0.0, compare=False)
+    drained: float = 0.0
     in_file: FileCounts | None = None
 
 
@@ -347,12 +349,12 @@ def _replay(
     slots = divide(fast_memory, groups)
     sums: Counter[str] = Counter()
     window: int | None = None
-    seconds, files = 0.0, FileCounts()
+    seconds, files, drained = 0.0, FileCounts(), 0
     for g, group in enumerate(groups):
         file = (
             FileReplay(group.rows, group.stride, in_flight + TrainConfig.plan_depth) if in_file else None
         )
-        reads = [batch[g] for batch in trace.batches]
+        reads, drained_before = [batch[g] for batch in trace.batches], 0
         group_policy = Hot(_hottest(reads, group)) if isinstance(policy, Hot) else policy
         bound = Caching(fast_memory).lookahead_bytes // len(groups)
         bounded = isinstance(policy, Lookahead) and policy.window == "auto"  # as in training
@@ -360,6 +362,8 @@ def _replay(
             slots[g], group_policy, in_flight, lookahead_bytes=bound if bounded else None
         )
         for j, read in enumerate(reads):
+            if j == trace.skipped:
+                drained_before = allocator.num_drained
             begin = time.thread_time()
             while allocator.num_fed < len(reads) and allocator.wants():
                 allocator.feed(reads[allocator.num_fed].rows)
@@ -374,6 +378,7 @@ def _replay(
                 if j == trace.skipped:
                     file.begin()
                 file.add(read.rows, missing, leaving)
+        drained = max(drained, allocator.num_drained - drained_before)
         if file is not None:
             files += file.per_batch()
         window = allocator.window if g == 0 else window
@@ -389,6 +394,7 @@ def _replay(
         rows_hit=1 - mean["misses"] / rows,
         window=window,
         planning_seconds=trace.seconds + seconds / len(trace.batches),
+        drained=drained / num_batches,
         in_file=files if in_file else None,
         **mean,
     )

@@ -57,21 +57,27 @@ class FileSpeed:
         moving = counts.requests / disk.reads_per_second
         moving += counts.bytes_fetched / disk.bytes_read_per_second
         moving += result.reads * disk.row_seconds + result.bytes_written / disk.bytes_per_second
-        step = max(self._computing(result, in_memory), moving)
-        flushing = counts.bytes_flushed / disk.bytes_per_second
+        computing = self._computing(result, in_memory)
+        step = self._with_merges(counts, max(computing, moving), moving)
+        # A batch that waits for all before it moves its rows first, and is trained then.
+        step = (1 - result.drained) * step + result.drained * max(computing + moving, step)
+        return step + counts.bytes_flushed / disk.bytes_per_second
+
+    def _with_merges(self, counts: FileCounts, step: float, moving: float) -> float:
+        """Seconds of a step that takes `step` without merges, and `moving` of the disk."""
         if not counts.checkpoints:
-            return step + flushing
-        merge = counts.bytes_merged / disk.merged_per_second + counts.rows_merged * disk.merge_row_seconds
-        merge /= counts.checkpoints
-        cycle = 1 / counts.checkpoints
+            return step
+        disk, cycle = self.disk, 1 / counts.checkpoints
         closing = min(counts.closing, 1.0) * cycle  # steps in which a full log waits for its checkpoint
         filling = cycle - closing
+        merge = counts.bytes_merged / disk.merged_per_second + counts.rows_merged * disk.merge_row_seconds
+        merge *= cycle
         # While the log fills to LATE, a merge works no more than MOST of the time.
         merged = merge + disk.sync_seconds + LATE * (1 - MOST) * filling * step
-        cycle = max(filling, merged / step) + closing
         # Writes of a log that is full wait for the merge, and training for them, some batches later.
         held_back = (merged + closing * step) / (filling + self.in_flight + closing)
-        return max(step, moving + merge / cycle, held_back) + flushing
+        cycle = max(filling, merged / step) + closing
+        return max(step, moving + merge / cycle, held_back)
 
     def work(self, result: PolicyResult) -> float:
         """Seconds of processors that the store takes for a step."""
