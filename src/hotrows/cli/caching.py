@@ -299,7 +299,8 @@ def _measured(
     from hotrows.config import TrainConfig
     from hotrows.tuning.measured_speed import measured_speed
 
-    names = ("model", "model_options", "row_optimizer", "table_dtype", "batch_size", "seed", "order")
+    of_model = ("model", "model_options", "row_optimizer", "table_dtype")
+    names = (*of_model, "batch_size", "in_flight", "seed", "order")
     config = TrainConfig(**{name: options[name] for name in names})
     measured, slow = measured_speed(encoded, config, place, samples_per_second)
     return {"samples_per_second": measured, "slow": slow}

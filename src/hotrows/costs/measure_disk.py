@@ -105,14 +105,19 @@ def measure_disk(
     def of_blocks() -> Tensor:
         return near()[::rows_of_block]
 
+    pieces: list[float] = []  # seconds of those of merging
+
+    def note(stage: str, lane: str, begin: float, end: float) -> None:
+        pieces.append(end - begin)
+
     with tempfile.TemporaryDirectory(prefix=".disk-", dir=folder) as temporary:
         store = FileStore.create(
             Path(temporary) / "store", num_rows, stride, lambda rows, out: None, {}, log_rows=num_rows
         )
         with store:
             written = _timed(lambda: _write(store, torch.arange(num_rows)))
-            merged_all, pieces = _timed(lambda: _merge(store)), []
-            store.note_times(lambda stage, lane, begin, end: pieces.append(end - begin))
+            merged_all = _timed(lambda: _merge(store))
+            store.note_times(note)
             short = _timed_reads(store, seconds, far)
             long = _timed_reads(store, seconds / 2, of_blocks)
             whole = _timed_reads(store, seconds / 4, near)

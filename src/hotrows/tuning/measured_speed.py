@@ -47,7 +47,8 @@ def measured_speed(
     disk = measure_disk(folder, stride)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if samples_per_second is not None:
-        return samples_per_second, FileSpeed(disk, cores, cores * config.batch_size / samples_per_second)
+        busy = cores * config.batch_size / samples_per_second
+        return samples_per_second, FileSpeed(disk, cores, busy, in_flight=config.in_flight)
     table_bytes, free = sum(g.rows * g.stride for g in groups), available_memory()
     if free is not None and 2 * (1 + _CACHED) * table_bytes > free:
         raise ValueError(
@@ -69,8 +70,7 @@ def measured_speed(
     busy = in_all.processor_seconds / in_all.seconds * config.batch_size / speed
     cost = _cache_cost(plain, behind, config.batch_size / speed)
     disk = disk.mean(measure_disk(folder, stride))  # it is now faster, now slower, too
-    slow = FileSpeed(disk, cores, busy, cost, new_row_seconds)
-    return speed, slow
+    return speed, FileSpeed(disk, cores, busy, cost, new_row_seconds, config.in_flight)
 
 
 def _window(training: TimedTraining) -> Window:
