@@ -194,6 +194,20 @@ def test_the_command_prints_every_policy_the_advice_and_a_picture(encoded, hotro
     assert refused.code == 2 and "such as 64MiB" in refused.err
 
 
+def test_batches_that_wait_for_one_another_are_counted_and_so_is_what_a_file_store_does(encoded):
+    sizes = {"few slots": 4_000, "slots of seven batches": 1 << 20}
+    simulation = simulate(
+        encoded, model="dlrm", model_options={"dim": 4}, batch_size=64, batches=16,
+        fast_memory=list(sizes.values()), policies={}, in_file=True,
+    )  # fmt: skip
+    few, many = simulation.results("lru")
+    assert many.fast_memory > simulation.pinned_bytes
+    assert (few.drained, many.drained) == (1, 0)
+    assert few.in_file.requests > 0 and many.in_file.requests == 0
+    assert few.in_file.requests <= few.reads
+    assert simulate(encoded, model="dlrm", batch_size=64, batches=2).measured[0].in_file is None
+
+
 def test_the_command_measures_the_disk_and_says_which_memory_is_the_cheapest(
     encoded, hotrows, tmp_path, monkeypatch
 ):
