@@ -3,6 +3,7 @@
 import ast
 import inspect
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -56,25 +57,20 @@ def test_models_and_layers_never_see_an_id():
 
 
 def test_no_package_hides_a_function():
-    """Python binds a submodule to its name in the parent, over a function of that name."""
-    packages = [path for path in PACKAGE.iterdir() if (path / "__init__.py").exists()]
-    done = subprocess.run(
-        [sys.executable, "-c", _IMPORT_ALL, *(path.name for path in packages)],
-        capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(PACKAGE.parent)},
-    )  # fmt: skip
-    assert done.returncode == 0 and done.stdout == "", done.stdout + done.stderr
-
-
-_IMPORT_ALL = """
-import importlib, pkgutil, sys
-for name in ["hotrows", *(f"hotrows.{name}" for name in sys.argv[1:])]:
-    package = importlib.import_module(name)
-    public = {name: getattr(package, name) for name in getattr(package, "__all__", [])}
-    for module in pkgutil.iter_modules(package.__path__):
-        if module.name not in ("__main__", "triton", "_native"):
-            importlib.import_module(f"{name}.{module.name}")
-    print(*(f"{name}.{n}" for n, v in public.items() if getattr(package, n) is not v), end="")
-"""
+    """Python binds a submodule to its name in the parent when it loads it, over a function of that name:
+    a package that offers such a function takes it from the submodule when it is imported itself."""
+    offered, taken = set(), set()
+    for path in PACKAGE.rglob("__init__.py"):
+        package = ".".join(path.parent.relative_to(PACKAGE.parent).parts)
+        modules = {module.name for module in pkgutil.iter_modules([str(path.parent)])}
+        for node in TREES[path].body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                public = set(ast.literal_eval(node.value))
+                offered |= {f"{package}.{name}" for name in public & modules}
+            elif isinstance(node, ast.ImportFrom):
+                taken |= {f"{package}.{alias.name}" for alias in node.names} & {node.module}
+    assert "hotrows.datasets.download" in offered
+    assert offered - taken == set()
 
 
 @pytest.mark.parametrize("most, kind", [(450, "file"), (320, "class"), (60, "function")])

@@ -1,4 +1,4 @@
-"""The examples run as they stand, and the pages that quote them say what they say."""
+"""The examples run, on few rows without --all, and the pages that quote them say what they say."""
 
 import os
 import re
@@ -16,40 +16,52 @@ import hotrows
 from hotrows import Dense, Schema, Sequence, Sparse
 from hotrows.data import Encoder, prepare
 from hotrows.models import Model, tables
+from tests.support.choice import everything
 from tests.support.clicks import table
 
 ROOT = Path(__file__).parents[1]
 
 
-def told_by(example, folder):
-    """What an example prints; `folder` is where it is run."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(hotrows.__file__).parents[1])}
-    command = [sys.executable, ROOT / "examples" / example]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@pytest.fixture
+def told_by(tmp_path, tmp_path_factory, monkeypatch, capsys, no_pictures):
+    """Runs an example in this process, in the folder `tmp_path`, and returns what it prints.
+
+    smaller: pairs of numbers, one of the example and a smaller one for it without --all.
+    """
+
+    def run(example, *smaller):
+        text = (ROOT / "examples" / example).read_text()
+        for number, less in smaller:
+            assert text.count(number) == 1, number
+            text = text if everything() else text.replace(number, less)
+        script = tmp_path_factory.mktemp("example") / example
+        script.write_text(text)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", [str(script)])
+        runpy.run_path(str(script), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
 
 
-def auc_of(example, folder):
-    """What an example prints as its test AUC, and all that it prints."""
-    told = told_by(example, folder)
-    return float(re.search(r"test AUC (0\.\d+)", told).group(1)), told
+def auc_of(told):
+    """The test AUC that an example prints."""
+    return float(re.search(r"test AUC (0\.\d+)", told).group(1))
 
 
-def test_the_loop_of_ones_own_learns(tmp_path):
-    auc, told = auc_of("own_loop.py", tmp_path)
+def test_the_loop_of_ones_own_learns(told_by):
+    told = told_by("own_loop.py", ("25_000", "10_000"))
     assert "pack-0: 26 tables" in told
-    assert auc > 0.7
+    assert auc_of(told) > 0.7
 
 
-def test_the_model_of_ones_own_learns_and_leaves_nothing_behind(tmp_path):
-    auc, _ = auc_of("own_model.py", tmp_path)
-    assert auc > 0.8
+def test_the_model_of_ones_own_learns_and_leaves_nothing_behind(told_by, tmp_path):
+    assert auc_of(told_by("own_model.py")) > 0.8
     assert not list(tmp_path.iterdir())
 
 
-def test_any_model_ends_with_the_weights_of_plain_pytorch(tmp_path):
-    told = told_by("any_model.py", tmp_path)
+def test_any_model_ends_with_the_weights_of_plain_pytorch(told_by):
+    told = told_by("any_model.py", ("200_000, 100_000, 50_000", "20_000, 10_000, 5_000"))
     assert "6 lookups of 6 tables in 1 pack" in told
     assert float(re.search(r"weights differ by (\S+)", told).group(1)) < 1e-4
 
@@ -113,9 +125,18 @@ def test_the_loop_of_the_page_trains(blocks, tmp_path):
     assert names["loss"].isfinite()
 
 
+def told_by_process(example, folder):
+    """What an example prints that starts processes or threads of its own; `folder` is where it is run."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(hotrows.__file__).parents[1])}
+    command = [sys.executable, ROOT / "examples" / example]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 @pytest.mark.slow
 def test_new_clicks_change_the_scores_that_are_served(tmp_path):
-    told = told_by("click_to_score.py", tmp_path)
+    told = told_by_process("click_to_score.py", tmp_path)
     scores = [float(score) for score in re.findall(r"scores (0\.\d+)", told)]
     assert len(scores) == 7 and max(scores[:2]) < 0.3 < 0.6 < scores[-1]
     assert not list(tmp_path.iterdir())
@@ -123,7 +144,7 @@ def test_new_clicks_change_the_scores_that_are_served(tmp_path):
 
 @pytest.mark.slow
 def test_the_stream_of_clicks_is_trained_while_it_is_written(tmp_path):
-    told = told_by("stream.py", tmp_path)
+    told = told_by_process("stream.py", tmp_path)
     aucs = [float(auc) for auc in re.findall(r"clicks: AUC (0\.\d+) of the last", told)]
     assert len(aucs) == 10 and aucs[0] > 0.7  # the first model, on what it has not seen
     assert min(aucs[5:7]) < 0.5 < aucs[-1]  # tastes change, and are learned anew

@@ -3,22 +3,33 @@
 import os
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 
-SCRIPT = """
-import sys
+BEGIN = """
+import os, sys
 import torch, torch.distributed as dist
 from torch import nn
-import hotrows
-from tests.support.accelerated import Model, ROWS, FIELDS
+import hotrows, hotrows.acceleration
 
-dist.init_process_group("gloo")
-rank = dist.get_rank()
+other = os.fork()  # once all is imported, and before anything starts a thread
+rank = int(not other)
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+"""
+
+
+END = """
+print("equal on rank", rank, flush=True)
+dist.destroy_process_group()
+assert not other or os.waitpid(other, 0)[1] == 0
+"""
+
+
+SCRIPT = """
+from tests.support.accelerated import Model, ROWS, FIELDS
 
 def run(accelerated):
     torch.manual_seed(rank)  # all begin with the weights of the first
@@ -44,42 +55,28 @@ plain, fast = run(False), run(True)
 assert plain.keys() == fast.keys()
 for name in plain:
     torch.testing.assert_close(fast[name], plain[name], rtol=1e-7, atol=1e-8, msg=name)
-print("equal on rank", rank)
-dist.destroy_process_group()
 """
 
 
 KEPT = """
-import torch, torch.distributed as dist
-from torch import nn
-import hotrows
 from tests.acceleration.keeping import ADAM, LEAST, assert_near, batches, build, quietly, state_of
 
-dist.init_process_group("gloo")
 ends = []
 for options in ({}, {"fast_memory": 40 * LEAST}):
     model, optimizer = build(ADAM, **options)
     parallel = nn.parallel.DistributedDataParallel(model, find_unused_parameters=True)
-    for ids in quietly(hotrows.lookahead(batches(seed=dist.get_rank()), parallel)):
+    for ids in quietly(hotrows.lookahead(batches(seed=rank), parallel)):
         optimizer.zero_grad()
         parallel(ids).square().mean().backward()
         optimizer.step()
     ends.append(state_of(model, optimizer))
 assert_near(*ends)
-print("equal on rank", dist.get_rank())
-dist.destroy_process_group()
 """
 
 
 ON_DEVICES = """
-import torch, torch.distributed as dist
-from torch import nn
-import hotrows
 from tests.support import pretend, pretend_tables
 from tests.support.accelerated import FIELDS, ROWS, Model
-
-dist.init_process_group("gloo")
-rank = dist.get_rank()
 
 def run(accelerates, place, narrow):
     torch.manual_seed(rank)  # all begin with the weights of the first
@@ -115,8 +112,6 @@ for narrow, tolerance in ((False, 1e-8), (True, 2e-3)):
     for name in plain:
         torch.testing.assert_close(fast[name], plain[name], rtol=10 * tolerance, atol=tolerance, msg=name)
 assert plain["scale"] == 32, plain["scale"]
-print("equal on rank", rank)
-dist.destroy_process_group()
 """
 
 
@@ -138,11 +133,11 @@ def test_two_ranks_train_as_plain_pytorch_does(tmp_path, packing):
 
 
 def run_on_two_ranks(tmp_path, text):
+    """Runs the text in two processes, of which one is forked from the other: one import for both."""
     script = tmp_path / "ranks.py"
-    script.write_text(textwrap.dedent(text))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script.write_text(BEGIN + text + END)
     done = subprocess.run(
-        [*command, str(script)],
+        [sys.executable, str(script), str(tmp_path / "meet")],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}", "OMP_NUM_THREADS": "1"},
         capture_output=True,

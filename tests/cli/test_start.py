@@ -12,7 +12,7 @@ import pytest
 import hotrows as package
 from hotrows import cli
 
-HEAVY = ("torch", "numpy", "pyarrow", "pandas", "rich", "matplotlib", "tensorboard")
+HEAVY = ("torch", "numpy", "pyarrow", "pandas", "safetensors", "rich", "matplotlib", "tensorboard")
 ROOT = Path(__file__).parents[2]
 
 

@@ -34,7 +34,7 @@ def main(minutes: float, trials: int | None, kinds: str | None, seed: int, file:
     if unknown:
         raise click.UsageError(f"no kind {unknown[0]!r}; there are {', '.join(KINDS)}")
     now = environment()
-    commands.preload()
+    commands.preload(publishes=not {"publishing", "live"}.isdisjoint(chosen))
     begun = time.monotonic()
     folder = Path(tempfile.mkdtemp(dir=_memory(), prefix="hotrows-faults-"))
     folder.chmod(0o755)  # some commands run as another user

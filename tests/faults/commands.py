@@ -14,7 +14,6 @@ import gc
 import importlib
 import json
 import os
-import pkgutil
 import select
 import signal
 import sys
@@ -48,6 +47,7 @@ _PRELOADED = (
     "numpy.ctypeslib",
     "numpy.ma",
 )
+_OF_THE_COMPILER = ("torch._dynamo", "hotrows.acceleration")
 _Before = Callable[[], object]
 
 
@@ -85,11 +85,16 @@ class Unreadable(Failed):
     """What a command has left is refused in one line when it is read; lost, where nothing damaged it."""
 
 
-def preload() -> None:
-    """Imports all that commands import when they first need it, and makes forks cheap."""
-    modules = (module.name for module in pkgutil.walk_packages(hotrows.__path__, "hotrows."))
-    for name in (*_PRELOADED, *modules):
-        if not name.endswith("__main__"):
+def preload(publishes: bool) -> None:
+    """Imports all that commands import when they first need it, and makes forks cheap.
+
+    publishes: whether commands export programs, which takes PyTorch's compiler, seconds of imports.
+    """
+    files = Path(hotrows.__file__).parent.rglob("*.py")
+    modules = (".".join(file.relative_to(_SOURCE).with_suffix("").parts) for file in sorted(files))
+    left_out = () if publishes else _OF_THE_COMPILER
+    for name in (*_PRELOADED, *(module.removesuffix(".__init__") for module in modules)):
+        if not name.endswith("__main__") and not name.startswith(left_out):
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)
     native.load()

@@ -32,7 +32,7 @@ SETTINGS = (
 
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
-    ["tests.faults.inject", "tests.faults.jobs", "hotrows.train.pictures", "torch._dynamo"]
+    ["tests.faults.inject", "tests.faults.jobs", "hotrows.train.pictures", "torch.utils.tensorboard"]
 )
 
 

@@ -20,6 +20,12 @@ from tests.faults.trials import same
 ROOT = Path(__file__).parents[2]
 # Each takes many seconds; `test_faults.py`, `test_torchrun.py` and tests of `serving` have some of them.
 OF_JOBS = ("stages of ranks", "torchrun", "network", "publishing", "live")
+OTHERS = [kind for kind in KINDS if kind not in OF_JOBS]
+# One of each sort: processes that are killed and interrupted, a limit, two at once, damage, a crash.
+FEW = [
+    *("kill", "kill ranks", "interrupt", "short files", "two at once"),
+    *("damaged run", "damaged store", "store"),
+]
 
 
 def campaign(*options):
@@ -33,10 +39,11 @@ def campaign(*options):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="stops and kills processes of Linux")
-@pytest.mark.parametrize("trials", ["1", pytest.param("60", marks=pytest.mark.slow)])
-def test_no_fault_loses_a_result_or_changes_it_without_a_word(trials, record_property):
-    kinds = ",".join(kind for kind in KINDS if kind not in OF_JOBS)
-    record_property("fault campaign", campaign("--trials", trials, "--kinds", kinds))
+@pytest.mark.parametrize(
+    ("trials", "kinds"), [("1", FEW), pytest.param("60", OTHERS, marks=pytest.mark.slow)], ids=["1", "60"]
+)
+def test_no_fault_loses_a_result_or_changes_it_without_a_word(trials, kinds, record_property):
+    record_property("fault campaign", campaign("--trials", trials, "--kinds", ",".join(kinds)))
 
 
 @pytest.mark.slow

@@ -27,13 +27,12 @@ def data(tmp_path_factory):
     return cases.tiny_data(tmp_path_factory.mktemp("data"))
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault("kill", "planning", 1, 8),
         Fault("kill", "pointed", 0, 3),
         *slow(
+            Fault("kill", "planning", 1, 8),
             Fault("kill", "backward", 0, 8),
             Fault("kill", "forward", 1, 1),
             Fault("kill", "rows on their way", 0, 8),
@@ -62,7 +61,8 @@ def test_one_of_four_ranks_is_killed(data, tmp_path, fault):
     cases.a_rank_is_killed(data, tmp_path / "run", 4, fault)
 
 
-@pytest.mark.parametrize("stage", ["planned", *slow("forward")])
+@SLOW
+@pytest.mark.parametrize("stage", ["planned", "forward"])
 def test_a_rank_raises(data, tmp_path, stage):
     cases.a_rank_raises(data, tmp_path / "run", 2, Fault("raise", stage, 1, 8))
 

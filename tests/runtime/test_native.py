@@ -77,24 +77,6 @@ def test_a_core_loaded_before_pytorch_takes_its_openmp():
     assert done.stdout.strip() == str(own.resolve())
 
 
-def test_importing_is_quick_and_needs_torch_and_numpy_alone():
-    code = """
-        import sys, time
-        import torch, numpy
-        begin = time.perf_counter()
-        import hotrows
-        seconds = time.perf_counter() - begin
-        heavy = {"rich", "click", "matplotlib", "tensorboard", "safetensors", "pyarrow"}
-        print(seconds < 1, sorted(heavy & {name.split(".")[0] for name in sys.modules}))
-    """
-    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert done.stdout.strip() == "True []"
-
-
 def test_every_public_name_is_there():
     assert all(getattr(hotrows, name) is not None for name in hotrows.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

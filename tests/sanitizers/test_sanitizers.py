@@ -44,7 +44,8 @@ def test_a_planted_fault_is_found_and_its_twin_is_not(kind, tmp_path):
     assert "planted.cpp" in found
 
 
-@pytest.mark.parametrize("kind", ["both", pytest.param("thread", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["both", "thread"])
 def test_nothing_is_found_where_data_is_prepared_and_threads_train(kind, tmp_path):
     """`python -m tests.sanitizers KIND` runs all tests of the core; here one way through it."""
     if reason := sanitizers.why_not(kind):

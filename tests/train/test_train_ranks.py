@@ -409,6 +409,7 @@ def test_a_rank_that_dies_ends_the_job_in_seconds_and_torchrun_goes_on_by_itself
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_sigterm_saves_on_all_ranks(encoded, tmp_path):
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
